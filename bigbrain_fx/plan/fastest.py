@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 from bigbrain_fx.errors import BigBrainError
+from bigbrain_fx.plan.apart import times_counted
 from bigbrain_fx.plan.nouns import Plan
 
 
@@ -44,19 +45,24 @@ def first(tries: Sequence[Callable[[], Plan]], *, but: tuple[type[BigBrainError]
     return tries[-1]()
 
 
-def simplest(plans: Sequence[Plan], apart: float) -> Plan:
+def simplest(plans: Sequence[Plan], gap: float) -> Plan:
     """Return the simplest of the plans that are as fast as the fastest.
 
     Args:
         plans: one at least.
-        apart: a plan that is faster by a smaller share is taken for as fast; of such plans the one
+        gap: a plan that is faster by a smaller share is taken for as fast; of such plans the one
             with the fewest replicas, members of tensor groups, devices, and the least of ZeRO.
     """
-    most_s = min(plan.forecast.step_s for plan in plans) * (1 + apart)
-    return min((plan for plan in plans if plan.forecast.step_s <= most_s), key=_simplicity)
+    most_s = min(map(counted_s, plans)) * (1 + gap)
+    return min((plan for plan in plans if counted_s(plan) <= most_s), key=_simplicity)
+
+
+def counted_s(plan: Plan) -> float:
+    """Return what a step counts in comparisons: of split backwards more than its forecast."""
+    return plan.forecast.step_s * times_counted(is_split=bool(plan.stages.deferring))
 
 
 def _simplicity(plan: Plan) -> tuple[float, ...]:
     stages = plan.stages
     counts = stages.replicas, stages.members, len(stages.devices), stages.zero_stage
-    return *counts, plan.forecast.step_s
+    return *counts, bool(stages.deferring), counted_s(plan)

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement
 from bigbrain_fx.errors import BigBrainError, InputError, NoPlanError
-from bigbrain_fx.plan.apart import least_gap
+from bigbrain_fx.plan.apart import least_gap, times_counted
 from bigbrain_fx.plan.fastest import fastest
 from bigbrain_fx.plan.fold import FOLDS
 from bigbrain_fx.plan.halving import open_halves
@@ -156,6 +156,7 @@ class Judge:
             scope=self.maker.scope + ", that cuts no layer" * (options.cut_at == "blocks"),
             cut_at=options.cut_at,
             halves=open_halves(self.graph, self.cluster, options),
+            split=times_counted(is_split=True),
         )
         trial, found = search(ask)
         if found.stopped:

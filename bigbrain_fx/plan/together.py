@@ -20,7 +20,7 @@ from bigbrain_fx.core import Cluster, Graph, TensorParallel
 from bigbrain_fx.errors import BigBrainError, InputError, NoPlanError
 from bigbrain_fx.plan.apart import least_gap
 from bigbrain_fx.plan.divisions import divisions, of_division
-from bigbrain_fx.plan.fastest import simplest
+from bigbrain_fx.plan.fastest import counted_s, simplest
 from bigbrain_fx.plan.judge import Maker
 from bigbrain_fx.plan.levels import is_wide, levels, open_numbers
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
@@ -321,7 +321,7 @@ class _SoFar:
     @property
     def best_s(self) -> float:
         """Seconds of the fastest."""
-        return min((plan.forecast.step_s for _, plan in self.plans), default=float("inf"))
+        return min((counted_s(plan) for _, plan in self.plans), default=float("inf"))
 
     def add(self, what: str, make: Callable[[], Plan]) -> None:
         """Plan one, or note why there is none."""

@@ -14,7 +14,7 @@ from bigbrain_fx.core import Cluster, Graph, Placement, Replica, TensorParallel,
 from bigbrain_fx.errors import InputError, NoPlanError, ScheduleError
 from bigbrain_fx.plan.apart import least_gap
 from bigbrain_fx.plan.deferring import Defer
-from bigbrain_fx.plan.fastest import fastest
+from bigbrain_fx.plan.fastest import fastest, simplest
 from bigbrain_fx.plan.gathered_parts import with_parts
 from bigbrain_fx.plan.halving import open_halves
 from bigbrain_fx.plan.judge import Maker
@@ -183,8 +183,7 @@ def _halved(best: Plan, work: _Work) -> Plan:
         plan = fastest(tries, but=(NoPlanError, InputError)) if tries else best
     except (NoPlanError, InputError):
         return best
-    faster = plan.forecast.step_s * (1 + least_gap(work.cluster)) < best.forecast.step_s
-    return plan if faster else best
+    return simplest((best, plan), least_gap(work.cluster))
 
 
 def replicate(

@@ -83,6 +83,7 @@ class Ask:
         scope: what every plan of this search is; for the text of bounds.
         cut_at: "blocks" cuts no layer of the model; "anywhere" prefers none that cuts none.
         halves: schedules of split backwards to try, by name; whether one is for lines only.
+        split: times its forecast a step of theirs counts, which is known less well.
     """
 
     graph: Graph
@@ -101,6 +102,7 @@ class Ask:
     scope: str = "of one replica"
     cut_at: CutAt | None = None
     halves: Mapping[str, bool] = field(default_factory=dict)
+    split: float = 1.0
 
     def rows(self, micro_batches: int) -> int:
         """Return the rows of a micro-batch."""

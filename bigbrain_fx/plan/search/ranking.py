@@ -92,11 +92,11 @@ class Ranking:
         if not self.scored:
             return []
         if self.ask.objective != "memory":
-            return sorted(self.scored, key=_by_time)
+            return sorted(self.scored, key=self._by_time)
         most_s = MEMORY_SLACK * min(each.score.step_s for each in self.scored)
         within = [each for each in self.scored if each.score.step_s <= most_s * (1 + 1e-12)]
         others = [each for each in self.scored if each.score.step_s > most_s * (1 + 1e-12)]
-        return [*sorted(within, key=_by_memory), *sorted(others, key=_by_time)]
+        return [*sorted(within, key=self._by_memory), *sorted(others, key=self._by_time)]
 
     def best(self) -> Scored | None:
         """Return the first of `order`."""
@@ -107,8 +107,27 @@ class Ranking:
         ordered = self.order()
         if not ordered or self.ask.objective == "memory":
             return next(iter(ordered), None)
-        most_s = ordered[0].score.step_s * (1 + self.ask.apart)
-        return min((each for each in ordered if each.score.step_s <= most_s), key=self._simplicity)
+        most_s = self._counted_s(ordered[0]) * (1 + self.ask.apart)
+        near = (each for each in ordered if self._counted_s(each) <= most_s)
+        return min(near, key=self._simplicity)
+
+    def _counted_s(self, each: Scored) -> float:
+        """Return what a step counts: of split backwards somewhat more than its forecast."""
+        return each.score.step_s * (self.ask.split if each.trial.schedule in self.ask.halves else 1)
+
+    def _by_time(self, each: Scored) -> _Key:
+        """Order by time; what differs by rounding is as fast, and takes what needs less."""
+        score, trial = each.score, each.trial
+        return (
+            float(f"{self._counted_s(each):.9e}"),
+            round(score.memory_share, 6),
+            len(score.devices),
+            not score.is_chain,
+            trial.micro_batches,
+        )
+
+    def _by_memory(self, each: Scored) -> _Key:
+        return (round(each.score.memory_share, 9), *self._by_time(each))
 
     def _simplicity(self, each: Scored) -> _Key:
         """Order by what a reader of the bundle has to follow; the first in time of those alike."""
@@ -129,6 +148,8 @@ class Ranking:
             if _kind(each) != _kind(winner):
                 kinds.setdefault(_kind(each), each)
         others = list(kinds.values())[:MOST_OTHERS]
+        if self.ask.objective != "memory":
+            others.sort(key=lambda each: each.score.step_s)  # what counts may be another figure
         why = self._why(winner)
         return (
             _candidate(winner.trial, winner.score, ""),
@@ -152,22 +173,6 @@ class Ranking:
             return f"{other.score.memory_share:.0%} of a device's memory"
 
         return why
-
-
-def _by_time(each: Scored) -> _Key:
-    """Order by time; what differs by rounding is as fast, and takes what needs less."""
-    score, trial = each.score, each.trial
-    return (
-        float(f"{score.step_s:.9e}"),
-        round(score.memory_share, 6),
-        len(score.devices),
-        not score.is_chain,
-        trial.micro_batches,
-    )
-
-
-def _by_memory(each: Scored) -> _Key:
-    return (round(each.score.memory_share, 9), *_by_time(each))
 
 
 def _kind(each: Scored) -> _Key:

@@ -20,9 +20,9 @@ times in four, and below it less."""
 SPLIT = 1.06
 """Times its forecast a step of split backwards counts, where plans are compared. `python -m
 tools.unlike --against whole`, 12 cells of four models: such plans gained 5.5 % less than forecast
-in the middle, 11 % in the lowest quarter, 1 % at most for the model of the largest products. Part
-of it is what a layer that waits costs, 13 us (a convolution 27) a micro-batch; the rest was not
-traced."""
+in the middle, 11 % in the lowest quarter, 1 % at most for the model of the largest products. The
+processor time of such steps is that of whole backwards to a few percent: devices waited longer than
+was forecast. Why was not traced."""
 
 
 def least_gap(cluster: Cluster) -> float:

@@ -5,25 +5,25 @@ Replicas on clusters that are alike but for names share a plan. This file places
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeAlias
 
 from bigbrain_fx.core import Cluster, Graph, Placement, Replica, TensorParallel, sums_each
 from bigbrain_fx.errors import InputError, NoPlanError, ScheduleError
-from bigbrain_fx.plan.apart import least_gap
 from bigbrain_fx.plan.deferring import Defer
-from bigbrain_fx.plan.fastest import fastest, simplest
+from bigbrain_fx.plan.fastest import fastest
 from bigbrain_fx.plan.gathered_parts import with_parts
-from bigbrain_fx.plan.halving import open_halves
 from bigbrain_fx.plan.judge import Maker
 from bigbrain_fx.plan.nouns import Options, Plan, Source, micro_text
 from bigbrain_fx.plan.one import counts
 from bigbrain_fx.plan.progress import is_stopped, tell, until_stopped
-from bigbrain_fx.plan.replica_cut import cut_replicas, with_breaks
+from bigbrain_fx.plan.replica_cut import with_breaks
+from bigbrain_fx.plan.replicas.as_alone import again_of, in_flight_of, schedule_of
 from bigbrain_fx.plan.replicas.collectives import require_collectives
 from bigbrain_fx.plan.replicas.divide import Group, divide, likeness, only
+from bigbrain_fx.plan.replicas.halved import halved
 from bigbrain_fx.plan.replicas.many import require_few_messages
 from bigbrain_fx.plan.replicas.share import asked, by_speed, numbered
 from bigbrain_fx.plan.schedule import SPLIT
@@ -169,21 +169,9 @@ def _planned(
     _require_one_kind(best)
     if best.stages.by_backend:
         require_collectives(best)
-    return best if is_stopped() else _halved(best, work)
-
-
-def _halved(best: Plan, work: _Work) -> Plan:
-    """Return the best with backwards in two halves in all replicas, where that is faster."""
-    halves = open_halves(work.graph, work.cluster, work.options)
-    if all(len(own) == 1 for own in work.groups):
-        return best  # there is no order to choose
-    ways = (replace(work.options, schedule=name, effort="fast") for name in halves)
-    tries = [partial(replace(work, options=way, known={}).plan, best.micro_batches) for way in ways]
-    try:
-        plan = fastest(tries, but=(NoPlanError, InputError)) if tries else best
-    except (NoPlanError, InputError):
-        return best
-    return simplest((best, plan), least_gap(work.cluster))
+    if is_stopped() or all(len(own) == 1 for own in groups):
+        return best  # of one device each there is no order to choose
+    return halved(best, graph, cluster, options, work.as_said)
 
 
 def replicate(
@@ -292,6 +280,10 @@ class _Work:
         alone = [self._alone(i, rows, len(micros[i])) for i in range(len(self.groups))]
         return self.joined(micro_batches, alone, micros)
 
+    def as_said(self, options: Options, micro_batches: int) -> Plan:
+        """Plan a step of so many micro-batches as other options say."""
+        return replace(self, options=options, known={}).plan(micro_batches)
+
     def as_one_is(self) -> Plan:
         """Plan one replica, its micro-batches left open, and all as it is."""
         count, asked = len(self.groups), self.options.micro_batches
@@ -393,12 +385,12 @@ class _Work:
         if options.zero_stage == 3:
             placement = with_parts(maker.graph, placement, rows)
         placement = with_breaks(maker.graph, placement, rows)
-        schedule = _schedule(alone, placement)
+        schedule = schedule_of(alone, placement)
         chosen = replace(
             options,
             schedule=schedule,
-            in_flight=options.in_flight or _in_flight(alone, schedule),
-            recompute=options.recompute or tuple(_recompute(maker.graph, placement, rows, alone)),
+            in_flight=options.in_flight or in_flight_of(alone, schedule),
+            recompute=options.recompute or tuple(again_of(maker.graph, placement, rows, alone)),
         )
         try:
             plan = maker.placed(chosen, micro_batches, placement, maker.estimated(rows))
@@ -426,14 +418,6 @@ class _Work:
         return replace(tensor, groups=tuple(own for groups in every for own in groups))
 
 
-def _schedule(alone: Sequence[Plan], placement: Placement) -> str:
-    """Return the schedule of all replicas: the one that each has, or what runs any stages."""
-    schedules = {plan.schedule for plan in alone}
-    pairs = zip(placement.replicas, alone, strict=True)
-    has_breaks = any(set(each.breaks) != set(plan.placement.breaks) for each, plan in pairs)
-    return "list" if has_breaks or len(schedules) > 1 else schedules.pop()
-
-
 def _renamed(plan: Plan, cluster: Cluster) -> Mapping[str, str]:
     """Return a plan's placement on the devices of a cluster like its own."""
     to = _names(plan, cluster)
@@ -443,31 +427,3 @@ def _renamed(plan: Plan, cluster: Cluster) -> Mapping[str, str]:
 def _names(plan: Plan, cluster: Cluster) -> Mapping[str, str]:
     """Return what the devices of a plan are called in a cluster like its own."""
     return {a.name: b.name for a, b in zip(plan.cluster.devices, cluster.devices, strict=True)}
-
-
-def _in_flight(alone: Sequence[Plan], schedule: str) -> tuple[int, ...] | None:
-    """Return what may be in flight on all devices, where a replica's plan says it of its own."""
-    if all(plan.in_flight is None for plan in alone) or schedule == "list":
-        return None
-    return tuple(n for plan in alone for n in plan.in_flight or _classic(plan))
-
-
-def _classic(plan: Plan) -> tuple[int, ...]:
-    """Return 1F1B's own choice: a device fewer for each that comes before; of groups, a group."""
-    return tuple(range(len(plan.stages.devices) // plan.stages.members, 0, -1))
-
-
-def _recompute(
-    graph: Graph, placement: Placement, rows: int, alone: Sequence[Plan]
-) -> Iterator[int]:
-    """Yield the stages that run what their replica's own plan runs again."""
-    again = [
-        {name for stage in plan.stages.stages if stage.runs_again for name in stage.ops}
-        for plan in alone
-    ]
-    if not any(again):
-        return
-    for stage in cut_replicas(graph, placement, rows).stages:
-        own = set(stage.ops) - set(stage.recomputed)
-        if own & again[stage.replica]:
-            yield stage.index

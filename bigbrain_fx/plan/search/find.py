@@ -25,6 +25,7 @@ from bigbrain_fx.plan.search.nouns import (
     require_known,
 )
 from bigbrain_fx.plan.search.pool import (
+    by_pace,
     is_tight,
     nearest,
     paced,
@@ -32,6 +33,7 @@ from bigbrain_fx.plan.search.pool import (
     settings,
     shifted,
     splits,
+    spread,
 )
 from bigbrain_fx.plan.search.ranking import Ranking
 from bigbrain_fx.planning import (
@@ -139,7 +141,7 @@ class _Run:
         most = self.limits.instructions // (_INSTRUCTIONS * devices)
         every = tuple(n for n in known if n <= most) or (min(known),)
         if self.ask.objective != "latency":
-            return _spread(every, 4 * devices, self.limits.counts, many=devices > MANY_DEVICES)
+            return spread(every, 4 * devices, self.limits.counts, many=devices > MANY_DEVICES)
         few = tuple(n for n in every if n <= LATENCY_MICRO_BATCHES)
         return few or (min(every),)
 
@@ -169,7 +171,7 @@ class _Run:
         for entry in dict.fromkeys((*shortlist, *self._by_themselves(found))):
             self._simulate(entry)
         if self.ask.objective != "memory":
-            better = sorted(map(self._polished, shortlist), key=_by_pace)
+            better = sorted(map(self._polished, shortlist), key=by_pace)
             for entry in better[: max(1, len(shortlist) // 3)]:
                 self._simulate(entry)
         if self.ranking.best() is None:
@@ -227,7 +229,7 @@ class _Run:
 
         For `memory`, all: which of them needs least is only known when they are simulated.
         """
-        ranked = sorted(found, key=_by_pace)
+        ranked = sorted(found, key=by_pace)
         firsts: dict[tuple[object, ...], Found] = {}
         for entry in ranked:
             key = (entry.micro_batches, entry.split.sequence, bool(entry.recompute))
@@ -238,7 +240,7 @@ class _Run:
             most = min(most, max(2, self.limits.instructions // each))
         if self.ask.objective == "memory":
             most *= 4
-        several = sorted(firsts.values(), key=_by_pace)[: max(1, most // 2)]
+        several = sorted(firsts.values(), key=by_pace)[: max(1, most // 2)]
         return list(dict.fromkeys([*several, *ranked]))[:most]
 
     def _by_themselves(self, found: Sequence[Found]) -> Iterator[Found]:
@@ -246,7 +248,7 @@ class _Run:
         if all(at.least is at.work for at in self.at):
             return
         firsts: dict[tuple[str, ...], Found] = {}
-        for entry in sorted(found, key=_by_pace):
+        for entry in sorted(found, key=by_pace):
             if len(entry.split.sequence) == 1:
                 firsts.setdefault(entry.split.sequence, entry)
         yield from list(firsts.values())[: self.limits.shortlist]
@@ -430,28 +432,3 @@ class _Run:
         )
         kind = f"plan {self.ask.scope}, of whole backwards, with {micro} micro-batches"
         return Bound(kind, every), Bound(covers, float(chains))
-
-
-def _spread(every: Sequence[int], around: int, most: int, *, many: bool) -> tuple[int, ...]:
-    """Return the least number, and those nearest to `around` by ratio, `most` at all.
-
-    Of `many` devices the largest instead: one micro-batch keeps a long pipeline idle, and all that
-    is in flight on one fits only where micro-batches are small.
-    """
-    if len(every) <= most:
-        return tuple(every)
-    end = every[-1] if many else every[0]
-    others = (n for n in every if n != end)
-    nearest = sorted(others, key=lambda n: (max(n / around, around / n), n))
-    return tuple(sorted((end, *nearest[: most - 1])))
-
-
-def _by_pace(entry: Found) -> tuple[object, ...]:
-    return (
-        float(f"{entry.step_s:.9e}"),
-        len(entry.split.sequence),
-        sum(entry.in_flight),
-        entry.micro_batches,
-        entry.split.sequence,
-        entry.split.cuts,
-    )

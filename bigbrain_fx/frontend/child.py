@@ -100,11 +100,11 @@ class _Service:
 
     def _stay_early(self, module: ModuleType) -> None:
         """Let a fork stay as this process is before model() is called, for `try_calls`."""
+        from bigbrain_fx.frontend.between_calls import answered
         from bigbrain_fx.frontend.early import Early
-        from bigbrain_fx.frontend.first_calls import found
 
         if not self.meta:
-            self.early = Early(partial(found, module))
+            self.early = Early(partial(answered, module))
 
     def report(self) -> Mapping[str, object]:
         """Say what was captured; the graph itself is in its file."""
@@ -231,6 +231,7 @@ class _Service:
 
     def try_calls(self, kept: frozenset[str], *, trains: bool) -> str | None:
         """Require that training goes by nothing that model() or example_batch() sets, or a hash."""
+        from bigbrain_fx.frontend.between_calls import require_nothing_between
         from bigbrain_fx.frontend.first_calls import FirstCalls, require_nothing_left
         from bigbrain_fx.frontend.hash_order import require_no_hash_order
 
@@ -238,6 +239,8 @@ class _Service:
             return None
         about = FirstCalls.of(self.file, self.seed, kept, trains=trains)
         require_no_hash_order(self.file.path, about.asking(()))
+        if trains:
+            require_nothing_between(about, self.file, self.early)
         return require_nothing_left(about, self.early)
 
     def write_batch(self, path: Path) -> None:
@@ -315,6 +318,7 @@ def _require_divided(model: Module, make: Callable[..., object], shards: object)
 
 
 def _require_steady(file: ModelFile, seed: int) -> None:
+    from bigbrain_fx.frontend.between_calls import require_constants_kept
     from bigbrain_fx.frontend.tracing.outside import (
         require_fed_nothing,
         require_optimizer_apart,
@@ -322,6 +326,7 @@ def _require_steady(file: ModelFile, seed: int) -> None:
     from bigbrain_fx.frontend.tracing.side_effects import require_no_side_effects
     from bigbrain_fx.frontend.tracing.values import require_steady
 
+    require_constants_kept(file)
     step = file.model, file.example_batch, file.loss, file.autocast
     require_no_side_effects(
         *step,

@@ -19,6 +19,7 @@ import random
 import sys
 import tokenize
 import types
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -269,7 +270,9 @@ def _of_scheduler(calls: FirstCalls, trains: Mapping[str, Any]) -> Iterator[obje
     scheduler = trains["scheduler"](optimizer)
     for _ in range(_RATES):
         yield [float(group["lr"]) for group in optimizer.param_groups]
-        scheduler.step()
+        with warnings.catch_warnings():  # nothing is updated here
+            warnings.simplefilter("ignore")
+            scheduler.step()
 
 
 def _of_batches(calls: FirstCalls, trains: Mapping[str, Any]) -> Iterator[object]:

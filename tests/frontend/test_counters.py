@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import array
 import collections
 import contextvars
+import ctypes
+import functools
 import itertools
 import threading
 from collections.abc import Callable, Iterator
@@ -131,9 +134,56 @@ def _in_file() -> Calls:
     return counted
 
 
+def _in_plain_array() -> Calls:
+    held = array.array("d", [0.0])
+
+    def counted() -> int:
+        held[0] += 1
+        return int(held[0])
+
+    return counted
+
+
+def _in_number_of_c() -> Calls:
+    held = ctypes.c_long(0)
+
+    def counted() -> int:
+        held.value += 1
+        return held.value
+
+    return counted
+
+
+def _in_cached_object() -> Calls:
+    @functools.lru_cache
+    def held() -> list[int]:
+        return [0]
+
+    def counted() -> int:
+        held()[0] += 1
+        return held()[0]
+
+    return counted
+
+
+def _in_metaclass() -> Calls:
+    class Meta(type):
+        calls = 0
+
+    class Held(metaclass=Meta):
+        pass
+
+    def counted() -> int:
+        type(Held).calls += 1
+        return type(Held).calls
+
+    return counted
+
+
 PLACES = (
     *(_in_closure, _in_default, _in_slots, _in_list, _in_array, _in_tensor, _in_iterator),
-    *(_in_generator, _in_context, _in_thread, _in_file),
+    *(_in_generator, _in_context, _in_thread, _in_file, _in_plain_array, _in_number_of_c),
+    *(_in_cached_object, _in_metaclass),
 )
 
 
@@ -153,6 +203,16 @@ def test_a_count_is_found_where_it_decides_late_and_let_be_where_it_does_not(
     assert late is not None
     assert 100 < late <= 1_000 or place is _in_generator
     assert found(place(), lambda calls: 1.0) is None
+
+
+def test_a_count_in_a_byte_is_found() -> None:
+    held = bytearray(2)
+
+    def counted() -> int:
+        held[0] = (held[0] + 1) % 256
+        return held[0]
+
+    assert found(counted, lambda calls: float(calls > 150)) is not None
 
 
 @pytest.mark.parametrize("period", [7, 100, 512, 3_000])

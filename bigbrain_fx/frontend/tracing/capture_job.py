@@ -19,6 +19,7 @@ from bigbrain_fx.frontend.tracing.captured import Captured
 from bigbrain_fx.frontend.tracing.check import BACKWARD, CheckRun, affordable
 from bigbrain_fx.frontend.tracing.dice import random_state_kept, rolls
 from bigbrain_fx.frontend.tracing.export import ambient, export_step, quiet
+from bigbrain_fx.frontend.tracing.generators import line_of_generator
 from bigbrain_fx.frontend.tracing.hooks import (
     FUNCTION,
     WITHOUT_GRADIENT,
@@ -47,11 +48,13 @@ from bigbrain_fx.frontend.tracing.step import (
     Step,
     is_compiled,
 )
+from bigbrain_fx.frontend.tracing.written_batch import on_written
 from bigbrain_fx.frontend.translation.arguments import noting_arguments, with_hints
 from bigbrain_fx.frontend.translation.batch import Batch
 from bigbrain_fx.frontend.translation.opaque import recording
 from bigbrain_fx.frontend.translation.oracle import WrongAnswerError
 from bigbrain_fx.frontend.translation.refusals import (
+    DRAWS_BY_ITS_OWN,
     asks_autograd,
     explain,
     in_threads,
@@ -102,7 +105,7 @@ class CaptureJob:
             parts = self.shares(found, micro_batch)
             unequal = parts is not None and not parts.are_equal
             said += known or ((remark(parts),) if parts and unequal else ())
-        said += _on_written(self.step.seen.written)
+        said += on_written(self.step.seen.written, self.batch)
         graph = with_saves(found.graph)
         return replace(found, graph=graph, warnings=tuple(dict.fromkeys(said)), shares=parts)
 
@@ -326,6 +329,9 @@ class CaptureJob:
         """Explain an error; where forward computes the loss, say how to take that out."""
         model = type(self.step.model).__name__
         found = explain(error, model)
+        if found.what.startswith(DRAWS_BY_ITS_OWN) and not (found.at or self.on_meta):
+            rows = list(self.batch.sized(self.batch.rows).values())
+            found.at = line_of_generator(lambda: self._quiet_run(rows))
         if isinstance(found, CaptureError):
             found.inside = found.inside or modules_of(error)
         names = list(dict.fromkeys(str(e.key[0]) for e in self.batch.entries if e.key))
@@ -362,17 +368,6 @@ class CaptureJob:
         return None
 
 
-def _on_written(names: Sequence[str]) -> tuple[str, ...]:
-    """Say what becomes of what forward or loss write into the batch."""
-    if not names:
-        return ()
-    return (
-        f"forward or loss writes into the batch in place ({', '.join(names[:3])}): each step "
-        "begins with what batches() gave, also where it gives the same memory again; a plain loop "
-        "would go on from what was written there (x = x * 2 for x.mul_(2) leaves no doubt)",
-    )
-
-
 _PLAIN_FIRST = "make model()(example_batch()) run in plain PyTorch first"
 
 
@@ -403,7 +398,9 @@ def _advice(wrong: str, graph: Graph) -> str:
     if "backward writes" in wrong:
         return (
             "write it in forward, under torch.no_grad(): devices run forwards of later "
-            "micro-batches before this one's backward"
+            "micro-batches before this one's backward; where a checkpoint runs it again (a "
+            "BatchNorm in it), take the checkpoint out: split --recompute all runs forwards again, "
+            "and writes once"
         )
     if "no gradient" in wrong:
         return (

@@ -10,10 +10,12 @@ counts moves. This file knows Python's objects and calls what it is given; it kn
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import numbers
 import time
 import types
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -181,6 +183,10 @@ def reading(value: Any) -> Reading:  # noqa: ANN401  # any leaf
         return tuple(value.detach().reshape(-1).tolist())
     if isinstance(value, list):
         return (len(value),)
+    if isinstance(value, array | bytearray):
+        return tuple(value)
+    if isinstance(value, ctypes._SimpleCData):
+        return (value.value,)
     if isinstance(value, itertools.count):
         return (value.__reduce__()[1][0],)
     if isinstance(value, types.GeneratorType):
@@ -202,6 +208,11 @@ def _set(place: Place, value: Any, wanted: Sequence[Any]) -> None:  # noqa: ANN4
         steps = wanted[0] - reading(value)[0]
         for _ in range(int(min(max(steps, 0), _FURTHEST))):
             next(value)
+    elif isinstance(value, array | bytearray):
+        for index, number in enumerate(wanted):
+            value[index] = type(value[index])(number if isinstance(value, array) else number % 256)
+    elif isinstance(value, ctypes._SimpleCData):
+        value.value = type(value.value)(wanted[0])
     elif isinstance(value, numbers.Real):
         place.put(type(value)(wanted[0]))  # type: ignore[call-arg]
     elif hasattr(value, "dtype"):

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import ctypes
 import functools
+import gc
 import inspect
 import itertools
 import numbers
@@ -17,6 +19,7 @@ import os
 import re
 import types
 import weakref
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
@@ -188,6 +191,10 @@ def is_leaf(value: object) -> bool:
         return plain and value.numel() <= _FEW and not (value.requires_grad or value.is_complex())
     if hasattr(value, "tobytes") and hasattr(value, "dtype") and hasattr(value, "size"):
         return value.size <= _FEW and value.dtype.kind in "iuf"
+    if isinstance(value, array | bytearray):
+        return len(value) <= _FEW and not (isinstance(value, array) and value.typecode in "uw")
+    if isinstance(value, ctypes._SimpleCData):
+        return isinstance(value.value, int | float)
     kinds = (numbers.Real, itertools.count, types.GeneratorType, list, deque)
     return isinstance(value, kinds) and not isinstance(value, bool)
 
@@ -210,6 +217,7 @@ def _inside(name: str, value: Any) -> Iterator[Place]:  # noqa: ANN401  # any ob
     elif isinstance(value, types.MethodType | functools.partial | functools._lru_cache_wrapper):
         yield from _read(name, value, ("__func__", "__self__", "func", "args", "keywords"))
         yield from _read(name, value, ("__wrapped__",))
+        yield from _cached(name, value)
     elif isinstance(value, property):
         yield from _read(name, value, ("fget",))
     elif isinstance(value, staticmethod | classmethod):
@@ -257,9 +265,19 @@ def _in_module(name: str, part: nn.Module) -> Iterator[Place]:
             yield Place(kind.__qualname__, partial(_itself, kind), _refuse)
 
 
+def _cached(name: str, value: object) -> Iterator[Place]:
+    """Yield what an lru_cache holds: an object that it gives again and again may change."""
+    if isinstance(value, functools._lru_cache_wrapper) and value.cache_info().currsize:
+        kinds = types.FunctionType, types.MethodType, type
+        held = [each for each in gc.get_referents(value) if not isinstance(each, kinds)]
+        yield from (Place(f"{name}'s cache", partial(_itself, each), _refuse) for each in held)
+
+
 def _in_class(name: str, kind: type) -> Iterator[Place]:
     if not is_own(file_of(kind)):
         return
+    if type(kind) is not type:
+        yield Place(type(kind).__qualname__, partial(type, kind), _refuse)
     for key in vars(kind):
         if key not in ("__dict__", "__weakref__", "__doc__", "__slots__"):
             get = partial(lambda k: vars(kind).get(k), key)

@@ -43,6 +43,7 @@ _STEPS = 4
 _LOOK_S = 0.2  # what takes longer is not tried for what it decides much later
 _MUTABLE = (dict, list, set, bytearray, Tensor, nn.Module)
 _WRITES = ("STORE_GLOBAL", "DELETE_GLOBAL")
+_BY_NAME = frozenset({"globals", "vars", "setattr", "exec", "modules", "import_module"})
 
 LrScale = Callable[[int], float]
 Batches = Callable[[int], Iterable[object]]
@@ -289,13 +290,14 @@ def reached(value: object, seen: set[int]) -> Iterator[types.FunctionType]:
 
 def _writes(function: types.FunctionType) -> bool:
     stores = any(i.opname in _WRITES for c in codes(function.__code__) for i in dis.Bytecode(c))
+    named = any(_BY_NAME & {*c.co_names} for c in codes(function.__code__))
     held = known(function)
     cells = any(
         i.opname == "STORE_DEREF" and i.argval in function.__code__.co_freevars
         for c in codes(function.__code__)
         for i in dis.Bytecode(c)
     )
-    return stores or cells or any(map(_may_change, held.values()))
+    return stores or named or cells or any(map(_may_change, held.values()))
 
 
 def _may_change(value: object) -> bool:

@@ -37,6 +37,7 @@ from bigbrain_fx.frontend.translation.batch import Batch
 from bigbrain_fx.frontend.translation.sources import forward_line
 
 _CALLS, _LOOK_S = (2, 8), 0.1  # at least, at most; and how long more than two may take
+_MANY, _MANY_S = 160, 0.15  # calls with gradients once what is known to count was moved; likewise
 _MOST = 2**28  # bytes of weights, which are copied
 
 
@@ -97,6 +98,8 @@ def _later(
     step: Step, plain: Plain, example: Sequence[Tensor], reads: Reads
 ) -> CaptureError | None:
     """Return why calls give other numbers once more was counted, or it is later."""
+    if _is_moved_by_backward(step, plain, example):
+        return _left_by_backward(forward_line(step.model))
     found = _decision(step, plain, example, reads)
     if found is not None:
         at = _line(step, plain, example, found, reads) or forward_line(step.model)
@@ -104,7 +107,47 @@ def _later(
     later_s = _clock(step, plain, example, reads)
     if later_s is not None:
         return _by_clock(later_s, reads.at(CLOCK))
-    return refused_by_gradients(step, plain, example)
+    refusal = refused_by_gradients(step, plain, example)
+    if refusal is not None:
+        return refusal
+    call = _late_call(step, plain, example)
+    return None if call is None else _goes_on(call, forward_line(step.model))
+
+
+def _late_call(step: Step, plain: Plain, example: Sequence[Tensor]) -> int | None:
+    """Return the number of a later call that is unlike the first: what counts is nowhere to see."""
+    if not _are_few(tensors((step.model, step.own_loss))):
+        return None
+    with _going_on(step, Reads()), contextlib.suppress(Exception):
+        first, end_s = plain.left(example, 0), time.perf_counter() + _MANY_S
+        for call in range(2, _MANY + 1):
+            if time.perf_counter() > end_s:
+                return None
+            if not alike(first, plain.left(example, 0)):
+                return call if call > _CALLS[0] + 1 else None  # at once: others name the place
+    return None
+
+
+def _is_moved_by_backward(step: Step, plain: Plain, example: Sequence[Tensor]) -> bool:
+    """Whether calls are alike by themselves, and another one is not after a backward."""
+    if not _are_few(tensors((step.model, step.own_loss))):
+        return False
+    with _going_on(step, Reads()), contextlib.suppress(Exception):
+        if not alike(*(plain.written(example, 0) for _ in range(2))):
+            return False  # what forward leaves is told by others
+        first, second, third = (plain.left(example, 0) for _ in range(3))
+        return not (alike(first, second) and alike(second, third))
+    return False
+
+
+def _left_by_backward(at: str | None) -> CaptureError:
+    return CaptureError(
+        "BX0160: after a backward the same batch, weights, buffers and seed give other numbers: it "
+        "leaves something outside (an attribute of a class, a number of the file) that forward or "
+        "backward goes by, and a trace would keep what it is now for ever",
+        at=at,
+        help=_IN_BUFFER,
+    )
 
 
 _IN_BUFFER = (

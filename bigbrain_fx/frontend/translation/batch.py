@@ -5,6 +5,7 @@ This file knows nests of dicts, tuples and lists; it knows no models.
 
 from __future__ import annotations
 
+import itertools
 import keyword
 import re
 from collections import Counter
@@ -18,6 +19,7 @@ from bigbrain_fx.core import Graph
 from bigbrain_fx.errors import InputError
 
 Key = tuple[str | int, ...]
+_MOST = 2**24  # bytes: of larger entries of one memory it is not looked at which places they share
 BatchDims = Mapping[str | int, int | None]  # an entry of a batch -> its dimension that is the batch
 
 
@@ -63,12 +65,32 @@ class Batch:
             for entry in self.entries
         }
 
+    def overlapping(self) -> dict[str, str]:
+        """Return entries whose memory is, in part, another's, and that one's name."""
+        found = {}
+        for one, other in itertools.permutations(self.entries, 2):
+            if _overlap(one.tensor, other.tensor):
+                found[one.name] = other.name
+        return found
+
     def last(self, rows: int) -> dict[str, Tensor]:
         """Return the tensors with the last rows of the example, as the last micro-batch has."""
         return {
             entry.name: entry.tensor[-rows:].clone() if entry.batched else entry.tensor
             for entry in self.entries
         }
+
+
+def _overlap(one: Tensor, other: Tensor) -> bool:
+    """Whether an element of two tensors is the same memory."""
+    home = one.untyped_storage()
+    if not home.nbytes() or home.data_ptr() != other.untyped_storage().data_ptr():
+        return False
+    if one.dtype != other.dtype or home.nbytes() > _MOST:
+        return True  # for all that is known
+    places = torch.arange(home.nbytes() // one.element_size())
+    inner = [places.as_strided(t.shape, t.stride(), t.storage_offset()) for t in (one, other)]
+    return bool(torch.isin(inner[0].reshape(-1), inner[1].reshape(-1)).any())
 
 
 def _sized(tensor: Tensor, rows: int) -> Tensor:
@@ -101,6 +123,7 @@ def take_apart(
     """
     found = [(key, value) for key, value in _walk(batch, ()) if isinstance(value, Tensor)]
     _require_strided(found)
+    _require_plain_keys([key for key, _ in found])
     said = dims_of(found, dims or {})
     found = [(key, _first(value, said.get(key) or 0)) for key, value in found]
     own = [tensor.shape[0] for key, tensor in found if said.get(key) is not None]
@@ -122,6 +145,18 @@ def take_apart(
     entries = tuple(replace(entry, said=entry.key in said) for entry in entries)
     slots = {entry.key: Slot(entry.name, entry.dim) for entry in entries}
     return Batch(_template(batch, (), slots), entries, rows)
+
+
+def _require_plain_keys(keys: Sequence[Key]) -> None:
+    """Refuse keys that no plan, and no copy of one, can write: a tuple, an enum, a tensor."""
+    for step in itertools.chain.from_iterable(keys):
+        if isinstance(step, bool) or not isinstance(step, str | int):
+            raise InputError(
+                f"the batch has the key {step!r}, of type {type(step).__name__}: expected texts or "
+                "whole numbers, by which a bundle finds its entries",
+                help="name the entry by a text, and read it so in forward and loss: "
+                '{"pair": tensor} for {(0, 1): tensor}, {kind.name: tensor} for an enum',
+            )
 
 
 def _require_strided(found: Sequence[tuple[Key, Tensor]]) -> None:

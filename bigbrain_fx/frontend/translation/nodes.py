@@ -56,7 +56,8 @@ def literal(value: object) -> Arg:
         return number
     raise CaptureError(
         f"an op takes a {type(value).__name__} as argument, which a graph cannot hold",
-        help="pass numbers, strings and tensors only (a torch.Generator: leave it out)",
+        help="pass numbers, strings and tensors only (a torch.Generator: leave it out; of a dict "
+        "or an object what is read of it, each as an argument: apply(x, config['rate']))",
     )
 
 

@@ -62,6 +62,9 @@ def is_final(error: BaseException) -> bool:
     return any(mark in cause.what for cause in causes for mark in _FINAL)
 
 
+DRAWS_BY_ITS_OWN = "forward or loss draws from a torch.Generator"
+
+
 def is_broken(error: BaseException) -> bool:
     """Whether an error says that a graph was made, and computes something else."""
     return isinstance(error, CaptureError) and error.what.startswith("BX0201")
@@ -97,6 +100,13 @@ def explain(error: BaseException, model: str = "") -> BigBrainError:
         )
     if "fake tensor in the exported program constant" in first:
         return written_by_data()
+    if "CustomObjArgument" in first:
+        return CaptureError(
+            f"{DRAWS_BY_ITS_OWN} of its own: a bundle seeds each draw by its step and micro-batch",
+            at=at,
+            help="leave generator= out; numbers that are to be the same in every call are drawn "
+            "once, in __init__, and held: self.register_buffer('noise', torch.randn(8))",
+        )
     special = _in_library(error, at, code)
     if special is not None:
         return special

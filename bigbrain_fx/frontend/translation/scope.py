@@ -15,6 +15,7 @@ from torch import Tensor, fx
 from torch._ops import OpOverload
 
 from bigbrain_fx.core import Arg, Dim, Op, ParamRef, Ref, TensorSpec
+from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend.translation import regions, rules
 from bigbrain_fx.frontend.translation.batch import unique
 from bigbrain_fx.frontend.translation.costs import flops, moved
@@ -111,6 +112,9 @@ class Scope:
                 except NotImplementedError as error:  # of a tensor of vmap or torch.func.grad
                     line = line_of(node.meta.get("stack_trace"))
                     raise inside(node, transformed(*line)) from error
+                except CaptureError as error:
+                    error.at = error.at or line_of(node.meta.get("stack_trace"))[0] or None
+                    raise
 
     def inside(self, kind: str) -> Scope:
         """Open the body of a region."""

@@ -9,11 +9,13 @@ torch's calls; it knows no graph.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -28,10 +30,11 @@ class KeyedDice(TorchFunctionMode):
     """Seed every draw of a module by its place, inside `with`.
 
     What a graph keeps as one op is one draw, however often it draws inside: a `no_grad` block, a
-    custom autograd function, a module that is kept whole.
+    region of autocast, a custom autograd function, a module that is kept whole.
 
     Attributes:
         places: where draws of the last micro-batch were made in forward, in order.
+        ambient: the autocast that the whole forward is under, which is no region of it.
     """
 
     def __init__(self) -> None:
@@ -41,7 +44,9 @@ class KeyedDice(TorchFunctionMode):
         self.places: list[str] = []
         self._kept: dict[bytes, tuple[Counter[str], list[str], list[bool] | None]] = {}
         self._restarted = 0
-        self._on = self._again = False
+        self._on = self._again = self._is_other = False
+        self.ambient: object = None
+        self._casts: list[object] = []
         self._start((0, 0, 0))
 
     def know(self, model: nn.Module, whole: Collection[str] = ()) -> None:
@@ -58,6 +63,7 @@ class KeyedDice(TorchFunctionMode):
         self.places.clear()
         self._kept.clear()
         self._unit = False
+        self._casts.clear()
         self._region = 0  # how many modes were on when the outermost `no_grad` block began
         self.modes = [True]  # gradients enabled or not, outermost first
         self._state: bytes | None = None  # of the generator, once it is seeded for the next draw
@@ -136,6 +142,25 @@ class KeyedDice(TorchFunctionMode):
             self._unit = False
             self._count()
 
+    def cast_begins(self, cast: torch.autocast, is_checkpoints: bool) -> None:
+        """Take the draws of the outermost region of autocast as one, where it changes anything."""
+        changes = cast._enabled or torch.is_autocast_enabled("cpu")
+        if not self._on or self._unit or cast is self.ambient or not changes:
+            return
+        if is_checkpoints and not self._is_other:
+            return  # its second forward is under what the first was, and that was no region
+        if not is_checkpoints:
+            self._seed()
+        self._unit = True
+        self._casts.append(cast)
+
+    def cast_ends(self, cast: torch.autocast) -> None:
+        """End the region that was begun with it, if one was."""
+        if self._casts and self._casts[-1] is cast:
+            self._casts.pop()
+            self._unit = False
+            self._count()
+
     def _path_of(self, module: nn.Module) -> str:
         """Return a module's path; of several, the one in what calls it, as in a trace."""
         caller = self.stack[-1]
@@ -168,6 +193,7 @@ class KeyedDice(TorchFunctionMode):
         _listen_to_functions(self)
         _listen_to_states(self)
         _listen_to_backward(self)
+        _listen_to_autocast(self)
 
     @contextlib.contextmanager
     def rolling(self, key: Key) -> Iterator[None]:
@@ -222,6 +248,7 @@ class KeyedDice(TorchFunctionMode):
         """Be at the place again that a state stands for."""
         torch.default_generator.set_state(state)
         found = self._kept.get(_bytes_of(state))
+        self._is_other = found is None
         if found is not None:
             self.counts, self.stack = found[0].copy(), list(found[1])
             self.modes = list(found[2] or [torch.is_grad_enabled()])
@@ -268,3 +295,21 @@ def _listen_to_backward(dice: KeyedDice) -> None:
             return run(*args, **kwargs)
 
     torch.autograd._engine_run_backward = running  # type: ignore[attr-defined]
+
+
+def _listen_to_autocast(dice: KeyedDice) -> None:
+    enter, leave = torch.autocast.__enter__, torch.autocast.__exit__
+
+    def entered(cast: torch.autocast) -> Any:  # noqa: ANN401  # torch's own
+        caller = sys._getframe(1).f_code.co_filename
+        dice.cast_begins(cast, is_checkpoints=caller == torch.utils.checkpoint.__file__)
+        return enter(cast)  # type: ignore[no-untyped-call]
+
+    def left(cast: torch.autocast, *args: Any) -> Any:  # noqa: ANN401  # torch's own
+        try:
+            return leave(cast, *args)
+        finally:
+            dice.cast_ends(cast)
+
+    torch.autocast.__enter__ = entered  # type: ignore[method-assign]
+    torch.autocast.__exit__ = left  # type: ignore[method-assign]

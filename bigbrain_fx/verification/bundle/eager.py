@@ -215,7 +215,10 @@ class TrainingLoop:
         kind = self.file.autocast
         if kind is None or self.wanted.exact:
             return contextlib.nullcontext()
-        return torch.autocast("cpu", dtype=getattr(torch, kind))
+        made = torch.autocast("cpu", dtype=getattr(torch, kind))
+        if self.dice is not None:
+            self.dice.ambient = made
+        return made
 
     def _update(self) -> None:
         assert self.optimizer is not None

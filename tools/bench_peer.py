@@ -16,18 +16,19 @@ torch's defaults. "raised": theirs with the same thresholds, through glibc's env
 
 zb-h1 and zb-v stand against their 1F1B, too: what a split backward gains over a whole one. Their
 cuts are of whole blocks, alike; so is ours but for zb-v, which cuts the line where devices are
-busy alike.
+busy alike, by ops that are measured first.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import click
@@ -37,7 +38,9 @@ from torch import Tensor
 
 import bigbrain_fx
 from bigbrain_fx.core import Cluster, Device, Link
+from bigbrain_fx.measure.ops import ProfileOptions, profile
 from bigbrain_fx.plan import Options
+from tools import peer_model
 from tools.peer_jobs import Job, Meter, job, wait_for_quiet
 
 MODEL = Path(__file__).resolve().parent / "peer_model.py"
@@ -107,6 +110,8 @@ def write_bundle(folder: Path, schedule: str) -> Path:
     count = 1 if schedule == "one device" else 2
     devices = (Device(f"d{i}", "here", "cpu", 8 << 30, 60e9, 12e9) for i in range(count))
     options = Options(schedule=None if count == 1 else schedule, micro_batches=MICRO_BATCHES)
+    if schedule == "zb-v":
+        options = replace(options, estimator=_measured(folder))
     out = folder / schedule.replace(" ", "_")
     made = bigbrain_fx.split(MODEL, Cluster(tuple(devices), Link(50e-6, 2e9)), out, options)
     first = made.plan.stages.stages[0].params
@@ -114,6 +119,14 @@ def write_bundle(folder: Path, schedule: str) -> Path:
     if count == 2 and schedule != "zb-v" and len(blocks) != CUT:
         raise SystemExit(f"the plan puts {len(blocks)} blocks on the first device, theirs {CUT}")
     return made.bundle
+
+
+def _measured(folder: Path) -> str:
+    """Measure the model's ops, as `bigbrain-fx profile` does; name what reads them."""
+    os.environ["BIGBRAIN_PROFILES"] = str(folder / "profiles.sqlite")
+    rows = peer_model.BATCH // MICRO_BATCHES
+    profile(MODEL, folder / "profiles.sqlite", ProfileOptions(rows=(rows,), device="cpu"))
+    return "measured"
 
 
 def measure(

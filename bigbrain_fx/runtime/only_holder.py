@@ -43,8 +43,9 @@ def _is_dense(tensor: Tensor) -> bool:
 def _counts(held: Mapping[Any, Any], key: object) -> Counts:
     """Return how often a tensor, its memory, and what it is a view of are held."""
     tensor = held[key]
-    memory = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
-    found = sys.getrefcount(tensor), tensor._use_count(), memory
+    memory = tensor.untyped_storage()
+    of_memory = sys.getrefcount(memory), torch._C._storage_Use_Count(memory._cdata)
+    found = sys.getrefcount(tensor), tensor._use_count(), *of_memory
     base = tensor._base
     return found if base is None else (*found, sys.getrefcount(base), base._use_count())
 
@@ -80,7 +81,9 @@ def _held_twice() -> Iterator[Counts]:
     """Yield the counts of gradients that something else holds, too, in each way that there is."""
     for name in ("view", "own"):
         made = _gradients()
-        other: list[Tensor | None] = [made[name]]
+        other: list[Tensor | torch.UntypedStorage | None] = [made[name]]
+        yield _counts(made, name)
+        other[:] = [made[name].untyped_storage()]
         yield _counts(made, name)
         other[:] = [made[name].detach()]
         yield _counts(made, name)

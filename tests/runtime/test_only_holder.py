@@ -53,11 +53,22 @@ def by_what_it_is_a_view_of(tensor: Tensor) -> object:
     return tensor if tensor._base is None else tensor._base
 
 
+def by_its_memory(tensor: Tensor) -> object:
+    return tensor.untyped_storage()
+
+
+def by_numpy(tensor: Tensor) -> object:
+    return tensor.numpy()
+
+
 def by_autograd(tensor: Tensor) -> object:
     return torch.ones_like(tensor).requires_grad_() * tensor
 
 
-@pytest.mark.parametrize("hold", [by_a_name, by_a_view, by_what_it_is_a_view_of, by_autograd])
+WAYS = (by_a_name, by_a_view, by_what_it_is_a_view_of, by_its_memory, by_numpy, by_autograd)
+
+
+@pytest.mark.parametrize("hold", WAYS)
 @pytest.mark.parametrize("name", LAYERS)
 def test_what_something_else_holds_is_not_alone(
     name: str, hold: Callable[[Tensor], object]

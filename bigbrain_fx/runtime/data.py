@@ -272,8 +272,12 @@ def _as_user_has(part: Tensor, dim: int) -> Tensor:
 
 
 def mean_loss(losses: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
-    """Return a step's loss from those of its micro-batches, each weighing its rows."""
+    """Return a step's loss from those of its micro-batches, each weighing its rows.
+
+    Losses of sixteen bits are added in 32: it is for a look alone.
+    """
     sizes = sizes or (1,) * len(losses)
+    losses = [loss.float() if loss.dtype.itemsize < 4 else loss for loss in losses]
     if len(set(sizes) - {0}) > 1:
         shares = [share_of(loss, sizes, micro) for micro, loss in enumerate(losses)]
         return torch.stack(shares).sum()

@@ -24,6 +24,7 @@ def test_tensors_come_back_with_their_strides(tmp_path: Path) -> None:
     assert tensors["one channel"].stride() != (12, 12, 4, 1)
     laid_tensors.save(tensors, tmp_path / "file")
     found = laid_tensors.read(tmp_path / "file")
+    assert list(found) == list(tensors)  # optimizers are given parameters in the model's order
     assert {n: t.stride() for n, t in found.items()} == {n: t.stride() for n, t in tensors.items()}
     assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
 

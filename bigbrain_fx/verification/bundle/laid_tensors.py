@@ -16,7 +16,8 @@ def save(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Write tensors and how they lie in memory: kernels round by it, by strides of size 1, too."""
     lying = {name: tensor.stride() for name, tensor in tensors.items() if not _repeats(tensor)}
     flat = {n: torch.empty(t.shape, dtype=t.dtype).copy_(t.detach()) for n, t in tensors.items()}
-    save_file(flat, path, {"strides": json.dumps(lying)})
+    said = {"strides": json.dumps(lying), "names": json.dumps(list(tensors))}
+    save_file(flat, path, said)
 
 
 def _repeats(tensor: Tensor) -> bool:
@@ -25,10 +26,11 @@ def _repeats(tensor: Tensor) -> bool:
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """Read what `save` wrote, each tensor in memory of its own."""
+    """Read what `save` wrote, in its order, each tensor in memory of its own."""
     with safe_open(path, framework="pt") as file:
-        lying = json.loads(file.metadata()["strides"])
-        found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        said = file.metadata()
+        lying = json.loads(said["strides"])
+        found = {name: file.get_tensor(name) for name in json.loads(said["names"])}
     return {name: _laid(tensor, lying.get(name)) for name, tensor in found.items()}
 
 

@@ -110,7 +110,8 @@ def share(loss: Tensor, sizes: Sequence[int], micro: int) -> Tensor:
 
 
 def mean(losses: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
-    """Return a step's loss, the mean over its rows."""
+    """Return a step's loss, the mean over its rows; losses of sixteen bits are added in 32."""
+    losses = [loss.float() if loss.dtype.itemsize < 4 else loss for loss in losses]
     if len({*sizes}) == 1:
         return torch.stack([*losses]).mean()
     return torch.stack([share(loss, sizes, micro) for micro, loss in enumerate(losses)]).sum()

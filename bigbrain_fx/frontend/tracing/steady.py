@@ -37,7 +37,7 @@ from bigbrain_fx.frontend.translation.batch import Batch
 from bigbrain_fx.frontend.translation.sources import forward_line
 
 _CALLS, _LOOK_S = (2, 8), 0.1  # at least, at most; and how long more than two may take
-_MANY, _MANY_S = 160, 0.15  # calls with gradients once what is known to count was moved; likewise
+_MANY, _MANY_S = 160, 0.1  # calls with gradients once what is known to count was moved; likewise
 _MOST = 2**28  # bytes of weights, which are copied
 
 

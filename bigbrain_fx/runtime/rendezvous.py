@@ -25,6 +25,7 @@ import torch.distributed as dist
 # torch exports these, but not for mypy
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
+from .limits import remedy_of, require_threads
 from .peers import PeerLostError
 from .regular import once, read_regular
 
@@ -44,6 +45,7 @@ LAUNCHERS = tuple(
 )
 FORM_S = 10.0  # longest time in which connections of a generation are made
 _ADDRESS_OF = 0x8915  # SIOCGIFADDR of Linux
+MESH_THREADS = 4  # that gloo and `form_mesh` start: gloo aborts where it cannot
 GLOO_PATIENCE = 5  # gloo waits for connections five times as long as its timeout says
 
 
@@ -116,6 +118,7 @@ def join(
     world = len(kinds)
     if (started := environment_number("WORLD_SIZE", world)) != world:
         raise SystemExit(f"this bundle needs {world} processes, one per device; found {started}")
+    require_threads(MESH_THREADS)
     _prepare_cuda(kinds)
     timeout = timedelta(seconds=deadline_s)
     backend = backend or ("nccl" if _all_cuda(kinds) else "gloo")
@@ -220,7 +223,9 @@ def form_mesh(store: PassedOn, rank: int, world: int) -> dist.ProcessGroup:
 
     Raises:
         PeerLostError: a device is gone, or the generation has been given up.
+        RuntimeError: no thread can be started, see `limits`.
     """
+    require_threads(MESH_THREADS)
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # torch has it
     options._devices = [_gloo_device(_listening_place())]
     options._timeout = timedelta(seconds=FORM_S / GLOO_PATIENCE)
@@ -238,6 +243,8 @@ def form_mesh(store: PassedOn, rank: int, world: int) -> dist.ProcessGroup:
     store.control.wait_unless_moved(store.generation, lambda: bool(made))
     mesh = made[0]
     if isinstance(mesh, Exception):
+        if remedy_of(mesh) is not None:
+            raise mesh
         raise PeerLostError(f"the devices could not be connected: {mesh}") from mesh
     return cast(dist.ProcessGroup, mesh)
 

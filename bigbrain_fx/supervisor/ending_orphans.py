@@ -79,7 +79,10 @@ def _end_marked(marks: set[bytes]) -> None:
     """End all that carry one of some marks; what they start meanwhile carries it, too."""
     wanted = {MARK + mark for mark in marks if mark}
     for _ in range(ROUNDS if wanted else 0):
-        if not any([_end_if(int(name), wanted) for name in os.listdir("/proc") if name.isdigit()]):
+        found = []
+        with suppress(OSError):  # no file is left, or no /proc is there
+            found = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+        if not any([_end_if(pid, wanted) for pid in found]):
             return
         time.sleep(ROUND_S)
 

@@ -77,7 +77,6 @@ def popen(given: Order, popen: Callable[..., DeviceProcess] = subprocess.Popen) 
 
     So Ctrl-C in a terminal is this process's alone to handle.
     """
-    log, no_log = opened_log(given.log)
     environment = marked(
         {
             **uncached(given.folder, given.environment),
@@ -85,6 +84,7 @@ def popen(given: Order, popen: Callable[..., DeviceProcess] = subprocess.Popen) 
             LAUNCHER: str(os.getpid()),
         }
     )
+    log, no_log = opened_log(given.log)
     with log:
         leader = popen(
             given.words,

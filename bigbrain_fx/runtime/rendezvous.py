@@ -259,7 +259,23 @@ def _listening_place() -> tuple[tuple[str, str], ...]:
 
 @lru_cache(maxsize=1)
 def _gloo_device(place: tuple[tuple[str, str], ...]) -> Any:  # noqa: ANN401  # torch has no name
-    return dist.ProcessGroupGloo.create_device(**dict(place))
+    try:
+        return dist.ProcessGroupGloo.create_device(**dict(place))
+    except RuntimeError as error:
+        [(kind, name)] = place
+        if remedy_of(error) is not None or not _is_unknown(kind, name):
+            raise
+        there = ", ".join(name for _, name in socket.if_nameindex())
+        raise NoAddressError(
+            f"GLOO_SOCKET_IFNAME is {name!r}, and this host has {there}: unset it, or name the one "
+            "by which the other hosts are reached"
+        ) from error
+
+
+def _is_unknown(kind: str, name: str) -> bool:
+    """Whether an interface is none of this host's; gloo takes a list of them, too."""
+    here = {known for _, known in socket.if_nameindex()}
+    return kind == "interface" and here.isdisjoint(name.split(","))
 
 
 def leave_together(store: AnyStore, rank: int, world: int, where: str = "done") -> None:

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from bigbrain_fx.bundles.launch.process import users_environment
 from bigbrain_fx.runtime import committing
 from bigbrain_fx.runtime.committing import Committer, begin_together
 from bigbrain_fx.runtime.control import Control
@@ -32,6 +33,7 @@ from bigbrain_fx.runtime.limits import (
 from bigbrain_fx.runtime.local import Hub
 from bigbrain_fx.runtime.peers import PeerLostError
 from bigbrain_fx.runtime.process import CONTROL
+from bigbrain_fx.runtime.rendezvous import NoAddressError, _gloo_device, _listening_place
 from bigbrain_fx.supervisor.pipe import Ears, line_pair
 from tests.runtime.test_every_call_fails import ABOUT, NAMES, newest_loads
 from tests.runtime.test_state import OPTIMIZERS, device
@@ -183,3 +185,33 @@ def test_a_commit_is_written_where_no_thread_is_left_for_it(
     for thread in run_both:
         thread.join(60.0)
     assert newest_loads(tmp_path / "c") == 2
+
+
+def test_a_path_that_safetensors_cannot_be_told_has_its_own_remedy(tmp_path: Path) -> None:
+    bundle = split_small(tmp_path)
+    place = Path(os.fsdecode(os.fsencode(tmp_path) + b"/a\xff"))
+    place.mkdir()
+    done = subprocess.run(
+        (sys.executable, str(bundle.rename(place / "B") / "train.py"), "--in-process"),
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "move the bundle elsewhere" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_interface_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nope0")
+    with pytest.raises(NoAddressError, match=r"is 'nope0', and this host has .*lo"):
+        _gloo_device(_listening_place())
+
+
+def test_a_bundle_finds_its_own_files_whatever_python_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    assert "PYTHONSAFEPATH" not in users_environment()

@@ -64,8 +64,10 @@ def users_environment(*left_out: str) -> dict[str, str]:
     """Return this process's environment for one of a bundle.
 
     Where the user's modules are found (PYTHONPATH) goes along, from whatever folder; where ours are
-    does not: a bundle needs nothing of ours.
+    does not: a bundle needs nothing of ours. It needs its own folder, which PYTHONSAFEPATH would
+    leave out.
     """
+    left_out = (*left_out, "PYTHONSAFEPATH")
     found = {name: value for name, value in os.environ.items() if name not in left_out}
     given = filter(None, found.pop("PYTHONPATH", "").split(os.pathsep))
     paths = [os.path.abspath(path) for path in given if Path(path).resolve() != _PACKAGES]

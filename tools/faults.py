@@ -1,7 +1,7 @@
 """Strike a small training run in every way of the fault matrix, and say what came out.
 
     python -m tools.faults [--row N ...] [--json] [--write docs/replay.md]
-    python -m tools.faults --chaos 50 --steps 200 [--seed S]
+    python -m tools.faults --chaos 50 --steps 200 [--seed S] [--of zb-v]
     python -m tools.faults --overhead [--rounds 20]
     python -m tools.faults --against-torchrun [--state-mb 100]
 
@@ -61,7 +61,7 @@ def _section(found: Sequence[Result]) -> str:
 
 def _measure(name: str, given: argparse.Namespace) -> Figures:
     if name == "chaos":
-        found = chaos.measure(given.chaos or 50, given.steps, given.seed)
+        found = chaos.measure(given.chaos or 50, given.steps, given.seed, given.of)
     elif name == "overhead":
         found = overhead.measure(given.rounds)
     else:
@@ -82,6 +82,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="an object a row, and a summary")
     parser.add_argument("--write", type=Path, help="put all that is measured into this page")
     parser.add_argument("--chaos", type=int, help="so many random strikes of all kinds")
+    parser.add_argument(
+        "--of", choices=chaos.BUNDLES, default="1f1b", help="bundle of --chaos (default 1f1b)"
+    )
     parser.add_argument("--steps", type=int, default=200, help="of --chaos (default 200)")
     parser.add_argument("--seed", type=int, default=0, help="of --chaos (default 0)")
     parser.add_argument("--overhead", action="store_true", help="what it costs if nothing happens")

@@ -71,6 +71,10 @@ def main(arguments: list[str] | None = None) -> None:
             _leave_stdout()
             why = f"stdout cannot be written ({error.strerror}); what it would have said is lost"
             _fail(error, debug, 1, f"{why}\n  help: let stdout go elsewhere")
+        from bigbrain_fx.supervisor import remedy_of
+
+        if (remedy := remedy_of(error)) is not None:
+            _fail(error, debug, 1, f"{error}\n  help: {remedy}")
         text = f"internal error: {type(error).__name__}: {error}"
         _fail(
             error, debug, 1, f"{text}\n  help: run it again with --debug and report what it shows"

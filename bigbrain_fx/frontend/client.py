@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import cast
 
 from bigbrain_fx.errors import InputError, from_fields
-from bigbrain_fx.supervisor import OUTLIVING
+from bigbrain_fx.supervisor import OUTLIVING, marked
 
 Message = dict[str, object]
 _PACKAGES = str(Path(__file__).resolve().parents[2])
@@ -65,14 +65,15 @@ class Child:
         self._task = task
         self._rest = b""
         # -P: the working directory must not shadow modules of the child.
+        environment = marked(_environment(threads))
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", task.module, json.dumps(wanted)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=_environment(threads),
+            env=environment,
             start_new_session=True,  # whatever the model file starts ends with it
         )
-        OUTLIVING.add(self._process.pid)
+        OUTLIVING.add(self._process.pid, environment)
 
     def ask(self, request: Mapping[str, object]) -> Message:
         """Send a request and wait for its answer; raises as `answer` does."""

@@ -230,7 +230,11 @@ class Committer:
             self._write(state)
             return
         self.thread = threading.Thread(target=self._write, args=(state,), daemon=True)
-        self.thread.start()
+        try:
+            self.thread.start()
+        except RuntimeError:  # the system gives no thread: this one has to wait
+            self.thread = None
+            self._write(state)
 
     def _copy(self, device: Device, state: State) -> None:
         if len(self.buffer) < state.nbytes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 import traceback
@@ -17,16 +18,16 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 from .duties import Duty, FedBatch, LastDuty, Meeting, TapeCheck
 from .launcher import end_with_parent
+from .limits import SHORT, said, told
 from .lost_prints import let_prints_be_lost
 from .packets import LATER, LATER_S, JsonLine
 from .peers import PEER_LOST, HeadLostError, PeerLostError
 from .process import CONTROL
 
-LONGEST_TEXT = 2_000  # characters of an error that travel
 NEXT_BATCH = "the caller's next batch"  # what a device rests for; the supervisor knows these words
 
 
@@ -83,7 +84,12 @@ class Control:
             signal.signal(known, lambda *_: None)  # process starts does not inherit a function
         let_prints_be_lost()
         control = Control(line, float(os.environ.pop("BIGBRAIN_BEAT_S", "1")))
-        threading.Thread(target=control.listen, daemon=True, name="control").start()
+        thread = threading.Thread(target=control.listen, daemon=True, name="control")
+        try:
+            thread.start()
+        except RuntimeError as error:
+            _HELD.append(control)  # once its line is closed this process is killed
+            control.fail(error, SHORT)
         return control
 
     # ------------------------------------------------------------------ for the main thread
@@ -94,6 +100,12 @@ class Control:
             self.line.say({"say": say, **facts})
         except OSError:  # it is gone
             _leave()
+
+    def fail(self, error: BaseException, code: int) -> NoReturn:
+        """Say why this process ends, and end it in words."""
+        self.say("failed", text=said(error), code=code)
+        print(f"error: {told(error)}", file=sys.stderr)
+        sys.exit(code)
 
     def tick(self) -> None:
         """Count an instruction: this thread is alive."""
@@ -428,10 +440,8 @@ def log_limit() -> int | None:
     return None if given is None else int(given)
 
 
-def said(error: BaseException) -> str:
-    """Return an error as one line, short enough to travel."""
-    return f"{type(error).__name__}: {error}"[:LONGEST_TEXT]
-
-
 def _leave() -> None:
     os._exit(PEER_LOST)
+
+
+_HELD: list[Control] = []

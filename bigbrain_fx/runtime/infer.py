@@ -26,6 +26,7 @@ from .compiler import LONGEST_COMPILE_S, CompilerError
 from .data import Spec
 from .entries import BatchError
 from .forward_device import ForwardDevice
+from .limits import saying_limits
 from .local import Hub, LocalTransport
 from .malloc import keep_freed_memory
 from .network import NetworkTransport
@@ -237,6 +238,7 @@ def _stream(
 # --------------------------------------------------------------------------- as a program
 
 
+@saying_limits()
 def infer_main(inference: Inference) -> None:
     """Run inference: parse the command line, join the other devices, run the batches."""
     options = _parser(inference).parse_args(words())

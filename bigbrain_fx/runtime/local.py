@@ -18,6 +18,7 @@ from torch import Tensor
 
 from .agreed import require_same
 from .channel import Channel, Layout, pack, unpack
+from .limits import require_threads
 
 T = TypeVar("T")
 COMPARED = 64  # digests that are kept: no device is so many steps behind another
@@ -49,6 +50,7 @@ class Hub:
         Each has a copy of the caller's context (of decimal, of NumPy's errors, the user's own), as
         it would have in a process of its own, where it is the one that has run the user's file.
         """
+        require_threads(len(programs))
         results: dict[str, T] = {}
         self.running = len(programs)
         threads = [

@@ -7,10 +7,8 @@ while the others wait.
 from __future__ import annotations
 
 import argparse
-import errno
 import gc
 import os
-import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -24,15 +22,16 @@ from .bundle import Bundle, make_device, save_first_gradients
 from .channel import Channel, enclose
 from .commit_options import CommitOptions
 from .commits import FencedError
-from .control import Control, said
+from .control import Control
 from .device import Device
 from .duties import Duty, TapeCheck
 from .feeding import fed_batches, rest
 from .finite import NOT_FINITE, NotFiniteError
+from .limits import code_of, said
 from .network import NetworkTransport
 from .peer_states import PeerStates, can_take_from_peers
 from .peers import HeadLostError, StepAgainError
-from .process import BAD_INPUT, INPUT_ERRORS, NOT_SAVED, TAKEN_OVER, TOO_LONG
+from .process import BAD_INPUT, INPUT_ERRORS, NOT_SAVED, TAKEN_OVER
 from .rendezvous import PassedOn, form_mesh, own_device, require_gpu, write_report
 from .replay import ReplayTransport
 from .saving import save_replayed
@@ -42,6 +41,14 @@ from .supervised_commits import SupervisedCommitter
 from .suspicion import Checker, TapeRecorder, require_repeatable
 from .tensor_file import SaveError
 from .weights import WeightsError
+
+CODES = {
+    NotFiniteError: NOT_FINITE,
+    FencedError: TAKEN_OVER,
+    SaveError: NOT_SAVED,
+    **dict.fromkeys(INPUT_ERRORS, BAD_INPUT),
+}
+SAID = frozenset(CODES.values())  # errors that are said in a line
 
 
 def serve(
@@ -70,20 +77,22 @@ def serve(
     except HeadLostError:
         control.say("kept", text="a device had not begun yet")
     except BaseException as error:
-        code = BAD_INPUT if isinstance(error, INPUT_ERRORS) else 1
-        code = NOT_FINITE if isinstance(error, NotFiniteError) else code
-        code = TAKEN_OVER if isinstance(error, FencedError) else code
-        code = NOT_SAVED if isinstance(error, SaveError) else code
-        if isinstance(error, OSError) and error.errno == errno.EFBIG:
-            code = TOO_LONG
-            error = OSError(f"{error}: raise `ulimit -f`, the size that files may have here")
-        if isinstance(error, SystemExit) and isinstance(error.code, int):
-            code = error.code
+        of_limit = code_of(error)
+        code = _code_of(error) if of_limit is None else of_limit
+        if of_limit is not None or code in SAID:
+            control.fail(error, code)
         control.say("failed", text=said(error), code=code)
-        if code in (BAD_INPUT, NOT_FINITE, NOT_SAVED, TAKEN_OVER, TOO_LONG):
-            print(f"error: {error}", file=sys.stderr)
-            sys.exit(code)
         raise
+
+
+def _code_of(error: BaseException) -> int:
+    """Return the exit code for an error that is of no limit."""
+    for kind, code in CODES.items():
+        if isinstance(error, kind):
+            return code
+    if isinstance(error, SystemExit) and isinstance(error.code, int):
+        return error.code
+    return 1
 
 
 def _about(bundle: Bundle, commits: CommitOptions | None) -> dict[str, list[list[str]]]:

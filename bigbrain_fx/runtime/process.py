@@ -29,4 +29,3 @@ INPUT_ERRORS = (
 )
 NOT_SAVED = 73  # exit code where the files of --save cannot be written: EX_CANTCREAT of sysexits.h
 TAKEN_OVER = 77  # where another run or a rollback owns its commits: EX_NOPERM of sysexits.h
-TOO_LONG = 74  # and where a file may not grow as it must: EX_IOERR of sysexits.h

@@ -25,6 +25,7 @@ import torch.distributed as dist
 # torch exports these, but not for mypy
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
+from .limits import remedy_of, require_threads
 from .peers import PeerLostError
 from .regular import once, read_regular
 
@@ -44,6 +45,7 @@ LAUNCHERS = tuple(
 )
 FORM_S = 10.0  # longest time in which connections of a generation are made
 _ADDRESS_OF = 0x8915  # SIOCGIFADDR of Linux
+MESH_THREADS = 4  # that gloo and `form_mesh` start: gloo aborts where it cannot
 GLOO_PATIENCE = 5  # gloo waits for connections five times as long as its timeout says
 
 
@@ -116,6 +118,7 @@ def join(
     world = len(kinds)
     if (started := environment_number("WORLD_SIZE", world)) != world:
         raise SystemExit(f"this bundle needs {world} processes, one per device; found {started}")
+    require_threads(MESH_THREADS)
     _prepare_cuda(kinds)
     timeout = timedelta(seconds=deadline_s)
     backend = backend or ("nccl" if _all_cuda(kinds) else "gloo")
@@ -220,7 +223,9 @@ def form_mesh(store: PassedOn, rank: int, world: int) -> dist.ProcessGroup:
 
     Raises:
         PeerLostError: a device is gone, or the generation has been given up.
+        RuntimeError: no thread can be started, see `limits`.
     """
+    require_threads(MESH_THREADS)
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # torch has it
     options._devices = [_gloo_device(_listening_place())]
     options._timeout = timedelta(seconds=FORM_S / GLOO_PATIENCE)
@@ -238,6 +243,8 @@ def form_mesh(store: PassedOn, rank: int, world: int) -> dist.ProcessGroup:
     store.control.wait_unless_moved(store.generation, lambda: bool(made))
     mesh = made[0]
     if isinstance(mesh, Exception):
+        if remedy_of(mesh) is not None:
+            raise mesh
         raise PeerLostError(f"the devices could not be connected: {mesh}") from mesh
     return cast(dist.ProcessGroup, mesh)
 
@@ -252,7 +259,23 @@ def _listening_place() -> tuple[tuple[str, str], ...]:
 
 @lru_cache(maxsize=1)
 def _gloo_device(place: tuple[tuple[str, str], ...]) -> Any:  # noqa: ANN401  # torch has no name
-    return dist.ProcessGroupGloo.create_device(**dict(place))
+    try:
+        return dist.ProcessGroupGloo.create_device(**dict(place))
+    except RuntimeError as error:
+        [(kind, name)] = place
+        if remedy_of(error) is not None or not _is_unknown(kind, name):
+            raise
+        there = ", ".join(name for _, name in socket.if_nameindex())
+        raise NoAddressError(
+            f"GLOO_SOCKET_IFNAME is {name!r}, and this host has {there}: unset it, or name the one "
+            "by which the other hosts are reached"
+        ) from error
+
+
+def _is_unknown(kind: str, name: str) -> bool:
+    """Whether an interface is none of this host's; gloo takes a list of them, too."""
+    here = {known for _, known in socket.if_nameindex()}
+    return kind == "interface" and here.isdisjoint(name.split(","))
 
 
 def leave_together(store: AnyStore, rank: int, world: int, where: str = "done") -> None:

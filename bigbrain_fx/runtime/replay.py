@@ -26,8 +26,9 @@ from torch import Tensor
 from .agreed import require_same
 from .channel import Channel, Layout, pack
 from .checksum import seal
-from .control import Control, said
+from .control import Control
 from .duties import Meeting
+from .limits import said
 from .network import NetworkTransport
 from .peers import PeerLostError, SpoiledError, StepAgainError
 

@@ -34,6 +34,7 @@ from .device import Device
 from .entries import BatchError
 from .finite import NOT_FINITE, POLICIES, NotFiniteError
 from .ledger import LocalLedger, StoreLedger
+from .limits import saying_limits
 from .local import Hub, LocalTransport
 from .malloc import keep_freed_memory
 from .mpi import MpiWires, require_messages
@@ -62,6 +63,7 @@ __all__ = ["Bundle", "Device", "example_batches", "main", "make_device", "run_in
 Report = Callable[[int, float, float], None]  # step, loss, seconds
 
 
+@saying_limits()
 def main(bundle: Bundle) -> None:
     """Train: parse the command line, join the other devices, run the steps."""
     parser = _parser(bundle)

@@ -31,6 +31,7 @@ BY_REFERENCE = (
 CHECKED_BEHIND = 2  # tensors that are read and not yet checked
 COPY = "copy the bundle again"  # `load` takes what no checkpoint has from the file that is there
 AGAIN = "copy the bundle again, or put a checkpoint into it with `bigbrain-fx load`"
+IN_UNICODE = "its name is not UTF-8, and safetensors takes no other: move the bundle elsewhere"
 
 
 class WeightsError(ValueError):
@@ -199,7 +200,16 @@ def _opened(path: Path, remedy: str) -> Iterator[Any]:
         with safe_open(path, framework="pt") as file:
             yield file
     except (OSError, SafetensorError) as error:
+        remedy = remedy if _is_unicode(path) else IN_UNICODE
         raise WeightsError(f"{path} cannot be read ({_why(error)}): {remedy}") from error
+
+
+def _is_unicode(path: Path) -> bool:
+    """Whether safetensors can be told a path at all; Python can name any."""
+    try:
+        return bool(str(path).encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def _read(path: Path, key: str, remedy: str) -> Tensor:

@@ -22,7 +22,8 @@ from .job import (
     Rescue as Rescue,
 )
 from .judging import BAD_INPUT as BAD_INPUT, Death as Death
-from .outliving import OUTLIVING as OUTLIVING
+from .limits import of_abort as of_abort, remedy_of as remedy_of
+from .outliving import OUTLIVING as OUTLIVING, marked as marked
 from .processes import (
     LAUNCHER as LAUNCHER,
     DeviceProcess as DeviceProcess,

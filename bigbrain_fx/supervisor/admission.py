@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from .console import warn
+from .limits import with_remedy
 from .secured import Pair, Secured, StrangerError
 
 AT_ONCE = 64  # who introduce themselves at a time; of more, the first to come has to go
@@ -69,9 +70,14 @@ class Door:
             warn(f"a connection was not taken: {error}")
             time.sleep(LOOK_S)
             return
-        self.here.append(connection)
         given = connection, address[0]
-        threading.Thread(target=self._introduce, args=given, daemon=True).start()
+        try:
+            threading.Thread(target=self._introduce, args=given, daemon=True).start()
+        except RuntimeError as error:
+            connection.close()
+            warn(f"{address[0]} was not heard: {with_remedy(error)}")
+            return
+        self.here.append(connection)
         if len(self.here) > AT_ONCE:
             _shut(self.here.pop(0))
 

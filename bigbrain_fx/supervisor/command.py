@@ -23,7 +23,7 @@ from .host import Supervisor
 from .hosts import LAST_COMMIT_S, Agent, Bridge, admit, start_on
 from .job import FailedError, Job, OnStep
 from .judging import BAD_INPUT, Death
-from .limits import THREADS, with_remedy
+from .limits import THREADS, of_abort, remedy_of, with_remedy
 from .processes import ADDRESS
 from .remaining import Places
 from .secured import Pair, Secured, SilentError, StrangerError, how_to_make
@@ -58,7 +58,7 @@ def main(folder: Path, devices: Sequence[str], program: str, hosts: Sequence[str
         logs = Path(options.logs or tempfile.mkdtemp(prefix="logs-")).resolve()
         logs.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        parser.exit(BAD_INPUT, f"error: no logs can be kept: {error}\n")
+        parser.exit(BAD_INPUT, f"error: no logs can be kept: {with_remedy(error)}\n")
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     bridges: dict[str, Bridge] = {}
     door: socket.socket | None = None
@@ -74,6 +74,9 @@ def main(folder: Path, devices: Sequence[str], program: str, hosts: Sequence[str
         parser.exit(1, f"error: {_lost_head(error)}\n")
     except (StrangerError, OSError) as error:
         parser.exit(BAD_INPUT, f"error: {error}\n")
+    except RuntimeError as error:
+        _require_limit(error)
+        parser.exit(1, f"error: {with_remedy(error)}\n")
     job = Job(
         devices=tuple(devices),
         words=(sys.executable, program, *words),
@@ -247,12 +250,16 @@ def _run_telling(
         with stopped_by_sigterm(supervisor):
             outcome = supervisor.run()
     except FailedError as error:
-        err.say("\n  ".join((f"error: {error}", f"log: {error.death.log}", *tail(error.death))))
+        said = tail(error.death) or tuple(filter(None, (error.death.text,)))
+        help_ = of_abort(error.death.code, said)
+        more = () if help_ is None else (f"help: {help_}",)
+        err.say("\n  ".join((f"error: {error}", f"log: {error.death.log}", *said, *more)))
         return BAD_INPUT if error.death.code == BAD_INPUT else 1
     except KeyboardInterrupt:
         err.say("interrupted; all processes are ended")
         return INTERRUPTED
-    except OSError as error:
+    except (OSError, RuntimeError) as error:
+        _require_limit(error)
         err.say(f"error: {with_remedy(error)}")
         return BAD_INPUT if log is None else 1
     finally:
@@ -261,6 +268,12 @@ def _run_telling(
     if outcome.stopped_at is not None:
         err.say(f"stopped before step {outcome.stopped_at}, as asked")
     return 0
+
+
+def _require_limit(error: OSError | RuntimeError) -> None:
+    """Raise what is a fault, and no limit of the system that was met."""
+    if isinstance(error, RuntimeError) and remedy_of(error) is None:
+        raise error
 
 
 class Stops(Protocol):

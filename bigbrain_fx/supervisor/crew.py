@@ -117,11 +117,12 @@ class Crew:
 
     def wake(self) -> None:
         """End the wait; signal handlers may call this."""
-        with suppress(BlockingIOError):
+        with suppress(OSError):  # full: it will wake; or no memory: it does so before long
             self._button.send(b"!")
 
     def _ring(self, _: None) -> None:
-        self._bell.recv(100)
+        with suppress(OSError):  # it rings again
+            self._bell.recv(100)
 
     # ------------------------------------------------------------------ telling
 

@@ -3,17 +3,40 @@
 from __future__ import annotations
 
 import errno
+import signal
+from collections.abc import Sequence
 
-THREADS = "raise the limit of processes and threads (`ulimit -u`)"
+THREADS = "raise the limit of processes and threads (`ulimit -u`; in a container its pids limit)"
+NO_THREAD = "can't start new thread"  # of Python's threading
+NO_FOLDER = "No usable temporary directory"  # of Python's tempfile
+FOLDER = "let TMPDIR name a folder that files can be written in, and raise `ulimit -f` if it is 0"
+ABORTED = "terminate called"  # what libstdc++ says where a library cannot start a thread, or worse
 REMEDIES = {
     errno.EMFILE: "raise the limit of open files (`ulimit -n`)",
     errno.ENFILE: "the host has as many open files as it may have (`sysctl fs.file-max`)",
     errno.EAGAIN: THREADS,
+    errno.EFBIG: "raise `ulimit -f`, the size that files may have here",
     errno.ENOMEM: "free memory, or raise the limit (`ulimit -v`)",
 }
 
 
-def with_remedy(error: OSError) -> str:
+def with_remedy(error: BaseException) -> str:
     """Return what an error says, and what to do where it is of a limit."""
-    remedy = REMEDIES.get(error.errno or 0)
+    remedy = remedy_of(error)
     return f"{error}: {remedy}" if remedy else str(error)
+
+
+def remedy_of(error: BaseException) -> str | None:
+    """Return what raises the limit that an error is of; None: it is of none."""
+    if isinstance(error, RuntimeError):
+        return THREADS if str(error) == NO_THREAD else None
+    if isinstance(error, FileNotFoundError) and NO_FOLDER in str(error):
+        return FOLDER
+    return REMEDIES.get(error.errno or 0) if isinstance(error, OSError) else None
+
+
+def of_abort(code: int, tail: Sequence[str]) -> str | None:
+    """Return what may help where a library has ended a process, which then said no more."""
+    if code != -signal.SIGABRT or not any(ABORTED in line for line in tail):
+        return None
+    return f"a library gave up, as gloo does where it can start no thread: {THREADS}"

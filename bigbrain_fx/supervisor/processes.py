@@ -15,7 +15,7 @@ from typing import IO, Any, Protocol
 
 from .hanging import Pulse
 from .interval import available_bytes
-from .outliving import OUTLIVING, Outliving
+from .outliving import OUTLIVING, Outliving, marked
 from .pipe import Ears, Orders
 from .starving import Starves, Starving
 
@@ -77,22 +77,25 @@ def popen(given: Order, popen: Callable[..., DeviceProcess] = subprocess.Popen) 
 
     So Ctrl-C in a terminal is this process's alone to handle.
     """
+    environment = marked(
+        {
+            **uncached(given.folder, given.environment),
+            **log_limit(given.environment),
+            LAUNCHER: str(os.getpid()),
+        }
+    )
     log, no_log = opened_log(given.log)
     with log:
         leader = popen(
             given.words,
             cwd=given.folder,
-            env={
-                **uncached(given.folder, given.environment),
-                **log_limit(given.environment),
-                LAUNCHER: str(os.getpid()),
-            },
+            env=environment,
             stdin=given.line,
             stdout=log,
             stderr=log,
             start_new_session=True,
         )
-    return Group(leader, no_log)
+    return Group(leader, environment, no_log)
 
 
 def opened_log(path: Path) -> tuple[IO[str], str | None]:
@@ -116,6 +119,7 @@ class Group:
 
     Args:
         leader: the process; nobody else waits for it.
+        environment: its own; `outliving.marked`, so that all that it starts is known.
         no_log: why its log is not kept; None: it is.
         outliving: knows what is to end with this process.
     """
@@ -123,6 +127,7 @@ class Group:
     def __init__(
         self,
         leader: DeviceProcess,
+        environment: Mapping[str, str],
         no_log: str | None = None,
         outliving: Outliving = OUTLIVING,
     ) -> None:
@@ -131,7 +136,7 @@ class Group:
         self.pid = leader.pid
         self.no_log = no_log
         self.code: int | None = None
-        outliving.add(self.pid)
+        outliving.add(self.pid, environment)
 
     def poll(self) -> int | None:
         """Look whether it has ended; return its exit code, negative for a signal."""
@@ -189,9 +194,10 @@ def run_group(
     Raises:
         subprocess.TimeoutExpired: it took longer.
     """
+    own = marked(os.environ if environment is None else environment)
     with subprocess.Popen(
         words,
-        env=environment,
+        env=own,
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=errors,
@@ -199,7 +205,7 @@ def run_group(
         errors="replace",
         start_new_session=True,
     ) as leader:
-        group = Group(leader)
+        group = Group(leader, own)
         try:
             said, complained = leader.communicate(timeout=limit_s)
         finally:

@@ -15,6 +15,7 @@ import pytest
 from bigbrain_fx.bundles.launch import start_supervised
 from bigbrain_fx.plan import Options
 from bigbrain_fx.supervisor import DeviceProcess, FailedError, Supervisor, watching
+from bigbrain_fx.supervisor.admission import Door
 from bigbrain_fx.supervisor.hosts import Agent, Bridge, admit, start_on
 from bigbrain_fx.supervisor.secured import Mouth, Secured, SilentError, StrangerError
 from tests.support.bundles import cluster, is_running, split_small
@@ -244,6 +245,22 @@ def test_more_strangers_than_there_is_room_for(listener: socket.socket) -> None:
     known[0].dispose()
     for stranger in strangers:
         stranger.close()
+
+
+def test_a_caller_for_whom_there_is_no_thread_is_turned_away_alone(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    door = Door(listener, pair())
+    with socket.create_connection(listener.getsockname()) as caller, monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        door._open()
+        caller.settimeout(LIMIT_S)
+        assert caller.recv(1) == b""
+    assert not door.here
+    assert "ulimit -u" in capsys.readouterr().err
 
 
 def test_nested_or_endless_lines_are_refused(listener: socket.socket) -> None:

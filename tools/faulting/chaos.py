@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tools.faulting.bundle import Fault
+from tools.faulting.bundle import PIPELINE, Fault
 from tools.faulting.figures import Figures
 from tools.faulting.jobs import Run, launch_words, run_job
 from tools.faulting.verdicts import (
@@ -44,9 +44,17 @@ class Ended:
     problems: tuple[str, ...]
 
 
-def measure(strikes: int, steps: int, seed: int) -> Figures:
-    """Strike so often, in so many steps."""
-    with ground() as here:
+BUNDLES = {
+    "1f1b": PIPELINE,
+    "zb-v": replace(PIPELINE, schedule="zb-v"),
+    "zero1": replace(PIPELINE, replicas=2, zero_stage=1, sum_order="tree"),
+    "tensor": replace(PIPELINE, tensor=2),
+}
+
+
+def measure(strikes: int, steps: int, seed: int, bundle: str = "1f1b") -> Figures:
+    """Strike so often, in so many steps of one of the bundles."""
+    with ground(options=BUNDLES[bundle]) as here:
         return _measured(here, strikes, steps, seed)
 
 

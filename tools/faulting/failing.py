@@ -40,6 +40,7 @@ LINE = (errno.ENOMEM, errno.ENOBUFS, errno.EPIPE)
 KINDS = {
     "open": DISK,
     "write": (errno.ENOSPC, SHORT, errno.EIO, errno.EPIPE),
+    "look": (errno.EIO, errno.ESTALE, errno.EACCES),
     "send": LINE,
     "receive": (errno.ENOMEM, errno.ECONNRESET),
     "select": (errno.ENOMEM,),
@@ -68,10 +69,12 @@ def place_of(name):
 
 def due(name, kind):
     """Return the error with which a call fails now; None: it does not."""
-    if getattr(here, "busy", False) or not is_there(UNDER_WAY):
+    if getattr(here, "busy", False):
         return None
     here.busy = True
     try:
+        if not is_there(UNDER_WAY):
+            return None
         place = place_of(name)
         if place is None:
             return None
@@ -151,6 +154,10 @@ def opening(whole):
 
 for _name in ("open", "fsync", "replace", "mkdir", "rmdir", "unlink", "scandir"):
     setattr(os, _name, failing(_name, getattr(os, _name), "open"))
+for _name in ("stat", "lstat", "listdir", "access"):
+    setattr(os, _name, failing(_name, getattr(os, _name), "look"))
+for _name in ("fstat", "posix_fallocate", "preadv"):
+    setattr(os, _name, failing(_name, getattr(os, _name), "map"))
 for _name in ("dup", "dup2"):
     setattr(os, _name, failing(_name, getattr(os, _name), "dup"))
 os.write = failing("os.write", os.write, "write")

@@ -11,7 +11,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tools.faulting.bundle import SMALL, Fault, Size, devices_of, make_bundle, with_faults
+from bigbrain_fx.plan import Options
+from tools.faulting.bundle import (
+    PIPELINE,
+    SMALL,
+    Fault,
+    Size,
+    devices_of,
+    make_bundle,
+    with_faults,
+)
 from tools.faulting.jobs import During, Run, launch_words, run_job
 
 STEPS, EVERY = 12, 2
@@ -115,10 +124,10 @@ class Ground:
 
 
 @contextmanager
-def ground(size: Size = SMALL) -> Iterator[Ground]:
+def ground(size: Size = SMALL, options: Options = PIPELINE) -> Iterator[Ground]:
     """Make a bundle in a temporary folder, which is removed at the end."""
     with tempfile.TemporaryDirectory(prefix="faults-") as name:
-        bundle = make_bundle(Path(name) / "made", size)
+        bundle = make_bundle(Path(name) / "made", size, options=options)
         yield Ground(Path(name), bundle, devices_of(bundle))
 
 

@@ -7,14 +7,18 @@ import signal
 from pathlib import Path
 
 from bigbrain_fx.errors import BigBrainError, InputError
-from bigbrain_fx.supervisor import last_lines
+from bigbrain_fx.supervisor import last_lines, of_abort
 
 BAD_INPUT = 2  # exit code of a bundle's process whose data cannot be used
 PEER_LOST = 75  # and of one that ended because another was gone
-SHORT = "see that this host has memory, files (`ulimit -n`) and disk left, and run it again"
+SHORT = (
+    "see that this host has memory, files (`ulimit -n`), threads (`ulimit -u`) and disk left, and "
+    "run it again"
+)
 NOT_FINITE = 65  # and of one whose loss or gradients are not finite
 OF_BUNDLE = re.compile(r"No module named '(runtime|supervisor|device_\w+)[.']")
 NOT_SAVED = 73  # and of one that could not write the files of --save
+OF_LIMITS = (71, 74)  # and of one that has met a limit of the system
 TAKEN_OVER = 77  # and of one whose commits are another run's, or were gone back behind
 
 
@@ -56,7 +60,10 @@ def failure(
         what if reason is None else f"{what}: {reason}",
         at=str(log),
         notes=tail,
-        help=_missing(tail[-1] if tail else "") or _starting(reason) or _advice(code, program),
+        help=_missing(tail[-1] if tail else "")
+        or _starting(reason)
+        or of_abort(code, tail)
+        or _advice(code, program),
     )
 
 
@@ -100,6 +107,8 @@ def _advice(code: int, program: str) -> str:
         )
     if code == TAKEN_OVER:
         return "run it with --resume to go on from its commits, once no other run writes there"
+    if code in OF_LIMITS:
+        return "do what its last line says, and run it again"
     if code == PEER_LOST:
         return (
             "another device's process is stuck, slow or gone: see the logs beside this one; "

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
 
-from bigbrain_fx.supervisor import LAUNCHER, Group, uncached
+from bigbrain_fx.supervisor import LAUNCHER, Group, marked, uncached
 
 
 class Process(Protocol):
@@ -64,8 +64,10 @@ def users_environment(*left_out: str) -> dict[str, str]:
     """Return this process's environment for one of a bundle.
 
     Where the user's modules are found (PYTHONPATH) goes along, from whatever folder; where ours are
-    does not: a bundle needs nothing of ours.
+    does not: a bundle needs nothing of ours. It needs its own folder, which PYTHONSAFEPATH would
+    leave out.
     """
+    left_out = (*left_out, "PYTHONSAFEPATH")
     found = {name: value for name, value in os.environ.items() if name not in left_out}
     given = filter(None, found.pop("PYTHONPATH", "").split(os.pathsep))
     paths = [os.path.abspath(path) for path in given if Path(path).resolve() != _PACKAGES]
@@ -81,11 +83,14 @@ def popen(command: Command) -> Process:
 
     So what it has started ends with it. It ends itself with this process, however that ends.
     """
+    environment = marked(
+        {**uncached(command.folder, command.environment), LAUNCHER: str(os.getpid())}
+    )
     with command.log.open("w") as log:
         leader = subprocess.Popen(
             command.words,
             cwd=command.folder,
-            env={**uncached(command.folder, command.environment), LAUNCHER: str(os.getpid())},
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if command.reports else log,
             stderr=log,
@@ -93,14 +98,14 @@ def popen(command: Command) -> Process:
             errors="replace",
             start_new_session=True,
         )
-    return _Child(leader)
+    return _Child(leader, environment)
 
 
 class _Child(Group):
     """A child of ours with what it has started, as `subprocess.Popen` shows one."""
 
-    def __init__(self, leader: subprocess.Popen[str]) -> None:
-        super().__init__(leader)
+    def __init__(self, leader: subprocess.Popen[str], environment: Mapping[str, str]) -> None:
+        super().__init__(leader, environment)
         self.stdout = leader.stdout
         self._terminate = leader.terminate
 

@@ -199,7 +199,8 @@ class Told:
 
 
 def _logs(options: RunOptions) -> Path:
-    with os_error_as("no logs can be kept", help="give another --logs"):
+    remedy = "give another --logs; or let TMPDIR name a folder that files can be written in"
+    with os_error_as("no logs can be kept", help=remedy):
         logs = options.logs or Path(tempfile.mkdtemp(prefix="bigbrain-fx-run-"))
         logs.mkdir(parents=True, exist_ok=True)
     return logs

@@ -1,0 +1,180 @@
+"""Places that call the system and are not struck in runs of a tiny bundle, by the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+
+def excused(reasons: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Return the reason by place."""
+    return {place: reason for reason, places in reasons.items() for place in places}
+
+
+RUNTIME = excused(
+    {
+        "failed, every one, in test_every_call_fails": (
+            "commits.py open_folder .exists",
+            "commits.py open_folder .is_dir",
+            "commits.py open_folder .mkdir",
+            "commits.py warn_of_others .stat",
+            "committing.py begin_together .submit",
+        ),
+        "a call of this room's own, whose call to the system is struck": (
+            "disk.py put .rename",
+            "tensor_file.py put .rename",
+        ),
+        "only where hosts have folders of their own; OSError is heard by the caller": (
+            "commits.py _has_states .is_dir",
+            "commits.py prune_own .is_dir",
+            "commits.py prune_own .is_symlink",
+            "commits.py prune_own .iterdir",
+        ),
+        "prints, which `lost_prints` or `show` let be lost": (
+            "control.py fail print",
+            "peers.py blaming_peers print",
+            "telling.py _let_go open",
+            "telling.py _let_go os.dup2",
+            "telling.py show print",
+        ),
+        "before the run is under way, or of no supervised process": (
+            "control.py inherited socket.socket",
+            "launcher.py _is_there os.kill",
+            "local.py run .start",
+            "malloc.py caches_small_blocks .read_bytes",
+            "rendezvous.py _interface_to .connect",
+            "rendezvous.py _interface_to fcntl.ioctl",
+            "rendezvous.py _interface_to socket.if_nameindex",
+            "rendezvous.py _interface_to socket.socket",
+            "rendezvous.py _tcp_store .bind",
+            "rendezvous.py _tcp_store .listen",
+            "rendezvous.py _tcp_store socket.socket",
+        ),
+        "reads what was opened there, which is struck": ("regular.py read_regular .read",),
+        "of files that a user gives, with tests of their own (inputs, checkpoints, resplit)": (
+            "compiler.py require_compiler .is_file",
+            "loading.py _mapped .open",
+            "loading.py _mapped mmap.mmap",
+            "loading.py _require_file .is_file",
+            "loading.py committed .exists",
+            "loading.py committed .is_dir",
+            "plain.py load_optimizer safe_open",
+            "rows.py _opened safe_open",
+            "train.py _again_and_again load_file",
+        ),
+        "of offloaded bundles: tests/runtime/test_stores.py and tests/supervisor/test_stores.py": (
+            "stores.py _folder .is_dir",
+            "stores.py _nameless os.dup",
+            "stores.py _nameless tempfile.TemporaryFile",
+            "stores.py _reserve os.posix_fallocate",
+            "stores.py _reserve os.statvfs",
+            "stores.py buffer mmap.mmap",
+            "stores.py read os.preadv",
+            "stores.py take mmap.mmap",
+        ),
+        "of --suspect, sessions and serving, which have tests of their own": (
+            "feeding.py _read mmap.mmap",
+            "serving.py _read os.read",
+            "serving.py _write os.write",
+            "suspicion.py _write mmap.mmap",
+            "suspicion.py _write os.fstat",
+            "suspicion.py _write os.ftruncate",
+            "suspicion.py check mmap.mmap",
+        ),
+        "only where a snapshot grows: tests/supervisor/test_snapshots.py": (
+            "snapshots.py _make_room os.ftruncate",
+        ),
+    }
+)
+SUPERVISOR = excused(
+    {
+        "between hosts: test_hosts, test_silence and test_failing_lines": (
+            "admission.py _open .accept",
+            "admission.py _open .start",
+            "command.py _door socket.create_server",
+            "command.py _reached socket.create_connection",
+            "hosts.py __init__ .start",
+            "hosts.py __init__ selectors.DefaultSelector",
+            "hosts.py __init__ socket.socketpair",
+            "hosts.py _begin .register",
+            "hosts.py _forward socket.recv_fds",
+            "hosts.py _hear .recv",
+            "hosts.py _listen .send",
+            "hosts.py _obey .recv",
+            "hosts.py _pass_on .send",
+            "hosts.py _require_ours .is_file",
+            "hosts.py _turn .select",
+            "hosts.py run .register",
+            "hosts.py run .start",
+            "hosts.py start .start",
+            "hosts.py start os.dup",
+            "hosts.py start socket.socket",
+            "host.py _fits .bind",
+            "processes.py end_of os.dup",
+            "remote.py __init__ os.pipe",
+            "secured.py __init__ .read_text",
+            "secured.py __init__ .start",
+            "secured.py __init__ .stat",
+            "secured.py _context .load_cert_chain",
+            "secured.py _context .load_verify_locations",
+            "secured.py _context ssl.SSLContext",
+            "secured.py _find_end .read",
+            "secured.py _has_shaken_hands .do_handshake",
+            "secured.py _has_shaken_hands .read",
+            "secured.py _has_shaken_hands .sendall",
+            "secured.py _more .recv",
+            "secured.py _more .register",
+            "secured.py _more .write",
+            "secured.py _more select.poll",
+            "secured.py is_gone socket.create_connection",
+            "secured.py say .read",
+            "secured.py say .sendall",
+            "secured.py say .write",
+        ),
+        "of launch.py alone: test_failing_lines, test_limits": (
+            "command.py _run .write",
+            "command.py last_lines .open",
+            "command.py last_lines .read",
+            "command.py last_lines .stat",
+            "command.py main .mkdir",
+            "command.py main tempfile.mkdtemp",
+            "console.py _is_open os.fstat",
+            "console.py _write .write",
+            "console.py _write os.write",
+            "console.py _write select.select",
+            "console.py hold_streams open",
+            "console.py hold_streams os.dup2",
+            "console.py hold_streams os.open",
+            "console.py warn print",
+        ),
+        "a process of its own, without which another is started: test_outliving": (
+            "ending_orphans.py _end os.killpg",
+            "ending_orphans.py _end_if .read",
+            "ending_orphans.py _end_if open",
+            "ending_orphans.py _end_if os.pidfd_open",
+            "ending_orphans.py _end_if signal.pidfd_send_signal",
+            "ending_orphans.py _end_marked os.listdir",
+            "ending_orphans.py _end_of os.pidfd_open",
+            "ending_orphans.py _heard os.read",
+            "ending_orphans.py main .register",
+            "ending_orphans.py main os.set_blocking",
+            "ending_orphans.py main select.poll",
+        ),
+        "only when asked to stop": (
+            "crew.py _ring .recv",
+            "crew.py wake .send",
+        ),
+        "only where a socket is full: test_failing_lines": ("crew.py _watch_room .modify",),
+        "of sessions, which have tests of their own": (
+            "feeding.py _written os.write",
+            "feeding.py look os.dup",
+        ),
+        "of what verify and split start: test_outliving": (
+            "processes.py run_group subprocess.Popen",
+        ),
+        "only where the kernel has no memfd": (
+            "snapshot_memory.py nameless os.dup",
+            "snapshot_memory.py nameless tempfile.TemporaryFile",
+        ),
+        "beside a file that is read there, which is struck": ("starving.py _waited_ns .iterdir",),
+    }
+)

@@ -13,17 +13,22 @@ it is taken again (six times as many pairs in all at most), and the quietest pai
 "as it comes": our bundle as `split` writes it (it raises malloc's thresholds itself), theirs with
 torch's defaults. "raised": theirs with the same thresholds, through glibc's environment variables.
 "one device": a bundle for one device against an eager loop, both with raised thresholds.
+
+zb-h1 and zb-v stand against their 1F1B, too: what a split backward gains over a whole one. Their
+cuts are of whole blocks, alike; so is ours but for zb-v, which cuts the line where devices are
+busy alike, by ops that are measured first.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import click
@@ -33,7 +38,9 @@ from torch import Tensor
 
 import bigbrain_fx
 from bigbrain_fx.core import Cluster, Device, Link
+from bigbrain_fx.measure.ops import ProfileOptions, profile
 from bigbrain_fx.plan import Options
+from tools import peer_model
 from tools.peer_jobs import Job, Meter, job, wait_for_quiet
 
 MODEL = Path(__file__).resolve().parent / "peer_model.py"
@@ -47,10 +54,7 @@ ATTEMPTS = 6  # times `--pairs`
 
 @dataclass(frozen=True)
 class Series:
-    """One comparison; `against` is "theirs" or "eager", `malloc` is that side's setting.
-
-    Our zb-h1 stands against their 1F1B: what a split backward gains over a whole one.
-    """
+    """One comparison; `against` is their schedule or "eager", `malloc` is that side's setting."""
 
     schedule: str
     against: str
@@ -58,12 +62,16 @@ class Series:
 
 
 ALL = (
-    Series("1f1b", "theirs", "as it comes"),
-    Series("gpipe", "theirs", "as it comes"),
-    Series("zb-h1", "theirs", "as it comes"),
-    Series("1f1b", "theirs", "raised"),
-    Series("gpipe", "theirs", "raised"),
-    Series("zb-h1", "theirs", "raised"),
+    Series("1f1b", "1f1b", "as it comes"),
+    Series("gpipe", "gpipe", "as it comes"),
+    Series("zb-h1", "1f1b", "as it comes"),
+    Series("zb-v", "1f1b", "as it comes"),
+    Series("zb-v", "zb-v", "as it comes"),
+    Series("1f1b", "1f1b", "raised"),
+    Series("gpipe", "gpipe", "raised"),
+    Series("zb-h1", "1f1b", "raised"),
+    Series("zb-v", "1f1b", "raised"),
+    Series("zb-v", "zb-v", "raised"),
     Series("one device", "eager", "raised"),
 )
 
@@ -91,8 +99,7 @@ class Result(Series):
     ours_s: float
     theirs_s: float
     ratio: float
-    lowest: float
-    highest: float
+    quartiles: tuple[float, float]
     gradient_error: float
     ours_rss_bytes: tuple[int, ...]
     theirs_rss_bytes: tuple[int, ...]
@@ -103,13 +110,23 @@ def write_bundle(folder: Path, schedule: str) -> Path:
     count = 1 if schedule == "one device" else 2
     devices = (Device(f"d{i}", "here", "cpu", 8 << 30, 60e9, 12e9) for i in range(count))
     options = Options(schedule=None if count == 1 else schedule, micro_batches=MICRO_BATCHES)
+    if schedule == "zb-v":
+        options = replace(options, estimator=_measured(folder))
     out = folder / schedule.replace(" ", "_")
     made = bigbrain_fx.split(MODEL, Cluster(tuple(devices), Link(50e-6, 2e9)), out, options)
     first = made.plan.stages.stages[0].params
     blocks = {name.split(".")[1] for name in first if name.startswith("blocks.")}
-    if count == 2 and len(blocks) != CUT:
+    if count == 2 and schedule != "zb-v" and len(blocks) != CUT:
         raise SystemExit(f"the plan puts {len(blocks)} blocks on the first device, theirs {CUT}")
     return made.bundle
+
+
+def _measured(folder: Path) -> str:
+    """Measure the model's ops, as `bigbrain-fx profile` does; name what reads them."""
+    os.environ["BIGBRAIN_PROFILES"] = str(folder / "profiles.sqlite")
+    rows = peer_model.BATCH // MICRO_BATCHES
+    profile(MODEL, folder / "profiles.sqlite", ProfileOptions(rows=(rows,), device="cpu"))
+    return "measured"
 
 
 def measure(
@@ -120,7 +137,8 @@ def measure(
     with ExitStack() as stack:
         ours = stack.enter_context(job("ours", bundle, series.schedule, world, raised=False))
         raised = series.malloc == "raised"
-        theirs = job(series.against, bundle, series.schedule, world, raised=raised)
+        whose = "eager" if series.against == "eager" else "theirs"
+        theirs = job(whose, bundle, series.against, world, raised=raised)
         sides = {"ours": ours, "theirs": stack.enter_context(theirs)}
         for side in sides.values():
             side.train(3)  # to warm up: the optimizer's state, and what torch sets up at first
@@ -165,12 +183,18 @@ def _result(
         ours_s=statistics.median(pair.ours_s for pair in pairs),
         theirs_s=statistics.median(pair.theirs_s for pair in pairs),
         ratio=statistics.median(ratios),
-        lowest=min(ratios),
-        highest=max(ratios),
+        quartiles=_quartiles(ratios),
         gradient_error=error,
         ours_rss_bytes=peaks["ours"],
         theirs_rss_bytes=peaks["theirs"],
     )
+
+
+def _quartiles(ratios: Sequence[float]) -> tuple[float, float]:
+    if len(ratios) < 2:
+        return min(ratios), max(ratios)
+    lower, _, upper = statistics.quantiles(ratios, n=4)
+    return lower, upper
 
 
 def _quiet(pairs: Sequence[Pair]) -> int:
@@ -204,7 +228,7 @@ def main(as_json: bool, pairs: int, steps: int, only: str | None, malloc: str | 
     def show(pair: Pair) -> None:
         line = (
             f"{pair.schedule}, {pair.malloc}, pair {pair.pair}: ours {pair.ours_s:.3f} s, "
-            f"{pair.against} {pair.theirs_s:.3f} s, ratio {pair.ratio:.3f}; "
+            f"their {pair.against} {pair.theirs_s:.3f} s, ratio {pair.ratio:.3f}; "
             f"others use {pair.others:.0%}"
         )
         print(json.dumps(asdict(pair)) if as_json else line, flush=True)
@@ -223,7 +247,7 @@ def main(as_json: bool, pairs: int, steps: int, only: str | None, malloc: str | 
 
 def _table(results: Sequence[Result]) -> Table:
     table = Table(title="medians over the quietest pairs; memory: peak resident MiB by rank")
-    names = "schedule, malloc, against, quiet, ours s, theirs s, ratio, range, gradients off by"
+    names = "schedule, malloc, against, quiet, ours s, theirs s, ratio, quartiles, gradients off by"
     for column in (*names.split(", "), "ours MiB", "theirs MiB"):
         table.add_column(column)
     for r in results:
@@ -231,7 +255,7 @@ def _table(results: Sequence[Result]) -> Table:
             *(r.schedule, r.malloc, r.against),
             f"{r.quiet_pairs} of {r.pairs}",
             *(f"{number:.3f}" for number in (r.ours_s, r.theirs_s, r.ratio)),
-            f"{r.lowest:.3f}-{r.highest:.3f}",
+            "-".join(f"{ratio:.3f}" for ratio in r.quartiles),
             f"{r.gradient_error:.0e}",
             *(
                 "+".join(f"{n >> 20}" for n in sizes)

@@ -26,7 +26,12 @@ from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # t
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleZBVZeroBubble,
+)
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -40,9 +45,12 @@ from torch.nn.parallel import DistributedDataParallel
 from tools import peer_model
 
 MICRO_BATCHES = 8
-CUT = 4  # blocks on the first of two devices
 WHOLE = "whole.safetensors"  # beside a bundle's parts of weights: what its model began with
-SCHEDULES: Mapping[str, Any] = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe, "zb-h1": Schedule1F1B}
+SCHEDULES: Mapping[str, Any] = {
+    "1f1b": Schedule1F1B,
+    "gpipe": ScheduleGPipe,
+    "zb-v": ScheduleZBVZeroBubble,
+}
 
 
 @dataclass(frozen=True)
@@ -99,66 +107,58 @@ class Ours:
         return self.first
 
 
-class FirstHalf(nn.Module):
-    """Embeddings and the first blocks, under their names in the model."""
+class Part(nn.Module):
+    """Some blocks, with what comes before the first and after the last, under the model's names."""
 
-    def __init__(self, whole: peer_model.GPT) -> None:
+    def __init__(self, whole: peer_model.GPT, blocks: range) -> None:
         super().__init__()
-        self.embed = whole.embed
-        self.position = whole.position
-        self.blocks = nn.ModuleDict({str(i): whole.blocks[i] for i in range(CUT)})
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Return the stream after the first blocks."""
-        positions = torch.arange(tokens.shape[1], device=tokens.device)
-        x: Tensor = self.embed(tokens) + self.position(positions)
-        for block in self.blocks.values():
-            x = block(x)
-        return x
-
-
-class SecondHalf(nn.Module):
-    """The other blocks, the last norm and the head, under their names in the model."""
-
-    def __init__(self, whole: peer_model.GPT) -> None:
-        super().__init__()
-        count = len(whole.blocks)
-        self.blocks = nn.ModuleDict({str(i): whole.blocks[i] for i in range(CUT, count)})
-        self.norm = whole.norm
-        self.head = whole.head
+        if blocks.start == 0:
+            self.embed, self.position = whole.embed, whole.position
+        self.blocks = nn.ModuleDict({str(i): whole.blocks[i] for i in blocks})
+        if blocks.stop == len(whole.blocks):
+            self.norm, self.head = whole.norm, whole.head
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits."""
+        """Return the stream after these blocks, logits after the last; tokens go into the first."""
+        if hasattr(self, "embed"):
+            x = self.embed(x) + self.position(torch.arange(x.shape[1], device=x.device))
         for block in self.blocks.values():
             x = block(x)
-        logits: Tensor = self.head(self.norm(x))
-        return logits
+        return self.head(self.norm(x)) if hasattr(self, "head") else x
+
+
+def parts_of(whole: peer_model.GPT, rank: int, world: int, schedule: str) -> dict[int, Part]:
+    """Return a rank's stages by number, all of as many blocks: a V gives each rank two of them."""
+    count = 2 * world if schedule == "zb-v" else world
+    each = len(whole.blocks) // count
+    mine = sorted({rank, count - 1 - rank}) if schedule == "zb-v" else [rank]
+    return {number: Part(whole, range(number * each, (number + 1) * each)) for number in mine}
 
 
 class Theirs:
-    """torch.distributed.pipelining: hand-split modules, the bundle's weights, the same cut."""
+    """torch.distributed.pipelining: hand-split modules, the bundle's weights, equal cuts."""
 
     def __init__(self, wanted: Wanted) -> None:
         _join(wanted)
-        whole = _model(wanted.bundle)
-        self.module = SecondHalf(whole) if wanted.rank else FirstHalf(whole)
-        where = torch.device("cpu")
-        stage = PipelineStage(self.module, wanted.rank, wanted.world, where)
-        self.schedule = SCHEDULES[wanted.schedule](stage, MICRO_BATCHES, loss_fn=_loss)
-        self.optimizer = peer_model.optimizer(self.module.named_parameters())
+        parts = parts_of(_model(wanted.bundle), wanted.rank, wanted.world, wanted.schedule)
+        where, count = torch.device("cpu"), len(parts) * wanted.world
+        stages = [PipelineStage(part, n, count, where) for n, part in parts.items()]
+        several: Any = stages if wanted.schedule == "zb-v" else stages[0]
+        self.schedule = SCHEDULES[wanted.schedule](several, MICRO_BATCHES, loss_fn=_loss)
+        self.module = nn.ModuleList(parts.values())
+        self.optimizer = peer_model.optimizer(self._named().items())
         self.batches = peer_model.batches(0)
-        self.rank = wanted.rank
+        self.first_of_all, self.last_of_all = 0 in parts, count - 1 in parts
         self.first: dict[str, Tensor] = {}
 
     def step(self) -> float | None:
         """Train one step."""
         batch = next(self.batches)
         losses: list[Tensor] = []
-        if self.rank == 0:
-            self.schedule.step(batch["tokens"])
-        else:
-            self.schedule.step(target=batch["targets"], losses=losses, return_outputs=False)
-        self.first = self.first or _gradients(self.module)
+        fed = (batch["tokens"],) if self.first_of_all else ()
+        held: dict[str, Any] = {"target": batch["targets"], "losses": losses}
+        self.schedule.step(*fed, **(held if self.last_of_all else {}), return_outputs=False)
+        self.first = self.first or self._gradients()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return float(torch.stack(losses).detach().mean()) if losses else None
@@ -166,6 +166,12 @@ class Theirs:
     def gradients(self) -> dict[str, Tensor]:
         """Return the gradients of the first step."""
         return self.first
+
+    def _named(self) -> dict[str, nn.Parameter]:
+        return {name: p for part in self.module for name, p in part.named_parameters()}
+
+    def _gradients(self) -> dict[str, Tensor]:
+        return {name: p.grad.clone() for name, p in self._named().items() if p.grad is not None}
 
 
 class Eager:

@@ -1,7 +1,7 @@
 """`auto` against the naive split on emulated unlike clusters, measured.
 
     python -m tools.unlike --out rows.jsonl [--only gpt] [--pairs 3] [--steps 4] [--json]
-    python -m tools.unlike --out halves.jsonl --against whole
+    python -m tools.unlike --out halves.jsonl --against whole [--share 0.6]
     python -m tools.unlike --out cuts.jsonl --every-cut gpt
 
 Linux and root. Models x speeds 2:1 and 4:2:1:1 x links of 1 Gbit/s and 100 Mbit/s, 8 micro-batches.
@@ -11,7 +11,9 @@ links), and for any plan at all. Beside them stands what freely divisible work o
 would give.
 
 `--against whole` runs what `auto` finds with whole backwards in place of the naive split: what
-split backwards give. Its limit is of whole backwards.
+split backwards give. Its limit is of whole backwards. Of the speeds 4:2:1:1 all devices together
+take this machine's two cores, if the fastest has one, and what carries messages waits for them:
+with `--share 0.6` they leave it the rest.
 
 `--every-cut` runs all cuts of a model in two, in order of their ops, whose forecast is within 20 %
 of the best, and says by how much the plan of `auto` is slower than the best of them.
@@ -245,6 +247,7 @@ def run_every_cut(name: str, rounds: int, steps: int, models: Models) -> dict[st
 @click.option("--steps", default=4, show_default=True, help="Of each run, besides its first.")
 @click.option("--against", type=click.Choice(["naive", "whole"]), default="naive")
 @click.option("--every-cut", type=click.Choice(list(ROWS)), help="Instead: all cuts of a model.")
+@click.option("--share", type=float, help="Cores of the fastest device.  [default: half of all]")
 @click.option("--json", "as_json", is_flag=True)
 def main(
     out: Path,
@@ -253,6 +256,7 @@ def main(
     steps: int,
     against: str,
     every_cut: str | None,
+    share: float | None,
     as_json: bool,
 ) -> None:
     """Measure what lacks, and show every case."""
@@ -270,7 +274,7 @@ def main(
             click.echo(json.dumps(found))
             return
         rows = list(_read(out))
-        for case in _lacking(only or tuple(ROWS), rows, models, pairs, steps, against):
+        for case in _lacking(only or tuple(ROWS), rows, models, pairs, steps, against, share):
             with out.open("a") as file:
                 file.write(json.dumps(asdict(case)) + "\n")
             rows.append(case)
@@ -302,6 +306,7 @@ def _lacking(
     pairs: int,
     steps: int,
     against: str,
+    share: float | None,
 ) -> Iterator[Case]:
     done = {row.key for row in rows}
     wanted = [k for k in product(SPEEDS, MBIT_PER_S, names) if (k[2], k[0], k[1]) not in done]
@@ -309,7 +314,7 @@ def _lacking(
         models.session(name)  # profiled on the bare machine
     for (speeds, rate), group in groupby(wanted, key=lambda key: key[:2]):
         site = _site(speeds, rate)
-        with emulated(site.cluster) as net:
+        with emulated(site.cluster, share=share) as net:
             cluster = net.survey().cluster
             for _, _, name in group:
                 yield compared(net, cluster, models, name, site, pairs, steps, against)

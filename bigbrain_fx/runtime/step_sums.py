@@ -16,6 +16,7 @@ from .data import mean_loss
 from .gradients import norm, summed
 from .held_weights import HeldWeights
 from .loss_scale import LossScale, are_finite, unscaled
+from .only_holder import is_alone
 
 if TYPE_CHECKING:  # only bundles that offload weights have it
     from .stored_weights import StoredWeights
@@ -49,14 +50,14 @@ class StepSums:
     def add(self, name: str, stage: int, gradient: Tensor) -> None:
         """Add one micro-batch's gradient of a parameter.
 
-        The first sum makes a new tensor: autograd may have handed out one that something else
-        holds too.
+        The first sum makes a new tensor where something else holds the one that autograd has handed
+        out.
         """
         key = name, stage
         count = self._counts.get(key, 0)
         if count == 0:
             self.gradients[key] = gradient
-        elif count == 1:
+        elif count == 1 and not is_alone(self.gradients, key):
             self.gradients[key] = self.gradients[key] + gradient
         else:
             self.gradients[key].add_(gradient)

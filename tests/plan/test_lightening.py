@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
+from bigbrain_fx.bundles import source_of
 from bigbrain_fx.core import Cluster
 from bigbrain_fx.errors import InputError, NoPlanError
+from bigbrain_fx.frontend import capture_file
 from bigbrain_fx.plan import Options, Plan, from_json, make_plan, replan, to_json
 from bigbrain_fx.plan.making import costs_of
 from bigbrain_fx.plan.memory_check import needed_bytes
@@ -104,3 +107,43 @@ def test_training_is_bitwise_that_of_the_unsplit_model(
     plan = bench.plan(cell)
     assert plan.stages.again
     assert bench.fault(cell, plan) == ""
+
+
+FREE = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, inputs):
+        for layer in self.layers:
+            inputs = layer(inputs) + 1.0
+        return inputs
+
+
+def model():
+    return Net()
+
+
+def loss(output, batch):
+    return F.mse_loss(output, batch["inputs"])
+
+
+def example_batch():
+    return {"inputs": torch.ones(4, 4)}
+"""
+
+
+def test_a_stage_that_keeps_only_what_it_received_makes_nothing_again(tmp_path: Path) -> None:
+    path = tmp_path / "free.py"
+    path.write_text(FREE)
+    with capture_file(path) as session:
+        options = Options("naive", micro_batches=2, schedule="1f1b", recompute="ops")
+        source = source_of(session.facts)
+        plan = make_plan(session.graph, samples.cluster(3), source, options)
+    assert 1 not in plan.stages.again

@@ -185,7 +185,8 @@ class _Problem:
     def cut(self, price: float) -> Choice:
         """Return the best choice where a second is worth so many bytes."""
         edges = dict(self._edges(price))
-        place = {name: i for i, name in enumerate(dict.fromkeys(n for e in edges for n in e))}
+        ends = ("source", "sink", *(name for edge in edges for name in edge))  # though all is free
+        place = {name: i for i, name in enumerate(dict.fromkeys(ends))}
         flows = _max_flow(
             {(place[a], place[b]): size for (a, b), size in self._scaled(edges).items()},
             place["source"],

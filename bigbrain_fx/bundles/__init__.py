@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     )
     from bigbrain_fx.bundles.going_on import (
         TrainingState as TrainingState,
+        export_commit as export_commit,
         export_training as export_training,
         list_commits as list_commits,
         rollback as rollback,

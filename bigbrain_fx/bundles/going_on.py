@@ -155,16 +155,21 @@ def _all_or_nothing(*files: Path) -> Iterator[None]:
         raise
 
 
-def export_commit(bundle: str | Path, to: str | Path, commits: str | Path) -> int:
-    """Write the model of the newest whole commit as a checkpoint; return how many steps are done.
+def export_commit(
+    bundle: str | Path, to: str | Path, commits: str | Path, *, shard_bytes: int | None = None
+) -> tuple[Joined, int]:
+    """Write the model of the newest whole commit as a checkpoint; of older versions it has none.
+
+    Returns:
+        What was written, and how many steps are done.
 
     Raises:
         InputError: as `export_training`.
     """
     plan, out = read_plan(bundle), Path(to)
     with newest_state(plan, Path(bundle), Path(commits), out) as (named, _):
-        write_joined(state(plain_params(plan.graph), _trained(plan, named, Path(bundle))), out)
-        return named.step
+        tensors = state(plain_params(plan.graph), _trained(plan, named, Path(bundle)))
+        return write_joined(tensors, out, shard_bytes), named.step
 
 
 def commit_held(bundle: Path, folder: Path, files: Mapping[str, int]) -> None:

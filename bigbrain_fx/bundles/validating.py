@@ -85,7 +85,7 @@ class Validator:
         with tempfile.TemporaryDirectory(prefix="bigbrain-fx-validation-") as folder:
             file = Path(folder) / "model.safetensors"
             try:
-                step = export_commit(self.bundle, file, self.commits)
+                _, step = export_commit(self.bundle, file, self.commits)
                 words = (sys.executable, str(self.script), str(file), str(step))
                 done = run_group(words, LIMIT_S)
             except (InputError, OSError, subprocess.TimeoutExpired) as error:

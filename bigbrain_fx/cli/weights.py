@@ -24,7 +24,7 @@ from bigbrain_fx.errors import InputError
     type=PATH,
     help="With --to: the optimizer's state as well, for going on in plain PyTorch; from --commits.",
 )
-@click.option("--commits", type=PATH, help="With --optimizer or --dcp: what `run --commits` wrote.")
+@click.option("--commits", type=PATH, help="What `run --commits` wrote: its newest commit.")
 @click.option(
     "--shard-bytes",
     type=COUNT,
@@ -73,17 +73,32 @@ def export(
             )
         _export_training(bundle, to, optimizer, commits, shard_bytes, as_json)
         return
-    if commits is not None:
-        raise InputError("--commits is for --optimizer", help="add --optimizer FILE")
-    from bigbrain_fx.bundles import export_weights
+    _export_model(bundle, to, weights, commits, shard_bytes, as_json)
+
+
+def _export_model(
+    bundle: Path,
+    to: Path,
+    weights: Path | None,
+    commits: Path | None,
+    shard_bytes: int | None,
+    as_json: bool,
+) -> None:
+    from bigbrain_fx.bundles import export_commit, export_weights
     from bigbrain_fx.cli.console import json_line
 
-    done = export_weights(bundle, to, weights=weights, shard_bytes=shard_bytes)
-    files = [str(path) for path in done.files]
-    if as_json:
-        click.echo(json_line({"files": files, "tensors": done.tensors, "bytes": done.bytes}))
+    if weights is not None and commits is not None:
+        raise InputError("expected one of --weights and --commits", help="leave one out")
+    if commits is None:
+        done = export_weights(bundle, to, weights=weights, shard_bytes=shard_bytes)
+        more, said = {}, ""
     else:
-        click.echo(f"wrote {', '.join(files)}: {done.tensors} tensors, {done.bytes} bytes")
+        done, step = export_commit(bundle, to, commits, shard_bytes=shard_bytes)
+        more, said = {"step": step}, f", after {step} steps"
+    files = [str(path) for path in done.files]
+    about = {"files": files, "tensors": done.tensors, "bytes": done.bytes, **more}
+    text = f"wrote {', '.join(files)}{said}: {done.tensors} tensors, {done.bytes} bytes"
+    click.echo(json_line(about) if as_json else text)
 
 
 def _export_training(

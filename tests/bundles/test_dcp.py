@@ -183,6 +183,81 @@ def test_two_processes_of_fsdp2_go_on_between(trained: Path, tmp_path: Path) -> 
     assert train(back.bundle, 7, "--commits", "commits", "--resume") == train(trained, 7)[5:]
 
 
+AVERAGED = """
+
+class Averaging(torch.optim.AdamW):
+    def step(self, closure=None):
+        super().step()
+        with torch.no_grad():
+            for p in [p for group in self.param_groups for p in group["params"]]:
+                mean = self.state[p].setdefault("mean", p.detach().clone())
+                p.lerp_(mean.lerp_(p.detach(), 0.2), 0.3)
+
+
+"""
+RATES = {
+    "scheduler": """
+def scheduler(optimizer):
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 / (1 + step))
+""",
+    "lr_scale": """
+def lr_scale(step):
+    return 1.0 / (1 + step)
+""",
+}
+
+
+def pass_on(folder: Path, program: str, to: str) -> None:
+    """Let two processes of FSDP2 load a checkpoint and save it, without a step."""
+    (folder / "fsdp.py").write_text(program)
+    words = [str(folder / f"meet-{to}"), str(folder / "pair.py"), "out", "3", to]
+    command = [sys.executable, "fsdp.py", *words]
+    done = subprocess.run(
+        command, cwd=folder, timeout=120, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("rates", "choices"),
+    [
+        ("lr_scale", {"replicas": 2, "zero_stage": 1}),
+        ("scheduler", {"replicas": 2, "zero_stage": 3}),
+        ("scheduler", {"replicas": 2, "zero_stage": 2, "tensor": 2}),
+    ],
+    ids=str,
+)
+@pytest.mark.usefixtures("nursery")
+def test_what_is_divided_goes_to_fsdp2_and_comes_back(
+    tmp_path: Path, rates: str, choices: dict[str, int]
+) -> None:
+    """What the optimizer keeps for itself and a scheduler's rates come, too.
+
+    Where nobody says with which rate it began, that is refused, and a scheduler there helps.
+    """
+    text = MODEL.replace("torch.optim.AdamW(", "Averaging(") + AVERAGED + RATES[rates]
+    groups = "tensor" in choices
+    text = text.replace("nn.BatchNorm1d(7)", "nn.LayerNorm(7)") if groups else text
+    (tmp_path / "pair.py").write_text(text)
+    options = bb.Options("naive", micro_batches=2, sum_order="micro", **choices)  # type: ignore[arg-type]
+    devices = cluster(4)
+    bundle = bb.split(tmp_path / "pair.py", devices, tmp_path / "bundle", options).bundle
+    train(bundle, 3, "--commits", "commits")
+    export_dcp(bundle, tmp_path / "out", commits=bundle / "commits")
+    pass_on(tmp_path, FSDP, "lacking")
+    with pytest.raises(InputError, match=f"has {rates}, and the checkpoint does not say") as caught:
+        resplit(bundle, devices, tmp_path / "new", from_dcp=tmp_path / "lacking")
+    assert "lr_scheduler there before" in str(caught.value.help)
+    assert not (tmp_path / "new").exists()
+    made = "    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)\n"
+    pass_on(
+        tmp_path, FSDP.replace("    model, state = get", made + "    model, state = get", 1), "back"
+    )
+    back = resplit(bundle, devices, tmp_path / "new", from_dcp=tmp_path / "back")
+    found = train(back.bundle, 6, "--commits", "commits", "--resume")
+    assert found == train(bundle, 6)[3:]
+
+
 def test_weights_alone_go_and_come(trained: Path, tmp_path: Path) -> None:
     assert export_dcp(trained, tmp_path / "out").step is None
     _, net, _ = plain(trained)

@@ -27,7 +27,9 @@ from bigbrain_fx.bundles.validating import Validator
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.runtime.plain import load_optimizer
 from tests.support import warm
-from tests.support.bundles import cluster
+from tests.support.bundles import MODEL as LETTERS, cluster
+from tests.support.command_line import call
+from tests.verification.test_asynchronous import untied
 
 MODEL = '''
 import torch
@@ -130,6 +132,28 @@ def test_plain_pytorch_goes_on_with_the_same_bits(trained: Path, tmp_path: Path)
     export_weights(trained, tmp_path / "whole.safetensors", weights=trained / "saved")
     wanted = load_file(tmp_path / "whole.safetensors")
     assert {n for n, t in net.state_dict().items() if not torch.equal(t, wanted[n])} == set()
+
+
+@pytest.mark.usefixtures("nursery")
+def test_the_weights_of_a_commit_alone_also_where_steps_overlap(tmp_path: Path) -> None:
+    """Of an asynchronous run the state is refused, in words that lead to the weights."""
+    (tmp_path / "letters.py").write_text(untied(LETTERS))
+    options = bb.Options("naive", micro_batches=2, asynchronous="2bw")
+    bundle = bb.split(tmp_path / "letters.py", cluster(), tmp_path / "bundle", options).bundle
+    train(bundle, 4, "--commits", "commits", "--commit-every", "2", "--save", "saved")
+    out, commits = tmp_path / "out.safetensors", bundle / "commits"
+    state = tmp_path / "state.safetensors"
+    refused = call("export", bundle, "--to", out, "--commits", commits, "--optimizer", state)
+    assert refused.code == 2
+    assert "leave --optimizer out" in refused.err
+    done = call("export", bundle, "--to", out, "--commits", commits, "--json")
+    assert (done.code, json.loads(done.out)["step"]) == (0, 4)
+    export_weights(bundle, tmp_path / "whole.safetensors", weights=bundle / "saved")
+    found, wanted = load_file(out), load_file(tmp_path / "whole.safetensors")
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+    both = call("export", bundle, "--to", out, "--commits", commits, "--weights", "saved")
+    assert (both.code, "expected one of --weights and --commits" in both.err) == (2, True)
 
 
 def test_the_loader_stands_alone_and_refuses_others(trained: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,14 @@ from safetensors.torch import load_file
 from bigbrain_fx.bundles.resplitting import resplit
 from bigbrain_fx.supervisor import FailedError, Rescue, Supervisor
 from bigbrain_fx.supervisor.judging import Death
-from tests.supervisor.test_peer_states import STEPS, UNLIKE, named, plain, require_same, split
+from tests.supervisor.test_peer_states import (
+    STEPS,
+    UNLIKE,
+    named,
+    plain,
+    require_same,
+    split,
+)
 from tests.supervisor.test_replay_bundle import python
 from tests.support.bundles import MODEL, cluster
 from tests.support.puppets import Stage
@@ -165,7 +173,10 @@ def test_no_place_is_a_bad_one(tmp_path: Path, at: int | str) -> None:
 
 
 def test_commits_afterwards_are_read_by_resume_and_resplit(tmp_path: Path) -> None:
-    """The one that is under way when the replica is lost is missed, and said."""
+    """The one that is under way when the replica is lost is missed, and said.
+
+    What comes back is taken in there: by `--resume` all that were, by `resplit` others, too.
+    """
     bundle, run = split(tmp_path / "made", (("d0", "d1"), ("d2", "d3"))), tmp_path / "run"
     commits = ("--commits", str(tmp_path / "commits"))
     seen = lost(run, bundle, 4, [Fault("d0", 3, "updated")], *commits, "--commit-every", "2")
@@ -173,7 +184,10 @@ def test_commits_afterwards_are_read_by_resume_and_resplit(tmp_path: Path) -> No
     assert {path.stem for path in (run / "bundle" / "out").iterdir()} == set(named(4))
     _, expected = plain(bundle, STEPS + 2)
     resplit(bundle, cluster(1), tmp_path / "one", tmp_path / "commits")
-    for where, words in ((bundle, commits), (tmp_path / "one", ("--commits", "commits"))):
+    three = replace(cluster(6), replicas=tuple((f"d{i}", f"d{i + 1}") for i in (0, 2, 4)))
+    resplit(bundle, three, tmp_path / "three", tmp_path / "commits")
+    own = ("--commits", "commits")
+    for where, words in ((bundle, commits), (tmp_path / "one", own), (tmp_path / "three", own)):
         out = str(tmp_path / "out" / where.name)
         given = (*words, "--resume", "--steps", str(STEPS + 2), "--save", out)
         done = python(where, "train.py", "--in-process", *given)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -13,7 +14,7 @@ from safetensors.torch import load_file
 
 import bigbrain_fx
 from bigbrain_fx.core import Cluster
-from bigbrain_fx.plan import Options
+from bigbrain_fx.plan import Options, replica_cut
 from tests.support.bundles import MODEL, cluster
 from tests.support.replayed import Fault, Seen, supervised
 
@@ -180,5 +181,25 @@ def test_no_place_around_the_last_gradient_is_a_bad_one(
     run, steps = tmp_path / "run", len(places) + 2
     seen = supervised(bundle, run, named(4), steps, faults, every=None)
     assert len(seen.struck) == len(faults)
+    assert not seen.of("snapshot")
+    require_same(seen, run, bundle, steps)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_no_place_in_a_buckets_second_phase_is_a_bad_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schedule: str
+) -> None:
+    """Its parts are added up, and the sums have not left, or one has, or the others' lack."""
+    monkeypatch.setattr(replica_cut, "LEAST_BUCKET", 256)
+    bundle = split(tmp_path / "made", (("d0", "d1"), ("d2", "d3")), schedule=schedule)
+    buckets = json.loads((bundle / "buckets.json").read_text()).values()
+    ends = [tuple(bucket["stages"]) for bucket in buckets]
+    assert min(ends.count(stages) for stages in ends) > 1  # so that one may have left
+    places = [(d, at) for d in ("d3", "d0") for at in ("summed", "half summed", "gathering")]
+    faults = [Fault(device, step, at) for step, (device, at) in enumerate(places, 1)]
+    run, steps = tmp_path / "run", len(places) + 2
+    seen = supervised(bundle, run, named(4), steps, faults, every=None)
+    assert len(seen.struck) == len(faults)
+    assert [event["device"] for event in seen.of("took_state")] == [d for d, _ in places]
     assert not seen.of("snapshot")
     require_same(seen, run, bundle, steps)

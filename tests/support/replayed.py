@@ -108,7 +108,32 @@ if (FOLDER.parent / "runtime" / "deferred.py").exists():
 def run_step(device, step):
     global count
     count = 0
+    if getattr(device, "replicas", None) is not None and not hasattr(device.replicas, "struck"):
+        strike_in_second_phase(device, device.replicas)
     return run(device, step)
+
+
+def strike_in_second_phase(device, replicas):
+    """A bucket's parts are added: before the sums leave, after one has, before others' come."""
+    replicas.struck, send, recv = True, replicas.send_sums, replicas.recv_sums
+
+    def at(place):
+        if type(device.transport).__name__ == "ReplayTransport":
+            strike(device, place)
+
+    def send_sums():
+        whole = replicas.buckets
+        for place, some in (("summed", whole[:1]), ("half summed", whole[1:])):
+            at(place)
+            replicas.buckets = some
+            send()
+        replicas.buckets = whole
+
+    def recv_sums():
+        at("gathering")
+        recv()
+
+    replicas.send_sums, replicas.recv_sums = send_sums, recv_sums
 
 
 run, Device.run_step = Device.run_step, run_step
@@ -177,7 +202,8 @@ def install(bundle):
 class Fault:
     """What happens to a device's process: `at` an instruction of a step, counted from 0.
 
-    `at` may also be "updated" (after the optimizer's step) or "end" (of the step); or, with the
+    `at` may also be "updated" (after the optimizer's step) or "end" (of the step), or, of buckets'
+    sums, "summed" (before any leaves), "half summed" (one has), "gathering"; or, with the
     first generation that will do for the step, "ready" or "addressed" (before and after a device
     tells the others where to connect to) or "giving" (its state to another device).
     `what` is kill, stop, raise, links, sleep, or wrong: a `send` sends 1.5 times what it has.

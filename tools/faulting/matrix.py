@@ -92,6 +92,7 @@ ROWS = (
     Row(35, "wrong, finite: again and again", "forward", "30 s", rows_wrong.for_ever),
     Row(36, "SIGKILL in a replica, no restart", "forward", "1 s", rows_replicas.lost_for_good),
     Row(37, "listening host killed, stopped", "forward", "T_hang + 5 s", rows_hosts.head_lost),
+    Row(38, "a replica's host is cut off", "forward", "T_hang + 5 s", rows_hosts.cut_off),
 )
 
 

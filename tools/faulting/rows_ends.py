@@ -83,14 +83,10 @@ def silent_host(ground: Ground) -> Verdict:
         return refused
     commits = ground.folder / f"silent-{ground.count}"
     words = ("--commits", str(commits), "--commit-every", "2")
-    with _two_hosts() as (near, far, link):
+    with two_hosts() as (near, far, link):
         down = ("ip", "link", "set", link, "down")
         folder = ground.fresh([Fault("d1", 5, "forward", 1, "run", words=down)])
-        program, secret = folder / "bundle" / "launch.py", folder / "secret"
-        text = program.read_text()
-        program.write_text(text.replace(', "train.py")', ', "train.py", ("a", "a", "b", "b"))'))
-        subprocess.run(("sh", "-c", how_to_make(str(secret))), check=True, timeout=30)
-        run = _over(folder, secret, (near, far), words)
+        run = over_two(folder, (near, far), "--snapshot-every", "2", *words)
     at = run.struck.get(0)
     agent_s = run.facts["agent_ended_s"] - at if at else None
     newest = [record.step for record in read_records(commits, lambda _: None)]
@@ -107,8 +103,12 @@ def silent_host(ground: Ground) -> Verdict:
     return together((stop, resumed(ground, *words)), outcome)
 
 
-def _over(folder: Path, secret: Path, spaces: Sequence[str], words: Sequence[str]) -> Run:
-    """Run a bundle over two namespaces to the end of both supervisors."""
+def over_two(folder: Path, spaces: Sequence[str], *words: str) -> Run:
+    """Run a bundle of four devices over two namespaces to the end of both supervisors."""
+    program, secret = folder / "bundle" / "launch.py", folder / "secret"
+    text = program.read_text()
+    program.write_text(text.replace(', "train.py")', ', "train.py", ("a", "a", "b", "b"))'))
+    subprocess.run(("sh", "-c", how_to_make(str(secret))), check=True, timeout=30)
     place = f"{ADDRESSES[0]}:{PORT}"
     common = ("--secret", str(secret), "--spares", "0")
     join = ("launch.py", "--join", place, "--host", "b", *common, "--logs", "../logs-b")
@@ -129,7 +129,7 @@ def _over(folder: Path, secret: Path, spaces: Sequence[str], words: Sequence[str
             live.facts["agent"] = agent.wait(DEADLINE_S)
             live.facts["agent_ended_s"] = time.time()
 
-        more = ("--secret", str(secret), "--snapshot-every", "2", "--listen", place, *words)
+        more = ("--secret", str(secret), "--listen", place, *words)
         head = launch_words(STEPS, *more, spares=0, hang_s=HANG_S)
         return run_job(folder, (*enter[0], *head), DEADLINE_S, wait)
 
@@ -141,7 +141,7 @@ def _ended(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
-def _two_hosts() -> Iterator[tuple[str, str, str]]:
+def two_hosts() -> Iterator[tuple[str, str, str]]:
     """Two namespaces with a link between them; give their names, and the link's at the first."""
     names = [f"bigbrain-{os.getpid()}-{end}" for end in "ab"]
     links = [f"bb{os.getpid() % 100_000}{end}" for end in "ab"]

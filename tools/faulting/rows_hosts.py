@@ -1,4 +1,7 @@
-"""Row 37: the host whose supervisor decides is lost; the other one keeps a last commit."""
+"""Rows 37 and 38: of two hosts with a replica each, one is lost, or cut off and still there.
+
+Where the host whose supervisor decides is lost, the other one keeps a last commit.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,27 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 
 from bigbrain_fx.runtime.commits import ASIDE, read_records
 from bigbrain_fx.supervisor import how_to_make
 from tools.faulting.bundle import Fault
 from tools.faulting.jobs import Live, Run, launch_words, run_job
+from tools.faulting.rows_disks import needs_root
+from tools.faulting.rows_ends import SILENCE_MORE_S, over_two, two_hosts
 from tools.faulting.rows_processes import HANG_S
 from tools.faulting.rows_replicas import replicated
 from tools.faulting.rows_runs import resumed
-from tools.faulting.verdicts import DEADLINE_S, STEPS, Ground, Verdict, stopped, together
+from tools.faulting.verdicts import (
+    DEADLINE_S,
+    STEPS,
+    Ground,
+    Verdict,
+    losses_differ,
+    stopped,
+    times_of,
+    together,
+)
 
 BEHIND_S = 5.0  # the last commit, after the loss was noticed
 KEPT_STEP = 5  # the device that strikes is within it: nobody has all of its messages
@@ -50,6 +65,41 @@ def _lost(here: Ground, blow: signal.Signals) -> Verdict:
     bound_s = BEHIND_S + (HANG_S if blow == signal.SIGSTOP else 0.0)
     stop = stopped(run, "", checks, late_s, bound_s)
     return together((stop, resumed(here, *words)), "")
+
+
+def cut_off(ground: Ground) -> Verdict:
+    """Row 38: the link between two living hosts goes down in a forward, and nobody is told.
+
+    The side of the supervisor that decides goes on with its replica; the other ends, and what it
+    keeps is where no later run begins.
+    """
+    refused = needs_root()
+    if refused is not None:
+        return refused
+    here = replicated(ground)
+    commits = here.folder / f"cut-{here.count}"
+    words = ("--elastic", "--commits", str(commits), "--commit-every", "2")
+    with two_hosts() as (near, far, link):
+        down = ("ip", "link", "set", link, "down")
+        faults = [Fault("d1", KEPT_STEP, "forward", 1, "run", words=down)]
+        run = over_two(here.fresh(faults), (near, far), *words)
+    expected, (strike,) = here.reference(), times_of(run, faults)
+    bits = run.hashes == {name: expected.hashes[name] for name in ("d0", "d1")}
+    said = (run.folder / "agent.txt").read_text()
+    records = [record.step for record in read_records(commits, lambda _: None)]
+    checks = {
+        f"exit code {run.code}: {run.said[-300:]}": run.code == 0,
+        f"exit code {run.facts['agent']} of the other: {said[-300:]}": run.facts["agent"] == 1,
+        f"it does not say what it set aside: {said[-300:]}": ASIDE in said,
+        "other bits at the end": bits,
+        f"lost: {run.of('replica_lost')}": len(run.of("replica_lost")) == 1,
+        f"commits of steps {records}": records[:1] == [STEPS] and KEPT_STEP not in records,
+        **dict.fromkeys(losses_differ(run, expected), False),
+    }
+    outcome = "one replica goes on; what the cut-off host keeps is set aside"
+    bound_s = HANG_S + SILENCE_MORE_S
+    found = stopped(run, outcome, checks, strike.formed_s, bound_s)
+    return replace(found, strikes=(strike,), same_bits=bits)
 
 
 def _over_two(here: Ground, blow: signal.Signals, words: tuple[str, ...]) -> Run:

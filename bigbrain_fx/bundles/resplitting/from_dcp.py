@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from bigbrain_fx.bundles.resplitting.named import Named, places_of
 from bigbrain_fx.emit import batch_specs
@@ -39,13 +40,14 @@ def read_dcp(folder: Path, plan: Plan, bundle: Path, image: Path) -> Named:
 
     Raises:
         InputError: it is no such checkpoint, or of another model; it lacks the optimizer's state,
-            or how many steps are done; the disk is full.
+            how many steps are done, or the rates that a schedule began with; the disk is full.
     """
     require_float(plan, "--from-dcp")
     found, params = read_distributed(folder), plan.graph.params
     names = {p.name: p.canonical for p in params if p.kind != "constant"}
     model = model_tensors(found, names)
     optimizer = optimizer_keys(found, names)
+    _require_first_rates(plan, optimizer.facts, found.path)
     step = finished_steps(found, optimizer, names)
     fit = match(params, Checkpoint(found.path, model))
     _require_types(plan, fit.sources, found.path)
@@ -67,6 +69,26 @@ def read_dcp(folder: Path, plan: Plan, bundle: Path, image: Path) -> Named:
         "loss_scale": None,
     }
     return Named(step, {"dcp": image}, places_of(image, step), facts, optimizer.facts)
+
+
+def _require_first_rates(plan: Plan, facts: Mapping[str, Any], where: Path) -> None:
+    """Refuse rates of which nobody can say what a schedule of this bundle is a factor of.
+
+    What `lr` is by then the schedule of before has made: it would be lowered twice.
+    """
+    if not (plan.source.has_lr_scale or plan.source.has_scheduler):
+        return
+    groups = {name: facts["hyper"][number]["group"] for name, number in facts["of"].items()}
+    lacking = sorted(name for name, group in groups.items() if "initial_lr" not in group)
+    if lacking:
+        what = "scheduler" if plan.source.has_scheduler else "lr_scale"
+        raise InputError(
+            f"the model file has {what}, and the checkpoint does not say with which rate "
+            f"{lacking[0]} began: expected initial_lr beside lr in its parameter group",
+            at=str(where),
+            help="make a torch.optim.lr_scheduler there before the state is loaded: it puts "
+            "initial_lr into param_groups, which get_state_dict then loads and saves",
+        )
 
 
 def _full(plan: Plan, name: str) -> str:

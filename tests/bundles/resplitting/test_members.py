@@ -130,7 +130,7 @@ def test_commits_are_exported(begun: Path, tmp_path: Path) -> None:
         assert own
         plain = {full.removeprefix("parameter:"): value for full, value in own.items()}
         assert all(as_stored(tensors[full]) == value[1:] for full, value in plain.items())
-    assert export_commit(begun, tmp_path / "again.safetensors", begun / "commits") == STEPS
+    assert export_commit(begun, tmp_path / "again.safetensors", begun / "commits")[1] == STEPS
     assert equal(load_file(tmp_path / "again.safetensors"), found)
     export_weights(begun, tmp_path / "first.safetensors")
     assert not equal(load_file(tmp_path / "first.safetensors"), found)

@@ -74,7 +74,7 @@ def optimizer(named):
 """
 
 FSDP = """
-import importlib.util, itertools, sys, warnings
+import importlib.util, itertools, os, sys, warnings
 import torch, torch.distributed as dist, torch.multiprocessing as mp
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -102,7 +102,9 @@ def work(rank, meet, file, come, until, go):
             optimizer.zero_grad()
     model, state = get_state_dict(net, optimizer)
     dcp.save({"model": model, "optimizer": state, "step": until}, checkpoint_id=go)
-    dist.destroy_process_group()
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)  # gloo may abort where one of two is taken down first
 
 
 if __name__ == "__main__":

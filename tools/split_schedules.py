@@ -1,10 +1,11 @@
-"""Schedules beside 1F1B on four emulated devices at half a core each: measured, and as simulated.
+"""Schedules beside 1F1B on four emulated devices, alike: measured, and as simulated.
 
     python -m tools.split_schedules [--rounds 5] [--steps 4] [--json]
 
-Linux and root, two cores. The GPT of `tools.bench_peer`, 8 micro-batches of one row, links of
-10 Gbit/s. All plans are made from measured ops and a surveyed cluster and run in turns. A figure is
-a schedule's step over that of 1F1B in the same round; how far the simulator's ratio is off follows.
+Linux and root. Together the devices have half of this machine's cores: of two, a quarter of one
+each. The GPT of `tools.bench_peer`, 8 micro-batches of one row, links of 1 Gbit/s. All plans are
+made from measured ops and a surveyed cluster and run in turns. A figure is a schedule's step over
+that of 1F1B in the same round; how far the simulator's ratio is off follows.
 """
 
 from __future__ import annotations
@@ -32,8 +33,7 @@ from tools.emulation import emulated
 from tools.fidelity_models import Site
 from tools.unlike import measured
 
-SITE = Site("four halves", (1, 1, 1, 1), 10_000.0, 5e-5)
-SHARE = 0.5  # of a core, each
+SITE = Site("four alike", (1, 1, 1, 1), 1000.0)
 SCHEDULES = ("1f1b", "zb-h1", "zb-v")
 
 
@@ -63,7 +63,7 @@ class Row:
 
 def planned(session: CaptureSession, cluster: Cluster, schedule: str) -> Plan:
     """Plan the model from measured ops under a schedule."""
-    options = Options("analytical", "measured", schedule, MICRO_BATCHES)
+    options = Options("chain-dp", "measured", schedule, MICRO_BATCHES)
     return make_plan(session.graph, cluster, source_of(session.facts), options)
 
 
@@ -87,7 +87,7 @@ def rows_of(plans: Sequence[Plan], taken: Sequence[Sequence[float]]) -> list[Row
 @click.option("--steps", default=4, show_default=True, help="Of each run, besides its first.")
 @click.option("--json", "as_json", is_flag=True)
 def main(rounds: int, steps: int, as_json: bool) -> None:
-    """Measure split schedules beside 1F1B on four devices of half a core."""
+    """Measure split schedules beside 1F1B on four devices."""
     torch.set_num_threads(1)
     load("partitioner")
     load("estimator")
@@ -96,7 +96,7 @@ def main(rounds: int, steps: int, as_json: bool) -> None:
         os.environ["BIGBRAIN_PROFILES"] = str(store)
         size = peer_model.BATCH // MICRO_BATCHES
         profile(MODEL, store, ProfileOptions(rows=(size,), device="cpu"))
-        with capture_file(MODEL) as session, emulated(SITE.cluster, share=SHARE) as net:
+        with capture_file(MODEL) as session, emulated(SITE.cluster) as net:
             cluster = net.survey().cluster
             plans = [planned(session, cluster, name) for name in SCHEDULES]
             rows = rows_of(plans, measured(net, session, plans, rounds, steps))

@@ -20,9 +20,9 @@ times in four, and below it less."""
 SPLIT = 1.06
 """Times its forecast a step of split backwards counts, where plans are compared. `python -m
 tools.unlike --against whole`, 12 cells of four models: such plans gained 5.5 % less than forecast
-in the middle, 11 % in the lowest quarter, 1 % at most for the model of the largest products. The
-processor time of such steps is that of whole backwards to a few percent: devices waited longer than
-was forecast. Why was not traced."""
+in the middle, 11 % in the lowest quarter, 1 % at most for the model of the largest products. Those
+devices were emulated on one machine, where the same forward takes 5 to 15 % longer while others
+compute, as they do under such schedules: of machines apart it is too much, but none was tried."""
 
 
 def least_gap(cluster: Cluster) -> float:

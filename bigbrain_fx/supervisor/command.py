@@ -54,11 +54,7 @@ def main(folder: Path, devices: Sequence[str], program: str, hosts: Sequence[str
     _require_hosts(parser, options, hosts)
     if sys.platform != "linux":
         parser.exit(BAD_INPUT, "error: this needs Linux; elsewhere start it with torchrun\n")
-    try:
-        logs = Path(options.logs or tempfile.mkdtemp(prefix="logs-")).resolve()
-        logs.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        parser.exit(BAD_INPUT, f"error: no logs can be kept: {with_remedy(error)}\n")
+    logs = _logs(parser, options)
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     bridges: dict[str, Bridge] = {}
     door: socket.socket | None = None
@@ -100,6 +96,16 @@ def main(folder: Path, devices: Sequence[str], program: str, hosts: Sequence[str
     if door is not None:  # it takes calls, which nobody answers, as long as this process is there
         door.close()
     sys.exit(code)
+
+
+def _logs(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Path:
+    """Return the folder of logs, which is there then."""
+    try:
+        logs = Path(options.logs or tempfile.mkdtemp(prefix="logs-")).resolve()
+        logs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.exit(BAD_INPUT, f"error: no logs can be kept: {with_remedy(error)}\n")
+    return logs
 
 
 def _require_hosts(

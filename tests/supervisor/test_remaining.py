@@ -215,7 +215,7 @@ def test_the_other_host_commits_when_the_listening_one_is_lost(
         assert f"mv {path} {str(path).removesuffix(ASIDE)}" in said
         path.rename(str(path).removesuffix(ASIDE))
     newest = read_records(commits, lambda _: None)[0]
-    assert newest.step >= 3
+    assert newest.step >= 2  # the head has ended step 2; the other may be before its update
     assert f"{commits}/commit-{newest.step}.json" in said
     launch.write_text(own)
     again = ("--resume", "--steps", str(STEPS), "--save", str(tmp_path / "out"))

@@ -1,8 +1,8 @@
 """Buckets of gradients while one backward fills them: bytes that come and go with each gradient.
 
     gradient made ──▶ in its bucket, all of which is there from its first gradient on
-    bucket full   ──▶ others' parts leave; what is summed here waits, with that of OUT others, for
-                      the parts that come before it (see `runtime.replicas`)
+    bucket full   ──▶ others' parts leave, in messages of the same size; what is summed here waits,
+                      with that of OUT others, for the parts that come before it
 
 It knows the buckets of one stage, and neither ops nor what else is held.
 """
@@ -55,7 +55,7 @@ class BucketRoom:
 
     part: Part
     is_first: bool
-    out: deque[int] = field(default_factory=deque)
+    out: deque[_Filling] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
         """Find the bucket of each parameter."""
@@ -81,9 +81,11 @@ class BucketRoom:
         found.lacks.discard(name)
         if found.lacks or not self.leaves:
             return 0
-        self.out.append(found.piece_bytes)
-        settled = self.out.popleft() if len(self.out) > OUT else 0
-        return found.piece_bytes - found.nbytes - (0 if self.is_first else settled)
+        self.out.append(found)
+        if len(self.out) <= OUT:
+            return 0
+        settled = self.out.popleft()
+        return (settled.piece_bytes if self.is_first else 0) - settled.nbytes
 
     def _all(self) -> Iterator[tuple[str, _Filling]]:
         for bucket in own_buckets(self.part):

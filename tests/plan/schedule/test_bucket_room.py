@@ -41,13 +41,14 @@ def followed(room: BucketRoom) -> list[int]:
     return found
 
 
-def test_what_others_sum_leaves_and_two_pieces_wait() -> None:
-    """Each bucket has 160 bytes; the larger piece of any replica, 120, is what is counted."""
-    assert followed(BucketRoom(part("micro", 2), is_first=False)) == [120, 240, 240, 240]
+def test_two_that_have_left_are_held_until_they_are_settled() -> None:
+    """Each bucket has 160 bytes, here or in messages that leave."""
+    assert followed(BucketRoom(part("micro", 2), is_first=False)) == [160, 320, 320, 320]
 
 
 def test_the_first_micro_batchs_pieces_become_the_sums() -> None:
-    assert followed(BucketRoom(part("micro", 2), is_first=True)) == [120, 240, 360, 480]
+    """The larger piece of any replica, 120, is what is counted."""
+    assert followed(BucketRoom(part("micro", 2), is_first=True)) == [160, 320, 440, 560]
 
 
 def test_on_a_gpu_all_buckets_are_there_until_the_end() -> None:

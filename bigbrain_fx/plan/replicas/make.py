@@ -330,7 +330,14 @@ class _Work:
             in_flight=None,
         )
         cluster = self._roomy(only(self.cluster, self.groups[number]))
-        return self.make(self.graph.of_batch(batch), cluster, self._source(), options)
+        try:
+            return self.make(self.graph.of_batch(batch), cluster, self._source(), options)
+        except InputError as error:  # what it says of micro-batches is of this replica's
+            count = len(self.groups)
+            if count > 1 and "--micro-batches" in (error.help or ""):
+                said = f"the numbers are of one replica; all {count} have {count} times as many"
+                error.notes = (*error.notes, said)
+            raise
 
     def _defer(self) -> Defer:
         """Return what one replica defers; unasked nothing: all have one schedule, chosen later."""

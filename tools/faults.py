@@ -1,6 +1,6 @@
 """Strike a small training run in every way of the fault matrix, and say what came out.
 
-    python -m tools.faults [--row N ...] [--json] [--write docs/replay.md]
+    python -m tools.faults [--row N ...] [--of interleaved] [--json] [--write docs/replay.md]
     python -m tools.faults --chaos 50 --steps 200 [--seed S] [--of zb-v]
     python -m tools.faults --overhead [--rounds 20]
     python -m tools.faults --against-torchrun [--state-mb 100]
@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tools.faulting import against, chaos, overhead
+from tools.faulting.bundle import BUNDLES
 from tools.faulting.figures import Figures
 from tools.faulting.matrix import Result, results
 from tools.faulting.report import line, summary, table, write_page
@@ -44,7 +45,7 @@ def main() -> None:
 
 def _matrix(given: argparse.Namespace) -> bool:
     found = []
-    with ground() as here:
+    with ground(options=BUNDLES[given.of]) as here:
         for result in results(here, given.row):
             found.append(result)
             print(json.dumps(result.facts()) if given.json else line(result), flush=True)
@@ -83,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--write", type=Path, help="put all that is measured into this page")
     parser.add_argument("--chaos", type=int, help="so many random strikes of all kinds")
     parser.add_argument(
-        "--of", choices=chaos.BUNDLES, default="1f1b", help="bundle of --chaos (default 1f1b)"
+        "--of", choices=BUNDLES, default="1f1b", help="what is struck (default 1f1b)"
     )
     parser.add_argument("--steps", type=int, default=200, help="of --chaos (default 200)")
     parser.add_argument("--seed", type=int, default=0, help="of --chaos (default 0)")

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from bigbrain_fx.core import Cluster, Device, Edge, Forecast, Link, Stage, Stages
 from bigbrain_fx.emit.files.schedule_text import step_once_lines
-from bigbrain_fx.plan.schedule import SPLIT, TOGETHER, StageCosts, build
+from bigbrain_fx.plan.schedule import SPLIT, TOGETHER, ForwardOnly, StageCosts, build
 from bigbrain_fx.plan.simulate import simulate
 from bigbrain_fx.planning import loop_line, v_line
 
@@ -28,9 +28,13 @@ DOC = ROOT / "docs" / "schedules.md"
 SHELF = ROOT / "docs" / "gallery.md"
 STAGES, MICRO_BATCHES = 4, 8
 LETTERS = {"forward": "F", "backward": "B", "weights": "W"}
-SHOWN = ("gpipe", "1f1b", "zb-h1", "interleaved", "zb-v", "dualpipe-v", "gems")
+SHOWN = (
+    *("forward", "gpipe", "1f1b", "zb-h1", "interleaved", "zb-v", "dualpipe-v", "gems"),
+    *("list", "auto"),
+)
 LINES = {"interleaved": loop_line(STAGES, 2), "zb-v": v_line(STAGES), "dualpipe-v": v_line(STAGES)}
 LINES["gems"] = v_line(STAGES)  # there one replica, back the other
+LINES["list"] = v_line(STAGES)  # of a chain it makes 1F1B
 FEWER = {"gems": 4}
 _BLOCK = re.compile(r"(<!-- (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _CODE = re.compile(r"(<!-- (\S+\.py) (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -65,12 +69,14 @@ def micro_batches(schedule: str) -> int:
 def picture(schedule: str) -> str:
     """Return a schedule's picture, its step and the emitted order of the second device."""
     stages, costs = pipeline(schedule)
-    trained = frozenset(range(len(stages.stages)))
+    trains = schedule != ForwardOnly.name
+    trained = frozenset(range(len(stages.stages) if trains else 0))
     programs = build(schedule, stages, micro_batches(schedule), costs, trained)
     forecast = simulate(programs, stages, costs)
     rows = "\n".join(row(forecast, program.device, costs.forward_s[0]) for program in programs)
-    text = "\n".join(line[4:] for line in step_once_lines(programs[1], training=True))
-    took = f"{forecast.step_s:g} units; {3 * micro_batches(schedule)} are work"
+    text = "\n".join(line[4:] for line in step_once_lines(programs[1], training=trains))
+    work = (3 if trains else 1) * micro_batches(schedule)
+    took = f"{forecast.step_s:g} units; {work} are work"
     return f"```\n{rows}\n```\n\n{took}. Device 1 of 4 is written as\n\n```python\n{text}\n```\n"
 
 

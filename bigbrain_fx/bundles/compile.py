@@ -45,9 +45,9 @@ from bigbrain_fx.plan import (
     read_plan,
     replan,
     require_no_groups,
+    require_options,
     require_placeable,
     require_rewritable,
-    require_stores,
     rewritten_note,
     timeline,
     turned_text,
@@ -126,10 +126,7 @@ def split(
     _require_writable(Path(out))
     followed = read_plan(like) if isinstance(like, str | Path) else like
     chosen, cluster = checked(options, model), _cluster_or(devices, followed)
-    require_placeable(chosen, cluster)
-    chosen = _with_cache(_with_stores(chosen, cluster))
-    require_rewritable(chosen)
-    _require_followable(chosen, followed)
+    chosen = _agreeing(chosen, cluster, followed)
     chosen = _of_whole_tensors(chosen) if weights_by_reference else chosen
     given = Given(checkpoint_of(model, weights), weights_by_reference)
     with captured_model(
@@ -170,18 +167,19 @@ def _of_whole_tensors(options: Options) -> Options:
     return replace(options, tensor=1)
 
 
-def _with_stores(options: Options, cluster: Cluster) -> Options:
-    """Return options that open no tensor groups where devices offload; refuse what does not go."""
-    if not options.offload:
-        return options
-    require_stores(
-        options.offload,
-        cluster,
-        trains=options.mode != "eval",
-        groups=wants_tensor(options),
-        zero_stage=options.zero_stage,
-    )
-    return options if wants_tensor(options) else replace(options, tensor=1)
+def _agreeing(options: Options, cluster: Cluster, followed: Plan | None = None) -> Options:
+    """Return options that open no tensor groups where devices offload, or keys are kept.
+
+    Raises:
+        InputError: options alone show that they do not go together.
+    """
+    require_placeable(options, cluster)
+    require_rewritable(options)
+    _require_followable(options, followed)
+    require_options(cluster, options, placed=followed is not None)
+    if options.offload and not wants_tensor(options):
+        options = replace(options, tensor=1)
+    return _with_cache(options)
 
 
 def _with_cache(options: Options) -> Options:
@@ -246,9 +244,7 @@ def estimate(
         BigBrainError: the input cannot be used, captured or placed.
     """
     chosen, cluster = checked(options, model), _cluster(devices)
-    require_placeable(chosen, cluster)
-    chosen = _with_cache(_with_stores(chosen, cluster))
-    require_rewritable(chosen)
+    chosen = _agreeing(chosen, cluster)
     with captured_model(model, chosen, example_batch, loss, time_limit_s, meta=True) as found:
         make = partial(_tried_plan, cluster=cluster, followed=None)
         plan, _ = with_rewrites(found, chosen, make)
@@ -349,6 +345,12 @@ def _require_followable(options: Options, followed: Plan | None) -> None:
         raise InputError(
             "--like places all ops, and so does the hand",
             help="leave --like out, or --pin, --place",
+        )
+    if options.cut_at is not None:
+        raise InputError(
+            "--like cuts where another plan did, and knows nothing of --cut-at",
+            at="--cut-at",
+            help="leave one of them out",
         )
     require_no_groups(followed, "--like", "leave --like out, and place by a --partitioner")
     if options.rewrite:

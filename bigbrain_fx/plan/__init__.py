@@ -8,6 +8,7 @@ torch, of emitted text, or of how a plan is run. `plan.json` is the noun `Plan`,
 
 from __future__ import annotations
 
+from bigbrain_fx.plan.agreeing import require_options as require_options
 from bigbrain_fx.plan.apart import least_gap as least_gap
 from bigbrain_fx.plan.asynchronous import require_no_overlap as require_no_overlap
 from bigbrain_fx.plan.by_hand import (
@@ -68,7 +69,6 @@ from bigbrain_fx.plan.nouns import (
 from bigbrain_fx.plan.offloading import (
     offload_text as offload_text,
     read_offload as read_offload,
-    require_stores as require_stores,
 )
 from bigbrain_fx.plan.packing import (
     PackedJob as PackedJob,

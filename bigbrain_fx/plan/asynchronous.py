@@ -16,19 +16,24 @@ from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source, micro_text
 from bigbrain_fx.plan.replica_statistics import written
 
 SCHEDULE = "1f1b"
+_INFERENCE = ("inference: nothing is trained there", "split for training")
 
 
-def require_asynchronous(graph: Graph, cluster: Cluster, source: Source, options: Options) -> None:
-    """Refuse what does not go with --asynchronous, whatever the cut is."""
+def require_asynchronous_options(cluster: Cluster, options: Options) -> None:
+    """Refuse what does not go with --asynchronous, whatever the model is."""
     if options.asynchronous is not None:
-        require_none("--asynchronous", _not_with(graph, cluster, source, options))
+        require_none("--asynchronous", _not_with_options(cluster, options))
 
 
-def _not_with(
-    graph: Graph, cluster: Cluster, source: Source, options: Options
-) -> Iterator[Conflict]:
+def require_asynchronous(graph: Graph, source: Source, options: Options) -> None:
+    """Refuse a model that does not go with --asynchronous, whatever the cut is."""
+    if options.asynchronous is not None:
+        require_none("--asynchronous", _not_with(graph, source, options))
+
+
+def _not_with(graph: Graph, source: Source, options: Options) -> Iterator[Conflict]:
     if graph.loss is None or not graph.training:
-        yield "inference: nothing is trained there", "split for training"
+        yield _INFERENCE
     if source.clip_norm is not None:
         no_norm = "clip_norm: no global norm exists while other devices go on"
         yield no_norm, "take clip_norm out of the model file"
@@ -38,13 +43,14 @@ def _not_with(
     if source.drop_last is False:
         few = "smaller last batches (drop_last = False)"
         yield few, "say drop_last = True in the model file"
-    yield from _not_with_options(cluster, options)
     if options.asynchronous == "stash" and written(graph):
         said = f"what a forward writes ('{written(graph)[0]}'): its passes have unlike weights"
         yield said, "use --asynchronous 2bw, put the module into eval()"
 
 
 def _not_with_options(cluster: Cluster, options: Options) -> Iterator[Conflict]:
+    if options.mode == "eval":
+        yield _INFERENCE
     if options.partitioner == AUTO:
         among = "--partitioner auto, which chooses among plans that compute the same"
         yield among, "name another partitioner (--partitioner analytical)"

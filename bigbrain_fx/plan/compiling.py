@@ -18,13 +18,19 @@ from bigbrain_fx.plan.conflicts import (
 from bigbrain_fx.plan.nouns import Options, Source
 
 
-def require_compilable(graph: Graph, source: Source, options: Options) -> None:
-    """Refuse what does not go with --compile, whatever the cut is."""
+def require_compilable_options(options: Options) -> None:
+    """Refuse what does not go with --compile, whatever the model is."""
     if options.compiled:
-        require_none("--compile", _not_with(graph, source, options))
+        require_none("--compile", _not_with_options(options))
 
 
-def _not_with(graph: Graph, source: Source, options: Options) -> Iterator[Conflict]:
+def require_compilable(graph: Graph, source: Source, options: Options) -> None:
+    """Refuse a model that does not go with --compile, whatever the cut is."""
+    if options.compiled:
+        require_none("--compile", _not_with(graph, source))
+
+
+def _not_with_options(options: Options) -> Iterator[Conflict]:
     yield from with_split_backwards(options, "it hooks into what autograd keeps of a layer")
     if {"weights", "activations"} & set(options.offload):
         moved = "--offload of weights and activations: they hook into what autograd keeps"
@@ -35,6 +41,9 @@ def _not_with(graph: Graph, source: Source, options: Options) -> Iterator[Confli
     yield from with_members(options, "members speak with each other within a forward")
     if options.zero_stage == 3:
         yield "--zero 3: weights come and go between forward and backward", "use --zero 2"
+
+
+def _not_with(graph: Graph, source: Source) -> Iterator[Conflict]:
     if source.drop_last is False:
         few = "smaller last batches (drop_last = False): shapes are fixed"
         yield few, "say drop_last = True in the model file"

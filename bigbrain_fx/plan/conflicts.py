@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from bigbrain_fx.core import Graph
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan.nouns import AUTO, Options
 from bigbrain_fx.plan.schedule import SPLIT
@@ -44,10 +43,10 @@ def with_members(options: Options, why: str) -> Iterator[Conflict]:
         yield f"--tensor: {why}", "leave --tensor out"
 
 
-def require_backwards(graph: Graph, options: Options) -> None:
+def require_backwards(options: Options, *, trains: bool) -> None:
     """Raise InputError where inference is to do something about backwards."""
     for flag, asked in (("--defer", options.defer), ("--recompute", options.recompute)):
-        if asked and not graph.training:
+        if asked and not trains:
             raise InputError(
                 f"nothing is trained in inference: {flag} is for training",
                 at=flag,

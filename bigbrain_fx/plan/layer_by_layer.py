@@ -19,11 +19,12 @@ from bigbrain_fx.plan.offloading import WORDS
 from bigbrain_fx.plan.schedule import GPipe
 
 
-def layer_by_layer(options: Options, cluster: Cluster, source: Source) -> Options:
+def layer_by_layer(options: Options, cluster: Cluster, source: Source | None = None) -> Options:
     """Return options with all that offloaded weights imply; those without, as they are.
 
     What the optimizer keeps and what stages receive lie in stores too, each stage runs its forward
-    again, and all micro-batches of a stage run before the next one's.
+    again, and all micro-batches of a stage run before the next one's. `source` is None where no
+    model is at hand yet.
 
     Raises:
         InputError: something else was asked for that does not go with it.
@@ -36,7 +37,9 @@ def layer_by_layer(options: Options, cluster: Cluster, source: Source) -> Option
     return replace(options, offload=WORDS, recompute="all", schedule=GPipe.name, tensor=1)
 
 
-def _unfit(options: Options, cluster: Cluster, source: Source) -> tuple[tuple[bool, str, str], ...]:
+def _unfit(
+    options: Options, cluster: Cluster, source: Source | None
+) -> tuple[tuple[bool, str, str], ...]:
     cuda = [device.name for device in cluster.devices if device.kind != "cpu"]
     again = options.recompute
     asked = again if isinstance(again, str) else ",".join(map(str, again or ()))
@@ -69,7 +72,7 @@ def _unfit(options: Options, cluster: Cluster, source: Source) -> tuple[tuple[bo
             "write --replicas 1, and no --zero and no --sum-order",
         ),
         (
-            source.grad_scaler is not None,
+            source is not None and source.grad_scaler is not None,
             "grad_scaler divides all gradients at once, in memory",
             "train in bfloat16 without grad_scaler, or use --offload activations,state",
         ),

@@ -16,7 +16,7 @@ from bigbrain_fx.core import (
     TensorParallel,
 )
 from bigbrain_fx.errors import InputError, NoPlanError
-from bigbrain_fx.plan.asynchronous import require_asynchronous
+from bigbrain_fx.plan.agreeing import require_agreeing
 from bigbrain_fx.plan.by_hand import (
     filled,
     homes_of,
@@ -24,18 +24,13 @@ from bigbrain_fx.plan.by_hand import (
     require_placeable,
     with_homes,
 )
-from bigbrain_fx.plan.compiling import require_compilable
-from bigbrain_fx.plan.conflicts import require_backwards
 from bigbrain_fx.plan.deferring import Defer, defer_of
 from bigbrain_fx.plan.fastest import fastest
-from bigbrain_fx.plan.fold import FOLDS
 from bigbrain_fx.plan.judge import Maker, PipelineMaker, by_partitioner
-from bigbrain_fx.plan.layer_by_layer import layer_by_layer
 from bigbrain_fx.plan.memory_check import with_data
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
-from bigbrain_fx.plan.offloading import require_stores
 from bigbrain_fx.plan.one import counts, estimated, placed, placement_of
-from bigbrain_fx.plan.quantising import require_quantisable, widening
+from bigbrain_fx.plan.quantising import widening
 from bigbrain_fx.plan.recompute import Wanted, wanted_by
 from bigbrain_fx.plan.replicas import (
     plan_mirrored,
@@ -59,7 +54,7 @@ from bigbrain_fx.plan.tensor import (
     wants_tensor,
 )
 from bigbrain_fx.plan.together import is_open, plan_together
-from bigbrain_fx.planning import label, looked_at, of_how_many, options_of
+from bigbrain_fx.planning import looked_at, of_how_many
 
 
 def make_plan(
@@ -81,19 +76,7 @@ def make_plan(
         NoPlanError: nothing fits in memory; the arithmetic per device.
         InputError: the batch cannot be split as asked.
     """
-    _require_cuts(options)
-    require_backwards(graph, options)
-    require_asynchronous(graph, cluster, source, options)
-    require_compilable(graph, source, options)
-    require_quantisable(options)
-    require_stores(
-        options.offload,
-        cluster,
-        trains=graph.training,
-        groups=wants_tensor(options),
-        zero_stage=options.zero_stage,
-    )
-    options = layer_by_layer(options, cluster, source)
+    options = require_agreeing(graph, cluster, source, options)
     if wants_mirror(options):
         require_mirror(graph, options)
         return plan_mirrored(PipelineMaker(graph, cluster, source, options), source)
@@ -109,28 +92,6 @@ def make_plan(
     if options.partitioner == AUTO:
         return _searched(graph, cluster, source, options, known)
     return by_partitioner(PipelineMaker(graph, cluster, source, options), known)
-
-
-def _require_cuts(options: Options) -> None:
-    """Raise InputError where --cut-at is given and others say where a line is cut."""
-    if options.cut_at is None:
-        return
-    if options.schedule in FOLDS:
-        raise InputError(
-            f"schedule '{options.schedule}' cuts the line itself, wherever devices are busy alike",
-            at="--cut-at",
-            help="leave --cut-at out, or use --schedule 1f1b, gpipe or list",
-        )
-    known = options.partitioner == AUTO or "block_gap" in options_of(
-        "partitioner", options.partitioner
-    )
-    if options.place or not known:
-        whose = "--place" if options.place else f"partitioner '{label(options.partitioner)}'"
-        raise InputError(
-            f"{whose} says where each op goes, and knows nothing of --cut-at",
-            at="--cut-at",
-            help="leave --cut-at out, or use --partitioner analytical or auto",
-        )
 
 
 def _grouped(graph: Graph, cluster: Cluster, source: Source, options: Options) -> Plan:
@@ -248,9 +209,10 @@ def plan_placed(
 
     Raises:
         NoPlanError: it does not fit in memory.
-        InputError: the batch cannot be split as asked, or the cluster lacks a device.
+        InputError: the batch cannot be split as asked, options do not go together, or the cluster
+            lacks a device.
     """
-    options = layer_by_layer(options, cluster, source)
+    options = require_agreeing(graph, cluster, source, options, placed=True)
     homes = [placement.device_of, *(replica.device_of for replica in placement.replicas)]
     lacking = sorted({d for home in homes for d in home.values()} - set(cluster.device))
     if lacking:

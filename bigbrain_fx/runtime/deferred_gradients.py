@@ -33,6 +33,7 @@ class WaitingTap:
     versions: tuple[int, int]
     make: Make
     cast: torch.dtype | None
+    once: bool = True
 
     def parts(self) -> Iterator[tuple[nn.Parameter, Tensor | None]]:
         """Yield the gradients of weight and bias.
@@ -60,7 +61,7 @@ class WaitingTap:
 def waiting_tap(tap: Tap, gradient: Tensor | None) -> WaitingTap:
     """Return a run of a layer whose output's gradient has come."""
     versions = tap.version, 0 if gradient is None else gradient._version
-    return WaitingTap(tap.weight, tap.bias, tap.x, gradient, versions, tap.make, tap.cast)
+    return WaitingTap(tap.weight, tap.bias, tap.x, gradient, versions, tap.make, tap.cast, tap.once)
 
 
 @dataclass
@@ -69,6 +70,7 @@ class _Sums:
 
     autograd adds a parameter's uses last first. Under autocast it has one cast for all uses that
     want the same type: theirs are added in that type and cast back once, in place of the earliest.
+    Where autocast keeps no casts (`cache_enabled=False`), each use's is cast back by itself.
 
     Attributes:
         uses: of each parameter, those that are left; `casts` those of its cast.
@@ -88,7 +90,8 @@ class _Sums:
             _plus(self.in_cast, key, gradient)
             self.casts[key] -= 1
             found = None if self.casts[key] else self.in_cast.pop(key, None)
-            gradient = None if found is None else found.to(parameter.dtype)
+            gradient = found
+        gradient = None if gradient is None else gradient.to(parameter.dtype)
         _plus(self.total, key, gradient)
         return None if self.uses[key] else self.total.pop(key, None)
 
@@ -105,14 +108,19 @@ def tensors_of(waits: WaitingTap | Tap) -> Iterator[nn.Parameter]:
         yield waits.bias
 
 
+def _is_shared(waits: WaitingTap) -> bool:
+    """Whether a run's weight was cast, by a cast that other runs read, too."""
+    return waits.cast is not None and waits.once
+
+
 def made(waiting: list[WaitingTap]) -> Iterator[tuple[nn.Parameter, Tensor]]:
     """Yield each parameter and its gradient, as soon as it is complete; empties the list."""
     uses = Counter(id(p) for waits in waiting for p in tensors_of(waits))
-    casts = Counter(id(p) for w in waiting if w.cast is not None for p in tensors_of(w))
+    casts = Counter(id(p) for w in waiting if _is_shared(w) for p in tensors_of(w))
     sums = _Sums(uses, casts)
     while waiting:
         waits = waiting.pop()
         for parameter, part in waits.parts():
-            total = sums.add(parameter, part, cast=waits.cast is not None)
+            total = sums.add(parameter, part, cast=_is_shared(waits))
             if total is not None:
                 yield parameter, total

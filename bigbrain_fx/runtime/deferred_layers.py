@@ -33,6 +33,7 @@ class Tap:
         edge: the place of its output in autograd's graph.
         make: makes the gradients.
         cast: the type in which it computed, where autocast cast its weight.
+        once: autocast casts a weight once for all its uses, as it does unless it keeps no casts.
     """
 
     weight: nn.Parameter
@@ -42,6 +43,7 @@ class Tap:
     edge: GradientEdge
     make: Make
     cast: torch.dtype | None
+    once: bool = True
 
 
 class _Now(threading.local):
@@ -104,7 +106,8 @@ def _note(layer: nn.Module, x: Tensor, y: Tensor, make: Make) -> Tensor:
     # Its place, and not y: what comes next may write y in place. If y is a view, that gives it
     # another place, and what it is a view of keeps its own.
     edge = get_gradient_edge(y if y._base is None else y._base)
-    _now.taps.append(Tap(weight, bias, x.detach(), x._version, edge, make, cast))
+    once = torch.is_autocast_cache_enabled()
+    _now.taps.append(Tap(weight, bias, x.detach(), x._version, edge, make, cast, once))
     return y
 
 

@@ -163,7 +163,7 @@ def test_what_a_forward_writes_goes_with_2bw_alone() -> None:
     ops = [*GRAPH.ops[:-1], replace(GRAPH.ops[-1], mutates=("w7",))]
     writes = replace(GRAPH, ops=tuple(ops))
     assert written(writes) == ("w7",)
-    require_asynchronous(writes, cluster_of(), SOURCE, Options("naive", asynchronous="2bw"))
+    require_asynchronous(writes, SOURCE, Options("naive", asynchronous="2bw"))
     with pytest.raises(InputError, match=r"what a forward writes \('w7'\)"):
         planned(2, "stash", writes)
 

@@ -9,7 +9,7 @@ import pytest
 
 from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan import Options, Source, explain, from_json, make_plan, replan, to_json
-from bigbrain_fx.plan.compiling import require_compilable
+from bigbrain_fx.plan.compiling import require_compilable, require_compilable_options
 from bigbrain_fx.plan.memory_check import COMPILER_BYTES, needed_bytes
 from tests.plan.test_asynchronous import GRAPH
 from tests.support.synthetic import cluster_of, device
@@ -38,8 +38,8 @@ CLUSTER = cluster_of(device("d0"), device("d1"))
 def test_what_it_does_not_go_with_is_said(more: dict[str, object], message: str) -> None:
     options = Options(**{"partitioner": "naive", "compiled": True, **more})  # type: ignore[arg-type]
     with pytest.raises(InputError, match=f"--compile does not go with {message}"):
-        require_compilable(GRAPH, SOURCE, options)
-    require_compilable(GRAPH, SOURCE, replace(options, compiled=False))
+        require_compilable_options(options)
+    require_compilable_options(replace(options, compiled=False))
 
 
 def test_smaller_last_batches_have_other_shapes() -> None:

@@ -113,6 +113,14 @@ def test_each_replica_is_folded_by_itself() -> None:
     assert lines == [["d0", "d1"] * 2, ["d2", "d3"] * 2]
 
 
+def test_of_replicas_it_is_said_whose_micro_batches_a_remedy_counts() -> None:
+    """It told a step of 4 micro-batches, 2 for each of two replicas, to use 4."""
+    with pytest.raises(InputError, match="stages, 4, not 2") as caught:
+        plan_of("dualpipe-v", replicas=2, devices=4, micro_batches=4)
+    assert caught.value.help == "use --micro-batches 4, or --schedule zb-v"
+    assert caught.value.notes == ("the numbers are of one replica; all 2 have 2 times as many",)
+
+
 def test_what_was_placed_by_hand_is_not_moved() -> None:
     """A pin holds under 1f1b and auto; a fold would cut the line anew."""
     line = plan_of("1f1b").placement

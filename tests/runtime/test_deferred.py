@@ -177,6 +177,16 @@ def test_one_weight_used_five_times_under_autocast() -> None:
     assert_same(undivided(plain, x, g, True), divided(tapped, x, g, True))
 
 
+def test_one_weight_used_five_times_where_autocast_keeps_no_casts() -> None:
+    """As in members of a tensor group: each use is cast back by itself, then they are added."""
+    kept = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        test_one_weight_used_five_times_under_autocast()
+    finally:
+        torch.set_autocast_cache_enabled(kept)
+
+
 class Mixed(nn.Module):
     """Linear and convolution that read one leaf twice, and each other."""
 

@@ -21,6 +21,7 @@ from tools.faulting.verdicts import (
     SKIPPED,
     Ground,
     Verdict,
+    _same_forwards,
     ground,
     judged,
     survivors_kept,
@@ -167,6 +168,17 @@ def test_survivors_do_nothing_twice_and_keep_their_process() -> None:
     assert not survivors_kept(finished(lines=replaced), whole)
     died = ({"event": "died", "device": "d1", "time": 0.5},)
     assert survivors_kept(finished(lines=replaced, events=died), whole)
+
+
+def test_steps_that_overlap_may_end_with_none_under_way() -> None:
+    theirs = [6, 10, 14, 16]  # 4 a step, 2 of the next batch ahead
+    assert _same_forwards(theirs, theirs)
+    assert _same_forwards([6, 8, 14, 16], theirs)  # emptied after the second
+    assert not _same_forwards([6, 7, 14, 16], theirs)
+    assert not _same_forwards([6, 11, 14, 16], theirs)
+    assert not _same_forwards([6, 10, 14, 17], theirs)
+    assert not _same_forwards([4, 8, 12, 15], [4, 8, 12, 16])
+    assert not _same_forwards([4, 7, 12, 16], [4, 8, 12, 16])
 
 
 def test_random_kills_come_from_their_seed() -> None:

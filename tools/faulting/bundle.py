@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import bigbrain_fx
-from bigbrain_fx.core import Cluster, Device, Link
+from bigbrain_fx.core import Cluster, Device, DeviceStore, Link
 from bigbrain_fx.plan import Options, read_plan
 
 MODEL = '''"""Names the next letter: a small GPT; embedding and head share their weight."""
@@ -83,6 +83,8 @@ def example_batch():
 
 clip_norm = 0.5
 '''
+TIE = "        self.head.weight = self.words.weight\n"
+CLIP = "clip_norm = 0.5\n"
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,28 @@ class Fault:
 
 
 PIPELINE = Options("naive", schedule="1f1b", micro_batches=4)
+BUNDLES = {
+    "1f1b": PIPELINE,
+    **{
+        name: replace(PIPELINE, schedule=name)
+        for name in ("gpipe", "list", "zb-h1", "interleaved", "zb-v", "auto", "gems")
+    },
+    "dualpipe-v": replace(PIPELINE, schedule="dualpipe-v", micro_batches=8),
+    "recompute": replace(PIPELINE, recompute="all"),
+    "offload": replace(PIPELINE, offload=("activations", "state")),
+    "weights": replace(PIPELINE, schedule="gpipe", offload=("weights",)),
+    "2bw": replace(PIPELINE, asynchronous="2bw"),
+    "stash": replace(PIPELINE, asynchronous="stash"),
+    "zero1": replace(PIPELINE, replicas=2, zero_stage=1, sum_order="tree"),
+    "tensor": replace(PIPELINE, tensor=2),
+}
+"""What may be struck, by name. Steps that overlap have neither clipping nor a tied weight."""
+
+
+def _stores(folder: Path, devices: int) -> tuple[DeviceStore, ...]:
+    """Return stores that take no time: what saves little time in moving stays in memory."""
+    names = (f"d{i}" for i in range(devices))
+    return tuple(DeviceStore(f"disk-{n}", n, 2**30, 1e15, str(folder)) for n in names)
 
 
 def make_bundle(
@@ -147,13 +171,17 @@ def make_bundle(
 ) -> Path:
     """Write the model and split it into `folder/bundle`, by itself a pipeline of equal devices."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "gpt.py").write_text(MODEL.format(**asdict(size)))
+    text = MODEL.format(**asdict(size))
+    if options.asynchronous:
+        text = text.replace(TIE, "").replace(CLIP, "")
+    (folder / "gpt.py").write_text(text)
     memory_bytes = 4 * 2**30
     made = Cluster(
         tuple(
             Device(f"d{i}", "here", "cpu", memory_bytes, 1e10, 1e10, 1e-6) for i in range(devices)
         ),
         Link(5e-5, 1e9),
+        stores=_stores(folder, devices) if options.offload else (),
     )
     return bigbrain_fx.split(folder / "gpt.py", made, folder / "bundle", options).bundle
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tools.faulting.bundle import PIPELINE, Fault
+from tools.faulting.bundle import BUNDLES, Fault
 from tools.faulting.figures import Figures
 from tools.faulting.jobs import Run, launch_words, run_job
 from tools.faulting.verdicts import (
@@ -42,14 +42,6 @@ class Ended:
     losses: Mapping[int, float]
     runs: int
     problems: tuple[str, ...]
-
-
-BUNDLES = {
-    "1f1b": PIPELINE,
-    "zb-v": replace(PIPELINE, schedule="zb-v"),
-    "zero1": replace(PIPELINE, replicas=2, zero_stage=1, sum_order="tree"),
-    "tensor": replace(PIPELINE, tensor=2),
-}
 
 
 def measure(strikes: int, steps: int, seed: int, bundle: str = "1f1b") -> Figures:

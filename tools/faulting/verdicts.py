@@ -193,7 +193,7 @@ def survivors_kept(run: Run, reference: Run) -> bool:
     return all(
         len(found) <= 1 + deaths.get(name, 0)
         and all(map(_counts_up, found))
-        and (name in deaths or _forwards(found[0]) == _forwards(theirs[name]))
+        and (name in deaths or _same_forwards(_forwards(found[0]), _forwards(theirs[name])))
         for name, found in processes.items()
     )
 
@@ -203,6 +203,18 @@ def _counts_up(lines: Sequence[Mapping[str, Any]]) -> bool:
     forwards = _forwards(lines)
     rises = all(a < b for a, b in pairwise(forwards))
     return rises and steps == list(range(steps[0], steps[0] + len(steps)))
+
+
+def _same_forwards(ours: Sequence[int], theirs: Sequence[int]) -> bool:
+    """Whether as many were done, step by step, but for those of the next batch.
+
+    Steps that overlap begin with more; where processes are replaced some end with none under way.
+    """
+    if len(ours) != len(theirs) or len(ours) < 2:
+        return list(ours) == list(theirs)
+    ahead = max(0, theirs[0] - (theirs[1] - theirs[0]))
+    is_near = all(0 <= b - a <= ahead for a, b in zip(ours, theirs, strict=True))
+    return is_near and ours[-1] == theirs[-1]
 
 
 def _forwards(lines: Sequence[Mapping[str, Any]]) -> list[int]:

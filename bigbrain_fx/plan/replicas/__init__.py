@@ -15,6 +15,7 @@ from bigbrain_fx.plan.replicas.make import (
     MOST_TRIED as MOST_TRIED,
     plan_replicas as plan_replicas,
     replicate as replicate,
+    require_replica_options as require_replica_options,
     require_sensible as require_sensible,
     run_as_one as run_as_one,
     wants_replicas as wants_replicas,
@@ -23,6 +24,7 @@ from bigbrain_fx.plan.replicas.many import has_many_messages as has_many_message
 from bigbrain_fx.plan.replicas.mirror import (
     plan_mirrored as plan_mirrored,
     require_mirror as require_mirror,
+    require_mirror_options as require_mirror_options,
     wants_mirror as wants_mirror,
 )
 from bigbrain_fx.plan.replicas.share import by_speed as by_speed

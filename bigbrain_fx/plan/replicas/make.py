@@ -43,13 +43,25 @@ def wants_replicas(graph: Graph, cluster: Cluster, options: Options) -> bool:
     Raises:
         InputError: something was asked for that only replicas have.
     """
+    asked = _are_asked(cluster, options, trains=graph.training)
+    if not asked:
+        _require_one(options)
+    return asked
+
+
+def require_replica_options(cluster: Cluster, options: Options, *, trains: bool) -> None:
+    """Refuse what replicas cannot do, or what only they can, whatever the model is."""
+    if not _are_asked(cluster, options, trains=trains):
+        _require_one(options)
+    elif options.replicas != 0:  # of any number, the planner tells
+        _require_zero(options)
+
+
+def _are_asked(cluster: Cluster, options: Options, *, trains: bool) -> bool:
     if options.sum_order == "tree":
         return True  # of one replica, too: it has the bits of any number of them
-    named = (cluster.replicas and graph.training) or len(options.replica_shares) > 1
-    if options.replicas == 1 or (options.replicas is None and not named):
-        _require_one(options)
-        return False
-    return True
+    named = (cluster.replicas and trains) or len(options.replica_shares) > 1
+    return bool(named) if options.replicas is None else options.replicas != 1
 
 
 def _require_one(options: Options) -> None:
@@ -318,7 +330,14 @@ class _Work:
             in_flight=None,
         )
         cluster = self._roomy(only(self.cluster, self.groups[number]))
-        return self.make(self.graph.of_batch(batch), cluster, self._source(), options)
+        try:
+            return self.make(self.graph.of_batch(batch), cluster, self._source(), options)
+        except InputError as error:  # what it says of micro-batches is of this replica's
+            count = len(self.groups)
+            if count > 1 and "--micro-batches" in (error.help or ""):
+                said = f"the numbers are of one replica; all {count} have {count} times as many"
+                error.notes = (*error.notes, said)
+            raise
 
     def _defer(self) -> Defer:
         """Return what one replica defers; unasked nothing: all have one schedule, chosen later."""

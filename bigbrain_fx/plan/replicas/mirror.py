@@ -52,6 +52,11 @@ def require_mirror(graph: Graph, options: Options) -> None:
             at="--schedule",
             help="leave --schedule out",
         )
+    require_mirror_options(options)
+
+
+def require_mirror_options(options: Options) -> None:
+    """Refuse what replicas that share devices do not go with, whatever the model is."""
     require_none(FLAG, _not_with(options))
 
 

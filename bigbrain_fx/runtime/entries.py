@@ -65,7 +65,7 @@ def require_fixed(fixed: Sequence[tuple[Key, object]], batch: object, step: int)
 
     Args:
         fixed: what leads there, and what is there: a plain value, how long a list is, what repr
-            says of an object, the names of a dict in their order.
+            says of an object, the names of a dict in their order, how a tensor is laid out.
         batch: the batch of a step.
         step: that takes it.
 
@@ -76,6 +76,9 @@ def require_fixed(fixed: Sequence[tuple[Key, object]], batch: object, step: int)
         found = pick(batch, key, step)
         if isinstance(found, Mapping):
             _require_order(found, want, key, step)
+            continue
+        if isinstance(found, Tensor) and str(want).startswith(_LAID):
+            _require_laid(found, str(want), key, step)
             continue
         found = len(found) if isinstance(found, list | tuple) else found
         if not (found is None or isinstance(found, bool | int | float | str | Tensor)):
@@ -91,6 +94,26 @@ def _require_order(found: Mapping[object, object], want: object, key: Key, step:
     if order != want:
         name = f"entries of {'.'.join(map(str, key))!r}" if key else "batch's entries"
         raise BatchError(_ORDER.format(step=step, name=name, order=order, want=want))
+
+
+def _require_laid(found: Tensor, want: str, key: Key, step: int) -> None:
+    if laid(found) != want:
+        name = ".".join(map(str, key))
+        raise BatchError(_LAYOUT.format(step=step, name=name, found=laid(found), want=want))
+
+
+def laid(tensor: Tensor) -> str:
+    """Say how a tensor lies in memory, whatever its rows: dimensions from slow to fast, and gaps.
+
+    Where it has no rows, or one element along a dimension, that dimension may stand anywhere.
+    """
+    strides: tuple[int, ...] = tensor.stride()
+    real = [dim for dim, size in enumerate(tensor.shape) if size > 1 or not dim]
+    order = sorted(real, key=lambda dim: (-strides[dim], dim))
+    room = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, strides, strict=True))
+    gaps = ", with gaps" if tensor.numel() and room != tensor.numel() else ""
+    gradient = ", asking for a gradient" if tensor.requires_grad else ""
+    return f"{_LAID}{', '.join(map(str, order))}{gaps}{gradient}"
 
 
 def pick(batch: object, key: Key, step: int) -> object:
@@ -121,6 +144,13 @@ def spelled(dtype: str, shape: tuple[int, ...]) -> str:
     return f"{dtype}[{', '.join(map(str, shape))}]"
 
 
+_LAID = "laid out by dimensions "
+_LAYOUT = (
+    "step {step}: batch entry {name!r} is {found}, and the model, which asks a tensor how it lies "
+    "in memory or whether it wants a gradient, was split for one {want}: let batches() give "
+    "x.detach().contiguous(), in example_batch() as well, or let a tensor of the batch say what is "
+    "to be done"
+)
 _NEW_ENTRY = (
     "step {step}: the batch has the entry {names}, which the first batch has not, and the model "
     "was split without: give every batch the same entries, and example_batch(), too (a mask or a "

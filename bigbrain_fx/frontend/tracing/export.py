@@ -24,6 +24,7 @@ from torch.utils import _traceback as torch_frames, checkpoint as checkpoints
 
 from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend.tracing import step as step_file
+from bigbrain_fx.frontend.tracing.attributes import file_of, is_own
 from bigbrain_fx.frontend.tracing.casts import idle_casts
 from bigbrain_fx.frontend.translation.lines import trail
 from bigbrain_fx.frontend.translation.sources import is_users
@@ -95,17 +96,28 @@ def ambient(
 def quiet() -> Iterator[None]:
     """Keep torch's remarks on its own internals, and repeated ones of the model, from the user.
 
-    torch logs the tracebacks of errors that it raises as well; TORCH_LOGS brings them back.
+    torch logs the tracebacks of errors that it raises as well; TORCH_LOGS brings them back. What
+    the user's own handlers and filters do with a record they do: a model may go by it.
     """
-    before = logging.root.manager.disable
+    before = logging.Logger.callHandlers
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if "TORCH_LOGS" not in os.environ:
-            logging.disable(logging.CRITICAL)
+            logging.Logger.callHandlers = _call_own_handlers  # type: ignore[method-assign,assignment]
         try:
             yield
         finally:
-            logging.disable(before)
+            logging.Logger.callHandlers = before  # type: ignore[method-assign]
+
+
+def _call_own_handlers(logger: logging.Logger, record: logging.LogRecord) -> None:
+    """Give a record to handlers of the user's classes alone: others show it to people."""
+    each: logging.Logger | None = logger
+    while each is not None:
+        for handler in each.handlers:
+            if record.levelno >= handler.level and is_own(file_of(type(handler))):
+                handler.handle(record)
+        each = each.parent if each.propagate else None
 
 
 _ASKS = (

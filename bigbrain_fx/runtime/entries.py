@@ -126,11 +126,12 @@ def _tensors(batch: object, key: tuple[object, ...]) -> Iterator[tuple[tuple[obj
 def laid(tensor: Tensor) -> str:
     """Say how a tensor lies in memory, whatever its rows: dimensions from slow to fast, and gaps.
 
-    Where it has no rows, or one element along a dimension, that dimension may stand anywhere.
+    Row by row they are in their order, also where there is one element along some.
     """
     strides: tuple[int, ...] = tensor.stride()
-    real = [dim for dim, size in enumerate(tensor.shape) if size > 1 or not dim]
-    order = sorted(real, key=lambda dim: (-strides[dim], dim))
+    order = [*range(tensor.dim())]
+    if not tensor.is_contiguous():
+        order.sort(key=lambda dim: (-strides[dim], dim))
     room = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, strides, strict=True))
     gaps = ", with gaps" if tensor.numel() and room != tensor.numel() else ""
     gradient = ", asking for a gradient" if tensor.requires_grad else ""

@@ -76,6 +76,7 @@ def test_another_layout_stops_a_run_and_says_what_to_do(name: str, other: Tensor
 def test_fewer_rows_are_no_other_layout() -> None:
     whole = torch.rand(4, 3, 5, 5)
     assert laid(whole) == laid(whole[:1].clone()) == laid(whole[:3])
+    assert laid(whole) == laid(whole[..., :1].clone())  # what `pad` fills up
     assert laid(whole) != laid(whole[..., ::2])
 
 

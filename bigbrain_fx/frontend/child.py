@@ -82,7 +82,7 @@ class _Service:
         self.fixed: tuple[object, ...] = ()
         if wanted["training"] and not self.meta and not blank:
             _require_steady(self.file, seed)
-            self.fixed = _fixed(self.file)
+            self.fixed = (*_fixed(self.file), *_apart_entries(self.file, self.captured))
         self.captured = _require_uneven(self.file, self.captured, bool(wanted["training"]))
         _require_read_by_layers(self.captured, self.quantised)
         _write_graph(self.captured, Path(str(wanted["graph"])))
@@ -350,6 +350,16 @@ def _fixed(file: ModelFile) -> tuple[object, ...]:
     if file.batches is None:
         return ()  # the example again and again
     return fixed_entries(file.model, file.example_batch, file.loss, file.autocast)
+
+
+def _apart_entries(file: ModelFile, captured: Captured) -> tuple[object, ...]:
+    """Return the entries that are written, and that no other may be the memory of."""
+    from bigbrain_fx.runtime import APART
+
+    if file.batches is None:
+        return ()
+    entries = captured.batch.entries
+    return tuple((entry.key, APART) for entry in entries if entry.name in captured.written)
 
 
 def _require_uneven(file: ModelFile, captured: Captured, training: bool) -> Captured:

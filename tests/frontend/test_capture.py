@@ -258,6 +258,31 @@ def test_autocast_region() -> None:
     assert dict(region.kwargs) == {"dtype": Const("torch.bfloat16"), "enabled": True}
 
 
+class Still(nn.Module):
+    """Has a block of no_grad within its region of autocast, which torch's own trace drops."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin, self.target = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            h = self.lin(x)
+            with torch.no_grad():
+                aim = self.target(x)
+            out = self.lin(h - aim)
+        return out.float()
+
+
+def test_no_grad_within_a_region_of_autocast_stays() -> None:
+    found = capture(Still(), (torch.randn(4, 8),), lambda o, b: o.square().mean())
+    kinds = [op.target for op in found.graph.ops if op.body]
+    assert kinds == ["region.autocast", "region.no_grad", "region.autocast"]
+    still = next(op for op in found.graph.ops if op.target == "region.no_grad")
+    assert still.body is not None
+    assert still.body.ops[0].target == "region.autocast"
+
+
 def test_autocast_of_the_whole_model_leaves_a_graph_that_can_be_cut() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
     found = capture(model, (torch.randn(4, 8),), lambda o, b: o.float().sum(), autocast="bfloat16")

@@ -6,6 +6,8 @@ import array
 import collections
 import contextvars
 import ctypes
+import dataclasses
+import decimal
 import functools
 import itertools
 import threading
@@ -26,6 +28,11 @@ LOCAL = threading.local()
 LOCAL.calls = 0
 COUNTS = {"calls": 0}
 Calls = Callable[[], int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    calls: int = 0
 
 
 class Slots:
@@ -180,10 +187,61 @@ def _in_metaclass() -> Calls:
     return counted
 
 
+def _in_pair() -> Calls:
+    held = SimpleNamespace(seen=(0, "rows"))
+
+    def counted() -> int:
+        held.seen = (held.seen[0] + 1, "rows")
+        return held.seen[0]
+
+    return counted
+
+
+def _in_frozen() -> Calls:
+    held = SimpleNamespace(state=Frozen())
+
+    def counted() -> int:
+        held.state = dataclasses.replace(held.state, calls=held.state.calls + 1)
+        return held.state.calls
+
+    return counted
+
+
+def _in_text_of_attribute() -> Calls:
+    held = SimpleNamespace(text="call 0")
+
+    def counted() -> int:
+        held.text = f"call {int(held.text.split()[1]) + 1}"
+        return int(held.text.split()[1])
+
+    return counted
+
+
+def _in_decimal() -> Calls:
+    held = SimpleNamespace(calls=decimal.Decimal(0))
+
+    def counted() -> int:
+        held.calls += 1
+        return int(held.calls)
+
+    return counted
+
+
+def _in_complex() -> Calls:
+    held = SimpleNamespace(calls=0j)
+
+    def counted() -> int:
+        held.calls += 1j
+        return int(held.calls.imag)
+
+    return counted
+
+
 PLACES = (
     *(_in_closure, _in_default, _in_slots, _in_list, _in_array, _in_tensor, _in_iterator),
     *(_in_generator, _in_context, _in_thread, _in_file, _in_plain_array, _in_number_of_c),
-    *(_in_cached_object, _in_metaclass),
+    *(_in_cached_object, _in_metaclass, _in_pair, _in_frozen, _in_text_of_attribute),
+    *(_in_decimal, _in_complex),
 )
 
 

@@ -107,7 +107,8 @@ class CaptureJob:
             said += known or ((remark(parts),) if parts and unequal else ())
         said += on_written(self.step.seen.written, self.batch)
         graph = with_saves(found.graph)
-        return replace(found, graph=graph, warnings=tuple(dict.fromkeys(said)), shares=parts)
+        written, said = (*self.step.seen.written,), (*dict.fromkeys(said),)
+        return replace(found, graph=graph, warnings=said, shares=parts, written=written)
 
     def shares(self, found: Captured, micro_batch: int | None) -> Shares | None:
         """Compare the example's loss with that of its halves.

@@ -23,6 +23,7 @@ class Captured:
         warnings: what the user should know, one sentence each.
         batch: the example batch, taken apart.
         shares: its loss, whole and in parts, where that could be tried.
+        written: entries of the batch that forward or loss write into.
     """
 
     graph: Graph
@@ -31,6 +32,7 @@ class Captured:
     warnings: tuple[str, ...]
     batch: Batch
     shares: Shares | None = None
+    written: tuple[str, ...] = ()
 
     def inputs(self, rows: int | None = None) -> dict[str, Tensor]:
         """Return the example batch by input name, with `rows` rows (its own when left out)."""

@@ -18,6 +18,7 @@ import types
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import partial
 from typing import Any
 
@@ -192,7 +193,9 @@ def reading(value: Any) -> Reading:  # noqa: ANN401  # any leaf
     if isinstance(value, types.GeneratorType):
         held = value.gi_frame.f_locals.values() if value.gi_frame else ()
         return tuple(v for v in held if type(v) in (int, float)) or (0,)
-    if isinstance(value, numbers.Real):
+    if isinstance(value, complex):
+        return value.real, value.imag
+    if isinstance(value, numbers.Real | Decimal):
         return (value,)
     return (len(value),) if not hasattr(value, "dtype") else tuple(value.reshape(-1).tolist())
 
@@ -213,7 +216,9 @@ def _set(place: Place, value: Any, wanted: Sequence[Any]) -> None:  # noqa: ANN4
             value[index] = type(value[index])(number if isinstance(value, array) else number % 256)
     elif isinstance(value, ctypes._SimpleCData):
         value.value = type(value.value)(wanted[0])
-    elif isinstance(value, numbers.Real):
+    elif isinstance(value, complex):
+        place.put(complex(*wanted))
+    elif isinstance(value, numbers.Real | Decimal):
         place.put(type(value)(wanted[0]))  # type: ignore[call-arg]
     elif hasattr(value, "dtype"):
         value.reshape(-1)[:] = wanted

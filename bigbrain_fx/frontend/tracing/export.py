@@ -18,12 +18,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._export.passes import replace_set_grad_with_hop_pass as regions_pass
 from torch.export import Dim, ExportedProgram
 from torch.fx.proxy import TracerBase
 from torch.utils import _traceback as torch_frames, checkpoint as checkpoints
 
 from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend.tracing import step as step_file
+from bigbrain_fx.frontend.tracing.attributes import file_of, is_own
 from bigbrain_fx.frontend.tracing.casts import idle_casts
 from bigbrain_fx.frontend.translation.lines import trail
 from bigbrain_fx.frontend.translation.sources import is_users
@@ -53,7 +55,8 @@ def export_step(
     )
     alike = contextlib.nullcontext() if strict else _as_plain()  # dynamo follows them itself
     plain, cast_as_asked = (_no_inference_mode(), _plain_checkpoints()), ambient(autocast, tensors)
-    with quiet(), _no_partial_graph(), _users_lines(), cast_as_asked, alike, plain[0], plain[1]:
+    whole = _no_grad_within_autocast(), _no_partial_graph()
+    with quiet(), whole[0], whole[1], _users_lines(), cast_as_asked, alike, plain[0], plain[1]:
         program = torch.export.export(
             step, tuple(tensors), dynamic_shapes={"tensors": sizes}, strict=strict
         )
@@ -95,17 +98,28 @@ def ambient(
 def quiet() -> Iterator[None]:
     """Keep torch's remarks on its own internals, and repeated ones of the model, from the user.
 
-    torch logs the tracebacks of errors that it raises as well; TORCH_LOGS brings them back.
+    torch logs the tracebacks of errors that it raises as well; TORCH_LOGS brings them back. What
+    the user's own handlers and filters do with a record they do: a model may go by it.
     """
-    before = logging.root.manager.disable
+    before = logging.Logger.callHandlers
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if "TORCH_LOGS" not in os.environ:
-            logging.disable(logging.CRITICAL)
+            logging.Logger.callHandlers = _call_own_handlers  # type: ignore[method-assign,assignment]
         try:
             yield
         finally:
-            logging.disable(before)
+            logging.Logger.callHandlers = before  # type: ignore[method-assign]
+
+
+def _call_own_handlers(logger: logging.Logger, record: logging.LogRecord) -> None:
+    """Give a record to handlers of the user's classes alone: others show it to people."""
+    each: logging.Logger | None = logger
+    while each is not None:
+        for handler in each.handlers:
+            if record.levelno >= handler.level and is_own(file_of(type(handler))):
+                handler.handle(record)
+        each = each.parent if each.propagate else None
 
 
 _ASKS = (
@@ -156,6 +170,32 @@ def _no_inference_mode() -> Iterator[None]:
         yield
     finally:
         kind.__enter__, kind.__exit__ = own  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def _no_grad_within_autocast() -> Iterator[None]:
+    """Let a region of no_grad within one of autocast be one: torch drops it, with its gradients.
+
+    It looks whether a piece of the graph begins with the switch, and there autocast comes first.
+    """
+    own = regions_pass._is_set_grad_enabled_sub_mod
+    begins = (torch.amp.autocast_mode._enter_autocast,)
+
+    def is_region(node: torch.fx.Node, omit_if_same_with_ambient: bool = False) -> bool:
+        if node.op != "call_module":
+            return False
+        body = getattr(node.graph.owning_module, str(node.target))
+        inner = (each for each in body.graph.nodes if each.op != "placeholder")
+        first = next((each for each in inner if each.target not in begins), None)
+        if first is None or first.target is not torch._C._set_grad_enabled:
+            return False
+        return not omit_if_same_with_ambient or first.args[0] != torch.is_grad_enabled()
+
+    regions_pass._is_set_grad_enabled_sub_mod = is_region  # put back
+    try:
+        yield
+    finally:
+        regions_pass._is_set_grad_enabled_sub_mod = own
 
 
 @contextlib.contextmanager

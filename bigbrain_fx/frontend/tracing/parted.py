@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend.tracing.optimizer_counts import require_counts_kept
+from bigbrain_fx.frontend.tracing.optimizer_layouts import require_order_idle
 from bigbrain_fx.frontend.tracing.optimizer_names import require_named
 from bigbrain_fx.frontend.tracing.trial import (
     Make,
@@ -79,6 +80,7 @@ def require_parted(
         _require_alone(make, shapes)
         require_counts_kept(make, cut_short(shapes))
         require_named(make, trained)
+        require_order_idle(make, trained)
         _require_rest_left(make, shapes, {n: p for n, p in trained.items() if n not in shapes})
         if by_pieces:
             _require_pieces(make, shapes, whole)

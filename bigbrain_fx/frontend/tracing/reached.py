@@ -23,6 +23,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ _MANY = 50_000  # places
 _LONG = 512  # entries: of a longer container the length alone counts
 _FEW = 16  # elements: a larger tensor is no counter
 _TEXT = 2**14  # bytes: a larger file is no counter
+_WORD = 64  # characters: a longer text is none
 _NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?![\w.])")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
@@ -49,7 +51,7 @@ class Place:
 
     name: str
     get: Callable[[], Any]
-    put: Callable[[Any], object]
+    put: Callable[[Any], Any]
 
 
 def places(roots: Iterable[object], leaving: Iterable[object] = ()) -> Iterator[Place]:
@@ -69,14 +71,14 @@ def holding(
     walk = _Walk({id(value) for value in leaving}, wanted)
     for root in roots:
         name = "" if isinstance(root, nn.Module) else _called(root)
-        yield from walk.into(name, root, 0)
+        yield from walk.into(Place(name, partial(_itself, root), _refuse), 0)
 
 
 def tensors(roots: Iterable[object]) -> list[Tensor]:
     """Return all tensors that objects reach, those of modules that no other module holds, too."""
     walk = _Walk()
     for root in roots:
-        deque(walk.into("", root, 0), maxlen=0)
+        deque(walk.into(Place("", partial(_itself, root), _refuse), 0), maxlen=0)
     held = [part for part in walk.kept if isinstance(part, nn.Module)]
     own = (t for part in held for t in (*part._parameters.values(), *part._buffers.values()))
     return list({id(t): t for t in (*walk.tensors, *own) if t is not None}.values())
@@ -161,27 +163,36 @@ class _Walk:
     kept: list[object] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)
 
-    def into(self, name: str, value: object, depth: int) -> Iterator[Place]:
-        """Yield the places in a value, and in what is in it."""
+    def into(self, home: Place, depth: int) -> Iterator[Place]:
+        """Yield the places in what a place holds, and in what is in that."""
+        value = home.get()
         if depth > _DEEP or id(value) in self.seen or len(self.seen) > _MANY:
             return
         self.seen.add(id(value))
         self.kept.append(value)  # or its number in memory might be another's
-        for place, held in _read_all(name, value):
+        for place, held in _read_all(home, value):
             if self.wanted(held):
                 yield place
             if isinstance(held, Tensor):
                 self.tensors.append(held)
+            elif isinstance(held, str):
+                yield from filter(lambda each: self.wanted(each.get()), _in_word(place))
             elif not isinstance(held, numbers.Number | str | bytes | None):
                 step = 1 if _is_near(held) else _FOREIGN
-                yield from self.into(place.name, held, depth + step)
+                yield from self.into(place, depth + step)
 
 
-def _read_all(name: str, value: object) -> list[tuple[Place, Any]]:
+def _read_all(home: Place, value: object) -> list[tuple[Place, Any]]:
     found: list[tuple[Place, Any]] = []
     with contextlib.suppress(Exception):  # the user's own properties, or a library's
-        found.extend((place, place.get()) for place in _inside(name, value))
+        found.extend((place, place.get()) for place in _inside(home, value))
     return found
+
+
+def _in_word(place: Place) -> Iterator[Place]:
+    """Yield the places of numbers in a short text that a place holds."""
+    if len(place.get()) <= _WORD:
+        yield from _in_text(place.name, lambda: str(place.get()), place.put)
 
 
 def is_leaf(value: object) -> bool:
@@ -195,7 +206,7 @@ def is_leaf(value: object) -> bool:
         return len(value) <= _FEW and not (isinstance(value, array) and value.typecode in "uw")
     if isinstance(value, ctypes._SimpleCData):
         return isinstance(value.value, int | float)
-    kinds = (numbers.Real, itertools.count, types.GeneratorType, list, deque)
+    kinds = (numbers.Real, Decimal, complex, itertools.count, types.GeneratorType, list, deque)
     return isinstance(value, kinds) and not isinstance(value, bool)
 
 
@@ -208,8 +219,9 @@ def _is_near(value: object) -> bool:
 # --------------------------------------------------------------------------- what is in a value
 
 
-def _inside(name: str, value: Any) -> Iterator[Place]:  # noqa: ANN401  # any object
+def _inside(home: Place, value: Any) -> Iterator[Place]:  # noqa: ANN401  # any object
     """Yield the places right in a value, by its kind."""
+    name = home.name
     if isinstance(value, nn.Module):
         yield from _in_module(name, value)
     elif isinstance(value, types.FunctionType):
@@ -234,24 +246,55 @@ def _inside(name: str, value: Any) -> Iterator[Place]:  # noqa: ANN401  # any ob
     elif isinstance(value, weakref.ref):
         yield Place(f"{name}()", value, _refuse)
     else:
-        yield from _in_object(name, value)
+        yield from _in_object(home, value)
 
 
-def _in_object(name: str, value: Any) -> Iterator[Place]:  # noqa: ANN401  # any object
+def _in_object(home: Place, value: Any) -> Iterator[Place]:  # noqa: ANN401  # any object
+    """Yield places in what a place holds: in whatever it holds then, for it may be bound anew."""
+    name = home.name
     if isinstance(value, MutableMapping) and len(value) <= _LONG:
-        yield from _entries(f"{name}[", value, "]")
-    elif isinstance(value, list | tuple | deque | set | frozenset) and len(value) <= _LONG:
-        for index, item in enumerate(value):
-            put = partial(value.__setitem__, index) if isinstance(value, list) else _refuse
-            yield Place(f"{name}[{index}]", partial(_itself, item), put)
+        yield from (_kept_by(home, key, f"[{key!r}]", _itself) for key in list(value))
+    elif isinstance(value, list | tuple) and len(value) <= _LONG:
+        put = partial(_put_item, home)
+        for index in range(len(value)):
+            get = partial(_item_of, home, index)
+            yield Place(f"{name}[{index}]", get, partial(put, index))
+    elif isinstance(value, deque | set | frozenset) and len(value) <= _LONG:
+        items = enumerate(value)
+        yield from (Place(f"{name}[{i}]", partial(_itself, item), _refuse) for i, item in items)
     if type(value).__module__.partition(".")[0] != "torch":
         inner = getattr(value, "__dict__", None)
-        yield from _entries(f"{name}.", inner) if isinstance(inner, dict) else ()
+        keys = list(inner) if isinstance(inner, dict) else []
+        yield from (_kept_by(home, key, f".{key}", vars) for key in keys)
     if is_own(file_of(type(value))):
         yield Place(type(value).__qualname__, partial(type, value), _refuse)
         slots = (vars(kind).get("__slots__", ()) for kind in type(value).__mro__)
         named = itertools.chain.from_iterable([s] if isinstance(s, str) else s for s in slots)
         yield from _read(name, value, tuple(named))
+
+
+def _kept_by(home: Place, key: Any, shown: str, entries: Callable[[Any], Any]) -> Place:  # noqa: ANN401
+    """Return the place of an entry of what a place holds."""
+    return Place(
+        f"{home.name}{shown}",
+        lambda: entries(home.get()).get(key),
+        lambda value: entries(home.get()).__setitem__(key, value),
+    )
+
+
+def _item_of(home: Place, index: int) -> object:
+    held = home.get()
+    return held[index] if index < len(held) else None
+
+
+def _put_item(home: Place, index: int, value: object) -> None:
+    """Set an item of a list; a tuple is bound anew."""
+    held = home.get()
+    if isinstance(held, list):
+        held[index] = value
+        return
+    items = [*held[:index], value, *held[index + 1 :]]
+    home.put(getattr(type(held), "_make", tuple)(items))
 
 
 def _in_module(name: str, part: nn.Module) -> Iterator[Place]:

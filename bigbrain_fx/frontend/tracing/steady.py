@@ -27,6 +27,7 @@ from bigbrain_fx.frontend.tracing.check import CHECK_FLOPS
 from bigbrain_fx.frontend.tracing.clock import decided_by_clock
 from bigbrain_fx.frontend.tracing.counters import Decision, decision, look
 from bigbrain_fx.frontend.tracing.dice import where_changed
+from bigbrain_fx.frontend.tracing.keeping import may_keep, unheard
 from bigbrain_fx.frontend.tracing.left_gradients import refused_by_gradients
 from bigbrain_fx.frontend.tracing.plain import Plain, alike, same_numbers
 from bigbrain_fx.frontend.tracing.reached import TextFile, tensors
@@ -38,6 +39,7 @@ from bigbrain_fx.frontend.translation.sources import forward_line
 
 _CALLS, _LOOK_S = (2, 8), 0.1  # at least, at most; and how long more than two may take
 _MANY, _MANY_S = 160, 0.1  # calls with gradients once what is known to count was moved; likewise
+_MORE, _MORE_S = 2_048, 2.0  # where the user's lines may keep something; likewise
 _MOST = 2**28  # bytes of weights, which are copied
 
 
@@ -118,9 +120,10 @@ def _late_call(step: Step, plain: Plain, example: Sequence[Tensor]) -> int | Non
     """Return the number of a later call that is unlike the first: what counts is nowhere to see."""
     if not _are_few(tensors((step.model, step.own_loss))):
         return None
-    with _going_on(step, Reads()), contextlib.suppress(Exception):
-        first, end_s = plain.left(example, 0), time.perf_counter() + _MANY_S
-        for call in range(2, _MANY + 1):
+    most, most_s = (_MORE, _MORE_S) if may_keep(step.model, step.own_loss) else (_MANY, _MANY_S)
+    with _going_on(step, Reads()), unheard(), contextlib.suppress(Exception):
+        first, end_s = plain.left(example, 0), time.perf_counter() + most_s
+        for call in range(2, most + 1):
             if time.perf_counter() > end_s:
                 return None
             if not alike(first, plain.left(example, 0)):

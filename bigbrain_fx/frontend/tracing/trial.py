@@ -60,16 +60,18 @@ def run_trial(
     by_pieces: bool = False,
     idle: frozenset[str] = frozenset(),
     stir: Stir = as_it_is,
+    lay: Stir = as_it_is,
 ) -> Numbers:
     """Return the named parameters after some steps; at one of them a new optimizer takes over.
 
-    Those that are idle get no gradient; `stir` makes another one of what is made up for a name.
+    Those that are idle get no gradient; `stir` makes another one of what is made up for a name,
+    `lay` lets numbers and gradients lie otherwise in memory.
 
     Raises:
         StateError: the state of the old one cannot be told by parameter.
     """
     torch.default_generator.manual_seed(seed)
-    params = {name: nn.Parameter(numbers_of(name, shapes[name])) for name in names}
+    params = {name: nn.Parameter(lay(name, numbers_of(name, shapes[name]))) for name in names}
     made = make(list(params.items()))
     _require_untouched(params, shapes, place_of(make))
     _require_usable(made, params, place_of(make))
@@ -78,7 +80,7 @@ def run_trial(
         made = _renewed(made, make, params) if step == renewed_at else made
         for name, parameter in params.items():
             made_up = stir(name, numbers_of(f"{step} {name}", shapes[name]))
-            parameter.grad = None if name in idle else made_up
+            parameter.grad = None if name in idle else lay(name, made_up)
         made.step() if stepping is None else stepping.step()
     return {name: parameter.detach() for name, parameter in params.items()}
 

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from bigbrain_fx.core import Graph
 from bigbrain_fx.errors import InputError
+from bigbrain_fx.runtime import overlap
 
 Key = tuple[str | int, ...]
-_MOST = 2**24  # bytes: of larger entries of one memory it is not looked at which places they share
 BatchDims = Mapping[str | int, int | None]  # an entry of a batch -> its dimension that is the batch
 
 
@@ -69,7 +69,7 @@ class Batch:
         """Return entries whose memory is, in part, another's, and that one's name."""
         found = {}
         for one, other in itertools.permutations(self.entries, 2):
-            if _overlap(one.tensor, other.tensor):
+            if overlap(one.tensor, other.tensor):
                 found[one.name] = other.name
         return found
 
@@ -79,18 +79,6 @@ class Batch:
             entry.name: entry.tensor[-rows:].clone() if entry.batched else entry.tensor
             for entry in self.entries
         }
-
-
-def _overlap(one: Tensor, other: Tensor) -> bool:
-    """Whether an element of two tensors is the same memory."""
-    home = one.untyped_storage()
-    if not home.nbytes() or home.data_ptr() != other.untyped_storage().data_ptr():
-        return False
-    if one.dtype != other.dtype or home.nbytes() > _MOST:
-        return True  # for all that is known
-    places = torch.arange(home.nbytes() // one.element_size())
-    inner = [places.as_strided(t.shape, t.stride(), t.storage_offset()) for t in (one, other)]
-    return bool(torch.isin(inner[0].reshape(-1), inner[1].reshape(-1)).any())
 
 
 def _sized(tensor: Tensor, rows: int) -> Tensor:

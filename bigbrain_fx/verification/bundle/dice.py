@@ -30,7 +30,8 @@ class KeyedDice(TorchFunctionMode):
     """Seed every draw of a module by its place, inside `with`.
 
     What a graph keeps as one op is one draw, however often it draws inside: a `no_grad` block, a
-    region of autocast, a custom autograd function, a module that is kept whole.
+    region of autocast, a custom autograd function, a module that is kept whole. A region
+    of autocast is several where gradients are switched off or on within it.
 
     Attributes:
         places: where draws of the last micro-batch were made in forward, in order.
@@ -62,7 +63,7 @@ class KeyedDice(TorchFunctionMode):
         self.stack: list[str] = [""]
         self.places.clear()
         self._kept.clear()
-        self._unit = False
+        self._unit = self._sealed = False
         self._casts.clear()
         self._region = 0  # how many modes were on when the outermost `no_grad` block began
         self.modes = [True]  # gradients enabled or not, outermost first
@@ -89,8 +90,14 @@ class KeyedDice(TorchFunctionMode):
             self._count()
 
     def _grad_mode(self, enabled: bool) -> None:
-        """Follow `no_grad` blocks: the outermost one is one draw."""
+        """Follow `no_grad` blocks: the outermost one is one draw, and parts one of autocast."""
         before = torch.is_grad_enabled()
+        if self._casts and not self._sealed and enabled != before:
+            self._count()
+            torch._C._set_grad_enabled(enabled)
+            self._now(enabled)
+            self._seed()
+            return
         self._now(before)  # torch's own code disables gradients, too: of a custom function, say
         ends = len(self.modes) > 1 and self.modes[-2] == enabled != before
         if before and not enabled and not ends and not self._unit:
@@ -131,16 +138,16 @@ class KeyedDice(TorchFunctionMode):
     @contextlib.contextmanager
     def one_draw(self) -> Iterator[None]:
         """Take all draws inside as one."""
-        if self._unit:
-            yield
-            return
-        self._seed()
-        self._unit = True
+        before = self._unit, self._sealed
+        if not self._unit:
+            self._seed()
+        self._unit = self._sealed = True
         try:
             yield
         finally:
-            self._unit = False
-            self._count()
+            self._unit, self._sealed = before
+            if not self._unit:
+                self._count()
 
     def cast_begins(self, cast: torch.autocast, is_checkpoints: bool) -> None:
         """Take the draws of the outermost region of autocast as one, where it changes anything."""

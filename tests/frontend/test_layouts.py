@@ -1,0 +1,160 @@
+"""How a batch's tensors lie in memory stays as in the example, where the model goes by it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bigbrain_fx.errors import CaptureError, InputError
+from bigbrain_fx.frontend import capture
+from bigbrain_fx.frontend.tracing.export import quiet
+from bigbrain_fx.frontend.tracing.fixed import fixed_entries
+from bigbrain_fx.frontend.tracing.keeping import may_keep
+from bigbrain_fx.frontend.tracing.optimizer_layouts import require_order_idle
+from bigbrain_fx.frontend.tracing.trial import Make
+from bigbrain_fx.runtime import APART, laid
+from bigbrain_fx.runtime.entries import BatchError, require_fixed
+
+
+class Asks(nn.Module):
+    """Goes by how `x` and `picture` lie, whether `z` wants a gradient; of `y` by nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lift = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor, y: Tensor, z: Tensor, picture: Tensor) -> Tensor:
+        found = self.lift(x if x.is_contiguous() else 2 * x).mean() + y.contiguous().mean()
+        if z.requires_grad:
+            found = 3 * found
+        if picture.is_contiguous(memory_format=torch.channels_last):
+            found = 5 * found
+        return found
+
+
+class Plain(nn.Module):
+    """Asks nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lift = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lift(x).mean()
+
+
+def batch() -> dict[str, Tensor]:
+    return {n: torch.ones(4, 3) for n in "xyz"} | {"picture": torch.rand(4, 3, 5, 5)}
+
+
+def test_what_the_model_goes_by_of_a_layout_is_found() -> None:
+    found = dict(fixed_entries(Asks(), batch(), None, None))
+    assert {key for (key,) in found} == {"x", "z", "picture"}
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("x", torch.ones(3, 4).t()),
+        ("z", torch.ones(4, 3, requires_grad=True)),
+        ("picture", torch.rand(4, 3, 5, 5).contiguous(memory_format=torch.channels_last)),
+    ],
+)
+def test_another_layout_stops_a_run_and_says_what_to_do(name: str, other: Tensor) -> None:
+    fixed = fixed_entries(Asks(), batch(), None, None)
+    require_fixed(fixed, batch(), 1)
+    with pytest.raises(BatchError, match=r"step 7.*x\.detach\(\)\.contiguous\(\)"):
+        require_fixed(fixed, {**batch(), name: other}, 7)
+    require_fixed(fixed, {**batch(), name: other.detach().contiguous()}, 7)
+    require_fixed(fixed, {**batch(), "y": torch.ones(3, 4).t()}, 7)  # it goes by no layout of y
+
+
+def test_fewer_rows_are_no_other_layout() -> None:
+    whole = torch.rand(4, 3, 5, 5)
+    assert laid(whole) == laid(whole[:1].clone()) == laid(whole[:3])
+    assert laid(whole) == laid(whole[..., :1].clone())  # what `pad` fills up
+    assert laid(whole) != laid(whole[..., ::2])
+
+
+class Quiet(logging.Handler):
+    """Counts."""
+
+    calls = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        type(self).calls += 1
+
+
+def test_handlers_of_the_users_hear_what_others_do_not_show(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    log = logging.getLogger("tests.of.layouts")
+    log.setLevel(logging.INFO)
+    log.handlers, log.propagate = [Quiet(), logging.StreamHandler()], False
+    before = Quiet.calls
+    with quiet():
+        assert log.isEnabledFor(logging.INFO)
+        log.info("said once")
+    assert Quiet.calls == before + 1
+    assert "said once" not in capsys.readouterr().err
+
+
+def _factors() -> Iterator[float]:
+    return iter([1.0] * 1_000 + [2.0] * 100_000)
+
+
+class InTurn(nn.Module):
+    """Takes the next factor with each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lift, self.factors = nn.Linear(3, 2), _factors()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lift(x).mean() * next(self.factors)
+
+
+def test_what_no_walk_finds_is_found_by_many_calls() -> None:
+    assert may_keep(InTurn(), None)
+    assert not may_keep(Plain(), None)
+    with pytest.raises(CaptureError, match="BX0160: call"):
+        capture(InTurn(), {"x": torch.rand(4, 3)})
+
+
+def test_what_is_written_must_lie_in_memory_of_its_own() -> None:
+    fixed = [(("x",), APART)]
+    whole = torch.ones(4, 6)
+    require_fixed(fixed, {"x": whole[:, :3], "y": whole[:, 3:]}, 2)
+    for other in (whole, whole[1:2], [whole[:, 2:]]):
+        with pytest.raises(BatchError, match=r"step 2.*writes into x.*y.* the same memory"):
+            require_fixed(fixed, {"x": whole[:, :3], "y": other}, 2)
+
+
+class Slower(torch.optim.SGD):
+    """Halves the rate of what does not lie row by row."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.add_(p.grad, alpha=-0.1 if p.is_contiguous() else -0.05)
+
+
+@pytest.mark.parametrize(
+    ("make", "goes_by"),
+    [(lambda named: Slower(named, lr=0.1), True), (lambda named: torch.optim.AdamW(named), False)],
+)
+def test_an_optimizer_that_goes_by_how_a_weight_lies_is_refused(make: Make, goes_by: bool) -> None:
+    weights = {"rows": nn.Parameter(torch.rand(5, 3)), "turned": nn.Parameter(torch.rand(3, 5).t())}
+    if not goes_by:
+        require_order_idle(make, weights)
+        return
+    with pytest.raises(InputError, match="holds turned otherwise than row by row") as found:
+        require_order_idle(make, weights)
+    assert "p.data.contiguous()" in str(found.value.help)
+    rows = {name: nn.Parameter(p.detach().contiguous()) for name, p in weights.items()}
+    require_order_idle(make, rows)  # the remedy

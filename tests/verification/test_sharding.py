@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from bigbrain_fx.core import Axis
-from bigbrain_fx.frontend import Captured, capture, load_model_file
-from bigbrain_fx.plan import axes, chosen_axes, priced_axes
+from bigbrain_fx.frontend import Captured, capture, load_model_file, run_members, taken
+from bigbrain_fx.plan import axes, chosen_axes, priced_axes, sharded
 from bigbrain_fx.plan.shard import find, local, products, rewrite
 from bigbrain_fx.verification import agree, tried_axes
 from models import gpt, llama, moe
@@ -201,3 +201,44 @@ def test_heads_beside_the_batch_are_divided_and_masks_compared() -> None:
     result = agree(found, chosen, (2, 1), exact=True)
     assert max(result.loss, result.gradients, result.buffers) <= 1e-12
     assert result.exchanges == {"all_reduce": 1}  # and no gather around it
+
+
+class Words(nn.Module):
+    """A table of words, read by its rows and scored."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(7, 4)
+        self.scores = nn.Linear(4, 7, bias=False)
+        self.scores.weight = self.table.weight
+
+    def forward(self, words: Tensor) -> Tensor:
+        scores: Tensor = self.scores(self.table(words))
+        return scores.flatten(0, 1)
+
+
+@pytest.mark.parametrize("entry", ["words", "next"])
+@pytest.mark.parametrize("number", [7, -1])
+def test_an_index_that_no_member_has_stops_as_in_one_process(entry: str, number: int) -> None:
+    """Members gave zeros for it, and training went on: a class that is not there, or -1."""
+    words = torch.arange(7).repeat(4, 1)
+    batch = {"words": words, "next": words.flip(1)}
+    batch["next"][1, 3] = -100
+    found = capture(Words(), batch, _next_word)
+    there = chosen_axes(priced_axes(found.graph, axes(found.graph)), 2, ("vocabulary",))
+    assert [axis.size for axis in there] == [7]
+    tried, dropped = tried_axes(found.graph, there, (1, 1))
+    assert not dropped
+    assert agree(found, tried, (1, 1), exact=True).gradients <= 1e-12
+    made = sharded(found.graph, tried, (1, 1))
+    own = [{s.param: s for s in made.shards if s.member == m} for m in (0, 1)]
+    tensors = [{n: taken(t, mine[n]) for n, t in found.tensors.items()} for mine in own]
+    inputs = found.inputs()
+    run_members(made.members, tensors, [inputs, inputs])
+    inputs[entry][2, 3] = number
+    with pytest.raises((IndexError, RuntimeError), match=r"index.* out of"):
+        run_members(made.members, tensors, [inputs, inputs])
+
+
+def _next_word(scores: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    return nn.functional.cross_entropy(scores, batch["next"].flatten())

@@ -157,7 +157,7 @@ def named_axes(graph: Graph, options: Options) -> tuple[Axis, ...]:
     if options.tensor_axes:
         _require_known(every, options.tensor_axes)
         named = tuple(a for a in every if set(_names(a)) & set(options.tensor_axes))
-    return priced_axes(graph, without(named, options.tensor_whole))
+    return priced_axes(graph, without(graph, named, options.tensor_whole))
 
 
 def _names(axis: Axis) -> tuple[str, str, str]:

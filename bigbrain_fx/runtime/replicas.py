@@ -8,6 +8,7 @@ It knows buckets (`buckets`), and no schedule.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -19,6 +20,12 @@ from .sums import Sum, sizes
 from .transport import Transport
 from .weights import AGAIN, WeightsError
 
+OUT = 2
+"""Buckets of a backward that have left and wait for parts of others, where each is summed then.
+
+By the time that two more are complete, those parts have most likely come.
+"""
+
 
 @dataclass
 class BucketSum:
@@ -26,6 +33,7 @@ class BucketSum:
 
     Attributes:
         flat: of the micro-batch, or with the order "replica" of all that were computed here.
+        piece: of the micro-batch, what is summed here, once the others' have left.
         made: which parameters have a gradient, and their strides.
         filled: those in `flat`. now: those of this micro-batch.
         own: the sum here, where parts are sent when all is computed.
@@ -37,6 +45,7 @@ class BucketSum:
     own: Sum
     total: Sum
     flat: Tensor | None = None
+    piece: Tensor | None = None
     made: dict[str, tuple[int, ...]] = field(default_factory=dict)
     filled: set[str] = field(default_factory=set)
     now: set[str] = field(default_factory=set)
@@ -70,9 +79,11 @@ class Replicas:
         self._of = {(name, b.stage): b for b in buckets for name in b.params}
         self._at = {b.name: _offsets(b, parameters) for b in buckets}
         self._now: dict[str, BucketSum] = {}
+        self._out: deque[tuple[Bucket, int]] = deque()
 
     def begin(self) -> None:
         """Forget the step before."""
+        self._out.clear()
         self._now = {bucket.name: self._fresh() for bucket in self.buckets}
 
     def _fresh(self) -> BucketSum:
@@ -137,9 +148,24 @@ class Replicas:
         return is_last and on_cpu and len(running.now) == len(bucket.params)
 
     def _send_early(self, bucket: Bucket, running: BucketSum, micro: int) -> None:
+        """Send what others sum; where that is each micro-batch's, keep no more than the rest."""
         assert running.flat is not None
         running.sent = micro
         self._send_part(bucket, running.flat)
+        if self.each:
+            running.piece = bucket.piece(running.flat, bucket.place).clone()
+            running.flat = None
+            self._out.append((bucket, micro))
+            if len(self._out) > OUT:
+                self._settle(*self._out.popleft())
+
+    def _settle(self, bucket: Bucket, micro: int) -> None:
+        """Add this replica's piece to its sum, after all that come before it."""
+        running = self._now[bucket.name]
+        assert running.piece is not None
+        self._take(bucket, running, before=micro)
+        running.total.add(micro, 1, running.piece)
+        running.piece = None
 
     def _flat(self, bucket: Bucket, running: BucketSum) -> Tensor:
         """Return the flat tensor to add to; of zeros where nothing was added yet."""
@@ -158,15 +184,18 @@ class Replicas:
                 self._after(bucket, self._now[bucket.name], micro)
 
     def _after(self, bucket: Bucket, running: BucketSum, micro: int) -> None:
-        flat = self._flat(bucket, running)
         running.now = set()
         has_left = running.sent == micro
+        if self.each and has_left:
+            while (bucket, micro) in self._out:
+                self._settle(*self._out.popleft())
+            return
+        flat = self._flat(bucket, running)
         if self.each:
-            if not has_left:
-                self._send_part(bucket, flat)
-            self._take(bucket, running, before=micro)
-            running.total.add(micro, 1, bucket.piece(flat, bucket.place).clone())
+            self._send_part(bucket, flat)
+            running.piece = bucket.piece(flat, bucket.place).clone()
             running.flat = None
+            self._settle(bucket, micro)
             return
         if self.order == "tree":
             running.own.add(micro, 1, flat)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from bigbrain_fx.runtime.channel import Channel
 from bigbrain_fx.runtime.replicas import Replicas
 from bigbrain_fx.runtime.weights import WeightsError
 
-LISTED = {
+LISTED: dict[str, dict[str, Any]] = {
     "bucket0": {
         "stages": [0, 1],
         "dtype": "float32",
@@ -94,6 +95,51 @@ def test_a_bucket_that_waits_leaves_after_backward_weight(tmp_path: Path) -> Non
     found.add("b", 0, 0, torch.tensor([1.0, 2.0]))
     found.after(0, 0, waited=True)
     assert wire.sent == [(0, [0.0, 0.0, 0.0])]
+
+
+def test_a_backward_holds_a_bucket_and_the_own_pieces_of_two(tmp_path: Path) -> None:
+    """Of a micro-batch that is summed by itself: not all buckets of the stage until its end."""
+    count, elements = 8, 100
+    entry = LISTED["bucket0"]
+    listed = {
+        f"bucket{i}": {
+            **entry,
+            "pieces": [elements // 2, elements // 2],
+            "params": [f"p{i}"],
+            "waits": (),
+            "channels": [[4 * i + tag, *about] for tag, *about in entry["channels"]],
+        }
+        for i in range(count)
+    }
+    (tmp_path / "buckets.json").write_text(json.dumps(listed))
+    channels = bucket_channels(str(tmp_path / "device_d1.py"), "d1")
+    buckets = [*buckets_of(read_buckets(tmp_path), "d1", (1,), channels)]
+    parameters = {f"p{i}": nn.Parameter(torch.zeros(elements)) for i in range(count)}
+    wire = Wire(*(torch.full((elements // 2,), 10.0) for _ in range(2 * count)))
+    found = Replicas(buckets, "micro", ((0, 2), (1, 3)), parameters, wire, each=True)  # type: ignore[arg-type]  # as above
+    found.begin()
+    for micro, rows in ((1, elements // 2), (3, elements // 2)):
+        for i in range(count):
+            found.add(f"p{i}", 1, micro, torch.ones(elements))
+            held = [*_held(found)]
+            assert sum(held) <= count * rows + 2 * rows + elements
+            assert max(held) <= elements
+        found.after(1, micro)
+        assert sum(_held(found)) == count * rows
+    assert len(wire.sent) == 2 * count
+    assert not wire.received  # of the micro-batches 0 and 2
+    found.sum()
+    found.send_sums()
+    assert wire.sent[-1][1] == [10.0 + 1 + 10 + 1] * (elements // 2)
+
+
+def _held(found: Replicas) -> list[int]:
+    """Return the elements of each memory that the buckets hold."""
+    running = found._now.values()
+    parts = [part for each in running for _, _, part in (*each.total.parts, *each.own.parts)]
+    tensors = [*parts, *(t for each in running for t in (each.flat, each.piece) if t is not None)]
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}
+    return [storage.nbytes() // 4 for storage in storages.values()]
 
 
 def test_a_gradient_in_no_bucket_is_not_taken(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ GATHERS = [
 def unsharded(folder: Path, wire: Wire, sends: object) -> tuple[Unsharded, Replicas]:
     """Return a device that keeps "b"; another keeps "a"."""
     entry = {**LISTED["bucket0"], "waits": (), "sends": sends}
-    entry["channels"] = [*LISTED["bucket0"]["channels"][:2], *GATHERS]  # type: ignore[index]
+    entry["channels"] = [*LISTED["bucket0"]["channels"][:2], *GATHERS]
     (folder / "buckets.json").write_text(json.dumps({"bucket0": entry}))
     channels = bucket_channels(str(folder / "device_d0.py"), "d0")
     listed = read_buckets(folder)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from bigbrain_fx.core import Link
+from bigbrain_fx.emit import write_bundle
 from bigbrain_fx.plan import replica_cut
+from bigbrain_fx.verification.bundle.imported_bundle import run_bundle
 from bigbrain_fx.verification.bundle.members import same_graph
 from tests.support.bundles import MODEL
 from tests.verification.test_members import (
@@ -20,7 +25,7 @@ from tests.verification.test_members import (
 )
 from tests.verification.test_members_sequence import AXES, sequences
 from tests.verification.test_replicas import bench_of, cluster, planned, same, trained
-from tools.matrix import Bench
+from tools.matrix import Bench, imported
 
 pytestmark = pytest.mark.usefixtures("one_thread", "small_buckets")
 SHARES = ((1, ()), (2, (4, 3)), (2, (3, 4)), (3, (3, 2, 2)))
@@ -66,6 +71,41 @@ def test_seven_micro_batches_and_a_tied_head_have_the_same_bits_for_any_replicas
         assert fault == ""
         assert first is None or same(first, found)
         first = first or found
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+def test_seven_micro_batches_hold_own_rows_and_three_buckets_of_gradients(
+    sevenths: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zero: int
+) -> None:
+    """And the last stage's: not those of a whole stage until its backward has ended."""
+    monkeypatch.setattr(replica_cut, "LEAST_BUCKET", 256)
+    choices = {"replicas": 2, "replica_shares": (4, 3), "sum_order": "micro", "zero_stage": zero}
+    plan = planned(sevenths, cluster(1, 1), micro_batches=7, schedule="1f1b", **choices)
+    most = Counter[int]()
+    with imported(write_bundle(plan, sevenths, tmp_path / "bundle"), force_adamw=False) as bundle:
+        own = importlib.import_module("runtime.replicas").Replicas
+
+        def counting(self: Any, *words: Any) -> bool:  # as the bundle's class has it
+            added: bool = add(self, *words)
+            most[id(self)] = max(most[id(self)], sum(_held_bytes(self)))
+            return added
+
+        add = own.add
+        monkeypatch.setattr(own, "add", counting)
+        run_bundle(bundle, plan, 1, plan.seed)
+    sizes = [4 * sum(bucket.pieces) for bucket in plan.stages.buckets]
+    rows = max(sum(4 * bucket.pieces[place] for bucket in plan.stages.buckets) for place in (0, 1))
+    assert len(most) == 2
+    assert max(most.values()) <= rows + 3 * max(sizes) < sum(sizes) + rows
+
+
+def _held_bytes(replicas: Any) -> Iterator[int]:  # as the bundle's class has it
+    """Yield the bytes of each memory that buckets hold."""
+    running = replicas._now.values()
+    parts = [part for each in running for _, _, part in (*each.total.parts, *each.own.parts)]
+    own = [tensor for each in running for tensor in (each.flat, each.piece) if tensor is not None]
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in (*parts, *own)}
+    yield from (storage.nbytes() for storage in storages.values())
 
 
 @pytest.mark.parametrize(

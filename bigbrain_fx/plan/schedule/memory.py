@@ -15,7 +15,9 @@ to when:
     made gradients          Backward .. they have left, after the last of its Sends (on the same
                             device: the reader)
     parameter gradients     first Backward of the stage, deferred ones its first BackwardWeight, ..
-                            OptimizerStep; where weights lie in a store, another stage's Backward
+                            OptimizerStep; where weights lie in a store, another stage's Backward;
+                            what other replicas sum of single micro-batches only while these run, a
+                            bucket that is being filled and two that have left
     tied, norm, loss        Recv .. OptimizerStep
     gathered weights        with ZeRO 3: Recv .. end of the Forward or Backward that they are for,
                             each with its message at first; copies of the own ones, Send .. left
@@ -271,14 +273,14 @@ class _Ledger:
     ) -> Held:
         """Return what is held while `nbytes` of parameter gradients are made and added up."""
         if self.stages.gathers:  # each micro-batch has buckets of its own, as the first has
-            return self._now(working_bytes[0] + nbytes)
+            return self._now(working_bytes[0] + min(nbytes, self._leaving_bytes(stage, nbytes)))
         before = self._backwards[which, stage]
         if before == 0:
             self.gradients += int(self._sums(stage) * nbytes * self._filled(stage))
         self._backwards[which, stage] += 1
-        return self._now(
-            working_bytes[min(before, 2)] + int(self._flat(stage) * nbytes * self._filled(stage))
-        )
+        passing_bytes = int(self._passing(stage) * nbytes * self._filled(stage))
+        passing_bytes = min(passing_bytes, self._leaving_bytes(stage, passing_bytes))
+        return self._now(working_bytes[min(before, 2)] + passing_bytes)
 
     def _parts_bytes(self, edge: Edge) -> int:
         """Return what is held while a part leaves: with ZeRO 3 all of its bucket.
@@ -310,9 +312,22 @@ class _Ledger:
         own = stages.micros_of(stage, 0)
         added = range(sum(map(len, stages.micros))) if stages.sums_each else own
         count = most_nodes(added) if stages.sum_order == "tree" else 1
-        return count * (1 - self._flat(stage))
+        return count * (1 - self._passing(stage))
 
-    def _flat(self, stage: int) -> float:
+    def _leaving_bytes(self, stage: int, nbytes: int) -> int:
+        """Return what a backward holds in buckets, where each micro-batch is summed by itself.
+
+        One is being filled, and of the last two that left, what is summed here waits for the
+        parts of others. On a GPU, and by torch's collectives, all are held until its end.
+        """
+        if self._kind == "cuda" or self.stages.by_backend:
+            return nbytes
+        own = [(b, b.stages.index(stage)) for b in self.stages.buckets if stage in b.stages]
+        whole = [sum(b.pieces) * DTYPE_BYTES[b.dtype] for b, _ in own]
+        pieces = [b.pieces[place] * DTYPE_BYTES[b.dtype] for b, place in own]
+        return max(whole, default=0) + 2 * max(pieces, default=0)
+
+    def _passing(self, stage: int) -> float:
         """Return the share of a stage's gradients that is there while its backward runs only.
 
         Where each micro-batch is summed by itself, what others sum leaves then.

@@ -50,3 +50,13 @@ def test_a_rate_of_a_card_that_nobody_measured_is_less_sure_too(plan: Plan) -> N
     assert found.note == "no published row of l4 in half precision was forecast before"
     assert spread(on(half, "t4")).note == ""
     assert found.high_s / found.low_s > spread(on(plan, "l4")).high_s / spread(on(plan, "l4")).low_s
+
+
+def test_replicas_were_measured_on_cpus_with_profiled_ops(plan: Plan) -> None:
+    both = replace(plan, stages=replace(plan.stages, micros=((0,), (1,))))
+    guessed, profiled = spread(both), spread(replace(both, estimator="measured"))
+    assert guessed.note.endswith("were held against measured steps on CPUs with profiled ops only")
+    assert guessed.high_s > spread(plan).high_s
+    assert profiled.note == ""
+    assert profiled.high_s == pytest.approx(1.15 * plan.forecast.step_s)
+    assert profiled.low_s == spread(replace(plan, estimator="measured")).low_s

@@ -57,9 +57,10 @@ from bigbrain_fx.core import (
     Send,
     Stages,
 )
+from bigbrain_fx.plan.schedule.bucket_room import summed_bytes, sums_parts
 from bigbrain_fx.plan.schedule.costs import StageCosts
 from bigbrain_fx.plan.schedule.cuda import rounded
-from bigbrain_fx.plan.schedule.parts import most_nodes, nodes
+from bigbrain_fx.plan.schedule.parts import nodes
 
 AHEAD = 2
 """Receives that the runtime posts ahead on every channel over gloo, beside the message in use."""
@@ -130,7 +131,7 @@ class _Ledger:
         self._once: list[Edge] = []
         self._sent: list[Message] = []
         self._backwards: Counter[tuple[str, int]] = Counter()
-        self._added_micros: dict[str, tuple[int, ...]] = {}  # to each bucket's sum, with ZeRO 3
+        self._added_micros: dict[str, tuple[int, ...]] = {}  # to each bucket's sum, of parts
         self._device = program.device
         self._kind = costs.cluster.device[program.device].kind
         self._libraries = costs.library_bytes.get(program.device, 0)
@@ -176,9 +177,10 @@ class _Ledger:
                 return self._forward(stage, micro)
             case Backward(stage, micro):
                 return self._backward(stage, micro)
-            case BackwardWeight(stage):
-                return self._backward_weight(stage)
+            case BackwardWeight(stage, micro):
+                return self._backward_weight(stage, micro)
         workspace = self.costs.optimizer_workspace_bytes.get(self._device, 0)
+        self.gradients = max(self.gradients, self._whole_bytes())
         now = self._now(workspace)  # the optimizer step lets go of all gradients
         self._drop(self._once, None)
         self.gradients = 0
@@ -197,8 +199,9 @@ class _Ledger:
         self._post(edge, 1)
         if edge.kind == "gather" and micro is not None:
             self.gathered += rounded(edge.nbytes, self._kind)
-        if edge.kind == "reduce" and micro is not None:
-            self._add_part(self.stages.bucket[edge.value], edge.target, micro)
+        each = micro is not None and self.stages.sums_each  # else others' come when all are summed
+        if each and edge.kind == "reduce":
+            self._add_part(self.stages.bucket[edge.value], edge.target, micro or 0)
         if edge.kind in ("reduce", "gather", "statistics"):  # added, or copied, at once
             now = self._now()
             self._drop((edge,), micro)
@@ -240,9 +243,7 @@ class _Ledger:
         working = self.costs.working_of(stage)
         own_bytes = self.costs.gradient_bytes[stage] - self.costs.deferred_bytes[stage]
         now = self._added("backward", stage, own_bytes, working.backward_bytes)
-        for bucket in self.stages.buckets:
-            if stage in bucket.stages:
-                self._add_part(bucket, stage, micro)
+        self._add_parts(stage, micro, waited=False)
         self.activations += working.waiting_bytes - working.saved_bytes - back_bytes
         self.stored -= self._stored_bytes(stage)
         if not self._puts_away(stage):
@@ -261,10 +262,11 @@ class _Ledger:
         found = self.stages.saving.get(stage)
         return 0 if found is None else found.nbytes
 
-    def _backward_weight(self, stage: int) -> Held:
+    def _backward_weight(self, stage: int, micro: int) -> Held:
         working = self.costs.working_of(stage)
         own_bytes = self.costs.deferred_bytes[stage]
         now = self._added("weights", stage, own_bytes, working.weight_bytes)
+        self._add_parts(stage, micro, waited=True)
         self.activations -= working.waiting_bytes
         return now
 
@@ -272,14 +274,17 @@ class _Ledger:
         self, which: str, stage: int, nbytes: int, working_bytes: tuple[int, int, int]
     ) -> Held:
         """Return what is held while `nbytes` of parameter gradients are made and added up."""
-        if self.stages.gathers:  # each micro-batch has buckets of its own, as the first has
-            return self._now(working_bytes[0] + min(nbytes, self._leaving_bytes(stage, nbytes)))
         before = self._backwards[which, stage]
+        self._backwards[which, stage] += 1
+        if sums_parts(self.stages):
+            has_sums = before or any(
+                stage in self.stages.bucket[name].stages for name in self._added_micros
+            )
+            known = nbytes if not self.costs.working else 0  # sums alone leave them out
+            return self._now(working_bytes[2 if has_sums else 0] + known)
         if before == 0:
             self.gradients += int(self._sums(stage) * nbytes * self._filled(stage))
-        self._backwards[which, stage] += 1
         passing_bytes = int(self._passing(stage) * nbytes * self._filled(stage))
-        passing_bytes = min(passing_bytes, self._leaving_bytes(stage, passing_bytes))
         return self._now(working_bytes[min(before, 2)] + passing_bytes)
 
     def _parts_bytes(self, edge: Edge) -> int:
@@ -292,11 +297,24 @@ class _Ledger:
         bucket = self.stages.bucket[edge.value]
         return sum(bucket.pieces) * DTYPE_BYTES[bucket.dtype]
 
+    def _whole_bytes(self) -> int:
+        """Return what an update has of parts' sums: without ZeRO, all of them come back whole."""
+        if self.stages.zero_stage or not sums_parts(self.stages):
+            return 0
+        own = [b for b in self.stages.buckets if self._added_micros.get(b.name)]
+        return sum(rounded(sum(b.pieces) * DTYPE_BYTES[b.dtype], self._kind) for b in own)
+
+    def _add_parts(self, stage: int, micro: int, *, waited: bool) -> None:
+        """Add a micro-batch to the sums of the buckets that a computation has filled."""
+        if sums_parts(self.stages):
+            for bucket in self.stages.buckets:
+                is_own = stage in bucket.stages
+                if is_own and self.stages.waits_for(bucket.name, stage) == waited:
+                    self._add_part(bucket, stage, micro)
+
     def _add_part(self, bucket: Bucket, stage: int, micro: int) -> None:
-        """Add a micro-batch to what is summed here, with ZeRO 3; a tree has several sums."""
-        if not self.stages.gathers:
-            return
-        here = bucket.pieces[bucket.stages.index(stage)] * DTYPE_BYTES[bucket.dtype]
+        """Add a micro-batch to what is summed here; a tree has several sums."""
+        here = summed_bytes(self.stages, bucket, stage)
         before = self._added_micros.get(bucket.name, ())
         self._added_micros[bucket.name] = after = tuple(sorted((*before, micro)))
         is_tree = self.stages.sum_order == "tree"
@@ -304,33 +322,13 @@ class _Ledger:
         self.gradients += more * rounded(here, self._kind)
 
     def _sums(self, stage: int) -> float:
-        """Return how many sums of a stage's gradients are kept: of a tree, one a level at most.
-
-        Where each micro-batch is summed by itself, only of the pieces that are summed here.
-        """
-        stages = self.stages
-        own = stages.micros_of(stage, 0)
-        added = range(sum(map(len, stages.micros))) if stages.sums_each else own
-        count = most_nodes(added) if stages.sum_order == "tree" else 1
-        return count * (1 - self._passing(stage))
-
-    def _leaving_bytes(self, stage: int, nbytes: int) -> int:
-        """Return what a backward holds in buckets, where each micro-batch is summed by itself.
-
-        One is being filled, and of the last two that left, what is summed here waits for the
-        parts of others. On a GPU, and by torch's collectives, all are held until its end.
-        """
-        if self._kind == "cuda" or self.stages.by_backend:
-            return nbytes
-        own = [(b, b.stages.index(stage)) for b in self.stages.buckets if stage in b.stages]
-        whole = [sum(b.pieces) * DTYPE_BYTES[b.dtype] for b, _ in own]
-        pieces = [b.pieces[place] * DTYPE_BYTES[b.dtype] for b, place in own]
-        return max(whole, default=0) + 2 * max(pieces, default=0)
+        """Return the share of a stage's gradients whose sum stays here, by torch's collectives."""
+        return 1 - self._passing(stage)
 
     def _passing(self, stage: int) -> float:
         """Return the share of a stage's gradients that is there while its backward runs only.
 
-        Where each micro-batch is summed by itself, what others sum leaves then.
+        Where torch's collectives sum each micro-batch by itself, what others sum leaves then.
         """
         buckets = [bucket for bucket in self.stages.buckets if stage in bucket.stages]
         if not (self.stages.sums_each and buckets):

@@ -37,16 +37,6 @@ def nodes(micros: Sequence[int]) -> list[tuple[int, int]]:
     return found
 
 
-def most_nodes(micros: Sequence[int]) -> int:
-    """Return how many sums there are at most while these leaves are added, one after the other."""
-    found: list[tuple[int, int]] = []
-    most = 1
-    for micro in micros:
-        most = max(most, len(found) + 1)
-        _add(found, micro)
-    return most
-
-
 def _add(found: list[tuple[int, int]], micro: int) -> None:
     found.append((micro, 1))
     while len(found) > 1 and _are_siblings(*found[-2:]):

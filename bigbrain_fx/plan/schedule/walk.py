@@ -17,10 +17,11 @@ It knows no times, and no other stage.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from bigbrain_fx.core import EdgeKind, Stage
+from bigbrain_fx.plan.schedule.bucket_room import BucketRoom, own_buckets, sums_parts
 from bigbrain_fx.plan.schedule.stage_part import Part, trained_params
 from bigbrain_fx.plan.schedule.walk_backward import BackwardWalk, GradientStore, Waits
 from bigbrain_fx.plan.schedule.walk_forward import ForwardWalk
@@ -37,8 +38,9 @@ class Working:
         forward_bytes: the most while the forward runs, `saved_bytes` included, what it sends not.
         backward_bytes: the most while the backward of the first micro-batch, the second and any
             later one runs, on top of what is saved and of the gradients that it sends; the first's
-            on top of the stage's own parameter gradients, too. Negative where what is saved is
-            gone before the most is there.
+            on top of the stage's own parameter gradients, too, but for those of which replicas sum
+            parts (`bucket_room.sums_parts`). Negative where what is saved is gone before the most
+            is there.
         waiting_bytes: stay from a backward to the backward of weights: inputs of deferred layers,
             received ones included, and gradients of their outputs.
         weight_bytes: the most while the backward of weights runs, on top of what waits, of the
@@ -55,8 +57,6 @@ class Working:
 
 def walked(part: Part) -> Working:
     """Return what `walk` does, each stage followed once: replicas and trials have the same ones."""
-    if part.stages.gathers:
-        return walk(part)  # it looks at buckets of all replicas, too
     known = part.graph.__dict__.setdefault(_KNOWN, {})
     costs = part.costs.ops[part.stage.device]
     key = _key(part, id(costs))
@@ -73,7 +73,14 @@ def _key(part: Part, costs: int) -> tuple[object, ...]:
     sent = tuple(tuple((e.value, e.nbytes) for e in part.edges(kind)) for kind in ways)
     back = tuple(edge.value for edge in stages.into(stage.index, "gradient"))
     alike = replace(stage, index=0, device="", replica=0, member=0)
-    return alike, costs, part.kind, part.stores, sent, back
+    return alike, costs, part.kind, part.stores, sent, back, _summed(part)
+
+
+def _summed(part: Part) -> tuple[object, ...]:
+    """Return what a walk needs of a stage's buckets, which is the same in all replicas."""
+    stages, own = part.stages, own_buckets(part)
+    sizes = tuple((b.params, sum(b.pieces), max(b.pieces), b.dtype) for b in own)
+    return (sizes, stages.sum_order, stages.sums_each) if own else ()
 
 
 def walk(part: Part) -> Working:
@@ -90,7 +97,7 @@ def walk(part: Part) -> Working:
         tops = [max(forward.peak, forward.live + top) for top in tops]
     peaks = [top - back for top in tops]
     own = trained_params(part.graph, part.stage)
-    first = peaks[0] - sum(map(part.rounded, own_sizes(part.stage, own)))
+    first = peaks[0] - _booked(part, own_sizes(part.stage, own))
     saved = _written_bytes(part) if again else max(0, forward.live - made)
     most = forward.peak - made + (saved if again else 0)
     working = Working(saved, max(saved, most), (first, peaks[1], peaks[2]))
@@ -100,6 +107,11 @@ def walk(part: Part) -> Working:
     first, second, later = (_weights_top(part, waiting, micro) for micro in range(3))
     total = sum(store.nbytes for store in _stores(waiting))
     return replace(working, waiting_bytes=total, weight_bytes=(first, second, later))
+
+
+def _booked(part: Part, sizes: Iterable[int]) -> int:
+    """Return the gradients that the ledger has from the first backward on: not single parts."""
+    return 0 if own_buckets(part) and sums_parts(part.stages) else sum(map(part.rounded, sizes))
 
 
 def own_sizes(stage: Stage, params: Mapping[str, int]) -> list[int]:
@@ -119,6 +131,7 @@ def _weights_top(part: Part, waiting: list[Waits], micro: int) -> int:
     uses = Counter(name for waits in waiting for name in waits.params)
     live = top = 0
     made: set[str] = set()
+    room = BucketRoom(part, is_first=micro == 0)
     for waits in waiting:  # in the order of the backward: the last layer first
         for name in waits.params:
             nbytes = part.rounded(sizes[name])
@@ -126,13 +139,16 @@ def _weights_top(part: Part, waiting: list[Waits], micro: int) -> int:
             live += 0 if name in made else nbytes
             made.add(name)
             uses[name] -= 1
-            if uses[name] == 0:
+            if uses[name] == 0 and name in room:
+                top = max(top, live + room.take(name))
+                live += room.done(name) - nbytes
+            elif uses[name] == 0:
                 top = max(top, live + (nbytes if micro == 1 else 0))
                 live -= nbytes if micro else 0
         for store in waits.stores:
             left[id(store)] -= 1
             live -= 0 if left[id(store)] else store.nbytes
-    return top - (0 if micro else sum(part.rounded(sizes[name]) for name in made))
+    return top - (0 if micro else _booked(part, (sizes[name] for name in made)))
 
 
 def _written_bytes(part: Part) -> int:

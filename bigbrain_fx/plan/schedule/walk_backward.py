@@ -5,11 +5,13 @@ Where a stage defers, what the gradients of its weights are made of still waits 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bigbrain_fx.core import DTYPE_BYTES, Bucket, Op, Saves
+from bigbrain_fx.core import DTYPE_BYTES, Op, Saves
 from bigbrain_fx.plan.deferring import waiting_ops
+from bigbrain_fx.plan.schedule.bucket_room import BucketRoom
 from bigbrain_fx.plan.schedule.stage_part import Part, trained_params
 from bigbrain_fx.plan.schedule.walk_forward import ForwardWalk
 
@@ -34,8 +36,7 @@ class BackwardWalk:
     """One backward, after a forward: bytes on top of what was alive before it.
 
     `micro` 0 keeps its parameter gradients; 1 adds them to those, out of place; later ones in
-    place (see runtime/device.py). With ZeRO 3 each is copied into its bucket, all of which is there
-    from its first gradient on (see runtime/replicas.py).
+    place (see runtime/device.py). Those that replicas sum are copied into buckets: `bucket_room`.
     """
 
     def __init__(self, part: Part, forward: ForwardWalk, micro: int) -> None:
@@ -50,7 +51,8 @@ class BackwardWalk:
         self.parts: dict[str, list[GradientStore]] = {}
         self._trained = trained_params(part.graph, part.stage)
         self._has: set[str] = set()
-        self._buckets = dict(_buckets(part)) if part.stages.gathers else {}
+        self._buckets = BucketRoom(part, is_first=micro == 0)
+        self._uses = _uses(part)
         self._deferred = waiting_ops(part.graph, part.stage)
         self._noted: dict[
             tuple[str, str], GradientStore
@@ -190,19 +192,25 @@ class BackwardWalk:
         for name in {self.part.graph.param[key].canonical for key in op.params}:
             nbytes = self.part.rounded(self._trained.get(name, 0))
             if name in self._buckets:
-                self._fill(self._buckets[name])
-                self._see(nbytes)
+                self._fill(name, nbytes)
                 continue
             self._see(2 * nbytes if self.micro == 1 or name in self._has else nbytes)
             if self.micro == 0 and name not in self._has:
                 self.live += nbytes
                 self._has.add(name)
 
-    def _fill(self, bucket: Bucket) -> None:
-        """Have all of a bucket once something is put into it."""
-        if bucket.name not in self._has:
-            self._has.add(bucket.name)
-            self.live += self.part.rounded(sum(bucket.pieces) * DTYPE_BYTES[bucket.dtype])
+    def _fill(self, name: str, nbytes: int) -> None:
+        """Make a gradient; put it into its bucket when its last use has added to it."""
+        before = nbytes if name in self._has else 0
+        self._see(nbytes)
+        self._has.add(name)
+        self._uses[name] -= 1
+        if self._uses[name]:
+            self.live += nbytes - before
+            return
+        self.live += self._buckets.take(name)
+        self._see(nbytes - before)
+        self.live += self._buckets.done(name) - before
 
     def _new(self, nbytes: int) -> GradientStore:
         self.live += nbytes
@@ -218,8 +226,8 @@ class BackwardWalk:
         self.peak = max(self.peak, self.live + more)
 
 
-def _buckets(part: Part) -> Iterator[tuple[str, Bucket]]:
-    """Yield the bucket of each parameter of a stage."""
-    for bucket in part.stages.buckets:
-        if part.stage.index in bucket.stages:
-            yield from ((name, bucket) for name in bucket.params)
+def _uses(part: Part) -> Counter[str]:
+    """Return how many ops of a stage give each parameter a part of its gradient."""
+    param = part.graph.param
+    graded = (op for op in part.ops() if part.is_graded(op))
+    return Counter(name for op in graded for name in {param[key].canonical for key in op.params})

@@ -1,0 +1,80 @@
+"""Buckets of one stage while a backward fills them, by hand: what comes and what goes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+
+from bigbrain_fx.core import Bucket, Cluster, Costs, Device, Link, Ref, Stage, Stages
+from bigbrain_fx.core.placement import SumOrder
+from bigbrain_fx.plan.schedule.bucket_room import BucketRoom, summed_bytes, sums_parts
+from bigbrain_fx.plan.schedule.stage_part import Part
+from tests.support.synthetic import graph_of, op
+
+NAMES = ("a", "b", "c", "d")
+BUCKETS = tuple(Bucket(f"bucket-{n}", (0, 1), (n,), (10, 30), "float32") for n in NAMES)
+
+
+def part(order: SumOrder, zero: Literal[0, 1, 2, 3], kind: Literal["cpu", "cuda"] = "cpu") -> Part:
+    both = tuple(Stage(i, f"d{i}", (), params=NAMES, replica=i) for i in range(2))
+    stages = Stages(
+        both, (), micros=((0, 2), (1, 3)), buckets=BUCKETS, zero_stage=zero, sum_order=order
+    )
+    devices = tuple(Device(f"d{i}", "h", kind, 1 << 30, 1e9, 1e9) for i in range(2))
+    where = Cluster(devices, Link(1e-4, 1e9))
+    return Part(
+        graph_of([op("a", "aten.neg.default", Ref("x"))]),
+        stages,
+        stages.stages[0],
+        Costs({}, where, {}),
+    )
+
+
+def followed(room: BucketRoom) -> list[int]:
+    """Return what is there after each gradient was put into its bucket."""
+    live, found = 0, []
+    for name in NAMES:
+        live += room.take(name)
+        live += room.done(name)
+        found.append(live)
+    return found
+
+
+def test_what_others_sum_leaves_and_two_pieces_wait() -> None:
+    """Each bucket has 160 bytes; the larger piece of any replica, 120, is what is counted."""
+    assert followed(BucketRoom(part("micro", 2), is_first=False)) == [120, 240, 240, 240]
+
+
+def test_the_first_micro_batchs_pieces_become_the_sums() -> None:
+    assert followed(BucketRoom(part("micro", 2), is_first=True)) == [120, 240, 360, 480]
+
+
+def test_on_a_gpu_all_buckets_are_there_until_the_end() -> None:
+    """Whose allocator takes 512 bytes for 160."""
+    assert followed(BucketRoom(part("micro", 2, "cuda"), is_first=False)) == [512, 1024, 1536, 2048]
+
+
+@pytest.mark.parametrize(("is_first", "expected"), [(True, [160, 320, 480, 640]), (False, [0] * 4)])
+def test_a_replicas_own_sum_is_its_buckets(is_first: bool, expected: list[int]) -> None:
+    """From the second micro-batch on the ledger has them."""
+    assert followed(BucketRoom(part("replica", 1), is_first)) == expected
+
+
+def test_a_tree_has_new_buckets_for_each_micro_batch() -> None:
+    assert followed(BucketRoom(part("tree", 1), is_first=False)) == [160, 320, 480, 640]
+
+
+def test_whose_sums_are_of_parts_and_how_large_one_is() -> None:
+    found = {
+        (order, zero): (sums_parts(p.stages), summed_bytes(p.stages, BUCKETS[0], 0))
+        for order, zero in (("replica", 1), ("replica", 2), ("micro", 0), ("tree", 1), ("tree", 2))
+        for p in (part(order, zero),)  # type: ignore[arg-type]  # literals
+    }
+    assert found == {
+        ("replica", 1): (False, 160),
+        ("replica", 2): (True, 40),
+        ("micro", 0): (True, 40),
+        ("tree", 1): (True, 160),
+        ("tree", 2): (True, 40),
+    }

@@ -116,3 +116,25 @@ def test_a_name_that_is_none_lists_those_that_are() -> None:
     assert "the nearest are hidden" in str(caught.value.help)
     assert "by name" in str(caught.value.help)
     assert "tools" not in str(caught.value.help)  # which no wheel has
+
+
+class Scores(nn.Module):
+    """A vocabulary, its scores and its loss: no member joins the scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.scores = nn.Embedding(WIDTH, 8), nn.Linear(8, WIDTH)
+
+    def forward(self, words: Tensor) -> Tensor:
+        made: Tensor = self.scores(self.table(words))
+        return made
+
+
+def test_a_vocabulary_sends_what_its_channels_carry_and_no_scores() -> None:
+    batch = {"words": torch.arange(48), "next": torch.arange(48)}
+    found = capture(Scores(), batch, lambda y, b: F.cross_entropy(y, b["next"]))
+    where = Cluster((device("d0"), device("d1")), Link(1e-5, 1e9))
+    options = Options(partitioner="naive", micro_batches=4, tensor=2, tensor_axes=("vocabulary",))
+    plan = make_plan(found.graph, where, Source("model.py"), options)
+    sent = sum(part.nbytes for part in part_channels(plan) if part.sender == "d0")
+    assert sum(choice.sent_bytes for choice in axis_choices(plan)) == sent

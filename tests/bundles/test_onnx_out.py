@@ -15,7 +15,7 @@ import bigbrain_fx as bb
 from bigbrain_fx.bundles.onnx_export import TOLERANCE, export_onnx
 from bigbrain_fx.bundles.onnx_export.compare import OnnxSession, largest_difference
 from bigbrain_fx.errors import CaptureError, InputError
-from bigbrain_fx.plan import Options, read_plan
+from bigbrain_fx.plan import Options, Source, make_plan, read_plan, to_json
 from tests.support import samples
 from tests.support.command_line import call
 
@@ -141,13 +141,22 @@ def test_an_op_that_onnx_lacks_is_named_and_other_stages_are_written(tmp_path: P
 
 def test_a_bundle_that_trains_is_refused(tmp_path: Path) -> None:
     plan = samples.plan("gpt")
-    from bigbrain_fx.plan import to_json
-
     (tmp_path / "plan.json").write_bytes(to_json(plan))
     assert read_plan(tmp_path).mode == "train"
     with pytest.raises(InputError, match="this bundle trains") as caught:
         export_onnx(tmp_path, tmp_path / "onnx")
     assert "--mode eval --like" in str(caught.value)
+
+
+def test_a_bundle_of_groups_is_refused_with_a_way_that_there_is(tmp_path: Path) -> None:
+    """It was told to split with --like, which groups do not go with."""
+    found = samples.sample("gpt").captured.graph
+    options = Options(partitioner="naive", tensor=2, micro_batches=2)
+    plan = make_plan(found, samples.cluster(2), Source("gpt.py"), options)
+    (tmp_path / "plan.json").write_bytes(to_json(plan))
+    with pytest.raises(InputError, match="does not go with --tensor") as caught:
+        export_onnx(tmp_path, tmp_path / "onnx")
+    assert "--mode eval and --tensor 1" in str(caught.value)
 
 
 def test_a_folder_with_files_is_left_alone(tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bigbrain_fx.core import Axis
-from bigbrain_fx.frontend import Captured, capture, load_model_file
-from bigbrain_fx.plan import axes, chosen_axes, priced_axes
+from bigbrain_fx.core import Axis, Graph
+from bigbrain_fx.frontend import Captured, capture, load_model_file, run_members, taken
+from bigbrain_fx.plan import axes, chosen_axes, priced_axes, sharded
 from bigbrain_fx.plan.shard import find, local, products, rewrite
-from bigbrain_fx.verification import agree, tried_axes
+from bigbrain_fx.verification import agree, sharding, tried_axes
 from models import gpt, llama, moe
 
 SMALL: dict[str, tuple[Any, Callable[[], nn.Module]]] = {
@@ -201,3 +201,178 @@ def test_heads_beside_the_batch_are_divided_and_masks_compared() -> None:
     result = agree(found, chosen, (2, 1), exact=True)
     assert max(result.loss, result.gradients, result.buffers) <= 1e-12
     assert result.exchanges == {"all_reduce": 1}  # and no gather around it
+
+
+class Words(nn.Module):
+    """A table of words, read by its rows and scored."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(7, 4)
+        self.scores = nn.Linear(4, 7, bias=False)
+        self.scores.weight = self.table.weight
+
+    def forward(self, words: Tensor) -> Tensor:
+        scores: Tensor = self.scores(self.table(words))
+        return scores.flatten(0, 1)
+
+
+@pytest.mark.parametrize("entry", ["words", "next"])
+@pytest.mark.parametrize("number", [7, -1])
+def test_an_index_that_no_member_has_stops_as_in_one_process(entry: str, number: int) -> None:
+    """Members gave zeros for it, and training went on: a class that is not there, or -1."""
+    words = torch.arange(7).repeat(4, 1)
+    batch = {"words": words, "next": words.flip(1)}
+    batch["next"][1, 3] = -100
+    found = capture(Words(), batch, _next_word)
+    there = chosen_axes(priced_axes(found.graph, axes(found.graph)), 2, ("vocabulary",))
+    assert [axis.size for axis in there] == [7]
+    tried, dropped = tried_axes(found.graph, there, (1, 1))
+    assert not dropped
+    assert agree(found, tried, (1, 1), exact=True).gradients <= 1e-12
+    made = sharded(found.graph, tried, (1, 1))
+    own = [{s.param: s for s in made.shards if s.member == m} for m in (0, 1)]
+    tensors = [{n: taken(t, mine[n]) for n, t in found.tensors.items()} for mine in own]
+    inputs = found.inputs()
+    run_members(made.members, tensors, [inputs, inputs])
+    inputs[entry][2, 3] = number
+    with pytest.raises((IndexError, RuntimeError), match=r"index.* out of"):
+        run_members(made.members, tensors, [inputs, inputs])
+
+
+def _next_word(scores: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    return nn.functional.cross_entropy(scores, batch["next"].flatten())
+
+
+class Kept(nn.Module):
+    """A hidden width with a mean of its own that a function keeps, in a buffer of that width."""
+
+    def __init__(self, keep: Callable[[Kept, Tensor], None]) -> None:
+        super().__init__()
+        self.up, self.down, self.keep = nn.Linear(6, 8), nn.Linear(8, 4), keep
+        self.mean: Tensor
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, input: Tensor) -> Tensor:
+        h = self.up(input)
+        self.keep(self, h)
+        out: Tensor = self.down((h - self.mean).relu())
+        return out
+
+
+def _copied(own: Kept, h: Tensor) -> None:
+    own.mean.copy_(0.9 * own.mean + 0.1 * h.detach().mean(0))
+
+
+def _copied_in_region(own: Kept, h: Tensor) -> None:
+    with torch.no_grad():
+        own.mean.copy_(0.9 * own.mean + 0.1 * h.mean(0))
+
+
+def _lerped_in_region(own: Kept, h: Tensor) -> None:
+    with torch.no_grad():
+        own.mean.lerp_(h.mean(0), 0.1)
+
+
+def _assigned(own: Kept, h: Tensor) -> None:
+    own.mean = 0.9 * own.mean + 0.1 * h.detach().mean(0)
+
+
+def _zeroed(own: Kept, h: Tensor) -> None:
+    own.mean.zero_()
+    own.mean.sub_(h.detach().amax(0))
+
+
+def _half_written(own: Kept, h: Tensor) -> None:
+    own.mean[:4] = h.detach().mean(0)[:4]
+
+
+def _added(own: Kept, h: Tensor) -> None:
+    own.mean.mul_(0.9).add_(h.detach().mean(0), alpha=0.1)
+
+
+WRITES = [
+    _copied, _copied_in_region, _lerped_in_region, _assigned, _zeroed, _half_written, _added
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("keep", WRITES)
+def test_what_is_written_in_place_is_what_one_process_writes(
+    keep: Callable[[Kept, Tensor], None],
+) -> None:
+    """An op without a rule wrote into a copy that was gathered for it: the buffer stayed."""
+    torch.manual_seed(0)
+    found = capture(Kept(keep), {"input": torch.randn(4, 6)}, lambda out, _: out.square().mean())
+    every = priced_axes(found.graph, axes(found.graph))
+    assert every
+    for chosen in ([axis] for axis in every if axis.size > 1):
+        tried, _ = tried_axes(found.graph, chosen, (1, 1))
+        result = agree(found, tried, (1, 1), exact=True)
+        assert max(result.gradients, result.loss, result.buffers) <= 1e-12
+    divided = {place.name for axis in every for place in axis.params}
+    assert ("mean" in divided) == (keep is _added)  # each member its own part, where it has a rule
+
+
+def test_a_rule_that_fails_for_what_is_written_leaves_the_axis_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = capture(Kept(_added), {"input": torch.randn(4, 6)}, lambda out, _: out.square().mean())
+    hidden = next(a for a in axes(found.graph) if any(p.name == "mean" for p in a.params))
+    monkeypatch.setattr(sharding, "try_rule", lambda trial: _fails(trial.whole, "mul_"))
+    tried, dropped = tried_axes(found.graph, [hidden], (1, 1))
+    assert dropped
+    assert not tried
+
+
+def _fails(graph: Graph, name: str) -> str | None:
+    return "it failed" if any(name in op.target for op in graph.ops) else None
+
+
+class Scaled(nn.Module):
+    """A weight that is divided, and read whole under no_grad, in a region within a region, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 8), nn.Linear(8, 4)
+
+    def forward(self, input: Tensor) -> Tensor:
+        h = self.up(input).relu()
+        with torch.no_grad():
+            scale = 1 / (1 + self.up.weight.norm())
+            with torch.enable_grad():
+                again = nn.functional.linear(input, self.up.weight).sum(-1, keepdim=True)
+            twice = again * 2
+        out: Tensor = self.down(h) * scale + again * 0.1 + twice * 0.1
+        return out
+
+
+def test_a_region_reads_a_divided_weight_whole() -> None:
+    """Each member took the norm of its own rows."""
+    torch.manual_seed(0)
+    found = capture(Scaled(), {"input": torch.randn(4, 6)}, lambda out, _: out.square().mean())
+    hidden = next(a for a in axes(found.graph) if a.size == 8)
+    assert any(place.name == "up.weight" for place in hidden.params)
+    result = agree(found, [hidden], (3, 1), exact=True)
+    assert max(result.gradients, result.loss) <= 1e-12
+
+
+class Beside(nn.Module):
+    """A layer, and a module that is kept whole and reads the layer's weight."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, input: Tensor) -> Tensor:
+        return input * self.weight.sum()
+
+
+def test_what_a_module_that_is_kept_whole_reads_is_not_divided() -> None:
+    """Its weight was each member's own rows."""
+    torch.manual_seed(0)
+    up = nn.Linear(6, 8)
+    model = nn.Sequential(Beside(up.weight), up, nn.ReLU(), nn.Linear(8, 4))
+    batch = {"input": torch.randn(4, 6)}
+    found = capture(model, batch, lambda out, _: out.square().mean(), leaves=["Beside"])
+    divided = {place.name for axis in axes(found.graph) for place in axis.params}
+    assert not divided & {"0.weight", "1.weight"}

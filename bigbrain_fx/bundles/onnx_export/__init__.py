@@ -114,11 +114,11 @@ def export_onnx(
 
 
 def _require_usable(plan: Plan, out: Path) -> None:
+    require_no_groups(plan, "export --onnx", "split it with --mode eval and --tensor 1")
     if plan.mode != "eval":
         raise InputError(
             "this bundle trains, and ONNX is for inference",
             help="split the model with --mode eval --like this bundle, and export that one",
         )
-    require_no_groups(plan, "export --onnx", "split it with --mode eval and --tensor 1")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out} exists already", help="give another folder")

@@ -14,6 +14,7 @@ from bigbrain_fx.core import Axis, Graph, Op, ParamRef, Place, Ref
 from bigbrain_fx.plan.shard import layers, products, views
 from bigbrain_fx.plan.shard.call import Rule, Ruled, ShardCall
 from bigbrain_fx.plan.shard.factors import Dims, Factor, UnlikeError, flat, fresh, leaves
+from bigbrain_fx.plan.shard.memory import works_on_parts
 
 RULES: Mapping[str, Rule] = {**views.RULES, **products.RULES, **layers.RULES}
 
@@ -120,9 +121,8 @@ class _Following:
         for op in self.graph.ops:
             if op.name in self.ruled:
                 self._note_ops(op, roles)
-        written = self._written()
         for factor, role in roles.items():
-            if factor not in batch and self._is_sound(role, written):
+            if factor not in batch and self._is_sound(role):
                 axis = self._axis(factor, role)
                 if axis.flops or axis.params:
                     yield axis
@@ -159,21 +159,10 @@ class _Following:
             elif factor in summed and factor not in along and not any(factor in d for d in made):
                 role.summed.add(op.name)
 
-    def _written(self) -> frozenset[str]:
-        """Name the values that are written in place, with their views."""
-        root: dict[str, str] = {}
-        for op in self.graph.ops:
-            root[op.name] = root.get(op.view_of, op.view_of) if op.view_of else op.name
-        heads = {root.get(n, n) for op in self.graph.ops for n in op.mutates} & set(self.graph.op)
-        return frozenset(name for name, own in root.items() if own in heads)
-
-    def _is_sound(self, role: _Roles, written: frozenset[str]) -> bool:
+    def _is_sound(self, role: _Roles) -> bool:
         """Whether each op on memory that is written in place works on the members' own parts."""
-        if not written & role.values.keys():
-            return True
-        active = role.along | role.summed
-        touching = {n for n in role.touched if written & {n, *self.graph.op[n].refs}}
-        return touching <= active
+        lies = role.values.keys() | role.params.keys()
+        return works_on_parts(self.graph, lies, role.touched, role.along | role.summed)
 
     def _axis(self, factor: Factor, role: _Roles) -> Axis:
         active = role.along | role.summed

@@ -100,15 +100,26 @@ def _mean_loss(local: Local) -> list[Op]:
 # ---------------------------------------------------------------- tables and classes
 
 
-def _within(local: Local, index: Arg, spec: TensorSpec) -> tuple[Ref, Ref]:
-    """Return (indices into the own rows, whether they are another member's)."""
+def _within(
+    local: Local, index: Arg, spec: TensorSpec, left_out: Ref | None = None
+) -> tuple[Ref, Ref]:
+    """Return (indices into the own rows, whether they are another member's, or left out).
+
+    What is nobody's stays out of range, so that torch stops for it as it does in one process.
+    """
     part, ints = local.part, replace(spec, requires_grad=False)
     bools = replace(ints, dtype="bool")
     at = local.emit("at", "aten.sub.Tensor", index, part.start, spec=ints)
     below = local.emit("below", "aten.lt.Scalar", at, 0, spec=bools)
+    least = local.emit("least", "aten.ge.Scalar", index, 0, spec=bools)
+    before = local.emit("before", "aten.logical_and.default", below, least, spec=bools)
     above = local.emit("above", "aten.ge.Scalar", at, part.length, spec=bools)
-    away = local.emit("away", "aten.logical_or.default", below, above, spec=bools)
-    own = local.emit("row", "aten.clamp.default", at, 0, part.length - 1, spec=ints)
+    most = local.emit("most", "aten.lt.Scalar", index, part.axis.size, spec=bools)
+    after = local.emit("after", "aten.logical_and.default", above, most, spec=bools)
+    away = local.emit("away", "aten.logical_or.default", before, after, spec=bools)
+    if left_out is not None:
+        away = local.emit("others", "aten.logical_or.default", away, left_out, spec=bools)
+    own = local.emit("row", "aten.masked_fill.Scalar", at, away, 0, spec=ints)
     return own, away
 
 
@@ -152,9 +163,12 @@ def _cross_entropy(local: Local) -> list[Op]:
     part = local.emit("part", "aten.sum.dim_IntList", powers, (1,), spec=rows)
     total = local.reduced("sum", part, rows)
     log = local.emit("log", "aten.log.default", total, spec=rows)
-    picked = _picked(local, shifted, targets, rows, index)
+    ignored = local.arg(4, "ignore_index", -100)
+    bools = replace(index, dtype="bool")
+    left_out = local.emit("ignored", "aten.eq.Scalar", targets, ignored, spec=bools)
+    picked = _picked(local, shifted, *_within(local, targets, index, left_out), rows, index)
     error = local.emit("error", "aten.sub.Tensor", log, picked, spec=rows)
-    return _averaged_rows(local, error, targets, rows, index)
+    return _averaged_rows(local, error, left_out, rows, index)
 
 
 def _shifted(local: Local, logits: Arg, wide: TensorSpec, rows: TensorSpec) -> Ref:
@@ -168,9 +182,10 @@ def _shifted(local: Local, logits: Arg, wide: TensorSpec, rows: TensorSpec) -> R
     return local.emit("shifted", "aten.sub.Tensor", logits, most, spec=wide)
 
 
-def _picked(local: Local, shifted: Ref, targets: Arg, rows: TensorSpec, index: TensorSpec) -> Ref:
+def _picked(
+    local: Local, shifted: Ref, own: Ref, away: Ref, rows: TensorSpec, index: TensorSpec
+) -> Ref:
     """Return the target's class of each row, whoever has it."""
-    own, away = _within(local, targets, index)
     shape = (index.shape[0], 1, *index.shape[1:])
     column = dense(shape, index.dtype, grad=False)
     at = local.emit("column", "aten.unsqueeze.default", own, 1, spec=column)
@@ -182,13 +197,11 @@ def _picked(local: Local, shifted: Ref, targets: Arg, rows: TensorSpec, index: T
 
 
 def _averaged_rows(
-    local: Local, error: Ref, targets: Arg, rows: TensorSpec, index: TensorSpec
+    local: Local, error: Ref, left_out: Ref, rows: TensorSpec, index: TensorSpec
 ) -> list[Op]:
-    ignored, reduction = local.arg(4, "ignore_index", -100), local.arg(3, "reduction", 1)
-    spec = local.op.outputs[0]
+    reduction, spec = local.arg(3, "reduction", 1), local.op.outputs[0]
     bools = replace(index, dtype="bool")
-    left_out = local.emit("ignored", "aten.eq.Scalar", targets, ignored, spec=bools)
-    name = "" if reduction == 0 else "sound_axes"
+    name = "" if reduction == 0 else "kept"
     kept = local.emit(name, "aten.masked_fill.Scalar", error, left_out, 0.0, spec=rows)
     if reduction == 0:
         return local.made
@@ -269,7 +282,7 @@ def _attention(local: Local) -> list[Op]:
     spec = local.made[-1].outputs[0]
     spec = replace(spec, requires_grad=True)
     weights = local.emit("weights", "aten.softmax.int", scores, -1, spec=spec)
-    kept = local.emit("sound_axes", "aten.mul.Tensor", weights, drawn, spec=spec)
+    kept = local.emit("kept", "aten.mul.Tensor", weights, drawn, spec=spec)
     local.emit("", "aten.matmul.default", kept, v, spec=local.given.outputs[0])
     return local.made
 

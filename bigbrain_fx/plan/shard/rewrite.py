@@ -35,6 +35,7 @@ from bigbrain_fx.plan.shard.find import family
 from bigbrain_fx.plan.shard.forms import Forms, Held
 from bigbrain_fx.plan.shard.local import BIAS, LOCAL
 from bigbrain_fx.plan.shard.local_op import Local, plainly
+from bigbrain_fx.plan.shard.regions import Given, region_given
 from bigbrain_fx.plan.shard.saved import ATTENTION, attention_saves, part_saves
 from bigbrain_fx.plan.shard.sizes import SizePart
 
@@ -244,7 +245,18 @@ class _Rewriting:
         elif len(active) == 1:
             self._split(op, active[0])
         else:
-            self.forms.ops.append(self.forms.with_args(op, self.forms.whole_form))
+            self.forms.ops.append(self._whole(op))
+
+    def _whole(self, op: Op) -> Op:
+        """Return an op that reads everything whole; a region is given what its body reads."""
+        given = self.forms.with_args(op, self.forms.whole_form)
+        if op.body is None:
+            return given
+        refs = {name: self.forms.whole_form(ParamRef(name)) for name in op.params}
+        divided = {
+            n: (ref, self.whole.param[n].spec) for n, ref in refs.items() if ref != ParamRef(n)
+        }
+        return region_given(given, cast("Given", divided))
 
     def _item(self, op: Op) -> None:
         """Write an item of a tuple: a part where the tuple was made of parts."""

@@ -15,7 +15,7 @@ from bigbrain_fx.plan.shard.sizes import SizePart
 ATTENTION = "scaled_dot_product_attention"
 OWN = -1  # the place of an op's own result
 _LARGE = 1 << 14  # numbers: `runtime.group` adds pieces of what is larger
-_NOTHING = "add sub neg sum amax lt ge eq logical_or logical_not clamp_ints ones triu arange"
+_NOTHING = "add sub neg sum amax lt ge eq logical_or logical_and logical_not ones triu arange"
 _RESULT = "exp softmax"
 _INPUTS = "mul div matmul mm bmm linear log"
 _VIEWS = "transpose reshape unsqueeze squeeze flatten alias narrow detach"

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from bigbrain_fx.core import Arg, Axis, Graph, Input, Op, ParamRef, Ref, RuleTrial
 from bigbrain_fx.plan.shard.choose import priced_axes
+from bigbrain_fx.plan.shard.memory import is_sound
 from bigbrain_fx.plan.shard.rewrite import Shares, sharded
 
 _ROWS = 3  # of the batch in a trial
@@ -35,12 +36,20 @@ def sound_axes(
         The axes, priced_axes anew, and the reason for each (axis, op).
     """
     reasons = {pair: why for trial, why in failed for pair in trial.ops}
-    return priced_axes(graph, without(axes, reasons.keys())), reasons
+    return priced_axes(graph, without(graph, axes, reasons.keys())), reasons
 
 
-def without(axes: Iterable[Axis], whole: Collection[tuple[str, str]]) -> tuple[Axis, ...]:
-    """Return axes that leave some ops whole: pairs of axis and op."""
-    return tuple(_without(axis, whole) for axis in axes) if whole else tuple(axes)
+def without(
+    graph: Graph, axes: Iterable[Axis], whole: Collection[tuple[str, str]]
+) -> tuple[Axis, ...]:
+    """Return axes that leave some ops whole: pairs of axis and op.
+
+    An axis of what such an op writes in place is not divided at all.
+    """
+    if not whole:
+        return tuple(axes)
+    left = (_without(axis, whole) for axis in axes)
+    return tuple(axis for axis in left if is_sound(graph, axis))
 
 
 def _without(axis: Axis, bad: Container[tuple[str, str]]) -> Axis:

@@ -12,6 +12,8 @@ from bigbrain_fx.plan.nouns import AUTO, Options, Plan
 from bigbrain_fx.plan.replicas import divide
 from bigbrain_fx.plan.shard import axes, between, chosen_axes, of_layers, priced_axes, without
 
+_NAMES = 12  # of axes, that a message lists
+
 
 def tensor_is_open(options: Options) -> bool:
     """Whether the planner may choose groups of devices: asked for it, or for nothing of that kind.
@@ -157,7 +159,7 @@ def named_axes(graph: Graph, options: Options) -> tuple[Axis, ...]:
     if options.tensor_axes:
         _require_known(every, options.tensor_axes)
         named = tuple(a for a in every if set(_names(a)) & set(options.tensor_axes))
-    return priced_axes(graph, without(named, options.tensor_whole))
+    return priced_axes(graph, without(graph, named, options.tensor_whole))
 
 
 def _names(axis: Axis) -> tuple[str, str, str]:
@@ -175,9 +177,15 @@ def _require_known(every: Sequence[Axis], asked: Sequence[str]) -> None:
             raise InputError(
                 f"the model has no axis '{name}'",
                 at="--tensor-axes",
-                help=f"{'the nearest are' if close else 'it has'} {listed}; "
-                "`python -m tools.axes MODEL` lists all",
+                help=f"{'the nearest are' if close else 'it has'} {listed}; {_all_names(every)}",
             )
+
+
+def _all_names(every: Sequence[Axis]) -> str:
+    """List the axes by their own names, alike layers in one, those first that divide most work."""
+    names = [*dict.fromkeys(map(of_layers, every))]
+    more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
+    return f"by name {', '.join(names[:_NAMES])}{more}"
 
 
 def _none_fits(graph: Graph, axes: Sequence[Axis], members: int) -> InputError:

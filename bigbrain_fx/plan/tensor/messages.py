@@ -17,6 +17,7 @@ from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan.nouns import Plan
 from bigbrain_fx.plan.schedule.memory import AHEAD
 from bigbrain_fx.plan.tensor.exchange import SPACE, pieces, sends_backward, sends_forward
+from bigbrain_fx.planning import live_ops
 
 
 @dataclass(frozen=True)
@@ -131,10 +132,11 @@ def sent_bytes(members: Sequence[Graph], runs: Iterable[tuple[int, Collection[st
 
 
 def _once(graph: Graph, member: int, to: int, members: int, again: Collection[str]) -> int:
+    live = live_ops(graph)  # outputs beside a loss are joined for nobody
     return sum(
         count * numel * DTYPE_BYTES[op.outputs[0].dtype]
         for op in graph.ops
-        if op.target.startswith(SPACE)
+        if op.target.startswith(SPACE) and op.name in live
         for backward, count in passes(graph, op, again=op.name in again)
         for numel in (
             (op.outputs[0].numel,)
@@ -168,8 +170,10 @@ def require_growing(graph: Graph) -> None:
         InputError: something else is exchanged; names its op.
     """
     known: dict[tuple[Dim, ...], bool] = {(): True}
+    live = live_ops(graph)
     for op in graph.ops:
-        is_idle = not op.target.startswith(SPACE) or not any(passes(graph, op, again=False))
+        is_one = op.target.startswith(SPACE) and op.name in live
+        is_idle = not is_one or not any(passes(graph, op, again=False))
         if is_idle or _is_weight(graph, op):
             continue
         spec = op.outputs[0]

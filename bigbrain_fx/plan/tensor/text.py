@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from bigbrain_fx.core import TensorParallel
 from bigbrain_fx.plan.nouns import Plan
-from bigbrain_fx.plan.shard import lengths
+from bigbrain_fx.plan.shard import family, lengths
 from bigbrain_fx.plan.tensor.choices import alike
 from bigbrain_fx.plan.tensor.exchange import exchange_s, sum_s
 from bigbrain_fx.plan.tensor.groups import seen_by
@@ -20,6 +20,9 @@ _ROUNDED = (
 )
 
 
+_LINES = 4  # of the model, that are named
+
+
 def tensor_text(plan: Plan) -> str:
     """Say which devices compute together, what they divide, and what a step sends; or nothing."""
     tensor = plan.placement.tensor
@@ -30,7 +33,7 @@ def tensor_text(plan: Plan) -> str:
     shares = ":".join(map(str, tensor.shares))
     return (
         f"{groups} compute together, in shares {shares}: divided are "
-        f"{'; '.join(_axes(tensor))}. {_weights(plan)} {_sent(plan)} {_ROUNDED}"
+        f"{'; '.join(_axes(tensor))}. {_whole(plan)}{_weights(plan)} {_sent(plan)} {_ROUNDED}"
     )
 
 
@@ -73,6 +76,25 @@ def _axes(tensor: TensorParallel) -> Iterator[str]:
         parts = "+".join(map(str, lengths(size, tensor.shares)))
         times = f" x{len(same)}" if len(same) > 1 else ""
         yield f"{name}{times} ({size} as {parts})"
+
+
+def _whole(plan: Plan) -> str:
+    """Say where what is divided is put together, since an op needs all of it, or has no rule."""
+    tensor = plan.placement.tensor
+    assert tensor is not None
+    names = dict.fromkeys(n for axis in tensor.axes if axis.params for n in axis.whole)
+    lines: dict[str, dict[str, None]] = {}
+    for op in (plan.graph.op[name] for name in names):
+        if op.outputs and op.target != "operator.getitem":
+            known = family(op.target) or op.target.rpartition(".")[2]
+            lines.setdefault(op.source or op.name, {})[known] = None
+    if not lines:
+        return ""
+    said = [f"{', '.join(ops)} ({line})" for line, ops in lines.items()]
+    more = f" and {len(said) - _LINES} more lines" if len(said) > _LINES else ""
+    return (
+        f"Computed whole, for want of a rule or over all of it: {'; '.join(said[:_LINES])}{more}. "
+    )
 
 
 def _weights(plan: Plan) -> str:

@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bigbrain_fx.core import Cluster, Graph, Link
+from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import capture
 from bigbrain_fx.plan import Options, Plan, Source, make_plan, part_channels
-from bigbrain_fx.plan.tensor import axis_choices
+from bigbrain_fx.plan.tensor import axis_choices, tensor_text
 from bigbrain_fx.plan.tensor.choices import step_with
 from tests.support.synthetic import device
 
@@ -87,3 +88,53 @@ def test_a_step_with_an_axis_whole_is_that_of_a_plan_without_it() -> None:
         assert other.placement.tensor is not None
         assert other.placement.tensor.axes == rest
         assert choice.whole_s == other.forecast.step_s
+
+
+class Ordered(nn.Module):
+    """A hidden width that is sorted: an op without a rule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.up(x).sort(-1).values).pow(2).mean()
+
+
+def test_what_is_computed_whole_is_named_with_its_line() -> None:
+    graph = capture(Ordered(), {"x": torch.randn(48, WIDTH)}).graph
+    where = Cluster((device("d0"), device("d1")), Link(1e-5, 1e9))
+    options = Options(partitioner="naive", micro_batches=4, tensor=2)
+    said = tensor_text(make_plan(graph, where, Source("model.py"), options))
+    assert "Computed whole, for want of a rule or over all of it: sort (test_choices.py:" in said
+    assert "Computed whole" not in tensor_text(planned(2))
+
+
+def test_a_name_that_is_none_lists_those_that_are() -> None:
+    with pytest.raises(InputError, match="no axis 'hiden'") as caught:
+        planned(2, tensor_axes=("hiden",))
+    assert "the nearest are hidden" in str(caught.value.help)
+    assert "by name" in str(caught.value.help)
+    assert "tools" not in str(caught.value.help)  # which no wheel has
+
+
+class Scores(nn.Module):
+    """A vocabulary, its scores and its loss: no member joins the scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.scores = nn.Embedding(WIDTH, 8), nn.Linear(8, WIDTH)
+
+    def forward(self, words: Tensor) -> Tensor:
+        made: Tensor = self.scores(self.table(words))
+        return made
+
+
+def test_a_vocabulary_sends_what_its_channels_carry_and_no_scores() -> None:
+    batch = {"words": torch.arange(48), "next": torch.arange(48)}
+    found = capture(Scores(), batch, lambda y, b: F.cross_entropy(y, b["next"]))
+    where = Cluster((device("d0"), device("d1")), Link(1e-5, 1e9))
+    options = Options(partitioner="naive", micro_batches=4, tensor=2, tensor_axes=("vocabulary",))
+    plan = make_plan(found.graph, where, Source("model.py"), options)
+    sent = sum(part.nbytes for part in part_channels(plan) if part.sender == "d0")
+    assert sum(choice.sent_bytes for choice in axis_choices(plan)) == sent

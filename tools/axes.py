@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\n".join(_chosen(found.graph, chosen)))
         for (axis, op), why in whole.items():
             print(f"  {op} is kept whole on {axis}: {why}")
-        rows = 4 if found.graph.static_batch is None else None
+        rows = found.graph.static_batch or 4
         for exact, limit in ((False, 1e-5), (True, 1e-12)):
             result = agree(found, chosen, shares, rows=rows, exact=exact)
             print(f"  {_said(result, exact=exact)}")

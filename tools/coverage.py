@@ -26,11 +26,12 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import click
 from rich.console import Console
@@ -76,29 +77,42 @@ class Row:
 def run_case(case: Case, depth: Depth, deadline_s: float) -> Row:
     """Run one case in a forked process; whatever happens to that process, return a row."""
     start = time.perf_counter()
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe(duplex=False)
-    child = context.Process(target=_in_child, args=(case, depth, theirs))
-    child.start()
-    theirs.close()
-    try:
-        row = _received(ours, case, deadline_s, child)
-    finally:
-        _end(child)
-        ours.close()
+    row = in_a_process(partial(_examined, depth=depth), case, deadline_s)
     fields = {"seconds": round(time.perf_counter() - start, 1), **row}
     best = "captured" if depth == "capture" else "verified"
     expected = row["status"] == ("refused" if case.refused else best)
-    return Row(case.name, case.family, expected=expected, **fields)  # type: ignore[arg-type]
+    return Row(case.name, case.family, expected=expected, **fields)
+
+
+def _examined(case: Case, depth: Depth) -> dict[str, object]:
+    from tools.coverage_case import examine
+
+    return examine(case, depth)
+
+
+def in_a_process(
+    examine: Callable[[Case], dict[str, object]], case: Case, deadline_s: float
+) -> dict[str, Any]:
+    """Return what a function says of a case, in a forked process; or how that process ended."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    child = context.Process(target=_in_child, args=(examine, case, theirs))
+    child.start()
+    theirs.close()
+    try:
+        return _received(ours, deadline_s, child)
+    finally:
+        _end(child)
+        ours.close()
 
 
 def _received(
-    pipe: Connection, case: Case, deadline_s: float, child: multiprocessing.process.BaseProcess
-) -> dict[str, object]:
+    pipe: Connection, deadline_s: float, child: multiprocessing.process.BaseProcess
+) -> dict[str, Any]:
     if not pipe.poll(deadline_s):
         return {"status": "failed", "detail": f"took longer than {deadline_s:g} s"}
     try:
-        found: dict[str, object] = json.loads(pipe.recv_bytes())
+        found: dict[str, Any] = json.loads(pipe.recv_bytes())
     except EOFError:
         child.join(10)
         return {"status": "failed", "detail": f"its process ended with {child.exitcode}"}
@@ -112,10 +126,8 @@ def _end(child: multiprocessing.process.BaseProcess) -> None:
         child.join()
 
 
-def _in_child(case: Case, depth: Depth, pipe: Connection) -> None:
-    from tools.coverage_case import examine
-
-    pipe.send_bytes(json.dumps(examine(case, depth)).encode())
+def _in_child(examine: Callable[[Case], dict[str, object]], case: Case, pipe: Connection) -> None:
+    pipe.send_bytes(json.dumps(examine(case)).encode())
 
 
 def warm() -> None:

@@ -91,6 +91,7 @@ from bigbrain_fx.core.sizes import (
     DTYPE_BYTES as DTYPE_BYTES,
     Dim as Dim,
     dense_strides as dense_strides,
+    memory_order as memory_order,
     size_of as size_of,
 )
 from bigbrain_fx.core.stages import (

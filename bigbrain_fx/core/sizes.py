@@ -24,6 +24,16 @@ def size_of(dim: Dim, batch: int) -> int:
     return dim if isinstance(dim, int) else _evaluate(dim, batch)
 
 
+def memory_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
+    """Return a tensor's dimensions from the slowest to the fastest in memory.
+
+    Row by row it is 0, 1, ...; dimensions of one element are wherever that fits.
+    """
+    order = tuple(sorted(range(len(shape)), key=lambda dim: (-strides[dim], dim)))
+    real = [dim for dim in order if shape[dim] != 1]
+    return tuple(range(len(shape))) if real == sorted(real) else order
+
+
 def dense_strides(shape: Sequence[Dim]) -> tuple[Dim, ...]:
     """Return the strides of a tensor that lies row by row."""
     found: list[Dim] = []

@@ -34,7 +34,8 @@ def require_same(what: str, mine: str, first: str) -> None:
             f"{what} differ {differs}: their processors round otherwise, and what each computes "
             "for itself drifts apart. Split again so that one computes it and the others are sent "
             "it: replicas with --zero 1, a tensor group of devices of one host, stages that share "
-            "a weight on one device"
+            "a weight on one device; where the processors are alike, `bigbrain-fx verify FOLDER` "
+            "says which numbers part"
         )
     raise BatchError(
         f"{what} differs {differs}: every process must "

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from bigbrain_fx.verification.sharding import (
         ShardAgreement as ShardAgreement,
         agree as agree,
+        own_rounding as own_rounding,
         tried_axes as tried_axes,
     )
 else:

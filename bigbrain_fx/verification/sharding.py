@@ -30,7 +30,7 @@ from bigbrain_fx.frontend import (
 from bigbrain_fx.plan import sharded, sound_axes, trials
 from bigbrain_fx.runtime import reseed
 
-_ZERO = 1e-2  # of the largest of all: a gradient below it may be a zero that rounding left
+_ZERO = 1e-2  # of the largest of all: what is below it may be a zero that rounding left
 _SEED = 7
 
 Tensors = Mapping[str, Tensor]
@@ -45,7 +45,7 @@ class ShardAgreement:
         loss: the largest difference of a member's loss, of the loss.
         gradients: the largest difference of a gradient, of that gradient's largest number, or of a
             hundredth of the largest of all where that is more.
-        buffers: the largest difference of a buffer that was written, likewise.
+        buffers: the largest difference of a buffer, likewise.
         compared: how many gradients were compared, of all members.
         exchanges: how many ops of each kind a member has.
         held: numbers of the parameters that each member holds.
@@ -263,13 +263,18 @@ def _compared(
 
 
 def _buffers(whole: _Numbers, members: Sequence[_Numbers]) -> float:
-    found = 0.0
-    for member in members:
-        for name, tensor in member.leaves.items():
-            if not tensor.requires_grad:
-                want = member.part(member.name_of[name], whole.leaves[name])
-                found = max(found, _distance(want, tensor, want, 0.0))
-    return found
+    held = {name: t for name, t in whole.leaves.items() if not t.requires_grad}
+    real = [t for t in held.values() if t.is_floating_point() and t.numel()]
+    most = max((float(t.double().abs().max()) for t in real), default=0.0)
+    return max(
+        (
+            _distance(want, member.leaves[name], want, most)
+            for member in members
+            for name, tensor in held.items()
+            for want in [member.part(member.name_of[name], tensor)]
+        ),
+        default=0.0,
+    )
 
 
 def _or_zero(gradient: Tensor | None, of: Tensor) -> Tensor:

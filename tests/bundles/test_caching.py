@@ -117,7 +117,7 @@ def test_caches_stand_in_the_plan_and_in_the_text(bundle: Path) -> None:
         (Options(mode="train", cache=2), "this bundle trains"),
         (Options(mode="eval", cache=2, tensor=2), "not go with --tensor"),
         (Options(mode="eval", cache=2, replicas=2), "not go with --replicas"),
-        (Options(mode="eval", cache=2, quantize="int8"), "not go with --quantize"),
+        (Options(mode="eval", cache=2, quantize="int8"), "--quantize does not go with --cache"),
     ],
 )
 def test_what_does_not_go_with_a_cache(tmp_path: Path, options: Options, says: str) -> None:

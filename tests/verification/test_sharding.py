@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +17,10 @@ from bigbrain_fx.frontend import Captured, capture, load_model_file, run_members
 from bigbrain_fx.plan import axes, chosen_axes, priced_axes, sharded
 from bigbrain_fx.plan.shard import find, local, products, rewrite
 from bigbrain_fx.verification import agree, sharding, tried_axes
+from bigbrain_fx.verification.bundle.members import same_graph
 from models import gpt, llama, moe
+from tests.verification.test_members import HEADS, planned
+from tests.verification.test_replicas import bench_of
 
 SMALL: dict[str, tuple[Any, Callable[[], nn.Module]]] = {
     "gpt": (gpt, lambda: gpt.GPT(blocks=1, dim=48, heads=3, sequence=64)),
@@ -135,6 +140,51 @@ def test_a_wrong_form_of_an_op_is_caught(monkeypatch: pytest.MonkeyPatch) -> Non
     tried, dropped = tried_axes(found.graph, [summed], (2, 1))
     assert [op for _, op in dropped] == ["linear_1"]
     assert agree(found, tried, (2, 1), exact=True).gradients <= 1e-12
+
+
+class Turned(nn.Module):
+    """What is divided is dropped out as it lies in memory: not row by row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 6), nn.Linear(6, 3)
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        turned = self.up(x).transpose(0, 1).contiguous().transpose(0, 1)
+        return self.down(self.dropout(turned)).pow(2).sum()
+
+
+class ChannelsLast(nn.Module):
+    """A sum over members lies in memory as the convolution does: channels last."""
+
+    def __init__(self, draw: str) -> None:
+        super().__init__()
+        self.up, self.down = nn.Conv2d(4, 6, 1), nn.Conv2d(6, 3, 1)
+        self.dropout, self.draw = nn.Dropout(0.5), draw
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.down(self.up(x.permute(0, 3, 1, 2)).relu())
+        if self.draw == "noise":
+            return (y + torch.randn_like(y)).pow(2).sum()
+        if self.draw == "by rows":
+            return self.dropout(y.permute(0, 2, 3, 1)).pow(2).sum()
+        return self.dropout(y).pow(2).sum()
+
+
+@pytest.mark.parametrize("draw", ["dropout", "noise", "by rows", "divided"])
+def test_what_is_drawn_goes_by_memory_as_it_is_undivided(draw: str) -> None:
+    """A sum, or what is drawn for all members, lay row by row: other numbers were dropped out."""
+    module = Turned() if draw == "divided" else ChannelsLast(draw)
+    shape = (5, 7, 4) if draw == "divided" else (5, 7, 9, 4)
+    found = capture(module, {"x": torch.randn(shape)})
+    wide = next(a for a in axes(found.graph) if any(p.name == "up.weight" for p in a.params))
+    tried, dropped = tried_axes(found.graph, [wide], (2, 1))
+    assert tried == (wide,)
+    assert not dropped
+    for exact, limit in ((False, 1e-5), (True, 1e-12)):
+        result = agree(found, tried, (2, 1), exact=exact)
+        assert max(result.gradients, result.loss) <= limit
 
 
 class Ranges(nn.Module):
@@ -376,3 +426,30 @@ def test_what_a_module_that_is_kept_whole_reads_is_not_divided() -> None:
     found = capture(model, batch, lambda out, _: out.square().mean(), leaves=["Beside"])
     divided = {place.name for axis in axes(found.graph) for place in axis.params}
     assert not divided & {"0.weight", "1.weight"}
+
+
+class Paired(nn.Module):
+    """Rows in pairs: the trace of a micro-batch of two rows holds for two alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 6), nn.Linear(6, 3)
+        self.sides = nn.Parameter(torch.randn(2, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.down(self.up(x).relu()) + self.sides).pow(2).sum()
+
+
+def test_a_trace_for_one_number_of_rows_is_compared_with_that_many(tmp_path: Path) -> None:
+    """The example's eight rows do not fit it: `verify` crashed."""
+    bench = bench_of(tmp_path / "net.py", HEADS)
+    two = capture(Paired(), {"x": torch.randn(8, 4)}, micro_batch=2)
+    assert two.graph.static_batch == 2
+    assert two.batch.rows == 8
+    chosen = chosen_axes(priced_axes(two.graph, axes(two.graph)), 2)
+    plan = planned(bench, 2)
+    assert plan.placement.tensor is not None
+    tensor = replace(plan.placement.tensor, axes=chosen, shares=(2, 1))
+    placed = replace(plan.placement, tensor=tensor)
+    checked = same_graph(two, replace(plan, placement=placed))
+    assert checked["passed"], checked

@@ -27,6 +27,7 @@ from bigbrain_fx.core import (
     Shard,
     Sharded,
     TensorSpec,
+    memory_order,
 )
 from bigbrain_fx.frontend.tracing.interpret import run_graph
 from bigbrain_fx.frontend.tracing.lockstep import run_members, taken
@@ -261,7 +262,15 @@ def _filled(spec: TensorSpec, dice: torch.Generator, bound: int) -> Tensor:
     if "int" in spec.dtype:
         chosen = torch.randint(bound, shape, generator=dice).to(getattr(torch, spec.dtype))
         return chosen.sort().values if len(shape) == 1 else chosen  # offsets ascend
-    return torch.randn(shape, generator=dice, dtype=torch.float64)
+    return _laid(torch.randn(shape, generator=dice, dtype=torch.float64), spec)
+
+
+def _laid(numbers: Tensor, spec: TensorSpec) -> Tensor:
+    """Let numbers lie in memory as the value does: what draws goes by that."""
+    strides = [int(n) for n in spec.strides]
+    order = memory_order(numbers.shape, strides) if strides else tuple(range(numbers.dim()))
+    back = [order.index(dim) for dim in range(len(order))]
+    return numbers.permute(order).contiguous().permute(back)
 
 
 def _random(like: Tensor, dice: torch.Generator) -> Tensor:

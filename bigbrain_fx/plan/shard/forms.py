@@ -12,7 +12,7 @@ from dataclasses import replace
 from bigbrain_fx.core import Arg, Dim, Graph, Op, ParamRef, Place, Ref, TensorSpec
 from bigbrain_fx.plan.shard.find import common
 from bigbrain_fx.plan.shard.saved import exchange_saves
-from bigbrain_fx.plan.shard.sizes import SizePart
+from bigbrain_fx.plan.shard.sizes import SizePart, is_row_by_row
 
 Held = tuple[SizePart, Place]
 AT_ONCE = "at once"  # what a copy of such a parameter is given; others wait for the backward's end
@@ -37,6 +37,7 @@ class Forms:
         for part in parts:
             for place in (*part.axis.values, *part.axis.params):
                 self.place_of[place.name] = part, place
+        self.relaid: set[str] = set()  # values that may lie in memory otherwise than undivided
         self.mixed: set[str] = set()  # parameters of which not all gradients are parts of a sum
         self.members = max((len(part.lengths) for part in parts), default=1)
         self._names = {*graph.op, *graph.input}
@@ -104,7 +105,9 @@ class Forms:
             args: besides the value.
             whole: where a part comes out, what it is of.
         """
-        like = beside_layer(like)
+        like, undivided = beside_layer(like), whole or spec
+        if not is_row_by_row(undivided, self.whole.batch):
+            self.relaid.add(name)
         return Op(
             name=name,
             target=f"shard.{kind}",
@@ -114,7 +117,7 @@ class Forms:
             source=like.source,
             code=like.code,
             lines=like.lines,
-            saves=exchange_saves(kind, whole or spec, self.members),
+            saves=exchange_saves(kind, undivided, self.members),
         )
 
     def forget(self, names: Iterable[str]) -> None:

@@ -7,14 +7,14 @@ part is taken.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from bigbrain_fx.core import Arg, Const, Op, ParamRef, Place, Ref, TensorSpec
 from bigbrain_fx.plan.shard.forms import beside_layer
 from bigbrain_fx.plan.shard.local_op import Form, Local, plainly
 from bigbrain_fx.plan.shard.local_sizes import cut_up, grouped, repeated, scaled, sized, sliced
-from bigbrain_fx.plan.shard.sizes import dense
+from bigbrain_fx.plan.shard.sizes import dense, lies
 
 # ---------------------------------------------------------------- sums
 
@@ -219,13 +219,37 @@ def _averaged_rows(
 
 
 def _draw(local: Local, shape: tuple[Arg, ...], spec: TensorSpec, p: Arg) -> Ref:
-    """Drop out ones of the whole shape, as the op itself would have drawn."""
-    whole = dense(spec.shape, spec.dtype, grad=False)
+    """Drop out ones of the whole shape, as the op itself would have drawn.
+
+    It draws number by number as its input lies in memory.
+    """
+    order = lies(spec, local.forms.whole.batch)
+    sizes = tuple(shape[dim] for dim in order)
+    whole = dense([spec.shape[dim] for dim in order], spec.dtype, grad=False)
     kind, device = Const(f"torch.{spec.dtype}"), Const("device")
-    ones = local.emit("ones", "aten.ones.default", shape, spec=whole, dtype=kind, device=device)
+    ones = local.emit("ones", "aten.ones.default", sizes, spec=whole, dtype=kind, device=device)
     drawn = local.emit("drawn", "aten.dropout.default", ones, p, True, spec=whole)
     local.made[-1] = replace(local.made[-1], random=True)
-    return drawn
+    return drawn if sizes == shape else _turned_back(local, "laid", drawn, order, spec)
+
+
+def _turned_back(
+    local: Local, suffix: str, value: Ref, order: Sequence[int], spec: TensorSpec
+) -> Ref:
+    """Put dimensions that were put into an order back where they were."""
+    back = tuple(order.index(dim) for dim in range(len(order)))
+    return local.emit(suffix, "aten.permute.default", value, back, spec=spec)
+
+
+def relaid(local: Local, value: Ref, spec: TensorSpec) -> Ref:
+    """Let a whole value lie in memory as it does undivided: what draws goes by that."""
+    order = lies(spec, local.forms.whole.batch)
+    if order == tuple(range(len(order))):
+        return local.emit("laid", "aten.contiguous.default", value, spec=spec)
+    turned = dense([spec.shape[dim] for dim in order], spec.dtype, grad=spec.requires_grad)
+    by_rows = local.emit("order", "aten.permute.default", value, order, spec=turned)
+    laid = local.emit("rows", "aten.contiguous.default", by_rows, spec=turned)
+    return _turned_back(local, "laid", laid, order, spec)
 
 
 def _shape(local: Local, value: Arg, spec: TensorSpec, place: Place | None) -> tuple[Arg, ...]:

@@ -32,8 +32,8 @@ from bigbrain_fx.core import (
 )
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan.shard.find import family
-from bigbrain_fx.plan.shard.forms import Forms, Held
-from bigbrain_fx.plan.shard.local import BIAS, LOCAL
+from bigbrain_fx.plan.shard.forms import Forms, Held, beside_layer
+from bigbrain_fx.plan.shard.local import BIAS, LOCAL, relaid
 from bigbrain_fx.plan.shard.local_op import Local, plainly
 from bigbrain_fx.plan.shard.regions import Given, region_given
 from bigbrain_fx.plan.shard.saved import ATTENTION, attention_saves, part_saves
@@ -173,7 +173,7 @@ class _Rewriting:
     """One member: the ops of the graph, each as a part or whole."""
 
     def __init__(self, graph: Graph, parts: Sequence[SizePart], scatters: bool = True) -> None:
-        self.whole = graph
+        self.whole, self.parts = graph, parts
         self.forms = Forms(graph, parts, scatters=scatters)
         self.active: dict[str, list[SizePart]] = {}
         for part in parts:
@@ -233,8 +233,17 @@ class _Rewriting:
     def visit(self, ops: Iterable[Op]) -> None:
         """Write ops, with what must be exchanged before each."""
         for op in ops:
+            before = len(self.forms.ops)
             self._visit(op)
+            self._note_layouts(self.forms.ops[before:])
             self.forms.forget(op.mutates)
+
+    def _note_layouts(self, made: Iterable[Op]) -> None:
+        """Note what may lie in memory otherwise than undivided: what reads such a value."""
+        known = self.forms.relaid
+        for op in made:
+            if not known.isdisjoint(op.refs):
+                known.add(op.name)
 
     def _visit(self, op: Op) -> None:
         active = self.active.get(op.name, ())
@@ -244,8 +253,22 @@ class _Rewriting:
             self.forms.ops.append(op)  # a size; of the batch, which no axis divides
         elif len(active) == 1:
             self._split(op, active[0])
+        elif op.random and op.body is None:
+            self._draw(op)
         else:
             self.forms.ops.append(self._whole(op))
+
+    def _draw(self, op: Op) -> None:
+        """Write an op that draws numbers: in the order in which what it reads lies in memory."""
+        local = Local(self.forms, beside_layer(op), op, self.parts[0])
+
+        def laid(ref: Ref | ParamRef) -> Ref | ParamRef:
+            now, spec = self.forms.whole_form(ref), self.forms.spec(ref)
+            is_other = isinstance(now, Ref) and now.value in self.forms.relaid
+            return relaid(local, cast("Ref", now), spec) if is_other and spec else now
+
+        given = self.forms.with_args(op, laid)
+        self.forms.ops += [*local.made, given]
 
     def _whole(self, op: Op) -> Op:
         """Return an op that reads everything whole; a region is given what its body reads."""

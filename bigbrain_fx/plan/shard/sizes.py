@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from bigbrain_fx.core import Axis, Dim, Op, Place, TensorSpec, dense_strides, size_of
+from bigbrain_fx.core import (
+    Axis,
+    Dim,
+    Op,
+    Place,
+    TensorSpec,
+    dense_strides,
+    memory_order,
+    size_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +66,15 @@ class SizePart:
 def dense(shape: Sequence[Dim], dtype: str, *, grad: bool) -> TensorSpec:
     """Return a dense tensor's spec."""
     return TensorSpec(tuple(shape), dtype, dense_strides(shape), grad)
+
+
+def lies(spec: TensorSpec, batch: int) -> tuple[int, ...]:
+    """Return a tensor's dimensions as they lie in memory, the slowest first."""
+    exact = spec.at(batch)
+    strides = exact.strides or dense_strides(exact.shape)
+    return memory_order([int(n) for n in exact.shape], [int(n) for n in strides])
+
+
+def is_row_by_row(spec: TensorSpec, batch: int) -> bool:
+    """Whether a tensor's last dimension is the fastest in memory, and so on."""
+    return lies(spec, batch) == tuple(range(len(spec.shape)))

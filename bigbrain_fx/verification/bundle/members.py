@@ -226,7 +226,7 @@ def same_graph(captured: Captured, plan: Plan, few: int | None = None) -> dict[s
     """
     tensor = plan.placement.tensor
     assert tensor is not None
-    rows = None if captured.graph.static_batch is not None else few or plan.rows
+    rows = captured.graph.static_batch or few or plan.rows
     lines, said = [], []
     for exact, close in CLOSE:
         limit = close
@@ -247,7 +247,7 @@ def same_outputs(captured: Captured, plan: Plan) -> dict[str, object]:
     """Compare the outputs of the graph with those of the members' graphs, as `same_graph` does."""
     tensor = plan.placement.tensor
     assert tensor is not None
-    rows = None if captured.graph.static_batch is not None else plan.rows
+    rows = captured.graph.static_batch or plan.rows
     lines, said = [], []
     for exact, limit in CLOSE:
         most = outputs_apart(captured, tensor.axes, tensor.shares, rows=rows, exact=exact)

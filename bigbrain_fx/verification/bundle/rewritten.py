@@ -34,7 +34,7 @@ def same_rewritten(captured: Captured, plan: Plan) -> list[dict[str, object]]:
     """Compare a rewritten graph with the captured one; no check where nothing is rewritten."""
     if not plan.source.rewritten:
         return []
-    rows = None if captured.graph.static_batch is not None else plan.rows
+    rows = captured.graph.static_batch or plan.rows
     lines, said, rounded = [], [], False
     for exact, limit in CLOSE:
         most, count = rewritten_apart(captured, plan.graph, rows, exact=exact)

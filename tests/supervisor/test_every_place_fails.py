@@ -25,12 +25,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bigbrain_fx.bundles.launch import RunOptions, run
+from bigbrain_fx.bundles.launch import run
 from bigbrain_fx.errors import BigBrainError
 from bigbrain_fx.runtime.records import read_records
 from bigbrain_fx.supervisor import Event, remedy_of
 from tests.supervisor.test_failing_calls import KILL_ONCE
-from tests.support.bundles import copied, edit, is_running, split_small
+from tests.support.bundles import copied, edit, is_running, split_small, writing_everything
 from tests.support.excused import RUNTIME, SUPERVISOR
 from tests.support.places import places
 from tests.support.warm import Popen
@@ -135,16 +135,7 @@ def tried(
 ) -> tuple[list[Event], str, dict[str, torch.Tensor]]:
     """Run it; return the events, what was said of its end, and what it saved."""
     copy, events, said = copied(bundle, folder), list[Event](), ""
-    options = RunOptions(
-        STEPS,
-        spares=1,
-        snapshot_every=1,
-        save=folder / "out",
-        logs=folder / "logs",
-        events=folder / "events.jsonl",
-        commits=folder / "commits",
-        commit_every=1,
-    )
+    options = writing_everything(folder, STEPS, spares=1)
     with monkeypatch.context() as patch:
         for name, (owner, attribute, errors) in KINDS.items():
             whole = getattr(owner, attribute)

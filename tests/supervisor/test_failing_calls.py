@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from bigbrain_fx.bundles.launch import RunError, RunOptions, StepLine, run
 from bigbrain_fx.runtime.records import read_records
 from bigbrain_fx.supervisor import Event
-from tests.support.bundles import copied, edit, is_running, split_small
+from tests.support.bundles import copied, edit, is_running, split_small, writing_everything
 from tests.support.warm import Popen
 
 STEPS, KILLED_IN = 5, 2
@@ -112,16 +112,7 @@ class Seen:
 def tried(bundle: Path, folder: Path) -> Seen:
     """Run it as users do, with everything that is written."""
     copy, events, error = copied(bundle, folder), list[Event](), None
-    options = RunOptions(
-        STEPS,
-        spares=0,
-        snapshot_every=1,
-        save=folder / "out",
-        logs=folder / "logs",
-        events=folder / "events.jsonl",
-        commits=folder / "commits",
-        commit_every=1,
-    )
+    options = writing_everything(folder, STEPS, spares=0)
     losses: list[float] = []
     try:
         run(copy, options, lambda line: losses.append(line.loss), on_event=events.append)

@@ -59,8 +59,13 @@ def a_group() -> Iterator[tuple[subprocess.Popen[bytes], int]]:
 
 
 def test_what_a_process_has_started_ends_when_its_launcher_is_killed(tmp_path: Path) -> None:
+    ends_with_its_launcher(LAUNCHER, tmp_path)
+
+
+def ends_with_its_launcher(text: str, folder: Path) -> None:
+    """Kill a launcher; whatever holds the other end of a pipe must let it go."""
     pipe, theirs = os.pipe()
-    words = (sys.executable, "-c", LAUNCHER, str(ROOT), str(tmp_path), str(theirs))
+    words = (sys.executable, "-c", text, str(ROOT), str(folder), str(theirs))
     launcher = subprocess.Popen(words, pass_fds=(theirs,), stdout=subprocess.PIPE)
     os.close(theirs)
     with launcher:
@@ -152,20 +157,11 @@ def test_what_has_a_session_of_its_own_ends_with_its_starter(is_last: bool) -> N
 
 
 def test_what_has_a_session_of_its_own_ends_when_its_launcher_is_killed(tmp_path: Path) -> None:
-    pipe, theirs = os.pipe()
     text = LAUNCHER.replace(
         repr(LEADER), repr(LEADER.replace("close_fds", "start_new_session=True, close_fds"))
     )
     assert text != LAUNCHER
-    words = (sys.executable, "-c", text, str(ROOT), str(tmp_path), str(theirs))
-    launcher = subprocess.Popen(words, pass_fds=(theirs,), stdout=subprocess.PIPE)
-    os.close(theirs)
-    with launcher:
-        assert launcher.stdout is not None
-        assert int(launcher.stdout.readline()) > 0
-        launcher.kill()
-        assert is_closed(pipe)
-    os.close(pipe)
+    ends_with_its_launcher(text, tmp_path)
 
 
 def test_what_was_given_another_environment_is_let_be() -> None:

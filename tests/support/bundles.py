@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import bigbrain_fx
+from bigbrain_fx.bundles.launch import RunOptions
 from bigbrain_fx.core import Cluster, Device, Link
 from bigbrain_fx.plan import Options
 
@@ -117,6 +118,20 @@ def split_small(
     chosen = options or Options("naive", schedule="1f1b", micro_batches=4)
     made = bigbrain_fx.split(folder / "letters.py", devices or cluster(), folder / "bundle", chosen)
     return made.bundle
+
+
+def writing_everything(folder: Path, steps: int, *, spares: int) -> RunOptions:
+    """Return how users run who want all that a run writes: weights, logs, events, commits."""
+    return RunOptions(
+        steps,
+        spares=spares,
+        snapshot_every=1,
+        save=folder / "out",
+        logs=folder / "logs",
+        events=folder / "events.jsonl",
+        commits=folder / "commits",
+        commit_every=1,
+    )
 
 
 def copied(bundle: Path, folder: Path) -> Path:

@@ -282,10 +282,10 @@ class _Ledger:
             )
             known = nbytes if not self.costs.working else 0  # sums alone leave them out
             return self._now(working_bytes[2 if has_sums else 0] + known)
+        passing, filled_bytes = self._passing(stage), nbytes * self._filled(stage)
         if before == 0:
-            self.gradients += int(self._sums(stage) * nbytes * self._filled(stage))
-        passing_bytes = int(self._passing(stage) * nbytes * self._filled(stage))
-        return self._now(working_bytes[min(before, 2)] + passing_bytes)
+            self.gradients += int((1 - passing) * filled_bytes)
+        return self._now(working_bytes[min(before, 2)] + int(passing * filled_bytes))
 
     def _parts_bytes(self, edge: Edge) -> int:
         """Return what is held while a part leaves: with ZeRO 3 all of its bucket.
@@ -320,10 +320,6 @@ class _Ledger:
         is_tree = self.stages.sum_order == "tree"
         more = len(nodes(after)) - len(nodes(before)) if is_tree else int(not before)
         self.gradients += more * rounded(here, self._kind)
-
-    def _sums(self, stage: int) -> float:
-        """Return the share of a stage's gradients whose sum stays here, by torch's collectives."""
-        return 1 - self._passing(stage)
 
     def _passing(self, stage: int) -> float:
         """Return the share of a stage's gradients that is there while its backward runs only.

@@ -8,8 +8,9 @@ import pytest
 
 from bigbrain_fx.core import Bucket, Cluster, Costs, Device, Link, Ref, Stage, Stages
 from bigbrain_fx.core.placement import SumOrder
-from bigbrain_fx.plan.schedule.bucket_room import BucketRoom, summed_bytes, sums_parts
+from bigbrain_fx.plan.schedule.bucket_room import OUT, BucketRoom, summed_bytes, sums_parts
 from bigbrain_fx.plan.schedule.stage_part import Part
+from bigbrain_fx.runtime import replicas as of_a_bundle
 from tests.support.synthetic import graph_of, op
 
 NAMES = ("a", "b", "c", "d")
@@ -79,3 +80,7 @@ def test_whose_sums_are_of_parts_and_how_large_one_is() -> None:
         ("tree", 1): (True, 160),
         ("tree", 2): (True, 40),
     }
+
+
+def test_as_many_wait_as_in_a_bundle() -> None:
+    assert OUT == of_a_bundle.OUT

@@ -14,6 +14,7 @@ from tools.faulting.matrix import Result
 from tools.faulting.verdicts import KEPT, SKIPPED, Times
 
 START, END = "<!-- made by tools.faults -->", "<!-- until here -->"
+OTHERS = "Under other schedules"
 HEAD = ("#", "fault", "phase", "outcome", "detected", "formed", "caught up", "again", "bound")
 
 
@@ -87,6 +88,36 @@ def table(results: Sequence[Result]) -> str:
 
 def _joined(words: Sequence[str]) -> str:
     return "| " + " | ".join(word.replace("|", "/") for word in words) + " |"
+
+
+def with_others(page: Path, name: str, results: Sequence[Result]) -> str:
+    """Return the section of other schedules with the rows of one of them added to those it has."""
+    text = page.read_text() if page.exists() else ""
+    found = _rows_by_name(text.partition(f"## {OTHERS}\n")[2].partition("\n## ")[0])
+    mine = found.setdefault(name, {})
+    mine |= {result.row.number: result.verdict.status == KEPT for result in results}
+    return others_table(found)
+
+
+def others_table(found: Mapping[str, Mapping[int, bool]]) -> str:
+    """Return a table: of each bundle the rows that were run, and whether they were kept."""
+    lines = [_joined(("struck", "rows kept", "rows not kept", "run / kept")), _joined(["---"] * 4)]
+    for name, rows in found.items():
+        kept, broken = (
+            sorted(n for n, is_kept in rows.items() if is_kept is k) for k in (True, False)
+        )
+        cells = (", ".join(map(str, numbers)) or "-" for numbers in (kept, broken))
+        lines.append(_joined((f"`{name}`", *cells, f"{len(rows)} / {len(kept)}")))
+    every = [is_kept for rows in found.values() for is_kept in rows.values()]
+    return "\n".join((*lines, _joined(("in all", "", "", f"{len(every)} / {sum(every)}"))))
+
+
+def _rows_by_name(text: str) -> dict[str, dict[int, bool]]:
+    found: dict[str, dict[int, bool]] = {}
+    for name, kept, broken in re.findall(r"^\| `(.+?)` \| (.+?) \| (.+?) \|", text, re.MULTILINE):
+        told = (kept, True), (broken, False)
+        found[name] = {int(n): held for numbers, held in told for n in re.findall(r"\d+", numbers)}
+    return found
 
 
 def write_page(path: Path, sections: Mapping[str, str]) -> None:

@@ -160,6 +160,7 @@ Every figure comes from one command, as a whole, or a row or a section at a time
 
     python -m tools.faults --write docs/replay.md [--row N] [--chaos 50] [--against-torchrun]
                                                   [--overhead --rounds 16]
+    python -m tools.faults --write docs/replay.md --row N --of zb-v   (under other schedules)
 
 Each row is a run of a GPT with dropout, a tied weight and clipping, on four devices, with a real
 fault: SIGKILL, SIGSTOP, a full tmpfs, flipped bytes, a namespace that drops packets, calls to the
@@ -174,4 +175,6 @@ not built counts as failed; row 24 is skipped on every machine, as runs over ncc
 supervised. How many steps lie between snapshots in memory is chosen by what copying took in that
 run, so it differs between sections. *Chaos* strikes in all ways at once: SIGKILL and SIGSTOP to
 devices, SIGTERM to the supervisor (the run is then gone on with from its newest commit), a disk of
-commits that is full for a while."""
+commits that is full for a while. *Under other schedules* the same strikes hit other
+bundles of that GPT (of steps that overlap without its tied weight and clipping, `offload` of
+activations and state), and it is said which rows ended as above."""

@@ -84,6 +84,12 @@ SLOW: dict[str, tuple[str, ...]] = {
         "test_replicas_may_be_cut_unlike",
         "test_batch_norms_and_weights",
     ),
+    "tests/bundles/resplitting/test_by_schedule.py": tuple(
+        f"test_a_schedule_goes_along_and_the_weights_are_a_plain_loops[{name}"
+        for name in (
+            *("auto", "zb-h1", "dualpipe-v", "gems", "state", "gpipe", "list", "1f1b", "weights"),
+        )
+    ),
     "tests/bundles/test_replicas.py": ("test_weights_that_are_divided", "test_three_processes_sum"),
     "tests/supervisor/test_replay_overlap.py": ("test_devices_that_die_while_steps_overlap",),
     "tests/supervisor/test_gems.py": ("test_no_place_of_a_step",),

@@ -21,10 +21,11 @@ from tools.faulting import against, chaos, overhead
 from tools.faulting.bundle import BUNDLES
 from tools.faulting.figures import Figures
 from tools.faulting.matrix import Result, results
-from tools.faulting.report import line, summary, table, write_page
-from tools.faulting.verdicts import ground
+from tools.faulting.report import OTHERS, line, summary, table, with_others, write_page
+from tools.faulting.verdicts import SKIPPED, ground
 
 MATRIX = "The fault matrix"
+PLAIN = "1f1b"
 MEASURES = ("chaos", "overhead", "against_torchrun")
 
 
@@ -50,10 +51,18 @@ def _matrix(given: argparse.Namespace) -> bool:
             found.append(result)
             print(json.dumps(result.facts()) if given.json else line(result), flush=True)
             if given.write:  # what was measured stays, whatever comes next
-                write_page(given.write, {MATRIX: _section(found)})
+                write_page(given.write, _sections(given, found))
     short = summary(found)
     print(json.dumps(short) if given.json else _text(short), flush=True)
     return bool(short["passed"])
+
+
+def _sections(given: argparse.Namespace, found: Sequence[Result]) -> dict[str, str]:
+    """Return what goes into the page: the whole rows of 1F1B; of others whether they are kept."""
+    if given.of == PLAIN:
+        return {MATRIX: _section(found)}
+    done = [result for result in found if result.verdict.status != SKIPPED]
+    return {OTHERS: with_others(given.write, given.of, done)}
 
 
 def _section(found: Sequence[Result]) -> str:
@@ -84,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--write", type=Path, help="put all that is measured into this page")
     parser.add_argument("--chaos", type=int, help="so many random strikes of all kinds")
     parser.add_argument(
-        "--of", choices=BUNDLES, default="1f1b", help="what is struck (default 1f1b)"
+        "--of", choices=BUNDLES, default=PLAIN, help="what is struck (default 1f1b)"
     )
     parser.add_argument("--steps", type=int, default=200, help="of --chaos (default 200)")
     parser.add_argument("--seed", type=int, default=0, help="of --chaos (default 0)")

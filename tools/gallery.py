@@ -1,30 +1,46 @@
 """Pictures of schedules, drawn by the simulator: who computes what when, and the emitted order.
 
-    python -m tools.gallery            writes the pictures of docs/schedules.md anew, and the
-                                       emitted and written code that docs/gallery.md shows
+    python -m tools.gallery            writes the pictures of docs/schedules.md and
+                                       docs/asynchronous.md anew, and the emitted and written code
+                                       that docs/gallery.md shows
 
 Four equal stages on four devices, eight micro-batches; a forward takes one unit, a backward two,
 and of a split one gradients of inputs and of weights one each. Messages are free. Each letter is
 one unit: F forward, B backward, W backward of weights, with the number of the micro-batch; the
 second unit of a whole backward is "==". With two pieces a device a letter is half a unit, and that
-of a device's second piece, or of its second replica (gems: four micro-batches), is small.
+of a device's second piece, or of its second replica (gems: four micro-batches), is small. Steps
+that overlap (2bw, stash) are drawn three in a row, of four micro-batches each.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from bigbrain_fx.core import Cluster, Device, Edge, Forecast, Link, Stage, Stages
-from bigbrain_fx.emit.files.schedule_text import step_once_lines
+from bigbrain_fx.core import (
+    Asynchronous,
+    Cluster,
+    Device,
+    Edge,
+    Forecast,
+    Instruction,
+    Link,
+    OptimizerStep,
+    Program,
+    Stage,
+    Stages,
+)
+from bigbrain_fx.emit.files.schedule_text import overlapping_lines, step_once_lines
 from bigbrain_fx.plan.schedule import SPLIT, TOGETHER, ForwardOnly, StageCosts, build
-from bigbrain_fx.plan.simulate import simulate
+from bigbrain_fx.plan.simulate import in_a_row, simulate, steps_in_a_row
 from bigbrain_fx.planning import loop_line, v_line
 
 ROOT = Path(__file__).resolve().parent.parent
 DOC = ROOT / "docs" / "schedules.md"
+OVERLAP = ROOT / "docs" / "asynchronous.md"
 SHELF = ROOT / "docs" / "gallery.md"
 STAGES, MICRO_BATCHES = 4, 8
 LETTERS = {"forward": "F", "backward": "B", "weights": "W"}
@@ -32,11 +48,14 @@ SHOWN = (
     *("forward", "gpipe", "1f1b", "zb-h1", "interleaved", "zb-v", "dualpipe-v", "gems"),
     *("list", "auto"),
 )
+OVERLAPPING: tuple[Asynchronous, ...] = ("2bw", "stash")
 LINES = {"interleaved": loop_line(STAGES, 2), "zb-v": v_line(STAGES), "dualpipe-v": v_line(STAGES)}
 LINES["gems"] = v_line(STAGES)  # there one replica, back the other
 LINES["list"] = v_line(STAGES)  # of a chain it makes 1F1B
-FEWER = {"gems": 4}
-_BLOCK = re.compile(r"(<!-- (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+FEWER = {"gems": 4, "2bw": 4, "stash": 4}
+ROW = 3  # steps that overlap, of a picture
+_NAMES = "|".join((*SHOWN, *OVERLAPPING))
+_BLOCK = re.compile(rf"(<!-- ({_NAMES}) -->\n).*?(<!-- end -->)", re.DOTALL)
 _CODE = re.compile(r"(<!-- (\S+\.py) (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -68,6 +87,8 @@ def micro_batches(schedule: str) -> int:
 
 def picture(schedule: str) -> str:
     """Return a schedule's picture, its step and the emitted order of the second device."""
+    if schedule in OVERLAPPING:
+        return picture_of_overlap(schedule)
     stages, costs = pipeline(schedule)
     trains = schedule != ForwardOnly.name
     trained = frozenset(range(len(stages.stages) if trains else 0))
@@ -80,8 +101,34 @@ def picture(schedule: str) -> str:
     return f"```\n{rows}\n```\n\n{took}. Device 1 of 4 is written as\n\n```python\n{text}\n```\n"
 
 
-def row(forecast: Forecast, device: str, unit_s: float) -> str:
-    """Return one device's line, two letters a unit."""
+def picture_of_overlap(mode: Asynchronous) -> str:
+    """Return some steps in a row, the first of which begins empty, and the emitted order."""
+    stages, costs = pipeline("1f1b")
+    stages, count = replace(stages, asynchronous=mode), micro_batches(mode)
+    trained = frozenset(range(len(stages.stages)))
+    programs = build("1f1b", stages, count, costs, trained)
+    alone = simulate(programs, stages, costs)
+    forecast = simulate(_first(steps_in_a_row(programs, stages), ROW * count), stages, costs)
+    rows = "\n".join(row(forecast, p.device, costs.forward_s[0], count) for p in programs)
+    text = "\n".join(line[4:] for line in overlapping_lines(programs[1], stages, count))
+    step_s = in_a_row(programs, stages, costs, alone).step_s
+    took = f"{step_s:g} units a step in a row, {alone.step_s:g} alone; {3 * count} are work"
+    return f"```\n{rows}\n```\n\n{took}. Device 1 of 4 is written as\n\n```python\n{text}\n```\n"
+
+
+def _first(programs: Sequence[Program], count: int) -> tuple[Program, ...]:
+    """Return what is done of so many micro-batches; updates take no time here."""
+
+    def is_shown(each: Instruction) -> bool:
+        return not isinstance(each, OptimizerStep) and (each.micro or 0) < count
+
+    return tuple(
+        replace(p, instructions=tuple(i for i in p.instructions if is_shown(i))) for p in programs
+    )
+
+
+def row(forecast: Forecast, device: str, unit_s: float, count: int = MICRO_BATCHES) -> str:
+    """Return one device's line, two letters a unit; each batch has so many micro-batches."""
     cells = [" ."] * round(forecast.step_s / unit_s)
     for bar in forecast.timeline:
         kind, stage = bar.what.split()[:2]
@@ -90,7 +137,8 @@ def row(forecast: Forecast, device: str, unit_s: float) -> str:
             continue
         letter = letter.lower() if int(stage) >= STAGES else letter
         start, end = round(bar.start_s / unit_s), round(bar.end_s / unit_s)
-        cells[start:end] = [f"{letter}{bar.what.rpartition('#')[2]}", *["=="] * (end - start - 1)]
+        number = int(bar.what.rpartition("#")[2]) % count
+        cells[start:end] = [f"{letter}{number}", *["=="] * (end - start - 1)]
     return f"{device} {' '.join(cells)}"
 
 
@@ -115,4 +163,5 @@ def with_code(text: str) -> str:
 
 if __name__ == "__main__":
     SHELF.write_text(with_code(SHELF.read_text()))
-    DOC.write_text(with_pictures(DOC.read_text()))
+    for page in (DOC, OVERLAP):
+        page.write_text(with_pictures(page.read_text()))

@@ -45,9 +45,7 @@ from bigbrain_fx.plan.making import (
     make_plan as make_plan,
     measured_share as measured_share,
     plan_placed as plan_placed,
-    replan as replan,
     timeline as timeline,
-    with_placement as with_placement,
 )
 from bigbrain_fx.plan.measured import (
     MeasuredRun as MeasuredRun,
@@ -104,6 +102,7 @@ from bigbrain_fx.plan.recovery import (
     tried as tried,
 )
 from bigbrain_fx.plan.remedy import plan_or_remedy as plan_or_remedy
+from bigbrain_fx.plan.replanning import replan as replan, with_placement as with_placement
 from bigbrain_fx.plan.replica_text import (
     left_out_text as left_out_text,
     replicas_text as replicas_text,

@@ -13,13 +13,14 @@ from functools import lru_cache
 from bigbrain_fx.core import Costs, Edge, Graph, Placement, Shown, Stage
 from bigbrain_fx.errors import InputError, NoPlanError, ScheduleError
 from bigbrain_fx.plan.deferring import defer_text
-from bigbrain_fx.plan.making import costs_of, measured_share, with_placement
+from bigbrain_fx.plan.making import costs_of, measured_share
 from bigbrain_fx.plan.nouns import Plan, asynchronous_text, compiled_text
 from bigbrain_fx.plan.offloading import offload_text
 from bigbrain_fx.plan.order_text import order_text
 from bigbrain_fx.plan.quantising import quantised_text
 from bigbrain_fx.plan.recompute import recompute_text
 from bigbrain_fx.plan.recovery import Recovery, choose
+from bigbrain_fx.plan.replanning import with_placement
 from bigbrain_fx.plan.replica_text import replicas_text
 from bigbrain_fx.plan.rewritable import rewritten_text
 from bigbrain_fx.plan.search import Compared

@@ -11,7 +11,6 @@ from bigbrain_fx.core import (
     Costs,
     Forecast,
     Graph,
-    Offloaded,
     Placement,
     TensorParallel,
 )
@@ -24,14 +23,11 @@ from bigbrain_fx.plan.by_hand import (
     require_placeable,
     with_homes,
 )
-from bigbrain_fx.plan.deferring import Defer, defer_of
 from bigbrain_fx.plan.fastest import fastest
 from bigbrain_fx.plan.judge import Maker, PipelineMaker, by_partitioner
 from bigbrain_fx.plan.memory_check import with_data
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
 from bigbrain_fx.plan.one import counts, estimated, placed, placement_of
-from bigbrain_fx.plan.quantising import widening
-from bigbrain_fx.plan.recompute import Wanted, wanted_by
 from bigbrain_fx.plan.replicas import (
     plan_mirrored,
     plan_replicas,
@@ -40,7 +36,7 @@ from bigbrain_fx.plan.replicas import (
     wants_mirror,
     wants_replicas,
 )
-from bigbrain_fx.plan.schedule import SPLIT, TOGETHER, stage_costs
+from bigbrain_fx.plan.schedule import stage_costs
 from bigbrain_fx.plan.simulate import simulate
 from bigbrain_fx.plan.tensor import (
     GroupMaker,
@@ -226,150 +222,6 @@ def plan_placed(
         costs = estimated(concrete, cluster, source, options.estimator)
         plans.append(placed(graph, cluster, source, options, count, placement, costs))
     return min(plans, key=lambda plan: plan.forecast.step_s)
-
-
-def replan(
-    plan: Plan,
-    cluster: Cluster,
-    members: int | None = None,
-    whole: tuple[tuple[str, str], ...] = (),
-) -> Plan:
-    """Make the same plan's choices again for another cluster: what would it give there?
-
-    Where so many replicas cannot be made of it, as many as can; where devices cannot compute in
-    such groups, none do. A schedule of split backwards stays where it can run the stages that come
-    out.
-
-    Args:
-        plan: to follow.
-        cluster: the other one.
-        members: of each tensor group; None: as many as the plan has, where they go.
-        whole: as `Options.tensor_whole`, for groups of another number than the plan's.
-
-    Raises:
-        InputError: as `make_plan`.
-        NoPlanError: it does not fit in memory.
-    """
-    tensor = plan.placement.tensor
-    if tensor is not None and members in (None, tensor.members):
-        same = Options(tensor=tensor.members, tensor_shares=tensor.shares, tensor_tried=tensor.axes)
-        try:
-            return _rescheduled(plan, cluster, same)
-        except (InputError, NoPlanError):
-            if members is not None:
-                raise
-    return _rescheduled(plan, cluster, Options(tensor=members or 1, tensor_whole=whole))
-
-
-def _rescheduled(plan: Plan, cluster: Cluster, groups: Options) -> Plan:
-    if plan.schedule in SPLIT:
-        try:
-            return _with_replicas(plan, cluster, groups, plan.schedule)
-        except InputError:
-            pass
-    return _with_replicas(plan, cluster, groups)
-
-
-def _with_replicas(
-    plan: Plan, cluster: Cluster, groups: Options, schedule: str | None = None
-) -> Plan:
-    if plan.stages.replicas == 1:
-        return _replan(plan, cluster, 1, groups, schedule)
-    try:
-        if plan.schedule in TOGETHER:  # two replicas are on the same devices
-            return _replan(plan, cluster, plan.stages.replicas // 2, groups, plan.schedule)
-        return _replan(plan, cluster, plan.stages.replicas, groups, schedule)
-    except (InputError, NoPlanError):
-        return _replan(plan, cluster, 0, groups, schedule)
-
-
-def _replan(
-    plan: Plan, cluster: Cluster, replicas: int, groups: Options, schedule: str | None
-) -> Plan:
-    options = Options(
-        plan.partitioner,
-        plan.estimator,
-        schedule,
-        plan.micro_batches,
-        plan.seed,
-        recompute=_recompute_of(plan),
-        defer=_defer_of(plan),
-        replicas=replicas,
-        zero_stage=0 if len(cluster.replicas) == 1 else plan.stages.zero_stage,
-        sum_order=plan.stages.sum_order,
-        tensor=groups.tensor,
-        tensor_shares=groups.tensor_shares,
-        tensor_whole=groups.tensor_whole,
-        tensor_tried=groups.tensor_tried,
-        offload=_offload_of(plan, cluster),
-        asynchronous=plan.stages.asynchronous,
-        compiled=plan.stages.compiled,
-    )
-    if plan.search is None:
-        return make_plan(plan.graph, cluster, plan.source, options)
-    again = replace(
-        options, recompute=None, objective=plan.search.objective, effort=plan.search.effort
-    )
-    return make_plan(plan.graph, cluster, plan.source, again, known=(plan,))
-
-
-def _offload_of(plan: Plan, cluster: Cluster) -> tuple[Offloaded, ...]:
-    """Return what lies in stores, where another cluster's devices have some."""
-    has_stores = all(device.name in cluster.store for device in cluster.devices)
-    return plan.stages.offload if has_stores else ()
-
-
-def _recompute_of(plan: Plan) -> Wanted:
-    """Return what recomputes, for another cut; of replicas all: their stages' numbers change."""
-    if plan.stages.micros and plan.stages.recompute:
-        return "all"
-    return _wanted(plan)
-
-
-def _wanted(plan: Plan) -> Wanted:
-    """Return what was asked to run again; float weights of int8 ones do so unasked."""
-    wide = frozenset(widening(plan.graph))
-    own = plan.stages.of_member(0)  # the others run the same again
-    asked = (replace(s, again=tuple(n for n in s.again if n not in wide)) for s in own)
-    trained = [number for number in plan.trained if number < len(own)]
-    return wanted_by(replace(plan.stages, stages=tuple(asked)), trained)
-
-
-def _defer_of(plan: Plan) -> Defer:
-    """Return what defers, for another cut; where only some stages do, what the schedule is for."""
-    defer = defer_of(plan.stages, plan.trained)
-    return defer if defer == "all" or not defer else None
-
-
-def with_placement(plan: Plan, placement: Placement, costs: Costs | None = None) -> Plan:
-    """Return the plan with another placement, all its other choices kept where they still apply.
-
-    Raises:
-        NoPlanError: it does not fit in memory.
-    """
-    options = Options(
-        plan.partitioner,
-        plan.estimator,
-        plan.schedule,
-        plan.micro_batches,
-        plan.seed,
-        plan.in_flight,
-        recompute=_wanted(plan),
-        defer=defer_of(plan.stages, plan.trained),
-        offload=_offload_of(plan, plan.cluster),
-        asynchronous=plan.stages.asynchronous,
-        compiled=plan.stages.compiled,
-    )
-    return placed(
-        plan.graph,
-        plan.cluster,
-        plan.source,
-        options,
-        plan.micro_batches,
-        placement,
-        costs or costs_of(plan),
-        keep_schedule=False,
-    )
 
 
 def costs_of(plan: Plan) -> Costs:

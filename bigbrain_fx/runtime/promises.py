@@ -217,7 +217,9 @@ class _Made:
     def _run(self) -> None:
         args = [a.value() if isinstance(a, _Argument) else a for a in self.args]
         found: list[Tensor] = []
-        hooks = saved_tensors_hooks(found.append, _never)
+        # Detached: a node holds its hooks, these hold `found`, and a result among the saved would
+        # hold the node: a circle through C++ that no garbage collection sees.
+        hooks = saved_tensors_hooks(lambda saved: found.append(saved.detach()), _never)
         with torch.enable_grad(), self.autocast(), hooks:
             result = self.function(*args)
         if len(found) != self.saved:

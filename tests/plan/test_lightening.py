@@ -147,3 +147,23 @@ def test_a_stage_that_keeps_only_what_it_received_makes_nothing_again(tmp_path: 
         source = source_of(session.facts)
         plan = make_plan(session.graph, samples.cluster(3), source, options)
     assert 1 not in plan.stages.again
+
+
+def test_replicas_make_again_what_does_not_fit_as_one_model_does() -> None:
+    """Each replica was placed as if it kept all: `auto` was refused where `all` found a plan."""
+    found, cluster = samples.sample("unet"), samples.cluster(4)
+
+    def made(recompute: Wanted, memory_bytes: int) -> Plan:
+        devices = tuple(replace(d, memory_bytes=memory_bytes) for d in cluster.devices)
+        given = replace(cluster, devices=devices)
+        options = Options("naive", micro_batches=8, replicas=2, recompute=recompute)
+        return make_plan(found.captured.graph, given, found.source, options)
+
+    def most(plan: Plan) -> int:
+        return max(needed_bytes(d, plan.cluster.device[d.device]) for d in plan.forecast.devices)
+
+    kept, again = most(made(None, 1 << 40)), most(made("all", 1 << 40))
+    short = again - 3 * (kept - again) // 10  # placed otherwise, it fits there, too
+    with pytest.raises(NoPlanError):
+        made(None, short)
+    assert max(most(made("all", short)), most(made("auto", short))) <= short

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -81,6 +82,37 @@ def test_one_more_run_serves_all_that_ask_and_leaves_nothing() -> None:
         loss = sum(layer(h).sum() for layer in layers)
     loss.backward()
     assert runs == [True, True]
+
+
+SAVING_RESULTS: dict[str, Run] = {
+    "group_norm": nn.GroupNorm(2, ROWS),
+    "layer_norm": nn.LayerNorm(DIM),
+    "rms_norm": nn.RMSNorm(DIM),
+    "instance_norm": nn.InstanceNorm1d(ROWS, affine=True),
+    "tanh": torch.tanh,
+    "exp": torch.exp,
+    "sqrt": lambda x: (x * x + 1).sqrt(),
+    "softmax": partial(torch.softmax, dim=-1),
+    "cumprod": partial(torch.cumprod, dim=-1),
+    "norm": partial(torch.linalg.norm, dim=-1, keepdim=True),
+    "attention": lambda x: F.scaled_dot_product_attention(x, x, x),
+    "max": lambda x: x.max(-1, keepdim=True).values,
+}
+
+
+@pytest.mark.parametrize("name", SAVING_RESULTS)
+def test_nothing_is_left_of_what_saves_its_own_results(name: str) -> None:
+    """A node holds its hooks: what they hold must not hold the node, or nothing frees either."""
+    x, weight = torch.randn(2, ROWS, DIM), torch.ones(1, requires_grad=True)
+    left = []
+    with LiveBytes() as live:
+        for _ in range(3):
+            with making_again():
+                y = torch.sin(again(SAVING_RESULTS[name], x * weight))
+            y.sum().backward()
+            del y
+            left.append(live.now)
+    assert left == left[:1] * 3
 
 
 def test_outside_of_a_device_it_is_the_function_itself() -> None:

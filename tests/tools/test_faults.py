@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,17 @@ from tools.faulting.bundle import Fault
 from tools.faulting.chaos import drawn
 from tools.faulting.jobs import Run
 from tools.faulting.matrix import ROWS, Result, Row, results
-from tools.faulting.report import END, START, cells, line, summary, table, write_page
+from tools.faulting.report import (
+    END,
+    OTHERS,
+    START,
+    cells,
+    line,
+    summary,
+    table,
+    with_others,
+    write_page,
+)
 from tools.faulting.verdicts import (
     BROKEN,
     KEPT,
@@ -127,6 +138,20 @@ def test_a_page_keeps_what_is_written_around_the_table(tmp_path: Path) -> None:
     assert "on a host" not in text
     assert "| --- |\n| 1 | a |\n| 2 | c |\n| 10 | d |\n" in text
     assert text.index(START) < text.index("on another") < text.index("good") < text.index(END)
+
+
+def test_rows_of_other_schedules_are_added_to_those_that_a_page_has(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    broken = replace(ROW, number=3, run=lambda _: Verdict(BROKEN, "other bits"))
+    for name, row in (("zb-v", ROW), ("2bw", broken), ("zb-v", replace(ROW, number=12))):
+        result = Result(row, row.run(None), 1.0)  # type: ignore[arg-type]
+        write_page(page, {OTHERS: with_others(page, name, [result])})
+    text = page.read_text()
+    assert "| `zb-v` | 1, 12 | - | 2 / 2 |\n| `2bw` | - | 3 | 1 / 0 |\n" in text
+    assert "| in all |  |  | 3 / 2 |" in text
+    again = Result(replace(broken, run=ROW.run), ROW.run(None), 1.0)  # type: ignore[arg-type]
+    write_page(page, {OTHERS: with_others(page, "2bw", [again])})
+    assert "| `2bw` | 3 | - | 1 / 1 |" in page.read_text()
 
 
 # --------------------------------------------------------------------------- judging

@@ -61,6 +61,8 @@ def strike(name, step, place, nth=0, generation=0):
         after = fault["after"]
         if generation < fault["generation"] or (after is not None and not struck(after).exists()):
             continue
+        if struck(number).exists():  # in a replay: what catches up gets no spares to wait for
+            continue
         wait_for_spares(fault["spares"], fault["spares_s"])
         if take(number):
             return act(fault)

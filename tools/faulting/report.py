@@ -14,6 +14,7 @@ from tools.faulting.matrix import Result
 from tools.faulting.verdicts import KEPT, SKIPPED, Times
 
 START, END = "<!-- made by tools.faults -->", "<!-- until here -->"
+OTHERS = "Under other schedules"
 HEAD = ("#", "fault", "phase", "outcome", "detected", "formed", "caught up", "again", "bound")
 
 
@@ -89,6 +90,36 @@ def _joined(words: Sequence[str]) -> str:
     return "| " + " | ".join(word.replace("|", "/") for word in words) + " |"
 
 
+def with_others(page: Path, name: str, results: Sequence[Result]) -> str:
+    """Return the section of other schedules with the rows of one of them added to those it has."""
+    text = page.read_text() if page.exists() else ""
+    found = _rows_by_name(text.partition(f"## {OTHERS}\n")[2].partition("\n## ")[0])
+    mine = found.setdefault(name, {})
+    mine |= {result.row.number: result.verdict.status == KEPT for result in results}
+    return others_table(found)
+
+
+def others_table(found: Mapping[str, Mapping[int, bool]]) -> str:
+    """Return a table: of each bundle the rows that were run, and whether they were kept."""
+    lines = [_joined(("struck", "rows kept", "rows not kept", "run / kept")), _joined(["---"] * 4)]
+    for name, rows in found.items():
+        kept, broken = (
+            sorted(n for n, is_kept in rows.items() if is_kept is k) for k in (True, False)
+        )
+        cells = (", ".join(map(str, numbers)) or "-" for numbers in (kept, broken))
+        lines.append(_joined((f"`{name}`", *cells, f"{len(rows)} / {len(kept)}")))
+    every = [is_kept for rows in found.values() for is_kept in rows.values()]
+    return "\n".join((*lines, _joined(("in all", "", "", f"{len(every)} / {sum(every)}"))))
+
+
+def _rows_by_name(text: str) -> dict[str, dict[int, bool]]:
+    found: dict[str, dict[int, bool]] = {}
+    for name, kept, broken in re.findall(r"^\| `(.+?)` \| (.+?) \| (.+?) \|", text, re.MULTILINE):
+        told = (kept, True), (broken, False)
+        found[name] = {int(n): held for numbers, held in told for n in re.findall(r"\d+", numbers)}
+    return found
+
+
 def write_page(path: Path, sections: Mapping[str, str]) -> None:
     """Put measured sections into a page, by title, between its marks.
 
@@ -129,6 +160,7 @@ Every figure comes from one command, as a whole, or a row or a section at a time
 
     python -m tools.faults --write docs/replay.md [--row N] [--chaos 50] [--against-torchrun]
                                                   [--overhead --rounds 16]
+    python -m tools.faults --write docs/replay.md --row N --of zb-v   (under other schedules)
 
 Each row is a run of a GPT with dropout, a tied weight and clipping, on four devices, with a real
 fault: SIGKILL, SIGSTOP, a full tmpfs, flipped bytes, a namespace that drops packets, calls to the
@@ -143,4 +175,6 @@ not built counts as failed; row 24 is skipped on every machine, as runs over ncc
 supervised. How many steps lie between snapshots in memory is chosen by what copying took in that
 run, so it differs between sections. *Chaos* strikes in all ways at once: SIGKILL and SIGSTOP to
 devices, SIGTERM to the supervisor (the run is then gone on with from its newest commit), a disk of
-commits that is full for a while."""
+commits that is full for a while. *Under other schedules* the same strikes hit other
+bundles of that GPT (of steps that overlap without its tied weight and clipping, `offload` of
+activations and state), and it is said which rows ended as above."""

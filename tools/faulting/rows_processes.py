@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Sequence
 
+from bigbrain_fx.plan import read_plan
 from bigbrain_fx.runtime.commits import read_records
 from tools.faulting.bundle import Fault
 from tools.faulting.jobs import LateError, Live, Run
@@ -63,10 +64,15 @@ def before_training(ground: Ground) -> Verdict:
 def in_snapshot(ground: Ground) -> Verdict:
     """Row 5: half of a copy in memory, half of a file on disk, all files but no record."""
     kinds = ("snapshot", "commit", "before_record")
-    places = (("d1", 3), ("d2", 6), ("d0", 6))
+    places = (("d1", _copying(ground)), ("d2", 6), ("d0", 6))
     faults = [Fault(*place, kind, spares=1) for place, kind in zip(places, kinds, strict=True)]
     found = [_while_writing(ground, fault) for fault in faults]
     return together(found, "replayed; the last commit is whole")
+
+
+def _copying(ground: Ground) -> int:
+    """Return a step at whose end a state is copied: of steps that overlap, one that ends empty."""
+    return 7 if read_plan(ground.bundle).stages.asynchronous else 3
 
 
 def _while_writing(ground: Ground, fault: Fault) -> Verdict:

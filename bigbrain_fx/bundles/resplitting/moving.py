@@ -126,14 +126,14 @@ def _planned(
     plan: Plan, cluster: Cluster, members: int | None, old: Path
 ) -> tuple[Plan, tuple[str, ...]]:
     """Plan for the other cluster; by what new groups divide ops is tried first."""
-    tensor = plan.placement.tensor
+    tensor, said = plan.placement.tensor, dict[str, None]()  # tried again, it is said again
+    make = partial(replan, plan, cluster, members, say=said.setdefault)
     if members in (None, 1, 1 if tensor is None else tensor.members):
-        return replan(plan, cluster, members), ()
+        return make(), tuple(said)
     with trying(old) as trials:
-        make = partial(replan, plan, cluster, members)
         found, kept = with_tried_rules(trials, Options(), lambda o: make(o.tensor_whole))
         trials.try_optimizer(found)
-    return found, kept
+    return found, (*said, *kept)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bigbrain_fx.core import BackwardWeight, Compute, Program
+from bigbrain_fx.core import BackwardWeight, Compute, Program, Stages
 from bigbrain_fx.emit.files.channels import DeviceFile
 from bigbrain_fx.emit.files.loops import MicroAction, MicroLoop, is_readable, roll
 
@@ -12,7 +12,7 @@ from bigbrain_fx.emit.files.loops import MicroAction, MicroLoop, is_readable, ro
 def schedule_lines(file: DeviceFile) -> list[str]:
     """Write the order in which a device runs its methods in one step."""
     if file.stages.asynchronous:
-        return _overlapping_lines(file)
+        return overlapping_lines(file.program, file.stages, file.micro_batches)
     return step_once_lines(file.program, file.graph.loss is not None, _own_micros(file))
 
 
@@ -40,12 +40,12 @@ def step_once_lines(program: Program, training: bool, micros: Sequence[int] = ()
     return [*lines, "        self.update()"] if training else lines
 
 
-def _overlapping_lines(file: DeviceFile) -> list[str]:
+def overlapping_lines(program: Program, stages: Stages, count: int) -> list[str]:
     """Write 1F1B whose last backwards stand beside the next batch's first forwards."""
-    number = file.stages.of(file.program.device)[0].index
-    ahead, count = file.stages.ahead(number), file.micro_batches
+    number = stages.of(program.device)[0].index
+    ahead = stages.ahead(number)
     forward = f"self.forward_{number}(m{f' + {ahead}' if ahead else ''})"
-    updates = ["self.update()"] if file.stages.asynchronous == "stash" else []
+    updates = ["self.update()"] if stages.asynchronous == "stash" else []
     rest = [f"self.backward_{number}(m)", *updates]
     lines = ["def step_once(self) -> None:"]
     if ahead:

@@ -322,10 +322,11 @@ class _Work:
 
     def _made(self, number: int, batch: int, micro_batches: int | None) -> Plan:
         """Plan one replica by itself, for a batch of its own."""
+        again = self.options.recompute  # numbers are of all replicas' stages
         options = replace(
             _of_one(self.options),
             micro_batches=micro_batches,
-            recompute="all" if self.options.recompute == "all" else None,
+            recompute=again if isinstance(again, str) else None,
             defer=self._defer(),
             in_flight=None,
         )

@@ -1,0 +1,207 @@
+"""A plan's choices, made again: for another cluster, or with another placement.
+
+What still applies stays: schedule, recompute, defer, offload, replicas, tensor groups. What does
+not is let go of, and of a schedule that is another one is said why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+from bigbrain_fx.core import Cluster, Costs, Offloaded, Placement
+from bigbrain_fx.errors import InputError, NoPlanError
+from bigbrain_fx.plan.deferring import Defer, defer_of
+from bigbrain_fx.plan.making import costs_of, make_plan
+from bigbrain_fx.plan.nouns import Options, Plan
+from bigbrain_fx.plan.one import placed
+from bigbrain_fx.plan.quantising import widening
+from bigbrain_fx.plan.recompute import Wanted, wanted_by
+from bigbrain_fx.plan.schedule import SPLIT, TOGETHER
+
+BY_DEFAULT = ("1f1b", "forward")
+"""Schedules of a chain of stages, where none is asked for."""
+
+
+def replan(
+    plan: Plan,
+    cluster: Cluster,
+    members: int | None = None,
+    whole: tuple[tuple[str, str], ...] = (),
+    say: Callable[[str], None] = lambda _: None,
+) -> Plan:
+    """Make the same plan's choices again for another cluster: what would it give there?
+
+    Where so many replicas cannot be made of it, as many as can; where devices cannot compute in
+    such groups, none do. A schedule stays where it can run the stages that come out.
+
+    Args:
+        plan: to follow.
+        cluster: the other one.
+        members: of each tensor group; None: as many as the plan has, where they go.
+        whole: as `Options.tensor_whole`, for groups of another number than the plan's.
+        say: called with a line where the schedule is another one, with the reason.
+
+    Raises:
+        InputError: as `make_plan`.
+        NoPlanError: it does not fit in memory.
+    """
+    tensor = plan.placement.tensor
+    if tensor is not None and members in (None, tensor.members):
+        same = Options(tensor=tensor.members, tensor_shares=tensor.shares, tensor_tried=tensor.axes)
+        try:
+            return _rescheduled(plan, cluster, same, say)
+        except (InputError, NoPlanError):
+            if members is not None:
+                raise
+    return _rescheduled(plan, cluster, Options(tensor=members or 1, tensor_whole=whole), say)
+
+
+def _rescheduled(plan: Plan, cluster: Cluster, groups: Options, say: Callable[[str], None]) -> Plan:
+    """Plan for the plan's own schedule; where that cannot be, for another one, and say why."""
+    why = ""
+    for schedule, pieces in _own_schedule(plan):
+        try:
+            return _with_replicas(plan, cluster, groups, schedule, pieces)
+        except (InputError, NoPlanError) as error:
+            why = error.what
+    found = _with_replicas(plan, cluster, groups)
+    if found.schedule != plan.schedule:
+        say(f"the schedule is {found.schedule} now, not {plan.schedule}: {why or _why(found)}")
+    return found
+
+
+def _why(found: Plan) -> str:
+    """Return why a schedule is another one that nobody had asked for."""
+    if found.search is not None:
+        return "the search has chosen anew"
+    return f"the stages are {'' if found.stages.is_chain else 'not '}one a device there"
+
+
+def _own_schedule(plan: Plan) -> Iterator[tuple[str, int | None]]:
+    """Yield the plan's schedule with its pieces of a device, and fewer of them, to be tried.
+
+    Nothing, where it is what such stages have by default, or what a search chose among orders of
+    whole backwards: these are chosen again.
+    """
+    name, stages = plan.schedule, plan.stages
+    is_asked = plan.search is None and stages.is_chain and name not in BY_DEFAULT
+    if name == "interleaved":
+        pieces = max(len(stages.of(device)) for device in stages.devices)
+        yield from ((name, count) for count in range(pieces, 1, -1))
+    elif name in SPLIT or name in TOGETHER or is_asked:
+        yield name, None
+
+
+def _with_replicas(
+    plan: Plan,
+    cluster: Cluster,
+    groups: Options,
+    schedule: str | None = None,
+    pieces: int | None = None,
+) -> Plan:
+    make = partial(_replan, plan, cluster, groups, schedule, pieces)
+    if schedule in TOGETHER:  # two replicas are on the same devices
+        return make(plan.stages.replicas // 2)
+    if plan.stages.replicas == 1:
+        return make(1)
+    try:
+        return make(plan.stages.replicas)
+    except (InputError, NoPlanError):
+        return make(0)
+
+
+def _replan(
+    plan: Plan,
+    cluster: Cluster,
+    groups: Options,
+    schedule: str | None,
+    pieces: int | None,
+    replicas: int,
+) -> Plan:
+    options = Options(
+        plan.partitioner,
+        plan.estimator,
+        schedule,
+        plan.micro_batches,
+        plan.seed,
+        recompute=_recompute_of(plan),
+        defer=_defer_of(plan) if schedule or plan.schedule not in SPLIT else None,
+        pieces=pieces,
+        replicas=replicas,
+        zero_stage=0 if len(cluster.replicas) == 1 else plan.stages.zero_stage,
+        sum_order=plan.stages.sum_order,
+        tensor=groups.tensor,
+        tensor_shares=groups.tensor_shares,
+        tensor_whole=groups.tensor_whole,
+        tensor_tried=groups.tensor_tried,
+        offload=_offload_of(plan, cluster),
+        asynchronous=plan.stages.asynchronous,
+        compiled=plan.stages.compiled,
+    )
+    if plan.search is None:
+        return make_plan(plan.graph, cluster, plan.source, options)
+    again = replace(
+        options, recompute=None, objective=plan.search.objective, effort=plan.search.effort
+    )
+    return make_plan(plan.graph, cluster, plan.source, again, known=(plan,))
+
+
+def _offload_of(plan: Plan, cluster: Cluster) -> tuple[Offloaded, ...]:
+    """Return what lies in stores, where another cluster's devices have some."""
+    has_stores = all(device.name in cluster.store for device in cluster.devices)
+    return plan.stages.offload if has_stores else ()
+
+
+def _recompute_of(plan: Plan) -> Wanted:
+    """Return what recomputes, for another cut; of replicas all: their stages' numbers change."""
+    if plan.stages.micros and plan.stages.recompute:
+        return "all"
+    return _wanted(plan)
+
+
+def _wanted(plan: Plan) -> Wanted:
+    """Return what was asked to run again; float weights of int8 ones do so unasked."""
+    wide = frozenset(widening(plan.graph))
+    own = plan.stages.of_member(0)  # the others run the same again
+    asked = (replace(s, again=tuple(n for n in s.again if n not in wide)) for s in own)
+    trained = [number for number in plan.trained if number < len(own)]
+    return wanted_by(replace(plan.stages, stages=tuple(asked)), trained)
+
+
+def _defer_of(plan: Plan) -> Defer:
+    """Return what defers, for another cut; where only some stages do, what the schedule is for."""
+    defer = defer_of(plan.stages, plan.trained)
+    return defer if defer == "all" or not defer else None
+
+
+def with_placement(plan: Plan, placement: Placement, costs: Costs | None = None) -> Plan:
+    """Return the plan with another placement, all its other choices kept where they still apply.
+
+    Raises:
+        NoPlanError: it does not fit in memory.
+    """
+    options = Options(
+        plan.partitioner,
+        plan.estimator,
+        plan.schedule,
+        plan.micro_batches,
+        plan.seed,
+        plan.in_flight,
+        recompute=_wanted(plan),
+        defer=defer_of(plan.stages, plan.trained),
+        offload=_offload_of(plan, plan.cluster),
+        asynchronous=plan.stages.asynchronous,
+        compiled=plan.stages.compiled,
+    )
+    return placed(
+        plan.graph,
+        plan.cluster,
+        plan.source,
+        options,
+        plan.micro_batches,
+        placement,
+        costs or costs_of(plan),
+        keep_schedule=False,
+    )

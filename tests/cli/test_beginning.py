@@ -123,3 +123,28 @@ def test_files_are_read_alike_in_every_locale(tmp_path: Path) -> None:
 def test_warnings_as_errors_leave_no_traceback(tmp_path: Path) -> None:
     done = _split(tmp_path, environment={"PYTHONWARNINGS": "error"})
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+
+
+def _unread(*words: str | Path) -> tuple[int, str]:
+    """Run a command whose stdout has no reader any more; return its exit code and stderr."""
+    reads, writes = os.pipe()
+    os.close(reads)
+    command = [sys.executable, "-m", "bigbrain_fx", *map(str, words)]
+    with subprocess.Popen(command, stdout=writes, stderr=subprocess.PIPE, text=True) as process:
+        os.close(writes)
+        _, said = process.communicate(timeout=DEADLINE_S)
+    return process.returncode, said
+
+
+def test_a_reader_that_is_gone_fails_no_run_and_is_told(bundle: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    code, said = _unread("run", bundle, "--steps", "2", "--save", saved)
+    assert code == 0, said
+    assert "what it came to was not written: nobody read it" in said
+    assert list(saved.glob("*.safetensors"))
+    code, said = _unread("plugins")
+    assert (code, said) == (
+        1,
+        "error: stdout cannot be written (Broken pipe); what it would have said is lost\n"
+        "  help: let stdout go elsewhere\n",
+    )

@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, NoReturn, cast
 
 from bigbrain_fx.errors import InputError
+from bigbrain_fx.frontend.prints import printed_once
 from bigbrain_fx.frontend.service import Replies
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ _OBJECTS_A_SWEEP = 200_000
 def main() -> NoReturn:
     """Capture, report, and serve requests until standard input ends; so does this process then."""
     gc.set_threshold(_OBJECTS_A_SWEEP, 20, 100)
-    replies = Replies()
+    replies, prints = Replies(), printed_once()
     wanted = json.loads(sys.argv.pop())  # a model file may parse words of its own, and has none
     service: list[_Service] = []
 
@@ -49,6 +50,8 @@ def main() -> NoReturn:
     if replies.reply(start):
         for line in replies.requests:
             replies.reply(partial(service[0].serve, json.loads(line)))
+    if prints is not None:
+        prints.finish(str(wanted["location"]))
     sys.stdout.flush()  # what the user's code printed
     sys.stderr.flush()
     os._exit(0)  # all is written; taking torch and the model down in order takes a second

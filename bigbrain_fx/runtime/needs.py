@@ -84,6 +84,8 @@ def memory_told(error: BaseException) -> str:
 def _told(name: str, error: BaseException) -> NeedsError:
     if is_of_memory(error) or (isinstance(error, SystemError) and _is_limited()):
         return NeedsError(f"{name} cannot be loaded, for memory has run out", MEMORY)
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").startswith(f"{__package__}."):
+        return NeedsError(f"the bundle lacks {error.name}", "copy the bundle again")
     if isinstance(error, ModuleNotFoundError):
         version = ".".join(map(str, sys.version_info[:2]))
         remedy = "start it with the Python that has torch and safetensors, or install them there"

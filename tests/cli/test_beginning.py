@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -71,6 +72,14 @@ def _one_sentence(
 def test_a_python_without_torch_is_named(bundle: Path) -> None:
     train = str(bundle / "train.py")
     _one_sentence(_python(train, flags=["-S"]), sys.executable, "has no torch: start it with the")
+
+
+def test_a_file_of_the_runtime_that_is_gone_is_the_bundles(bundle: Path, tmp_path: Path) -> None:
+    copied = tmp_path / "copied"
+    shutil.copytree(bundle, copied)
+    (copied / "runtime" / "step_sums.py").unlink()
+    done = _python(str(copied / "train.py"), *TRAINS[1:])
+    _one_sentence(done, "the bundle lacks runtime.step_sums: copy the bundle again")
 
 
 def test_a_setting_that_torch_refuses_is_named(bundle: Path, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from bigbrain_fx.weights import (
     read_checkpoint,
     read_distributed,
     replace_folder,
+    require_one_save,
     rewrite_index,
     scratch_folder,
     state,
@@ -68,6 +69,7 @@ def export_weights(
     if weights is not None:
         saved = stored_tensors(Path(weights))
         _require_all(plan, saved, Path(weights))
+        require_one_save(Path(weights))
         found = {**found, **saved}
     with _wholes(plan, found, out.parent) as whole:
         return write_joined(state(plain_params(plan.graph), whole), out, shard_bytes)

@@ -424,8 +424,13 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, left: bool = 
     console.print(table)
 
 
+class _Stdout(Console):
+    def on_broken_pipe(self) -> None:
+        raise  # what prints otherwise does so, too; rich would end the process
+
+
 def _console() -> Console:
-    return Console(highlight=False, width=WIDE)
+    return _Stdout(highlight=False, width=WIDE)
 
 
 def _schedule(plan: Plan) -> str:

@@ -36,7 +36,23 @@ _SETTINGS = {
 }
 
 
-@click.group(context_settings=_SETTINGS, epilog=EPILOG)
+class PrintError(Exception):
+    """Report that stdout has a reader no more: click would end the process without a word."""
+
+
+class _Group(click.Group):
+    """The group; a reader that is gone is told as a full disk is."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            if _is_of_printing(error):
+                raise PrintError(error.strerror) from error
+            raise
+
+
+@click.group(cls=_Group, context_settings=_SETTINGS, epilog=EPILOG)
 @click.version_option(VERSION, prog_name="bigbrain-fx")
 @click.option(
     "--debug", is_flag=True, help="Show the traceback of an error (anywhere on the line)."
@@ -67,9 +83,9 @@ def main(arguments: list[str] | None = None) -> None:
         error.show()
         sys.exit(2)
     except Exception as error:  # a fault of ours
-        if isinstance(error, OSError) and _is_of_printing(error):
+        if isinstance(error, PrintError) or (isinstance(error, OSError) and _is_of_printing(error)):
             _leave_stdout()
-            why = f"stdout cannot be written ({error.strerror}); what it would have said is lost"
+            why = f"stdout cannot be written ({_reason(error)}); what it would have said is lost"
             _fail(error, debug, 1, f"{why}\n  help: let stdout go elsewhere")
         from bigbrain_fx.supervisor import remedy_of
 
@@ -88,9 +104,17 @@ def _fail(error: BaseException, debug: bool, code: int, text: str) -> None:
     sys.exit(code)
 
 
+def _reason(error: BaseException) -> str:
+    return (isinstance(error, OSError) and error.strerror) or str(error)
+
+
 def _is_of_printing(error: OSError) -> bool:
     frames = traceback.extract_tb(error.__traceback__)
-    return any(frame.name == "echo" and "click" in frame.filename for frame in frames)
+    return any(
+        (frame.name == "echo" and "click" in frame.filename)
+        or (frame.name == "_write_buffer" and "rich" in frame.filename)
+        for frame in frames
+    )
 
 
 def _leave_stdout() -> None:
@@ -98,6 +122,16 @@ def _leave_stdout() -> None:
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)
     os.close(nothing)
+
+
+@contextmanager
+def all_is_done() -> Iterator[None]:
+    """Print what something came to that is done, and well: a reader that is gone fails no run."""
+    try:
+        yield
+    except BrokenPipeError:
+        _leave_stdout()
+        click.echo("what it came to was not written: nobody read it", err=True)
 
 
 @contextmanager

@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 def _progress_console() -> Console:
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False)
+    class Stderr(Console):
+        def on_broken_pipe(self) -> None:
+            self.quiet = True  # who looked on is gone: what is under way goes on
+
+    return Stderr(stderr=True, highlight=False)
 
 
 @contextmanager

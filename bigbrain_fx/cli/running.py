@@ -12,7 +12,7 @@ import click
 
 from bigbrain_fx.cli.background import start_aside
 from bigbrain_fx.cli.failing import read_duration
-from bigbrain_fx.cli.group import cli
+from bigbrain_fx.cli.group import all_is_done, cli
 from bigbrain_fx.cli.options import COUNT, PATH, POSITIVE, bundle_argument, json_option
 from bigbrain_fx.cli.progress import stepping, working
 from bigbrain_fx.errors import InputError
@@ -227,7 +227,8 @@ def run(
         told = partial(_tell_validation, as_json)
         with validations(bundle, validate, options.commits, told) as hear:
             done = _run_here(bundle, options, elastic, as_json, log_every, hear)
-        _print_done(plan, done, as_json)
+        with all_is_done():
+            _print_done(plan, done, as_json)
 
 
 def _require_together(choices: Mapping[str, Any], elastic: bool) -> None:

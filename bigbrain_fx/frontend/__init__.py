@@ -30,7 +30,12 @@ if TYPE_CHECKING:
     from bigbrain_fx.frontend.onnx import load_onnx as load_onnx
     from bigbrain_fx.frontend.quantised import quantise as quantise
     from bigbrain_fx.frontend.randomness import draw_places as draw_places, place_name as place_name
-    from bigbrain_fx.frontend.service import Replies as Replies
+    from bigbrain_fx.frontend.service import (
+        Replies as Replies,
+        memory_error as memory_error,
+        require_here as require_here,
+        require_torch as require_torch,
+    )
     from bigbrain_fx.frontend.session import (
         CaptureSession as CaptureSession,
         ModelFacts as ModelFacts,

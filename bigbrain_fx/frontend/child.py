@@ -17,9 +17,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NoReturn, cast
 
 from bigbrain_fx.errors import InputError
+from bigbrain_fx.frontend.prints import printed_once
 from bigbrain_fx.frontend.service import Replies
 
 if TYPE_CHECKING:
@@ -35,10 +36,10 @@ _OBJECTS_A_SWEEP = 200_000
 """Objects made between two sweeps for garbage: torch's own modules are a million that all stay."""
 
 
-def main() -> None:
-    """Capture, report, and serve requests until standard input ends."""
+def main() -> NoReturn:
+    """Capture, report, and serve requests until standard input ends; so does this process then."""
     gc.set_threshold(_OBJECTS_A_SWEEP, 20, 100)
-    replies = Replies()
+    replies, prints = Replies(), printed_once()
     wanted = json.loads(sys.argv.pop())  # a model file may parse words of its own, and has none
     service: list[_Service] = []
 
@@ -46,10 +47,14 @@ def main() -> None:
         service.append(_Service(wanted))
         return service[0].report()
 
-    if not replies.reply(start):
-        return
-    for line in replies.requests:
-        replies.reply(partial(service[0].serve, json.loads(line)))
+    if replies.reply(start):
+        for line in replies.requests:
+            replies.reply(partial(service[0].serve, json.loads(line)))
+    if prints is not None:
+        prints.finish(str(wanted["location"]))
+    sys.stdout.flush()  # what the user's code printed
+    sys.stderr.flush()
+    os._exit(0)  # all is written; taking torch and the model down in order takes a second
 
 
 class _Service:
@@ -424,6 +429,3 @@ def _structure(template: object) -> object:
 
 if __name__ == "__main__":
     main()
-    sys.stdout.flush()  # what the user's code printed
-    sys.stderr.flush()
-    os._exit(0)  # all is written; taking torch and the model down in order takes a second

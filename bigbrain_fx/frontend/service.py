@@ -11,10 +11,19 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import IO
 
-from bigbrain_fx.errors import BigBrainError
+from bigbrain_fx.errors import BigBrainError, InputError
+from bigbrain_fx.runtime import (
+    LIBRARIES,
+    MEMORY,
+    NeedsError,
+    is_of_memory,
+    load,
+    require_folder,
+)
 
 _PR_SET_PDEATHSIG = 1
 
@@ -23,6 +32,43 @@ def end_with_parent() -> None:
     """Ask the kernel to end this process with its parent, where it knows how to."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def require_torch() -> None:
+    """Load torch, before anything that needs it.
+
+    Raises:
+        InputError: it cannot be.
+    """
+    require_here()
+    with _telling_needs():
+        load(*LIBRARIES)
+
+
+def require_here() -> None:
+    """See that there is a working directory, which a child process with torch needs.
+
+    Raises:
+        InputError: it has been removed.
+    """
+    with _telling_needs():
+        require_folder()
+
+
+@contextmanager
+def _telling_needs() -> Iterator[None]:
+    try:
+        yield
+    except NeedsError as error:
+        raise InputError(error.what, help=error.remedy) from error
+
+
+def memory_error(error: BaseException) -> InputError | None:
+    """Return what a user is told where memory has run out, as under a limit of it."""
+    if not is_of_memory(error):
+        return None
+    first = str(error).partition("\n")[0]
+    return InputError("memory has run out", notes=(first,) if first else (), help=MEMORY)
 
 
 class Replies:
@@ -34,8 +80,8 @@ class Replies:
 
     def __init__(self) -> None:
         end_with_parent()
-        self.requests: IO[str] = os.fdopen(os.dup(0), "r")
-        self._replies = os.fdopen(os.dup(1), "w")
+        self.requests: IO[str] = os.fdopen(os.dup(0), "r", encoding="utf-8")
+        self._replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.close(nothing)
@@ -49,11 +95,15 @@ class Replies:
     def reply(self, work: Callable[[], Mapping[str, object]]) -> bool:
         """Do some work and send its result, or what went wrong; return whether it went well."""
         try:
+            require_torch()
             message = work()
         except BigBrainError as error:
             self.say(error=error.fields)
-        except Exception:
-            self.say(internal=traceback.format_exc())
+        except Exception as error:
+            if (known := memory_error(error)) is not None:
+                self.say(error=known.fields)
+            else:
+                self.say(internal=traceback.format_exc())
         else:
             self.say(**message)
             return True

@@ -6,6 +6,12 @@ used: `runtime.commits` imports no torch, so that a supervisor without it can us
 
 from __future__ import annotations
 
+import sys
+
+if sys.version_info < (3, 10):  # noqa: UP036  # whoever takes an old one reads no traceback
+    sys.stderr.write(f"error: this is Python {sys.version.split()[0]}: take 3.11 or newer\n")
+    sys.exit(2)
+
 import ast
 import importlib
 from collections.abc import Mapping
@@ -16,6 +22,7 @@ from typing import TYPE_CHECKING
 from . import (
     command_line as command_line,  # before any code of the user's is imported
     launcher as launcher,  # before anything that takes long is
+    needs as needs,
 )
 
 if TYPE_CHECKING:
@@ -120,6 +127,14 @@ if TYPE_CHECKING:
         joined_facts as joined_facts,
         parameter_of as parameter_of,
         part_of_facts as part_of_facts,
+    )
+    from .needs import (
+        LIBRARIES as LIBRARIES,
+        MEMORY as MEMORY,
+        NeedsError as NeedsError,
+        is_of_memory as is_of_memory,
+        load as load,
+        require_folder as require_folder,
     )
     from .network import NetworkTransport as NetworkTransport
     from .optimizer_state import (

@@ -77,7 +77,7 @@ class Control:
         number = os.environ.pop(CONTROL)
         line = socket.socket(fileno=os.dup(int(number)))
         if int(number) == 0:  # the line came as stdin, which user code may read
-            with open(os.devnull) as nothing:
+            with open(os.devnull, encoding="utf-8") as nothing:
                 os.dup2(nothing.fileno(), 0)
         end_with_parent()
         for known in (signal.SIGINT, signal.SIGTERM):  # the supervisor's to handle; what this

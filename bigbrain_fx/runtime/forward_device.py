@@ -75,6 +75,7 @@ class ForwardDevice:
         self.group = self._joined_group()
         self.step = 0
         self.finished = 0  # steps
+        self.of_run: dict[str, int] = {}  # what its files of --save say they are of
         self._compared = False  # this step's batch with the others'
         self._kept: dict[int, deque[Tensor]] = {}
 

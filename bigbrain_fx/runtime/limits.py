@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from .needs import is_of_memory, memory_told
 from .telling import tell
 
 SHORT = 71  # exit code where the system gives no thread or no folder: EX_OSERR of sysexits.h
@@ -81,11 +82,11 @@ def saying_limits() -> Iterator[None]:
     """End this process in words where the system gives it no more of something."""
     try:
         yield
-    except (RuntimeError, OSError) as error:
-        code = code_of(error)
+    except (RuntimeError, OSError, MemoryError) as error:
+        code = SHORT if is_of_memory(error) else code_of(error)
         if code is None:
             raise
-        tell(f"error: {told(error)}")
+        tell(f"error: {memory_told(error) if is_of_memory(error) else told(error)}")
         raise SystemExit(code) from error
 
 

@@ -176,6 +176,7 @@ def _train(
     transport = ReplayTransport(cls.name, cls.channels, count, control, connect)
     device = make_device(bundle, duty.rank, transport, seed, where)
     device.on_nan = options.on_nan
+    device.of_run = {"steps": options.steps, "seed": seed}
     if device.compiled:
         from .compiled import is_compiling  # only bundles of --compile have it
 

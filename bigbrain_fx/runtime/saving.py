@@ -4,7 +4,8 @@
     when all have  each gives its file its name
 
 What is there before stays whole when one disk is full. Only an end of all processes between the
-first name and the last leaves some files of each.
+first name and the last leaves some files of each. So each file says of which run it is, and who
+joins them looks.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def save_aside(device: Device, folder: Path, name: str | None = None) -> Unnamed
     Raises:
         SaveError: they cannot be written.
     """
-    return UnnamedFile(device.state(), folder / f"{name or device.name}.safetensors")
+    path = folder / f"{name or device.name}.safetensors"
+    return UnnamedFile(device.state(), path, facts=device.of_run)
 
 
 def require_room(folder: str | None) -> None:

@@ -47,12 +47,18 @@ class UnnamedFile:
         KeyError: the format has no such element type.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], path: Path, disk: Disk | None = None) -> None:
+    def __init__(
+        self,
+        tensors: Mapping[str, Tensor],
+        path: Path,
+        disk: Disk | None = None,
+        facts: Mapping[str, int] | None = None,
+    ) -> None:
         self.path = path
         self.disk = disk or Disk()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self.part = self.disk.put_aside(path, _pieces(tensors))
+            self.part = self.disk.put_aside(path, _pieces(tensors, facts or {}))
         except OSError as error:
             raise self._error(error) from error
 
@@ -100,9 +106,9 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     UnnamedFile(tensors, path).put()
 
 
-def _pieces(tensors: Mapping[str, Tensor]) -> Iterator[Buffer]:
+def _pieces(tensors: Mapping[str, Tensor], facts: Mapping[str, int]) -> Iterator[Buffer]:
     entries = [TensorEntry(name, CODES[t.dtype], tuple(t.shape)) for name, t in tensors.items()]
-    layout = layout_of(entries, {})
+    layout = layout_of(entries, facts)
     yield layout.head
     for name in layout.entries:
         yield raw(tensors[name])

@@ -148,6 +148,7 @@ def run_in_process(
     }
     for device in devices.values():
         device.on_nan = on_nan
+        device.of_run = {"steps": steps, "seed": seed}
     first, ledger = 0, LocalLedger()
     committers = {}
     if commits is not None:
@@ -235,6 +236,7 @@ def _run(
     transport = NetworkTransport(ranks, where, options.deadline, store, remote, wires=wires)
     device = make_device(bundle, rank, transport, seed, where)
     device.on_nan = options.on_nan
+    device.of_run = {"steps": options.steps, "seed": seed}
     folder = options.first_gradients
     keep = partial(save_first_gradients, Path(folder)) if folder else None
     first, committer = 0, None

@@ -4,6 +4,12 @@ One supervisor per host starts the device processes and warm spares, owns the sn
 and replaces what dies. It imports nothing of ours and knows neither torch nor what is computed.
 """
 
+import sys
+
+if sys.version_info < (3, 10):  # noqa: UP036  # whoever takes an old one reads no traceback
+    sys.stderr.write(f"error: this is Python {sys.version.split()[0]}: take 3.11 or newer\n")
+    sys.exit(2)
+
 from .command import (
     last_lines as last_lines,
     main as main,

@@ -106,9 +106,9 @@ def opened_log(path: Path) -> tuple[IO[str], str | None]:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return path.open("w"), None
+        return path.open("w", encoding="utf-8"), None
     except OSError as error:
-        return open(os.devnull, "w"), str(error)
+        return open(os.devnull, "w", encoding="utf-8"), str(error)
 
 
 class Group:

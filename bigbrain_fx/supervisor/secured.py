@@ -79,7 +79,9 @@ class Pair:
                 raise StrangerError(f"{path} must be readable by its owner only: chmod 600 {path}")
             if not stat.S_ISREG(found.st_mode):  # reading a pipe would wait for ever
                 raise ValueError("it is no file")
-            self.certificate = ssl.PEM_cert_to_DER_cert(_certificate_in(path.read_text()))
+            self.certificate = ssl.PEM_cert_to_DER_cert(
+                _certificate_in(path.read_text(encoding="utf-8"))
+            )
             self.head = self._context(path, ssl.PROTOCOL_TLS_SERVER)
             self.agent = self._context(path, ssl.PROTOCOL_TLS_CLIENT)
         except FileNotFoundError as error:

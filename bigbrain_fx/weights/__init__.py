@@ -15,6 +15,7 @@ from bigbrain_fx.weights.distributed import (
 from bigbrain_fx.weights.folder import (
     FromCheckpoint as FromCheckpoint,
     note_trained as note_trained,
+    require_one_save as require_one_save,
     rewrite_index as rewrite_index,
     source_of_weights as source_of_weights,
     stored_tensors as stored_tensors,

@@ -91,7 +91,7 @@ def _system() -> str:
     the last boot: of their processes nothing is known here, and what they leave stays.
     """
     try:
-        known = _BOOT.read_text() + os.readlink(_PROCESSES)
+        known = _BOOT.read_text(encoding="utf-8") + os.readlink(_PROCESSES)
     except OSError:
         known = str(uuid.uuid4())  # no Linux: nobody else has it
     return hashlib.sha256(known.encode()).hexdigest()[:8]

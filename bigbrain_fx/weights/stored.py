@@ -104,6 +104,18 @@ def read_header(path: Path) -> dict[str, Stored]:
     return {key: _stored(path, key, entry, 8 + length, total) for key, entry in entries.items()}
 
 
+def facts_of(path: Path) -> str:
+    """Return what a file of `--save` says of the run that it is of; nothing if it says nothing."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        entries = json.loads(file.read(min(length, HEADER_LIMIT)))
+    try:
+        facts = json.loads(entries["__metadata__"]["facts"])
+        return f"--steps {int(facts['steps'])}, seed {int(facts['seed'])}"
+    except (KeyError, TypeError, ValueError):  # another program's, or of an older bundle
+        return ""
+
+
 def _stored(path: Path, key: str, entry: object, base: int, total: int) -> Stored:
     try:
         code, shape, (start, end) = entry["dtype"], entry["shape"], entry["data_offsets"]  # type: ignore[index]

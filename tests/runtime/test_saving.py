@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch exports it
 
+from bigbrain_fx.errors import InputError
 from bigbrain_fx.runtime import saving
 from bigbrain_fx.runtime.disk import Disk
 from bigbrain_fx.runtime.image import Buffer
@@ -25,7 +26,10 @@ from bigbrain_fx.runtime.saving import save_together
 from bigbrain_fx.runtime.telling import show
 from bigbrain_fx.runtime.tensor_file import SaveError, UnnamedFile, write_tensors
 from bigbrain_fx.supervisor import FailedError
+from bigbrain_fx.weights import require_one_save
+from bigbrain_fx.weights.stored import facts_of
 from tests.support.bundles import copied, edit
+from tests.support.command_line import tiny_bundle
 from tests.support.replayed import supervised
 
 OLD, NEW = {"w": torch.zeros(8)}, {"w": torch.ones(8)}
@@ -149,3 +153,30 @@ def test_a_step_that_nobody_reads_stops_no_training(trained_bundle: Path, tmp_pa
         "d0.safetensors",
         "d1.safetensors",
     ]
+
+
+def test_files_of_two_runs_are_not_joined(tmp_path: Path) -> None:
+    """A run may be killed between two of its files' names: half of them are of the run before."""
+    for name, steps in (("d0", 5), ("d1", 2)):
+        path = tmp_path / f"{name}.safetensors"
+        UnnamedFile(
+            {f"{name}.weight": torch.zeros(2)}, path, facts={"steps": steps, "seed": 0}
+        ).put()
+    with pytest.raises(InputError, match="files of different runs") as error:
+        require_one_save(tmp_path)
+    assert error.value.notes == (
+        "d0.safetensors: --steps 5, seed 0",
+        "d1.safetensors: --steps 2, seed 0",
+    )
+    UnnamedFile(
+        {"d1.weight": torch.zeros(2)}, tmp_path / "d1.safetensors", facts={"steps": 5, "seed": 0}
+    ).put()
+    require_one_save(tmp_path)
+
+
+def test_a_run_says_in_each_file_of_which_run_it_is(tmp_path: Path) -> None:
+    bundle = tiny_bundle(tmp_path)
+    words = [sys.executable, str(bundle / "train.py"), "--in-process", "--steps", "3"]
+    subprocess.run([*words, "--save", str(tmp_path / "saved")], check=True)
+    told = {facts_of(file) for file in (tmp_path / "saved").glob("*.safetensors")}
+    assert told == {"--steps 3, seed 0"}

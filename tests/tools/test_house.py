@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -85,3 +87,10 @@ def test_the_picture_of_the_rooms_is_drawn_by_the_imports() -> None:
     assert drawn in text, "python -m tools.house --picture docs/design.md"
     assert "    emit --> plan" in drawn
     assert not re.search(r"--> cli", drawn)
+
+
+def test_every_file_of_text_says_its_encoding() -> None:
+    """Else a locale decides how the product's own files are read."""
+    ruff = [sys.executable, "-m", "ruff", "check", "--preview", "--select", "PLW1514"]
+    done = subprocess.run([*ruff, str(ROOT / "bigbrain_fx")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout

@@ -47,7 +47,9 @@ def _holder(port: int) -> int | None:
 def _listening_inode(port: int) -> str | None:
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
-            rows = [line.split() for line in Path(table).read_text().splitlines()[1:]]
+            rows = [
+                line.split() for line in Path(table).read_text(encoding="utf-8").splitlines()[1:]
+            ]
         except OSError:
             continue
         for row in rows:

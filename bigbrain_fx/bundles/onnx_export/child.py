@@ -243,7 +243,9 @@ def _write_stages(plan: Plan, found: list[StageFile], path: Path) -> None:
         for entry, stage in zip(found, plan.stages.stages, strict=True)
     ]
     outputs = {name: value for name, value in plan.graph.output_names}
-    path.write_text(json.dumps({"stages": stages, "outputs": outputs}, indent=1) + "\n")
+    path.write_text(
+        json.dumps({"stages": stages, "outputs": outputs}, indent=1) + "\n", encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

@@ -206,7 +206,7 @@ def read_model(path: Path) -> CostModel:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        body = json.loads(path.read_text())
+        body = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(
             f"expected learned costs, found no readable file: {error.strerror}",

@@ -72,7 +72,7 @@ def _homes(runtime: Path) -> Mapping[str, str]:
 @cache
 def _neighbours(file: Path) -> tuple[str, ...]:
     """Return the files that one imports, those that only a type checker reads left out."""
-    nodes = _run(ast.parse(file.read_text()))
+    nodes = _run(ast.parse(file.read_text(encoding="utf-8")))
     near = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.level == 1]
     return tuple(
         stem

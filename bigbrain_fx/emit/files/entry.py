@@ -28,6 +28,25 @@ def device_fields(plan: Plan, classes: Sequence[str]) -> list[str]:
     ]
 
 
+def beginning(program: str) -> list[str]:
+    """Write what comes before the other imports: where they are found, and whether torch is there.
+
+    Args:
+        program: what the entry point runs, a file of the runtime: "train".
+    """
+    return [
+        "import sys",
+        "from pathlib import Path",
+        "",
+        'if __name__ == "__main__":  # `python -P` and `-I` leave this folder out',
+        "    sys.path.insert(0, str(Path(__file__).resolve().parent))",
+        "    from runtime import needs",
+        "",
+        f'    needs.require("{program}")  # torch; where it cannot be loaded, a sentence says why',
+        "",
+    ]
+
+
 def data_fields(module: str, constants: Mapping[str, str]) -> dict[str, str]:
     """Return the arguments that say where the data come from, by name."""
     return {

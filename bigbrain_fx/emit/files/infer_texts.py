@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bigbrain_fx.emit.files.entry import call_lines, data_fields, device_fields, with_users_code
+from bigbrain_fx.emit.files.entry import (
+    beginning,
+    call_lines,
+    data_fields,
+    device_fields,
+    with_users_code,
+)
 from bigbrain_fx.emit.files.model_file import (
     OWN_BATCHES,
     UsersCode,
@@ -89,8 +95,7 @@ def _infer_text(plan: Plan, constants: Mapping[str, str]) -> str:
         "`infer` is the same for a program of your own; `--help` lists what else may be said.",
         '"""',
         "",
-        "from pathlib import Path",
-        "",
+        *beginning("infer"),
         "from torch import Tensor",
         "",
         *_package(

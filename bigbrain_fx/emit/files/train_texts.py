@@ -7,7 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from bigbrain_fx.emit.files.entry import call_lines, data_fields, device_fields, with_users_code
+from bigbrain_fx.emit.files.entry import (
+    beginning,
+    call_lines,
+    data_fields,
+    device_fields,
+    with_users_code,
+)
 from bigbrain_fx.emit.files.model_file import (
     OWN_BATCHES,
     UsersCode,
@@ -141,8 +147,7 @@ def _train_text(plan: Plan, constants: Mapping[str, str], lean: bool) -> str:
         "HOOKS has the places for functions of your own; `--help` lists what else may be said.",
         '"""',
         "",
-        "from pathlib import Path",
-        "",
+        *beginning("train"),
         *sorted((f"import {names.module}" for names in devices), key=by_number),
         "import training",
         "from runtime import Bundle, Hooks, Training, main",
@@ -203,7 +208,10 @@ def launch_text(plan: Plan) -> str:
         *_replacing(plan),
         '"""',
         "",
+        "import sys",
         "from pathlib import Path",
+        "",
+        "sys.path.insert(0, str(Path(__file__).resolve().parent))  # also under `python -P` and -I",
         "",
         "from supervisor import main",
         "",

@@ -22,6 +22,7 @@ from typing import Any
 from bigbrain_fx.bundles import IN_MEMORY, RunOptions, require_compilers, run
 from bigbrain_fx.core import Shown
 from bigbrain_fx.errors import InputError, VerificationError, from_fields
+from bigbrain_fx.frontend import require_here
 from bigbrain_fx.plan import Plan, read_plan
 from bigbrain_fx.supervisor import run_group
 
@@ -100,6 +101,7 @@ def verify(
     Raises:
         InputError: no bundle, or the model file is gone or has changed.
     """
+    require_here()
     folder = Path(bundle).resolve()
     plan = read_plan(folder)
     if not model and (not plan.source.path or plan.source.module == IN_MEMORY):
@@ -149,7 +151,7 @@ def _ask_child(wanted: dict[str, Any], time_limit_s: float) -> dict[str, Any]:
         sys.executable,
         "-P",
         "-m",
-        "bigbrain_fx.verification.bundle.child",
+        "bigbrain_fx.verification.bundle.beginning",
         json.dumps(wanted),
     ]
     output = sys.stderr.fileno() if _has_fileno() else subprocess.DEVNULL
@@ -163,7 +165,7 @@ def _ask_child(wanted: dict[str, Any], time_limit_s: float) -> dict[str, Any]:
         raise InputError(
             f"the model ended its process ({done.returncode})", help="look at its output above"
         )
-    answer: dict[str, Any] = json.loads(Path(wanted["answer"]).read_text())
+    answer: dict[str, Any] = json.loads(Path(wanted["answer"]).read_text(encoding="utf-8"))
     return answer
 
 

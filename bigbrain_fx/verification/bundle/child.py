@@ -1,6 +1,6 @@
 """The child process of a verification: it runs the user's model, the reference and the bundle.
 
-Run as `python -m bigbrain_fx.verification.bundle.child '{"bundle": ...}'`; it writes one JSON
+Run as `python -m bigbrain_fx.verification.bundle.beginning '{"bundle": ...}'`; it writes one JSON
 object to the file that "answer" names. It knows the bundle as any user does: it imports its
 train.py and runtime.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import json
-import os
 import sys
 import traceback
 from collections.abc import Mapping
@@ -30,6 +29,7 @@ from bigbrain_fx.frontend import (
     allowed,
     fill,
     load_model_file,
+    memory_error,
     quantise,
     unit_of,
 )
@@ -81,9 +81,10 @@ def main() -> None:
         message = {"error": error.fields}
     except Exception as error:
         model = wanted["model"] or read_plan(Path(wanted["bundle"])).source.path
-        known = error_of(error, Path(wanted["bundle"]), Path(model.partition(":")[0]))
+        known: BigBrainError | None = memory_error(error)
+        known = known or error_of(error, Path(wanted["bundle"]), Path(model.partition(":")[0]))
         message = {"error": known.fields} if known else {"internal": traceback.format_exc()}
-    Path(wanted["answer"]).write_text(json.dumps(message))
+    Path(wanted["answer"]).write_text(json.dumps(message), encoding="utf-8")
 
 
 def verify_here(wanted: Mapping[str, Any]) -> list[dict[str, object]]:
@@ -266,8 +267,3 @@ def _fewest_rows(bundle: ModuleType, plan: Plan, steps: int) -> int:
 def _processes(found: Mapping[str, Any]) -> Trace:
     folders = Path(found["gradients"]), Path(found["tensors"])
     return trace_of_processes(found["losses"], *folders)
-
-
-if __name__ == "__main__":
-    main()
-    os._exit(0)  # a model file may leave threads behind

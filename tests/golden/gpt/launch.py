@@ -6,7 +6,10 @@ A process that dies is replaced by a spare, which takes over the device's last s
 and computes again what came after it; the others wait, and the result is the same.
 """
 
+import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # also under `python -P` and -I
 
 from supervisor import main
 

@@ -8,7 +8,14 @@
 HOOKS has the places for functions of your own; `--help` lists what else may be said.
 """
 
+import sys
 from pathlib import Path
+
+if __name__ == "__main__":  # `python -P` and `-I` leave this folder out
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
+    from runtime import needs
+
+    needs.require("train")  # torch; where it cannot be loaded, a sentence says why
 
 import device_d0
 import device_d1

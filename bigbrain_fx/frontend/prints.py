@@ -1,0 +1,96 @@
+"""What a model file prints while its model is run again and again: once, and how often the rest.
+
+A split runs a model some dozens of times. Lines that are alike but for their numbers are printed
+a few times and then counted; exceptions, warnings and logs, which go to stderr, are all there.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from collections import Counter
+
+ALIKE = 3  # lines that are printed of those that differ in numbers only
+ROOM = 10_000  # lines that are remembered
+_NUMBER = re.compile(r"\d+")
+
+
+class Prints(io.TextIOBase):
+    """A stream before another one, which leaves out what was printed before.
+
+    Attributes:
+        left_out: how many lines were.
+    """
+
+    def __init__(self, stream: io.TextIOWrapper) -> None:
+        self.stream = stream
+        self.left_out = 0
+        self._lines = set[str]()
+        self._alike = Counter[str]()
+        self._begun = ""
+
+    @property
+    def buffer(self) -> object:
+        """Bytes go past this."""
+        return self.stream.buffer
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """As of what stands behind this."""
+        return self.stream.encoding
+
+    def __getattr__(self, name: str) -> object:
+        """Be what stands behind this in all else: `reconfigure`, `name`."""
+        return getattr(self.stream, name)
+
+    def fileno(self) -> int:
+        """Return the file descriptor of what stands behind this."""
+        return self.stream.fileno()
+
+    def isatty(self) -> bool:
+        """Whether somebody looks at it as it comes."""
+        return self.stream.isatty()
+
+    def writable(self) -> bool:
+        """It is."""
+        return True
+
+    def write(self, text: str) -> int:
+        """Take text; each line is printed, or counted, when it has ended."""
+        *lines, self._begun = (self._begun + text).split("\n")
+        for line in lines:
+            self._print(f"{line}\n")
+        return len(text)
+
+    def flush(self) -> None:
+        """Let what was begun come, too."""
+        self.stream.flush()
+
+    def finish(self, name: str) -> None:
+        """Say how many lines of a file were left out."""
+        if self._begun:
+            self._print(self._begun)
+            self._begun = ""
+        if self.left_out:
+            self.stream.write(f"{name} printed {self.left_out} more lines like these\n")
+        self.left_out = 0
+        self.stream.flush()
+
+    def _print(self, line: str) -> None:
+        alike = _NUMBER.sub("0", line)
+        if line in self._lines or self._alike[alike] >= ALIKE:
+            self.left_out += 1
+            return
+        if len(self._lines) < ROOM:
+            self._lines.add(line)
+            self._alike[alike] += 1
+        self.stream.write(line)
+
+
+def printed_once() -> Prints | None:
+    """Let this process print so from now on; None where it has no stdout of its own."""
+    if not isinstance(sys.stdout, io.TextIOWrapper):
+        return None
+    sys.stdout = found = Prints(sys.stdout)
+    return found

@@ -1,0 +1,106 @@
+"""What a program of a bundle needs before it can begin; where it is not there, a sentence says so.
+
+Else whoever starts it by another Python, or under a limit of memory, reads a traceback of torch's.
+This file is stdlib only.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from importlib import import_module
+
+from .telling import tell
+
+MISSING = 2  # exit code; as of bad input
+LIBRARIES = ("torch", "safetensors.torch")
+NO_MEMORY = ("cannot allocate memory", "failed to map segment", "std::bad_alloc")
+MEMORY = "raise the limit of memory (`ulimit -v`; in a container its own), or free some"
+
+
+class NeedsError(Exception):
+    """Report what is not there, and what to do about it.
+
+    Attributes:
+        remedy: that.
+    """
+
+    def __init__(self, what: str, remedy: str) -> None:
+        super().__init__(f"{what}: {remedy}")
+        self.what, self.remedy = what, remedy
+
+
+def require(program: str) -> None:
+    """Load torch and what `program` of the runtime imports; else end with a sentence."""
+    try:
+        require_folder()
+        load(*LIBRARIES, f"{__package__}.{program}")
+    except NeedsError as error:
+        tell(f"error: {error}")
+        sys.exit(MISSING)
+
+
+def require_folder() -> None:
+    """See that the working directory is there: without one, MKL ends the process.
+
+    Raises:
+        NeedsError: it has been removed.
+    """
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise NeedsError(
+            "the working directory has been removed", "cd to one that is there"
+        ) from error
+
+
+def load(*names: str) -> None:
+    """Import modules.
+
+    Raises:
+        NeedsError: one cannot be.
+    """
+    for name in names:
+        try:
+            import_module(name)
+        except (Exception, SystemExit) as error:
+            raise _told(name.partition(".")[0], error) from error
+
+
+def is_of_memory(error: BaseException) -> bool:
+    """Whether there was no memory left for it."""
+    if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+        return True
+    return any(words in str(error).lower() for words in NO_MEMORY)
+
+
+def memory_told(error: BaseException) -> str:
+    """Return in words that memory has run out, and what to do."""
+    first = str(error).partition("\n")[0]
+    return f"memory has run out{f' ({first})' if first else ''}: {MEMORY}"
+
+
+def _told(name: str, error: BaseException) -> NeedsError:
+    if is_of_memory(error) or (isinstance(error, SystemError) and _is_limited()):
+        return NeedsError(f"{name} cannot be loaded, for memory has run out", MEMORY)
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").startswith(f"{__package__}."):
+        return NeedsError(f"the bundle lacks {error.name}", "copy the bundle again")
+    if isinstance(error, ModuleNotFoundError):
+        version = ".".join(map(str, sys.version_info[:2]))
+        remedy = "start it with the Python that has torch and safetensors, or install them there"
+        return NeedsError(f"{sys.executable} (Python {version}) has no {error.name}", remedy)
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    what = f"{name} cannot be loaded ({type(error).__name__}: {(lines or ['?'])[0]})"
+    if "log settings" in str(error) and "TORCH_LOGS" in os.environ:
+        return NeedsError(what, "unset TORCH_LOGS, or see TORCH_LOGS=help")
+    return NeedsError(what, f'`{sys.executable} -c "import {name}"` must work first')
+
+
+def _is_limited() -> bool:
+    """Whether this process may have less memory than there is: C code fails in many ways then."""
+    try:
+        import resource
+    except ImportError:  # no Unix
+        return False
+    return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY

@@ -180,7 +180,8 @@ def undecided(at: str, code: str, by_dice: bool = False) -> CaptureError:
         f"{_BOTH_WAYS}: {code}",
         at=at,
         help=f"decide with torch.where instead of if, or keep one side with --assume {at}=false "
-        "(or =true): whoever runs the bundle is told where it does not hold",
+        "(or =true): whoever runs the bundle is told where it does not hold; or put those lines "
+        "into a module of their own (self.part = Part() in __init__), which is kept whole",
     )
 
 

@@ -3,8 +3,9 @@
     python -m tools.coverage_shards [--case NAME ...] [--out rows.jsonl] [--write docs/sharded.md]
 
 For two members with shares 2:1 and three with 3:2:1: the axes that `split --tensor` would choose,
-every rule tried first, then one forward and backward whole and in shares, in float32 and float64. A
-case runs in a process of its own under a deadline. Statuses:
+every rule tried first, then one forward and backward whole and in shares, in float32 and float64;
+and the same once more with what these axes leave of the sequence. A case runs in a process of its
+own under a deadline. Statuses:
 
     equal      losses, gradients and buffers to 1e-5 of the largest, in float64 to 1e-12; where a
                model's own rounding is coarse (autocast), to three times that
@@ -23,11 +24,16 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from bigbrain_fx.core import Axis
 from tools.coverage import in_a_process, warm
 from tools.zoo import Case, cases, find
+
+if TYPE_CHECKING:
+    from bigbrain_fx.frontend import Captured
 
 SHARES = ((2.0, 1.0), (3.0, 2.0, 1.0))
 LIMITS = {"float32": 1e-5, "float64": 1e-12}
@@ -43,7 +49,8 @@ HEADING = """# Models divided inside their ops
 
 Written by `python -m tools.coverage_shards --out rows.jsonl --write docs/sharded.md`: one training
 step's forward and backward of every model of the zoo (docs/coverage.md), whole and divided among
-unlike members, along the axes that `split --tensor` chooses. Apart is the largest difference of a
+unlike members, along the axes that `split --tensor` chooses, and with what they leave of the
+sequence, which it takes where that is faster. Apart is the largest difference of a
 gradient, of its largest number (or of a hundredth of the largest of all). {summary}
 
 | model | shares | axes | work divided | gradients | apart, float32 | apart, float64 |
@@ -97,7 +104,7 @@ def _examine(case: Case) -> dict[str, object]:
     with tempfile.TemporaryDirectory(prefix=f"shards-{case.name}-") as scratch:
         try:
             bench = Bench.of(case, Path(scratch))
-            shared = {_text(shares): _divided(bench.captured, shares) for shares in SHARES}
+            shared = dict(_in_shares(bench.captured))
         except (CaptureError, InputError) as error:
             return {"status": "refused", "detail": str(error)}
         except Exception as error:
@@ -117,14 +124,26 @@ def _judged(shared: Mapping[str, Shared]) -> dict[str, object]:
     return {"status": "failed" if far else "equal", "detail": "; ".join(far)}
 
 
-def _divided(captured: object, shares: Sequence[float]) -> Shared:
+def _in_shares(captured: object) -> Iterator[tuple[str, Shared]]:
+    """Yield what becomes of it for each shares: as it is, and with what is left of the sequence."""
     from bigbrain_fx.frontend import Captured
     from bigbrain_fx.plan import axes, chosen_axes, priced_axes
-    from bigbrain_fx.verification import agree, own_rounding, tried_axes
+    from bigbrain_fx.plan.tensor.asked import with_sequence
 
     assert isinstance(captured, Captured)
+    every = priced_axes(captured.graph, axes(captured.graph))
+    for shares in SHARES:
+        chosen = chosen_axes(every, len(shares), ())
+        yield _text(shares), _divided(captured, chosen, shares)
+        more = with_sequence(captured.graph, every, chosen, len(shares))
+        if len(more) > len(chosen):
+            yield f"{_text(shares)}, sequence", _divided(captured, more, shares)
+
+
+def _divided(captured: Captured, wanted: Sequence[Axis], shares: Sequence[float]) -> Shared:
+    from bigbrain_fx.verification import agree, own_rounding, tried_axes
+
     graph = captured.graph
-    wanted = chosen_axes(priced_axes(graph, axes(graph)), len(shares), ())
     chosen, whole = tried_axes(graph, wanted, shares)
     if not chosen:
         return Shared({})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -58,10 +58,22 @@ def test_a_batch_has_as_many_rows_as_said(model: str) -> None:
 def test_ratios_are_of_each_round_and_the_fluid_limit_of_the_speeds() -> None:
     rows = [row(ONE, 2.0, 4.0), row(EQUAL, 1.8, 4.2), row(PLANNED, 1.5, 3.0, forecast_s=2.0)]
     text = page(rows)
-    assert "| unet | uneven2-1000 | 1.30 | 1.33 | 0.89 |" in text
+    assert "| unet | uneven2-1000 | 12 | 1.30 | 1.33 | 0.89 |" in text
     slower = row(f"{ALONE}1", 6.0, 8.0)  # 1 / (1/2 + 1/6) = 1.5 s and 1 / (1/4 + 1/8) = 2.667 s
-    assert "| unet | uneven2-1000 | 1.30 | 1.33 | 0.94 |" in page([*rows, slower])
+    assert "| unet | uneven2-1000 | 12 | 1.30 | 1.33 | 0.94 |" in page([*rows, slower])
     assert "| unet | uneven2-1000 | replicas | 8:4 | 2.000 | 2.250 | -11.1 % | 50 % |" in text
+
+
+def test_a_larger_batch_has_rows_of_its_own() -> None:
+    rows = [row(ONE, 2.0), row(PLANNED, 1.5)]
+    larger = [replace(each, batches=4, step_s=(4 * each.step_s[0] - 0.6,)) for each in rows]
+    text = page([*rows, *larger])
+    assert "| unet | uneven2-1000 | 12 | - | 1.33 | 0.89 |" in text
+    assert "| unet | uneven2-1000 | 48 | - | 1.37 | 0.91 |" in text
+    assert "| unet | uneven2-1000 | replicas, batch x 4 |" in text
+    by_name = {way.name: way for way in ways(site_of("uneven2-1000"), 4)}
+    assert (by_name[PLANNED].micro_batches, by_name["tensor 2:1"].micro_batches) == (48, 4)
+    assert rows_of("unet", 4) == 4 * rows_of("unet")
 
 
 def test_the_command_writes_the_page_of_rows_at_hand(tmp_path: Path) -> None:

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from bigbrain_fx.core import Axis, Op
-from tools import placement_ilp
-from tools.placement_ilp import COPY, SUM, WHOLE, Case, Exchanges, Placements
+from tools import placement_case
+from tools.placement_case import Case
+from tools.placement_ilp import Placements
+from tools.placement_prices import COPY, SUM, WHOLE, Clock, Exchanges, Prices
 
 
 @pytest.fixture(scope="module")
@@ -39,13 +41,13 @@ def test_what_a_form_costs_another() -> None:
 def test_no_plan_of_ours_is_below_the_optimum(case: Case) -> None:
     """Ours is one of the program's answers, so the optimum is no more; and it is not nothing."""
     ways = Exchanges(2, all_to_all=False), Exchanges(2, all_to_all=True)
-    least = [Placements(case, way, False).least() for way in ways]
+    least = [Placements(case, way).least() for way in ways]
     assert 0 < least[1] <= least[0] <= case.bytes * (1 + 1e-6)
-    assert Placements(case, ways[0], True).least() <= case.step_s * (1 + 1e-6)
+    assert 0 < Placements(case, Clock(case, all_to_all=False)).least() <= case.step_s
 
 
 def test_bytes_are_the_optimum_of_what_members_exchange(case: Case) -> None:
-    least = Placements(case, Exchanges(2, all_to_all=False), False).least()
+    least = Placements(case, Exchanges(2, all_to_all=False)).least()
     assert case.bytes == pytest.approx(least, rel=1e-6)
 
 
@@ -67,23 +69,22 @@ class Small(nn.Module):
 def test_the_optimum_is_the_least_of_all_placements(
     monkeypatch: pytest.MonkeyPatch, all_to_all: bool, in_seconds: bool
 ) -> None:
-    monkeypatch.setitem(placement_ilp.BLOCKS, "small", Small)
-    case, way = Case.of("small", 2), Exchanges(2, all_to_all)
-    want = min(every_cost(case, way, in_seconds))
-    assert Placements(case, way, in_seconds).least() == pytest.approx(want, rel=1e-6)
+    monkeypatch.setitem(placement_case.BLOCKS, "small", Small)
+    case = Case.of("small", 2)
+    prices = Clock(case, all_to_all) if in_seconds else Exchanges(2, all_to_all)
+    want = min(every_cost(case, prices))
+    assert Placements(case, prices).least() == pytest.approx(want, rel=1e-6)
 
 
-def every_cost(case: Case, way: Exchanges, in_seconds: bool) -> Iterator[float]:
+def every_cost(case: Case, prices: Prices) -> Iterator[float]:
     """Yield what each placement of the graph costs that holds and computes no more than ours."""
     ops = [op for op in case.graph.ops if op.outputs]
     params = [param.name for param in case.graph.params]
     held = [[None, *(a for a in case.axes if lies(a, name))] for name in params]
     ways = [[None, *(a for a in case.axes if op.name in (*a.along, *a.summed))] for op in ops]
-    sizes = {p.name: p.spec.nbytes for p in case.graph.params}
-    sizes |= {op.name: op.outputs[0].nbytes for op in ops}
-    graded = {p.name for p in case.graph.params} | {
-        o.name for o in ops if o.outputs[0].requires_grad
-    }
+    specs = {p.name: p.spec for p in case.graph.params} | {op.name: op.outputs[0] for op in ops}
+    sizes = {name: spec.nbytes for name, spec in specs.items()}
+    graded = {name for name, spec in specs.items() if spec.requires_grad}
     for homes in product(*held):
         weight = sum(sizes[n] / (1 if a is None else 2) for n, a in zip(params, homes, strict=True))
         if weight > case.held:
@@ -95,11 +96,12 @@ def every_cost(case: Case, way: Exchanges, in_seconds: bool) -> Iterator[float]:
             forms |= {op.name: made(op, axis) for op, axis in pairs}
             needs = {(n, f) for op, axis in pairs for n, f in read(op, axis, forms, graded)}
             needs |= {(n, WHOLE) for n, f in needs if f == COPY} | {(case.graph.loss or "", WHOLE)}
-            sent = sum(way.sent(sizes[n], n in graded, forms[n], f) for n, f in needs)
-            if in_seconds:
-                yield compute_s + sent / placement_ilp.LINK.bytes_per_s
-            elif compute_s <= case.compute_s * (1 + 1e-9):
-                yield sent
+            own = sum(prices.computes(op.name, axis) for op, axis in pairs)
+            sent = sum(
+                prices.converts(specs[n], forms[n], f, is_param=n in params) for n, f in needs
+            )
+            if isinstance(prices, Clock) or compute_s <= case.compute_s * (1 + 1e-9):
+                yield own + sent
 
 
 def lies(axis: Axis, name: str) -> bool:

@@ -33,6 +33,7 @@ def row_of(found: dict[str, Any]) -> Row:
 @click.option("--way", "names", multiple=True, help="Ways with this text only.")
 @click.option("--rounds", default=3, show_default=True, help="Runs of each way, in turn.")
 @click.option("--steps", default=3, show_default=True, help="Of a run, besides its first.")
+@click.option("--batches", default=1, show_default=True, help="Batches so many times larger.")
 @click.option("--write", type=PATH, help="The page.")
 @click.option("--forecast", is_flag=True, help="Forecast the rows at hand anew; run nothing.")
 @click.option("--rows-only", is_flag=True, help="Measure nothing: write the page of what is there.")
@@ -42,6 +43,7 @@ def main(
     names: tuple[str, ...],
     rounds: int,
     steps: int,
+    batches: int,
     write: Path | None,
     forecast: bool,
     rows_only: bool,
@@ -49,8 +51,8 @@ def main(
     """Measure what lacks; write the page."""
     torch.set_num_threads(1)
     rows = read_lines(out, "tools.divided", row_of)
-    done = {(row.model, row.site) for row in rows}
-    pairs = [pair for pair in wanted(only) if pair not in done]
+    done = {row.cell for row in rows}
+    pairs = [pair for pair in wanted(only) if (*pair, batches) not in done]
     work = out.with_suffix(".work").resolve()
     if forecast:
         _prepare()
@@ -62,10 +64,11 @@ def main(
     elif pairs and not rows_only:
         _prepare()
         work.mkdir(parents=True, exist_ok=True)
-        for row in measured(pairs, work, Repeats(rounds, steps, names), _say):
+        for row in measured(pairs, work, Repeats(rounds, steps, names, batches), _say):
             append_line(out, asdict(row))
             rows.append(row)
-            _say(f"{'/'.join(row.key)}: {row.measured_s:.3f} s, forecast {row.forecast_s:.3f}")
+            what = f"{row.model}/{row.site}/{row.way}"
+            _say(f"{what}: {row.measured_s:.3f} s, forecast {row.forecast_s:.3f}")
     if write is not None:
         write.write_text(page(rows))
 

@@ -31,6 +31,7 @@ class Way:
     choices: Mapping[str, Any] = field(default_factory=dict)
     places: tuple[int, ...] = ()
     replicas: tuple[tuple[str, ...], ...] = ()
+    batches: int = 1
 
     def of(self, cluster: Cluster) -> Cluster:
         """Return the part of a cluster that is used: the devices of its places, or all."""
@@ -44,8 +45,8 @@ class Way:
 
     @property
     def micro_batches(self) -> int:
-        """How many a step has."""
-        return int(self.choices.get("micro_batches", MICRO_BATCHES))
+        """How many a step has: of a batch so many times larger, so many times more."""
+        return self.batches * int(self.choices.get("micro_batches", MICRO_BATCHES))
 
     def options(self, estimator: str) -> Options:
         """Return what is planned; pipelines are cut for unlike devices."""
@@ -53,8 +54,12 @@ class Way:
         return Options("chain-dp", estimator, **about)
 
 
-def ways(site: Site) -> tuple[Way, ...]:
-    """Return how a cluster's devices are used."""
+def ways(site: Site, batches: int = 1) -> tuple[Way, ...]:
+    """Return how a cluster's devices are used, for a batch so many times larger."""
+    return tuple(replace(way, batches=batches) for way in _ways(site))
+
+
+def _ways(site: Site) -> tuple[Way, ...]:
     count = len(site.speeds)
     equal = Way(EQUAL, {"replicas": count, "replica_shares": (1,) * count})
     found = (
@@ -104,6 +109,7 @@ class Row:
         forecast_s: of the plan, with processors as fast as beside the rounds.
         busy: share of all processors' time in use during each round.
         shares: micro-batches of each replica, or parts of a tensor group; empty: neither.
+        batches: how many times larger the batch is than most rows' of that model.
     """
 
     model: str
@@ -114,11 +120,12 @@ class Row:
     forecast_s: float
     busy: tuple[float, ...]
     shares: tuple[int, ...] = ()
+    batches: int = 1
 
     @property
-    def key(self) -> tuple[str, str, str]:
-        """What it is a row of."""
-        return self.model, self.site, self.way
+    def cell(self) -> tuple[str, str, int]:
+        """Which rows it was measured in turn with."""
+        return self.model, self.site, self.batches
 
     @property
     def measured_s(self) -> float:
@@ -158,6 +165,6 @@ def site_of(name: str) -> Site:
     return SITES[name]
 
 
-def rows_of(model: str) -> int:
-    """Return the rows of a mini-batch."""
-    return TIMES * MODELS[model].rows
+def rows_of(model: str, batches: int = 1) -> int:
+    """Return the rows of a mini-batch, so many times larger."""
+    return batches * TIMES * MODELS[model].rows

@@ -31,11 +31,15 @@ QUIET = 0.65  # of all processors' time; the devices take half
 
 @dataclass(frozen=True)
 class Repeats:
-    """How many rounds, steps of a run besides its first, and texts of ways (none: all)."""
+    """How many rounds, steps of a run besides its first, and texts of ways (none: all).
+
+    And how many times larger the batch is.
+    """
 
     rounds: int
     steps: int
     names: tuple[str, ...] = ()
+    batches: int = 1
 
     def wants(self, way: Way) -> bool:
         """Say whether a way is run."""
@@ -62,14 +66,15 @@ def forecast_again(rows: Sequence[Row], work: Path, say: Say) -> list[Row]:
     with ExitStack() as stack:
         bench = Bench(work, work / "profiles.sqlite", stack)
         for name in dict.fromkeys(row.site for row in rows):
-            by_name = {way.name: way for way in ways(site_of(name))}
             with emulated(site_of(name).cluster) as net:
                 place = Place.of(net, bench.machine, work / name, QUIET)
-                for model in dict.fromkeys(row.model for row in rows if row.site == name):
-                    own = [row for row in rows if (row.model, row.site) == (model, name)]
+                cells = dict.fromkeys(row.cell for row in rows if row.site == name)
+                for model, _, batches in cells:
+                    own = [row for row in rows if row.cell == (model, name, batches)]
+                    by_name = {way.name: way for way in ways(site_of(name), batches)}
                     say(f"{model}/{name}: {len(own)} forecasts")
                     sitting = place.sit(bench, model)
-                    with capture_file(_sized(work, model)) as session:
+                    with capture_file(_sized(work, model, batches)) as session:
                         found += [_again(row, by_name[row.way], session, sitting) for row in own]
     return found
 
@@ -78,10 +83,11 @@ def _again(row: Row, way: Way, session: CaptureSession, sitting: Sitting) -> Row
     return replace(row, forecast_s=forecast_s(way, session, sitting, row.reference_s))
 
 
-def _sized(work: Path, model: str) -> Path:
+def _sized(work: Path, model: str, batches: int) -> Path:
     """Write the model's file for the batch of these runs."""
-    path = work / f"{model}-{rows_of(model)}.py"
-    path.write_text(MODELS[model].sized(rows_of(model)).text(str(ROOT)))
+    rows = rows_of(model, batches)
+    path = work / f"{model}-{rows}.py"
+    path.write_text(MODELS[model].sized(rows).text(str(ROOT)))
     return path
 
 
@@ -89,11 +95,11 @@ def _of_model(
     place: Place, bench: Bench, model: str, site: str, repeats: Repeats, say: Say
 ) -> Iterator[Row]:
     """Profile a model's ops on all devices, then run it in every way."""
-    asked = list(filter(repeats.wants, ways(site_of(site))))
-    sitting = _sitting(place, bench, model, asked)
+    asked = list(filter(repeats.wants, ways(site_of(site), repeats.batches)))
+    sitting = _sitting(place, bench, model, asked, repeats.batches)
     with (
         tempfile.TemporaryDirectory(prefix="divided-") as folder,
-        capture_file(_sized(bench.work, model)) as session,
+        capture_file(_sized(bench.work, model, repeats.batches)) as session,
         seated(sitting),
     ):
         cases = []
@@ -107,15 +113,15 @@ def _of_model(
             yield _row(case, runs, model, site)
 
 
-def _sitting(place: Place, bench: Bench, model: str, asked: Sequence[Way]) -> Sitting:
+def _sitting(place: Place, bench: Bench, model: str, asked: Sequence[Way], batches: int) -> Sitting:
     """Profile whole ops, and those of members of groups."""
     sitting = place.sit(bench, model)
     of_groups = dict.fromkeys(
-        (rows_of(model) // way.micro_batches, way.tensor_shares)
+        (rows_of(model, batches) // way.micro_batches, way.tensor_shares)
         for way in asked
         if way.tensor_shares
     )
-    file = _sized(bench.work, model)
+    file = _sized(bench.work, model, batches)
     for rows, shares in of_groups:
         about = place.net, file, rows, place.work / model, ROUNDS
         profile_devices(*about, tensor_shares=shares, anew=False)
@@ -193,6 +199,7 @@ def _row(case: Case, runs: Sequence[Taken], model: str, site: str) -> Row:
         forecast_s(case.way, case.session, case.sitting, reference_s),
         tuple(run.busy for run in runs),
         () if case.way.places else shares(case.plan),
+        case.way.batches,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
-from tools.divided.cells import ALONE, EQUAL, FEW, ONE, PLANNED, Row, site_of
+from tools.divided.cells import ALONE, EQUAL, FEW, MICRO_BATCHES, ONE, PLANNED, Row, site_of
 from tools.published_gpus.table import spearman
 
 COMMAND = "python -m tools.divided --out rows.jsonl --write docs/divided.md"
@@ -24,7 +24,8 @@ def _head() -> Iterator[str]:
         f"micro-batches ({FEW} of replicas and pipelines of tensor groups, 1 of a group",
         "alone), 1F1B, plans by `chain-dp` from ops profiled on the emulated devices: whole",
         "ones of 12 micro-batches, and the parts of them that members of groups compute",
-        "(`bigbrain-fx profile --tensor`). Each way runs in turn with the others.",
+        "(`bigbrain-fx profile --tensor`). Each way runs in turn with the others. `--batches 4`",
+        "gives four times as many micro-batches of as many rows.",
         "",
     )
 
@@ -68,27 +69,27 @@ def _worth(rows: Sequence[Row]) -> Iterator[str]:
         "freely and is sent for nothing: all devices together at the speeds that each has alone,",
         "or, where only the first one was run alone, at the speeds that were ordered.",
         "",
-        "| model | cluster | planned over equal shares | replicas over one device | of fluid |",
-        "|---|---|---|---|---|",
+        "| model | cluster | micro-batches | planned over equal shares | replicas over one device "
+        "| of fluid |",
+        "|---|---|---|---|---|---|",
     )
-    by_key = {row.key: row for row in rows}
-    for model, site in dict.fromkeys((row.model, row.site) for row in rows):
-        found = [by_key.get((model, site, way)) for way in (ONE, EQUAL, PLANNED)]
-        one, equal, planned = found
+    for cell in dict.fromkeys(row.cell for row in rows):
+        model, site, batches = cell
+        by_way = {row.way: row for row in rows if row.cell == cell}
+        one, equal, planned = (by_way.get(way) for way in (ONE, EQUAL, PLANNED))
         if one is None or planned is None:
             continue
-        fluid = _quartiles(_of_fluid(planned, by_key, site_of(site).speeds))
+        fluid = _quartiles(_of_fluid(planned, by_way, site_of(site).speeds))
         shared = _quartiles(_ratios(equal, planned)) if equal is not None else "-"
-        yield f"| {model} | {site} | {shared} | {_quartiles(_ratios(one, planned))} | {fluid} |"
+        gain = _quartiles(_ratios(one, planned))
+        yield f"| {model} | {site} | {batches * MICRO_BATCHES} | {shared} | {gain} | {fluid} |"
     yield ""
 
 
-def _of_fluid(
-    planned: Row, by_key: Mapping[tuple[str, str, str], Row], speeds: Sequence[float]
-) -> list[float]:
+def _of_fluid(planned: Row, by_way: Mapping[str, Row], speeds: Sequence[float]) -> list[float]:
     """Return, round by round, the fluid step over the one that was measured."""
-    one = by_key[planned.model, planned.site, ONE]
-    alone = {s: by_key.get((planned.model, planned.site, f"{ALONE}{s:g}")) for s in speeds[1:]}
+    one = by_way[ONE]
+    alone = {speed: by_way.get(f"{ALONE}{speed:g}") for speed in speeds[1:]}
 
     def steps_a_s(turn: int, speed: float) -> float:
         own = one if speed == speeds[0] else alone[speed]
@@ -120,8 +121,9 @@ def _table(rows: Sequence[Row]) -> Iterator[str]:
     yield "|---|---|---|---|---|---|---|---|"
     for row in rows:
         divided = ":".join(map(str, row.shares)) or "-"
+        way = row.way if row.batches == 1 else f"{row.way}, batch x {row.batches}"
         yield (
-            f"| {row.model} | {row.site} | {row.way} | {divided} | {row.forecast_s:.3f} "
+            f"| {row.model} | {row.site} | {way} | {divided} | {row.forecast_s:.3f} "
             f"| {row.measured_s:.3f} | {100 * row.error:+.1f} % "
             f"| {100 * statistics.median(row.busy):.0f} % |"
         )

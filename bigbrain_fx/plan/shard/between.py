@@ -34,8 +34,9 @@ def between(graph: Graph, every: Iterable[Axis], chosen: Iterable[Axis]) -> tupl
 
     Returns:
         Axes that meet neither the chosen ones nor each other, and begin at a sum of theirs, if
-        there are any. They have no parameters: those of their ops are whole on every member, and
-        their gradients are added.
+        there are any. Sums of such parts are theirs where they are much less, a mean loss, say. Of
+        parameters they have those that only they read and that lie along them; the others of their
+        ops are whole on every member, and their gradients are added.
     """
     taken = [*chosen]
     sums = {name for axis in taken for name in axis.summed}
@@ -58,30 +59,54 @@ def _left(graph: Graph, axis: Axis, others: Iterable[Axis]) -> Axis:
         held |= {place.name for place in (*other.values, *other.params)}
     lies = {place.name for place in axis.values} - held
     written = set(_written(graph))
-    free = (graph.op[name] for name in axis.along if name not in busy)
-    ops = [op for op in free if op.name in lies and _is_free(graph, op, held, written)]
-    names = {name for op in ops for name in (op.name, *op.refs)} & lies
+    free = [graph.op[name] for name in axis.along if name not in busy and name in lies]
+    own = _read_in_parts(graph, axis, free, held)
+    ops = [op for op in free if _is_free(graph, op, held, written, own)]
+    own &= {name for op in ops for name in op.params}
+    made = {op.name for op in ops}
+    sums = [
+        op
+        for op in (graph.op[name] for name in axis.summed if name not in busy)
+        if _is_free(graph, op, held, written, own) and _is_worth_adding(graph, op, made)
+    ]
+    names = ({name for op in (*ops, *sums) for name in op.refs} | made) & lies
     return replace(
         axis,
-        params=(),
+        params=tuple(place for place in axis.params if place.name in own),
         values=tuple(place for place in axis.values if place.name in names),
         along=tuple(op.name for op in ops),
-        summed=(),
+        summed=tuple(op.name for op in sums),
         whole=tuple(name for name in axis.whole if name not in busy),
-        flops=sum(int(op.flops) for op in ops),
-        nbytes=0,
+        flops=sum(int(op.flops) for op in (*ops, *sums)),
+        nbytes=sum(graph.param[name].spec.nbytes for name in own),
     )
 
 
-def _is_free(graph: Graph, op: Op, held: set[str], written: set[str]) -> bool:
-    """Whether an op makes one tensor of values that no other axis divides, of few parameters."""
+def _read_in_parts(graph: Graph, axis: Axis, ops: Iterable[Op], held: set[str]) -> set[str]:
+    """Return the parameters that lie along an axis, and of which such ops alone read anything."""
+    own, names = {op.name for op in ops}, [param.canonical for param in graph.params]
+    single = {param.name for param in graph.params if names.count(param.canonical) == 1}
+    read_elsewhere = {name for op in graph.ops if op.name not in own for name in op.params}
+    return ({place.name for place in axis.params} & single) - held - read_elsewhere
+
+
+def _is_free(graph: Graph, op: Op, held: set[str], written: set[str], own: set[str]) -> bool:
+    """Whether an op makes one tensor of what no other axis divides, of few whole parameters."""
     touched = {op.name, *op.refs, *op.params}
     if op.is_tuple or op.target == "operator.getitem" or touched & (held | written):
         return False
     if not (op.requires_grad if graph.training else op.outputs[0].dtype.startswith(_FLOATS)):
         return False  # targets, positions, masks: little work, and others read them whole
-    params = sum(graph.param[name].spec.numel for name in op.params)
+    params = sum(graph.param[name].spec.numel for name in op.params if name not in own)
     return _SMALL * params <= math.prod(map(int, op.outputs[0].shape))
+
+
+def _is_worth_adding(graph: Graph, op: Op, parts: set[str]) -> bool:
+    """Whether an op reads nothing but such parts, and its sum is less than what it reads."""
+    if op.params or not parts.issuperset(op.refs):
+        return False
+    read = max(math.prod(map(int, graph.op[name].outputs[0].shape)) for name in op.refs)
+    return _SMALL * math.prod(map(int, op.outputs[0].shape)) <= read
 
 
 def _written(graph: Graph) -> Iterator[str]:

@@ -1,17 +1,57 @@
-"""Which axes leave alone what is written in place, and what modules that are kept whole own.
+"""Which axes leave alone what is written in place, and which ops see how values lie in memory.
 
 An op that is kept whole is given the whole of what it reads, a copy: what it writes there is lost.
 So where memory is written, each op on it works on the members' own parts, or it is not divided.
+A copy lies row by row, and what is made of it may lie so, too. Most ops do not see that. What draws
+numbers does, what strides over memory, and code that no trace looks into.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Set as AbstractSet
 
-from bigbrain_fx.core import Axis, Graph
+from bigbrain_fx.core import Axis, Graph, Op, TensorSpec
 
 _KEPT = ("leaf.", "forward.")  # modules and lines that no trace holds: they have their own tensors
+_UNTRACED = (*_KEPT, "opaque.", "library.")
+_STRIDES = "aten.as_strided"
 _MEMORY = "_memory"  # as a cached property is: a graph is frozen
+
+
+def sees_memory(op: Op) -> bool:
+    """Whether what an op computes may depend on how its inputs lie in memory."""
+    if op.body is not None:
+        return any(map(sees_memory, op.body.ops))
+    return op.random or op.target.startswith(_UNTRACED) or strides_over(op)
+
+
+def strides_over(op: Op) -> bool:
+    """Whether an op, or one in its body, reads memory by its strides."""
+    if op.body is not None:
+        return any(map(strides_over, op.body.ops))
+    return op.target.startswith(_STRIDES)
+
+
+def owns_all(graph: Graph, name: str) -> bool:
+    """Whether a value is all that its memory holds, in some order of its dimensions."""
+    spec, root = _spec(graph, name), name
+    while root in graph.op and (view_of := graph.op[root].view_of):
+        root = view_of
+    owner = _spec(graph, root)
+    if spec is None or owner is None:
+        return False
+    steps = zip(spec.shape, spec.strides, strict=True) if spec.strides else ()
+    reached = 1 + sum((int(n) - 1) * int(stride) for n, stride in steps)
+    return spec.numel == owner.numel and reached in (1, spec.numel)
+
+
+def _spec(graph: Graph, name: str) -> TensorSpec | None:
+    if name in graph.param:
+        return graph.param[name].spec
+    if name in graph.input:
+        return graph.input[name].spec.at(graph.batch)
+    op = graph.op[name]
+    return op.outputs[0].at(graph.batch) if op.outputs and not op.is_tuple else None
 
 
 def is_sound(graph: Graph, axis: Axis) -> bool:

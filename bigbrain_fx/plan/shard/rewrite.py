@@ -6,7 +6,7 @@ Where an op needs a value in another form than it was made in, an exchange is pu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from heapq import heapify, heapreplace
@@ -35,6 +35,7 @@ from bigbrain_fx.plan.shard.find import family
 from bigbrain_fx.plan.shard.forms import Forms, Held, beside_layer
 from bigbrain_fx.plan.shard.local import BIAS, LOCAL, relaid
 from bigbrain_fx.plan.shard.local_op import Local, plainly
+from bigbrain_fx.plan.shard.memory import owns_all, sees_memory, strides_over
 from bigbrain_fx.plan.shard.regions import Given, region_given
 from bigbrain_fx.plan.shard.saved import ATTENTION, attention_saves, part_saves
 from bigbrain_fx.plan.shard.sizes import SizePart
@@ -253,29 +254,43 @@ class _Rewriting:
             self.forms.ops.append(op)  # a size; of the batch, which no axis divides
         elif len(active) == 1:
             self._split(op, active[0])
-        elif op.random and op.body is None:
-            self._draw(op)
+        elif sees_memory(op):
+            self._seeing(op)
         else:
-            self.forms.ops.append(self._whole(op))
+            self.forms.ops.append(self._whole(op, self.forms.whole_form))
 
-    def _draw(self, op: Op) -> None:
-        """Write an op that draws numbers: in the order in which what it reads lies in memory."""
+    def _seeing(self, op: Op) -> None:
+        """Write an op that sees memory: what it reads lies there as it does undivided."""
         local = Local(self.forms, beside_layer(op), op, self.parts[0])
 
         def laid(ref: Ref | ParamRef) -> Ref | ParamRef:
             now, spec = self.forms.whole_form(ref), self.forms.spec(ref)
-            is_other = isinstance(now, Ref) and now.value in self.forms.relaid
-            return relaid(local, cast("Ref", now), spec) if is_other and spec else now
+            if spec is None or not isinstance(now, Ref):
+                return now
+            is_other = now.value in self.forms.relaid
+            if strides_over(op) and (is_other or now != ref):
+                self._require_all(op, ref)
+            return relaid(local, now, spec) if is_other else now
 
-        given = self.forms.with_args(op, laid)
+        given = self._whole(op, laid)
         self.forms.ops += [*local.made, given]
 
-    def _whole(self, op: Op) -> Op:
+    def _require_all(self, op: Op, ref: Ref | ParamRef) -> None:
+        name = ref.value if isinstance(ref, Ref) else ref.param
+        if not owns_all(self.whole, name):
+            raise InputError(
+                f"'{op.name}' strides over memory of which it is given a part, and a copy of that "
+                "part has other neighbours",
+                at=op.source or "--tensor",
+                help="call .contiguous() or .clone() before as_strided, or leave --tensor out",
+            )
+
+    def _whole(self, op: Op, form: Callable[[Ref | ParamRef], Ref | ParamRef]) -> Op:
         """Return an op that reads everything whole; a region is given what its body reads."""
-        given = self.forms.with_args(op, self.forms.whole_form)
+        given = self.forms.with_args(op, form)
         if op.body is None:
             return given
-        refs = {name: self.forms.whole_form(ParamRef(name)) for name in op.params}
+        refs = {name: form(ParamRef(name)) for name in op.params}
         divided = {
             n: (ref, self.whole.param[n].spec) for n, ref in refs.items() if ref != ParamRef(n)
         }

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 
-from bigbrain_fx.core import Cluster, Costs, Graph, Op, OpCost, TensorParallel
+from bigbrain_fx.core import Cluster, Costs, Device, Graph, Op, OpCost, TensorParallel
 from bigbrain_fx.plan.nouns import Source
 from bigbrain_fx.plan.one import estimated
 from bigbrain_fx.plan.shard import lengths
@@ -26,6 +26,7 @@ from bigbrain_fx.plan.tensor.messages import waits
 from bigbrain_fx.planning import crowded
 
 Seconds = Callable[[OpCost], float]
+_TOUCHES = 3  # a sum reads two tensors and writes one
 
 
 def column_costs(
@@ -148,10 +149,9 @@ def _group(
     late = [op for op in graph.ops if waits(graph, op) and sends_backward(op)]
     late_s = sum_s(sum(op.outputs[0].nbytes for op in late), cluster, group) if late else 0.0
     waiting_s = dict.fromkeys((op.name for op in late), late_s / max(1, len(late)))
-    forward_s = _added_s(graph.ops, attrgetter("forward_s"), *about)
-    back = tuple(reversed(graph.ops))
-    backward_s = _added_s(back, attrgetter("backward_s"), *about, waiting_s=waiting_s)
-    input_s = _added_s(back, attrgetter("backward_input_s"), *about, waiting_s=waiting_s)
+    forward_s = _added_s(graph, attrgetter("forward_s"), *about)
+    backward_s = _added_s(graph, attrgetter("backward_s"), *about, waiting_s=waiting_s)
+    input_s = _added_s(graph, attrgetter("backward_input_s"), *about, waiting_s=waiting_s)
     return {
         op.name: replace(
             each[member].op_cost(op.name, group[member]),
@@ -164,7 +164,7 @@ def _group(
 
 
 def _added_s(
-    ops: Iterable[Op],
+    graph: Graph,
     seconds: Seconds,
     each: Sequence[Costs],
     cluster: Cluster,
@@ -179,13 +179,26 @@ def _added_s(
     backward = waiting_s is not None
     sends = sends_backward if backward else sends_forward
     clocks_s, last_s, found = [0.0] * len(group), 0.0, {}
-    for op in ops:
-        if not op.target.startswith(SPACE):
-            pairs = zip(clocks_s, each, group, strict=True)
-            clocks_s = [s + seconds(own.op_cost(op.name, name)) for s, own, name in pairs]
-        elif waiting_s and op.name in waiting_s:
+    for op in reversed(graph.ops) if backward else graph.ops:
+        if op.target.startswith(SPACE):
+            added_s = [_joined_s(graph, op, cluster.device[d]) if backward else 0.0 for d in group]
+        else:
+            pairs = zip(each, group, strict=True)
+            added_s = [seconds(own.op_cost(op.name, device)) for own, device in pairs]
+        clocks_s = [s + own_s for s, own_s in zip(clocks_s, added_s, strict=True)]
+        if waiting_s and op.name in waiting_s:
             clocks_s = [max(clocks_s) + waiting_s[op.name]] * len(clocks_s)
-        elif sends(op):
+        elif op.target.startswith(SPACE) and sends(op):
             clocks_s = exchanged_s(op, cluster, group, clocks_s, backward=backward)
         found[op.name], last_s = max(clocks_s) - last_s, max(clocks_s)
     return found
+
+
+def _joined_s(graph: Graph, op: Op, device: Device) -> float:
+    """Return the seconds to add up the gradients of what an exchange gave to several readers.
+
+    Estimators count this for the ops of a graph; exchanges are none of theirs.
+    """
+    back = sum(graph.op[reader].requires_grad for reader in graph.consumers[op.name])
+    each_s = _TOUCHES * op.outputs[0].nbytes / device.memory_bytes_per_s + device.launch_s
+    return max(0, back - 1) * each_s

@@ -164,4 +164,45 @@ def test_plans_of_older_versions_gather_for_all(graph: Graph) -> None:
     own = sharded(graph, (*chosen, *left), (1, 1), scatters=False).members[0]
     kinds = [op.target for op in own.ops if op.target.startswith("shard.")]
     assert "shard.gather_to_group" not in kinds
-    assert kinds.count("shard.all_gather") > 2  # of the loss, too
+    assert kinds.count("shard.all_gather") == 2
+
+
+def test_a_mean_over_all_positions_is_added_in_parts(graph: Graph) -> None:
+    """A member gives its positions' part of the loss: what it is made of is not sent."""
+    chosen, (left,) = divided(graph, 2)
+    assert targets(graph, left.summed) == ["mean"]
+    own = sharded(graph, (*chosen, left), (2, 1)).members[0]
+    assert own.loss is not None
+    assert own.op[own.loss].target == "shard.all_reduce"
+    assert own.op[own.loss].outputs[0].shape == ()
+    assert "shard.all_gather" not in [op.target for op in own.ops]
+
+
+def test_a_sum_as_large_as_its_parts_is_left_whole() -> None:
+    def forward(own: Any, x: Tensor) -> Tensor:
+        made = own.norm(x + own.down(F.gelu(own.up(x))))
+        return made.sum(1, keepdim=True) * x  # four positions: 4 times fewer numbers
+
+    layers = {"norm": nn.LayerNorm(8), "up": nn.Linear(8, 32), "down": nn.Linear(32, 8)}
+    graph = graph_of(Calls(forward, **layers), torch.randn(4, 4, 8))
+    for left in divided(graph, 2)[1]:
+        assert "sum" not in targets(graph, left.summed)
+
+
+@pytest.mark.parametrize("is_read_whole", [False, True])
+def test_a_table_of_positions_is_divided_where_only_parts_read_it(is_read_whole: bool) -> None:
+    def forward(own: Any, x: Tensor) -> Tensor:
+        made = block(own, x + own.table)
+        return made + own.table.sum() if is_read_whole else made
+
+    calls = Calls(forward, **dict(model().named_children()))
+    calls.register_parameter("table", nn.Parameter(torch.randn(LENGTH, DIM)))
+    graph = graph_of(calls, torch.randn(16, LENGTH, DIM))
+    chosen, (left,) = divided(graph, 2)
+    assert [place.name for place in left.params] == ([] if is_read_whole else ["table"])
+    rows = [
+        s.stop - s.start
+        for s in sharded(graph, (*chosen, left), (2, 1)).shards
+        if s.param == "table"
+    ]
+    assert rows == ([] if is_read_whole else [4, 2])

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
+from .modules import as_in_file
+
 
 class AssumptionError(RuntimeError):
     """Report data for which the model would have taken another path than the one written here."""
@@ -77,10 +79,10 @@ def built(model: Callable[[], nn.Module] | nn.Module) -> nn.Module:
 
 def _without_numbers(model: Callable[[], nn.Module]) -> nn.Module:
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), as_in_file():
             return model()
     except (RuntimeError, NotImplementedError):  # reads a value as it builds, or has no meta kernel
-        with torch.device("cpu"):  # stages are made on the meta device, too
+        with torch.device("cpu"), as_in_file():  # stages are made on the meta device, too
             return model()
 
 

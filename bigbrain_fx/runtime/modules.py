@@ -179,7 +179,38 @@ class Region(Tensors):
         return _NOTHING
 
 
-class Stage(Region):
+_of_file: list[torch.dtype] = []
+"""The default types that stages in the making have put aside: the model file's."""
+
+
+@contextlib.contextmanager
+def _default(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def as_in_file() -> contextlib.AbstractContextManager[None]:
+    """Let the user's code, called as a stage is made, have the default type of the model file."""
+    return _default(_of_file[-1] if _of_file else torch.get_default_dtype())
+
+
+class _OfFloat32(type):
+    """Makes stages of float32 where they say no type, whatever the model file's default is."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # as `type` has it
+        _of_file.append(torch.get_default_dtype())
+        try:
+            with _default(torch.float32):
+                return super().__call__(*args, **kwargs)
+        finally:
+            _of_file.pop()
+
+
+class Stage(Region, metaclass=_OfFloat32):
     """One stage of the split model; `returns` names what its forward returns, in order."""
 
     returns: tuple[str, ...] = ()

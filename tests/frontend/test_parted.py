@@ -410,6 +410,34 @@ def test_one_that_counts_in_its_groups_is_stepped_by_pieces(make: Any) -> None:
     assert require_parted(net(), make, HELD, by_pieces=True) is None
 
 
+class FindsItsRate(torch.optim.SGD):
+    """Raises its rate by what all gradients of a group agree on, as Prodigy does."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            moved = 0.0
+            for p in group["params"]:
+                state = self.state[p]
+                start = state.setdefault("start", p.detach().clone())
+                state["sum"] = state.get("sum", 0.0) + p.grad
+                agreed = float((p.grad * (start - p)).sum())
+                group["agreed"] = group.get("agreed", 0.0) + agreed
+                moved += float(state["sum"].abs().sum())
+            group["lr"] = max(group["lr"], group["agreed"] / moved)
+            for p in group["params"]:
+                p.sub_(p.grad.sign(), alpha=group["lr"])
+
+
+def test_one_that_finds_its_rate_from_all_gradients_is_refused_with_a_remedy_that_works() -> None:
+    what = "more than one parameter where gradients of the others turn round at each step"
+    with pytest.raises(InputError, match=what) as caught:
+        require_parted(net(), lambda named: FindsItsRate([p for _, p in named], lr=1e-3), HELD)
+    assert "[{'params': [p]} for _, p in named_params]" in (caught.value.help or "")
+    each = lambda named: FindsItsRate([{"params": [p]} for _, p in named], lr=1e-3)  # noqa: E731
+    assert require_parted(net(), each, HELD) is None
+
+
 class Decays(torch.optim.SGD):
     """Decays by gradients, and makes them where there are none."""
 

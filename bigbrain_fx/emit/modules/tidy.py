@@ -52,7 +52,9 @@ def _is_neutral(graph: Graph, op: Op) -> bool:
         return False
     first, second = op.args
     read = graph.op.get(first.value) if isinstance(first, Ref) else None
-    if read is None or read.outputs != op.outputs or isinstance(second, bool):
+    if read is None or not op.outputs:  # a size plus a size has none: pairs that forward joins
+        return False
+    if read.outputs != op.outputs or isinstance(second, bool):
         return False
     is_exact = name != "add" or op.outputs[0].dtype.startswith(("int", "uint"))
     return is_exact and isinstance(second, int | float) and second == _NEUTRAL[name]

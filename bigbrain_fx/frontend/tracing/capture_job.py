@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bigbrain_fx.core import Graph
 from bigbrain_fx.errors import BigBrainError, CaptureError, InputError
+from bigbrain_fx.frontend.tracing.by_data import data_seen
 from bigbrain_fx.frontend.tracing.captured import Captured
 from bigbrain_fx.frontend.tracing.check import BACKWARD, CheckRun, affordable
 from bigbrain_fx.frontend.tracing.dice import random_state_kept, rolls
@@ -44,10 +45,7 @@ from bigbrain_fx.frontend.tracing.plain import state_kept
 from bigbrain_fx.frontend.tracing.saves import with_saves
 from bigbrain_fx.frontend.tracing.shares import Shares, is_guess, remark, shares, undeclared
 from bigbrain_fx.frontend.tracing.state import State, refuse_state, unsure
-from bigbrain_fx.frontend.tracing.step import (
-    Step,
-    is_compiled,
-)
+from bigbrain_fx.frontend.tracing.step import Step, is_compiled
 from bigbrain_fx.frontend.tracing.written_batch import on_written
 from bigbrain_fx.frontend.translation.arguments import noting_arguments, with_hints
 from bigbrain_fx.frontend.translation.batch import Batch
@@ -66,6 +64,7 @@ from bigbrain_fx.frontend.translation.refusals import (
     said_axis,
     undecided,
     with_loss_remedy,
+    written_by_data,
 )
 from bigbrain_fx.frontend.translation.sources import where
 from bigbrain_fx.frontend.translation.translate import Labels, translate
@@ -81,6 +80,7 @@ class CaptureJob:
     on_meta: bool
     ladder: Ladder
     warnings: list[str] = field(default_factory=list)
+    by_data: list[str] = field(default_factory=list)  # lines that go by `.data`
 
     def run(self, micro_batch: int | None) -> Captured:
         """Try a free batch size, then a fixed one."""
@@ -186,12 +186,15 @@ class CaptureJob:
 
     def other_numbers(self, found: Captured, wrong: str) -> BigBrainError:
         """Refuse a graph that computes something else; look for what makes it so."""
-        error = CaptureError(
+        error: BigBrainError = CaptureError(
             f"BX0201: the captured graph does not compute what the model computes: {wrong}",
             at=_where(found.graph, wrong),
             help=_COMPILED if is_compiled(self.step.model) else _advice(wrong, found.graph),
         )
-        return self.diagnosed(error)
+        error = self.diagnosed(error)
+        if self.by_data and error.what.startswith("BX0201"):
+            error.at, error.help = self.by_data[0], _BY_DATA
+        return error
 
     def diagnosed(self, error: BigBrainError) -> BigBrainError:
         """Say what in forward no graph holds, where that is the cause of a refusal."""
@@ -222,8 +225,10 @@ class CaptureJob:
         noting, helping = noting_arguments(self.step.model), self.ladder.helping(rows, free)
         kept = random_state_kept()
         hooks = refusing_hooks() if self.labels.training else nullcontext()
+        seen = nullcontext(self.by_data) if self.ladder.strict else data_seen()
         with (
             kept,
+            seen as self.by_data,
             rolls() as rolled,
             recording() as recorder,
             helping as keeper,
@@ -262,6 +267,9 @@ class CaptureJob:
 
     def problem(self, found: Captured, rows: Sequence[int]) -> str | None:
         """Compare graph and module at batch sizes; return the first difference."""
+        gradients = not self.on_meta and affordable(found.graph, rows, share=BACKWARD)
+        if self.by_data and not gradients:
+            raise written_by_data(self.by_data[0])
         if self.on_meta:
             return None
         if not affordable(found.graph, rows):
@@ -270,8 +278,10 @@ class CaptureJob:
             )
             return None
         trial = CheckRun(self.step, found.graph, found.tensors, found.functions)
-        gradients = affordable(found.graph, rows, share=BACKWARD)
-        for seed, count in enumerate(rows):
+        more = (2, max(1, self.batch.rows // 2), self.batch.rows) if len(rows) > 1 else ()
+        for seed, count in enumerate((*rows, *more)):
+            if seed == len(rows) and (trial.ran or not affordable(found.graph, more)):
+                break  # else the module refuses those: a norm wants more rows
             try:
                 wrong = trial.first_difference(self.batch.sized(count), seed, gradients)
             except WrongAnswerError as error:
@@ -385,6 +395,11 @@ def _first(error: Exception) -> str:
 _OF_CRITERION = (
     "the loss is called as loss(output, batch), with the whole batch: loss=lambda output, batch: "
     "criterion(output, batch[1])"
+)
+_BY_DATA = (
+    "t.data = new gives t other memory, and autograd does not count what is written through .data: "
+    "write the numbers in place, with torch.no_grad(): t.copy_(new), and let what needs the old "
+    "ones, backward, too, read t.clone()"
 )
 _REFUSED = {"autograd": asks_autograd, "ways": other_ways, "threads": in_threads}
 _COMPILED = (

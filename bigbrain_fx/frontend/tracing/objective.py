@@ -69,6 +69,7 @@ def require_sizes(model: nn.Module) -> None:
     for path, part in model.named_modules():
         held = (*part._parameters.values(), *part._buffers.values())
         _require_dense(path, part)
+        _require_stored(path, part)
         if any(is_lazy(tensor) for tensor in held if tensor is not None):
             raise InputError(
                 f"{path or 'the model'} ({type(part).__name__}) has no sizes before a first "
@@ -127,6 +128,19 @@ def _require_dense(path: str, part: nn.Module) -> None:
                 help="hold it dense, adj.to_dense(); or, of coo = adj.to_sparse_coo().coalesce(), "
                 "hold coo.indices() and coo.values() as buffers, and compute "
                 "torch.zeros_like(h).index_add(1, index[0], h[:, index[1]] * value)",
+            )
+
+
+def _require_stored(path: str, part: nn.Module) -> None:
+    """Refuse what no safetensors file holds."""
+    for name, tensor in (*part._parameters.items(), *part._buffers.items()):
+        if tensor is not None and not is_lazy(tensor) and tensor.dtype == torch.complex128:
+            raise InputError(
+                f"{path}{'.' if path else ''}{name} has the type complex128, which no safetensors "
+                "file of a bundle's weights holds",
+                at=forward_line(part),
+                help="hold its real and imaginary parts, and join them in forward: nn.Parameter("
+                "torch.view_as_real(w)), and torch.view_as_complex(self.w); or take complex64",
             )
 
 

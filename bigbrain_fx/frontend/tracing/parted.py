@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor, nn
 
@@ -23,6 +24,7 @@ from bigbrain_fx.frontend.tracing.trial import (
     Numbers,
     Shape,
     Stir,
+    Turn,
     apart,
     as_it_is,
     cut_short,
@@ -38,6 +40,17 @@ from bigbrain_fx.runtime import StateError
 
 _ALIKE = 1e-9  # of a parameter's largest update, in float64
 _OWN = "every device makes an optimizer of its own, and gives it the parameters it has"
+
+
+@dataclass(frozen=True)
+class _Odd:
+    """Gradients that are not as made up: see `run_trial`."""
+
+    stir: Stir = as_it_is
+    turn: Turn | None = None
+
+
+_AS_IT_IS = _Odd()
 
 
 def require_parted(
@@ -126,21 +139,21 @@ def _require_pieces(make: Make, shapes: Mapping[str, Shape], whole: Numbers) -> 
         raise _once_a_step(make, f"it updates {unlike[0]} otherwise")
     few = cut_short(shapes)
     largest = max(few, key=lambda name: math.prod(few[name].size))  # a piece of its own
-    for when, stir in _odd({name for name in few if name != largest}).items():
+    for when, odd in _odd({name for name in few if name != largest}).items():
         try:
-            want = run_trial(make, few, list(few), stir=stir)
+            want = run_trial(make, few, list(few), stir=odd.stir, turn=odd.turn)
         except Exception:
             continue  # it wants the shapes that it is made for
-        found = _by_pieces(make, few, stir)
+        found = _by_pieces(make, few, odd)
         unlike = [name for name in few if apart(found[name], want[name]).any()]
         if unlike:
             does = f"it updates {unlike[0]} otherwise where gradients {when}"
             raise _once_a_step(make, does)
 
 
-def _by_pieces(make: Make, shapes: Mapping[str, Shape], stir: Stir = as_it_is) -> Numbers:
+def _by_pieces(make: Make, shapes: Mapping[str, Shape], odd: _Odd = _AS_IT_IS) -> Numbers:
     try:
-        return run_trial(make, shapes, list(shapes), by_pieces=True, stir=stir)
+        return run_trial(make, shapes, list(shapes), by_pieces=True, stir=odd.stir, turn=odd.turn)
     except Exception as error:  # the user's own code, or groups that depend on the piece
         first = (str(error).splitlines() or [""])[0]
         raise _once_a_step(make, f"it fails: {type(error).__name__}: {first}") from error
@@ -256,42 +269,62 @@ def _require_alike(
 def _require_alike_when_odd(
     make: Make, few: Mapping[str, Shape], names: Sequence[str], share: str
 ) -> None:
-    """Refuse one that looks at others' gradients when they are huge, tiny or not finite.
+    """Refuse one that looks at others' gradients when they are huge, tiny, steady or not finite.
 
     Raises:
         InputError: it leaves a step out, say, and on the other devices it would not.
     """
-    for when, stir in _odd(frozenset(names)).items():
+    for when, odd in _odd(frozenset(names)).items():
         try:
-            whole = run_trial(make, few, list(few), stir=stir)
-            found = run_trial(make, few, names, stir=stir)
+            whole = run_trial(make, few, list(few), stir=odd.stir, turn=odd.turn)
+            found = run_trial(make, few, names, stir=odd.stir, turn=odd.turn)
         except Exception:
             continue  # it wants the shapes that it is made for
         unlike = [name for name in names if apart(found[name], whole[name]).any()]
-        wrong = _largest(make, few, names, unlike, stir) if unlike else None
+        wrong = _largest(make, few, names, unlike, odd) if unlike else None
         if wrong is not None:
             raise InputError(
                 f"optimizer(named_params) looks at more than one parameter where gradients {when}: "
                 f"on {share}, it updates {wrong[0]} otherwise then",
                 at=place_of(make),
                 notes=(_OWN,),
-                help="let the model file say it for all devices: clip_norm = 1.0 clips by the norm "
-                "of all gradients, and grad_scaler = {'init_scale': 1.0, 'growth_interval': 10**9} "
-                "leaves out each step where one is not finite; or split over one device",
+                help=_OF_ALL if odd.turn is None else _OF_GROUP,
             )
 
 
-def _odd(own: Collection[str]) -> dict[str, Stir]:
+_OF_ALL = (
+    "let the model file say it for all devices: clip_norm = 1.0 clips by the norm of all "
+    "gradients, and grad_scaler = {'init_scale': 1.0, 'growth_interval': 10**9} leaves out each "
+    "step where one is not finite; or split over one device"
+)
+_OF_GROUP = (
+    "what is estimated over a group (a rate from all gradients, as Prodigy and D-Adaptation do) is "
+    "estimated for each parameter: [{'params': [p]} for _, p in named_params] gives each a group "
+    "of its own; or give a rate, as torch.optim.AdamW takes one; or split over one device"
+)
+
+
+def _odd(own: Collection[str]) -> dict[str, _Odd]:
     """Return gradients for which an optimizer may leave a step out, and of whose: some are ours.
 
-    Ours are tiny beside large ones of others: whatever a limit is, it lies between.
+    Ours are tiny beside large ones of others: whatever a limit is, it lies between. Steady ones are
+    what a rate is raised by, where an optimizer finds it itself.
     """
     return {
-        "are huge": lambda _, gradient: gradient * 1e6,
-        "are tiny": lambda _, gradient: gradient * 1e-9,
-        "of the others are huge": lambda name, g: g * (1e-6 if name in own else 1e6),
-        "of the others are tiny": lambda name, g: g * (1e6 if name in own else 1e-9),
-        "of the others are not finite": lambda name, g: g * (1e-6 if name in own else math.inf),
+        "are huge": _Odd(lambda _, gradient: gradient * 1e6),
+        "are tiny": _Odd(lambda _, gradient: gradient * 1e-9),
+        "of the others are huge": _Odd(lambda name, g: g * (1e-6 if name in own else 1e6)),
+        "of the others are tiny": _Odd(lambda name, g: g * (1e6 if name in own else 1e-9)),
+        "of the others are not finite": _Odd(
+            lambda name, g: g * (1e-6 if name in own else math.inf)
+        ),
+        "stay the same from step to step": _Odd(turn=lambda _name, _step: 1.0),
+        "of the others turn round at each step": _Odd(
+            turn=lambda name, step: 1.0 if name in own else 1e3 * (-1) ** step
+        ),
+        "turn round at each step, and those of the others do not": _Odd(
+            turn=lambda name, step: (-1.0) ** step if name in own else 1e3
+        ),
     }
 
 
@@ -300,11 +333,13 @@ def _largest(
     shapes: Mapping[str, Shape],
     names: Sequence[str],
     unlike: Sequence[str],
-    stir: Stir = as_it_is,
+    odd: _Odd = _AS_IT_IS,
 ) -> tuple[str, float] | None:
     """Let float64 decide whether it was rounding; return what differs most."""
     wide = {name: Shape(shape.size, wide_type(shape.dtype)) for name, shape in shapes.items()}
-    whole, part = (run_trial(make, wide, some, stir=stir) for some in (list(wide), names))
+    whole, part = (
+        run_trial(make, wide, some, stir=odd.stir, turn=odd.turn) for some in (list(wide), names)
+    )
     errors = {
         name: _error(part[name], whole[name], numbers_of(name, wide[name])) for name in unlike
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -93,27 +93,61 @@ class Plain:
 @contextlib.contextmanager
 def state_kept(model: nn.Module) -> Iterator[None]:
     """Put every buffer of a model, what it keeps frozen, and every random state back at the end."""
-    frozen = [(p, p._version, p.detach().clone()) for p in _frozen(model)]
+    frozen = [(p, p.detach(), p.detach().clone()) for p in _frozen(model)]
     kept = [
-        (part, name, tensor, tensor.detach().clone(), tensor.stride())
+        (part, name, tensor, tensor.detach(), tensor.detach().clone())
         for part in model.modules()
         for name, tensor in part._buffers.items()
         if tensor is not None
     ]
+    shared = _sharing(model)
     with random_state_kept(), torch.random.fork_rng(devices=[]):
         try:
             yield
         finally:
+            joined = _joined(model, shared)
             with torch.no_grad():
-                for part, name, tensor, numbers, strides in kept:
+                for part, name, tensor, memory, numbers in kept:
                     _require_shape(part, name, tensor, numbers)
-                    _require_order(part, name, tensor, strides)
-                    if not torch.equal(tensor, numbers):
-                        tensor.copy_(numbers)
+                    _require_order(part, name, tensor, memory.stride())
+                    _put_back(tensor, memory, numbers)
                     part._buffers[name] = tensor
-                for parameter, version, numbers in frozen:
-                    if parameter._version != version:
-                        parameter.copy_(numbers)
+                for parameter, memory, numbers in frozen:
+                    _put_back(parameter, memory, numbers)
+            if joined is not None:
+                raise joined
+
+
+def _put_back(tensor: Tensor, memory: Tensor, numbers: Tensor) -> None:
+    """Give a tensor the memory that it had, and that its numbers: `.data` may have changed both."""
+    if tensor.data_ptr() != memory.data_ptr():
+        tensor.data = memory
+    if not torch.equal(tensor, numbers):
+        tensor.copy_(numbers)
+
+
+def _sharing(model: nn.Module) -> dict[str, int]:
+    """Return where each weight and buffer lies in memory, those without any left out."""
+    named = (*model.named_parameters(), *model.named_buffers())
+    plain = ((n, t) for n, t in named if t.layout is torch.strided and t.device.type != "meta")
+    return {n: t.untyped_storage().data_ptr() for n, t in plain if t.numel()}
+
+
+def _joined(model: nn.Module, before: Mapping[str, int]) -> CaptureError | None:
+    """Refuse what gives two tensors one memory: `t.data = s.data`, which a trace copies once."""
+    after = _sharing(model)
+    homes = {home: name for name, home in after.items() if before.get(name) == home}
+    for name, home in after.items():
+        owner = homes.get(home, name)
+        if before.get(name, home) != home and before.get(owner) != before[name]:
+            return CaptureError(
+                f"BX0181: forward gives {name} the memory of {owner}: what is written into one is "
+                "from then on written into both, and no graph holds that",
+                at=forward_line(model),
+                help=f"copy the numbers: {name}.data.copy_({owner}.data) for {name}.data = "
+                f"{owner}.data",
+            )
+    return None
 
 
 def _require_shape(part: nn.Module, name: str, tensor: Tensor, before: Tensor) -> None:

@@ -30,11 +30,13 @@ from bigbrain_fx.runtime import (
 
 MOST_NUMBERS = 16_000_000
 _STEPS = 3
+_STEADY = 7  # a rate that an optimizer finds itself begins to rise; odd: what turns round has moved
 _FEW = 8  # the longest dimension where nothing but the state is of interest
 _NOISE = 4099  # made-up numbers, which are repeated: a prime, so that rows are unlike
 Make: TypeAlias = Callable[..., Any]  # named parameters -> an optimizer, or what acts like one
 Numbers: TypeAlias = dict[str, Tensor]
 Stir: TypeAlias = Callable[[str, Tensor], Tensor]
+Turn: TypeAlias = Callable[[str, int], float]  # by name and step: a factor on gradients that stay
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +62,14 @@ def run_trial(
     by_pieces: bool = False,
     idle: frozenset[str] = frozenset(),
     stir: Stir = as_it_is,
+    turn: Turn | None = None,
     lay: Stir = as_it_is,
 ) -> Numbers:
     """Return the named parameters after some steps; at one of them a new optimizer takes over.
 
     Those that are idle get no gradient; `stir` makes another one of what is made up for a name,
-    `lay` lets numbers and gradients lie otherwise in memory.
+    with `turn` it is the first step's again times a factor, `lay` lets numbers and gradients lie
+    otherwise in memory.
 
     Raises:
         StateError: the state of the old one cannot be told by parameter.
@@ -76,10 +80,11 @@ def run_trial(
     _require_untouched(params, shapes, place_of(make))
     _require_usable(made, params, place_of(make))
     stepping = _stored(made) if by_pieces else None
-    for step in range(_STEPS):
+    for step in range(_STEPS if turn is None else _STEADY):
         made = _renewed(made, make, params) if step == renewed_at else made
         for name, parameter in params.items():
-            made_up = stir(name, numbers_of(f"{step} {name}", shapes[name]))
+            drawn = numbers_of(f"{step if turn is None else 0} {name}", shapes[name])
+            made_up = stir(name, drawn if turn is None else drawn * turn(name, step))
             parameter.grad = None if name in idle else lay(name, made_up)
         made.step() if stepping is None else stepping.step()
     return {name: parameter.detach() for name, parameter in params.items()}

@@ -180,7 +180,8 @@ def undecided(at: str, code: str, by_dice: bool = False) -> CaptureError:
         f"{_BOTH_WAYS}: {code}",
         at=at,
         help=f"decide with torch.where instead of if, or keep one side with --assume {at}=false "
-        "(or =true): whoever runs the bundle is told where it does not hold",
+        "(or =true): whoever runs the bundle is told where it does not hold; or put those lines "
+        "into a module of their own (self.part = Part() in __init__), which is kept whole",
     )
 
 
@@ -403,10 +404,15 @@ def without_code(name: str, at: str, code: str) -> CaptureError:
     )
 
 
-def written_by_data() -> CaptureError:
-    """Refuse `tensor.data = ...` and writes into `.data`, which no trace sees."""
+def written_by_data(at: str | None = None) -> CaptureError:
+    """Refuse `.data` where a trace does not see it, or where nothing tells whether it is the same.
+
+    Args:
+        at: the line, where it is known.
+    """
     return CaptureError(
         "BX0181: forward reads or writes through .data of a tensor, and a trace does not see that",
+        at=at,
         help="read .detach() for .data; write in place under torch.no_grad(), to buffers and "
         "frozen parameters: b.mul_(0.9).add_(a, alpha=0.1) for b.data = b.data * 0.9 + a.data * "
         "0.1; what is trained: after the step, in the optimizer (a class whose step() calls "

@@ -22,7 +22,7 @@ from bigbrain_fx.plan import Options, Source, make_plan, read_plan, replan
 from bigbrain_fx.supervisor import Event
 from tests.supervisor.test_replay_bundle import python
 from tests.support import samples
-from tests.support.bundles import MODEL, cluster, copied, edit, split_small
+from tests.support.bundles import MODEL, cluster, copied, edit, edit_last, split_small
 from tests.support.command_line import call
 
 STEPS, EVERY, DIES_IN = 7, 2, 5
@@ -52,7 +52,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def dying(made: Path) -> Path:
     """Let a bundle's d1 die whenever it comes to a step."""
-    edit(made / "train.py", "if __name__", KILL_ALWAYS.lstrip("\n"))
+    edit_last(made / "train.py", "if __name__", KILL_ALWAYS.lstrip("\n"))
     edit(made / "train.py", "from pathlib", "import os\nfrom pathlib")
     return made
 

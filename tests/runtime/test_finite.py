@@ -18,7 +18,7 @@ from bigbrain_fx.errors import BigBrainError
 from bigbrain_fx.runtime.finite import NOT_FINITE, not_finite
 from bigbrain_fx.supervisor import Event
 from tests.supervisor.test_replay_bundle import KILL_ONCE, python
-from tests.support.bundles import copied, edit, split_small
+from tests.support.bundles import copied, edit, edit_last, split_small
 
 POISON = """
 def poison(device, channel, tensor):
@@ -106,7 +106,7 @@ def test_a_sum_that_overflows_is_no_gradient_that_does() -> None:
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("finite")
     made = split_small(folder)
-    edit(made / "train.py", "if __name__", POISON.lstrip("\n"))
+    edit_last(made / "train.py", "if __name__", POISON.lstrip("\n"))
     return made
 
 
@@ -167,7 +167,7 @@ def test_all_devices_skip_the_update_however_they_run(bundle: Path, tmp_path: Pa
     assert_same(tmp_path / "one", tmp_path / "processes")
 
     killed = copied(bundle, tmp_path)
-    edit(killed / "train.py", "if __name__", KILL_ONCE.lstrip("\n"))
+    edit_last(killed / "train.py", "if __name__", KILL_ONCE.lstrip("\n"))
     edit(killed / "train.py", "from pathlib", "import os\nfrom pathlib")
     done, events = skipped(killed, 5, tmp_path / "replayed", spares=0, snapshot_every=2)
     assert done.restarts == 1

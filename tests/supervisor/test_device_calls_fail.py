@@ -18,7 +18,7 @@ import tools.faulting
 from bigbrain_fx.bundles.launch import RunError, RunOptions, run
 from bigbrain_fx.runtime.records import read_records
 from bigbrain_fx.supervisor import Event
-from tests.support.bundles import copied, edit, is_running, split_small
+from tests.support.bundles import copied, edit, edit_last, is_running, split_small
 from tests.support.excused import RUNTIME
 from tests.support.places import lines_of, places as read_places
 
@@ -42,7 +42,7 @@ if __name__'''
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = split_small(tmp_path_factory.mktemp("device-calls"))
-    edit(made / "train.py", "if __name__", KILL_ONCE.lstrip("\n"))
+    edit_last(made / "train.py", "if __name__", KILL_ONCE.lstrip("\n"))
     edit(made / "train.py", "from pathlib", "import failing\nimport os\nfrom pathlib")
     (made / "faults").mkdir()
     shutil.copy(FAILING, made / "failing.py")

@@ -24,7 +24,14 @@ from safetensors.torch import load_file
 from bigbrain_fx.bundles.launch import RunError, RunOptions, StepLine, run
 from bigbrain_fx.runtime.records import read_records
 from bigbrain_fx.supervisor import Event
-from tests.support.bundles import copied, edit, is_running, split_small, writing_everything
+from tests.support.bundles import (
+    copied,
+    edit,
+    edit_last,
+    is_running,
+    split_small,
+    writing_everything,
+)
 from tests.support.warm import Popen
 
 STEPS, KILLED_IN = 5, 2
@@ -94,7 +101,7 @@ CASES = {
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = split_small(tmp_path_factory.mktemp("calls"))
-    edit(made / "train.py", "if __name__", KILL_ONCE.lstrip("\n"))
+    edit_last(made / "train.py", "if __name__", KILL_ONCE.lstrip("\n"))
     edit(made / "train.py", "from pathlib", "import os\nfrom pathlib")
     return made
 

@@ -13,7 +13,7 @@ import pytest
 from bigbrain_fx.bundles.launch import RunOptions, free_port, run
 from bigbrain_fx.supervisor import Event
 from bigbrain_fx.verification.bundle import verify
-from tests.support.bundles import cluster, copied, edit, is_running, split_small
+from tests.support.bundles import cluster, copied, edit, edit_last, is_running, split_small
 from tests.support.certificates import make
 
 DEADLINE_S = 300.0  # a busy machine imports torch for half a minute; a lost link costs a whole one
@@ -65,7 +65,7 @@ def python(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def test_launch_py_replaces_a_process(bundle: Path, tmp_path: Path) -> None:
     """With new Pythons only, as a user has it; the losses are those of one process."""
     copy = copied(bundle, tmp_path)
-    edit(copy / "train.py", "if __name__", KILL_ONCE.lstrip("\n"))
+    edit_last(copy / "train.py", "if __name__", KILL_ONCE.lstrip("\n"))
     edit(copy / "train.py", "from pathlib", "import os\nfrom pathlib")
     plain = python(bundle, "train.py", "--in-process", "--json", "--steps", "4")
     done = python(
@@ -108,7 +108,7 @@ def test_hooks_are_called_where_they_stand(bundle: Path, tmp_path: Path) -> None
     copy = copied(bundle, tmp_path)
     text = (copy / "train.py").read_text()
     assert "on_step_end=[],  # f(device, step)" in text
-    (copy / "train.py").write_text(text.partition("if __name__")[0] + COUNTED)
+    (copy / "train.py").write_text(text.rpartition("if __name__")[0] + COUNTED)
     seen = python(copy, "train.py").stdout.splitlines()
     assert seen.count("('begin', 'd0')") == seen.count("('end', 'd1')") == 1
     sends = [line.replace("send", "recv") for line in seen if "send" in line]
@@ -118,7 +118,7 @@ def test_hooks_are_called_where_they_stand(bundle: Path, tmp_path: Path) -> None
 
 def test_a_run_can_be_told_to_replace_processes(bundle: Path, tmp_path: Path) -> None:
     copy = copied(bundle, tmp_path)
-    edit(copy / "train.py", "if __name__", KILL_ONCE.lstrip("\n"))
+    edit_last(copy / "train.py", "if __name__", KILL_ONCE.lstrip("\n"))
     edit(copy / "train.py", "from pathlib", "import os\nfrom pathlib")
     done = run(copy, RunOptions(4, spares=0, events=tmp_path / "events.jsonl"))
     assert [line.step for line in done.steps] == [0, 1, 2, 3]
@@ -129,7 +129,7 @@ def test_a_run_can_be_told_to_replace_processes(bundle: Path, tmp_path: Path) ->
 def test_a_bundle_that_knows_fewer_orders_runs(bundle: Path, tmp_path: Path) -> None:
     """One of an earlier version: the supervisor that is installed here has learnt since."""
     copy = copied(bundle, tmp_path)
-    edit(copy / "train.py", "if __name__", KILL_ONCE.lstrip("\n"))
+    edit_last(copy / "train.py", "if __name__", KILL_ONCE.lstrip("\n"))
     edit(copy / "train.py", "from pathlib", "import os\nfrom pathlib")
     edit(copy / "runtime" / "control.py", "def _do_forget", "def _forget")
     edit(copy / "runtime" / "member.py", ", knows=knows", "")
@@ -156,7 +156,7 @@ def bundle_without_hook(folder: Path) -> Path:
 def test_a_log_that_is_too_large_costs_a_step_back_of_all(bundle: Path, tmp_path: Path) -> None:
     """Nothing is kept of what was sent: the death of one takes both back; the numbers stay."""
     copy, events = copied(bundle, tmp_path), list[Event]()
-    edit(copy / "train.py", "if __name__", KILL_ONCE.lstrip("\n"))
+    edit_last(copy / "train.py", "if __name__", KILL_ONCE.lstrip("\n"))
     edit(copy / "train.py", "from pathlib", "import os\nfrom pathlib")
     plain = python(bundle, "train.py", "--in-process", "--json", "--steps", "5")
     options = RunOptions(5, spares=0, log_mib=0, snapshot_every=2)
@@ -174,7 +174,7 @@ HOSTS = ("alpha", "beta")
 def test_two_hosts_as_their_users_start_them(tmp_path: Path) -> None:
     """launch.py twice, here both on this machine; a process of the second one is replaced."""
     bundle = split_small(tmp_path, cluster(2, HOSTS))
-    edit(bundle / "train.py", "if __name__", KILL_ONCE.lstrip("\n"))
+    edit_last(bundle / "train.py", "if __name__", KILL_ONCE.lstrip("\n"))
     edit(bundle / "train.py", "from pathlib", "import os\nfrom pathlib")
     secret, address = tmp_path / "secret", f"127.0.0.1:{free_port()}"
     make(secret)

@@ -146,6 +146,13 @@ def edit(file: Path, old: str, new: str) -> None:
     file.write_text(text.replace(old, new, 1))
 
 
+def edit_last(file: Path, old: str, new: str) -> None:
+    """Replace the last place in a file; it must be there."""
+    text = file.read_text()
+    assert old in text, f"{file.name} has no {old!r}"
+    file.write_text(new.join(text.rsplit(old, 1)))
+
+
 def is_running(pid: int) -> bool:
     """Whether a process still runs; one that has ended and was not waited for does not."""
     with contextlib.suppress(ProcessLookupError, FileNotFoundError):

@@ -25,7 +25,7 @@ ROWS = [
 def test_a_model_is_divided_and_equal() -> None:
     row = run_case(find("moe"), 120.0)
     assert row.status == "equal", row.detail
-    assert list(row.shared) == ["2:1", "3:2:1"]
+    assert list(row.shared) == ["2:1", "2:1, sequence", "3:2:1", "3:2:1, sequence"]
     assert all(each.axes["hidden"] > 1 and each.work > 0.9 for each in row.shared.values())
 
 

@@ -89,7 +89,8 @@ def _dying(folder: Path, device: str) -> Path:
     text, begins = program.read_text(), "if __name__"
     if begins not in text:
         raise RuntimeError(f"{program} has no {begins!r} before which a kill can be installed")
-    program.write_text(text.replace(begins, DIES.format(device=device, step=DIES_AT) + begins, 1))
+    dies = DIES.format(device=device, step=DIES_AT) + begins
+    program.write_text(dies.join(text.rsplit(begins, 1)))
     return copy
 
 

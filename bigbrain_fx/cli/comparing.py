@@ -8,17 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from bigbrain_fx.cli.given import chosen, located
 from bigbrain_fx.cli.group import cli
-from bigbrain_fx.cli.options import (
-    COUNT,
-    PATH,
-    Listed,
-    chosen,
-    common_options,
-    json_option,
-    located,
-    model_options,
-)
+from bigbrain_fx.cli.options import COUNT, PATH, Listed, common_options, json_option, model_options
 from bigbrain_fx.cli.progress import working
 from bigbrain_fx.cli.templates import EXAMPLES, write_starter
 from bigbrain_fx.errors import InputError

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from bigbrain_fx.cli.given import located, read_members, read_rows
 from bigbrain_fx.cli.group import cli
 from bigbrain_fx.cli.options import (
     COUNT,
@@ -17,10 +18,7 @@ from bigbrain_fx.cli.options import (
     capture_options,
     force_file_option,
     json_option,
-    located,
     model_options,
-    read_members,
-    read_rows,
     require_absent,
 )
 from bigbrain_fx.cli.progress import working

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bigbrain_fx.cli.failing import failure_options, print_failures
+from bigbrain_fx.cli.given import chosen, located
 from bigbrain_fx.cli.group import cli
 from bigbrain_fx.cli.options import (
     PATH,
-    chosen,
     force_bundle_option,
     force_file_option,
     json_option,
-    located,
     model_options,
     planning_options,
     require_absent,

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 import bigbrain_fx
 from bigbrain_fx.bundles import resplit
 from bigbrain_fx.bundles.launch import RunOptions, run
-from bigbrain_fx.cli.options import read_number, read_shares
+from bigbrain_fx.cli.given import read_number, read_shares
 from bigbrain_fx.emit import bundle_texts
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Options, gathered_parts, read_plan

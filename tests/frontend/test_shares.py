@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import Captured, capture
+from bigbrain_fx.frontend.tracing.shares import told_apart
 from bigbrain_fx.frontend.tracing.uneven import pads, require_padding, require_rows
 from bigbrain_fx.frontend.translation.batch import fill, take_apart
 
@@ -166,3 +167,9 @@ def test_a_mask_that_is_made_of_lengths_is_one() -> None:
                 require_padding(model, mean, pad, found, None)
         else:
             assert require_padding(model, mean, pad, found, None) == ""
+
+
+def test_two_losses_are_told_with_the_digits_in_which_they_differ() -> None:
+    assert told_apart(1.5361, 1.5364) == ("1.5361", "1.5364")
+    assert told_apart(2.0, 3.0) == ("2", "3")
+    assert told_apart(1.0, 1.0 + 1e-9) == ("1", "1.000000001")

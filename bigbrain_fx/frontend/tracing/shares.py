@@ -19,6 +19,7 @@ from bigbrain_fx.frontend.tracing.plain import Plain
 from bigbrain_fx.frontend.translation.batch import Batch
 
 _ROUNDING = {2: 3e-2, 4: 1e-3}  # of the loss, by the bytes of its element type
+_ALL_DIGITS = 17  # of a double
 
 
 @dataclass(frozen=True)
@@ -84,12 +85,21 @@ def remark(found: Shares) -> str:
             "the loss is a sum over rows, and a step's is the mean of its micro-batches' sums: "
             "it depends on their number"
         )
+    whole, halves = told_apart(found.whole, found.halves)
     return (
-        f"the example batch has the loss {found.whole:.4g}, its two halves {found.halves:.4g}: "
+        f"the example batch has the loss {whole}, its two halves {halves}: "
         "rows do not stand alone, and a step trains on the mean of its micro-batches. Where an "
         "entry is split that should not be, or along the wrong dimension, say so in the model "
         "file: batch_dims = {'mask': None, 'x': 1}"
     )
+
+
+def told_apart(one: float, other: float) -> tuple[str, str]:
+    """Return two numbers with as many digits as it takes to see that they differ, four at least."""
+    digits = 4
+    while digits < _ALL_DIGITS and f"{one:.{digits}g}" == f"{other:.{digits}g}":
+        digits += 1
+    return f"{one:.{digits}g}", f"{other:.{digits}g}"
 
 
 def is_guess(batch: Batch) -> bool:
@@ -110,9 +120,10 @@ def undeclared(batch: Batch, found: Shares) -> InputError:
     """Refuse to guess which dimension is the batch where it matters."""
     shapes = ", ".join(f"{_key(e.key)!r} {list(e.tensor.shape)}" for e in batch.entries)
     names = ", ".join(f"{_key(e.key)!r}: {0 if e.batched else None}" for e in batch.entries)
+    whole, halves = told_apart(found.whole, found.halves)
     return InputError(
         f"which dimension is the batch cannot be told from {shapes}, and it matters: split on "
-        f"{batch.rows} rows the loss is {found.halves:.4g}, whole it is {found.whole:.4g}",
+        f"{batch.rows} rows the loss is {halves}, whole it is {whole}",
         at="example_batch",
         help=f"say it in the model file, such as batch_dims = {{{names}}}: each entry's dimension "
         "that is the batch, or None where every micro-batch gets all of it",

@@ -1,0 +1,156 @@
+"""What was given to a command's options -> `Options`, numbers and shares. It declares none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from bigbrain_fx.errors import InputError
+
+if TYPE_CHECKING:
+    from bigbrain_fx.plan import Options
+
+
+def located(model: str, choices: dict[str, Any]) -> str:
+    """Return MODEL with what `model_options` chose; take that out of the choices.
+
+    Raises:
+        InputError: there is no such file, or it is a model file and something was chosen.
+    """
+    from bigbrain_fx.frontend import resolved
+
+    words = {name: choices.pop(name) for name in ("batch", "seq", "dtype")}
+    given = any(value is not None for value in words.values())
+    return resolved(model, **words)[1] if given else model
+
+
+def read_rows(text: str | None) -> tuple[int, ...]:
+    """Read "4,8"; nothing is an empty tuple.
+
+    Raises:
+        InputError: these are no positive numbers.
+    """
+    if text is None:
+        return ()
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise InputError(f"expected positive numbers, found {text!r}", at="--rows", help="4,8")
+    return tuple(dict.fromkeys(int(part) for part in parts))
+
+
+def read_number(text: str | None, at: str) -> int | None:
+    """Read "2" or "auto"; None is what was not said, and 0 is auto.
+
+    Raises:
+        InputError: it is neither.
+    """
+    if text in (None, "auto"):
+        return None if text is None else 0
+    assert text is not None
+    if not text.isdecimal() or int(text) < 1:
+        raise InputError(f"expected a number or auto, found {text!r}", at=at, help=f"{at} 2")
+    return int(text)
+
+
+def read_members(count: int | None, text: str | None) -> tuple[int, ...]:
+    """Return the shares of a tensor group's members; empty where there is no group.
+
+    Raises:
+        InputError: there are more or fewer shares than members.
+    """
+    shares = read_shares(text, "--tensor-shares")
+    if count is None or not shares:
+        return shares or (1,) * (count or 0)
+    if len(shares) != count:
+        raise InputError(
+            f"{len(shares)} shares for {count} devices that compute together",
+            at="--tensor-shares",
+            help=f"give one share for each: --tensor {len(shares)}",
+        )
+    return shares
+
+
+def read_shares(text: str | None, at: str = "--replica-shares") -> tuple[int, ...]:
+    """Read "3:1"; nothing is an empty tuple.
+
+    Raises:
+        InputError: these are no positive numbers.
+    """
+    parts = [] if text is None else [part.strip() for part in text.split(":")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise InputError(
+            f"expected positive numbers with colons, found {text!r}",
+            at=at,
+            help="3:1 gives the first three parts of four",
+        )
+    return tuple(map(int, parts))
+
+
+def _require_no_partitioner(choices: Mapping[str, Any]) -> None:
+    """Refuse what only a partitioner would hear: beside --place none is asked."""
+    source = click.get_current_context().get_parameter_source("partitioner")
+    is_given = source in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
+    for flag, given in (("--set", choices.get("settings")), ("--partitioner", is_given)):
+        if given:
+            raise InputError(
+                f"--place says where all modules go, and {flag} is for a partitioner",
+                help=f"leave {flag} out, or --place; --pin holds some modules, and a partitioner "
+                "places the rest",
+            )
+
+
+def chosen(choices: dict[str, Any]) -> Options:
+    """Turn what was given to `planning_options` into Options.
+
+    Raises:
+        InputError: there is no such partitioner.
+    """
+    from bigbrain_fx.frontend import read_answers
+    from bigbrain_fx.plan import (
+        Options,
+        read_defer,
+        read_offload,
+        read_pins,
+        read_recompute,
+        read_rewrites,
+    )
+    from bigbrain_fx.planning import preset, read_settings
+
+    if choices.get("place"):
+        _require_no_partitioner(choices)
+    partitioner, own = preset(choices["partitioner"])
+    return Options(
+        partitioner,
+        choices["estimator"] or own,
+        choices["schedule"],
+        choices["micro_batches"],
+        choices["seed"],
+        pins=read_pins(choices.get("pin", ())),
+        place=str(choices["place"]) if choices.get("place") else None,
+        partitioner_options=read_settings(partitioner, choices.get("settings", ())),
+        mode=choices["mode"],
+        assume=tuple(read_answers(choices["assume"]).items()),
+        leaves=tuple(choices["leaf"]),
+        recompute=read_recompute(choices["recompute"]),
+        defer=read_defer(choices["defer"]),
+        objective=choices["objective"],
+        effort=choices["effort"],
+        replicas=read_number(choices["replicas"], "--replicas"),
+        replica_shares=read_shares(choices["replica_shares"]),
+        tensor=read_number(choices["tensor"], "--tensor"),
+        tensor_shares=read_shares(choices["tensor_shares"], "--tensor-shares"),
+        tensor_axes=tuple(filter(None, (choices["tensor_axes"] or "").split(","))),
+        zero_stage=int(choices["zero"]),  # type: ignore[arg-type]  # a choice of these four
+        sum_order=choices["sum_order"],
+        pieces=choices["pieces"],
+        offload=read_offload(choices["offload"]),
+        asynchronous=choices["asynchronous"],
+        compiled=choices["compiled"],
+        cache=choices["cache"] or 0,
+        cut_at=choices["cut_at"],
+        quantize=choices["quantize"],
+        rewrite=read_rewrites(choices["rewrite"]),
+    )

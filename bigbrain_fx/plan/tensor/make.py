@@ -45,6 +45,7 @@ from bigbrain_fx.plan.tensor.costs import column_costs, twins
 from bigbrain_fx.plan.tensor.groups import Groups, column, grouped
 from bigbrain_fx.plan.tensor.messages import posted_bytes, require_growing
 from bigbrain_fx.plan.tensor.norms import with_norms
+from bigbrain_fx.plan.tensor.room import with_room_for_all
 from bigbrain_fx.planning import crowded, label, looked_at
 
 MOST_GROUPS = 64
@@ -194,12 +195,38 @@ class GroupMaker:
             about = concrete, stages, micro_batches, each, with_backward, costs.cluster
             return scheduled(Step(*about, is_trial), schedule, options.in_flight)
 
-        about = concrete, columns[0], costs, with_backward, options.recompute, micro_batches, made
-        first, programs, forecast = lightened(*about)
-        columns = self._stored(again_alike(columns, first), rows, with_backward)
-        stages = joined_columns(columns)
-        count = len(columns[0].stages)
-        plan = Plan(
+        def marked(room: Costs) -> tuple[Plan, Forecast, Forecast]:
+            how = options.recompute, micro_batches, made
+            first, programs, forecast = lightened(concrete, columns[0], room, with_backward, *how)
+            own = self._stored(again_alike(columns, first), rows, with_backward)
+            about = options, micro_batches, schedule, placement
+            plan = self._plan(*about, own, with_backward)
+            given = () if is_trial else tuple(_of_members(programs, own[0], plan.stages))
+            plan = replace(plan, programs=given)
+            known = forecast if self._is_known(rows, costs) else None
+            return plan, self._forecast(plan, programs, known), forecast
+
+        about_room = costs, self.all_devices, self.tensor.groups
+        plan, forecast = with_room_for_all(marked, *about_room)
+        require_fits(forecast, self.all_devices)
+        require_capacity(forecast, self.all_devices)
+        if self.source.clip_norm is not None and self.whole.training and not is_trial:
+            plan = self._known_sharded(with_norms(plan))
+        return self._known_sharded(replace(plan, forecast=forecast))
+
+    def _plan(
+        self,
+        options: Options,
+        micro_batches: int,
+        schedule: str,
+        placement: Placement,
+        columns: Sequence[Stages],
+        with_backward: frozenset[int],
+    ) -> Plan:
+        """Return what all members' columns make, without programs and forecast."""
+        stages, count = joined_columns(columns), len(columns[0].stages)
+        trains = (s + m * count for m in range(len(columns)) for s in with_backward)
+        return Plan(
             self.whole,
             self.all_devices,
             self.source,
@@ -207,28 +234,29 @@ class GroupMaker:
             options.estimator,
             schedule,
             micro_batches,
-            rows,
+            self.whole.batch // micro_batches,
             options.seed,
             replace(placement, tensor=self.tensor, reason=_of_groups(placement.reason)),
             stages,
-            tuple(sorted(s + m * count for m in range(len(columns)) for s in with_backward)),
-            () if is_trial else tuple(_of_members(programs, columns[0], stages)),
+            tuple(sorted(trains)),
+            (),
             Forecast(0.0, ()),
             in_flight=options.in_flight,
         )
-        plan = self._known_sharded(plan)
+
+    def _forecast(
+        self, plan: Plan, programs: Sequence[Program], known: Forecast | None
+    ) -> Forecast:
+        """Simulate each member's column, of which all run the first one's programs."""
+        first = part_of(plan.stages, 0)
 
         def own(member: int) -> _Column:
-            column = column_of(stages, member)
-            return column, moved_programs(programs, columns[0], column)
+            column = column_of(plan.stages, member)
+            return column, moved_programs(programs, first, column)
 
-        known = forecast if self._is_known(rows, costs) else None
-        forecast = _forecast(plan, self.estimated_of_members(rows), own, known)
-        require_fits(forecast, self.all_devices)
-        require_capacity(forecast, self.all_devices)
-        if self.source.clip_norm is not None and self.whole.training and not is_trial:
-            plan = self._known_sharded(with_norms(plan))
-        return self._known_sharded(replace(plan, forecast=forecast))
+        return _forecast(
+            self._known_sharded(plan), self.estimated_of_members(plan.rows), own, known
+        )
 
     def _is_known(self, rows: int, costs: Costs) -> bool:
         """Whether the first column was simulated already as it is in a plan: no norms are sent."""

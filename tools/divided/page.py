@@ -8,24 +8,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from tools.divided.cells import ALONE, EQUAL, FEW, MICRO_BATCHES, ONE, PLANNED, Row, site_of
 from tools.published_gpus.table import spearman
 
-COMMAND = "python -m tools.divided --out rows.jsonl --write docs/divided.md"
+WRITE = "python -m tools.divided --out rows.jsonl {more}--write docs/divided{name}.md"
 
 
 def page(rows: Sequence[Row]) -> str:
     """Return the page."""
-    return "\n".join((*_head(), *_forecasts(rows), *_worth(rows), *_table(rows), ""))
+    return "\n".join((*_head(rows), *_forecasts(rows), *_worth(rows), *_table(rows), ""))
 
 
-def _head() -> Iterator[str]:
+def _head(rows: Sequence[Row]) -> Iterator[str]:
+    times = max((row.batches for row in rows), default=1)
+    more, name = (f"--batches {times} ", "_larger") if times > 1 else ("", "")
     yield from (
         "# Replicas and tensor groups: forecast against measured",
         "",
-        f"Written by `{COMMAND}` on emulated clusters of CPUs, where each device is a host: 12",
-        f"micro-batches ({FEW} of replicas and pipelines of tensor groups, 1 of a group",
-        "alone), 1F1B, plans by `chain-dp` from ops profiled on the emulated devices: whole",
-        "ones of 12 micro-batches, and the parts of them that members of groups compute",
+        f"Written by `{WRITE.format(more=more, name=name)}`",
+        f"on emulated clusters of CPUs, where each device is a host: {times * MICRO_BATCHES}",
+        f"micro-batches ({times * FEW} of replicas and pipelines of tensor groups, {times} of a",
+        "group alone), 1F1B, plans by `chain-dp` from ops profiled on the emulated devices: whole",
+        "ones of a micro-batch, and the parts of them that members of groups compute",
         "(`bigbrain-fx profile --tensor`). Each way runs in turn with the others. `--batches 4`",
-        "gives four times as many micro-batches of as many rows.",
+        "gives a step four times as many micro-batches and no more exchanges: divided_larger.md.",
         "",
     )
 

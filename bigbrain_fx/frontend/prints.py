@@ -64,7 +64,7 @@ class Prints(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Let what was begun come, too."""
+        """Flush what stands behind this; a line that has only begun waits for its end."""
         self.stream.flush()
 
     def finish(self, name: str) -> None:

@@ -14,6 +14,7 @@ section 4.2.2.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -84,8 +85,8 @@ def _left(graph: Graph, axis: Axis, others: Iterable[Axis]) -> Axis:
 
 def _read_in_parts(graph: Graph, axis: Axis, ops: Iterable[Op], held: set[str]) -> set[str]:
     """Return the parameters that lie along an axis, and of which such ops alone read anything."""
-    own, names = {op.name for op in ops}, [param.canonical for param in graph.params]
-    single = {param.name for param in graph.params if names.count(param.canonical) == 1}
+    own, names = {op.name for op in ops}, Counter(param.canonical for param in graph.params)
+    single = {param.name for param in graph.params if names[param.canonical] == 1}
     read_elsewhere = {name for op in graph.ops if op.name not in own for name in op.params}
     return ({place.name for place in axis.params} & single) - held - read_elsewhere
 

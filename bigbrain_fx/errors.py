@@ -58,9 +58,14 @@ class InputError(BigBrainError):
 
 
 class NoPlanError(BigBrainError):
-    """Report that no plan satisfies the limits, with the arithmetic per device (exit code 3)."""
+    """Report that no plan satisfies the limits, with the arithmetic per device (exit code 3).
+
+    Attributes:
+        nearest: op -> device: what a partitioner refuses by an upper bound, and may fit after all.
+    """
 
     exit_code = 3
+    nearest: Mapping[str, str] | None = None
 
 
 class CaptureError(BigBrainError):

@@ -138,19 +138,21 @@ def require_fits(
     name: str,
     one_stage_each: bool = True,
 ) -> None:
-    """Raise when a device cannot hold its part.
+    """Raise when a device may not hold its part.
 
     Raises:
-        NoPlanError: with what every device needs and has.
+        NoPlanError: with what every device needs at most, and has, and the placement.
     """
     found = needs(known, device_of_unit, in_flight, one_stage_each)
     if all(need.total <= cluster.device[device].memory_bytes for device, need in found.items()):
         return
-    raise NoPlanError(
+    error = NoPlanError(
         f"the {name} split does not fit into the devices' memory",
         notes=tuple(note(device, need, cluster) for device, need in found.items()),
         help="use --partitioner analytical, which splits by memory too, or more micro-batches",
     )
+    error.nearest = known.placed(device_of_unit, device_of_unit[0])
+    raise error
 
 
 def note(device: str, need: Need, cluster: Cluster) -> str:

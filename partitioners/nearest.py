@@ -33,12 +33,14 @@ def no_plan(
     sequence = list(dict.fromkeys(homes))
     flights = {device: in_flight(stage, len(sequence)) for stage, device in enumerate(sequence)}
     found = needs(known, homes, flights)
-    return NoPlanError(
+    error = NoPlanError(
         "no split fits into the devices' memory; this is the nearest",
         notes=tuple(note(device, need, cluster) for device, need in found.items()),
         help=f"give every device {scale:.1f} times the memory, or use more micro-batches, or more "
         "devices",
     )
+    error.nearest = known.placed(homes, sequence[0])
+    return error
 
 
 def _least_scale(fits: Fits) -> tuple[float, Sequence[str] | None]:

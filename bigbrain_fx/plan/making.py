@@ -27,7 +27,7 @@ from bigbrain_fx.plan.fastest import fastest
 from bigbrain_fx.plan.judge import Maker, PipelineMaker, by_partitioner
 from bigbrain_fx.plan.memory_check import with_data
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
-from bigbrain_fx.plan.one import counts, estimated, placed, placement_of
+from bigbrain_fx.plan.one import counts, estimated, placed, placement_of, planned_as
 from bigbrain_fx.plan.replicas import (
     plan_mirrored,
     plan_replicas,
@@ -192,10 +192,13 @@ def _pinned(
 ) -> Plan:
     """Plan for so many micro-batches, as fixed, or as the partitioner says but for the homes."""
     options, costs = maker.options, maker.estimated(maker.graph.batch // count)
-    found = fixed or with_homes(
-        placement_of(maker.graph, maker.cluster, options, count, costs), homes
+    about = maker.graph, maker.cluster, options, count, costs
+    return planned_as(
+        lambda: fixed or placement_of(*about),
+        lambda found: maker.placed(
+            options, count, found if fixed else with_homes(found, homes), costs
+        ),
     )
-    return maker.placed(options, count, found, costs)
 
 
 def plan_placed(

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
-from contextlib import redirect_stdout
+from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -58,6 +58,8 @@ from bigbrain_fx.plan.schedule import (
 )
 from bigbrain_fx.plan.simulate import in_a_row
 from bigbrain_fx.planning import asked, crowded, estimator, is_own, label, options_of, partitioner
+
+TIGHT = "the nearest to what fits by the partitioner's upper bound; by the plan's ledger it fits"
 
 
 def counts(graph: Graph, cluster: Cluster, options: Options, per_device: int = 4) -> list[int]:
@@ -122,7 +124,29 @@ def placement_of(
     except NoPlanError as error:
         beside_these = beside_tensors(cluster, concrete, micro_batches)
         notes = (*error.notes, *beside_these, *of_compiler(compiled=options.compiled))
-        raise NoPlanError(error.what, at=error.at, notes=notes, help=error.help) from None
+        told_more = NoPlanError(error.what, at=error.at, notes=notes, help=error.help)
+        told_more.nearest = error.nearest
+        raise told_more from None
+
+
+def planned_as(place: Callable[[], Placement], make: Callable[[Placement], Plan]) -> Plan:
+    """Make the plan of what a partitioner places.
+
+    Partitioners go by what units hold at most. What one refuses by that is tried: the ledger of the
+    finished plan is exact, and decides.
+
+    Raises:
+        NoPlanError: it does not fit, not by the ledger either.
+    """
+    try:
+        placement = place()
+    except NoPlanError as error:
+        if error.nearest is None:
+            raise
+        with suppress(NoPlanError, InputError):
+            return make(Placement(error.nearest, TIGHT))
+        raise
+    return make(placement)
 
 
 def _partitioned(method: Partitioner, concrete: Graph, costs: Costs, options: Options) -> Placement:

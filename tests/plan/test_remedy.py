@@ -8,7 +8,8 @@ import pytest
 
 from bigbrain_fx.core import Graph, Saves
 from bigbrain_fx.errors import NoPlanError
-from bigbrain_fx.plan import Options, Source
+from bigbrain_fx.plan import Options, Plan, Source, make_plan
+from bigbrain_fx.plan.memory_check import needed_bytes
 from bigbrain_fx.plan.remedy import plan_or_remedy
 from tests.support.synthetic import chain_graph, cluster_of, device
 
@@ -27,7 +28,14 @@ def heavy(rows: int, mib_a_row: int) -> Graph:
     [
         (heavy(8, 1), 1, 70, Options(micro_batches=2), "--micro-batches 4"),
         (heavy(4, 1), 2, 56, Options(micro_batches=4, schedule="gpipe"), "--schedule 1f1b"),
-        (heavy(1, 16), 2, 108, Options(micro_batches=1), "one more device like d1"),
+        (heavy(1, 16), 2, 108, Options(micro_batches=1), "--recompute auto"),
+        (
+            heavy(1, 16),
+            2,
+            108,
+            Options(micro_batches=1, recompute="all"),
+            "one more device like d1",
+        ),
         (heavy(1, 16), 1, 90, Options(micro_batches=1), "of memory for every device"),
     ],
 )
@@ -38,3 +46,23 @@ def test_the_first_change_that_helps_is_told(
     with pytest.raises(NoPlanError, match="needs") as caught:
         plan_or_remedy(graph, cluster_of(*each), Source("model.py"), options)
     assert wanted in str(caught.value.help)
+
+
+@pytest.mark.parametrize("name", ["naive", "m-topo", "scattered"])
+def test_what_a_partitioner_refuses_by_an_upper_bound_the_ledger_decides(name: str) -> None:
+    """Devices hold what the finished plan says; the partitioner alone refuses that, and less."""
+
+    def plan_of(memory_bytes: int) -> Plan:
+        each = (device(f"d{i}", memory_bytes=memory_bytes) for i in range(2))
+        options = Options(name, micro_batches=4)
+        return make_plan(heavy(8, 4), cluster_of(*each), Source("model.py"), options)
+
+    free = plan_of(1 << 40)
+    cluster = free.cluster
+    enough = max(needed_bytes(e, cluster.device[e.device]) for e in free.forecast.devices)
+    tight = plan_of(enough)
+    assert "upper bound" in tight.placement.reason
+    with pytest.raises(NoPlanError, match=f"the {name} split"):
+        plan_of(enough - 1)
+    if name == "naive":  # the others go by how much devices have
+        assert tight.placement.device_of == free.placement.device_of

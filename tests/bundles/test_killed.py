@@ -18,14 +18,14 @@ from bigbrain_fx.runtime.records import read_records
 from bigbrain_fx.weights import Copy, new_folder, read_header, replace_folder, write_joined
 from tests.support.commit_disks import ABOUT, DEVICES, image, with_two_commits
 
-MOST = 200  # writes: more than any of these commands does
+MOST = 2000  # writes: more than any of these commands does
 _TO_WRITE = os.O_WRONLY | os.O_RDWR
 WRITES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "shutil.")
 
 
-def killed_in_turn(work: Callable[[], object]) -> Iterator[int]:
+def killed_in_turn(work: Callable[[], object], every: int = 1) -> Iterator[int]:
     """Do the work in a fork that is killed before its nth write, for n = 1, 2, ...; then whole."""
-    for nth in range(1, MOST):
+    for nth in range(1, MOST, every):
         pid = os.fork()
         if pid == 0:
             _do_until(nth, work)

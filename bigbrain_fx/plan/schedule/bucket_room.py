@@ -1,8 +1,9 @@
 """Buckets of gradients while one backward fills them: bytes that come and go with each gradient.
 
     gradient made ──▶ in its bucket, all of which is there from its first gradient on
-    bucket full   ──▶ others' parts leave, in messages of the same size; what is summed here waits,
-                      with that of OUT others, for the parts that come before it
+    bucket full   ──▶ others' parts leave: they are views, and all of it stays until they have left;
+                      a copy of what is summed here waits, with those of OUT others, for the parts
+                      that come before it
 
 It knows the buckets of one stage, and neither ops nor what else is held.
 """
@@ -83,9 +84,10 @@ class BucketRoom:
             return 0
         self.out.append(found)
         if len(self.out) <= OUT:
-            return 0
+            return found.piece_bytes
         settled = self.out.popleft()
-        return (settled.piece_bytes if self.is_first else 0) - settled.nbytes
+        gone = settled.nbytes + (0 if self.is_first else settled.piece_bytes)
+        return found.piece_bytes - gone
 
     def _all(self) -> Iterator[tuple[str, _Filling]]:
         for bucket in own_buckets(self.part):

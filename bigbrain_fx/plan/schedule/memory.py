@@ -132,6 +132,7 @@ class _Ledger:
         self._sent: list[Message] = []
         self._backwards: Counter[tuple[str, int]] = Counter()
         self._added_micros: dict[str, tuple[int, ...]] = {}  # to each bucket's sum, of parts
+        self._own_parts = 0  # copies that wait until others' parts were added before them
         self._device = program.device
         self._kind = costs.cluster.device[program.device].kind
         self._libraries = costs.library_bytes.get(program.device, 0)
@@ -152,19 +153,29 @@ class _Ledger:
                     self._hold((replace(edge, nbytes=self._parts_bytes(edge)),), micro)
                 self._sent.append((edge, micro))
                 return self._now()
-        self._let_go(position)
+        is_part = isinstance(instruction, Recv) and self._is_part(instruction.edge)
+        self._let_go(position, but_parts=is_part)
         match instruction:
             case Recv(edge, micro):
                 return self._recv(edge, micro)
+        self.gradients, self._own_parts = self.gradients - self._own_parts, 0
         now = self._compute(instruction)
         self.gathered = 0
         return now
 
-    def _let_go(self, position: int) -> None:
-        """Drop what was sent and has left; all that one computation made is held until its last."""
+    def _is_part(self, edge: Edge) -> bool:
+        """Whether messages are of a micro-batch's bucket, which replicas sum as it comes."""
+        return edge.kind == "reduce" and self.stages.sums_each and not self.stages.by_backend
+
+    def _let_go(self, position: int, *, but_parts: bool) -> None:
+        """Drop what was sent and has left; all that one computation made is held until its last.
+
+        `but_parts`: replicas send theirs and wait for others' at once, so both are here.
+        """
         waiting = []
         for edge, micro in self._sent:
-            if self._left.get((edge, micro), 0) > position:
+            is_kept = but_parts and self._is_part(edge)
+            if is_kept or self._left.get((edge, micro), 0) > position:
                 waiting.append((edge, micro))
             else:
                 self._drop((edge,), micro)
@@ -288,11 +299,12 @@ class _Ledger:
         return self._now(working_bytes[min(before, 2)] + int(passing * filled_bytes))
 
     def _parts_bytes(self, edge: Edge) -> int:
-        """Return what is held while a part leaves: with ZeRO 3 all of its bucket.
+        """Return what is held while a part leaves: all of the micro-batch's bucket.
 
-        That is one tensor, which goes when the last part of it was taken.
+        A part is a view, and that is one tensor, which goes when the last part of it was taken.
+        Parts of a tree that leave at last are views, too, of sums that are there anyway.
         """
-        if edge.kind == "gather" or not self.stages.gathers:
+        if edge.kind == "gather" or not self.stages.sums_each:
             return edge.nbytes
         bucket = self.stages.bucket[edge.value]
         return sum(bucket.pieces) * DTYPE_BYTES[bucket.dtype]
@@ -310,7 +322,20 @@ class _Ledger:
             for bucket in self.stages.buckets:
                 is_own = stage in bucket.stages
                 if is_own and self.stages.waits_for(bucket.name, stage) == waited:
-                    self._add_part(bucket, stage, micro)
+                    self._add_own(bucket, stage, micro)
+
+    def _add_own(self, bucket: Bucket, stage: int, micro: int) -> None:
+        """Add what was computed here; a copy of it waits until the next computation.
+
+        Others' parts come before it. As the first it is the sum, and in a tree a node.
+        """
+        before = self.gradients
+        self._add_part(bucket, stage, micro)
+        if self.stages.sums_each:
+            own = rounded(summed_bytes(self.stages, bucket, stage), self._kind)
+            waiting = own - (self.gradients - before)
+            self._own_parts += waiting
+            self.gradients += waiting
 
     def _add_part(self, bucket: Bucket, stage: int, micro: int) -> None:
         """Add a micro-batch to what is summed here; a tree has several sums."""

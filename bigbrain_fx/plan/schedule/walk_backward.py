@@ -211,6 +211,7 @@ class BackwardWalk:
         self.live += self._buckets.take(name)
         self._see(nbytes - before)
         self.live += self._buckets.done(name) - before
+        self._see(0)
 
     def _new(self, nbytes: int) -> GradientStore:
         self.live += nbytes

@@ -43,13 +43,13 @@ def followed(room: BucketRoom) -> list[int]:
 
 
 def test_two_that_have_left_are_held_until_they_are_settled() -> None:
-    """Each bucket has 160 bytes, here or in messages that leave."""
-    assert followed(BucketRoom(part("micro", 2), is_first=False)) == [160, 320, 320, 320]
+    """Each bucket has 160 bytes, of which messages are views, and a copy of the largest piece."""
+    assert followed(BucketRoom(part("micro", 2), is_first=False)) == [280, 560, 560, 560]
 
 
 def test_the_first_micro_batchs_pieces_become_the_sums() -> None:
     """The larger piece of any replica, 120, is what is counted."""
-    assert followed(BucketRoom(part("micro", 2), is_first=True)) == [160, 320, 440, 560]
+    assert followed(BucketRoom(part("micro", 2), is_first=True)) == [280, 560, 680, 800]
 
 
 def test_on_a_gpu_all_buckets_are_there_until_the_end() -> None:

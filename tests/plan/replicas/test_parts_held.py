@@ -1,4 +1,4 @@
-"""What a device holds while replicas sum a micro-batch: its bucket leaves, and others' parts come."""
+"""What a device holds while replicas sum a micro-batch: its bucket leaves, others' parts come."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from bigbrain_fx.plan import Options, Plan, Source, costs_of, make_plan
 from bigbrain_fx.plan.schedule import stage_costs
 from bigbrain_fx.plan.schedule.memory import Held, held
 from tests.support.synthetic import chain_graph, cluster_of, device
-
 
 MICROS = 4
 

@@ -48,6 +48,7 @@ from bigbrain_fx.plan import (
     require_options,
     require_placeable,
     require_rewritable,
+    require_sent_types,
     rewritten_note,
     timeline,
     turned_text,
@@ -138,6 +139,7 @@ def split(
         plan, said = _said_plan(found, chosen, make)
         plan, copied = with_true_copies(found, plan)
         _require_training(plan, lean=lean)
+        require_sent_types(plan)
         write_bundle(plan, found.weights, Path(os.path.abspath(out)), force=force, lean=lean)
         return Split(plan, Path(out), (*there, *said, *copied), found.parameters, found.capture_s)
 

@@ -27,6 +27,26 @@ class Elsewhere:
     at_import: tuple[str, ...] = ()
 
 
+def help_without_gpu(error: BaseException) -> str | None:
+    """Say what to write where code fails as there is no GPU; None where that is not why."""
+    text = str(error)
+    if not any(words in text for words in _NO_GPU):
+        return None
+    return (
+        "a bundle puts each part of the model on its device, and the batch where it is read: leave "
+        '.cuda() and .to("cuda") out of the model file, and write device=x.device for what forward '
+        "makes"
+    )
+
+
+_NO_GPU = (
+    "compiled with CUDA enabled",
+    "no NVIDIA driver",
+    "No CUDA GPUs",
+    "no CUDA-capable device",
+)
+
+
 def told_of_gpus(found: Elsewhere | None, gpus: Sequence[str]) -> tuple[str, ...]:
     """Return what the user of a plan with these GPUs should know.
 

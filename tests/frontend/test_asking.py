@@ -11,7 +11,7 @@ import torch
 
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import Elsewhere, capture, told_of_gpus
-from tests.support.command_line import call
+from tests.support.command_line import call, write_cluster
 
 FILE = """
 import torch
@@ -148,3 +148,24 @@ def test_a_plan_of_gpus_is_refused_and_one_of_cpus_is_not(tmp_path: Path, kind: 
     assert done.code == (0 if kind == "cpu" else 2), done.err
     assert ("torch.autocast(x.device.type" in done.err) == (kind == "cuda")
     assert (tmp_path / "bundle").exists() == (kind == "cpu")
+
+
+NO_GPU = {
+    "model": ("return Net()", "return Net().cuda()"),
+    "forward": ("x = self.a(x)", "x = self.a(x).cuda()"),
+    "batch": ("torch.randn(4, 8),", 'torch.randn(4, 8, device="cuda"),'),
+    "loss": ('batch["y"])', 'batch["y"].to("cuda"))'),
+}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this host has a GPU")
+@pytest.mark.parametrize("name", NO_GPU)
+def test_what_wants_a_gpu_here_is_told_to_leave_that_out(name: str, tmp_path: Path) -> None:
+    before, after = NO_GPU[name]
+    path = written(tmp_path, "pass")
+    text = path.read_text()
+    assert before in text
+    path.write_text(text.replace(before, after, 1))
+    done = call("split", path, "--devices", write_cluster(tmp_path), "--out", tmp_path / "bundle")
+    assert done.code == 2
+    assert 'leave .cuda() and .to("cuda") out of the model file' in done.err

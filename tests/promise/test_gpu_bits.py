@@ -84,7 +84,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-torch.backends.cudnn.deterministic = True  # else a GPU's own two runs differ
+torch.backends.cudnn.deterministic = True  # else cuDNN adds in any order
 
 
 class Block(nn.Module):

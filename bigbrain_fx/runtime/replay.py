@@ -309,7 +309,8 @@ class ReplayTransport:
         meeting = self.control.meet(generation, expected, self.known_layouts(), lacks)
         if meeting is None:
             return False
-        self.inner = inner = self.connect(generation)
+        self.inner = self.connect(generation)
+        inner = self._living()  # `_wake` had nothing to close if another died while they connected
         for tag, sent in self.sent.items():
             sent.peer_next = meeting.expected.get(tag, 0)
         self._learn_layouts(meeting)

@@ -252,6 +252,7 @@ class Member:
         recalled: it was ended so that all devices start again.
         starving, starved_s: tells how long it had no processor; what it said last.
         excused: the instruction of which that was reported.
+        stopped_at: since when it is stopped, of one that has not greeted yet; None: it is not.
         ended_at: when it was ended here because it hung, on a monotonic clock; None: it was not.
         knows: the orders that it takes, of those that older bundles do not.
         replicas: the devices of each, where a run can go on without one of them.
@@ -282,6 +283,7 @@ class Member:
     starved_s: float = 0.0
     excused: int = -2
     recalled: bool = False
+    stopped_at: float | None = None
     ended_at: float | None = None
     knows: frozenset[str] = frozenset()
     replicas: list[list[str]] = field(default_factory=list)

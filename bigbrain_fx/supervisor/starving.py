@@ -16,6 +16,10 @@ class Starves(Protocol):
         """Return the seconds in which it could have run and did not, in all."""
         ...
 
+    def is_stopped(self) -> bool:
+        """Return whether it is known to be stopped (SIGSTOP): it does not run until it is told."""
+        ...
+
 
 class ToldStarving:
     """What another host says of a process there."""
@@ -26,6 +30,10 @@ class ToldStarving:
     def look(self) -> float:
         """Return what was said last."""
         return self.total_s
+
+    def is_stopped(self) -> bool:
+        """Return false: nothing is said of that."""
+        return False
 
 
 class Starving:
@@ -47,6 +55,13 @@ class Starving:
         more = (ns - before.get(thread, 0) for thread, ns in self.waited_ns.items())
         self.total_s += max(more, default=0) / NS_PER_S
         return self.total_s
+
+    def is_stopped(self) -> bool:
+        """Return whether all of its threads are stopped; a debugger's are not meant."""
+        with suppress(OSError, IndexError):
+            told = [(thread / "stat").read_text() for thread in self.tasks.iterdir()]
+            return {text.rpartition(")")[2].split()[0] for text in told} == {"T"}
+        return False
 
 
 def _waited_ns(tasks: Path) -> dict[str, int]:

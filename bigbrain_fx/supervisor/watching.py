@@ -29,6 +29,7 @@ class Watch:
         """
         starved_s = self._excuse_starved(now)
         self._end_hung(now)
+        self._end_stopped(now)
         self._report_slow(now)
         self._end_late(now)
         self._require_ended(now)
@@ -52,11 +53,26 @@ class Watch:
         seconds, pulse = member.starved_s - before, member.pulse
         member.since = min(now, member.since + seconds)
         pulse.excuse(seconds, now)
+        self._see_stopped(member, now)
         is_long = pulse.computes and pulse.starved_s > self.crew.job.hang_s
         if is_long and member.excused != pulse.instruction:
             member.excused, name = pulse.instruction, member.device or member.name
             self.crew.report("starved", device=name, seconds=pulse.starved_s)
         return seconds
+
+    def _see_stopped(self, member: Member, now: float) -> None:
+        """Note since when a process is stopped whose heart does not beat yet."""
+        if member.greeted or not member.starving.is_stopped():
+            member.stopped_at = None
+        elif member.stopped_at is None:
+            member.stopped_at = now
+
+    def _end_stopped(self, now: float) -> None:
+        """End processes that were stopped as they started: `start_s` is for those that are slow."""
+        for member in self.crew.members:
+            at = member.stopped_at
+            if at is not None and now - at > self.crew.job.hang_s:
+                self._end(member, now)
 
     def _end_hung(self, now: float) -> None:
         greeted = {m.name: m for m in self.crew.members if m.greeted}

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
+
+import pytest
 
 from bigbrain_fx.supervisor.starving import Starving
 from bigbrain_fx.supervisor.stopping import Stopping
@@ -69,6 +74,32 @@ def test_a_process_that_comes_slowly_to_its_first_step_is_waited_for(tmp_path: P
 
         seen.turn_until(is_over)
         assert [event["device"] for event in seen.of("hang")] == ["d1"]
+
+
+def test_a_process_that_is_stopped_before_its_heart_beats_is_ended_as_a_hung_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was waited for as for one that starts slowly, 300 s."""
+    with stage(tmp_path, hang_s=HANG_S) as seen:
+        supervisor = seen.supervisor
+        for name in supervisor.job.devices:
+            supervisor._become(supervisor.crew.start(name, ""), name)
+        monkeypatch.setattr(seen.puppets[1].process.starving, "is_stopped", lambda: True)
+        seen.turn_until(lambda: bool(seen.of("hang")))
+        assert [event["device"] for event in seen.of("hang")] == ["d1"]
+
+
+def test_the_kernel_tells_that_a_process_is_stopped() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        starving = Starving(process.pid)
+        assert not starving.is_stopped()
+        process.send_signal(signal.SIGSTOP)
+        until = time.monotonic() + 10
+        while not starving.is_stopped():
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        process.kill()
+    assert not starving.is_stopped()
 
 
 def test_of_threads_that_wait_at_a_time_the_longest_counts(tmp_path: Path) -> None:

@@ -32,6 +32,9 @@ _READS_A_VALUE = (
     "an op takes a SymBool",
 )
 _BOTH_WAYS = "true in one run and false in another"
+_OWN_PART = (
+    "those lines into a module of their own (self.part = Part() in __init__), which is kept whole"
+)
 _FINAL = (
     *(_BOTH_WAYS, "gives other shapes for other data"),
     *("BX0120", "BX0160", "BX0170", "must return a scalar tensor"),
@@ -160,8 +163,8 @@ def branch(at: str | None, code: str, note: str = "") -> CaptureError:
         f"BX0101: the model reads a tensor's value in Python, so its path depends on data: {code}",
         at=at,
         notes=(note[:200],) if note else (),
-        help=f"say which way it goes with --assume {there}=false (or =true; the bundle checks it), "
-        "or decide with torch.where instead of if",
+        help=f"decide with torch.where instead of if; or put {_OWN_PART}; or say which way it goes "
+        f"with --assume {there}=false (or =true; the bundle checks it)",
     )
 
 
@@ -180,8 +183,7 @@ def undecided(at: str, code: str, by_dice: bool = False) -> CaptureError:
         f"{_BOTH_WAYS}: {code}",
         at=at,
         help=f"decide with torch.where instead of if, or keep one side with --assume {at}=false "
-        "(or =true): whoever runs the bundle is told where it does not hold; or put those lines "
-        "into a module of their own (self.part = Part() in __init__), which is kept whole",
+        f"(or =true): whoever runs the bundle is told where it does not hold; or put {_OWN_PART}",
     )
 
 

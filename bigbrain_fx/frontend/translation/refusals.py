@@ -21,6 +21,7 @@ from typing import Any
 
 from bigbrain_fx.errors import BigBrainError, CaptureError, InputError
 from bigbrain_fx.frontend.translation.batch import Batch
+from bigbrain_fx.frontend.translation.control_flow import asks_a_compiler, control_flow
 from bigbrain_fx.frontend.translation.sources import is_users, with_causes
 
 _READS_A_VALUE = (
@@ -110,6 +111,8 @@ def explain(error: BaseException, model: str = "") -> BigBrainError:
             help="leave generator= out; numbers that are to be the same in every call are drawn "
             "once, in __init__, and held: self.register_buffer('noise', torch.randn(8))",
         )
+    if asks_a_compiler(error):
+        return control_flow(at, code)
     special = _in_library(error, at, code)
     if special is not None:
         return special

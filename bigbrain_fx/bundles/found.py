@@ -220,6 +220,7 @@ def captured_model(
             facts.parameters,
             session.capture_s,
             session,
+            elsewhere=facts.elsewhere,
         )
 
 

@@ -5,6 +5,7 @@ This file knows exceptions; it knows no trace.
 
 from __future__ import annotations
 
+from bigbrain_fx.frontend.elsewhere import help_without_gpu
 from bigbrain_fx.frontend.translation.control_flow import CHOICE, asks_a_compiler
 
 _PLAIN_FIRST = "make model()(example_batch()) run in plain PyTorch first"
@@ -17,7 +18,9 @@ def first_remedy(error: Exception) -> str:
             "a batch that is a dict of any kind comes as a plain one: read batch['x'] for batch.x, "
             "or name forward's parameters like its entries: forward(self, x)"
         )
-    return CHOICE if asks_a_compiler(error) else _PLAIN_FIRST
+    if asks_a_compiler(error):
+        return CHOICE
+    return help_without_gpu(error) or _PLAIN_FIRST
 
 
 OF_CRITERION = (

@@ -43,10 +43,12 @@ _FINAL = (
 _OF_A_TRACE = ("BX0101", "BX0130", "BX0185", "BX0187", "BX0199")
 _ABOUT_SIZE = ("Constraints violated", "the trace fixed the batch size", "specialized it to be")
 _UNKNOWN_SIZE = re.compile(r"data-dependent expression (?!Eq\(u\d+, 1\)).*Size-like symbols: u\d")
+FROM_THE_INPUT = "take sizes from the input: x.shape[0], not a number nor len(x), which is one"
 _INSIDE = (  # torch's words for its own engine room
     re.compile(r"\s*\(unhinted: [^)]*\)\.?"),
     re.compile(r"\s*\(Size-like symbols: [^)]*\)"),
     re.compile(r"\s*(For more information|For the potential source|Please file an issue).*"),
+    re.compile(r"\s*If you're using torch\.compile.*"),
     re.compile(r"\s*[^.:]*TORCH_LOGS.*"),
 )
 _READS_A_NUMBER = re.compile(
@@ -96,11 +98,11 @@ def explain(error: BaseException, model: str = "") -> BigBrainError:
     first = _said(error)
     if is_about_size(error):
         return CaptureError(
-            "the model holds a size that only this number of rows fits: a buffer, a constant or a "
-            "branch",
+            "the model holds a size that only this number of rows fits: a buffer, a constant, a "
+            "branch or len(x)",
             at=at,
             notes=(code,) if code else (),
-            help="take sizes from the input (x.shape[0]), not from a number",
+            help=FROM_THE_INPUT,
         )
     if "fake tensor in the exported program constant" in first:
         return written_by_data()

@@ -29,7 +29,7 @@ from bigbrain_fx.errors import InputError
 _NORM, _COUNT = "aten.batch_norm.default", "aten.add_.Tensor"
 _WHOLE = ("int8", "int16", "int32", "int64", "uint8")
 _ONE = "use one replica (no --replicas, no --schedule gems)"
-_ALONE = f"{_ONE}, or put the module into eval() in train() of the model"
+_ALONE = f"{_ONE}; a norm may be in eval() instead, by train() of the model"
 _HELP: Mapping[str, str] = {
     "leaf.": "give a BatchNorm a momentum: one of momentum=None averages over all batches; else ",
     "aten.instance_norm.": "leave out track_running_stats; else ",

@@ -6,10 +6,12 @@ This file is stdlib only.
 
 from __future__ import annotations
 
+import ast
 import errno
 import os
 import sys
 from importlib import import_module
+from pathlib import Path
 
 from .telling import tell
 
@@ -32,10 +34,13 @@ class NeedsError(Exception):
 
 
 def require(program: str) -> None:
-    """Load torch and what `program` of the runtime imports; else end with a sentence."""
+    """Load torch and all that `program` and its entry point import; else say why, and end."""
+    entry = getattr(sys.modules["__main__"], "__file__", None)
     try:
         require_folder()
         load(*LIBRARIES, f"{__package__}.{program}")
+        if entry:
+            require_files(Path(entry))
     except NeedsError as error:
         tell(f"error: {error}")
         sys.exit(MISSING)
@@ -53,6 +58,26 @@ def require_folder() -> None:
         raise NeedsError(
             "the working directory has been removed", "cd to one that is there"
         ) from error
+
+
+def require_files(entry: Path) -> None:
+    """Import what an entry point imports by name: the device files and the user's code beside it.
+
+    Raises:
+        NeedsError: a file is not there, or is no Python. What a line of the user's raises is left
+            as it is.
+    """
+    for node in ast.parse(entry.read_bytes()).body:
+        for name in [a.name for a in node.names] if isinstance(node, ast.Import) else []:
+            try:
+                import_module(name)
+            except ModuleNotFoundError as error:
+                by = "" if error.name == name else f", which {name}.py imports,"
+                what = f"{error.name}{by} is neither in the bundle nor in {sys.executable}"
+                raise NeedsError(what, "copy the bundle again, or install it there") from error
+            except SyntaxError as error:
+                what = f"{error.filename}:{error.lineno} is no Python ({error.msg})"
+                raise NeedsError(what, "mend that line, or copy the bundle again") from error
 
 
 def load(*names: str) -> None:

@@ -82,6 +82,38 @@ def test_a_file_of_the_runtime_that_is_gone_is_the_bundles(bundle: Path, tmp_pat
     _one_sentence(done, "the bundle lacks runtime.step_sums: copy the bundle again")
 
 
+@pytest.mark.parametrize(
+    ("gone", "said"),
+    [
+        ("device_d1.py", "device_d1 is neither in the bundle nor in"),
+        ("training.py", "training is neither in the bundle nor in"),
+        ("runtime", "the bundle lacks a file (No module named 'runtime'): copy it again"),
+        ("supervisor", "the bundle lacks a file (No module named 'supervisor'): copy it again"),
+    ],
+)
+def test_a_part_of_a_bundle_that_is_gone_is_named(
+    gone: str, said: str, bundle: Path, tmp_path: Path
+) -> None:
+    copied = tmp_path / "copied"
+    shutil.copytree(bundle, copied, ignore=lambda *_: [gone])
+    program, *words = LAUNCHES if gone == "supervisor" else TRAINS
+    _one_sentence(_python(str(copied / program), *words), said)
+
+
+def test_what_was_edited_into_no_python_is_named(bundle: Path, tmp_path: Path) -> None:
+    copied = tmp_path / "copied"
+    shutil.copytree(bundle, copied)
+    with (copied / "training.py").open("a") as file:
+        file.write("import nowhere_at_all\n")
+    said = "nowhere_at_all, which training.py imports, is neither in the bundle nor in"
+    _one_sentence(_python(str(copied / "train.py"), *TRAINS[1:]), said)
+    with (copied / "training.py").open("a") as file:
+        file.write("def (\n")
+    for program, *words in (TRAINS, LAUNCHES):
+        done = _python(str(copied / program), *words)
+        _one_sentence(done, "training.py:", "is no Python (invalid syntax): mend that line")
+
+
 def test_a_setting_that_torch_refuses_is_named(bundle: Path, tmp_path: Path) -> None:
     environment = {"TORCH_LOGS": "nonsense"}
     remedy = "unset TORCH_LOGS, or see TORCH_LOGS=help"

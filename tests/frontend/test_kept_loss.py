@@ -98,6 +98,33 @@ def test_a_loss_that_can_be_traced_is_not_kept() -> None:
 F.mse_loss_of = lambda output, batch: F.mse_loss(output, batch[1])  # type: ignore[attr-defined]
 
 
+class Asks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.isfinite(x).all():  # a trace fails here first, and then takes the answer
+            x = x * 2
+        return self.head(x)
+
+
+def rows_that_count(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    return F.mse_loss(output[batch["counts"]], batch["y"][batch["counts"]])
+
+
+def test_the_line_of_the_loss_is_named_and_not_an_earlier_one() -> None:
+    batch = {
+        "x": torch.randn(4, 4),
+        "y": torch.randn(4, 6),
+        "counts": torch.tensor([True, False, True, True]),
+    }
+    found = capture(Asks(), batch, loss=rows_that_count)
+    (said,) = [w for w in found.warnings if w.startswith("BX0150")]
+    assert 'batch["y"][batch["counts"]]' in said
+    assert "isfinite" not in said
+
+
 def test_a_model_at_fault_is_told_as_before() -> None:
     class Model(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

@@ -272,6 +272,38 @@ def test_a_leaf_that_holds_tied_weights_and_is_called_twice() -> None:
     assert all(torch.equal(have[name], want[name]) for name in want)  # type: ignore[arg-type]
 
 
+class Chooses(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        def one(v: Tensor) -> Tensor:
+            return torch.tanh(self.a(v))
+
+        chosen: Tensor = torch.cond(x.sum() > 0, one, self.b, (x,))
+        return chosen
+
+
+class HasChooser(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.i, self.part = nn.Linear(4, 4), Chooses()
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen: Tensor = self.part(self.i(x)).square().mean()
+        return chosen
+
+
+@pytest.mark.parametrize("leaves", [[], ["Chooses"]])
+def test_control_flow_of_torch_names_what_may_stand_in_its_place(leaves: list[str]) -> None:
+    """Kept whole it cannot be either: torch compiles it where it is called."""
+    with pytest.raises((CaptureError, InputError)) as caught:
+        capture(HasChooser(), (torch.randn(4, 4),), leaves=leaves)
+    assert caught.value.help is not None
+    assert "torch.where(flag, one, two); or write if and while of Python" in caught.value.help
+
+
 def test_marks_need_no_bigbrain_in_a_bundle() -> None:
     imports = "import bigbrain_fx as bb\nfrom bigbrain_fx import leaf as keep\n"
     text = f"{imports}\n@bb.leaf\nclass A: pass\nB = keep(A)\n"

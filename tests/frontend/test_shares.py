@@ -70,6 +70,24 @@ def test_a_sum_over_rows_is_told_and_not_split_unevenly() -> None:
     assert ".mean()" in (error.value.help or "")
 
 
+def by_len(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    return (output - batch["y"]).square().sum() / len(batch["y"])
+
+
+def by_shape(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    return (output - batch["y"]).square().sum() / batch["y"].shape[0]
+
+
+def test_rows_counted_by_len_are_a_number_and_by_shape_are_not() -> None:
+    x, y = torch.randn(ROWS, 4), torch.randn(ROWS, 2)
+    found = captured(Plain(), x, y, by_len)
+    assert any("or len(x)" in said for said in found.warnings)
+    with pytest.raises(InputError, match=r"drop_last = False, and the trace holds") as error:
+        require_rows(False, found, True)
+    assert "x.shape[0], not a number nor len(x)" in (error.value.help or "")
+    require_rows(False, captured(Plain(), x, y, by_shape), True)
+
+
 def test_a_guess_of_the_batch_that_matters_is_refused_and_a_word_helps() -> None:
     x, y = torch.randn(4, ROWS, 4), torch.randn(ROWS, 2)
     with pytest.raises(InputError, match="which dimension is the batch cannot be told") as error:

@@ -55,6 +55,20 @@ def test_batches_that_lower_a_dropout_rate_are_refused() -> None:
     assert net.drop.p == 0.5  # as it was
 
 
+def test_batches_that_freeze_a_part_are_refused_with_rates_of_zero() -> None:
+    net = Net()
+
+    def batches(_: int) -> Iterator[dict[str, Any]]:
+        for step in range(100):
+            net.linear.requires_grad_(step % 2 == 0)
+            yield example()
+
+    with pytest.raises(InputError, match=r"batches\(\) changes linear.weight.requires_grad") as why:
+        asked(net, batches=batches)
+    assert why.value.help is not None
+    assert "let scheduler(optimizer) return torch.optim.lr_scheduler.LambdaLR" in why.value.help
+
+
 def test_a_number_of_the_file_that_forward_reads_is_refused() -> None:
     def lr_scale(step: int) -> float:
         global SCALE

@@ -253,6 +253,34 @@ def test_the_remedy_works() -> None:
     assert_same(model, capture(model, batch()), model)
 
 
+class Cached(Net):
+    """A table that is made anew where a text is longer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table: Tensor
+        self.make(2)
+
+    def make(self, longest: int) -> None:
+        self.longest = longest
+        self.register_buffer("table", torch.ones(longest, 8).cumsum(0), persistent=False)
+
+    def middle(self, h: Tensor) -> Tensor:
+        if h.shape[1] > self.longest:
+            self.make(h.shape[1])
+        return h * self.table[: h.shape[1]]
+
+
+def test_a_cache_that_a_first_call_makes_longer_wants_that_call_in_model() -> None:
+    x = torch.randn(3, 5, 4)
+    with pytest.raises(CaptureError, match=r"BX0160.*longest") as caught:
+        capture(Cached(), (x,))
+    assert "let model() run the model once" in (caught.value.help or "")
+    model = Cached()
+    model(x)
+    assert_same(model, capture(model, (x,)), model)
+
+
 def test_without_weights_it_is_a_warning() -> None:
     with torch.device("meta"):
         model = Hidden()

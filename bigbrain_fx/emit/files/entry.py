@@ -40,11 +40,23 @@ def beginning(program: str) -> list[str]:
         "",
         'if __name__ == "__main__":  # `python -P` and `-I` leave this folder out',
         "    sys.path.insert(0, str(Path(__file__).resolve().parent))",
-        "    from runtime import needs",
+        *loading("from runtime import needs", 4),
         "",
         f'    needs.require("{program}")  # torch; where it cannot be loaded, a sentence says why',
         "",
     ]
+
+
+def loading(statement: str, indent: int) -> list[str]:
+    """Write an import of the bundle's own code; where that is gone, a sentence says so."""
+    lines = [
+        "try:",
+        f"    {statement}",
+        "except ImportError as error:",
+        '    print(f"error: the bundle lacks a file ({error}): copy it again", file=sys.stderr)',
+        "    sys.exit(2)",
+    ]
+    return [" " * indent + line for line in lines]
 
 
 def data_fields(module: str, constants: Mapping[str, str]) -> dict[str, str]:

@@ -12,6 +12,7 @@ from bigbrain_fx.emit.files.entry import (
     call_lines,
     data_fields,
     device_fields,
+    loading,
     with_users_code,
 )
 from bigbrain_fx.emit.files.model_file import (
@@ -213,7 +214,7 @@ def launch_text(plan: Plan) -> str:
         "",
         "sys.path.insert(0, str(Path(__file__).resolve().parent))  # also under `python -P` and -I",
         "",
-        "from supervisor import main",
+        *loading("from supervisor import main", 0),
         "",
         *wrapped(f"DEVICES = {plan.stages.devices!r}", 0),
         *(wrapped(f"HOSTS = {hosts!r}", 0) if several else []),

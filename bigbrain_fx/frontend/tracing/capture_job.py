@@ -15,12 +15,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bigbrain_fx.core import Graph
 from bigbrain_fx.errors import BigBrainError, CaptureError, InputError
-from bigbrain_fx.frontend.elsewhere import help_without_gpu
 from bigbrain_fx.frontend.tracing.by_data import data_seen
 from bigbrain_fx.frontend.tracing.captured import Captured
 from bigbrain_fx.frontend.tracing.check import BACKWARD, CheckRun, affordable
 from bigbrain_fx.frontend.tracing.dice import random_state_kept, rolls
 from bigbrain_fx.frontend.tracing.export import ambient, export_step, quiet
+from bigbrain_fx.frontend.tracing.first_remedies import OF_CRITERION, first_remedy
 from bigbrain_fx.frontend.tracing.generators import line_of_generator
 from bigbrain_fx.frontend.tracing.hooks import (
     FUNCTION,
@@ -375,28 +375,11 @@ class CaptureJob:
                 f"the {'loss' if in_loss else 'model'} fails on its example batch: "
                 f"{type(error).__name__}: {first}",
                 at=where(error),
-                help=_OF_CRITERION if in_loss and is_criterion else _first(error),
+                help=OF_CRITERION if in_loss and is_criterion else first_remedy(error),
             )
         return None
 
 
-_PLAIN_FIRST = "make model()(example_batch()) run in plain PyTorch first"
-
-
-def _first(error: Exception) -> str:
-    """Say what to do first where plain PyTorch fails, too; or why it may not do so elsewhere."""
-    if "'dict' object has no attribute" in str(error):
-        return (
-            "a batch that is a dict of any kind comes as a plain one: read batch['x'] for batch.x, "
-            "or name forward's parameters like its entries: forward(self, x)"
-        )
-    return help_without_gpu(error) or _PLAIN_FIRST
-
-
-_OF_CRITERION = (
-    "the loss is called as loss(output, batch), with the whole batch: loss=lambda output, batch: "
-    "criterion(output, batch[1])"
-)
 _BY_DATA = (
     "t.data = new gives t other memory, and autograd does not count what is written through .data: "
     "write the numbers in place, with torch.no_grad(): t.copy_(new), and let what needs the old "

@@ -135,8 +135,7 @@ class Ladder:
         own, part = self.step.own_loss, self.step.seen.part
         if own is None or self.loss is not None or part == "model" or is_about_size(error):
             return False
-        self.loss, (at, code) = KeptLoss(own), place(error)
-        self.why = at, code if at else str(getattr(error, "what", "")).partition(" (")[0]
+        self.loss, self.why = KeptLoss(own), _why(error)
         if self.has_numbers:
             rows = max(2, self.batch.rows)
             watch = self.step.watch
@@ -225,3 +224,15 @@ class Ladder:
         tied = len({id(p) for _, p in parameters}) < len(parameters)
         whole = self.leaves or self.loss or (self.recorder and self.recorder.calls)
         return not (self.strict or tied or whole or is_final(error) or is_broken(error))
+
+
+def _why(error: Exception) -> tuple[str | None, str]:
+    """Return the line of the user's that an error names, and its text.
+
+    What a refusal of ours names comes first: an error that came before hangs on it, too.
+    """
+    what = error.what if isinstance(error, BigBrainError) else ""
+    if isinstance(error, BigBrainError) and error.at:
+        return error.at, what.split(": ", 2)[-1]
+    at, code = place(error)
+    return at, code if at else what.partition(" (")[0]

@@ -16,6 +16,7 @@ import inspect
 import itertools
 import time
 import types
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
@@ -105,8 +106,12 @@ def _stepped(model: nn.Module, make: Make) -> object:
 def _scheduled(model: nn.Module, make: Make, scheduler: Make) -> object:
     few = cut_short(shapes_of({n: p for n, p in model.named_parameters() if p.requires_grad}))
     made = scheduler(make([(n, nn.Parameter(numbers_of(n, shape))) for n, shape in few.items()]))
-    for _ in range(_STEPS):
-        made.step()
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", "Detected call of `lr_scheduler"
+        )  # no update is made here
+        for _ in range(_STEPS):
+            made.step()
     return made
 
 
@@ -251,10 +256,25 @@ def _changes(name: str, function: Callable[..., object], moved: list[str]) -> In
         f"{name} {what}, and what forward computes depends on it: a trace would keep what it is "
         "now for ever",
         at=_place(function),
-        help="let the batch bring it: an entry of batches() with a number for each row, "
-        "torch.full((rows, 1), value), that forward reads; for a dropout rate, forward draws the "
-        "mask: h * (torch.rand_like(h) < keep) / keep",
+        help=_BY_RATES if _freezes(moved) else _BY_THE_BATCH,
     )
+
+
+def _freezes(moved: list[str]) -> bool:
+    return bool(moved) and all(name.endswith(".requires_grad") for name in moved)
+
+
+_BY_RATES = (
+    "freeze by rates: give those parameters a group of their own in optimizer(named_params), "
+    "picked by name, and let scheduler(optimizer) return torch.optim.lr_scheduler.LambdaLR("
+    "optimizer, [lambda step: float(step >= 200), lambda step: 1.0]), a factor for each group; "
+    "momentum and clipping still count their gradients meanwhile"
+)
+_BY_THE_BATCH = (
+    "let the batch bring it: an entry of batches() with a number for each row, torch.full((rows, "
+    "1), value), that forward reads; for a dropout rate, forward draws the mask: h * "
+    "(torch.rand_like(h) < keep) / keep"
+)
 
 
 def _place(function: Callable[..., object]) -> str | None:

@@ -183,7 +183,8 @@ def _remedy(name: str, after: Attributes) -> str:
     return (
         f"{many}self.register_buffer({last!r}, torch.zeros({shape})) in __init__, and write into "
         f"it in place: with torch.no_grad(): self.{last}.copy_(new); read it as a tensor "
-        "(torch.where, not if). Where its shape has the rows of the batch: --micro-batches 1"
+        "(torch.where, not if). Where its shape has the rows of the batch: --micro-batches 1. What "
+        "only a first call changes (a cache for longer texts): let model() run the model once"
     )
 
 

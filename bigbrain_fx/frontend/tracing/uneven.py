@@ -21,6 +21,7 @@ from bigbrain_fx.frontend.tracing.plain import Plain
 from bigbrain_fx.frontend.tracing.shares import in_eval, near
 from bigbrain_fx.frontend.tracing.step import Loss, Route, Step, route
 from bigbrain_fx.frontend.translation.batch import Batch, Entry, fill, named
+from bigbrain_fx.frontend.translation.refusals import FROM_THE_INPUT
 
 if TYPE_CHECKING:
     from bigbrain_fx.frontend.tracing.captured import Captured
@@ -47,7 +48,7 @@ def require_rows(drop_last: bool | None, captured: Captured, training: bool) -> 
         raise InputError(
             f"drop_last = False, and the trace holds for micro-batches of {fixed} rows only",
             notes=captured.warnings[:1],
-            help="drop_last = True, which leaves a smaller last batch out",
+            help=f"{FROM_THE_INPUT}; or drop_last = True, which leaves a smaller last batch out",
         )
     if captured.shares is not None and captured.shares.is_sum:
         raise InputError(

@@ -21,6 +21,7 @@ from typing import Any
 
 from bigbrain_fx.errors import BigBrainError, CaptureError, InputError
 from bigbrain_fx.frontend.translation.batch import Batch
+from bigbrain_fx.frontend.translation.control_flow import asks_a_compiler, control_flow
 from bigbrain_fx.frontend.translation.sources import is_users, with_causes
 
 _READS_A_VALUE = (
@@ -32,6 +33,9 @@ _READS_A_VALUE = (
     "an op takes a SymBool",
 )
 _BOTH_WAYS = "true in one run and false in another"
+_OWN_PART = (
+    "those lines into a module of their own (self.part = Part() in __init__), which is kept whole"
+)
 _FINAL = (
     *(_BOTH_WAYS, "gives other shapes for other data"),
     *("BX0120", "BX0160", "BX0170", "must return a scalar tensor"),
@@ -39,10 +43,12 @@ _FINAL = (
 _OF_A_TRACE = ("BX0101", "BX0130", "BX0185", "BX0187", "BX0199")
 _ABOUT_SIZE = ("Constraints violated", "the trace fixed the batch size", "specialized it to be")
 _UNKNOWN_SIZE = re.compile(r"data-dependent expression (?!Eq\(u\d+, 1\)).*Size-like symbols: u\d")
+FROM_THE_INPUT = "take sizes from the input: x.shape[0], not a number nor len(x), which is one"
 _INSIDE = (  # torch's words for its own engine room
     re.compile(r"\s*\(unhinted: [^)]*\)\.?"),
     re.compile(r"\s*\(Size-like symbols: [^)]*\)"),
     re.compile(r"\s*(For more information|For the potential source|Please file an issue).*"),
+    re.compile(r"\s*If you're using torch\.compile.*"),
     re.compile(r"\s*[^.:]*TORCH_LOGS.*"),
 )
 _READS_A_NUMBER = re.compile(
@@ -92,11 +98,11 @@ def explain(error: BaseException, model: str = "") -> BigBrainError:
     first = _said(error)
     if is_about_size(error):
         return CaptureError(
-            "the model holds a size that only this number of rows fits: a buffer, a constant or a "
-            "branch",
+            "the model holds a size that only this number of rows fits: a buffer, a constant, a "
+            "branch or len(x)",
             at=at,
             notes=(code,) if code else (),
-            help="take sizes from the input (x.shape[0]), not from a number",
+            help=FROM_THE_INPUT,
         )
     if "fake tensor in the exported program constant" in first:
         return written_by_data()
@@ -107,6 +113,8 @@ def explain(error: BaseException, model: str = "") -> BigBrainError:
             help="leave generator= out; numbers that are to be the same in every call are drawn "
             "once, in __init__, and held: self.register_buffer('noise', torch.randn(8))",
         )
+    if asks_a_compiler(error):
+        return control_flow(at, code)
     special = _in_library(error, at, code)
     if special is not None:
         return special
@@ -160,8 +168,8 @@ def branch(at: str | None, code: str, note: str = "") -> CaptureError:
         f"BX0101: the model reads a tensor's value in Python, so its path depends on data: {code}",
         at=at,
         notes=(note[:200],) if note else (),
-        help=f"say which way it goes with --assume {there}=false (or =true; the bundle checks it), "
-        "or decide with torch.where instead of if",
+        help=f"decide with torch.where instead of if; or put {_OWN_PART}; or say which way it goes "
+        f"with --assume {there}=false (or =true; the bundle checks it)",
     )
 
 
@@ -180,8 +188,7 @@ def undecided(at: str, code: str, by_dice: bool = False) -> CaptureError:
         f"{_BOTH_WAYS}: {code}",
         at=at,
         help=f"decide with torch.where instead of if, or keep one side with --assume {at}=false "
-        "(or =true): whoever runs the bundle is told where it does not hold; or put those lines "
-        "into a module of their own (self.part = Part() in __init__), which is kept whole",
+        f"(or =true): whoever runs the bundle is told where it does not hold; or put {_OWN_PART}",
     )
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, cast
 from torch import fx
 
 from bigbrain_fx.core import Arg, Graph, Input, Op, Ref, TensorSpec
-from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend.translation.batch import unique
+from bigbrain_fx.frontend.translation.control_flow import control_flow
 from bigbrain_fx.frontend.translation.nodes import literal, place_of
 from bigbrain_fx.frontend.translation.sizes import plus
 from bigbrain_fx.frontend.translation.sources import line_of
@@ -46,11 +46,7 @@ def _read(node: fx.Node) -> tuple[str, dict[str, Arg], fx.GraphModule, tuple[obj
         options = {"dtype": literal(dtype), "enabled": literal(enabled)}
         return "region.autocast", options, _body(node, body), tuple(args)
     at, code = line_of(node.meta.get("stack_trace"))
-    raise CaptureError(
-        f"control flow of torch ({name}) cannot be split: {code}",
-        at=at or None,
-        help="write it with torch.where, or unroll it",
-    )
+    raise control_flow(at or None, f"{name}: {code}")
 
 
 def _body(node: fx.Node, body: object) -> fx.GraphModule:

@@ -93,6 +93,8 @@ def sharded(
         InputError: two axes meet in one tensor, or an axis is too small.
     """
     divided = [(axis, lengths(axis.size, shares)) for axis in axes]
+    if not divided:
+        return Sharded((graph,) * len(shares), ())
     _require_apart([axis for axis, _ in divided])
     members = [
         _Rewriting(graph, [SizePart(axis, each, member) for axis, each in divided], scatters)

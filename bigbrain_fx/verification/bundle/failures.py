@@ -55,14 +55,25 @@ _REMEDIES = (
 )
 
 
+def _parted(message: str) -> tuple[str, str]:
+    """Part what a bundle says of its data from what to do, which mostly stands behind it."""
+    for said, remedy in _REMEDIES:
+        if said in message:
+            return message, remedy
+    step, _, rest = message.partition(": ") if message.startswith("step ") else ("", "", message)
+    what, _, remedy = rest.partition(": ")
+    return f"{step}: {what}" if step else what, remedy or _LIKE_THE_EXAMPLE
+
+
 def error_of(error: Exception, bundle: Path, model: Path | None) -> InputError | None:
     """Explain an exception; None for one that this product itself has raised."""
     first = (str(error).splitlines() or [""])[0]
     if type(error).__name__ == "BatchError":  # of the bundle's own copy of the runtime
+        what, remedy = _parted(first)
         return InputError(
-            f"the data do not fit the bundle: {first}",
+            f"the data do not fit the bundle: {what}",
             at=f"{model.name if model else bundle.name}: batches",
-            help=next((remedy for said, remedy in _REMEDIES if said in first), _LIKE_THE_EXAMPLE),
+            help=remedy,
         )
     if type(error).__name__ in ("AssumptionError", "WrongAnswerError"):  # of a bundle, or here
         named = re.search(r"[^\s:]+\.py:\d+", first)

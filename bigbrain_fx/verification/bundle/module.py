@@ -30,6 +30,7 @@ from bigbrain_fx.frontend import (
 
 SEEDS = (0, 1)
 SHOWN = 5
+_ROUNDED = 8  # units of the largest entry of all gradients: what rounding leaves of a zero
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,27 @@ def link(name: str, found: list[str], detail: str) -> dict[str, object]:
     more = [f"and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
     shown = "; ".join([*found[:SHOWN], *more])
     return {"name": name, "passed": not found, "detail": shown if found else detail}
+
+
+def left_of_zero(
+    expected: Mapping[str, Tensor], found: Mapping[str, Tensor], unit: float
+) -> frozenset[str]:
+    """Return whose gradient is in both what rounding leaves of a zero: it has no digit to compare.
+
+    A bias before a BatchNorm has such a one, and whatever moves both sides of a distance.
+
+    Args:
+        expected: gradients of all that is trained.
+        found: those to compare with them.
+        unit: of rounding, of the coarsest type in the model.
+    """
+    sizes = {n: float(g.abs().max()) if g.numel() else 0.0 for n, g in expected.items()}
+    noise = _ROUNDED * unit * max(sizes.values(), default=0.0)
+    return frozenset(
+        name
+        for name, size in sizes.items()
+        if 0 < size <= noise and name in found and float(found[name].abs().max()) <= noise
+    )
 
 
 def relative_error(found: Tensor | None, want: Tensor) -> float:

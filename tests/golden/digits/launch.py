@@ -11,7 +11,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also under `python -P` and -I
 
-from supervisor import main
+try:
+    from supervisor import main
+except ImportError as error:
+    print(f"error: the bundle lacks a file ({error}): copy it again", file=sys.stderr)
+    sys.exit(2)
 
 DEVICES = ("d0", "d1")
 

@@ -13,7 +13,11 @@ from pathlib import Path
 
 if __name__ == "__main__":  # `python -P` and `-I` leave this folder out
     sys.path.insert(0, str(Path(__file__).resolve().parent))
-    from runtime import needs
+    try:
+        from runtime import needs
+    except ImportError as error:
+        print(f"error: the bundle lacks a file ({error}): copy it again", file=sys.stderr)
+        sys.exit(2)
 
     needs.require("train")  # torch; where it cannot be loaded, a sentence says why
 

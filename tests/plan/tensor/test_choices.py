@@ -138,3 +138,23 @@ def test_a_vocabulary_sends_what_its_channels_carry_and_no_scores() -> None:
     plan = make_plan(found.graph, where, Source("model.py"), options)
     sent = sum(part.nbytes for part in part_channels(plan) if part.sender == "d0")
     assert sum(choice.sent_bytes for choice in axis_choices(plan)) == sent
+
+
+class Dropping(nn.Module):
+    """One hidden width, and dice before it: an op that sees how its input lies in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(F.dropout(x, 0.5)))).pow(2).mean()
+
+
+def test_the_only_axis_of_a_model_that_draws_is_compared_with_none() -> None:
+    found = capture(Dropping(), {"x": torch.randn(48, WIDTH)})
+    where = Cluster((device("d0"), device("d1")), Link(1e-5, 1e9))
+    options = Options(partitioner="naive", micro_batches=4, tensor=2)
+    plan = make_plan(found.graph, where, Source("model.py"), options)
+    (choice,) = axis_choices(plan)
+    assert choice.sent_bytes == sum(p.nbytes for p in part_channels(plan) if p.sender == "d0")

@@ -11,6 +11,10 @@ from collections.abc import Iterator
 from bigbrain_fx.core import Arg, Dim, Graph, Op, ParamRef, Ref
 
 _Span = tuple[int, int]
+_CUTS = {
+    "aten.slice.Tensor": ("dim", "start", "end", "step"),
+    "aten.narrow.default": ("dim", "start", "length"),
+}
 
 
 def end_to_end(graph: Graph) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -21,7 +25,7 @@ def end_to_end(graph: Graph) -> Iterator[tuple[str, tuple[int, ...]]]:
     """
     found: dict[tuple[Ref | ParamRef, int, int], dict[str, _Span]] = defaultdict(dict)
     for op in graph.ops:
-        if op.target == "aten.slice.Tensor" and isinstance(op.args[0], Ref | ParamRef):
+        if op.target in _CUTS and isinstance(op.args[0], Ref | ParamRef):
             size, dim, span = _span(graph, op)
             if span is not None and span != (0, size):
                 found[op.args[0], dim, size][op.name] = span
@@ -34,7 +38,7 @@ def end_to_end(graph: Graph) -> Iterator[tuple[str, tuple[int, ...]]]:
 def _span(graph: Graph, op: Op) -> tuple[int, int, _Span | None]:
     """Return (size, dimension, what is taken) of a slice; None for what is known at run time."""
     source = op.args[0]
-    named = dict(zip(("dim", "start", "end", "step"), op.args[1:], strict=False)) | dict(op.kwargs)
+    named = dict(zip(_CUTS[op.target], op.args[1:], strict=False)) | dict(op.kwargs)
     dim, start, step = named.get("dim", 0), named.get("start") or 0, named.get("step", 1)
     made = op.outputs[0].shape
     assert isinstance(dim, int)

@@ -92,7 +92,7 @@ def _slice(call: ShardCall) -> Ruled:
     """Take start..stop of a dimension: all of it, or one of several pieces."""
     before = call.dims(call.op.args[0])
     dim = call.number(1, "dim", 0) % len(before)
-    start, step = call.arg(2, "start", 0) or 0, call.number(4, "step", 1)
+    start, step = call.arg(2, "start", 0) or 0, call.number(4, "step", 1)  # a narrow has none
     have, want = size(before[dim]), call.shape[dim]
     if not isinstance(start, int):
         raise TypeError("start is no number")
@@ -181,7 +181,7 @@ RULES: Mapping[str, Rule] = {
     "select": _select,
     **dict.fromkeys(("chunk",), _chunk),
     **dict.fromkeys(("split", "split_with_sizes"), _chunk),
-    "slice": _slice,
+    **dict.fromkeys(("slice", "narrow"), _slice),
     **dict.fromkeys(("cat", "concat"), _cat),
     "stack": _stack,
     **dict.fromkeys(("expand", "broadcast_to"), _expand),

@@ -27,7 +27,7 @@ def end_to_end(graph: Graph) -> Iterator[tuple[str, tuple[int, ...]]]:
     for op in graph.ops:
         if op.target in _CUTS and isinstance(op.args[0], Ref | ParamRef):
             size, dim, span = _span(graph, op)
-            if span is not None and span != (0, size):
+            if span is not None and span != (0, size) and span[0] < span[1]:
                 found[op.args[0], dim, size][op.name] = span
     for (_, _, size), spans in found.items():
         sizes = _sizes(sorted(set(spans.values())), size)

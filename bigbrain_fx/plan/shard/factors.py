@@ -10,13 +10,15 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import TypeAlias
 
 
 class Factor:
     """A piece of a dimension; `up` leads to the one that it was made the same as.
 
-    It may be a product, `parts`, or a sum, `pieces`.
+    It may be a product, `parts`, or a sum, `pieces`. What is a sum may be left so: its pieces are
+    forgotten where it has to be divided otherwise.
     """
 
     __slots__ = ("parts", "pieces", "size", "tags", "up")
@@ -39,13 +41,8 @@ class Factor:
         return found
 
     def divide(self, first: int) -> tuple[Factor, Factor]:
-        """Divide into (first, rest); both are what it was.
-
-        Raises:
-            UnlikeError: it is pieces that stand one after another.
-        """
-        if self.pieces:
-            raise UnlikeError("pieces that are no product")
+        """Divide into (first, rest); both are what it was. Pieces that it had are forgotten."""
+        self.pieces = ()
         self.parts = Factor(first), Factor(self.size // first)
         for part in self.parts:
             part.tags |= self.tags
@@ -189,7 +186,7 @@ def _join(a: Factor, b: Factor, left: deque[Factor], right: deque[Factor]) -> No
     if a.size == b.size:
         if a.pieces and b.pieces:
             _join_pieces(a, b)
-        a, b = (b, a) if b.pieces else (a, b)
+        a, b = (b, a) if b.pieces and not a.pieces else (a, b)
         b.up = a
         a.tags |= b.tags
     elif a.size % b.size == 0:
@@ -203,10 +200,11 @@ def _join(a: Factor, b: Factor, left: deque[Factor], right: deque[Factor]) -> No
 
 
 def _join_pieces(a: Factor, b: Factor) -> None:
-    if [*map(size, a.pieces)] != [*map(size, b.pieces)]:
-        raise UnlikeError("other pieces")
-    for one, other in zip(a.pieces, b.pieces, strict=True):
-        unify(one, other)
+    """Make like pieces the same; of others, those of the first are kept."""
+    if [*map(size, a.pieces)] == [*map(size, b.pieces)]:
+        with suppress(UnlikeError):
+            for one, other in zip(a.pieces, b.pieces, strict=True):
+                unify(one, other)
 
 
 def reshaped(dims: Dims, shape: Sequence[int]) -> Dims:
@@ -245,7 +243,7 @@ def _dealt(dims: Iterable[Dimension], shape: Sequence[int]) -> list[Dimension] |
         while (got := size(own)) < want:
             factor = have.popleft()
             need = want // got
-            if factor.size > need and factor.size % need == 0 and not factor.pieces:
+            if factor.size > need and factor.size % need == 0:
                 factor, rest = factor.divide(need)
                 have.appendleft(rest)
             if want % (got * factor.size):

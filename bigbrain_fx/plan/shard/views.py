@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
@@ -108,19 +108,26 @@ def _slice(call: ShardCall) -> Ruled:
 
 
 def _cat(call: ShardCall) -> Ruled:
-    """Join equal pieces as (which, index); others stand one after another."""
+    """Join equal pieces as (which, index); others stand one after another, but for empty ones."""
     items = call.op.args[0]
     parts = [call.dims(item) for item in (items if isinstance(items, tuple) else (items,))]
     dim = call.number(1, "dim", 0) % len(parts[0])
-    sizes = {size(part[dim]) for part in parts}
     for other in parts[1:]:
         for place, (a, b) in enumerate(zip(parts[0], other, strict=True)):
-            if place != dim or len(sizes) == 1:
+            if place != dim:
                 unify(a, b)
-    own = parts[0][dim]
-    every = (Factor(len(parts)), *own) if len(sizes) == 1 else (joined(p[dim] for p in parts),)
-    ruled = _carried(parts[0], (*parts[0][:dim], every, *parts[0][dim + 1 :]))
-    return replace(ruled, along=(*ruled.along, *own))
+    filled = [part[dim] for part in parts if size(part[dim])] or [parts[0][dim]]
+    ruled = _carried(parts[0], (*parts[0][:dim], _end_to_end(filled), *parts[0][dim + 1 :]))
+    return replace(ruled, along=(*ruled.along, *filled[0]))
+
+
+def _end_to_end(pieces: Sequence[Dimension]) -> Dimension:
+    own, *others = pieces
+    if any(size(other) != size(own) for other in others):
+        return (joined(pieces),)
+    for other in others:
+        unify(own, other)
+    return (Factor(len(pieces)), *own)
 
 
 def _stack(call: ShardCall) -> Ruled:

@@ -17,6 +17,7 @@ from bigbrain_fx.plan.shard.factors import (
     joined,
     leaves,
     reshaped,
+    size,
     strides,
     unify,
 )
@@ -56,11 +57,11 @@ def test_a_reshape_that_does_not_divide_gives_new_factors_there_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "shares", "want"),
+    ("count", "shares", "want"),
     [(3, (2, 1), (2, 1)), (8, (3, 1), (6, 2)), (4, (100, 1), (3, 1)), (5, (1, 1, 1), (2, 2, 1))],
 )
-def test_an_axis_is_divided_by_shares(size: int, shares: tuple[int, ...], want: object) -> None:
-    assert lengths(size, shares) == want
+def test_an_axis_is_divided_by_shares(count: int, shares: tuple[int, ...], want: object) -> None:
+    assert lengths(count, shares) == want
 
 
 def test_an_axis_has_a_part_for_every_member() -> None:
@@ -84,17 +85,26 @@ def test_unlike_pieces_have_what_is_in_all_of_them() -> None:
     assert cut(rows, (24, 8, 8)) == (q, k, v)
 
 
-def test_pieces_are_divided_no_other_way() -> None:
-    (rows,) = fresh((40,))
-    cut(rows, (24, 8, 8))
-    with pytest.raises(UnlikeError):
-        unify(rows, (Factor(5), Factor(8)))
+def test_pieces_are_forgotten_where_a_dimension_is_divided_otherwise() -> None:
+    (rows,), (other,), (viewed,) = fresh((40,)), fresh((40,)), fresh((40,))
+    pieces = cut(rows, (24, 8, 8))
     assert not cut(rows, (16, 24))
-    assert not {*flat(reshaped((rows,), (5, 8)))} & {*rows}
-    (other,) = fresh((40,))
     cut(other, (8, 32))
-    with pytest.raises(UnlikeError):
-        unify(rows, other)
+    unify(rows, other)
+    assert [*map(size, next(leaves(other)).pieces)] == [24, 8, 8]
+    unify(viewed, (Factor(5), Factor(8)))
+    unify(rows, viewed)
+    assert sizes((rows, viewed)) == [[5, 8], [5, 8]]
+    assert not cut(rows, (24, 8, 8))
+    assert not {*everything(rows)} & {*flat(pieces)}
+
+
+def test_like_pieces_that_are_divided_otherwise_leave_those_of_the_first() -> None:
+    (one,), (other,) = fresh((40,)), fresh((40,))
+    unify(cut(one, (24, 16))[0], (Factor(6), Factor(4)))
+    unify(cut(other, (24, 16))[0], (Factor(8), Factor(3)))
+    unify(one, other)
+    assert list(leaves(one)) == list(leaves(other))
 
 
 def test_a_dimension_without_pieces_gets_those_of_its_like() -> None:

@@ -24,7 +24,10 @@ QUERIES, KEYS = HEADS * EACH, GROUPS * EACH
 
 
 class Block(nn.Module):
-    """Grouped-query attention whose queries, keys and values are rows of one matrix."""
+    """Grouped-query attention whose queries, keys and values are rows of one matrix.
+
+    As in phi3, what a rotary embedding would not turn is an empty rest.
+    """
 
     def __init__(self, cut: Callable[[nn.Linear, Tensor], tuple[Tensor, ...]]) -> None:
         super().__init__()
@@ -38,6 +41,7 @@ class Block(nn.Module):
 
 def attended_by(*parts: Tensor) -> Tensor:
     q, k, v = (part.unflatten(-1, (-1, EACH)).transpose(1, 2) for part in parts)
+    q, k = (torch.cat((part[..., :EACH], part[..., EACH:]), -1) for part in (q, k))  # no rest
     mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     return mixed.transpose(1, 2).flatten(2)
 

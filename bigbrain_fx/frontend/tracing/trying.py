@@ -197,8 +197,11 @@ def _or_zero(gradient: Tensor | None, of: Tensor) -> Tensor:
 
 
 def _says_something(value: Tensor) -> bool:
-    """Whether there is a finite number: NaN equals NaN, which would prove nothing."""
-    return bool(value.detach().isfinite().any())
+    """Whether there is a finite number: NaN equals NaN, which would prove nothing.
+
+    Of an empty tensor there is no more to say than its shape.
+    """
+    return not value.numel() or bool(value.detach().isfinite().any())
 
 
 def _unlike(want: Made, made: Made, own: Mapping[str, Shard]) -> Iterator[str]:

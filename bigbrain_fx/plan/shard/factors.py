@@ -173,7 +173,7 @@ def join_alone(leaf: Factor, name: str) -> None:
     """
     of = [list(everything(piece)) for piece in leaf.pieces]
     alone = [own[0] for own in of if len(own) == 1 and name not in own[0].tags]
-    beside = [own for own in of if own != own[:1] or name in own[0].tags]
+    beside = [own for own in of if len(own) != 1 or name in own[0].tags]
     for shared in beside[0] if beside else ():
         fits = all(shared in own for own in beside) and name in shared.tags
         if fits and all(each.size % shared.size == 0 for each in alone):

@@ -142,3 +142,11 @@ def test_a_piece_that_nothing_divides_goes_with_the_heads_beside_it() -> None:
     (own,) = leaves(heads)
     assert dict(strides(rows))[own] == (4, 16)
     assert next(leaves(hidden)) is own
+
+
+def test_a_piece_of_one_has_nothing_that_another_has() -> None:
+    (tokens,) = fresh((17,))
+    _, rest = cut(tokens, (1, 16))
+    tag(rest, "heads")
+    join_alone(tokens[0], "heads")
+    assert list(everything(tokens)) == [*tokens]

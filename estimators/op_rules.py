@@ -167,7 +167,7 @@ CUDA_OPTIMIZER_LAUNCHES = 1.6
 """The same on a GPU, where AdamW updates lists of tensors: what its Python costs for each.
 
 Measured on a CPU with the lists' own work left out (400 tensors: 6.7 us each where launch_s was
-4.5 us), and the kernels that 30 to 110 tensors share: 0.12. No GPU was at hand.
+4.5 us), and the kernels that 30 to 110 tensors share: 0.12. No GPU was asked.
 """
 
 

@@ -1,4 +1,4 @@
-"""The models of `tools.gpu`, as data: GPT, Llama and ResNet, each at three sizes.
+"""The models of `tools.gpu`, as data: GPT, Llama and ResNet at three sizes, and in bfloat16.
 
 Sizes are chosen for a card of 16 GiB and some 15 TFLOP/s in float32: with AdamW the largest ones
 take most of its memory, and a step takes some tenths of a second. The tiny ones are for tests.
@@ -7,7 +7,7 @@ take most of its memory, and a step takes some tenths of a second. The tiny ones
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -123,11 +123,20 @@ def _resnet(size: str, blocks: int, width: int, rows: int, micro_batches: int) -
     return Model("resnet", size, "resnet", "ResNet, loss", built, batch, rows, micro_batches)
 
 
+def _in_half(model: Model) -> Model:
+    """Return a model whose weights are in bfloat16, as are images."""
+    batch = model.batch.replace("3, 32, 32)", "3, 32, 32, dtype=torch.bfloat16)")
+    built = f"{model.built}.to(torch.bfloat16)"
+    return replace(model, name=f"{model.name}-bf16", built=built, batch=batch)
+
+
 _ALL = (
     *(_gpt(size, of) for size, of in _TEXTS.items()),
     *(_llama(size, of) for size, of in _TEXTS.items()),
     *(_resnet(size, *of) for size, of in _IMAGES.items()),
 )
-MODELS: Mapping[tuple[str, str], Model] = {(m.name, m.size): m for m in _ALL}
+MODELS: Mapping[tuple[str, str], Model] = {
+    (m.name, m.size): m for m in (*_ALL, *map(_in_half, _ALL))
+}
 """By name and size."""
 NAMES = tuple(dict.fromkeys(name for name, _ in MODELS))

@@ -28,7 +28,7 @@ from bigbrain_fx.cluster import read_cluster
 from bigbrain_fx.core import Cluster, Graph
 from bigbrain_fx.emit import check_out, write_bundle
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.frontend import is_onnx
+from bigbrain_fx.frontend import is_onnx, told_of_gpus
 from bigbrain_fx.plan import (
     AUTO,
     SCHEDULES,
@@ -48,6 +48,7 @@ from bigbrain_fx.plan import (
     require_options,
     require_placeable,
     require_rewritable,
+    require_sent_types,
     rewritten_note,
     timeline,
     turned_text,
@@ -132,12 +133,15 @@ def split(
     with captured_model(
         model, chosen, example_batch, loss, time_limit_s, given=given, recipe=recipe
     ) as found:
+        gpus = [device.name for device in cluster.devices if device.kind == "cuda"]
+        there = told_of_gpus(found.elsewhere, gpus)
         make = partial(_tried_plan, cluster=cluster, followed=followed)
         plan, said = _said_plan(found, chosen, make)
         plan, copied = with_true_copies(found, plan)
         _require_training(plan, lean=lean)
+        require_sent_types(plan)
         write_bundle(plan, found.weights, Path(os.path.abspath(out)), force=force, lean=lean)
-        return Split(plan, Path(out), (*said, *copied), found.parameters, found.capture_s)
+        return Split(plan, Path(out), (*there, *said, *copied), found.parameters, found.capture_s)
 
 
 def _said_plan(found: FoundModel, options: Options, make: Make) -> tuple[Plan, tuple[str, ...]]:

@@ -253,6 +253,7 @@ def captured_model(
             facts.parameters,
             session.capture_s,
             session,
+            elsewhere=facts.elsewhere,
         )
 
 

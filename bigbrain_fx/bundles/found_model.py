@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from bigbrain_fx.core import Graph, RewriteProof, RewriteTrial, RuleTrial
 from bigbrain_fx.emit import Weights
-from bigbrain_fx.frontend import CaptureSession
+from bigbrain_fx.frontend import CaptureSession, Elsewhere
 from bigbrain_fx.plan import Options, Source
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ class FoundModel:
     session: CaptureSession | None = None
     module: nn.Module | None = None
     recipe: Recipe | None = None
+    elsewhere: Elsewhere | None = None
 
     def try_rules(self, trials: Sequence[RuleTrial]) -> list[str | None]:
         """Run trials of rules where torch is; return for each why it failed, or None."""

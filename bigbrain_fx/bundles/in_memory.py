@@ -75,7 +75,16 @@ def captured_in_memory(
     count = sum(p.numel() for p in {id(p): p for p in module.parameters()}.values())
     weights = _InMemory(captured)
     notes = (*captured.warnings, *([tried] if tried else []))
-    return FoundModel(captured.graph, source, weights, notes, count, module=module, recipe=recipe)
+    return FoundModel(
+        captured.graph,
+        source,
+        weights,
+        notes,
+        count,
+        module=module,
+        recipe=recipe,
+        elsewhere=captured.elsewhere,
+    )
 
 
 def _require_given(module: nn.Module, example_batch: object) -> None:

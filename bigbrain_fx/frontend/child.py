@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -118,6 +118,7 @@ class _Service:
 
         file, parameters = self.file, {id(p): p for p in self.file.model.parameters()}
         optimizer = optimizer_facts(file.model, file.optimizer)
+        elsewhere = self.captured.elsewhere
         facts = {
             "path": file.location if file.is_data else str(file.path),
             "name": file.name,
@@ -138,6 +139,7 @@ class _Service:
             "fixed": self.fixed,
             "parameters": sum(p.numel() for p in parameters.values()),
             "functions": sorted(self.captured.functions),
+            "elsewhere": elsewhere and asdict(elsewhere),
             "optimizer_state": optimizer.state,
             "optimizer_temporaries": optimizer.temporaries,
             "optimizer_leftover": optimizer.leftover,

@@ -17,6 +17,7 @@ from pydantic import TypeAdapter
 from bigbrain_fx.core import Graph, RewriteProof, RewriteTrial, RuleTrial, Shard
 from bigbrain_fx.errors import CaptureError, InputError
 from bigbrain_fx.frontend.client import Child, EndedError, Message, Task
+from bigbrain_fx.frontend.elsewhere import Elsewhere
 from bigbrain_fx.frontend.location import resolved
 from bigbrain_fx.weights import Checkpoint, read_header
 
@@ -38,6 +39,7 @@ class ModelFacts:
             optimizer holds, see `Source` of a plan.
         quantize, quantize_error: what frozen weights were put into, and the most that one is off.
         ships_file: see `Source` of a plan; false until copies were tried.
+        elsewhere: what asks for the device.
     """
 
     path: str
@@ -66,6 +68,7 @@ class ModelFacts:
     quantize: Literal["int8"] | None = None
     quantize_error: float | None = None
     ships_file: bool = False
+    elsewhere: Elsewhere | None = None
 
 
 class TrialEndedError(InputError):

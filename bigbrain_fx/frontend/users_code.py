@@ -19,6 +19,7 @@ from typing import cast
 import torch
 
 from bigbrain_fx.errors import InputError
+from bigbrain_fx.frontend.elsewhere import help_without_gpu
 from bigbrain_fx.frontend.translation.sources import where
 
 
@@ -110,7 +111,7 @@ def errors_of(path: Path, what: str) -> Iterator[None]:
         raise InputError(
             f"{what}: {type(error).__name__}: {text}",
             at=_line(error, path),
-            help=f"make `python {path.name}` build the model first",
+            help=help_without_gpu(error) or f"make `python {path.name}` build the model first",
         ) from error
 
 

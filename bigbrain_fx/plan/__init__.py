@@ -158,3 +158,4 @@ from bigbrain_fx.plan.tensor import (
     wanted_axes as wanted_axes,
     wants_tensor as wants_tensor,
 )
+from bigbrain_fx.plan.wide_on_gpus import require_sent_types as require_sent_types

@@ -35,7 +35,7 @@ PROCESS: Mapping[str, ProcessMemory] = {
 }
 """CPU: covers VmHWM less a warmed baseline in `python -m tools.memory` and, on emulated devices, in
 `tools.fidelity` (gloo's buffers, blocks that malloc keeps). CUDA: the context, and segments that
-the allocator cannot reuse, a guess that no GPU has tested; cuBLAS's workspace is among the tensors.
+the allocator cannot reuse, a guess, not measured; cuBLAS's workspace is among the tensors.
 What `doctor` writes of a GPU is free once a context exists, so the context is taken off twice
 there, which only leaves more to spare.
 """

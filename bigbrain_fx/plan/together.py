@@ -198,7 +198,7 @@ def _groups(
     if options.tensor is None and not graph.training:
         refused.append("inference but by --tensor auto: they would give outputs to rounding")
     if options.tensor is None and any(device.kind == "cuda" for device in cluster.devices):
-        refused.append("GPUs but by --tensor N or auto: we never ran groups there")
+        refused.append("GPUs but by --tensor N or auto: we never timed groups there")
     if options.pins or options.place:
         refused.append("--pin and --place but by --tensor N")
     if options.objective == "memory":

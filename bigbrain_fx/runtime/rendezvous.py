@@ -45,6 +45,7 @@ LAUNCHERS = tuple(
 )
 FORM_S = 10.0  # longest time in which connections of a generation are made
 _ADDRESS_OF = 0x8915  # SIOCGIFADDR of Linux
+SHARE_GPUS = "BIGBRAIN_SHARE_GPUS"  # in the environment: processes take a host's GPUs in turn
 MESH_THREADS = 4  # that gloo and `form_mesh` start: gloo aborts where it cannot
 GLOO_PATIENCE = 5  # gloo waits for connections five times as long as its timeout says
 
@@ -66,13 +67,14 @@ def require_gpu(kinds: Sequence[str], rank: int) -> None:
     if kinds[rank] != "cuda":
         return
     number = own_gpu(kinds, rank, environment_number("LOCAL_RANK", 0))
-    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    found = _gpus()
     if number < found:
         return
     built = "" if torch.version.cuda else f", and torch {torch.__version__} is built without CUDA"
     raise NoGpuError(
         f"this plan wants a GPU number {number} on this host, which has {found} GPUs{built}: "
         "--in-process computes it on the CPU; or split for what `bigbrain-fx doctor` finds here"
+        + (f"; or set {SHARE_GPUS}=1: processes share a GPU then, over gloo" if found else "")
     )
 
 
@@ -113,7 +115,7 @@ def join(
         kinds: of each device, by rank: "cpu" or "cuda".
         rank: of this process.
         deadline_s: longest wait for the others.
-        backend: "gloo" or "nccl"; "": nccl where all devices are GPUs, else gloo.
+        backend: "gloo" or "nccl"; "": nccl where all devices are GPUs of their own, else gloo.
     """
     world = len(kinds)
     if (started := environment_number("WORLD_SIZE", world)) != world:
@@ -121,7 +123,8 @@ def join(
     require_threads(MESH_THREADS)
     _prepare_cuda(kinds)
     timeout = timedelta(seconds=deadline_s)
-    backend = backend or ("nccl" if _all_cuda(kinds) else "gloo")
+    own = _all_cuda(kinds) and SHARE_GPUS not in os.environ  # nccl refuses two on one GPU
+    backend = backend or ("nccl" if own else "gloo")
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE"):
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         base = TCPStore(host, port, world, is_master=False, timeout=timeout)
@@ -318,9 +321,14 @@ def own_gpu(kinds: Sequence[str], rank: int, local_rank: int) -> int:
     """Return the number of a process's GPU: how many GPU processes of its host come before it.
 
     LOCAL_RANK counts CPU processes, too. Those of a host are taken to have consecutive ranks, as
-    launchers give them.
+    launchers give them. Where the user lets processes share GPUs, they take them in turn.
     """
-    return list(kinds[max(0, rank - local_rank) : rank]).count("cuda")
+    number = list(kinds[max(0, rank - local_rank) : rank]).count("cuda")
+    return number % max(1, _gpus()) if SHARE_GPUS in os.environ else number
+
+
+def _gpus() -> int:
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def write_report(name: str, folder: Path) -> None:

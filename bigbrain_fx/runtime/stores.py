@@ -137,7 +137,7 @@ class DiskRoom:
         Raises:
             StoreError: the disk fails.
         """
-        self._move(os.pwrite, room, data)
+        self._move(os.pwrite, room, data.cpu())
 
     def read(self, room: Tensor, data: Tensor) -> None:
         """Read from the file.
@@ -145,7 +145,10 @@ class DiskRoom:
         Raises:
             StoreError: the disk fails.
         """
-        self._move(lambda file, part, at: os.preadv(file, [part], at), room, data)
+        here = data if data.device.type == "cpu" else torch.empty_like(data, device="cpu")
+        self._move(lambda file, part, at: os.preadv(file, [part], at), room, here)
+        if here is not data:
+            data.copy_(here)
 
     def _move(
         self, move: Callable[[int, memoryview, int], int], room: Tensor, data: Tensor

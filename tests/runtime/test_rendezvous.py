@@ -12,9 +12,12 @@ import torch
 from bigbrain_fx.runtime.control import log_limit
 from bigbrain_fx.runtime.rendezvous import (
     LAUNCHERS,
+    SHARE_GPUS,
+    NoGpuError,
     _interface_to,
     environment_number,
     own_gpu,
+    require_gpu,
     write_report,
 )
 from bigbrain_fx.supervisor import processes
@@ -42,6 +45,17 @@ def test_a_process_takes_the_gpu_that_is_its_own(
     kinds: list[str], rank: int, local_rank: int, gpu: int
 ) -> None:
     assert own_gpu(kinds, rank, local_rank) == gpu
+
+
+def test_processes_share_gpus_where_the_user_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(NoGpuError, match=f"has 2 GPUs.*{SHARE_GPUS}=1"):
+        require_gpu(["cuda"] * 4, 2)
+    monkeypatch.setenv(SHARE_GPUS, "1")
+    require_gpu(["cuda"] * 4, 2)
+    assert [own_gpu(["cuda"] * 4, rank, rank) for rank in range(4)] == [0, 1, 0, 1]
 
 
 def test_gloo_listens_on_the_way_to_rank_0() -> None:

@@ -221,7 +221,8 @@ def test_a_death_and_a_request_together(
     threads[0].join()
     at = seen.outcome.stopped_at
     assert at is not None
-    assert [event["device"] for event in seen.of("died")] == ["d1"]
+    died = [event["device"] for event in seen.of("died")]
+    assert died == ["d1"] or (died == [] and not kill_first)  # who was asked may be gone by then
     assert {found[-1]["steps"][-1] for found in seen.processes.values()} >= {at - 1}
     newest = max(record.step for record in read_records(commits, lambda _: None))
     assert newest == at >= 3

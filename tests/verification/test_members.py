@@ -375,7 +375,7 @@ def test_groups_of_gpus_are_planned_and_warned_of(bench: Bench) -> None:
     about = bench.captured.graph, where, Source("")
     plan = make_plan(*about, Options("naive", micro_batches=4, tensor=2))
     (said,) = group_warnings(plan)
-    assert "were run on CPUs only" in said
+    assert "were run on CPUs, and over gloo by two processes of one GPU" in said
     assert make_plan(*about, Options("auto", effort="fast")).placement.tensor is None
 
 

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import bigbrain_fx
 from bigbrain_fx.core import Cluster, Device, DeviceStore, Link
@@ -167,7 +168,11 @@ def _stores(folder: Path, devices: int) -> tuple[DeviceStore, ...]:
 
 
 def make_bundle(
-    folder: Path, size: Size = SMALL, devices: int = 4, options: Options = PIPELINE
+    folder: Path,
+    size: Size = SMALL,
+    devices: int = 4,
+    options: Options = PIPELINE,
+    kind: Literal["cpu", "cuda"] = "cpu",
 ) -> Path:
     """Write the model and split it into `folder/bundle`, by itself a pipeline of equal devices."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -178,7 +183,7 @@ def make_bundle(
     memory_bytes = 4 * 2**30
     made = Cluster(
         tuple(
-            Device(f"d{i}", "here", "cpu", memory_bytes, 1e10, 1e10, 1e-6) for i in range(devices)
+            Device(f"d{i}", "here", kind, memory_bytes, 1e10, 1e10, 1e-6) for i in range(devices)
         ),
         Link(5e-5, 1e9),
         stores=_stores(folder, devices) if options.offload else (),

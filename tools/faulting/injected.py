@@ -249,7 +249,9 @@ def hashes(device):
     for name, tensor in sorted(state.tensors.items()):
         into = found[KINDS.get(name.partition(":")[0], "rest")]
         into.update(name.encode())
-        into.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        into.update(
+            tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        )
     found["rest"].update(json.dumps(state.facts, sort_keys=True).encode())
     return {kind: value.hexdigest() for kind, value in found.items()}
 

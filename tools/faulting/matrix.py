@@ -11,13 +11,14 @@ from tools.faulting import (
     rows_calls,
     rows_disks,
     rows_ends,
+    rows_gpus,
     rows_hosts,
     rows_processes,
     rows_replicas,
     rows_runs,
     rows_wrong,
 )
-from tools.faulting.verdicts import BROKEN, SKIPPED, Ground, Verdict
+from tools.faulting.verdicts import BROKEN, Ground, Verdict
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,6 @@ class Result:
         return {**named, **self.verdict.facts(), "took_s": round(self.took_s, 1)}
 
 
-def _nccl(_: Ground) -> Verdict:
-    """Row 24."""
-    why = "skipped: no GPU here, and nccl runs are not supervised: one death ends all"
-    return Verdict(SKIPPED, why)
-
-
 ROWS = (
     Row(1, "SIGKILL: first, middle, last", "forward", "1 s", rows_processes.forward),
     Row(2, "SIGKILL", "backward", "1 s", rows_processes.backward),
@@ -76,7 +71,7 @@ ROWS = (
     Row(21, "SIGTERM", "forward", "30 s", rows_runs.asked_to_stop),
     Row(22, "Ctrl-C", "forward", "5 s", rows_runs.interrupted),
     Row(23, "MPI rank death", "forward", "-", rows_runs.mpi_rank),
-    Row(24, "nccl rank death", "-", "nccl timeout", _nccl),
+    Row(24, "SIGKILL on a GPU that two share", "whole step", "1 s", rows_gpus.on_gpus),
     Row(25, "SIGKILL and SIGTERM", "forward", "30 s", rows_ends.asked_with_a_death),
     Row(26, "silence between hosts", "forward", "T_hang + 5 s", rows_ends.silent_host),
     Row(27, "nobody reads; events' disk full", "whole run", "-", rows_ends.nobody_reads),

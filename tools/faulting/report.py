@@ -171,7 +171,7 @@ steps). *Same bits* compares the SHA-256 of parameters, optimizer state, buffers
 a run in one process where nothing happened; *survivors*: nobody else's process was replaced or did
 a forward twice. *bound* is the limit and, after the colon, what came out; T_hang and T_op are
 `--hang`, here 5 s (60 by default); *cold* is a process that no spare had prepared. A row that is
-not built counts as failed; row 24 is skipped on every machine, as runs over nccl are not
+not built counts as failed; row 24 is skipped where there is no GPU, and runs over nccl are not
 supervised. How many steps lie between snapshots in memory is chosen by what copying took in that
 run, so it differs between sections. *Chaos* strikes in all ways at once: SIGKILL and SIGSTOP to
 devices, SIGTERM to the supervisor (the run is then gone on with from its newest commit), a disk of

@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from bigbrain_fx.plan import Options
+from bigbrain_fx.runtime.rendezvous import SHARE_GPUS
 from tools.faulting.bundle import (
     PIPELINE,
     SMALL,
@@ -74,11 +75,13 @@ class Ground:
     """A bundle and its undisturbed run, for any number of runs with faults.
 
     The reference is all devices in one process: nothing of replay takes part in it.
+    `environment` is of each supervised run.
     """
 
     folder: Path
     bundle: Path
     names: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
     references: dict[int, Run] = field(default_factory=dict)
     count: int = 0
 
@@ -106,7 +109,8 @@ class Ground:
         words = launch_words(steps, *more, spares=spares, hang_s=hang_s)
         if every is not None:
             words = (*words, "--snapshot-every", str(every))
-        return run_job(self.fresh(faults, steps), (*prefix, *words), deadline_s, during)
+        folder, words = self.fresh(faults, steps), (*prefix, *words)
+        return run_job(folder, words, deadline_s, during, self.environment)
 
     def in_process(self, *more: str, steps: int = STEPS) -> Run:
         """Run all its devices in one process."""
@@ -129,6 +133,20 @@ def ground(size: Size = SMALL, options: Options = PIPELINE) -> Iterator[Ground]:
     with tempfile.TemporaryDirectory(prefix="faults-") as name:
         bundle = make_bundle(Path(name) / "made", size, options=options)
         yield Ground(Path(name), bundle, devices_of(bundle))
+
+
+@contextmanager
+def ground_of_gpus(devices: int = 2, kind: Literal["cpu", "cuda"] = "cuda") -> Iterator[Ground]:
+    """Make a bundle of GPUs whose processes share those that this host has, over gloo.
+
+    Its reference is a supervised run in which nothing happens: one process would compute on the
+    CPU, whose bits are others.
+    """
+    with tempfile.TemporaryDirectory(prefix="faults-") as name:
+        bundle = make_bundle(Path(name) / "made", devices=devices, kind=kind)
+        here = Ground(Path(name), bundle, devices_of(bundle), {SHARE_GPUS: "1"})
+        here.references[STEPS] = here.run()
+        yield here
 
 
 # --------------------------------------------------------------------------- what is looked at

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bigbrain_fx.core import Graph
 from bigbrain_fx.errors import BigBrainError, CaptureError, InputError
+from bigbrain_fx.frontend.elsewhere import help_without_gpu
 from bigbrain_fx.frontend.tracing.by_data import data_seen
 from bigbrain_fx.frontend.tracing.captured import Captured
 from bigbrain_fx.frontend.tracing.check import BACKWARD, CheckRun, affordable
@@ -389,7 +390,7 @@ def _first(error: Exception) -> str:
             "a batch that is a dict of any kind comes as a plain one: read batch['x'] for batch.x, "
             "or name forward's parameters like its entries: forward(self, x)"
         )
-    return _PLAIN_FIRST
+    return help_without_gpu(error) or _PLAIN_FIRST
 
 
 _OF_CRITERION = (

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from bigbrain_fx.core import Graph
+from bigbrain_fx.frontend.elsewhere import Elsewhere
 from bigbrain_fx.frontend.tracing.shares import Shares
 from bigbrain_fx.frontend.translation.batch import Batch
 
@@ -24,6 +25,7 @@ class Captured:
         batch: the example batch, taken apart.
         shares: its loss, whole and in parts, where that could be tried.
         written: entries of the batch that forward or loss write into.
+        elsewhere: what asks for the device, and what comes of it on a GPU.
     """
 
     graph: Graph
@@ -33,6 +35,7 @@ class Captured:
     batch: Batch
     shares: Shares | None = None
     written: tuple[str, ...] = ()
+    elsewhere: Elsewhere | None = None
 
     def inputs(self, rows: int | None = None) -> dict[str, Tensor]:
         """Return the example batch by input name, with `rows` rows (its own when left out)."""

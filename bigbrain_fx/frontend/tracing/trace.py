@@ -15,6 +15,8 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from bigbrain_fx.frontend.elsewhere import Elsewhere
+from bigbrain_fx.frontend.tracing.asking import ASKING, AT_IMPORT, asked_of_device
 from bigbrain_fx.frontend.tracing.blank import is_blank
 from bigbrain_fx.frontend.tracing.capture_job import CaptureJob
 from bigbrain_fx.frontend.tracing.captured import Captured
@@ -30,7 +32,7 @@ from bigbrain_fx.frontend.tracing.objective import (
     require_sizes,
 )
 from bigbrain_fx.frontend.tracing.plain import Plain
-from bigbrain_fx.frontend.tracing.steady import require_steady_calls
+from bigbrain_fx.frontend.tracing.steady import is_costly, require_steady_calls
 from bigbrain_fx.frontend.tracing.step import (
     Loss,
     Route,
@@ -40,7 +42,7 @@ from bigbrain_fx.frontend.tracing.step import (
     settle,
     without_fast_path,
 )
-from bigbrain_fx.frontend.tracing.world import WORDS, Reads, mentions, watching
+from bigbrain_fx.frontend.tracing.world import WORDS, Reads, lines_with, mentions, watching
 from bigbrain_fx.frontend.translation.batch import Batch, BatchDims, take_apart, to_meta
 from bigbrain_fx.frontend.translation.leaf import find_leaves
 from bigbrain_fx.frontend.translation.oracle import Oracle
@@ -94,6 +96,7 @@ def capture(
     how = route(module, example_batch, loss is not None)
     with _in_mode(module, training):
         known = require_steady_calls(module, loss, take_apart(example_batch), how, autocast)
+        elsewhere = _elsewhere(module, loss, take_apart(example_batch), how, autocast)
     if loss is not None and training:
         how = settle(module, how, example_batch, partial(_has_loss, module, loss, example_batch))
     names = input_names(module, example_batch, how)
@@ -107,7 +110,26 @@ def capture(
         captured = enclosing(module, tuple(leaves), attempt)
     if training:
         _require_trained(captured, loss_needed=loss_needed, on_meta=on_meta)
-    return replace(captured, warnings=(*captured.warnings, *reads.told()))
+    said = (*captured.warnings, *reads.told())
+    return replace(captured, warnings=said, elsewhere=elsewhere)
+
+
+def _elsewhere(
+    module: nn.Module, loss: Loss | None, batch: Batch, how: Route, autocast: str | None
+) -> Elsewhere | None:
+    """Return what asks for the device; by the words of the files, where it may not be run."""
+    example = list(batch.sized(batch.rows).values())
+    found = None
+    if is_costly(module, example):
+        lines = (*lines_with(module, loss, ASKING),)
+        found = Elsewhere(lines, None) if lines else None
+    elif mentions(module, loss, ASKING):
+        plain = Plain(Step(module, loss, batch, how), module, autocast)
+        found = asked_of_device(plain, example, loss)
+    known = found or Elsewhere()
+    at_import = () if torch.cuda.is_available() else lines_with(module, loss, AT_IMPORT)
+    others = tuple(line for line in at_import if line not in known.lines)
+    return replace(known, at_import=others) if others else found
 
 
 def _require_trained(captured: Captured, *, loss_needed: bool, on_meta: bool) -> None:

@@ -189,6 +189,16 @@ def mentions(model: nn.Module, loss: object, words: re.Pattern[str]) -> bool:
     return any(_has(words, file) for file in files)
 
 
+def lines_with(model: nn.Module, loss: object, words: re.Pattern[str]) -> Iterator[str]:
+    """Yield the lines of those files that have such a word, "model.py:3"."""
+    names = {kind.__module__ for part in model.modules() for kind in type(part).__mro__}
+    for file in _own_files([*names, str(getattr(loss, "__module__", ""))]):
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            lines = Path(file).read_text(encoding="utf-8").splitlines()
+            found = (n for n, line in enumerate(lines, 1) if words.search(line.partition("#")[0]))
+            yield from (f"{Path(file).name}:{number}" for number in found)
+
+
 def _own_files(names: list[str]) -> Iterator[str]:
     """Yield the user's files: of these modules, and of those whose names they know."""
     seen: set[str] = set()

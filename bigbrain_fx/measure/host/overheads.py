@@ -8,6 +8,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -61,11 +62,23 @@ def message_costs(
         it handles beyond that; the middle of sending and receiving.
     """
     now: Clock = time.process_time if shared_cores else time.thread_time
-    small_s, large_s = (
-        _handled_s(transport, ways, leads, rounds, now, device) for ways in channels(names)
-    )
+    with _one_thread():
+        small_s, large_s = (
+            _handled_s(transport, ways, leads, rounds, now, device) for ways in channels(names)
+        )
     beyond_s = max(large_s - small_s, large_s / 10)  # a noisy clock must not make bytes free
     return small_s, 4 * (_LARGE - _SMALL) / beyond_s
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let no other thread compute: a process's clock counts those, too, and that they spin."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def stretched(own: Mapping[str, float], share: float) -> dict[str, float]:

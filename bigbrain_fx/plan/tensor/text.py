@@ -48,8 +48,8 @@ def group_warnings(plan: Plan) -> tuple[str, ...]:
 
 
 _ON_GPUS = (
-    "tensor groups were run on CPUs only, no machine with several GPUs was there: what sends and "
-    "adds is the same, by gloo through host memory or by nccl. Compare some steps with --tensor 1"
+    "tensor groups were run on CPUs, and over gloo by two processes of one GPU; no machine with "
+    "several GPUs was there, and nccl was never tried. Compare some steps with --tensor 1"
 )
 
 

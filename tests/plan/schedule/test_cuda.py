@@ -129,6 +129,8 @@ def test_what_a_cluster_says_of_a_workspace_is_taken_before_a_guess() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_torch_says_the_same_of_its_workspaces() -> None:
+    if not hasattr(torch.backends.cuda, "cublas_workspace_size"):
+        pytest.skip("this torch does not say how large they are")
     found = blas_bytes(torch.cuda.get_device_capability())
     assert torch.backends.cuda.cublas_workspace_size() == found
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import Elsewhere, capture, told_of_gpus
+from bigbrain_fx.frontend.tracing.asking import asked_of_device
+from bigbrain_fx.frontend.tracing.plain import Plain
+from bigbrain_fx.frontend.tracing.step import Step, route
+from bigbrain_fx.frontend.translation.batch import take_apart
 from tests.support.command_line import call, write_cluster
 
 FILE = """
@@ -74,14 +79,22 @@ def written(folder: Path, lines: str, at_import: str = "False") -> Path:
     return path
 
 
-def asked(path: Path, monkeypatch: pytest.MonkeyPatch) -> Elsewhere | None:
+def loaded(path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:  # a module of its own
     spec = importlib.util.spec_from_file_location("asks", path)
     assert spec is not None
     assert spec.loader is not None
-    file = cast("Any", importlib.util.module_from_spec(spec))
-    monkeypatch.setitem(__import__("sys").modules, "asks", file)
+    file = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "asks", file)
     spec.loader.exec_module(file)
-    return capture(file.model(), file.example_batch(), file.loss).elsewhere
+    return file
+
+
+def asked(path: Path, monkeypatch: pytest.MonkeyPatch) -> Elsewhere | None:
+    file = loaded(path, monkeypatch)
+    model, example = file.model(), file.example_batch()
+    batch = take_apart(example)
+    step = Step(model, file.loss, batch, route(model, example, has_loss=True))
+    return asked_of_device(Plain(step, model, None), [*batch.sized(4).values()], file.loss)
 
 
 @pytest.mark.parametrize("name", OTHERWISE)
@@ -125,7 +138,8 @@ def test_what_only_a_gpu_can_run_is_told(tmp_path: Path, monkeypatch: pytest.Mon
 def test_what_was_decided_at_import_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = asked(written(tmp_path, "pass", "torch.cuda.is_available()"), monkeypatch)
+    file = loaded(written(tmp_path, "pass", "torch.cuda.is_available()"), monkeypatch)
+    found = capture(file.model(), file.example_batch(), file.loss).elsewhere
     assert found == Elsewhere(at_import=("asks.py:6",))
     (said,) = told_of_gpus(found, ["d0"])
     assert said.startswith("asks.py:6 asks whether there is a GPU")
@@ -152,8 +166,6 @@ def test_a_plan_of_gpus_is_refused_and_one_of_cpus_is_not(tmp_path: Path, kind: 
 
 NO_GPU = {
     "model": ("return Net()", "return Net().cuda()"),
-    "forward": ("x = self.a(x)", "x = self.a(x).cuda()"),
-    "batch": ("torch.randn(4, 8),", 'torch.randn(4, 8, device="cuda"),'),
     "loss": ('batch["y"])', 'batch["y"].to("cuda"))'),
 }
 

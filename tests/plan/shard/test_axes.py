@@ -206,3 +206,12 @@ def test_two_axes_that_meet_in_a_parameter_are_refused() -> None:
     graph = graph_of(Calls(lambda own, x: own.a(x), a=nn.Linear(DIM, 8)), torch.randn(ROWS, DIM))
     with pytest.raises(InputError, match=r"'a\.weight' has two of the axes"):
         sharded(graph, [a for a in axes(graph) if a.params], (1, 1))
+
+
+def test_without_axes_members_have_the_whole_graph_of_what_sees_memory() -> None:
+    """As `explain` has it, which asks what the plan's only axis sends."""
+    model = Calls(lambda own, x: own.b(own.drop(own.a(x))), a=nn.Linear(DIM, 8), b=nn.Linear(8, 2))
+    model.drop = nn.Dropout(0.1)
+    graph = graph_of(model.train(), torch.randn(ROWS, DIM))
+    assert any(op.random for op in graph.ops)
+    assert sharded(graph, [], (1, 1)).members == (graph, graph)

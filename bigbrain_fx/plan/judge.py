@@ -20,6 +20,7 @@ from bigbrain_fx.plan.memory_check import needed_bytes
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source, micro_text
 from bigbrain_fx.plan.offloading import as_planners_see
 from bigbrain_fx.plan.one import counts, estimated, placed, placement_of
+from bigbrain_fx.plan.process_clock import held_up
 from bigbrain_fx.plan.progress import stop, tell
 from bigbrain_fx.plan.schedule import require_sound
 from bigbrain_fx.plan.search import MANY_DEVICES, Ask, Score, Trial, search
@@ -118,7 +119,15 @@ def by_partitioner(maker: Maker, known: Sequence[Plan] = ()) -> Plan:
 def _made(maker: Maker, micro_batches: int) -> Plan:
     tell(f"{label(maker.options.partitioner)}, {micro_text(micro_batches)}")
     costs, options = maker.estimated(maker.graph.batch // micro_batches), maker.options
-    placement = placement_of(maker.graph, maker.cluster, options, micro_batches, costs)
+    seen = [costs, held_up(costs) if isinstance(options.partitioner, str) else None]
+    tries = [partial(_seen_so, maker, micro_batches, costs, each) for each in seen if each]
+    return fastest(tries, but=(NoPlanError,))
+
+
+def _seen_so(maker: Maker, micro_batches: int, costs: Costs, seen: Costs) -> Plan:
+    """Plan by what a partitioner makes of what it is shown of the costs."""
+    options = maker.options
+    placement = placement_of(maker.graph, maker.cluster, options, micro_batches, seen)
     return maker.placed(options, micro_batches, placement, costs)
 
 

@@ -40,7 +40,8 @@ LIMITS = {"float32": 1e-5, "float64": 1e-12}
 DEADLINE_S = 300.0
 NOTES = {
     "nystromformer": "Of 4 heads a member has one, and torch 2.13's convolution of one channel "
-    "(oneDNN, a kernel of 65 over 16 places) writes beyond its memory, in plain PyTorch as well."
+    "(oneDNN, a kernel of 65 over 16 places) writes beyond its memory, in plain PyTorch as well; "
+    "`split` names it, and the axes without it."
 }
 """What is known of a case that is not equal."""
 _AS_NEAR = 3.0  # times a model's own distance from float64, as `verify` allows

@@ -6,7 +6,7 @@ It captures and tries the optimizer; it plans and writes nothing.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from bigbrain_fx.bundles.found_model import FoundModel, Loss, Recipe, other_rows
 from bigbrain_fx.bundles.in_memory import captured_in_memory
-from bigbrain_fx.core import RuleTrial, Shard
+from bigbrain_fx.core import Graph, RuleTrial, Shard, TensorParallel
 from bigbrain_fx.emit import Weights, copied_texts, kept_names, takes_file
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.frontend import CaptureSession, ModelFacts, capture_file
-from bigbrain_fx.plan import Options, Plan, Source, require_quantisable, trials, updating
+from bigbrain_fx.frontend import CaptureSession, ModelFacts, TrialEndedError, capture_file
+from bigbrain_fx.plan import Options, Plan, Source, of_layers, require_quantisable, trials, updating
 from bigbrain_fx.weights import Checkpoint, FromCheckpoint, match, read_checkpoint
 
 if TYPE_CHECKING:
@@ -93,13 +93,46 @@ def with_tried_rules(
         if tensor is None:
             return plan, ()
         tried = trials(plan.graph, tensor.axes, tensor.shares)
-        failed = zip(tried, found.try_rules(tried), strict=True)
+        try:
+            failed = zip(tried, found.try_rules(tried), strict=True)
+        except TrialEndedError as error:
+            raise _ended(plan, tensor, error) from error
         more = {pair: why for trial, why in failed if why for pair in trial.ops}
         if not more:
-            kept = {axis.name for axis in tensor.axes}
-            said = ((axis, op, why) for (axis, op), why in whole.items() if axis in kept)
-            return plan, tuple(f"{op} is kept whole on {axis}: {why}" for axis, op, why in said)
+            return plan, tuple(_kept_whole(plan.graph, tensor, whole))
         whole |= more
+
+
+def _kept_whole(
+    graph: Graph, tensor: TensorParallel, whole: Mapping[tuple[str, str], str]
+) -> Iterator[str]:
+    kept = {axis.name for axis in tensor.axes}
+    for (axis, op), why in whole.items():
+        if axis in kept:
+            place = f" ({graph.op[op].source})" if graph.op[op].source else ""
+            yield f"{op}{place} is kept whole on {axis}: {why}; {_without(tensor, {axis})}"
+
+
+def _ended(plan: Plan, tensor: TensorParallel, error: TrialEndedError) -> InputError:
+    """Say which op's part ends a process: what plain PyTorch would do in training, too."""
+    axis, name = error.trial.ops[0]
+    op = plan.graph.op[name]
+    return InputError(
+        f"'{name}' ends its process ({error.how}) where a member has its part of {axis}: torch's "
+        f"{op.target.removesuffix('.default')} cannot compute that",
+        at=op.source or error.at,
+        notes=error.notes,
+        help=_without(tensor, {axis for axis, _ in error.trial.ops}),
+    )
+
+
+def _without(tensor: TensorParallel, out: Collection[str]) -> str:
+    """Say how to plan without some axes."""
+    gone = {of_layers(axis) for axis in tensor.axes if axis.name in out}
+    left = dict.fromkeys(name for name in map(of_layers, tensor.axes) if name not in gone)
+    if not left:
+        return "--tensor 1 divides nothing"
+    return f"--tensor-axes '{','.join(left)}' leaves {' and '.join(sorted(gone))} out"
 
 
 def require_optimizer(found: FoundModel, plan: Plan) -> tuple[str, ...]:

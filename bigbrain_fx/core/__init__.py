@@ -81,6 +81,7 @@ from bigbrain_fx.core.shards import (
     Axis as Axis,
     Exchange as Exchange,
     ExchangeKind as ExchangeKind,
+    Inner as Inner,
     Place as Place,
     RuleTrial as RuleTrial,
     Shard as Shard,

@@ -1,8 +1,10 @@
 """Shards inside an op: what can be cut together, who has which part, and what that sends.
 
 An axis is a set of pieces of dimensions of values and parameters. A dimension is read as
-(rest, size, inner), row-major: of a fused qkv's 3 * heads * 32 rows, heads have inner 32. Splitting
-an axis gives each member of a tensor group some of its `size` indices, everywhere.
+(rest, size, inner), row-major: of a fused qkv's 3 * heads * 32 rows, heads have inner 32. Where
+unlike pieces stand one after another, each is read so: of 24 rows of queries, 8 of keys and 8 of
+values, two groups of heads have inner (12, 4, 4). Splitting an axis gives each member of a tensor
+group some of its `size` indices, everywhere.
 
 Source: Shoeybi et al., "Megatron-LM" (2019), section 3, for what is sent; Korthikanti et al.
 (2022), "Reducing Activation Recomputation", section 4.2.2, for the sequence between the sums. That
@@ -12,7 +14,7 @@ dimensions are followed through the graph instead of named per module is ours.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from bigbrain_fx.core.graph import Graph
 
@@ -25,6 +27,9 @@ SENT_FORWARD = ("all_reduce", "all_gather", "reduce_scatter", "gather_to_group")
 SENT_BACKWARD = ("copy_to_group", "split", "reduce_scatter", "gather_to_group")
 """Kinds that send something in the forward pass, and in the backward pass."""
 
+Inner: TypeAlias = int | tuple[int, ...]
+"""How many numbers each index of an axis has side by side; several where unlike pieces follow."""
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -32,7 +37,7 @@ class Place:
 
     name: str
     dim: int
-    inner: int = 1
+    inner: Inner = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +107,14 @@ class Axis:
 class Shard:
     """The part of a parameter that one member has: indices start..stop of an axis.
 
-    A dimension that is read as (rest, size, inner) is narrowed in its middle.
+    A dimension that is read as (rest, size, inner) is narrowed in its middle, piece by piece.
     """
 
     param: str
     member: int
     dim: int
     size: int
-    inner: int
+    inner: Inner
     start: int
     stop: int
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from bigbrain_fx.frontend.session import (
         CaptureSession as CaptureSession,
         ModelFacts as ModelFacts,
+        TrialEndedError as TrialEndedError,
         ask_rules as ask_rules,
         capture_file as capture_file,
     )

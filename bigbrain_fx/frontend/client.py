@@ -50,6 +50,16 @@ class Task:
     at: str | None = None
 
 
+class EndedError(InputError):
+    """Report that a child's process ended by itself: user's code, or a kernel of torch, did it.
+
+    Attributes:
+        how: "signal SIGSEGV".
+    """
+
+    how: str = ""
+
+
 class Child:
     """The process of a task. Use it as a context manager, or call `close`.
 
@@ -89,7 +99,8 @@ class Child:
         """Wait for the next message.
 
         Raises:
-            InputError: the process took too long, or ended.
+            InputError: the process took too long.
+            EndedError: it ended.
             BigBrainError: what the child reports, under the class that it had there.
         """
         line = self._line(time.monotonic() + self._task.limit_s)
@@ -135,16 +146,18 @@ class Child:
         what = task.slow.format(f"took longer than {task.limit_s:g} s")
         return InputError(what, at=task.at, help=task.slow_help)
 
-    def _ended(self) -> InputError:
+    def _ended(self) -> EndedError:
         self.close()
         code = self._process.returncode
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        return InputError(
+        found = EndedError(
             f"{self._task.subject} ended its process ({how})",
             at=self._task.at,
             notes=("SIGKILL often means: out of memory",) if code == -signal.SIGKILL else (),
             help=self._task.ended_help,
         )
+        found.how = how
+        return found
 
     def close(self, at_once: bool = False) -> None:
         """End the child and what it started."""

@@ -15,8 +15,8 @@ from typing import Any, Literal, cast
 from pydantic import TypeAdapter
 
 from bigbrain_fx.core import Graph, RewriteProof, RewriteTrial, RuleTrial, Shard
-from bigbrain_fx.errors import CaptureError
-from bigbrain_fx.frontend.client import Child, Message, Task
+from bigbrain_fx.errors import CaptureError, InputError
+from bigbrain_fx.frontend.client import Child, EndedError, Message, Task
 from bigbrain_fx.frontend.elsewhere import Elsewhere
 from bigbrain_fx.frontend.location import resolved
 from bigbrain_fx.weights import Checkpoint, read_header
@@ -69,6 +69,19 @@ class ModelFacts:
     quantize_error: float | None = None
     ships_file: bool = False
     elsewhere: Elsewhere | None = None
+
+
+class TrialEndedError(InputError):
+    """Report that a process ended as it ran a trial.
+
+    Attributes:
+        trial: which one.
+        how: "signal SIGSEGV".
+    """
+
+    def __init__(self, trial: RuleTrial, error: EndedError) -> None:
+        super().__init__(error.what, at=error.at, notes=error.notes, help=error.help)
+        self.trial, self.how = trial, error.how
 
 
 class CaptureSession:
@@ -223,11 +236,21 @@ class CaptureSession:
 
 
 def ask_rules(child: Child, trials: Sequence[RuleTrial]) -> list[str | None]:
-    """Let a child process run trials of rules; return for each why it failed, or None."""
+    """Let a child process run trials of rules; return for each why it failed, or None.
+
+    Raises:
+        TrialEndedError: a kernel of torch ended the process.
+    """
     with tempfile.TemporaryDirectory(prefix="bigbrain-fx-trials-") as folder:
         path = Path(folder, "trials.json")
         path.write_bytes(TypeAdapter(tuple[RuleTrial, ...]).dump_json(tuple(trials)))
-        answer = child.ask({"do": "rules", "path": str(path)})
+        try:
+            answer = child.ask({"do": "rules", "path": str(path)})
+        except EndedError as error:
+            note = path.with_suffix(".number")  # `tracing.trying.trial_note`
+            if not note.exists():
+                raise
+            raise TrialEndedError(trials[int(note.read_text())], error) from error
     return cast("list[str | None]", answer["failed"])
 
 

@@ -138,6 +138,7 @@ from bigbrain_fx.plan.shard import (
     axes as axes,
     chosen_axes as chosen_axes,
     exchanges as exchanges,
+    of_layers as of_layers,
     priced_axes as priced_axes,
     ruleless as ruleless,
     sharded as sharded,

@@ -28,6 +28,7 @@ from .channel import Channel
 from .modules import active
 
 Shape = Sequence[int]
+Inner = int | Sequence[int]  # `core.Inner`: side by side at each index, of each piece that follows
 Ways = dict[tuple[str, int, torch.dtype], Channel]
 
 
@@ -61,14 +62,32 @@ def largest(parts: Sequence[Tensor]) -> Tensor:
     return most
 
 
-def joined(parts: Sequence[Tensor], dim: int, inner: int, lengths: Shape) -> Tensor:
+def joined(parts: Sequence[Tensor], dim: int, inner: Inner, lengths: Shape) -> Tensor:
     """Put parts together along a dimension that is read as (rest, size, inner)."""
+    if not isinstance(inner, int):
+        cut = [_apart(part, dim, inner, n) for part, n in zip(parts, lengths, strict=True)]
+        found = [joined(own, dim + 1, n, lengths) for n, *own in zip(inner, *cut, strict=True)]
+        return torch.cat(found, dim + 1).flatten(dim, dim + 1)
     read = [p.unflatten(dim, (-1, n, inner)) for p, n in zip(parts, lengths, strict=True)]
     return torch.cat(read, dim + 1).flatten(dim, dim + 2).contiguous()
 
 
-def part_of_whole(whole: Tensor, dim: int, inner: int, lengths: Shape, member: int) -> Tensor:
+def _apart(tensor: Tensor, dim: int, inner: Sequence[int], count: int) -> Sequence[Tensor]:
+    """Cut unlike pieces of a dimension apart; what they follow each other in is a dimension more.
+
+    Each has `count` indices, of as many numbers as `inner` says.
+    """
+    read: Tensor = tensor.unflatten(dim, (-1, count * sum(inner)))
+    found: Sequence[Tensor] = read.split([count * n for n in inner], dim + 1)
+    return found
+
+
+def part_of_whole(whole: Tensor, dim: int, inner: Inner, lengths: Shape, member: int) -> Tensor:
     """Return a member's part of a tensor; see `joined`."""
+    if not isinstance(inner, int):
+        cut = zip(_apart(whole, dim, inner, sum(lengths)), inner, strict=True)
+        found = [part_of_whole(piece, dim + 1, n, lengths, member) for piece, n in cut]
+        return torch.cat(found, dim + 1).flatten(dim, dim + 1)
     read: Tensor = whole.unflatten(dim, (-1, sum(lengths), inner))
     own = read.narrow(dim + 1, sum(lengths[:member]), lengths[member])
     return own.flatten(dim, dim + 2).contiguous()
@@ -171,7 +190,7 @@ class Group:
         return found
 
     def whole(
-        self, own: Tensor, dim: int, inner: int, lengths: Shape, *, grows: bool = True
+        self, own: Tensor, dim: int, inner: Inner, lengths: Shape, *, grows: bool = True
     ) -> Tensor:
         """Put the members' parts together."""
         shape = list(own.shape)
@@ -181,7 +200,7 @@ class Group:
         return joined(self.parts(_private(own), shapes, rooms), dim, inner, lengths)
 
     def own_sum(
-        self, given: Tensor, dim: int, inner: int, lengths: Shape, *, grows: bool = True
+        self, given: Tensor, dim: int, inner: Inner, lengths: Shape, *, grows: bool = True
     ) -> Tensor:
         """Add the members' tensors, which have one shape; return this member's part of the sum."""
         room, count, given = self._room(given, grows=grows), sum(lengths), given.detach()
@@ -366,27 +385,27 @@ def all_reduce(part: Tensor, group: Group, how: str = "sum") -> Tensor:
     return found
 
 
-def all_gather(part: Tensor, group: Group, dim: int, inner: int, lengths: Shape) -> Tensor:
+def all_gather(part: Tensor, group: Group, dim: int, inner: Inner, lengths: Shape) -> Tensor:
     """Put the members' parts together: member m has lengths[m] of them, `inner` numbers each."""
     how = dim, inner, lengths
     found: Tensor = _AllGather.apply(group, part, _grows(part), *how)  # type: ignore[no-untyped-call]
     return found
 
 
-def own_part(whole: Tensor, group: Group, dim: int, inner: int, lengths: Shape) -> Tensor:
+def own_part(whole: Tensor, group: Group, dim: int, inner: Inner, lengths: Shape) -> Tensor:
     """Keep this member's part; backward puts the members' gradients together."""
     how = dim, inner, lengths
     found: Tensor = _Split.apply(group, whole, _grows(whole), *how)  # type: ignore[no-untyped-call]
     return found
 
 
-def reduce_scatter(part: Tensor, group: Group, dim: int, inner: int, lengths: Shape) -> Tensor:
+def reduce_scatter(part: Tensor, group: Group, dim: int, inner: Inner, lengths: Shape) -> Tensor:
     """Add what the members have, in their order; keep this member's part of the sum."""
     found: Tensor = _ReduceScatter.apply(group, part, dim, inner, lengths)  # type: ignore[no-untyped-call]
     return found
 
 
-def gather_to_group(part: Tensor, group: Group, dim: int, inner: int, lengths: Shape) -> Tensor:
+def gather_to_group(part: Tensor, group: Group, dim: int, inner: Inner, lengths: Shape) -> Tensor:
     """Put the members' parts together, for what each computes of its part; see `copy_to_group`."""
     found: Tensor = _GatherToGroup.apply(group, part, dim, inner, lengths)  # type: ignore[no-untyped-call]
     return found

@@ -2,13 +2,14 @@
 
 A part of NAME is stored as NAME[MEMBER]: all devices' files together name each tensor once. A
 dimension that is read as (rest, size, inner) is narrowed in its middle, which in memory is runs of
-bytes at equal distances. This file moves bytes; it knows no plans.
+bytes at equal distances, of several lengths where unlike pieces follow each other. This file moves
+bytes; it knows no plans.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -26,8 +27,7 @@ def part_name(name: str, member: int) -> str:
 
 def part_shape(whole: Sequence[int], shard: Shard) -> tuple[int, ...]:
     """Return the shape of a part."""
-    rest = whole[shard.dim] // (shard.size * shard.inner)
-    own = rest * (shard.stop - shard.start) * shard.inner
+    own = whole[shard.dim] // shard.size * (shard.stop - shard.start)
     return (*whole[: shard.dim], own, *whole[shard.dim + 1 :])
 
 
@@ -38,29 +38,36 @@ def cut_bytes(data: bytes, whole: Sequence[int], shard: Shard, width: int) -> by
 
 @dataclass(frozen=True)
 class _ByteRuns:
-    """Where a part's bytes lie in the whole: `count` runs of `length`, `period` apart."""
+    """Where a part's bytes lie in the whole: its runs (start, length), each `period` again."""
 
     count: int
     period: int
-    first: int
-    length: int
+    runs: tuple[tuple[int, int], ...]
 
     @staticmethod
     def of(whole: Sequence[int], shard: Shard, width: int) -> _ByteRuns:
-        unit = shard.inner * prod(whole[shard.dim + 1 :]) * width
-        rest = whole[shard.dim] // (shard.size * shard.inner)
-        count = prod(whole[: shard.dim]) * rest
-        length = (shard.stop - shard.start) * unit
-        return _ByteRuns(count, shard.size * unit, shard.start * unit, length)
+        pieces = (shard.inner,) if isinstance(shard.inner, int) else shard.inner
+        cell, length = prod(whole[shard.dim + 1 :]) * width, shard.stop - shard.start
+        runs, period = [], 0
+        for inner in pieces:
+            runs.append((period + shard.start * inner * cell, length * inner * cell))
+            period += shard.size * inner * cell
+        rest = whole[shard.dim] // (shard.size * sum(pieces))
+        return _ByteRuns(prod(whole[: shard.dim]) * rest, period, tuple(runs))
+
+    def _all(self) -> Iterator[tuple[int, int]]:
+        for i in range(self.count):
+            for first, length in self.runs:
+                yield i * self.period + first, length
 
     def cut(self, data: bytes) -> bytes:
-        starts = (i * self.period + self.first for i in range(self.count))
-        return b"".join(data[start : start + self.length] for start in starts)
+        return b"".join(data[start : start + length] for start, length in self._all())
 
     def put(self, part: bytes, into: bytearray) -> None:
-        for i in range(self.count):
-            start = i * self.period + self.first
-            into[start : start + self.length] = part[i * self.length : (i + 1) * self.length]
+        taken = 0
+        for start, length in self._all():
+            into[start : start + length] = part[taken : taken + length]
+            taken += length
 
 
 @dataclass(frozen=True)

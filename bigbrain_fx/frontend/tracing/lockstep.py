@@ -16,22 +16,17 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from bigbrain_fx.core import Graph, Op, Shard
+from bigbrain_fx.core import Graph, Inner, Op, Shard
 from bigbrain_fx.frontend.tracing.interpret import Interpreter, Key, Leaf, autocast, last_uses
 from bigbrain_fx.runtime import added, joined, largest, part_of_whole
 
 Env = dict[str, object]
 
 
-def _narrowed(tensor: Tensor, dim: int, read: tuple[int, int], start: int, length: int) -> Tensor:
-    cut: Tensor = tensor.unflatten(dim, (-1, *read))
-    return cut.narrow(dim + 1, start, length).flatten(dim, dim + 2)
-
-
 def taken(tensor: Tensor, shard: Shard) -> Tensor:
     """Return the part of a parameter that a shard names."""
-    read, length = (shard.size, shard.inner), shard.stop - shard.start
-    return _narrowed(tensor, shard.dim, read, shard.start, length)
+    lengths = shard.start, shard.stop - shard.start, shard.size - shard.stop
+    return part_of_whole(tensor, shard.dim, shard.inner, lengths, 1)
 
 
 def run_members(
@@ -141,7 +136,7 @@ def _how(op: Op) -> _How:
         return _How(_same, _added)
     if kind == "all_reduce":
         return _How(_added if args[0] == "sum" else _largest, _same)
-    dim, inner, lengths = cast("tuple[int, int, tuple[int, ...]]", args)
+    dim, inner, lengths = cast("tuple[int, Inner, tuple[int, ...]]", args)
     own, whole = partial(_own, dim, inner, lengths), partial(_whole, dim, inner, lengths)
     own_sum = partial(_own_sum, dim, inner, lengths)
     return {
@@ -167,19 +162,21 @@ def _largest(given: Sequence[Tensor]) -> Sequence[Tensor]:
     return [most.clone() for _ in given]
 
 
-def _own(dim: int, inner: int, lengths: Sequence[int], given: Sequence[Tensor]) -> Sequence[Tensor]:
+def _own(
+    dim: int, inner: Inner, lengths: Sequence[int], given: Sequence[Tensor]
+) -> Sequence[Tensor]:
     return [part_of_whole(value, dim, inner, lengths, m) for m, value in enumerate(given)]
 
 
 def _own_sum(
-    dim: int, inner: int, lengths: Sequence[int], given: Sequence[Tensor]
+    dim: int, inner: Inner, lengths: Sequence[int], given: Sequence[Tensor]
 ) -> Sequence[Tensor]:
     """Add in rank order; each member has its part of the sum."""
     return _own(dim, inner, lengths, [added(given)] * len(given))
 
 
 def _whole(
-    dim: int, inner: int, lengths: Sequence[int], given: Sequence[Tensor]
+    dim: int, inner: Inner, lengths: Sequence[int], given: Sequence[Tensor]
 ) -> Sequence[Tensor]:
     whole = joined(given, dim, inner, lengths)
     return [whole.clone() for _ in given]

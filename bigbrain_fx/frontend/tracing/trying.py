@@ -1,13 +1,14 @@
 """Run a trial: one op whole and in shares, forward and backward, on random numbers in float64.
 
 A wrong rule is not rounding: results, gradients and written buffers must agree within 1e-12 of the
-largest. It knows graphs and shards; it knows nothing of rules.
+largest. In its own types a part is run as well: torch has other kernels there, and picks some by
+width. It knows graphs and shards; it knows nothing of rules.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -102,7 +103,40 @@ def try_rule(trial: RuleTrial) -> str | None:
 def failed_rules(path: Path) -> list[str | None]:
     """Run the trials that a file has; say of each why it failed."""
     trials = TypeAdapter(tuple[RuleTrial, ...]).validate_json(path.read_bytes())
-    return [try_rule(trial) for trial in trials]
+    failed = []
+    for number, trial in enumerate(trials):
+        trial_note(path).write_text(str(number))  # a kernel may end this process
+        failed.append(try_rule(trial) or _fails_in_own_types(trial))
+    return failed
+
+
+def trial_note(path: Path) -> Path:
+    """Return the file that names the trial under way, of those in a file."""
+    return path.with_suffix(".number")
+
+
+def _fails_in_own_types(trial: RuleTrial) -> str | None:
+    """Run what members have forward and backward; say why that fails where the whole does not.
+
+    What comes out is not compared: it is rounded.
+    """
+    given = _narrow(trial.whole, _given(trial.whole))
+    try:
+        leaves, inputs = _of_members(trial.sharded, given)
+        values = run_members(trial.sharded.members, leaves, list(map(_cloned, inputs)), key=_keyed)
+        _made(trial.sharded.members, values, leaves, inputs)
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        return str(error).splitlines()[0] if _runs_whole(trial.whole, given) else None
+    return None
+
+
+def _runs_whole(graph: Graph, given: TrialTensors) -> bool:
+    leaves, inputs = _leaves(graph, given.tensors), _leaves(graph, given.inputs)
+    with suppress(RuntimeError, ValueError, IndexError, TypeError), torch.enable_grad():
+        values = run_graph(graph, leaves, _cloned(inputs), key=_keyed)
+        _made([graph], [values], [leaves], [inputs])
+        return True
+    return False
 
 
 def _whole(graph: Graph, given: TrialTensors) -> Made:
@@ -197,8 +231,11 @@ def _or_zero(gradient: Tensor | None, of: Tensor) -> Tensor:
 
 
 def _says_something(value: Tensor) -> bool:
-    """Whether there is a finite number: NaN equals NaN, which would prove nothing."""
-    return bool(value.detach().isfinite().any())
+    """Whether there is a finite number: NaN equals NaN, which would prove nothing.
+
+    Of an empty tensor there is no more to say than its shape.
+    """
+    return not value.numel() or bool(value.detach().isfinite().any())
 
 
 def _unlike(want: Made, made: Made, own: Mapping[str, Shard]) -> Iterator[str]:

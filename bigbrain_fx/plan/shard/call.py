@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias, cast
 
 from bigbrain_fx.core import Arg, Op, ParamRef, Ref, leaves
-from bigbrain_fx.plan.shard.factors import Dims, Factor
+from bigbrain_fx.plan.shard.factors import Dims, Factor, flat
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +29,16 @@ class Ruled:
 
 @dataclass(frozen=True)
 class ShardCall:
-    """One op in numbers; `known` has the dimensions of every parameter and value so far."""
+    """One op in numbers.
+
+    Attributes:
+        known: the dimensions of every parameter and value so far.
+        cuts: of a slice that is one of several which stand end to end: the sizes of them all.
+    """
 
     op: Op
     known: Mapping[Ref | ParamRef, Dims]
+    cuts: tuple[int, ...] = ()
     keywords: Mapping[str, Arg] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -96,3 +102,4 @@ def tag(factors: Iterable[Factor], name: str) -> None:
     """Note what factors are: heads, hidden units, ..."""
     for factor in factors:
         factor.root.tags.add(name)
+        tag(flat(factor.root.pieces), name)

@@ -1,7 +1,8 @@
 """Pieces of dimensions, and how two lists of them are made the same: a union-find that can divide.
 
-A dimension is a list of factors, row-major: 384 rows of a fused qkv are 3 * 4 * 32. It knows
-numbers only; ops are `rules`.
+A dimension is a list of factors, row-major: 384 rows of a fused qkv are 3 * 4 * 32. A factor may
+also be pieces that stand one after another: 40 rows of queries, keys and values are 24 + 8 + 8.
+What all pieces have can be divided in each of them. It knows numbers only; ops are `rules`.
 """
 
 from __future__ import annotations
@@ -9,18 +10,24 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import TypeAlias
 
 
 class Factor:
-    """A piece of a dimension; `up` leads to the one that it was made the same as."""
+    """A piece of a dimension; `up` leads to the one that it was made the same as.
 
-    __slots__ = ("parts", "size", "tags", "up")
+    It may be a product, `parts`, or a sum, `pieces`. What is a sum may be left so: its pieces are
+    forgotten where it has to be divided otherwise.
+    """
+
+    __slots__ = ("parts", "pieces", "size", "tags", "up")
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.up: Factor | None = None
         self.parts: tuple[Factor, Factor] | None = None
+        self.pieces: tuple[Dimension, ...] = ()
         self.tags: set[str] = set()
 
     @property
@@ -34,7 +41,8 @@ class Factor:
         return found
 
     def divide(self, first: int) -> tuple[Factor, Factor]:
-        """Divide into (first, rest); both are what it was."""
+        """Divide into (first, rest); both are what it was. Pieces that it had are forgotten."""
+        self.pieces = ()
         self.parts = Factor(first), Factor(self.size // first)
         for part in self.parts:
             part.tags |= self.tags
@@ -55,7 +63,10 @@ def fresh(shape: Iterable[int]) -> Dims:
 
 
 def leaves(factors: Iterable[Factor]) -> Iterator[Factor]:
-    """Yield the factors that are not divided further, by their roots; ones are left out."""
+    """Yield the factors that are not divided further, by their roots; ones are left out.
+
+    Pieces that stand one after another are one factor; see `everything`.
+    """
     for factor in factors:
         root = factor.root
         if root.parts:
@@ -68,6 +79,42 @@ def flat(dims: Iterable[Dimension]) -> Iterator[Factor]:
     """Yield the leaves of several dimensions."""
     for dimension in dims:
         yield from leaves(dimension)
+
+
+def everything(factors: Iterable[Factor]) -> Iterator[Factor]:
+    """Yield leaves, and after those that are pieces what all of their pieces have."""
+    for leaf in leaves(factors):
+        yield leaf
+        if leaf.pieces:
+            first, *others = (list(everything(piece)) for piece in leaf.pieces)
+            yield from (own for own in dict.fromkeys(first) if all(own in o for o in others))
+
+
+def strides(factors: Iterable[Factor]) -> Iterator[tuple[Factor, tuple[int, ...]]]:
+    """Yield everything in a dimension, with how many numbers each index has side by side.
+
+    Where pieces follow one another there is one such number for each of them. What a piece has
+    twice is yielded twice.
+    """
+    inner = 1
+    for leaf in reversed(list(leaves(factors))):
+        yield leaf, (inner,)
+        for own, steps in _strides_in_pieces(leaf):
+            yield own, tuple(step * inner for step in steps)
+        inner *= leaf.size
+
+
+def _strides_in_pieces(leaf: Factor) -> Iterator[tuple[Factor, tuple[int, ...]]]:
+    for own in [*everything([leaf])][1:]:
+        found: list[int] = []
+        twice = False
+        for piece in leaf.pieces:
+            (steps, *more) = (steps for factor, steps in strides(piece) if factor is own)
+            found += steps * (size(piece) // (own.size * sum(steps)))
+            twice = twice or bool(more)
+        alike = len(set(found)) == 1
+        for _ in range(2 if twice else 1):
+            yield own, tuple(found[:1] if alike else found)
 
 
 def size(factors: Iterable[Factor]) -> int:
@@ -93,8 +140,53 @@ def unify(one: Iterable[Factor], other: Iterable[Factor]) -> None:
         raise UnlikeError("dimensions of other sizes")
 
 
+def joined(pieces: Iterable[Dimension]) -> Factor:
+    """Return pieces that stand one after another."""
+    found = Factor(0)
+    found.pieces = tuple(pieces)
+    found.size = sum(map(size, found.pieces))
+    return found
+
+
+def cut(own: Dimension, sizes: Sequence[int]) -> tuple[Dimension, ...]:
+    """Cut a dimension into pieces: equal ones are (which, index), others stand one after another.
+
+    Nothing is returned where it has been divided otherwise.
+    """
+    if len(set(sizes)) == 1:
+        return (reshaped((own,), (len(sizes), sizes[0]))[1],) * len(sizes)
+    known = [*leaves(own)]
+    leaf = known[0] if len(known) == 1 else None
+    if leaf is None or (leaf.pieces and [*map(size, leaf.pieces)] != [*sizes]):
+        return ()
+    if not leaf.pieces:
+        leaf.pieces = fresh(sizes)
+        for piece in flat(leaf.pieces):
+            piece.tags |= leaf.tags
+    return leaf.pieces
+
+
+def join_alone(leaf: Factor, name: str) -> None:
+    """Divide pieces that nothing divides as those beside them, by what is tagged so.
+
+    An MLP's hidden units, say, that stand beside heads in one matrix.
+    """
+    of = [list(everything(piece)) for piece in leaf.pieces]
+    alone = [own[0] for own in of if len(own) == 1 and name not in own[0].tags]
+    beside = [own for own in of if len(own) != 1 or name in own[0].tags]
+    for shared in beside[0] if beside else ():
+        fits = all(shared in own for own in beside) and name in shared.tags
+        if fits and all(each.size % shared.size == 0 for each in alone):
+            for each in alone:
+                unify((each,), (shared, Factor(each.size // shared.size)))
+            return
+
+
 def _join(a: Factor, b: Factor, left: deque[Factor], right: deque[Factor]) -> None:
     if a.size == b.size:
+        if a.pieces and b.pieces:
+            _join_pieces(a, b)
+        a, b = (b, a) if b.pieces and not a.pieces else (a, b)
         b.up = a
         a.tags |= b.tags
     elif a.size % b.size == 0:
@@ -105,6 +197,14 @@ def _join(a: Factor, b: Factor, left: deque[Factor], right: deque[Factor]) -> No
         left.appendleft(a)
     else:
         raise UnlikeError(f"{a.size} and {b.size} have no common parts")
+
+
+def _join_pieces(a: Factor, b: Factor) -> None:
+    """Make like pieces the same; of others, those of the first are kept."""
+    if [*map(size, a.pieces)] == [*map(size, b.pieces)]:
+        with suppress(UnlikeError):
+            for one, other in zip(a.pieces, b.pieces, strict=True):
+                unify(one, other)
 
 
 def reshaped(dims: Dims, shape: Sequence[int]) -> Dims:

@@ -13,7 +13,17 @@ from dataclasses import dataclass, field, replace
 from bigbrain_fx.core import Axis, Graph, Op, ParamRef, Place, Ref
 from bigbrain_fx.plan.shard import layers, products, views
 from bigbrain_fx.plan.shard.call import Rule, Ruled, ShardCall
-from bigbrain_fx.plan.shard.factors import Dims, Factor, UnlikeError, flat, fresh, leaves
+from bigbrain_fx.plan.shard.cuts import end_to_end
+from bigbrain_fx.plan.shard.factors import (
+    Dims,
+    Factor,
+    UnlikeError,
+    everything,
+    flat,
+    fresh,
+    join_alone,
+    strides,
+)
 from bigbrain_fx.plan.shard.memory import works_on_parts
 
 RULES: Mapping[str, Rule] = {**views.RULES, **products.RULES, **layers.RULES}
@@ -73,6 +83,7 @@ class _Following:
         self.known: dict[Ref | ParamRef, Dims] = {}
         self.tuples: dict[str, tuple[Dims, ...]] = {}
         self.ruled: dict[str, Ruled] = {}
+        self.cuts = dict(end_to_end(self.graph))
         shared: dict[str, Dims] = {}
         for param in self.graph.params:
             dims = shared.setdefault(param.canonical, fresh(map(int, param.spec.shape)))
@@ -102,7 +113,7 @@ class _Following:
         if rule is None or op.body is not None:
             return whole
         try:
-            return rule(ShardCall(op, self.known))
+            return rule(ShardCall(op, self.known, self.cuts.get(op.name, ())))
         except (TypeError, IndexError, UnlikeError):
             return whole
 
@@ -115,6 +126,8 @@ class _Following:
 
     def axes(self) -> Iterator[Axis]:
         """Yield every axis that divides a parameter or work, without its name."""
+        for leaf in dict.fromkeys(f for dims in self.known.values() for f in flat(dims)):
+            join_alone(leaf, "heads")
         batch = self._batch()
         roles: dict[Factor, _Roles] = defaultdict(_Roles)
         self._note_places(roles)
@@ -130,24 +143,24 @@ class _Following:
     def _batch(self) -> set[Factor]:
         rows = [self.known[Ref(e.name)][0] for e in self.graph.inputs if e.batched and e.spec.shape]
         found = set(flat(rows))
-        everything = (f for dims in self.known.values() for f in flat(dims))
-        return found | {f for f in everything if self._is_free and f.size % _ROWS == 0}
+        known = (f for dims in self.known.values() for f in _all(dims))
+        return found | {f for f in known if self._is_free and f.size % _ROWS == 0}
 
     def _note_places(self, roles: Mapping[Factor, _Roles]) -> None:
         for ref, dims in self.known.items():
             name = ref.value if isinstance(ref, Ref) else ref.param
             for factor, place in _places(name, dims):
                 into = roles[factor].values if isinstance(ref, Ref) else roles[factor].params
-                if name in into or (self._is_free and place.inner % _ROWS == 0):
+                if name in into or (self._is_free and _is_beside_rows(place)):
                     roles[factor].doubled.add(name)
                 into[name] = place
 
     def _note_ops(self, op: Op, roles: Mapping[Factor, _Roles]) -> None:
         ruled = self.ruled[op.name]
-        along, summed = set(leaves(ruled.along)), set(leaves(ruled.summed))
-        whole = set(leaves(ruled.whole))
-        made = [list(flat(dims)) for dims in ruled.outs]
-        read = [list(flat(dims)) for dims in ShardCall(op, self.known).tensors()]
+        along, summed = set(everything(ruled.along)), set(everything(ruled.summed))
+        whole = set(everything(ruled.whole))
+        made = [_all(dims) for dims in ruled.outs]
+        read = [_all(dims) for dims in ShardCall(op, self.known).tensors()]
         for factor in dict.fromkeys(f for dims in (*made, *read) for f in dims):
             role = roles[factor]
             role.touched[op.name] = None
@@ -187,10 +200,17 @@ class _Following:
 
 def _places(name: str, dims: Dims) -> Iterator[tuple[Factor, Place]]:
     for dim, own in enumerate(dims):
-        inner = 1
-        for factor in reversed(list(leaves(own))):
-            yield factor, Place(name, dim, inner)
-            inner *= factor.size
+        for factor, steps in strides(own):
+            yield factor, Place(name, dim, steps[0] if len(steps) == 1 else steps)
+
+
+def _is_beside_rows(place: Place) -> bool:
+    steps = (place.inner,) if isinstance(place.inner, int) else place.inner
+    return any(step % _ROWS == 0 for step in steps)
+
+
+def _all(dims: Dims) -> list[Factor]:
+    return [factor for own in dims for factor in everything(own)]
 
 
 def _named(found: Iterable[Axis]) -> Iterator[Axis]:

@@ -377,7 +377,7 @@ LOCAL: Mapping[str, Form] = {
         ("view", "reshape", "_unsafe_view", "unflatten", "expand", "broadcast_to"), sized
     ),
     "repeat_interleave": repeated,
-    "slice": sliced,
+    **dict.fromkeys(("slice", "narrow"), sliced),
     **dict.fromkeys(("split", "split_with_sizes"), cut_up),
     "group_norm": grouped,
     "linear": _linear,

@@ -256,7 +256,7 @@ class _Rewriting:
             self.forms.ops.append(op)  # a size; of the batch, which no axis divides
         elif len(active) == 1:
             self._split(op, active[0])
-        elif sees_memory(op):
+        elif self.parts and sees_memory(op):  # without axes nothing lies otherwise
             self._seeing(op)
         else:
             self.forms.ops.append(self._whole(op, self.forms.whole_form))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
 
 from bigbrain_fx.plan.shard.call import Rule, Ruled, ShardCall
 from bigbrain_fx.plan.shard.factors import (
@@ -11,8 +13,10 @@ from bigbrain_fx.plan.shard.factors import (
     Dims,
     Factor,
     UnlikeError,
+    cut,
     flat,
     fresh,
+    joined,
     reshaped,
     size,
     unify,
@@ -66,14 +70,18 @@ def _select(call: ShardCall) -> Ruled:
 
 
 def _apart(call: ShardCall, dim: int) -> Ruled:
-    """Cut a dimension into pieces; equal ones are (which, index): fused query, key and value."""
+    """Cut a dimension into pieces: fused query, key and value."""
     before = call.dims(call.op.args[0])
     dim %= len(before)
     sizes = [int(spec.shape[dim]) for spec in call.op.outputs]
-    alike = len(set(sizes)) == 1
-    piece = reshaped((before[dim],), (len(sizes), sizes[0]))[1] if alike else None
-    pieces = [fresh((n,))[0] if piece is None else piece for n in sizes]
-    return _carried(before, *((*before[:dim], own, *before[dim + 1 :]) for own in pieces))
+    pieces = cut(before[dim], sizes) or fresh(sizes)
+    return _cut(before, dim, *pieces)
+
+
+def _cut(before: Dims, dim: int, *pieces: Dimension) -> Ruled:
+    """Say that an op cuts pieces out of a dimension, each part from the same part of it."""
+    ruled = _carried(before, *((*before[:dim], own, *before[dim + 1 :]) for own in pieces))
+    return replace(ruled, along=(*ruled.along, *before[dim]))
 
 
 def _chunk(call: ShardCall) -> Ruled:
@@ -81,34 +89,45 @@ def _chunk(call: ShardCall) -> Ruled:
 
 
 def _slice(call: ShardCall) -> Ruled:
-    """Take start..stop of a dimension: all of it, or one of several equal pieces."""
+    """Take start..stop of a dimension: all of it, or one of several pieces."""
     before = call.dims(call.op.args[0])
     dim = call.number(1, "dim", 0) % len(before)
-    start, step = call.arg(2, "start", 0) or 0, call.number(4, "step", 1)
+    start, step = call.arg(2, "start", 0) or 0, call.number(4, "step", 1)  # a narrow has none
     have, want = size(before[dim]), call.shape[dim]
     if not isinstance(start, int):
         raise TypeError("start is no number")
-    start = start + have if start < 0 else start
+    start = max(0, start + have if start < 0 else start)
     own: Dimension = (Factor(want),)
-    if have == want and step == 1:
+    if call.cuts and (pieces := cut(before[dim], call.cuts)):
+        own = pieces[[*accumulate(call.cuts, initial=0)].index(start)]
+    elif have == want and step == 1:
         own = before[dim]
     elif step == 1 and want and have % want == 0 and start % want == 0:
         own = reshaped((before[dim],), (have // want, want))[1]
-    return _carried(before, (*before[:dim], own, *before[dim + 1 :]))
+    return _cut(before, dim, own)
 
 
 def _cat(call: ShardCall) -> Ruled:
-    """Join equal pieces as (which, index); unequal ones are joined whole."""
+    """Join equal pieces as (which, index); others stand one after another, but for empty ones."""
     items = call.op.args[0]
     parts = [call.dims(item) for item in (items if isinstance(items, tuple) else (items,))]
     dim = call.number(1, "dim", 0) % len(parts[0])
-    sizes = {size(part[dim]) for part in parts}
     for other in parts[1:]:
         for place, (a, b) in enumerate(zip(parts[0], other, strict=True)):
-            if place != dim or len(sizes) == 1:
+            if place != dim:
                 unify(a, b)
-    joined = (Factor(len(parts)), *parts[0][dim]) if len(sizes) == 1 else (Factor(call.shape[dim]),)
-    return _carried(parts[0], (*parts[0][:dim], joined, *parts[0][dim + 1 :]))
+    filled = [part[dim] for part in parts if size(part[dim])] or [parts[0][dim]]
+    ruled = _carried(parts[0], (*parts[0][:dim], _end_to_end(filled), *parts[0][dim + 1 :]))
+    return replace(ruled, along=(*ruled.along, *filled[0]))
+
+
+def _end_to_end(pieces: Sequence[Dimension]) -> Dimension:
+    own, *others = pieces
+    if any(size(other) != size(own) for other in others):
+        return (joined(pieces),)
+    for other in others:
+        unify(own, other)
+    return (Factor(len(pieces)), *own)
 
 
 def _stack(call: ShardCall) -> Ruled:
@@ -169,7 +188,7 @@ RULES: Mapping[str, Rule] = {
     "select": _select,
     **dict.fromkeys(("chunk",), _chunk),
     **dict.fromkeys(("split", "split_with_sizes"), _chunk),
-    "slice": _slice,
+    **dict.fromkeys(("slice", "narrow"), _slice),
     **dict.fromkeys(("cat", "concat"), _cat),
     "stack": _stack,
     **dict.fromkeys(("expand", "broadcast_to"), _expand),

@@ -87,6 +87,90 @@ def test_grouped_queries_are_split_in_whole_groups() -> None:
     assert inner == {"q.weight": 4, "k.weight": 2, "v.weight": 2, "out.weight": 4}
 
 
+def attend(own: Any, *parts: Tensor) -> Tensor:
+    q, k, v = (part.unflatten(-1, (-1, 2)).transpose(1, 2) for part in parts)
+    mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    return own.out(mixed.transpose(1, 2).flatten(2))
+
+
+def by_slices(own: Any, x: Tensor) -> Tensor:
+    both = own.qkv(x)
+    return attend(own, both[..., :12], both[..., 12:18], both[..., -6:])
+
+
+def by_narrow(own: Any, x: Tensor) -> Tensor:
+    both = own.qkv(x)
+    return attend(own, both.narrow(-1, 0, 12), both.narrow(-1, 12, 6), both.narrow(-1, 18, 6))
+
+
+def by_rows(own: Any, x: Tensor) -> Tensor:
+    weights, biases = (own.qkv.weight, own.qkv.bias)
+    cuts = slice(0, 12), slice(12, 18), slice(18, 24)
+    return attend(own, *(F.linear(x, weights[cut], biases[cut]) for cut in cuts))
+
+
+FUSED: dict[str, Callable[..., Tensor]] = {
+    "split": lambda own, x: attend(own, *own.qkv(x).split((12, 6, 6), -1)),
+    "slices": by_slices,
+    "narrow": by_narrow,
+    "rows": by_rows,
+}
+
+
+@pytest.mark.parametrize("how", ["split", "slices", "narrow", "rows"])
+def test_fused_grouped_queries_of_unequal_rows_are_split_by_heads(how: str) -> None:
+    model = Calls(FUSED[how], qkv=nn.Linear(DIM, 24), out=nn.Linear(12, DIM))
+    heads = found(graph_of(model, torch.randn(ROWS, LENGTH, DIM)), "heads")
+    assert heads.size == 3
+    places = {place.name: (place.dim, place.inner) for place in heads.params}
+    fused = (0, (4, 2, 2))
+    assert places == {"qkv.weight": fused, "qkv.bias": fused, "out.weight": (1, 4)}
+    assert not heads.whole
+
+
+def joined_rows(own: Any, x: Tensor) -> Tensor:
+    weight = torch.cat([part.weight for part in (own.q, own.k, own.v)])
+    return attend(own, *F.linear(x, weight).split((12, 6, 6), -1))
+
+
+def test_weights_of_unequal_rows_that_are_joined_are_split_by_heads() -> None:
+    layers = {"q": nn.Linear(DIM, 12, False), "k": nn.Linear(DIM, 6, False)}
+    model = Calls(joined_rows, **layers, v=nn.Linear(DIM, 6, False), out=nn.Linear(12, DIM))
+    heads = found(graph_of(model, torch.randn(ROWS, LENGTH, DIM)), "heads")
+    assert heads.size == 3
+    assert {place.name for place in heads.params} == {f"{n}.weight" for n in ("q", "k", "v", "out")}
+    assert not heads.whole
+
+
+def beside(own: Any, x: Tensor) -> Tensor:
+    q, k, v, hidden = own.both(x).split((12, 6, 6, 30), -1)
+    q, k, v = (part.unflatten(-1, (-1, 2)).transpose(1, 2) for part in (q, k, v))
+    mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    return own.out(torch.cat((mixed.transpose(1, 2).flatten(2), F.gelu(hidden)), -1))
+
+
+def test_an_mlp_beside_attention_is_split_with_its_heads() -> None:
+    model = Calls(beside, both=nn.Linear(DIM, 54), out=nn.Linear(42, DIM))
+    graph = graph_of(model, torch.randn(ROWS, LENGTH, DIM))
+    heads = found(graph, "heads")
+    places = {place.name: (place.dim, place.inner) for place in heads.params}
+    assert places["both.weight"] == (0, (4, 2, 2, 10))
+    assert places["out.weight"] == (1, (4, 10))
+    assert not heads.whole
+    (heads,) = priced_axes(graph, [heads])
+    assert [e.kind for e in heads.exchanges] == ["all_reduce"]
+
+
+def test_slices_that_overlap_are_no_pieces() -> None:
+    model = Calls(
+        lambda own, x: own.b(own.a(x)[..., :8]) + own.b(own.a(x)[..., 4:]),
+        a=nn.Linear(DIM, 12),
+        b=nn.Linear(8, DIM),
+    )
+    graph = graph_of(model, torch.randn(ROWS, DIM))
+    assert not any({"a.weight", "b.weight"} <= {p.name for p in a.params} for a in axes(graph))
+
+
 def test_depthwise_and_grouped_filters_are_split() -> None:
     model = Calls(
         lambda own, x: own.last(F.relu(own.deep(own.first(x)))),
@@ -122,3 +206,12 @@ def test_two_axes_that_meet_in_a_parameter_are_refused() -> None:
     graph = graph_of(Calls(lambda own, x: own.a(x), a=nn.Linear(DIM, 8)), torch.randn(ROWS, DIM))
     with pytest.raises(InputError, match=r"'a\.weight' has two of the axes"):
         sharded(graph, [a for a in axes(graph) if a.params], (1, 1))
+
+
+def test_without_axes_members_have_the_whole_graph_of_what_sees_memory() -> None:
+    """As `explain` has it, which asks what the plan's only axis sends."""
+    model = Calls(lambda own, x: own.b(own.drop(own.a(x))), a=nn.Linear(DIM, 8), b=nn.Linear(8, 2))
+    model.drop = nn.Dropout(0.1)
+    graph = graph_of(model.train(), torch.randn(ROWS, DIM))
+    assert any(op.random for op in graph.ops)
+    assert sharded(graph, [], (1, 1)).members == (graph, graph)

@@ -48,11 +48,11 @@ def test_a_process_that_dies_in_a_write_is_replaced(tmp_path: Path, schedule: st
     file = bundle / "runtime" / "stores.py"
     edit(
         file,
-        "        self._move(os.pwrite, room, data)",
+        "        self._move(os.pwrite, room, data.cpu())",
         "        if _is_last(self.device):\n"
         "            self._move(os.pwrite, room, data[: len(data) // 2])\n"
         "            os.kill(os.getpid(), 9)\n"
-        "        self._move(os.pwrite, room, data)",
+        "        self._move(os.pwrite, room, data.cpu())",
     )
     file.write_text(file.read_text() + DIES.replace("AT", str(at)))
     seen = supervised(bundle, tmp_path / "run", NAMES, STEPS)

@@ -176,6 +176,10 @@ SUPERVISOR = excused(
             "snapshot_memory.py nameless os.dup",
             "snapshot_memory.py nameless tempfile.TemporaryFile",
         ),
-        "beside a file that is read there, which is struck": ("starving.py _waited_ns .iterdir",),
+        "beside a file that is read there, which is struck": (
+            "starving.py _waited_ns .iterdir",
+            "starving.py is_stopped .iterdir",
+            "starving.py is_stopped .read_text",
+        ),
     }
 )

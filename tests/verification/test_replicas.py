@@ -18,6 +18,7 @@ from bigbrain_fx.plan.replica_statistics import statistics
 from bigbrain_fx.verification.bundle.imported_bundle import run_bundle
 from bigbrain_fx.verification.bundle.links import same_training
 from bigbrain_fx.verification.bundle.reference import Trace
+from tests.support import samples
 from tests.support.bundles import MODEL
 from tools.matrix import Bench, imported, other_bytes
 
@@ -176,11 +177,17 @@ def test_zero_divides_the_state_of_the_optimizer(bench: Bench) -> None:
     halves = [entry.optimizer_bytes for entry in plan.forecast.devices]
     assert sum(halves) * 2 == sum(whole)
     assert max(halves) < 0.6 * max(whole)
-    divided = planned(bench, cluster(1, 1), replicas=2, zero_stage=2, sum_order="micro")
-    assert max(e.gradients_bytes for e in divided.forecast.devices) < max(
-        e.gradients_bytes for e in plan.forecast.devices
-    )
     assert set(updating(plan.graph, plan.stages).values()) == {0, 1}
+
+
+def test_zero_divides_the_gradients_of_a_model_of_more_than_a_bucket() -> None:
+    graph, where = samples.sample("gpt").captured.graph, samples.cluster(2)
+    held = []
+    for stage, order in ((1, "replica"), (2, "micro")):
+        options = Options("naive", micro_batches=4, replicas=2, zero_stage=stage, sum_order=order)
+        plan = make_plan(graph, where, Source(""), options)
+        held.append([entry.gradients_bytes for entry in plan.forecast.devices])
+    assert max(held[1]) < 0.6 * max(held[0])
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,7 @@ def test_nothing_that_is_asked_for_is_faster(seed: int, monkeypatch: pytest.Monk
     assert not faster_than_auto(seed, "normal", every=1)
 
 
-def test_nor_are_some_in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("every", [9, 18])
+def test_nor_are_some_in_a_hurry(every: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bigbrain_fx.plan.apart.CPU", 0.0)
-    assert not faster_than_auto(10, "fast", every=9)
+    assert not faster_than_auto(10, "fast", every=every)

@@ -73,12 +73,11 @@ def captured_in_memory(
     tried = require_padding(module, cast("None", loss), recipe.pad, captured, recipe.autocast)
     source = _carried(captured, module, recipe, loss, said, scratch, options.cache)
     count = sum(p.numel() for p in {id(p): p for p in module.parameters()}.values())
-    weights = _InMemory(captured)
     notes = (*captured.warnings, *([tried] if tried else []))
     return FoundModel(
         captured.graph,
         source,
-        weights,
+        _InMemory(captured),
         notes,
         count,
         module=module,

@@ -67,8 +67,7 @@ def capture(
     """Trace a module to a graph, without strictness and with a free batch size.
 
     The graph computes (loss, outputs): the loss is `loss(output, batch)`, else the scalar output,
-    else `output.loss`, else there is none (inference).
-    How the batch reaches forward: see `step.route`.
+    else `output.loss`, else there is none (inference). How a batch reaches forward: `step.route`.
     Where the batch size cannot stay free, the graph holds for one size: `micro_batch`, else the
     example's; `graph.static_batch` says so. On the meta device nothing is compared.
 
@@ -95,8 +94,8 @@ def capture(
     example_batch = to_meta(example_batch) if on_meta else example_batch
     how = route(module, example_batch, loss is not None)
     with _in_mode(module, training):
-        known = require_steady_calls(module, loss, take_apart(example_batch), how, autocast)
-        elsewhere = _elsewhere(module, loss, take_apart(example_batch), how, autocast)
+        about = module, loss, take_apart(example_batch), how, autocast
+        known, elsewhere = require_steady_calls(*about), _elsewhere(*about)
     if loss is not None and training:
         how = settle(module, how, example_batch, partial(_has_loss, module, loss, example_batch))
     names = input_names(module, example_batch, how)
@@ -110,8 +109,7 @@ def capture(
         captured = enclosing(module, tuple(leaves), attempt)
     if training:
         _require_trained(captured, loss_needed=loss_needed, on_meta=on_meta)
-    said = (*captured.warnings, *reads.told())
-    return replace(captured, warnings=said, elsewhere=elsewhere)
+    return replace(captured, warnings=(*captured.warnings, *reads.told()), elsewhere=elsewhere)
 
 
 def _elsewhere(

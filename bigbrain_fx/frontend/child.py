@@ -327,7 +327,7 @@ def _require_divided(model: Module, make: Callable[..., object], shards: object)
 
 
 def _require_optimizer(file: ModelFile) -> None:
-    """Refuse an optimizer whose code fails: `estimate` tries none per device, and needs its size."""
+    """Refuse an optimizer whose code fails: `estimate` asks how much it holds, and no more."""
     from bigbrain_fx.frontend.tracing.optimizer import optimizer_facts
     from bigbrain_fx.frontend.tracing.parted import require_runnable
 

@@ -28,7 +28,6 @@ from bigbrain_fx.frontend.tracing.plain import Numbers, Plain, alike, another
 from bigbrain_fx.frontend.tracing.step import Step
 from bigbrain_fx.frontend.translation.batch import Batch
 
-
 _FIRST_CALL = (
     "only the first call changes it (a cache that is made or grows, what the first batch sets): "
     "let model() run the model once: def model(): made = Net(); made(example_batch()['x']); "

@@ -88,6 +88,8 @@ class _Service:
         if wanted["training"] and not self.meta and not blank:
             _require_steady(self.file, seed)
             self.fixed = (*_fixed(self.file), *_apart_entries(self.file, self.captured))
+        if wanted["training"] and self.meta:
+            _require_optimizer(self.file)
         self.captured = _require_uneven(self.file, self.captured, bool(wanted["training"]))
         _require_read_by_layers(self.captured, self.quantised)
         _write_graph(self.captured, Path(str(wanted["graph"])))
@@ -322,6 +324,15 @@ def _require_divided(model: Module, make: Callable[..., object], shards: object)
 
     found = TypeAdapter(tuple[Shard, ...]).validate_python(shards)
     require_divided(model, make, found)
+
+
+def _require_optimizer(file: ModelFile) -> None:
+    """Refuse an optimizer whose code fails: `estimate` asks how much it holds, and no more."""
+    from bigbrain_fx.frontend.tracing.optimizer import optimizer_facts
+    from bigbrain_fx.frontend.tracing.parted import require_runnable
+
+    if file.optimizer is not None and not optimizer_facts(file.model, file.optimizer).measured:
+        require_runnable(file.model, file.optimizer)
 
 
 def _require_steady(file: ModelFile, seed: int) -> None:

@@ -38,6 +38,7 @@ from bigbrain_fx.plan.freezing import with_frozen as with_frozen
 from bigbrain_fx.plan.half_sums import (
     half_sums as half_sums,
     half_sums_text as half_sums_text,
+    half_values as half_values,
     turned_text as turned_text,
 )
 from bigbrain_fx.plan.making import (

@@ -1,15 +1,15 @@
 """What equals one process to rounding only: gradients added in sixteen bits, weights turned round.
 
 autograd adds the uses of a weight one by one. In float32 another grouping is in the last place; in
-sixteen bits it shows. A bundle holds weights row by row, and kernels round by how they lie. This
-file finds those parameters. It knows graph and stages; no numbers.
+sixteen bits it shows; so it is with the uses of a value. A bundle holds weights row by row, and
+kernels round by how they lie. This file finds those. It knows graph and stages; no numbers.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from bigbrain_fx.core import Graph, Op, Param, Stages
 
@@ -65,8 +65,55 @@ def _types(op: Op) -> Iterator[str]:
         yield from _types(inner)
 
 
+def half_values(graph: Graph, stages: Stages) -> tuple[str, ...]:
+    """Return the values of sixteen bits whose gradient stages add up in another order.
+
+    One process adds that of the last use first; a bundle adds all uses of a stage, then those of
+    the stage before. That is the same unless a stage reads a value before and after another does.
+    """
+    place = {
+        op: stage.index
+        for stage in stages.of_replica(0)
+        if not stage.member
+        for op in stage.ops
+        if op not in stage.recomputed
+    }
+    return tuple(
+        op.name
+        for op in graph.ops
+        if op.name in graph.graded
+        and any(spec.dtype in _HALVES for spec in op.outputs)
+        and _in_turn(
+            [place[r] for r in graph.consumers[op.name] if r in place and r in graph.graded]
+        )
+    )
+
+
+def _in_turn(uses: Sequence[int]) -> bool:
+    """Whether stages read in turn, which makes another sum: of two numbers no order counts."""
+    last_first = list(reversed(uses))
+    sums = sorted(uses, reverse=True)
+    return len(uses) > 2 and sums not in (last_first, [*last_first[1::-1], *last_first[2:]])
+
+
 def half_sums_text(graph: Graph, stages: Stages) -> tuple[str, ...]:
-    """Say which they are, in at most one sentence."""
+    """Say which they are, in at most a sentence each."""
+    return (*_values_text(graph, stages), *_params_text(graph, stages))
+
+
+def _values_text(graph: Graph, stages: Stages) -> Iterator[str]:
+    found = [graph.op[name].source or name for name in half_values(graph, stages)]
+    named = list(dict.fromkeys(found))
+    if named:
+        more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+        yield (
+            f"{', '.join(named[:_NAMED])}{more}: stages that read it in turn add up its gradient, "
+            f"of {graph.autocast or 'sixteen bits'}, in another order than one process does, so it "
+            "is the same to rounding, not bit for bit; another placement may keep the order"
+        )
+
+
+def _params_text(graph: Graph, stages: Stages) -> tuple[str, ...]:
     found = half_sums(graph, stages)
     if not found:
         return ()

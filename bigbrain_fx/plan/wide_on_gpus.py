@@ -88,6 +88,8 @@ def _is_autocast(op: Op) -> bool:
 def _origin(op: Op, casts: bool, wide: dict[str, Op]) -> Op | None:
     """Return the op that makes a value float32 on a GPU; itself, or one whose value it reads."""
     family = _family(op)
+    if family.endswith("_") and op.mutates:  # keeps the type of what it writes into, on any kind
+        return wide.get(op.mutates[0])
     if casts and family in _FLOAT32:
         return op
     if family in _CASTS or (casts and family in _SIXTEEN):

@@ -90,6 +90,34 @@ def test_estimate_of_a_module_in_memory(tmp_path: Path) -> None:
     assert plan == bb.estimate(Net(), cluster, OPTIONS, example_batch=batch(), loss=loss)
 
 
+FAILING = """
+def optimizer(named_params):
+    return torch.optim.{}
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        ("AdamW([p for _, p in named_parms])", "NameError: name 'named_parms'"),
+        ("Adamm(named_params)", "AttributeError: module 'torch.optim'"),
+        ("LBFGS([p for _, p in named_params])", r"LBFGS.step\(closure\) cannot be called"),
+        ("SGD(named_params, lr=float(abs(list(named_params)[0][1]).sum()))", None),
+    ],
+)
+def test_estimate_refuses_an_optimizer_whose_code_fails(
+    tmp_path: Path, made: str, said: str | None
+) -> None:
+    """It took it for AdamW, and said what that holds."""
+    model, devices = write_model(tmp_path), write_cluster(tmp_path)
+    model.write_text(model.read_text() + FAILING.format(made))
+    if said is None:  # it reads numbers, which there are none of here
+        assert bb.estimate(model, devices, OPTIONS).forecast.step_s > 0
+        return
+    with pytest.raises(bb.InputError, match=said):
+        bb.estimate(model, devices, OPTIONS)
+
+
 class FixedSize(nn.Module):
     """Its trace holds for one number of rows only: it reads that number in Python."""
 

@@ -297,6 +297,33 @@ def test_autocast_of_the_whole_model_leaves_a_graph_that_can_be_cut() -> None:
     assert ops_of(found.graph, "linear")[0].outputs[0].dtype == "bfloat16"
 
 
+class AddsInPlace(nn.Module):
+    """Adds and takes a power in place: what a GPU's autocast would cast, written without."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin, self.norm = nn.Linear(8, 8), nn.LayerNorm(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.lin(x), inplace=True) * 2
+        h += self.norm(x)  # float32 on a GPU, and h stays as it is
+        return (h * 2).exp_().float()
+
+
+@pytest.mark.parametrize("autocast", ["bfloat16", None])
+def test_what_is_written_in_place_under_autocast_stays_in_place(autocast: str | None) -> None:
+    model = AddsInPlace()
+    found = capture(model, (torch.randn(4, 8),), lambda o, b: o.square().mean(), autocast=autocast)
+    written = {op.target.split(".")[1] for op in found.graph.ops if op.mutates}
+    assert written == ({"add_", "exp_"} if autocast else set())
+
+    def eager(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast is not None):
+            return model(x).square().mean()
+
+    assert_same(model, found, eager)
+
+
 # --------------------------------------------------------------------------- custom functions
 
 

@@ -156,6 +156,25 @@ def test_one_that_fails_is_refused(make: Any, what: str) -> None:
         require_parted(net(), make, HELD)
 
 
+def of_two_classes(named: Named) -> Any:
+    params = [p for _, p in named]
+    return [torch.optim.SGD(params), torch.optim.Adam(params)]
+
+
+@pytest.mark.parametrize(
+    ("make", "help_"),
+    [
+        (of_two_classes, "one.state = self.state"),
+        (lambda n: {"a": torch.optim.SGD(n), "b": torch.optim.SGD(n)}, "return one with a group"),
+        (lambda n: (torch.optim.SGD(n), object()), "scheduler"),
+    ],
+)
+def test_several_optimizers_are_told_how_to_be_one(make: Any, help_: str) -> None:
+    with pytest.raises(InputError, match="must return an optimizer, found") as why:
+        require_parted(net(), lambda named: make(list(named)), HELD)
+    assert help_ in why.value.help
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     "make",

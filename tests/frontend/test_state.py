@@ -275,6 +275,7 @@ def test_a_cache_that_a_first_call_makes_longer_wants_that_call_in_model() -> No
     x = torch.randn(3, 5, 4)
     with pytest.raises(CaptureError, match=r"BX0160.*longest") as caught:
         capture(Cached(), (x,))
+    assert (caught.value.help or "").startswith("only the first call changes it")
     assert "let model() run the model once" in (caught.value.help or "")
     model = Cached()
     model(x)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -57,6 +58,29 @@ def test_batches_that_cannot_be_read_here_are_let_be() -> None:
         raise FileNotFoundError("the data are elsewhere")
 
     require_steady(Warm(), batch(), energy, fails)
+
+
+def test_an_array_is_to_be_a_tensor() -> None:
+    with pytest.raises(InputError) as why:
+        asked(batch(), batch(temperature=np.full((4, 1), 2.0)))
+    assert "torch.from_numpy" in why.value.help
+
+
+@pytest.mark.parametrize(
+    ("loss", "help_"),
+    [
+        (
+            lambda o, _: {"mae": o.abs(), "loss": o.square().mean()},
+            "return the loss alone, ['loss']",
+        ),
+        (lambda o, _: {"accuracy": 0.5, "total": o.square().mean()}, "['total'] of what"),
+        (lambda o, _: (o.square().mean(), {}), "return the loss alone, [0]"),
+    ],
+)
+def test_a_loss_that_returns_more_is_told_which_entry_is_the_loss(loss: Any, help_: str) -> None:
+    with pytest.raises(CaptureError, match="must return a scalar tensor") as why:
+        capture(Warm(), batch(), loss)
+    assert help_ in why.value.help
 
 
 # --------------------------------------------------------------------------- memory

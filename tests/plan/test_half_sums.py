@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from bigbrain_fx.core import Graph, Stage, Stages
 from bigbrain_fx.frontend import capture
-from bigbrain_fx.plan import half_sums, half_sums_text, turned_text
+from bigbrain_fx.plan import half_sums, half_sums_text, half_values, turned_text
 
 
 class Twice(nn.Module):
@@ -45,6 +45,43 @@ def test_float32_has_none_and_sixteen_bits_have_what_stages_share() -> None:
     assert half_sums(*halves(Twice())) == ()
     assert half_sums_text(*halves(Twice())) == ()
     assert half_sums(*halves(Twice().bfloat16())) == ("table.weight", "mix.weight", "mix.bias")
+
+
+class Branches(nn.Module):
+    """Reads its first value three times: by `b`, by `n`, and last by a product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.i, self.n, self.b = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.i(x)
+        k = self.b(h)
+        return (h * k + self.n(h)).float().square().mean()
+
+
+def branches(first: tuple[str, ...], model: nn.Module) -> tuple[Graph, Stages]:
+    x = torch.randn(4, 4, dtype=next(model.parameters()).dtype)
+    graph = capture(model, {"x": x}).graph
+    one = [op.name for op in graph.ops if op.params and op.params[0].startswith(first)]
+    rest = [op.name for op in graph.ops if op.name not in one]
+    return graph, Stages((Stage(0, "d0", tuple(one)), Stage(1, "d1", tuple(rest))), ())
+
+
+def test_a_value_that_stages_read_in_turn_is_said() -> None:
+    """In one process (product + n) + b; in the bundle (product + b) + n."""
+    graph, stages = branches(("i.", "n."), Branches().bfloat16())
+    (value,) = half_values(graph, stages)
+    assert graph.op[value].params == ("i.weight", "i.bias")
+    (said,) = half_sums_text(graph, stages)
+    assert "test_half_sums.py:" in said
+    assert "stages that read it in turn add up its gradient" in said
+
+
+def test_a_value_that_stages_read_one_after_another_is_not() -> None:
+    assert half_values(*branches(("i.", "b."), Branches().bfloat16())) == ()
+    assert half_values(*branches(("i.",), Branches().bfloat16())) == ()
+    assert half_values(*branches(("i.", "n."), Branches())) == ()
 
 
 def test_replicas_add_all_gradients_of_sixteen_bits_otherwise() -> None:

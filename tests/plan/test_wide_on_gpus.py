@@ -38,7 +38,13 @@ class Net(nn.Module):
             off = self.how != "region, off"
             with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=off):
                 return self.norm(self.stem(x))
+        if self.how == "added in place":
+            own = self.stem(x)
+            own += self.norm(self.stem(x))
+            return own
         x = self.norm(self.stem(x))
+        if self.how == "adds in place":
+            x += self.a[0](x.float())
         return x.float() if self.how == "as is told" else x
 
 
@@ -54,7 +60,7 @@ def planned(how: str, autocast: str | None = "bfloat16", kinds: str = "gg") -> P
     return make_plan(graph, replace(two, devices=tuple(devices)), Source(""), options)
 
 
-@pytest.mark.parametrize("how", ["normalised", "region, on"])
+@pytest.mark.parametrize("how", ["normalised", "region, on", "adds in place"])
 def test_what_comes_of_a_layer_norm_is_not_sent_by_a_gpu(how: str) -> None:
     with pytest.raises(InputError, match="a GPU keeps layer_norm in float32") as caught:
         require_sent_types(planned(how))
@@ -68,6 +74,7 @@ FINE: Mapping[str, tuple[str, str | None, str]] = {
     "a CPU sends it": ("normalised", "bfloat16", "cg"),
     "without autocast": ("normalised", None, "gg"),
     "float32 before": ("float32 before", "bfloat16", "gg"),
+    "added in place": ("added in place", "bfloat16", "gg"),
     "multiplied since": ("multiplied since", "bfloat16", "gg"),
     "a region without": ("region, off", "bfloat16", "gg"),
 }

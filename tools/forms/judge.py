@@ -29,7 +29,7 @@ import bigbrain_fx as bb
 import partitioners
 from bigbrain_fx.core import Cluster, Device, DeviceStore, Link
 from bigbrain_fx.frontend import session
-from bigbrain_fx.plan import half_sums, read_plan
+from bigbrain_fx.plan import half_sums, half_values, read_plan
 from tools.apart import Here, apart
 from tools.forms import Form
 from tools.forms.halves import Halves
@@ -167,7 +167,8 @@ def _train(form: Form, path: Path, folder: Path) -> Mapping[str, str]:
     losses, tensors = torch.load(folder / "loop.pt")
     ours = [float(loss) for loss in done.losses]
     off = max(abs(a - b) / (abs(b) or 1.0) for a, b in zip(ours, losses, strict=True))
-    coarse = bool(half_sums(made.graph, made.stages))  # split has said so
+    sums = half_sums(made.graph, made.stages), half_values(made.graph, made.stages)
+    coarse = any(sums)  # split has said so
     names = list(_apart_from(tensors, done.tensors, coarse))
     if not off <= (HALF_LOSS if coarse else LOSS) or names:
         said = f"losses {off:.1e} off; {', '.join(names[:4])}"

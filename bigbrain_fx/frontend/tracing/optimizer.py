@@ -29,12 +29,14 @@ class OptimizerFacts:
         leftover: what is held of the parameter before, in parameters of that one's size: a loop's
             names keep their tensors until the next round sets them.
         states: by parameter, of what one keeps per byte; empty where all keep the same.
+        measured: whether it could be; else all this is what AdamW holds.
     """
 
     state: float = 2.0
     temporaries: float = 2.0
     leftover: float = 1.0
     states: dict[str, float] = field(default_factory=dict)
+    measured: bool = True
 
 
 def optimizer_facts(
@@ -56,7 +58,7 @@ def optimizer_facts(
         made = torch.optim.AdamW(named) if optimizer is None else optimizer(list(named))
         return _measured(made, named)
     except Exception:  # the user's own code, on tensors without numbers
-        return OptimizerFacts()
+        return OptimizerFacts(measured=False)
 
 
 def _blank(parameter: Tensor) -> nn.Parameter:

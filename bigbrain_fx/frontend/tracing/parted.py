@@ -53,6 +53,9 @@ class _Odd:
 _AS_IT_IS = _Odd()
 
 
+_OF_CODE = (NameError, AttributeError, TypeError, LookupError, ValueError)
+
+
 def require_parted(
     model: nn.Module,
     make: Make,
@@ -102,6 +105,23 @@ def require_parted(
             _require_alike(make, shapes, names, whole, share)
             _require_alike_when_odd(make, cut_short(shapes), names, share)
     return None
+
+
+def require_runnable(model: nn.Module, make: Make) -> None:
+    """Refuse an optimizer whose code fails anywhere, on a few numbers of each parameter.
+
+    A missing package or a kernel that a CPU lacks may be there where the model trains.
+
+    Raises:
+        InputError: it raises what its own code is to blame for, or is none.
+    """
+    shapes = cut_short(shapes_of({n: p for n, p in model.named_parameters() if p.requires_grad}))
+    with dice_kept():
+        try:
+            _tried(make, shapes, list(shapes), "")
+        except InputError as error:
+            if error.__cause__ is None or isinstance(error.__cause__, _OF_CODE):
+                raise
 
 
 def require_all_stepped(model: nn.Module, make: Make, held: Mapping[str, Sequence[str]]) -> None:
@@ -379,8 +399,9 @@ def _tried(make: Make, shapes: Mapping[str, Shape], names: Sequence[str], share:
             notes=(
                 "it was given parameters of the model's names, shapes and types, and gradients",
             ),
-            help="choose by names and shapes, and give an optimizer whose step() needs nothing but "
-            "gradients, such as torch.optim.AdamW(named_params)",
+            help="let optimizer(list(model.named_parameters())) run in plain PyTorch first; choose "
+            "by names and shapes, and give an optimizer whose step() needs nothing but gradients, "
+            "such as torch.optim.AdamW(named_params)",
         ) from error
 
 

@@ -28,6 +28,12 @@ from bigbrain_fx.frontend.tracing.plain import Numbers, Plain, alike, another
 from bigbrain_fx.frontend.tracing.step import Step
 from bigbrain_fx.frontend.translation.batch import Batch
 
+_FIRST_CALL = (
+    "only the first call changes it (a cache that is made or grows, what the first batch sets): "
+    "let model() run the model once: def model(): made = Net(); made(example_batch()['x']); "
+    "return made"
+)
+
 
 @dataclass(frozen=True)
 class State:
@@ -100,6 +106,8 @@ class State:
         name = names[0]
         at = where_changed(lambda: self.plain.run(example, 0), before.watch(name))
         before.put_back()
+        settles = not after.is_part(name) and self._settles(example)
+        before.put_back()
         said = f"before the first call: {before.said(name)}; after it: {after.said(name)}"
         more = f" (and {', '.join(names[1:4])})" if len(names) > 1 else ""
         return CaptureError(
@@ -107,8 +115,16 @@ class State:
             "and what forward computes depends on it: a trace would keep what it is now for ever",
             at=at,
             notes=(said,) if before.said(name) != after.said(name) else (),
-            help=_remedy(name, after),
+            help=_FIRST_CALL if settles else _remedy(name, after),
         )
+
+    def _settles(self, example: Sequence[Tensor]) -> bool:
+        """Whether a first call leaves what every later one finds: a cache that it makes longer."""
+        try:
+            first, second = self.plain.in_turn(example, self._look)
+        except Exception:
+            return False  # it ran once
+        return not first.moved(second)
 
     def _look(self) -> Attributes:
         return Attributes.of(self.step.model, self.step.own_loss)

@@ -6,7 +6,7 @@ This file knows how a batch reaches a model; it knows nothing of tracing.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -348,6 +348,14 @@ def _own_loss(output: object) -> Tensor | None:
     return None
 
 
+def _place_of_loss(found: Mapping[object, object] | Sequence[object]) -> str:
+    """Say which entry of what a loss returns may be meant: one named so, or the first number."""
+    entries = dict(found) if isinstance(found, Mapping) else dict(enumerate(found))
+    numbers = [k for k, v in entries.items() if isinstance(v, Tensor) and v.dim() == 0]
+    key = "loss" if "loss" in entries else next(iter(numbers or entries), "...")
+    return f"[{key!r}]"
+
+
 def _check_loss(loss: object) -> None:
     if isinstance(loss, Tensor) and loss.dim() == 0:
         return
@@ -355,6 +363,8 @@ def _check_loss(loss: object) -> None:
     advice = "return the mean: loss.mean()"
     if loss is None:
         found, advice = "None", "return it: return F.cross_entropy(...)"
+    elif isinstance(loss, Mapping | list | tuple):
+        advice = f"return the loss alone, {_place_of_loss(loss)} of what it returns now"
     elif not isinstance(loss, Tensor):
         advice = "keep it a tensor: leave out .item() and float()"
     raise CaptureError(

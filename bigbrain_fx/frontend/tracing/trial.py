@@ -132,14 +132,33 @@ def _touched(parameter: nn.Parameter, numbers: Tensor) -> Iterator[tuple[str, st
         yield "writes into", "change weights in model(), before they are trained"
 
 
+def _one_optimizer(made: Any) -> str:  # noqa: ANN401
+    """Say how to return one optimizer, where there are several or none."""
+    entries = made.values() if isinstance(made, Mapping) else made
+    several = isinstance(made, Mapping | list | tuple)
+    found = [one for one in entries if hasattr(one, "param_groups")] if several else []
+    if len(found) < 2:
+        return (
+            "return one, such as torch.optim.AdamW(named_params); its scheduler is returned "
+            "by scheduler(optimizer), a function of its own in the model file"
+        )
+    if len({type(one) for one in found}) == 1:
+        name = f"{type(found[0]).__name__}"
+        return f"return one with a group for each: {name}([{{'params': [...], 'lr': 0.1}}, ...])"
+    return (
+        "return one of a class of your own, a torch.optim.Optimizer over all parameters whose "
+        "step() calls theirs, and which has for each of them one.state = self.state, and as its "
+        "param_groups those of all of them (two optimizers of one class: groups of one)"
+    )
+
+
 def _require_usable(made: Any, params: Mapping[str, nn.Parameter], at: str) -> None:  # noqa: ANN401
     kind = type(made).__name__
     if not hasattr(made, "param_groups") or not hasattr(made, "step"):
         raise InputError(
             f"optimizer(named_params) must return an optimizer, found {kind}",
             at=at,
-            help="return one, such as torch.optim.AdamW(named_params); its scheduler is returned "
-            "by scheduler(optimizer), a function of its own in the model file",
+            help=_one_optimizer(made),
         )
     needed = [
         p.name

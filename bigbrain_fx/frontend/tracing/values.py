@@ -176,6 +176,8 @@ def _changes(key: Key, before: object, value: object) -> InputError:
 def _remedy(before: object, value: object) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return f"give it as a tensor: torch.tensor({value!r})"
+    if type(before).__name__ == "ndarray" or type(value).__name__ == "ndarray":
+        return "give it as a tensor, in example_batch() as well: torch.from_numpy(array)"
     if not isinstance(before, _PLAIN) or not isinstance(value, _PLAIN):
         return (
             "give every batch the same entries: a mask of ones, torch.ones(rows, n), where there "

@@ -120,7 +120,9 @@ def take_apart(
     if not lengths:
         raise InputError(
             f"example_batch() must hold a tensor with a batch dimension, found {_said(batch)}",
-            help='return a dict or a tuple of tensors, e.g. {"tokens": torch.zeros(8, 128).long()}',
+            help="return a dict or a tuple of tensors, e.g. "
+            '{"tokens": torch.zeros(8, 128).long()}; '
+            "arrays become tensors by torch.from_numpy(array), in batches() as well",
         )
     rows = lengths.most_common(1)[0][0]
     if rows == 0:

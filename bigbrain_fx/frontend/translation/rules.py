@@ -45,6 +45,16 @@ _KEPT_IN_PLACE = frozenset(
     )
 )
 
+# Autocast casts what these read, on a GPU or on both kinds, and never what their in-place twins do.
+_CAST_UNLESS_IN_PLACE = frozenset(
+    words(
+        """
+        acos asin cosh cumprod cumsum erfinv exp expm1 log log10 log1p log2 pow reciprocal renorm
+        rsqrt sinh tan addbmm addmm addmv addr baddbmm
+        """
+    )
+)
+
 _TAKES_INDICES = frozenset(  # masks and indices do not change the result's dtype
     {"masked_fill", "index_put", "index_fill", "index_add", "index_copy", "scatter", "scatter_add"}
 )
@@ -187,13 +197,17 @@ def turns_in_place(target: object) -> bool:
     return known and family(target) != "detach"
 
 
-def plain_form(node: fx.Node, base: Tensor, others: list[Tensor]) -> OpOverload | None:
+def plain_form(
+    node: fx.Node, base: Tensor, others: list[Tensor], casts: bool = False
+) -> OpOverload | None:
     """Return the op without the underscore when it computes the same: `relu_` -> `relu`.
 
     Args:
         node: a call that writes into its first argument alone.
         base: what it writes into.
         others: its other tensor arguments.
+        casts: it stands under autocast, which gives dtypes on a GPU that no trace on a CPU sees:
+            there `y += f(y)` keeps y's, and `y + f(y)` has the wider one.
 
     Returns:
         None when the in-place form must stay: it has no plain form, or one of another dtype.
@@ -204,7 +218,9 @@ def plain_form(node: fx.Node, base: Tensor, others: list[Tensor]) -> OpOverload 
         return None
     if family(target) in _TAKES_INDICES:
         others = [other for other in others if other.dtype not in (torch.bool, torch.int64)]
-    if any(other.dtype != base.dtype and other.dim() for other in others):
+    if any((other.dtype != base.dtype or casts) and other.dim() for other in others):
+        return None
+    if casts and family(target) in _CAST_UNLESS_IN_PLACE:
         return None
     return _without_underscore(target)
 

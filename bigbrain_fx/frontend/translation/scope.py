@@ -290,7 +290,7 @@ class Scope:
             return None
         others = [n.meta["val"] for n in node.all_input_nodes if n is not written[0]]
         tensors = [value for value in others if isinstance(value, Tensor)]
-        return rules.plain_form(node, written[0].meta["val"], tensors)
+        return rules.plain_form(node, written[0].meta["val"], tensors, self.autocast)
 
     def _turns_a_view(self, node: fx.Node) -> bool:
         """Whether a call gives a tensor of forward's own another shape; who shares it keeps theirs.

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from bigbrain_fx.core import Axis, Graph, Op, ParamRef, Place, Ref
-from bigbrain_fx.plan.shard import layers, products, views
+from bigbrain_fx.plan.shard import layers, picks, products, views
 from bigbrain_fx.plan.shard.call import Rule, Ruled, ShardCall
 from bigbrain_fx.plan.shard.cuts import end_to_end
 from bigbrain_fx.plan.shard.factors import (
@@ -26,7 +26,7 @@ from bigbrain_fx.plan.shard.factors import (
 )
 from bigbrain_fx.plan.shard.memory import works_on_parts
 
-RULES: Mapping[str, Rule] = {**views.RULES, **products.RULES, **layers.RULES}
+RULES: Mapping[str, Rule] = {**views.RULES, **products.RULES, **layers.RULES, **picks.RULES}
 
 _KINDS = ("experts", "heads", "vocabulary", "channels", "hidden", "sequence")
 _ROWS = 1_000_003  # a prime: no view of the model can divide the batch, or take it for a width

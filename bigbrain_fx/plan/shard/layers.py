@@ -30,12 +30,13 @@ def _embedding(call: ShardCall) -> Ruled:
 
 
 def _attention(call: ShardCall) -> Ruled:
-    """Heads go along; groups of query heads share a head of keys and values."""
+    """Heads go along; groups of query heads share a head of keys and values, or all share one."""
     q, k, v = (call.dims(arg) for arg in call.op.args[:3])
     grouped = bool(call.arg(7, "enable_gqa", False))
     for place in range(len(q) - 2):
-        _same_heads(q, k, place, grouped=grouped)
-        unify(k[place], v[place])
+        for given in (k, v):
+            if size(given[place]) != 1:  # one is repeated
+                _same_heads(q, given, place, grouped=grouped)
     unify(k[-2], v[-2])
     mask = call.arg(3, "attn_mask")
     if call.is_tensor(mask):
@@ -171,6 +172,7 @@ def _pointwise_loss(call: ShardCall) -> Ruled:
     return Ruled((x,), tuple(flat(x)))
 
 
+POINTWISE = "binary_cross_entropy_with_logits mse_loss l1_loss smooth_l1_loss huber_loss kl_div"
 _POOLS = """
 max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d
 adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool2d upsample_nearest1d upsample_nearest2d
@@ -187,5 +189,5 @@ RULES: Mapping[str, Rule] = {
     "group_norm": _group_norm,
     **dict.fromkeys(("layer_norm", "rms_norm"), _layer_norm),
     "cross_entropy_loss": _cross_entropy,
-    **dict.fromkeys(("binary_cross_entropy_with_logits", "mse_loss", "l1_loss"), _pointwise_loss),
+    **dict.fromkeys(POINTWISE.split(), _pointwise_loss),
 }

@@ -12,8 +12,17 @@ from dataclasses import replace
 
 from bigbrain_fx.core import Arg, Const, Op, ParamRef, Place, Ref, TensorSpec
 from bigbrain_fx.plan.shard.forms import beside_layer
+from bigbrain_fx.plan.shard.layers import POINTWISE
 from bigbrain_fx.plan.shard.local_op import Form, Local, plainly
-from bigbrain_fx.plan.shard.local_sizes import cut_up, grouped, repeated, scaled, sized, sliced
+from bigbrain_fx.plan.shard.local_sizes import (
+    cut_up,
+    grouped,
+    repeated,
+    scaled,
+    sized,
+    sliced,
+    tiled,
+)
 from bigbrain_fx.plan.shard.sizes import dense, lies
 
 # ---------------------------------------------------------------- sums
@@ -377,6 +386,7 @@ LOCAL: Mapping[str, Form] = {
         ("view", "reshape", "_unsafe_view", "unflatten", "expand", "broadcast_to"), sized
     ),
     "repeat_interleave": repeated,
+    "repeat": tiled,
     **dict.fromkeys(("slice", "narrow"), sliced),
     **dict.fromkeys(("split", "split_with_sizes"), cut_up),
     "group_norm": grouped,
@@ -384,7 +394,7 @@ LOCAL: Mapping[str, Form] = {
     **dict.fromkeys(("addmm", "baddbmm"), _addmm),
     **dict.fromkeys(_CONVOLUTIONS, _convolution),
     "mean": _averaged,
-    **dict.fromkeys(("binary_cross_entropy_with_logits", "mse_loss", "l1_loss"), _mean_loss),
+    **dict.fromkeys(POINTWISE.split(), _mean_loss),
     "embedding": _embedding,
     "cross_entropy_loss": _cross_entropy,
     "dropout": _dropout,

@@ -38,6 +38,15 @@ def repeated(local: Local) -> list[Op]:
     return [local.with_arg(1, local.part.of(times))]
 
 
+def tiled(local: Local) -> list[Op]:
+    """Give the member its part of the copies that lie side by side, where they are divided."""
+    place, sizes = local.place(local.op.name), local.given.args[1]
+    if place is None or local.place_of_arg(0) is not None or not isinstance(sizes, tuple):
+        return plainly(local)
+    own = scaled(local.part, sizes[place.dim])
+    return [local.with_arg(1, (*sizes[: place.dim], own, *sizes[place.dim + 1 :]))]
+
+
 def sliced(local: Local) -> list[Op]:
     """Scale the bounds of a slice in the dimension that is divided."""
     place, dim = local.place_of_arg(0), local.arg(1, "dim", 0)

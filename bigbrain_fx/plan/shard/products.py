@@ -157,12 +157,14 @@ def _tag_letters(
 
 
 _ELEMENTWISE = """
-__and__ __or__ _to_copy abs add addcdiv addcmul and bitwise_and bitwise_not bitwise_or ceil
-clamp clamp_max clamp_min clip copysign cos div dropout elu eq erf exp expm1 floor floor_divide
-fmod ge gelu gt hardsigmoid hardswish hardtanh isfinite isinf isnan le leaky_relu lerp log log10
-log1p log2 log_sigmoid logical_and logical_not logical_or lt masked_fill maximum minimum mish
-mul ne neg ones_like pow reciprocal relu relu6 remainder round rsqrt rsub selu sigmoid sign silu
-sin softplus sqrt square sub tanh to where zeros_like
+__and__ __or__ _to_copy abs acos add addcdiv addcmul and asin atan atan2 bitwise_and bitwise_not
+bitwise_or bitwise_xor ceil celu clamp clamp_max clamp_min clip copy copysign cos cosh div dropout
+elu eq erf erfc exp exp2 expm1 fill floor floor_divide fmod frac ge gelu gt hardshrink hardsigmoid
+hardswish hardtanh hypot isfinite isinf isnan le leaky_relu lerp log log10 log1p log2 log_sigmoid
+logaddexp logical_and logical_not logical_or logical_xor logit lt masked_fill maximum minimum mish
+mul nan_to_num ne neg ones_like pow reciprocal relu relu6 remainder round rsqrt rsub selu sigmoid
+sign silu sin sinh softplus softshrink sqrt square sub tan tanh threshold to trunc where xlogy
+zeros_like
 """
 
 RULES: Mapping[str, Rule] = {

@@ -189,13 +189,13 @@ def test_depthwise_and_grouped_filters_are_split() -> None:
 
 def test_a_norm_and_an_op_without_a_rule_are_whole_and_named() -> None:
     model = Calls(
-        lambda own, x: own.two(torch.roll(own.norm(own.one(x)), 1, -1)),
+        lambda own, x: own.two(own.norm(own.one(x)).renorm(2, 0, 1.0)),
         one=nn.Linear(DIM, 8),
         norm=nn.LayerNorm(8),
         two=nn.Linear(8, DIM),
     )
     graph = graph_of(model, torch.randn(ROWS, DIM))
-    assert ruleless(graph) == {"aten.roll.default": 1}
+    assert ruleless(graph) == {"aten.renorm.default": 1}
     one = next(a for a in axes(graph) if "one.weight" in {p.name for p in a.params} and a.size == 8)
     assert one.whole == ("layer_norm",)
     (one,) = priced_axes(graph, [one])

@@ -1,0 +1,88 @@
+"""Ops that pick, order, turn and repeat, divided: the numbers of the undivided model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bigbrain_fx.frontend import capture
+from bigbrain_fx.plan import axes, chosen_axes, priced_axes
+from bigbrain_fx.verification import agree, tried_axes
+
+ROWS, LENGTH, DIM = 3, 5, 12
+
+
+class Between(nn.Module):
+    """A function between two linear layers."""
+
+    def __init__(self, call: Callable[[Any, Tensor], Tensor], first: int, last: int) -> None:
+        super().__init__()
+        self.call = call
+        self.first, self.last = nn.Linear(DIM, first), nn.Linear(last, DIM)
+        self.register_buffer("rows", torch.tensor([3, 0, 1]))
+        self.register_buffer("scale", torch.randn(1, 1, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.call(self, self.first(x))).pow(2).mean()
+
+
+def gathered(own: Any, h: Tensor) -> Tensor:
+    index = torch.arange(LENGTH).flip(0).view(1, LENGTH, 1).expand(h.shape[0], LENGTH, DIM)
+    return torch.gather(h, 1, index)
+
+
+def written(own: Any, h: Tensor) -> Tensor:
+    found = torch.zeros_like(h)
+    found[:, 1] = h[:, 0]
+    found[:, 2] = h[:, 1] * 2
+    found[:, 3] = 0.5
+    return found
+
+
+def one_head(own: Any, h: Tensor) -> Tensor:
+    q = h.unflatten(-1, (4, 3)).transpose(1, 2)
+    k = v = q.mean(1, keepdim=True)
+    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+def repeated(own: Any, h: Tensor) -> Tensor:
+    return h * torch.tanh(own.scale).repeat(1, LENGTH, 3)
+
+
+CASES: dict[str, tuple[Callable[[Any, Tensor], Tensor], int, int]] = {
+    "gather": (gathered, DIM, DIM),
+    "index": (lambda own, h: h[:, own.rows], DIM, DIM),
+    "index_select": (lambda own, h: torch.index_select(h, 1, own.rows), DIM, DIM),
+    "flip": (lambda own, h: h.flip(1), DIM, DIM),
+    "roll": (lambda own, h: torch.roll(h, 1, 1), DIM, DIM),
+    "cumprod": (lambda own, h: torch.cumprod(h, 1), DIM, DIM),
+    "logsumexp": (lambda own, h: torch.logsumexp(h, 1), DIM, DIM),
+    "var": (lambda own, h: h.var(1) + h.std(1, keepdim=True).squeeze(1), DIM, DIM),
+    "max": (lambda own, h: sum(h.max(1)) + h.min(1).values, DIM, DIM),
+    "norm": (lambda own, h: torch.linalg.vector_norm(h, dim=1), DIM, DIM),
+    "repeat": (lambda own, h: h.repeat(1, 1, 3), 4, DIM),
+    "repeat of what is whole": (repeated, DIM, DIM),
+    "glu": (lambda own, h: F.glu(h), 2 * DIM, DIM),
+    "copy_ and fill_": (written, DIM, DIM),
+    "one head": (one_head, DIM, DIM),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_stands_between_is_divided_and_equal(name: str) -> None:
+    torch.manual_seed(1)
+    call, first, last = CASES[name]
+    captured = capture(Between(call, first, last), {"x": torch.randn(ROWS, LENGTH, DIM)})
+    every = priced_axes(captured.graph, axes(captured.graph))
+    both = [a for a in every if {"first.weight", "last.weight"} <= {p.name for p in a.params}]
+    for shares in ((2.0, 1.0), (2.0, 1.0, 1.0)):
+        chosen, whole = tried_axes(captured.graph, chosen_axes(both, len(shares)), shares)
+        assert chosen, "what stands between has no axis of its own"
+        assert not whole
+        found = agree(captured, chosen, shares, rows=ROWS, exact=True)
+        assert max(found.loss, found.gradients, found.buffers) < 1e-12

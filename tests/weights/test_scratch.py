@@ -83,7 +83,8 @@ def test_those_of_others_stay(place: Path) -> None:
 def test_a_sweep_that_comes_before_the_lock_takes_no_folder_from_its_owner(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    hold, taken = scratch._hold, []
+    hold = scratch._hold
+    taken: list[str] = []
 
     def late(folder: str) -> int | None:
         if not taken:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -177,6 +178,17 @@ def test_missing_file_lists_what_is_there(tmp_path: Path) -> None:
         load_model_file(tmp_path)
     with pytest.raises(InputError, match="expected a Python name after the colon"):
         load_model_file(f"{tmp_path}/net.py:a b")
+
+
+@pytest.mark.parametrize(
+    ("name", "what"), [("a\nb", "has a line break"), (os.fsdecode(b"x\xff"), "is not UTF-8")]
+)
+def test_a_path_that_no_stack_trace_can_hold_is_named(tmp_path: Path, name: str, what: str) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    with pytest.raises(InputError, match=what) as caught:
+        capture_file(write(folder, GOOD))
+    assert "copy the model file" in str(caught.value.help)
 
 
 NET = "class {name}(nn.Module):\n    def __init__(self{extra}):\n        super().__init__()\n"

@@ -191,6 +191,18 @@ def test_a_path_that_no_stack_trace_can_hold_is_named(tmp_path: Path, name: str,
     assert "copy the model file" in str(caught.value.help)
 
 
+def test_what_python_prints_as_it_starts_is_no_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text("print('a site that greets')\n")
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    with capture_file(write(tmp_path, GOOD)) as session:
+        assert session.graph.ops
+    assert "a site that greets" in capfd.readouterr().err
+
+
 NET = "class {name}(nn.Module):\n    def __init__(self{extra}):\n        super().__init__()\n"
 
 BAD = {  # text of the file -> (what, at, in notes)

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from bigbrain_fx.errors import BigBrainError, CaptureError, InputError
-from bigbrain_fx.frontend import capture_file, load_model_file
+from bigbrain_fx.frontend import Child, Task, capture_file, load_model_file
 from bigbrain_fx.frontend.users_code import users_folder
 
 HEAD = """\
@@ -194,12 +194,12 @@ def test_a_path_that_no_stack_trace_can_hold_is_named(tmp_path: Path, name: str,
 def test_what_python_prints_as_it_starts_is_no_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    site = tmp_path / "site"
-    site.mkdir()
-    (site / "sitecustomize.py").write_text("print('a site that greets')\n")
-    monkeypatch.setenv("PYTHONPATH", str(site))
-    with capture_file(write(tmp_path, GOOD)) as session:
-        assert session.graph.ops
+    """As where a site greets: it comes before the child keeps its stdout for messages."""
+    (tmp_path / "greets.py").write_text("print('a site that greets')\nprint('{\"a\": 1}')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    task = Task("greets", "the test", "the test {}", "wait", "look", limit_s=60.0)
+    with Child(task, {}) as child:
+        assert child.answer() == {"a": 1}
     assert "a site that greets" in capfd.readouterr().err
 
 

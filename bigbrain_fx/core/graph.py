@@ -303,6 +303,8 @@ class Graph:
         statements: (line as in `Op.lines`, the statement there); hints for names, nothing more.
         output_names: (name, value) for each tensor that the model returns, the loss left out: the
             keys that lead to it ("logits", "hidden_states.2"), or "output" for a lone one.
+        rows_apart: whether no output's row depends on other rows of its batch, as far as a run of
+            the model showed; asked of inference only.
     """
 
     name: str
@@ -318,6 +320,7 @@ class Graph:
     arguments: tuple[CallArguments, ...] = ()
     statements: tuple[tuple[str, str], ...] = ()
     output_names: tuple[tuple[str, str], ...] = ()
+    rows_apart: bool = True
 
     @cached_property
     def op(self) -> Mapping[str, Op]:
@@ -338,6 +341,22 @@ class Graph:
     def input(self) -> Mapping[str, Input]:
         """Model input by name."""
         return {entry.name: entry for entry in self.inputs}
+
+    @cached_property
+    def output_dims(self) -> Mapping[str, int | None]:
+        """Dimension along which an output has the batch's rows, by its name.
+
+        None where no size depends on the batch (a mean): it has one value a micro-batch.
+        """
+        return {name: self._batch_dim(self._spec(value)) for name, value in self.output_names}
+
+    def _spec(self, value: str) -> TensorSpec:
+        return self.input[value].spec if value in self.input else self.op[value].outputs[0]
+
+    def _batch_dim(self, spec: TensorSpec) -> int | None:
+        """A trace of fixed size has numbers only: the first dimension of as many rows is it."""
+        fixed, dims = self.static_batch, enumerate(spec.shape)
+        return next((i for i, n in dims if (n == fixed if fixed else isinstance(n, str))), None)
 
     @cached_property
     def graded(self) -> frozenset[str]:

@@ -25,7 +25,6 @@ from bigbrain_fx.emit.files.model_file import (
     takes_file as takes_file,
     training_texts as training_texts,
 )
-from bigbrain_fx.emit.files.outputs import output_dims as output_dims
 from bigbrain_fx.emit.files.texts import (
     bundle_texts as bundle_texts,
     stage_texts as stage_texts,

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
         distance as distance,
         exact_gradients as exact_gradients,
     )
+    from bigbrain_fx.frontend.tracing.rows_apart import rows_mixed as rows_mixed
     from bigbrain_fx.frontend.tracing.scheduled import (
         require_made_per_device as require_made_per_device,
     )

@@ -74,6 +74,8 @@ def counts(graph: Graph, cluster: Cluster, options: Options, per_device: int = 4
                 help=f"use --micro-batches {fixed}, or another batch size in example_batch()",
             )
         return [fixed]
+    if not graph.rows_apart:
+        return [_one(graph, options)]
     if options.micro_batches is None:
         most = max(1, per_device * len(cluster.devices))
         return [count for count in range(1, min(batch, most) + 1) if batch % count == 0]
@@ -84,6 +86,17 @@ def counts(graph: Graph, cluster: Cluster, options: Options, per_device: int = 4
             help=_of_rows(batch, options.micro_batches),
         )
     return [options.micro_batches]
+
+
+def _one(graph: Graph, options: Options) -> int:
+    """Refuse to cut a batch whose rows do not stand alone."""
+    if options.micro_batches not in (None, 1):
+        raise InputError(
+            f"rows of {graph.name} do not stand alone in inference: a row's output is another one "
+            f"where a batch of {graph.batch} is cut into {options.micro_batches} micro-batches",
+            help="use --micro-batches 1, and give example_batch() the rows of a batch",
+        )
+    return 1
 
 
 def _of_rows(batch: int, count: int) -> str:

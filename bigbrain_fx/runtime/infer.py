@@ -40,7 +40,14 @@ from .rendezvous import (
     require_gpu,
     write_report,
 )
-from .rows import Batches, RowStream, batches_of_file, batches_of_tensors, count_rows
+from .rows import (
+    Batches,
+    RowStream,
+    batches_of_file,
+    batches_of_tensors,
+    count_rows,
+    require_whole,
+)
 from .serving import ENDLESS, ServedError, SlotPipes
 from .telling import show, tell
 from .tensor_file import SaveError, write_tensors
@@ -55,7 +62,10 @@ OnBatch = Callable[[int, int, Outputs, float], None]  # number, rows, outputs, s
 
 @dataclass(frozen=True, eq=False)
 class Inference:
-    """What `infer.py` says of the bundle; `rows` are those of a full batch."""
+    """What `infer.py` says of the bundle.
+
+    `rows` are those of a full batch; where they do not stand `apart`, all batches are full.
+    """
 
     folder: Path
     plan: str
@@ -68,6 +78,7 @@ class Inference:
     whole: tuple[str, ...]
     specs: Mapping[str, Spec]
     rows: int
+    apart: bool = True
 
     @property
     def by_name(self) -> dict[str, tuple[str | int, ...]]:
@@ -232,7 +243,10 @@ def _stream(
     where: torch.device,
 ) -> RowStream:
     micro_batches = inference.devices[0].micro_batches
-    return RowStream(batches, seed, places, inference.whole, micro_batches, where, inference.specs)
+    about = seed, places, inference.whole, micro_batches, where, inference.specs
+    stream = RowStream(batches, *about)
+    stream.apart = inference.apart
+    return stream
 
 
 # --------------------------------------------------------------------------- as a program
@@ -283,7 +297,10 @@ def _data(
     if not options.inputs:
         return inference.batches, inference.inputs, options.steps or DEFAULT_STEPS
     path, names = Path(options.inputs), tuple(inference.inputs)
-    there = -(-count_rows(path, names, inference.whole) // inference.rows)
+    rows = count_rows(path, names, inference.whole)
+    if not inference.apart:
+        require_whole(rows, inference.rows)
+    there = -(-rows // inference.rows)
 
     def batches(_: int) -> Iterator[object]:
         return batches_of_file(path, names, inference.whole, inference.rows)

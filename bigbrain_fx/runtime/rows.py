@@ -27,9 +27,11 @@ class RowStream(Stream):
 
     Attributes:
         rows: of the current batch, what fills it up left out.
+        apart: whether rows stand alone; else a short batch is refused.
     """
 
     rows = 0
+    apart = True
 
     @property
     def room(self) -> int:
@@ -56,6 +58,8 @@ class RowStream(Stream):
                 f"step {self.step}: batch entry {name!r} has {found} rows, "
                 f"expected {self.rows or 'at least 1'}"
             )
+        if not self.apart:
+            require_whole(found, self.room)
         self.rows = found
 
 
@@ -65,6 +69,20 @@ def _filled(value: Tensor, room: int) -> Tensor:
         return value
     last = value[-1:].expand(missing, *value.shape[1:])
     return torch.cat([value, last])
+
+
+def require_whole(rows: int, room: int) -> None:
+    """Refuse a last batch of fewer rows, which others would fill up: theirs depend on all.
+
+    Raises:
+        BatchError: rows are left over.
+    """
+    if rows % room:
+        raise BatchError(
+            f"expected whole batches of {room} rows, found {rows} rows: an output's row depends on "
+            f"the others in its batch; give a multiple of {room}, or split with an example_batch() "
+            "of as many rows as a batch has"
+        )
 
 
 def count_rows(path: Path, inputs: Sequence[str], whole: Sequence[str]) -> int:

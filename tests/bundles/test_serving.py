@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 import bigbrain_fx
@@ -208,6 +209,40 @@ def test_a_port_in_use_and_a_host_without_a_token(serving: Serving, bundle: Path
     assert "a token is needed beyond loopback" in open_host.err
     with pytest.raises(InputError, match="cannot read"), served(bundle / "nothing"):
         pass
+
+
+class Centred(Sums):
+    """Scores less their mean over the rows of a batch."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        scores = super().forward(tokens)
+        return scores - scores.mean(0)
+
+
+def test_rows_that_go_by_each_other(tmp_path: Path) -> None:
+    """Requests share batches, so such a bundle is not served; it runs on whole batches alone."""
+    example = {"tokens": torch.arange(ROWS * LENGTH).view(ROWS, LENGTH)}
+    devices, out = write_cluster(tmp_path), tmp_path / "centred"
+    made = Centred()
+    bigbrain_fx.split(made, devices, out, Options(mode="eval"), example_batch=example)
+    with pytest.raises(InputError, match="requests share batches"), served(out):
+        pass
+    sys.path.insert(0, str(tmp_path))
+    try:
+        infer = importlib.import_module("centred.infer").infer
+    finally:
+        sys.path.remove(str(tmp_path))
+    with torch.no_grad():
+        assert torch.equal(infer(example)["output"], made.eval()(example["tokens"]))
+    with pytest.raises(ValueError, match="whole batches of 4 rows, found 3 rows"):
+        infer({"tokens": example["tokens"][:3]})
+    rows = tmp_path / "rows.safetensors"
+    save_file({"tokens": example["tokens"][:3]}, rows)
+    words = ["run", str(out), "--inputs", str(rows), "--outputs", str(tmp_path / "outputs")]
+    found = call(*words)
+    assert found.code == 2
+    assert "give so many rows" in found.err
+    assert not (tmp_path / "outputs").exists()
 
 
 def test_a_client_that_leaves_is_not_computed(serving: Serving) -> None:

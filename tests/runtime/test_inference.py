@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from bigbrain_fx.core import Backward, OptimizerStep, Placement, Recv, Send
-from bigbrain_fx.emit.files.outputs import collected, output_dims
+from bigbrain_fx.emit.files.outputs import collected
 from bigbrain_fx.emit.files.texts import bundle_texts
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import Captured, capture, load_model_file
@@ -134,7 +134,7 @@ def test_a_loss_that_is_all_there_is_stays() -> None:
 
     graph = eval_of(Only(), LABELLED).graph
     assert [name for name, _ in graph.output_names] == ["output"]
-    assert output_dims(graph) == {"output": None}  # one value a micro-batch
+    assert graph.output_dims == {"output": None}  # one value a micro-batch
 
 
 def test_a_loss_function_only_says_what_forward_does_not_read() -> None:
@@ -153,7 +153,7 @@ def test_outputs_are_called_by_the_keys_that_lead_to_them() -> None:
 
     graph = eval_of(Several(), {"x": torch.randn(4, 8)}).graph
     dims = {"states.0": 0, "states.1.0": 0, "x": 0, "sum": None, "flat": 0}
-    assert output_dims(graph) == dims
+    assert graph.output_dims == dims
 
 
 def test_the_last_device_collects_every_output_once() -> None:

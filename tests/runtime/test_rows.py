@@ -56,6 +56,14 @@ def test_a_batch_that_cannot_be_used(wrong: object, message: str) -> None:
         stream(wrong).advance(0)
 
 
+def test_rows_that_do_not_stand_alone_come_in_whole_batches() -> None:
+    made = stream(batch(4), batch(3))
+    made.apart = False
+    made.advance(0)
+    with pytest.raises(BatchError, match="whole batches of 4 rows, found 3 rows"):
+        made.advance(1)
+
+
 def test_a_file_is_read_a_batch_at_a_time(tmp_path: Path) -> None:
     path = tmp_path / "rows.safetensors"
     save_file(batch(7), path)

@@ -40,7 +40,7 @@ def test_a_bundle_infers_as_its_members_in_lockstep(
     folder = write_bundle(plan, bench, tmp_path / "bundle")
     with imported(folder, force_adamw=False):
         checks = inference_chain(bench.file, bench.captured, plan, folder, 2)
-    assert [c["passed"] for c in checks] == [True] * 6, checks
+    assert [c["passed"] for c in checks] == [True] * 7, checks
     assert "members' graphs = bundle, outputs" in [c["name"] for c in checks]
 
 

@@ -73,6 +73,8 @@ def _mending(last: str) -> str:
         return "mend the data that it reads, and run again; or batches(), and split again"
     if "batches(seed) ended" in last:
         return "give --steps what it has; or mend batches(), and split again"
+    if "expected whole batches" in last:
+        return "give so many rows, in batches() or in the file of --inputs"
     if "batch" in last:
         return "every batch must be like example_batch(): mend batches() and split again"
     return "mend what it names, and run it again"

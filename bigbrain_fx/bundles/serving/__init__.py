@@ -126,6 +126,12 @@ def _inference_plan(bundle: Path) -> Plan:
             f"{bundle} trains; a server needs a bundle for inference",
             help=f"split MODEL --mode eval --like {bundle} --out served",
         )
+    if not plan.graph.rows_apart:
+        raise InputError(
+            f"rows of {plan.graph.name} do not stand alone, and requests share batches: whoever "
+            "asks would get other numbers beside others",
+            help=f"bigbrain-fx run {bundle} --inputs rows.safetensors, of whole batches",
+        )
     if not (bundle / "runtime" / "serving.py").is_file():
         raise InputError(
             f"{bundle} was split before bundles could be served",

@@ -16,7 +16,7 @@ from bigbrain_fx.emit.files.instructions import (
     update_lines,
     weight_lines,
 )
-from bigbrain_fx.emit.files.outputs import collected, output_dims
+from bigbrain_fx.emit.files.outputs import collected
 from bigbrain_fx.emit.files.schedule_text import schedule_lines
 from bigbrain_fx.emit.modules import kept
 from bigbrain_fx.emit.modules.again import AGAIN, WIDENED
@@ -222,7 +222,7 @@ def _attributes(
         *([_AGAIN, f"makes_again = {promises!r}"] if promises else []),
         *([about, f"deferring = {waits!r}"] if waits else []),
         *([f"loss = {loss!r}"] if loss else []),
-        *([f"outputs: ClassVar = {output_dims(file.graph)!r}"] if collects else []),
+        *([f"outputs: ClassVar = {dict(file.graph.output_dims)!r}"] if collects else []),
         f"channels = {_names_tuple(channels.all_names())}",
         *([f"tied: ClassVar = {tied!r}"] if tied else []),
         *([f"aliases: ClassVar = {aliases!r}"] if aliases else []),

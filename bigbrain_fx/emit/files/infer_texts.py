@@ -57,11 +57,18 @@ def infer_notes(plan: Plan) -> list[str]:
     """Return what a user of the bundle should know of its inputs and outputs, for its README."""
     rows = plan.micro_batches * plan.rows
     names = ", ".join(f"`{name}`" for name, _ in plan.graph.output_names)
+    sizes, number = (
+        f"A batch has up to {rows} rows; the last one may have fewer: it is "
+        "filled up with copies of its last row, whose outputs are dropped.",
+        "of any number of rows",
+    )
+    if not plan.graph.rows_apart:
+        sizes = f"Its rows do not stand alone: a batch has {rows} rows, and others are refused."
+        number = f"of a multiple of {rows} rows"
     return [
         "It computes what the model computes after `model.eval()`, bit for bit, on micro-batches "
-        f"of {plan.rows} rows. A batch has up to {rows} rows; the last one may have fewer: it is "
-        "filled up with copies of its last row, whose outputs are dropped. `--inputs` takes a "
-        "safetensors file with a tensor for each name in `batches.INPUTS`, of any number of rows; "
+        f"of {plan.rows} rows. {sizes} `--inputs` takes a "
+        f"safetensors file with a tensor for each name in `batches.INPUTS`, {number}; "
         f"`--outputs` gets one file for each batch, with {names} in the order of the rows.",
         "",
         "From Python: `from infer import infer; infer({...})` returns the outputs by name.",
@@ -84,6 +91,7 @@ def _infer_text(plan: Plan, constants: Mapping[str, str]) -> str:
         *device_fields(plan, [names.program for names in devices]),
         *data_fields("batches", constants).values(),
         f"rows={plan.micro_batches * plan.rows}",
+        *([] if plan.graph.rows_apart else ["apart=False"]),
     ]
     classes = [(names.module, names.program) for names in devices]
     classes.sort(key=lambda names: by_number(names[0]))

@@ -1,4 +1,4 @@
-"""Where the outputs of a model without a loss are collected, and along which dimension.
+"""Where the outputs of a model without a loss are collected.
 
 The device of the last stage has them all: it makes them, receives them for a stage of its own, or
 gets them sent for nothing else (`cut.gathered`). This file knows stages; it writes no text.
@@ -6,7 +6,7 @@ gets them sent for nothing else (`cut.gathered`). This file knows stages; it wri
 
 from __future__ import annotations
 
-from bigbrain_fx.core import Graph, Stage, Stages, TensorSpec
+from bigbrain_fx.core import Graph, Stage, Stages
 
 
 def collected(graph: Graph, stages: Stages, stage: Stage) -> list[tuple[str, str]]:
@@ -25,26 +25,5 @@ def collected(graph: Graph, stages: Stages, stage: Stage) -> list[tuple[str, str
     ]
 
 
-def output_dims(graph: Graph) -> dict[str, int | None]:
-    """Return for each output by name the dimension along which it has the batch's rows.
-
-    None where no size depends on the batch (a mean): such an output has one value a micro-batch.
-    """
-    return {name: _batch_dim(graph, _spec(graph, value)) for name, value in graph.output_names}
-
-
 def _made(stage: Stage) -> frozenset[str]:
     return frozenset(stage.ops) - frozenset(stage.recomputed)
-
-
-def _spec(graph: Graph, value: str) -> TensorSpec:
-    return graph.input[value].spec if value in graph.input else graph.op[value].outputs[0]
-
-
-def _batch_dim(graph: Graph, spec: TensorSpec) -> int | None:
-    """A trace of fixed size has numbers only: there the first dimension of as many rows is it."""
-    fixed = graph.static_batch
-    found = (
-        i for i, dim in enumerate(spec.shape) if (dim == fixed if fixed else isinstance(dim, str))
-    )
-    return next(found, None)

@@ -21,6 +21,7 @@ from bigbrain_fx.frontend.tracing.check import BACKWARD, CheckRun, affordable
 from bigbrain_fx.frontend.tracing.dice import random_state_kept, rolls
 from bigbrain_fx.frontend.tracing.export import ambient, export_step, quiet
 from bigbrain_fx.frontend.tracing.first_remedies import OF_CRITERION, first_remedy
+from bigbrain_fx.frontend.tracing.for_inference import asked_for_inference
 from bigbrain_fx.frontend.tracing.generators import line_of_generator
 from bigbrain_fx.frontend.tracing.hooks import (
     FUNCTION,
@@ -106,6 +107,10 @@ class CaptureJob:
             parts = self.shares(found, micro_batch)
             unequal = parts is not None and not parts.are_equal
             said += known or ((remark(parts),) if parts and unequal else ())
+        elif not (self.labels.training or self.on_meta):
+            about = self.ladder.plain, self.batch, found.graph
+            graph, more = asked_for_inference(*about)
+            found, said = replace(found, graph=graph), said + more
         said += on_written(self.step.seen.written, self.batch)
         graph = with_saves(found.graph)
         written, said = (*self.step.seen.written,), (*dict.fromkeys(said),)

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from bigbrain_fx.core import Graph, Op, size_of
+from bigbrain_fx.core import Dim, Graph, Op, size_of
 from bigbrain_fx.errors import CaptureError, InputError
 from bigbrain_fx.frontend.tracing.export import ambient, quiet
 from bigbrain_fx.frontend.tracing.interpret import run_graph
@@ -252,8 +252,16 @@ def _computed(graph: Graph) -> Iterator[torch.dtype]:
 
 def affordable(graph: Graph, rows: Sequence[int], share: float = 1.0) -> bool:
     """Whether checking at these batch sizes takes about a second at most; `share` for a forward."""
-    work = 2 * sum(size_of(op.flops, count) for op in graph.ops for count in rows)
+    work = 2 * sum(_size(op.flops, count) for op in graph.ops for count in rows)
     return share * work <= CHECK_FLOPS
+
+
+def _size(dim: Dim, rows: int) -> int:
+    """Return a size; nothing where there is none of so few rows: B // (B // 2) of one."""
+    try:
+        return size_of(dim, rows)
+    except ZeroDivisionError:
+        return 0
 
 
 @contextlib.contextmanager

@@ -40,10 +40,15 @@ def import_bundle(folder: Path) -> ModuleType:
 
 
 def weights_of(folder: Path, plan: Plan) -> dict[str, Tensor]:
-    """Read a bundle's weights, under every name of the model that the plan knows."""
+    """Read a bundle's weights, under every name of the model that the plan knows.
+
+    Each in memory of its own, as modules have them: kernels round by where a tensor starts, and in
+    a file it may start anywhere.
+    """
     found: dict[str, Tensor] = {}
     try:
-        found.update(joined_weights(folder / "weights", plan))
+        for name, tensor in joined_weights(folder / "weights", plan).items():
+            found[name] = tensor.clone()
     except WeightsError as error:
         raise InputError(str(error), at=str(folder / "weights")) from error
     for param in plan.graph.params:  # a tied name that no stage uses has its twin's weights

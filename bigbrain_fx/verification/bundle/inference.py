@@ -12,16 +12,16 @@ import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from bigbrain_fx.core import Graph, Op
-from bigbrain_fx.emit import output_dims
 from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend import (
     Cached,
@@ -34,6 +34,7 @@ from bigbrain_fx.frontend import (
     place_name,
     require_same,
     route,
+    rows_mixed,
     run_graph,
     run_members,
     taken,
@@ -43,7 +44,7 @@ from bigbrain_fx.frontend import (
 from bigbrain_fx.plan import Plan, live_ops
 from bigbrain_fx.runtime import left_alone, reseed
 from bigbrain_fx.verification.bundle.members import same_outputs
-from bigbrain_fx.verification.bundle.module import SEEDS, equal, link
+from bigbrain_fx.verification.bundle.module import SEEDS, another_size, equal, link
 from bigbrain_fx.verification.bundle.rewritten import same_rewritten
 from bigbrain_fx.verification.bundle.roundly import outputs_to_rounding
 from bigbrain_fx.weights import part_name
@@ -87,7 +88,7 @@ def inference_checks(
         *([same_outputs(captured, plan)] if grouped else []),
         *same_rewritten(captured, plan),
         _same_outputs(f"{one.what} = bundle, outputs", expected, actual, plan, unit),
-        _same_short_batch(one, bundle, plan, unit),
+        *(_of_rows(file, captured, one, bundle, unit) if plan.graph.rows_apart else []),
         _unchanged(state, weights, plan),
         *_whole_rows(file, bundle),
     ]
@@ -121,7 +122,9 @@ def _module_batches(file: ModelFile, captured: Captured, plan: Plan) -> list[Val
     rows = captured.graph.static_batch or plan.rows
     batches: list[Values] = [captured.inputs(rows)]
     if captured.graph.static_batch is None:
-        batches.append(captured.inputs(rows + 1))
+        run = partial(_eager, file, captured, seed=0)
+        with torch.no_grad():
+            batches += another_size(run, captured, rows)
     if file.batches is not None:
         with left_alone(file.batches):
             batch = next(iter(file.batches(plan.seed + 1)))
@@ -167,19 +170,46 @@ def _taken_back(file: ModelFile, captured: Captured, before: Values) -> Values:
 
 def _eager(file: ModelFile, captured: Captured, inputs: Values, seed: int) -> Values:
     """Run the user's own module after eval(); its modes come back."""
-    how = route(file.model, file.example_batch, file.loss is not None)
-    step = Step(file.model, None, captured.batch, how, training=False)
-    modes = [(part, part.training) for part in file.model.modules()]
     tensors = [inputs[entry.name].clone() for entry in captured.graph.inputs]
-    file.model.eval()
     torch.manual_seed(seed)
+    with _in_eval(file.model), ambient(captured.graph.autocast, tensors), without_fast_path():
+        values = _step(file, captured)(*tensors)
+    return {v: t for (_, v), t in zip(captured.graph.output_names, values, strict=True)}
+
+
+def _step(file: ModelFile, captured: Captured) -> Step:
+    how = route(file.model, file.example_batch, file.loss is not None)
+    return Step(file.model, None, captured.batch, how, training=False)
+
+
+@contextmanager
+def _in_eval(model: nn.Module) -> Iterator[None]:
+    """Put a module in the mode for inference; its modes come back."""
+    modes = [(part, part.training) for part in model.modules()]
+    model.eval()
     try:
-        with ambient(captured.graph.autocast, tensors), without_fast_path():
-            values = step(*tensors)
+        yield
     finally:
         for part, mode in modes:
             part.training = mode
-    return {v: t for (_, v), t in zip(captured.graph.output_names, values, strict=True)}
+
+
+def _of_rows(
+    file: ModelFile, captured: Captured, one: _OneProcess, bundle: ModuleType, unit: float
+) -> list[dict[str, object]]:
+    """Compare what a short batch and another cut are taken for with what they give.
+
+    `split` has asked the module for that, too, where it was small enough to run.
+    """
+    short, graph = _same_short_batch(one, bundle, one.plan, unit), captured.graph
+    if isinstance(file.model, Cached):  # positions of one row go by each other
+        return [short]
+    step = _step(file, captured)
+    with _in_eval(file.model), without_fast_path():
+        mixed = rows_mixed(step, captured.batch, graph.output_dims, graph.autocast)
+    found = [f"{name}: a row of it depends on the others in its batch" for name in mixed]
+    apart = link("rows of your module stand alone", found, f"of batches of {captured.batch.rows}")
+    return [apart, short]
 
 
 def _is_equal(found: object, want: Tensor) -> bool:
@@ -209,7 +239,7 @@ class _OneProcess:
             name: torch.stack([p[name] for p in parts])
             if dim is None
             else torch.cat([p[name] for p in parts], dim)
-            for name, dim in output_dims(self.plan.graph).items()
+            for name, dim in self.plan.graph.output_dims.items()
         }
 
     def _micro_batch(self, inputs: Values, step: int, micro: int) -> dict[str, Tensor]:
@@ -319,7 +349,7 @@ def _same_outputs(
         if step >= len(actual) or not _is_equal(actual[step].get(name), want)
     ]
     rows = plan.micro_batches * plan.rows
-    names = ", ".join(output_dims(plan.graph))
+    names = ", ".join(plan.graph.output_dims)
     if plan.stages.compiled:
         return outputs_to_rounding(title, expected, actual, unit)
     return link(title, found, f"{names}: {len(expected)} batches of {rows} rows bitwise")
@@ -341,7 +371,7 @@ def _same_short_batch(
         for m in range(plan.micro_batches)
     ]
     expected = one.batch(again, 0)
-    dims = output_dims(plan.graph)
+    dims = plan.graph.output_dims
     title = "a short batch = its rows, filled up"
     wanted = {name: _first(want, dims[name], rows, room) for name, want in expected.items()}
     if plan.stages.compiled:

@@ -8,6 +8,7 @@ It runs what it is given; what is compared in which order, `child` says.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,8 +28,10 @@ from bigbrain_fx.verification.bundle.imported_bundle import weights_of
 from bigbrain_fx.verification.bundle.loop import PlainLoop, lacking, plain_loop
 from bigbrain_fx.verification.bundle.module import (
     SEEDS,
+    another_size,
     differences,
     equal,
+    in_train,
     left_of_zero,
     link as _check,
     relative_error,
@@ -64,7 +67,7 @@ def same_loop(
 def same_module(file: ModelFile, captured: Captured, plan: Plan) -> dict[str, object]:
     """Compare the module with its captured graph: several batches, several seeds."""
     rows = captured.graph.static_batch or plan.rows
-    batches = [captured.inputs(rows)]
+    batches: list[Mapping[str, Tensor]] = [captured.inputs(rows)]
     if file.batches is not None:
         with left_alone(file.batches):
             batch = next(iter(file.batches(plan.seed + 1)))
@@ -76,7 +79,7 @@ def same_module(file: ModelFile, captured: Captured, plan: Plan) -> dict[str, ob
             }
         )
     elif captured.graph.static_batch is None:
-        batches.append(captured.inputs(rows + 1))
+        batches += another_size(partial(in_train, file, captured), captured, rows)
     found = differences(file, captured, batches)
     limit = allowed(unit_of(captured.graph, captured.tensors))
     compared = f"loss, outputs, buffers bitwise; gradients to {limit:g}"

@@ -8,6 +8,7 @@ seeds. This room knows capture; it knows nothing of stages or bundles.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -56,6 +57,30 @@ def differences(
             lines = compare(expected, actual, unit, exact)
             found += [f"batch {number}, seed {seed}: {line}" for line in lines]
     return found
+
+
+def in_train(file: ModelFile, captured: Captured, inputs: Mapping[str, Tensor]) -> None:
+    """Run the module once as `differences` does, for whether it can be."""
+    file.model.train()
+    _with_state_kept(captured, partial(_eager, file, captured, inputs), 0)
+
+
+def another_size(
+    run: Callable[[Mapping[str, Tensor]], object], captured: Captured, rows: int
+) -> list[Mapping[str, Tensor]]:
+    """Return a batch of other rows, where the module runs on one: pairs of rows want twice as many.
+
+    Args:
+        run: the module, on a batch.
+        captured: its capture, of any number of rows.
+        rows: the number to leave.
+    """
+    for count in (rows + 1, 2 * rows):
+        inputs = captured.inputs(count)
+        with suppress(Exception):  # the user's own code, in a way it may not know
+            run(inputs)
+            return [inputs]
+    return []
 
 
 def compare(

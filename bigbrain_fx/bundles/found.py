@@ -5,7 +5,6 @@ It captures and tries the optimizer; it plans and writes nothing.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -19,7 +18,7 @@ from bigbrain_fx.emit import Weights, copied_texts, kept_names, takes_file
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import CaptureSession, ModelFacts, TrialEndedError, capture_file
 from bigbrain_fx.plan import Options, Plan, Source, of_layers, require_quantisable, trials, updating
-from bigbrain_fx.weights import Checkpoint, FromCheckpoint, match, read_checkpoint
+from bigbrain_fx.weights import Checkpoint, FromCheckpoint, Scratch, match, read_checkpoint
 
 if TYPE_CHECKING:
     from torch import nn
@@ -229,7 +228,7 @@ def captured_model(
     """
     _require_numbers(model, options, given)
     if not isinstance(model, str | Path):
-        with tempfile.TemporaryDirectory(prefix="bigbrain-fx-code-") as scratch:
+        with Scratch("code") as scratch:
             yield captured_in_memory(model, options, example_batch, loss, recipe, Path(scratch))
         return
     if example_batch is not None or loss is not None or recipe is not None:
@@ -241,7 +240,7 @@ def captured_model(
     checkpoint = given.checkpoint if given else None
     with (
         _session(model, options, time_limit_s, meta, checkpoint is not None) as session,
-        tempfile.TemporaryDirectory(prefix="bigbrain-fx-weights-") as scratch,
+        Scratch("weights") as scratch,
     ):
         facts = session.facts
         weights, notes = _weights(session, given, Path(scratch))

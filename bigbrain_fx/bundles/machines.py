@@ -8,7 +8,6 @@ It joins `split` and a `Session`; it decides nothing.
 
 from __future__ import annotations
 
-import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
@@ -24,6 +23,7 @@ from bigbrain_fx.core import Cluster, Shown
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Options
 from bigbrain_fx.supervisor import warn
+from bigbrain_fx.weights import Scratch
 
 if TYPE_CHECKING:
     from torch import nn
@@ -149,10 +149,10 @@ def _recipe(given: dict[str, Any]) -> Recipe:
     return Recipe(**given)
 
 
-_KEPT: list[tempfile.TemporaryDirectory[str]] = []
+_KEPT: list[Scratch] = []
 
 
 def _temporary() -> Path:
     """Return a folder that goes when this process ends."""
-    _KEPT.append(tempfile.TemporaryDirectory(prefix="bigbrain-fx-machine-"))
+    _KEPT.append(Scratch("machine"))
     return Path(_KEPT[-1].name, "bundle")

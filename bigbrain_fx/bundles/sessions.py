@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import tempfile
 import threading
 import weakref
 from collections import Counter
@@ -29,6 +28,7 @@ from bigbrain_fx.core import Device, Shown
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Explanation, Options, Plan, explain, wants_tensor
 from bigbrain_fx.supervisor import Event, Feed
+from bigbrain_fx.weights import Scratch
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -218,7 +218,7 @@ class Session(Shown):
         """Return the model's weights after the last step, by its own names."""
         from safetensors.torch import load_file
 
-        with tempfile.TemporaryDirectory(prefix="bigbrain-fx-state-") as scratch:
+        with Scratch("state") as scratch:
             file = Path(scratch, "model.safetensors")
             export_commit(self.bundle, file, self._commit(Path(scratch, "commit")))
             found = {name: tensor.clone() for name, tensor in load_file(file).items()}
@@ -230,7 +230,7 @@ class Session(Shown):
 
         What reads the latter is written beside it: see `export_training`.
         """
-        with tempfile.TemporaryDirectory(prefix="bigbrain-fx-state-") as scratch:
+        with Scratch("state") as scratch:
             commit = self._commit(Path(scratch, "commit"))
             if optimizer is None:
                 export_commit(self.bundle, to, commit)

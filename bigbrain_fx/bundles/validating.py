@@ -13,7 +13,6 @@ import json
 import queue
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -24,6 +23,7 @@ from bigbrain_fx.bundles.going_on import export_commit
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.runtime import CommitError, read_records
 from bigbrain_fx.supervisor import run_group
+from bigbrain_fx.weights import Scratch
 
 LIMIT_S = 3600.0  # of one validation
 
@@ -82,7 +82,7 @@ class Validator:
         return None
 
     def _validated(self, step: int) -> Validation:
-        with tempfile.TemporaryDirectory(prefix="bigbrain-fx-validation-") as folder:
+        with Scratch("validation") as folder:
             file = Path(folder) / "model.safetensors"
             try:
                 _, step = export_commit(self.bundle, file, self.commits)

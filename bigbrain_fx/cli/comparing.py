@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from bigbrain_fx.cli.options import COUNT, PATH, Listed, common_options, json_op
 from bigbrain_fx.cli.progress import working
 from bigbrain_fx.cli.templates import EXAMPLES, write_starter
 from bigbrain_fx.errors import InputError
+from bigbrain_fx.weights import Scratch
 
 if TYPE_CHECKING:
     from bigbrain_fx.verification import Comparison
@@ -127,7 +127,7 @@ def bench(example: str, devices: Path | None, partitioners: str, steps: int, as_
     from bigbrain_fx.measure import probe
     from bigbrain_fx.verification import compare as compare_all
 
-    with tempfile.TemporaryDirectory(prefix="bigbrain-fx-bench-") as folder:
+    with Scratch("bench") as folder:
         model, _ = write_starter(folder, example_name=example)
         with working("measuring this host"):
             cluster = read_cluster(devices) if devices else probe().cluster

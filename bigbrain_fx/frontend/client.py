@@ -126,6 +126,16 @@ class Child:
         return message
 
     def _line(self, deadline_s: float) -> bytes | None:
+        """Return the next message; None when there will be none.
+
+        What Python itself runs as it starts (sitecustomize, .pth files) may print before the child
+        keeps its stdout for messages: that is shown, as all prints are.
+        """
+        while (line := self._any_line(deadline_s)) is not None and not line.startswith(b"{"):
+            print(line.decode(errors="replace"), file=sys.stderr, flush=True)
+        return line
+
+    def _any_line(self, deadline_s: float) -> bytes | None:
         """Return the next line; None when there will be none."""
         assert self._process.stdout is not None
         pipe = self._process.stdout.fileno()

@@ -7,6 +7,7 @@ path/to/m.onnx?batch=4&seq=64     an ONNX file; likewise for sizes that it leave
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -192,7 +193,20 @@ def split_location(location: str | Path) -> tuple[Path, str | None]:
             at=text,
             help=_as_hf(path) or "give a Python file that defines model() and example_batch()",
         )
-    return path.resolve(), name
+    return _traceable(path.resolve()), name
+
+
+def _traceable(path: Path) -> Path:
+    """Require a path that torch.export can write into its stack traces and read again."""
+    folder = os.fsencode(path)
+    if b"\n" not in folder and os.fsdecode(folder).encode(errors="replace") == folder:
+        return path
+    what = "has a line break" if b"\n" in folder else "is not UTF-8"
+    raise InputError(
+        f"the model file's full path {what}, and torch.export reads it in stack traces",
+        at=str(path).replace("\n", "\\n"),
+        help="copy the model file and what it imports into another folder, and split it there",
+    )
 
 
 def _as_hf(path: Path) -> str | None:

@@ -6,7 +6,6 @@ prints on stderr.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +18,7 @@ from bigbrain_fx.errors import CaptureError, InputError
 from bigbrain_fx.frontend.client import Child, EndedError, Message, Task
 from bigbrain_fx.frontend.elsewhere import Elsewhere
 from bigbrain_fx.frontend.location import resolved
-from bigbrain_fx.weights import Checkpoint, read_header
+from bigbrain_fx.weights import Checkpoint, Scratch, read_header
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +207,7 @@ class CaptureSession:
             CaptureError: an op does not go with what it reads now.
         """
         adapter = TypeAdapter(tuple[Graph, tuple[str, ...]])
-        with tempfile.TemporaryDirectory(prefix="bigbrain-fx-rewritten-") as folder:
+        with Scratch("rewritten") as folder:
             path = Path(folder, "graph.json")
             path.write_bytes(adapter.dump_json((graph, tuple(fresh))))
             why = self._child.ask({"do": "lay", "path": str(path)})["why"]
@@ -218,7 +217,7 @@ class CaptureSession:
 
     def prove(self, trials: Sequence[RewriteTrial]) -> list[RewriteProof]:
         """Run rewritten places both ways."""
-        with tempfile.TemporaryDirectory(prefix="bigbrain-fx-trials-") as folder:
+        with Scratch("trials") as folder:
             path = Path(folder, "trials.json")
             path.write_bytes(TypeAdapter(tuple[RewriteTrial, ...]).dump_json(tuple(trials)))
             answer = self._child.ask({"do": "prove", "path": str(path)})
@@ -241,7 +240,7 @@ def ask_rules(child: Child, trials: Sequence[RuleTrial]) -> list[str | None]:
     Raises:
         TrialEndedError: a kernel of torch ended the process.
     """
-    with tempfile.TemporaryDirectory(prefix="bigbrain-fx-trials-") as folder:
+    with Scratch("trials") as folder:
         path = Path(folder, "trials.json")
         path.write_bytes(TypeAdapter(tuple[RuleTrial, ...]).dump_json(tuple(trials)))
         try:
@@ -288,7 +287,7 @@ def capture_file(
         CaptureError: torch.export cannot follow the model.
     """
     file, location = resolved(path)
-    with tempfile.TemporaryDirectory(prefix="bigbrain-fx-") as folder:
+    with Scratch("capture") as folder:
         wanted = {
             "location": location,
             "graph": f"{folder}/graph.json",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .commits import KEPT
+from .launcher import as_called
 
 COMMIT_EVERY = 100  # steps
 
@@ -25,7 +26,9 @@ class CommitOptions:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that `options_of` reads."""
     parser.add_argument(
-        "--commits", type=Path, help="write states to this folder, from which a run can go on"
+        "--commits",
+        type=as_called,
+        help="write states to this folder, from which a run can go on",
     )
     parser.add_argument(
         "--commit-every",
@@ -35,7 +38,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--rescue",
-        type=Path,
+        type=as_called,
         help="a folder on another disk: what cannot be written to --commits is written there",
     )
     parser.add_argument(

@@ -6,11 +6,14 @@ It is asked for before anything that takes long is imported. This file is stdlib
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import signal
 import sys
+from pathlib import Path
 
 LAUNCHER = "BIGBRAIN_LAUNCHER"  # in the environment: the id of the process that started this one
+CALLED_IN = "BIGBRAIN_CALLED_IN"  # where the user called it; this process works in the bundle
 GONE = 75  # exit code: as where a peer is lost
 PR_SET_PDEATHSIG = 1
 
@@ -34,6 +37,16 @@ def end_with_launcher() -> None:
         end_with_parent()
     if (is_child and os.getppid() != launcher) or not _is_there(launcher):
         sys.exit(GONE)
+
+
+def as_called(path: str) -> Path:
+    """Return a path of the command line as the user meant it: from the folder of the call."""
+    return Path(_called_in(), path)
+
+
+@functools.cache
+def _called_in() -> str:
+    return os.environ.pop(CALLED_IN, "")  # what this process starts was not called there
 
 
 def _is_there(pid: int) -> bool:

@@ -33,6 +33,7 @@ from .compiler import LONGEST_COMPILE_S
 from .device import Device
 from .entries import BatchError
 from .finite import NOT_FINITE, POLICIES, NotFiniteError
+from .launcher import as_called
 from .ledger import LocalLedger, StoreLedger
 from .limits import saying_limits
 from .local import Hub, LocalTransport
@@ -72,7 +73,7 @@ def main(bundle: Bundle) -> None:
     with _stopping_on_bad_input():
         require_room(options.save)
     seed = bundle.seed if options.seed is None else options.seed
-    bundle = replace(bundle, store=options.store)
+    bundle = replace(bundle, store=options.store and str(options.store))
     keep_freed_memory()
     if options.in_process:
         with _stopping_on_bad_input():
@@ -275,9 +276,13 @@ def _parser(bundle: Bundle) -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object a step")
     parser.add_argument(
-        "--save", help="write the trained tensors, one safetensors file per device, to this folder"
+        "--save",
+        type=as_called,
+        help="write the trained tensors, one safetensors file per device, to this folder",
     )
-    parser.add_argument("--first-gradients", help="write the gradients of step 0 to this folder")
+    parser.add_argument(
+        "--first-gradients", type=as_called, help="write the gradients of step 0 to this folder"
+    )
     parser.add_argument(
         "--threads", type=int, default=None, help="threads of every process (default: the plan's)"
     )
@@ -288,7 +293,9 @@ def _parser(bundle: Bundle) -> argparse.ArgumentParser:
         help="at a loss or gradient that is not finite: stop the run, skip the update on all "
         "devices, or ignore it (default stop)",
     )
-    parser.add_argument("--report", help="write each device's peak memory to this folder")
+    parser.add_argument(
+        "--report", type=as_called, help="write each device's peak memory to this folder"
+    )
     parser.add_argument(
         "--deadline",
         type=float,
@@ -312,7 +319,9 @@ def _parser(bundle: Bundle) -> argparse.ArgumentParser:
     parser.set_defaults(store=None)
     if any(device.offload for device in bundle.devices):
         parser.add_argument(
-            "--store", help="a folder for what is offloaded (default: the plan's), on this host"
+            "--store",
+            type=as_called,
+            help="a folder for what is offloaded (default: the plan's), on this host",
         )
     return parser
 

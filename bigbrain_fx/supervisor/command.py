@@ -24,7 +24,7 @@ from .hosts import LAST_COMMIT_S, Agent, Bridge, admit, start_on
 from .job import FailedError, Job, OnStep
 from .judging import BAD_INPUT, Death
 from .limits import THREADS, of_abort, remedy_of, with_remedy
-from .processes import ADDRESS
+from .processes import ADDRESS, CALLED_IN
 from .remaining import Places
 from .secured import Pair, Secured, SilentError, StrangerError, how_to_make
 
@@ -55,7 +55,7 @@ def main(folder: Path, devices: Sequence[str], program: str, hosts: Sequence[str
     if sys.platform != "linux":
         parser.exit(BAD_INPUT, "error: this needs Linux; elsewhere start it with torchrun\n")
     logs = _logs(parser, options)
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", CALLED_IN: _called_in()}
     bridges: dict[str, Bridge] = {}
     door: socket.socket | None = None
     try:
@@ -106,6 +106,14 @@ def _logs(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Path:
     except OSError as error:
         parser.exit(BAD_INPUT, f"error: no logs can be kept: {with_remedy(error)}\n")
     return logs
+
+
+def _called_in() -> str:
+    """Return the folder of the call; processes work in the bundle's."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # removed meanwhile; full paths are what they are
+        return ""
 
 
 def _require_hosts(

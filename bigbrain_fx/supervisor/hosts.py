@@ -25,7 +25,18 @@ from .admission import Door
 from .console import warn
 from .limits import with_remedy
 from .pipe import ENDED, LATER, LONGEST, MOST_FILES, Orders, line_pair
-from .processes import ADDRESS, CONTROL, END_S, DeviceProcess, Order, Start, end_now, end_of, popen
+from .processes import (
+    ADDRESS,
+    CALLED_IN,
+    CONTROL,
+    END_S,
+    DeviceProcess,
+    Order,
+    Start,
+    end_now,
+    end_of,
+    popen,
+)
 from .remaining import Places, Remaining, said_of
 from .remote import RemoteProcess
 from .secured import SILENCE_S, Mouth, Pair, Secured, SilentError, StrangerError
@@ -75,6 +86,7 @@ class Bridge:
             process.has_ended(LOST)
             return process
         ours = {k: v for k, v in order.environment.items() if k.startswith("BIGBRAIN_")}
+        ours.pop(CALLED_IN, None)  # it has been called there, too
         ours.pop(ADDRESS, None)  # of this host
         self.mouth.say(
             {"start": number, "name": order.name, "words": order.words[1:], "more": ours}

@@ -19,6 +19,9 @@ from .outliving import OUTLIVING, Outliving, marked
 from .pipe import Ears, Orders
 from .starving import Starves, Starving
 
+CALLED_IN = (
+    "BIGBRAIN_CALLED_IN"  # where the user called it: paths of the command line are from there
+)
 LAUNCHER = "BIGBRAIN_LAUNCHER"  # in a process's environment: whom it ends with
 CONTROL = "BIGBRAIN_CONTROL"  # and the descriptor of its line
 ADDRESS = "BIGBRAIN_ADDRESS"  # and the address at which other hosts reach it

@@ -1,6 +1,7 @@
 """Weights on disk: checkpoints in, a bundle's weights/, one checkpoint out; a piece at a time.
 
-This room moves bytes and names. It imports no torch and knows no plans, processes or devices.
+This room moves bytes and names; folders of work under way are made here, too (`Scratch`). It
+imports no torch and knows no plans, processes or devices.
 """
 
 from bigbrain_fx.weights.checkpoint import (
@@ -37,6 +38,7 @@ from bigbrain_fx.weights.nested import (
     model_tensors as model_tensors,
     optimizer_keys as optimizer_keys,
 )
+from bigbrain_fx.weights.scratch import Scratch as Scratch
 from bigbrain_fx.weights.slices import (
     cut_bytes as cut_bytes,
     cut_file as cut_file,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from bigbrain_fx.errors import BigBrainError, CaptureError, InputError
-from bigbrain_fx.frontend import capture_file, load_model_file
+from bigbrain_fx.frontend import Child, Task, capture_file, load_model_file
 from bigbrain_fx.frontend.users_code import users_folder
 
 HEAD = """\
@@ -177,6 +178,29 @@ def test_missing_file_lists_what_is_there(tmp_path: Path) -> None:
         load_model_file(tmp_path)
     with pytest.raises(InputError, match="expected a Python name after the colon"):
         load_model_file(f"{tmp_path}/net.py:a b")
+
+
+@pytest.mark.parametrize(
+    ("name", "what"), [("a\nb", "has a line break"), (os.fsdecode(b"x\xff"), "is not UTF-8")]
+)
+def test_a_path_that_no_stack_trace_can_hold_is_named(tmp_path: Path, name: str, what: str) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    with pytest.raises(InputError, match=what) as caught:
+        capture_file(write(folder, GOOD))
+    assert "copy the model file" in str(caught.value.help)
+
+
+def test_what_python_prints_as_it_starts_is_no_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As where a site greets: it comes before the child keeps its stdout for messages."""
+    (tmp_path / "greets.py").write_text("print('a site that greets')\nprint('{\"a\": 1}')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    task = Task("greets", "the test", "the test {}", "wait", "look", limit_s=60.0)
+    with Child(task, {}) as child:
+        assert child.answer() == {"a": 1}
+    assert "a site that greets" in capfd.readouterr().err
 
 
 NET = "class {name}(nn.Module):\n    def __init__(self{extra}):\n        super().__init__()\n"

@@ -20,6 +20,7 @@ from bigbrain_fx.core import (
     Costs,
     Edge,
     Graph,
+    ModuleCall,
     Op,
     OpCost,
     Overheads,
@@ -39,7 +40,7 @@ from bigbrain_fx.plan import Options, Source, make_plan
 from bigbrain_fx.plan.cut import cut
 from bigbrain_fx.plan.memory_check import PROCESS, needed_bytes
 from bigbrain_fx.plan.remedy import plan_or_remedy
-from bigbrain_fx.plan.schedule import build, held, memory
+from bigbrain_fx.plan.schedule import StageCosts, build, held, memory
 from bigbrain_fx.plan.schedule.costs import stage_costs
 from bigbrain_fx.plan.schedule.cuda import optimizer_temporary_bytes
 from bigbrain_fx.plan.schedule.stage_part import Part
@@ -207,6 +208,64 @@ def test_a_stage_that_runs_again_keeps_what_it_writes_and_pays_in_its_backward()
     assert booked[:4] == [posted + 400] * 4  # a result goes when it has left
     backward = [b for b, i in zip(booked, program.instructions, strict=True) if i.do == "backward"]
     assert backward == [800, 400]  # no result is held: the second run's is part of `working`
+
+
+def _line(made: Op, call: ModuleCall, number: int, code: str) -> Op:
+    modules = (ModuleCall("", "Net"), call)
+    return replace(kept(made), modules=modules, source=f"net.py:{number}", code=code)
+
+
+def test_a_name_in_a_module_takes_nothing_from_the_same_name_in_the_stage_s_own_text() -> None:
+    """The first module is cut, so its `t` is a variable of the stage: the second has another."""
+    cut_one, whole = ModuleCall("one", "Net.Part"), ModuleCall("two", "Net.Part")
+    outs = {"out": tensor(100)}
+    before = _line(op("z", "aten.relu.default", Ref("x"), **outs), cut_one, 1, "s = f(x)")
+    ops = [
+        _line(op("a", "aten.relu.default", Ref("z"), **outs), cut_one, 2, "t = f(s)"),
+        _line(op("b", "aten.relu.default", Ref("a"), **outs), cut_one, 3, "u = f(t)"),
+        _line(op("c", "aten.relu.default", Ref("b"), **outs), whole, 1, "s = f(x)"),
+        _line(op("d", "aten.relu.default", Ref("c"), **outs), whole, 2, "t = f(s)"),
+        _line(op("e", "aten.relu.default", Ref("d"), **outs), whole, 3, "u = f(t)"),
+    ]
+    graph = replace(graph_of([before, *ops]), loss="e")
+    parts = Stage(0, "d0", ("z",), sends=("z",)), Stage(1, "d1", tuple("abcde"))
+    edges = Edge("z", 0, 1, "activation", 400), Edge("z", 1, 0, "gradient", 400)
+    each = {made.name: OpCost(1.0, 2.0) for made in graph.ops}
+    costs = Costs({"d0": each, "d1": each}, even_costs(2).cluster, {"d0": 0.0, "d1": 0.0})
+    found = stage_costs(graph, Stages(parts, edges), costs)
+    assert found.working[1].forward_bytes == 5 * 400
+
+
+def test_a_gradient_that_is_a_part_keeps_the_whole_where_no_message_copies_it() -> None:
+    """What is concatenated gets parts of one gradient; both stages are on one device."""
+    a, b = (
+        kept(op(name, "aten.relu.default", Ref("x"), out=tensor(2, size)))
+        for name, size in (("a", 8), ("b", 24))
+    )
+    both = kept(op("c", "aten.cat.default", Ref("a"), Ref("b"), out=tensor(2, 32)), passed=(0, 1))
+    graph = replace(graph_of([a, b, both]), loss="c")
+    parts = Stage(0, "d0", ("a", "b"), sends=("a", "b")), Stage(1, "d0", ("c",))
+    sizes = (("a", 2 * 8 * 4), ("b", 2 * 24 * 4))
+    edges = tuple(
+        edge
+        for name, size in sizes
+        for edge in (Edge(name, 0, 1, "activation", size), Edge(name, 1, 0, "gradient", size))
+    )
+    each = {made.name: OpCost(1.0, 2.0) for made in graph.ops}
+
+    def costs_on(devices: tuple[str, str]) -> tuple[Stages, StageCosts]:
+        homes = zip(parts, devices, strict=True)
+        stages = Stages(tuple(replace(part, device=home) for part, home in homes), edges)
+        where = even_costs(2).cluster
+        costs = Costs({"d0": each, "d1": each}, where, {"d0": 0.0, "d1": 0.0})
+        return stages, stage_costs(graph, stages, costs)
+
+    stages, costs = costs_on(("d0", "d0"))
+    assert costs.whole_bytes == {edges[1]: 256 - 192}  # of both: the whole, once
+    alone = replace(stages, edges=edges[:3])  # b's is not asked for
+    each_costs = Costs({"d0": each}, even_costs(1).cluster, {"d0": 0.0})
+    assert stage_costs(graph, alone, each_costs).whole_bytes == {edges[1]: 256}
+    assert costs_on(("d0", "d1"))[1].whole_bytes == {}
 
 
 @pytest.mark.parametrize("zero", [1, 2, 3])

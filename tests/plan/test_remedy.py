@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -66,3 +67,21 @@ def test_what_a_partitioner_refuses_by_an_upper_bound_the_ledger_decides(name: s
         plan_of(enough - 1)
     if name == "naive":  # the others go by how much devices have
         assert tight.placement.device_of == free.placement.device_of
+
+
+@pytest.mark.parametrize("shares", [(1, 1), (4, 1), (2, 1, 2, 1)])
+def test_gems_fits_where_the_ledger_of_an_even_cut_fits(shares: Sequence[int]) -> None:
+    """Each device holds its opposite's stage, too; chain-dp sees one replica, and at most what."""
+
+    def plan_of(name: str, memory_bytes: int) -> Plan:
+        each = (device(f"d{i}", memory_bytes=n * memory_bytes) for i, n in enumerate(shares))
+        options = Options(name, micro_batches=4, schedule="gems")
+        return make_plan(heavy(8, 4), cluster_of(*each), Source("model.py"), options)
+
+    free = plan_of("naive", 1 << 40)
+    cluster = free.cluster
+    enough = max(needed_bytes(e, cluster.device[e.device]) for e in free.forecast.devices)
+    tight = plan_of("chain-dp", enough)
+    for entry in tight.forecast.devices:
+        there = tight.cluster.device[entry.device]
+        assert needed_bytes(entry, there) <= there.memory_bytes

@@ -95,6 +95,21 @@ def test_launch_py_replaces_a_process(bundle: Path, tmp_path: Path) -> None:
     assert not any(map(is_running, pids))
 
 
+def test_paths_are_those_of_the_folder_of_the_call(bundle: Path, tmp_path: Path) -> None:
+    """They went into the bundle, whose folder its processes work in."""
+    copy = copied(bundle, tmp_path)
+    words = ("--steps", "1", "--save=saved", "--commits", "commits", "--report", "reports")
+    done = python(tmp_path, str(copy / "launch.py"), *words)
+    assert done.returncode == 0, done.stderr
+    assert sorted(file.name for file in (tmp_path / "saved").iterdir()) == [
+        "d0.safetensors",
+        "d1.safetensors",
+    ]
+    assert (tmp_path / "commits" / "commit-1.json").is_file()
+    assert (tmp_path / "reports" / "d0.json").is_file()
+    assert not any((copy / name).exists() for name in ("saved", "commits", "reports"))
+
+
 def test_launch_py_says_what_cannot_go_on(bundle: Path, tmp_path: Path) -> None:
     copy = copied(bundle, tmp_path)
     edit(copy / "training.py", "rows[:, 1:].contiguous()", "rows.contiguous()")

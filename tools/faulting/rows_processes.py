@@ -17,6 +17,7 @@ from tools.faulting.verdicts import (
     Ground,
     Verdict,
     judged,
+    per_step,
     stopped,
     together,
 )
@@ -200,11 +201,13 @@ def corrupt_message(ground: Ground) -> Verdict:
 
 
 def not_a_number(ground: Ground) -> Verdict:
-    """Row 20."""
+    """Row 20: where steps overlap, the first forwards of a step's batch were in the one before."""
     faults = [Fault("d1", 3, "forward", 1, "nan")]
+    own = next(lines for (name, _), lines in ground.reference().lines.items() if name == "d1")
+    micro = f"micro-batch {1 + per_step(own)[1]}"
     run = ground.run(faults, spares=0)
     took_s = run.ended_s - run.struck[0] if run.struck else None
-    named = all(word in run.said for word in ("step 3, stage", "micro-batch 1", "not a finite"))
+    named = all(word in run.said for word in ("step 3, stage", micro, "not a finite"))
     checks = {
         f"step, stage or micro-batch is not named: {run.said[-300:]}": named,
         f"exit code {run.code}": run.code == 1,

@@ -21,6 +21,7 @@ from tools.faulting.verdicts import (
     Ground,
     Verdict,
     judged,
+    per_step,
     stopped,
     together,
 )
@@ -84,10 +85,10 @@ def remaining(ground: Ground, run: Run) -> Run:
     """Return the reference for a run that was resumed: its processes have fewer steps behind."""
     first = min((line["step"] for lines in run.lines.values() for line in lines), default=0)
     whole = ground.reference()
-    per_step = {key: lines[0]["forwards"] for key, lines in whole.lines.items()}
     lines = {
-        key: [{**line, "forwards": line["forwards"] - first * per_step[key]} for line in old][
-            first:
+        key: [
+            {**line, "forwards": line["forwards"] - first * per_step(old)[0]}
+            for line in old[first:]
         ]
         for key, old in whole.lines.items()
     }

@@ -223,6 +223,13 @@ def _counts_up(lines: Sequence[Mapping[str, Any]]) -> bool:
     return rises and steps == list(range(steps[0], steps[0] + len(steps)))
 
 
+def per_step(lines: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
+    """Return the forwards of a step, and how many of the next batch's are done in the first one."""
+    first, *more = _forwards(lines)
+    each = more[0] - first if more else first
+    return each, max(0, first - each)
+
+
 def _same_forwards(ours: Sequence[int], theirs: Sequence[int]) -> bool:
     """Whether as many were done, step by step, but for those of the next batch.
 

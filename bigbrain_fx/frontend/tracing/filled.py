@@ -5,7 +5,6 @@ This file holds a whole model in memory, unlike the road from a checkpoint to a 
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import torch
@@ -15,7 +14,7 @@ from torch import nn
 from bigbrain_fx.frontend.hf.weights import converted
 from bigbrain_fx.frontend.tracing.blank import supply, unmark
 from bigbrain_fx.frontend.translation.params import store
-from bigbrain_fx.weights import Checkpoint, match, read_checkpoint
+from bigbrain_fx.weights import Checkpoint, Scratch, match, read_checkpoint
 
 
 def fill(model: nn.Module, path: Path) -> None:
@@ -26,7 +25,7 @@ def fill(model: nn.Module, path: Path) -> None:
     """
     checkpoint = read_checkpoint(path)
     kept = store(model, {})
-    with tempfile.TemporaryDirectory(prefix="bigbrain-fx-weights-") as scratch:
+    with Scratch("weights") as scratch:
         named = Checkpoint(checkpoint.path, converted(model, checkpoint, Path(scratch)))
         for name, stored in match(kept.params, named).sources.items():
             tensor = kept.tensors[name]

@@ -10,7 +10,6 @@ import math
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -22,6 +21,7 @@ from bigbrain_fx.bundles import Command, Process, Spawn, free_port, popen
 from bigbrain_fx.errors import BigBrainError
 from bigbrain_fx.measure.host.figures import Kind
 from bigbrain_fx.measure.host.limits import usable_cores
+from bigbrain_fx.weights import Scratch
 
 WORKER = (sys.executable, "-m", "bigbrain_fx.measure.host.worker")
 _PACKAGES = Path(__file__).resolve().parents[3]
@@ -103,9 +103,7 @@ def run(
         ProbeError: a worker failed or the deadline passed; holds the last lines it printed.
     """
     with ExitStack() as stack:
-        folder = Path(
-            stack.enter_context(tempfile.TemporaryDirectory(prefix="bigbrain-fx-doctor-"))
-        )
+        folder = Path(stack.enter_context(Scratch("doctor")))
         port = free_port()
         children: list[Process] = []
         for rank in range(len(fleet.names)):

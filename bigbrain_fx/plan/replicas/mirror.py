@@ -18,7 +18,7 @@ from bigbrain_fx.plan.conflicts import Conflict, require_none, with_members, wit
 from bigbrain_fx.plan.fastest import fastest
 from bigbrain_fx.plan.judge import Maker
 from bigbrain_fx.plan.nouns import Options, Plan, Source
-from bigbrain_fx.plan.one import counts, estimated, placement_of
+from bigbrain_fx.plan.one import counts, estimated, placement_of, planned_as
 from bigbrain_fx.plan.replica_cut import cut_replicas
 from bigbrain_fx.plan.replicas.divide import Group, divide, likeness, only
 from bigbrain_fx.plan.replicas.share import numbered
@@ -33,6 +33,8 @@ CUTS = ((_ALL, _ROOMY), (_ALONE, 1.0), (_ALONE, 0.75), (_ALONE, 0.5))
 """What a partitioner is told, where it knows such an option, and of how much memory. No device is
 left out, since a forward is hidden on all but one; a 1F1B's cut is even, and where that does not
 fit one micro-batch is held, beside messages of two replicas, of which it knows one's."""
+LEVEL = (_ALONE, 0.0)
+"""Of devices of unlike memory: each holds what another does, so none is taken for larger."""
 
 
 def wants_mirror(options: Options) -> bool:
@@ -93,10 +95,11 @@ def plan_mirrored(maker: Maker, source: Source) -> Plan:
     groups = divide(cluster, options.replicas or len(cluster.replicas) or 1)
     _require_alike(cluster, groups)
     mirrored = _Mirrored(maker, source, groups)
+    is_level = len({device.memory_bytes for device in cluster.devices}) == 1
     tries = [
         partial(mirrored.plan, count, told, room)
         for count in _micro_batches(maker.graph, cluster, options, 2 * len(groups))
-        for told, room in CUTS
+        for told, room in (CUTS if is_level else (*CUTS, LEVEL))
     ]
     return fastest(tries, but=(NoPlanError,))
 
@@ -144,21 +147,30 @@ class _Mirrored:
         Args:
             micro_batches: of a step.
             told: to the partitioner, where it has such options.
-            room: the share of its memory that a device has for one replica, weights counted twice.
+            room: the share of its memory that a device has for one replica, weights counted twice;
+                0: half of what the least of them has.
         """
         graph, options = self.maker.graph, self.maker.options
         rows, alone = graph.batch // micro_batches, only(self.maker.cluster, self.groups[0])
         costs = estimated(graph.at(rows), alone, self.source, options.estimator)
         seen = replace(costs, cluster=_with_room(costs.cluster, room))
         asked = _told(options, told)
-        found = placement_of(_with_twice(graph), alone, asked, micro_batches, seen)
+        plan = planned_as(
+            lambda: placement_of(_with_twice(graph), alone, asked, micro_batches, seen),
+            partial(self._both, micro_batches),
+        )
+        return replace(plan, partitioner=label(options.partitioner))
+
+    def _both(self, micro_batches: int, found: Placement) -> Plan:
+        """Plan both replicas of what a partitioner has placed."""
+        graph, options = self.maker.graph, self.maker.options
+        rows = graph.batch // micro_batches
         replicas = self._replicas(found, _line_of(graph, found, rows), micro_batches)
         first, order = replicas[0].device_of, options.sum_order
         reason = f"replica 0 alone: {found.reason}" if found.reason else ""
         placement = Placement(first, reason, replicas, sum_order=order)
         whole = self.maker.estimated(rows)
-        plan = self.maker.placed(options, micro_batches, placement, whole)
-        return replace(plan, partitioner=label(options.partitioner))
+        return self.maker.placed(options, micro_batches, placement, whole)
 
     def _replicas(
         self, found: Placement, line: Sequence[str], micro_batches: int
@@ -176,12 +188,11 @@ class _Mirrored:
 
 def _with_room(cluster: Cluster, share: float) -> Cluster:
     """Return a cluster whose devices have another memory."""
-    return replace(
-        cluster,
-        devices=tuple(
-            replace(d, memory_bytes=int(share * d.memory_bytes)) for d in cluster.devices
-        ),
+    level = min(device.memory_bytes for device in cluster.devices) // 2
+    devices = (
+        replace(d, memory_bytes=int(share * d.memory_bytes) or level) for d in cluster.devices
     )
+    return replace(cluster, devices=tuple(devices))
 
 
 def _with_twice(graph: Graph) -> Graph:

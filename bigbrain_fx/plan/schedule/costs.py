@@ -71,7 +71,8 @@ class StageCosts:
     Mappings are by device: `weights_bytes` counts parameters, buffers
     and constants once per device; `optimizer_s` and `optimizer_bytes` are for trainable parameters,
     `optimizer_workspace_bytes` are there only while the optimizer runs. `gappy_bytes`: by edge, of
-    a received tensor whose strides leave gaps; the gaps are not sent. `alone`: see `Costs.alone`.
+    a received tensor whose strides leave gaps; the gaps are not sent. `whole_bytes`: by edge, of a
+    gradient that stays on its device as a part of a larger tensor. `alone`: see `Costs.alone`.
     `library_bytes` are there all the time. `early_s`: by edge, how long before the end of its
     stage's backward a bucket is complete and leaves. `host_forward_s` and `host_backward_s` are
     what a GPU's process takes to start it all; 0.0 on a CPU. `stored_bytes` lie in stores all the
@@ -92,6 +93,7 @@ class StageCosts:
     optimizer_workspace_bytes: Mapping[str, int] = field(default_factory=dict)
     working: tuple[Working, ...] = ()
     gappy_bytes: Mapping[Edge, int] = field(default_factory=dict)
+    whole_bytes: Mapping[Edge, int] = field(default_factory=dict)
     alone: StageTimes | None = None
     early_s: Mapping[Edge, float] = field(default_factory=dict)
     library_bytes: Mapping[str, int] = field(default_factory=dict)
@@ -207,6 +209,7 @@ def stage_costs(graph: Graph, stages: Stages, costs: Costs) -> StageCosts:
         visiting_bytes=tuple(visiting_bytes(graph, stages, stage) for stage in stages.stages),
         working=tuple(map(walked, parts)),
         gappy_bytes=dict(_gappy(graph, stages)),
+        whole_bytes=dict(_wholes(graph, stages)),
         optimizer_workspace_bytes=optimizer_workspace(graph, stages, costs),
         optimizer_s=times.optimizer_s,
         alone=None if costs.alone is None else _times(graph, stages, costs.alone),
@@ -324,13 +327,37 @@ def _gappy(graph: Graph, stages: Stages) -> Iterator[tuple[Edge, int]]:
         if edge.kind == "activation":
             spec = graph.op[edge.value].outputs[0]
         elif edge.kind == "gradient":
-            spec = _part_of_a_gradient(graph, stages, edge)
+            spec = _spec_of_part(graph, stages, edge)
         if spec is not None and (extent := _extent(spec)) > _stored(spec):
             yield edge, extent * DTYPE_BYTES[spec.dtype]
 
 
-def _part_of_a_gradient(graph: Graph, stages: Stages, edge: Edge) -> TensorSpec | None:
-    """Return a gradient that is a part of its only reader's, as for what is concatenated."""
+def _wholes(graph: Graph, stages: Stages) -> Iterator[tuple[Edge, int]]:
+    """Yield gradients that no message copies, each a part that keeps the whole: once for all parts.
+
+    So the first of several that are parts of one has what the others leave of it.
+    """
+    parts: dict[tuple[str, int], list[Edge]] = {}
+    for edge in stages.edges:
+        is_local = stages.stages[edge.source].device == stages.stages[edge.target].device
+        whole = _divided(graph, stages, edge) if edge.kind == "gradient" and is_local else None
+        if whole is not None:
+            parts.setdefault((whole.name, edge.source), []).append(edge)
+    for (name, _), edges in parts.items():
+        others = sum(edge.nbytes for edge in edges[1:])
+        yield edges[0], _number(graph.op[name].outputs[0].nbytes, graph.op[name]) - others
+
+
+def _spec_of_part(graph: Graph, stages: Stages, edge: Edge) -> TensorSpec | None:
+    """Return a gradient that is a part of its only reader's, with the strides that it has there."""
+    whole = _divided(graph, stages, edge)
+    if whole is None:
+        return None
+    return replace(graph.op[edge.value].outputs[0], strides=whole.outputs[0].strides)
+
+
+def _divided(graph: Graph, stages: Stages, edge: Edge) -> Op | None:
+    """Return the only reader of a gradient's value whose gradient it is a part of, as of `cat`."""
     here = set(stages.stages[edge.source].ops) & graph.graded
     readers = [graph.op[name] for name in graph.consumers[edge.value] if name in here]
     if len(readers) != 1 or readers[0].saves is None:
@@ -338,7 +365,7 @@ def _part_of_a_gradient(graph: Graph, stages: Stages, edge: Edge) -> TensorSpec 
     whole, part = readers[0].outputs[0], graph.op[edge.value].outputs[0]
     passed = readers[0].refs.index(edge.value) in readers[0].saves.passed
     larger = len(whole.shape) == len(part.shape) and whole.numel > part.numel
-    return replace(part, strides=whole.strides) if passed and larger else None
+    return readers[0] if passed and larger else None
 
 
 def _extent(spec: TensorSpec) -> int:

@@ -248,7 +248,7 @@ class _Ledger:
         return now
 
     def _backward(self, stage: int, micro: int) -> Held:
-        self._hold(self.stages.out_of(stage, "gradient"), micro)
+        self._hold(map(self._with_whole, self.stages.out_of(stage, "gradient")), micro)
         back_bytes = self._stored_bytes(stage) if self._puts_away(stage) else 0
         self.activations += back_bytes
         working = self.costs.working_of(stage)
@@ -263,6 +263,10 @@ class _Ledger:
             self._drop(self.stages.out_of(stage, "activation"), micro)
         self._drop(self.stages.into(stage, "gradient"), micro)
         return now
+
+    def _with_whole(self, edge: Edge) -> Edge:
+        """Return a gradient that is made with what it keeps: it may be a part of a larger one."""
+        return replace(edge, nbytes=max(edge.nbytes, self.costs.whole_bytes.get(edge, 0)))
 
     def _puts_away(self, stage: int) -> bool:
         """Whether what a stage received lies in the store, from its forward until its backward."""

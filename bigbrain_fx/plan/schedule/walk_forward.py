@@ -14,6 +14,7 @@ from itertools import takewhile
 from bigbrain_fx.core import ModuleCall, Op, Saves
 from bigbrain_fx.plan.schedule.stage_part import Part, of_graph, places
 
+_OF_TORCH = "torch.nn."
 _ASSIGNED = re.compile(r"([A-Za-z_][\w, ]*?)\s*=(?!=)")
 
 
@@ -169,8 +170,19 @@ class ForwardWalk:
             ended = op.modules[: len(frame)] != frame
             if ended and frame[-1] in self._cut:
                 self._name((), name, self._variables.pop((frame, name)))
-            elif ended or name == _variable(op):
+            elif ended or (name == _variable(op) and self._text(frame) == self._line(op)):
                 self.free(self._variables.pop((frame, name)))
+
+    def _line(self, op: Op) -> tuple[ModuleCall, ...]:
+        """Return the call whose text has an op's line: that of a layer of torch has none."""
+        calls = op.modules
+        while calls and calls[-1].type.startswith(_OF_TORCH):
+            calls = calls[:-1]
+        return self._text(calls)
+
+    def _text(self, frame: tuple[ModuleCall, ...]) -> tuple[ModuleCall, ...]:
+        """Return a call as the device file has it: a call that was cut is the stage's own text."""
+        return () if frame and frame[-1] in self._cut else frame
 
     def free(self, root: str) -> None:
         """Let go of a storage, unless it is sent: then the ledger of messages has it."""

@@ -14,7 +14,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from bigbrain_fx.errors import InputError, VerificationError, from_fields
 from bigbrain_fx.frontend import require_here
 from bigbrain_fx.plan import Plan, read_plan
 from bigbrain_fx.supervisor import run_group
+from bigbrain_fx.weights import Scratch
 
 TIME_LIMIT_S = 900.0
 
@@ -109,7 +109,7 @@ def verify(
             "this bundle was split from a module in memory", help="give the model file with --model"
         )
     require_compilers(plan)
-    with tempfile.TemporaryDirectory(prefix="bigbrain-fx-verify-") as scratch:
+    with Scratch("verify") as scratch:
         wanted: dict[str, Any] = {
             "bundle": str(folder),
             "model": model,

@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import signal
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -25,6 +24,7 @@ from bigbrain_fx.verification.bundle import laid_tensors
 from bigbrain_fx.verification.bundle.imported_bundle import import_bundle, run_bundle
 from bigbrain_fx.verification.bundle.loop import be_quiet
 from bigbrain_fx.verification.bundle.reference import Trace
+from bigbrain_fx.weights import Scratch
 
 
 class Alone:
@@ -105,7 +105,7 @@ class Alone:
 @contextlib.contextmanager
 def alone(folder: Path, plan: Plan, steps: int) -> Iterator[Alone]:
     """Let a fork wait; it ends with the block."""
-    with tempfile.TemporaryDirectory(prefix="bigbrain-fx-alone-") as scratch:
+    with Scratch("alone") as scratch:
         made = Alone(folder, plan, steps, Path(scratch))
         try:
             yield made

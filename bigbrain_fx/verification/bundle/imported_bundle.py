@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +26,7 @@ from bigbrain_fx.verification.bundle.members import (
 )
 from bigbrain_fx.verification.bundle.readings import read_alike
 from bigbrain_fx.verification.bundle.reference import Trace
+from bigbrain_fx.weights import Scratch
 
 if TYPE_CHECKING:  # what runs is the bundle's own copy
     from bigbrain_fx.runtime import Device, Stream
@@ -104,7 +104,7 @@ def run_bundle(bundle: ModuleType, plan: Plan, steps: int, seed: int) -> Trace:
     runtime = importlib.import_module("runtime.train")
     known = inspect.signature(runtime.run_in_process).parameters  # a bundle may be older
     policy = {"on_nan": "ignore"} if "on_nan" in known else {}
-    with tempfile.TemporaryDirectory() as store:  # the planned ones may be on other machines
+    with Scratch("store") as store:  # the planned ones may be on other machines
         offloads = any(getattr(device, "offload", ()) for device in bundle.BUNDLE.devices)
         told = replace(bundle.BUNDLE, store=store) if offloads else bundle.BUNDLE
         devices = runtime.run_in_process(told, steps, seed, report, after_step, **policy)

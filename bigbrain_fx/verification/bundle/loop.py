@@ -13,7 +13,6 @@ import math
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +26,7 @@ from bigbrain_fx.frontend import LEAF, LOSS
 from bigbrain_fx.plan import Plan, plain_params
 from bigbrain_fx.verification.bundle import eager, laid_tensors
 from bigbrain_fx.verification.bundle.eager import Wanted
-from bigbrain_fx.weights import source_of_weights, trained_steps
+from bigbrain_fx.weights import Scratch, source_of_weights, trained_steps
 
 _PR_SET_PDEATHSIG = 1
 
@@ -202,7 +201,7 @@ def plain_loop(
     if plan.mode == "eval" or lacking(plan):
         yield None
         return
-    with tempfile.TemporaryDirectory(prefix="bigbrain-fx-plain-") as scratch:
+    with Scratch("plain") as scratch:
         start, weights = None, folder / "weights"
         if source_of_weights(weights) is not None or trained_steps(weights) is not None:
             start, found = Path(scratch, "start"), numbers(folder, plan)

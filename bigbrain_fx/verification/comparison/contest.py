@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,6 +32,7 @@ from bigbrain_fx.plan import Options, Plan, make_plan
 from bigbrain_fx.planning import label, preset
 from bigbrain_fx.verification.comparison.contender import Comparison, Contender
 from bigbrain_fx.verification.comparison.turns import Runner, Turns, in_turns
+from bigbrain_fx.weights import Scratch
 
 if TYPE_CHECKING:
     from torch import nn
@@ -140,7 +140,7 @@ def _folder(kept: Path | None, steps: int | None) -> Iterator[Path | None]:
     if kept is not None or steps is None:
         yield kept
         return
-    with tempfile.TemporaryDirectory(prefix="bigbrain-fx-compare-") as folder:
+    with Scratch("compare") as folder:
         yield Path(folder)
 
 

@@ -5,7 +5,6 @@ Round 1 goes from the first to the last, round 2 back again. It knows no graphs 
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from bigbrain_fx.verification.comparison.agreement import (
     agreement,
 )
 from bigbrain_fx.verification.comparison.contender import Contender
+from bigbrain_fx.weights import Scratch
 
 Runner = Callable[[Path, RunOptions], Run]
 """How a bundle is run: `launch.run` here; the `run` of an emulated network elsewhere."""
@@ -73,7 +73,7 @@ def in_turns(
 
 
 def _run_once(record: _Record, steps: int, runner: Runner) -> None:
-    with tempfile.TemporaryDirectory(prefix="bigbrain-fx-turn-") as scratch:
+    with Scratch("turn") as scratch:
         plan, outputs = record.contender.plan, Path(scratch) / "outputs"
         assert plan is not None
         options = RunOptions(steps=steps, logs=Path(scratch) / "logs")

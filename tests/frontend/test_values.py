@@ -63,7 +63,7 @@ def test_batches_that_cannot_be_read_here_are_let_be() -> None:
 def test_an_array_is_to_be_a_tensor() -> None:
     with pytest.raises(InputError) as why:
         asked(batch(), batch(temperature=np.full((4, 1), 2.0)))
-    assert "torch.from_numpy" in why.value.help
+    assert "torch.from_numpy" in str(why.value.help)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_an_array_is_to_be_a_tensor() -> None:
 def test_a_loss_that_returns_more_is_told_which_entry_is_the_loss(loss: Any, help_: str) -> None:
     with pytest.raises(CaptureError, match="must return a scalar tensor") as why:
         capture(Warm(), batch(), loss)
-    assert help_ in why.value.help
+    assert help_ in str(why.value.help)
 
 
 # --------------------------------------------------------------------------- memory

@@ -44,6 +44,15 @@ def written(own: Any, h: Tensor) -> Tensor:
     return found
 
 
+def written_whole(own: Any, h: Tensor) -> Tensor:
+    """What an op without a rule makes stays whole, and so do writes into it, not their source."""
+    k, v = h.unflatten(-1, (2, DIM)).unbind(-2)
+    room = h.new_empty((*k.shape[:-1], DIM + 1))
+    room[..., :DIM] = k
+    room[..., DIM:] = 0.5
+    return v * room.tanh().mean(-1, keepdim=True)
+
+
 def one_head(own: Any, h: Tensor) -> Tensor:
     q = h.unflatten(-1, (4, 3)).transpose(1, 2)
     k = v = q.mean(1, keepdim=True)
@@ -56,6 +65,7 @@ def repeated(own: Any, h: Tensor) -> Tensor:
 
 CASES: dict[str, tuple[Callable[[Any, Tensor], Tensor], int, int]] = {
     "gather": (gathered, DIM, DIM),
+    "written whole": (written_whole, 2 * DIM, DIM),
     "index": (lambda own, h: h[:, own.rows], DIM, DIM),
     "index_select": (lambda own, h: torch.index_select(h, 1, own.rows), DIM, DIM),
     "flip": (lambda own, h: h.flip(1), DIM, DIM),

@@ -83,6 +83,7 @@ class _Following:
         self.known: dict[Ref | ParamRef, Dims] = {}
         self.tuples: dict[str, tuple[Dims, ...]] = {}
         self.ruled: dict[str, Ruled] = {}
+        self.wholes: set[str] = set()
         self.cuts = dict(end_to_end(self.graph))
         shared: dict[str, Dims] = {}
         for param in self.graph.params:
@@ -110,12 +111,26 @@ class _Following:
             return self._item(op)
         whole = Ruled(tuple(fresh(map(int, spec.shape)) for spec in op.outputs))
         rule = RULES.get(family(op.target))
-        if rule is None or op.body is not None:
+        if rule is None or op.body is not None or self._writes_into_whole(op):
+            self.wholes.add(op.name)
             return whole
         try:
             return rule(ShardCall(op, self.known, self.cuts.get(op.name, ())))
         except (TypeError, IndexError, UnlikeError):
+            self.wholes.add(op.name)
             return whole
+
+    def _writes_into_whole(self, op: Op) -> bool:
+        """Whether it writes into memory that an op without a rule has made: that stays whole.
+
+        What is written is gathered there, and divided wherever else it is read.
+        """
+        return any(self._root(name) in self.wholes for name in op.mutates)
+
+    def _root(self, name: str) -> str:
+        while (op := self.graph.op.get(name)) is not None and op.view_of:
+            name = op.view_of
+        return name
 
     def _item(self, op: Op) -> Ruled:
         source, index = op.args

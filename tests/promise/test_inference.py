@@ -248,6 +248,7 @@ def test_verify_holds(letters_eval: tuple[Path, Plan]) -> None:
     assert [check.name for check in found.checks][1:] == [
         "your module after eval() = captured graph",
         "captured graph = bundle, outputs",
+        "rows of your module stand alone",
         "a short batch = its rows, filled up",
         "weights and buffers stay as they are",
     ]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from bigbrain_fx.core import Graph
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import Captured, capture
+from bigbrain_fx.frontend.tracing.rows_apart import are_near
 from bigbrain_fx.plan import Options
 from bigbrain_fx.plan.one import counts
 from tests.support import samples
@@ -53,6 +54,7 @@ MIXED: dict[str, Make] = {
     "sorted": lambda h: h.sort(0).values,
     "position": lambda h: h + torch.arange(h.shape[0])[:, None],
     "size": lambda h: h / h.shape[0],
+    "whole numbers": lambda h: h.argsort(0),
     "pairs": lambda h: h.view(-1, 2, 3).sum(1),
     "all to all": lambda h: h @ h.T,
     "one after the other": lambda h: torch.cat([h, -h]),
@@ -109,6 +111,15 @@ def test_a_value_of_all_rows_is_said_and_hinders_nothing() -> None:
     found = of(lambda h: (h, h.square().mean()))
     assert found.graph.rows_apart
     assert [said for said in found.warnings if "'1' is one value a micro-batch" in said]
+
+
+def test_a_tie_that_rounding_decides_is_no_difference() -> None:
+    one = torch.arange(100)
+    other = one.clone()
+    other[3] += 1
+    assert are_near(one, other)
+    other[:50] += 1
+    assert not are_near(one, other)
 
 
 def test_what_draws_cannot_be_told() -> None:

@@ -1,12 +1,11 @@
 """What `--save` writes at the end: the tensors of all devices, or of none.
 
     every device   writes its file beside its place, and says so
-    when all have  each removes what has its name, and says so
     when all have  each gives its file its name
 
-What is there before stays whole when one disk is full. An end of all processes between the first
-name and the last leaves some files, and none of before: two runs of one seed are not told apart by
-what each file says of its run, and whoever joins them finds that tensors are missing.
+What is there before stays whole when one disk is full. Only an end of all processes between the
+first name and the last leaves some files of each. So each file says of which run it is, and who
+joins them looks.
 """
 
 from __future__ import annotations
@@ -59,23 +58,18 @@ def save_together(device: Device, folder: Path, store: Store, rank: int, deadlin
     Raises:
         SaveError: a device cannot write its own.
     """
-
-    def together(what: str, said: str) -> list[str]:
-        others = [f"{what}/{other}" for other in range(len(device.names))]
-        store.set(others[rank], said)
-        store.wait(others, timedelta(seconds=deadline_s))
-        return [text for key in others if (text := store.get(key).decode())]
-
+    others = [f"aside/{other}" for other in range(len(device.names))]
     try:
         file = save_aside(device, folder)
     except SaveError as error:
-        store.set(f"aside/{rank}", str(error))
+        store.set(others[rank], str(error))
         raise
-    if failed := together("aside", ""):
+    store.set(others[rank], "")
+    store.wait(others, timedelta(seconds=deadline_s))
+    failed = [text for key in others if (text := store.get(key).decode())]
+    if failed:
         file.drop()
         raise SaveError(failed[0])
-    file.clear()
-    together("cleared", "")
     file.put()
 
 
@@ -98,13 +92,9 @@ def save_replayed(device: Device, folder: Path, transport: ReplayTransport) -> N
         _told(device, transport, "dropped")
         raise SaveError(failed[0])
     assert file is not None
-    files = [file, *(save_aside(device, folder, lost) for lost in device.stands_for)]
-    for each in files:
-        each.clear()
-    transport.control.post(f"cleared/{device.name}", "")
-    _told(device, transport, "cleared")
-    for each in files:
-        each.put()
+    file.put()
+    for lost in device.stands_for:
+        save_aside(device, folder, lost).put()
 
 
 def _tried(device: Device, folder: Path) -> tuple[UnnamedFile | None, str]:

@@ -56,25 +56,11 @@ class UnnamedFile:
     ) -> None:
         self.path = path
         self.disk = disk or Disk()
-        self.kept = "nothing was changed there"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self.part = self.disk.put_aside(path, _pieces(tensors, facts or {}))
         except OSError as error:
             raise self._error(error) from error
-
-    def clear(self) -> None:
-        """Remove what has its name: of several that belong together, none is left of before.
-
-        Raises:
-            SaveError: the folder is gone, or not ours any more.
-        """
-        try:
-            self.disk.remove(self.path)
-            self.disk.sync(self.path.parent)
-        except OSError as error:
-            raise self._error(error) from error
-        self.kept = "what was there is removed"
 
     def put(self) -> None:
         """Give the file its name, in place of what is there.
@@ -96,7 +82,8 @@ class UnnamedFile:
     def _error(self, error: OSError) -> SaveError:
         why = error.strerror or error
         return SaveError(
-            f"cannot write {self.path}: {why}: {self.kept}; give a folder with room, or free some"
+            f"cannot write {self.path}: {why}: nothing was changed there; give a folder with room, "
+            "or free some"
         )
 
 

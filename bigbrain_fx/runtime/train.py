@@ -114,8 +114,6 @@ def _run_here(
     if options.save:
         aside = [save_aside(device, Path(options.save)) for device in devices.values()]
         for file in aside:
-            file.clear()
-        for file in aside:
             file.put()
 
 

@@ -45,5 +45,5 @@ class Notes:
             for number in [n for n, keys in numbers.items() if n > after and len(keys) < names]:
                 for key in numbers.pop(number):
                     del self.notes[key]
-        for key in [key for key in self.notes if key.startswith(("aside/", "cleared/"))]:
+        for key in [key for key in self.notes if key.startswith("aside/")]:
             del self.notes[key]

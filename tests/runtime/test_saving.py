@@ -96,35 +96,6 @@ def test_one_device_without_room_keeps_all_from_changing_theirs(
     assert all(torch.equal(load_file(p)["w"], OLD["w"]) for p in tmp_path.iterdir())
 
 
-def test_an_end_between_two_names_leaves_none_of_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of one seed and as many steps: no file tells that the others are of another run."""
-    store: Any = HashStore()
-    for name in ("d0", "d1"):
-        write_tensors(OLD, tmp_path / f"{name}.safetensors")
-
-    def aside(device: Any, folder: Path) -> UnnamedFile:
-        disk = Failing("rename" if device.name == "d1" else "")
-        return UnnamedFile(NEW, folder / f"{device.name}.safetensors", disk)
-
-    def save(rank: int) -> str:
-        device: Any = SimpleNamespace(name=f"d{rank}", names=("d0", "d1"))
-        try:
-            save_together(device, tmp_path, store, rank, 30.0)
-        except SaveError as error:
-            return str(error)
-        return ""
-
-    monkeypatch.setattr(saving, "save_aside", aside)
-    with ThreadPoolExecutor() as pool:
-        said = list(pool.map(save, (0, 1)))
-    assert not said[0]
-    assert "what was there is removed" in said[1]
-    assert torch.equal(load_file(tmp_path / "d0.safetensors")["w"], NEW["w"])
-    assert not (tmp_path / "d1.safetensors").exists()
-
-
 NO_ROOM = 'raise OSError(28, "No space left on device", str(path))'
 
 

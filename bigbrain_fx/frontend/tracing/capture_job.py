@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bigbrain_fx.core import Graph
 from bigbrain_fx.errors import BigBrainError, CaptureError, InputError
+from bigbrain_fx.frontend.tracing.asked_rows import Asked, asked_rows, goes_by_rows
 from bigbrain_fx.frontend.tracing.by_data import data_seen
 from bigbrain_fx.frontend.tracing.captured import Captured
 from bigbrain_fx.frontend.tracing.check import BACKWARD, CheckRun, affordable
@@ -83,6 +84,7 @@ class CaptureJob:
     ladder: Ladder
     warnings: list[str] = field(default_factory=list)
     by_data: list[str] = field(default_factory=list)  # lines that go by `.data`
+    asked: tuple[Asked, ...] = ()  # of the number of rows
 
     def run(self, micro_batch: int | None) -> Captured:
         """Try a free batch size, then a fixed one."""
@@ -173,7 +175,8 @@ class CaptureJob:
                 raise
             return None, str(explain(error).what)
         rows = (1, 3) if self.batch.rows != 3 else (1, 4)
-        problem = self.unlike_rows(found) or self.problem(found, rows)
+        asks = goes_by_rows(self.asked, self.batch.rows, lambda n: self.own_fault(n) is not None)
+        problem = asks or self.unlike_rows(found) or self.problem(found, rows)
         return (found, "") if problem is None else (None, problem)
 
     def fixed(self, rows: int) -> Captured:
@@ -245,6 +248,7 @@ class CaptureJob:
             program = export_step(
                 self.step, tensors, batched, self.labels.autocast, strict=self.ladder.strict
             )
+        self.asked = asked_rows(program)
         unseen = rolled or self.ladder.leaves  # what is kept whole was not run here
         said = self.ladder.judge_dice(tensors, self._quiet_run) if unseen else None
         self.warnings += [said] if said else []

@@ -102,6 +102,8 @@ class CaptureJob:
         if refused is not None:  # out here, or it would be the context of what comes now
             found = self.strictly(micro_batch, refused)
         self.judge_hooks()  # those that forward has set meanwhile
+        if affordable(found.graph, (self.batch.rows,)):
+            self.ladder.judge_questions()
         said = (*self.warnings, *self.ladder.remarks(found.graph))
         parts = None
         if found.graph.loss is not None:

@@ -24,6 +24,13 @@ from bigbrain_fx.frontend.tracing.kept_loss import KeptLoss
 from bigbrain_fx.frontend.tracing.leaf_trace import Leaves
 from bigbrain_fx.frontend.tracing.plain import Plain, another, same_numbers
 from bigbrain_fx.frontend.tracing.step import Step
+from bigbrain_fx.frontend.tracing.unseen import (
+    Asked,
+    both,
+    code_of,
+    require_seen,
+    until_last_module,
+)
 from bigbrain_fx.frontend.translation import oracle as questions
 from bigbrain_fx.frontend.translation.batch import Batch
 from bigbrain_fx.frontend.translation.kept import LEAF, LINES, LOSS, Keeper, keeping
@@ -60,6 +67,7 @@ class Ladder:
     leaves: Leaves = field(default_factory=lambda: Leaves({}))
     strict: bool = False
     listened: bool = False
+    asked: Asked = field(default_factory=Asked)
     loss: KeptLoss | None = None
     recorder: Recorder | None = None
     why: tuple[str | None, str] = (None, "")
@@ -87,9 +95,12 @@ class Ladder:
     def helping(self, rows: int, free: bool) -> Iterator[Keeper]:
         """Help the calls of the step that are traced meanwhile; yield who keeps calls whole."""
         sizes = self._run_leaves((rows, rows + 1, rows + 3) if free else (rows,))
-        with keeping() as keeper, self.leaves.stood_in(keeper, sizes):
+        self.asked = asked = Asked()
+        with keeping() as keeper, self.leaves.stood_in(keeper, sizes), asked.tracing():
             watch = self.step.watch
-            watch.listening = contextlib.nullcontext if self.strict else self.oracle.replaying
+            watch.listening = lambda: both(self.oracle.replaying(), asked)
+            if self.strict:  # dynamo asks nothing of tensors
+                watch.listening = contextlib.nullcontext
             watch.loss = self.loss.traced(keeper) if self.loss else None
             watch.tracing = not self.strict  # dynamo notes assignments itself
             try:
@@ -104,6 +115,24 @@ class Ladder:
         lines = self.leaves.lines
         found |= {f"{LINES}{lines.path}": lines.run_op} if lines else {}
         return found | ({LOSS: self.loss.loss} if self.loss else {})
+
+    def judge_questions(self) -> None:
+        """Refuse a model that asks data in plain runs what it does not ask in a trace."""
+        if self.strict or not self.has_numbers:
+            return
+        kept = (*self.kept_functions().values(), self.step.own_loss if self.loss else None)
+        calls = (c.function for c in self.recorder.calls.values()) if self.recorder else ()
+        codes = frozenset(filter(None, map(code_of, (*kept, *calls))))
+        lines, rows = self.leaves.lines, max(2, self.batch.rows)
+        within = frozenset(filter(None, [code_of(lines.module)])) if lines else codes
+        first, rest = Asked(codes), Asked(codes | within)
+        self.step.watch.listening = lambda: both(first, rest)
+        try:
+            with until_last_module(first, rest) as found, contextlib.suppress(Exception):
+                self.plain.run(list(self.batch.sized(rows).values()), 0)
+        finally:
+            self.step.watch.listening = contextlib.nullcontext
+        require_seen(found, self.asked)
 
     def _run_leaves(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
         """Learn what leaves give at these batch sizes; return those at which the model runs."""

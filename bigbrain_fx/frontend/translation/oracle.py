@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 
 ASSUME = "bigbrain_fx.assume.default"
 PREFIX = "assume."
-_TRACERS = ("/torch/fx/", "/torch/_", "/torch/export/", "/torch/nn/modules/module.py")
+_TRACERS = (
+    *("/torch/fx/", "/torch/_", "/torch/export/", "/torch/nn/modules/module.py"),
+    "/frontend/tracing/unseen.py",  # hears first
+)
 
 
 class WrongAnswerError(RuntimeError):

@@ -22,6 +22,10 @@ class Stop(torch.autograd.Function):
         return None
 
 
+def stop(x: Tensor) -> Any:
+    return Stop.apply(x)  # type: ignore[no-untyped-call]
+
+
 class Model(nn.Module):
     def __init__(self, where: str) -> None:
         super().__init__()
@@ -30,13 +34,11 @@ class Model(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.where == "weight":
-            return (
-                (self.second(x @ Stop.apply(self.first.weight).T) + self.first.bias).square().mean()
-            )
+            return (self.second(x @ stop(self.first.weight).T) + self.first.bias).square().mean()
         h = self.first(x)
         kept = h.sum(1, keepdim=True) if self.where == "beside" else 0
         h = h.detach() if self.where == "detached" else h
-        return self.second(Stop.apply(h) + kept).square().mean()
+        return self.second(stop(h) + kept).square().mean()
 
 
 def of(where: str) -> object:

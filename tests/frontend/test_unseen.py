@@ -47,7 +47,8 @@ def by_type(h: Tensor) -> Tensor:
 
 
 def by_size(h: Tensor) -> Tensor:
-    return h / 2 if isinstance(h.shape[0], int) and h.abs().max() > 60 else h
+    rows: object = h.shape[0]
+    return h / 2 if isinstance(rows, int) and h.abs().max() > 60 else h
 
 
 UNSEEN = (swallowed, divided, by_numpy, told, by_type, by_size)

@@ -35,6 +35,7 @@ _READS = frozenset(
 )
 _ARRAYS = ("/torch/_tensor.py", __file__)
 _SYMBOLS = ("/torch/fx/", "/torch/__init__.py", "/torch/_export/", *_ARRAYS)  # before the error
+_MAKES_ERROR = "_make_data_dependent_error"
 Line = tuple[str, int]
 
 
@@ -83,18 +84,22 @@ class Asked(TorchFunctionMode):
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:
         """Note, too, what numbers of a trace are asked for and cannot tell."""
-        own = ShapeEnv._make_data_dependent_error
+        own = getattr(ShapeEnv, _MAKES_ERROR, None)
+        if own is None:  # of another torch: what is asked for is heard all the same
+            yield
+            return
 
         def made(env: ShapeEnv, *args: object, **kwargs: object) -> Exception:
             line = self._line(_outside(sys._getframe(1), _SYMBOLS))
             self.failed |= {line} if line else set()
-            return own(env, *args, **kwargs)  # type: ignore[arg-type]
+            error: Exception = own(env, *args, **kwargs)
+            return error
 
-        ShapeEnv._make_data_dependent_error = made  # type: ignore[method-assign,assignment]  # put back
+        setattr(ShapeEnv, _MAKES_ERROR, made)
         try:
             yield
         finally:
-            ShapeEnv._make_data_dependent_error = own  # type: ignore[method-assign]
+            setattr(ShapeEnv, _MAKES_ERROR, own)
 
 
 def _outside(frame: FrameType | None, files: tuple[str, ...]) -> FrameType | None:

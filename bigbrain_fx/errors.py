@@ -5,10 +5,12 @@ This room knows nothing of torch or the terminal: `cli` decides how an error is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+_SAID = "what", "at", "notes", "help", "nearest"
 
 
 class BigBrainError(Exception):
@@ -65,7 +67,40 @@ class NoPlanError(BigBrainError):
     """
 
     exit_code = 3
-    nearest: Mapping[str, str] | None = None
+    nearest: Mapping[str, str] | None
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        at: str | None = None,
+        notes: tuple[str, ...] = (),
+        help: str | None = None,
+        nearest: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(what, at=at, notes=notes, help=help)
+        self.nearest = nearest
+
+    @classmethod
+    def later(cls, make: Callable[[], NoPlanError]) -> NoPlanError:
+        """Return what this makes, made when it is first read: a search reads few of its refusals.
+
+        The arithmetic of one is a search by itself.
+        """
+        error = cls.__new__(cls)
+        error.__dict__["_make"] = make
+        return error
+
+    if not TYPE_CHECKING:  # a typo is one for mypy
+
+        def __getattr__(self, name: str) -> object:
+            """Make what was left for later, at the first look at any of it."""
+            if name not in _SAID or "_make" not in self.__dict__:
+                raise AttributeError(f"{type(self).__name__} has no {name!r}")
+            made = self.__dict__.pop("_make")()
+            for each in _SAID:
+                self.__dict__.setdefault(each, getattr(made, each))
+            return self.__dict__[name]
 
 
 class CaptureError(BigBrainError):

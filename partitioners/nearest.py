@@ -22,7 +22,13 @@ Fits = Callable[[float], Sequence[str] | None]
 def no_plan(
     known: Work, cluster: Cluster, in_flight: Callable[[int, int], int], fits: Fits
 ) -> NoPlanError:
-    """Return the error for a model that does not fit."""
+    """Return the error for a model that does not fit; the nearest is sought when that is read."""
+    return NoPlanError.later(lambda: _said(known, cluster, in_flight, fits))
+
+
+def _said(
+    known: Work, cluster: Cluster, in_flight: Callable[[int, int], int], fits: Fits
+) -> NoPlanError:
     scale, homes = _least_scale(fits)
     if homes is None:
         count = len(known.groups)
@@ -33,14 +39,13 @@ def no_plan(
     sequence = list(dict.fromkeys(homes))
     flights = {device: in_flight(stage, len(sequence)) for stage, device in enumerate(sequence)}
     found = needs(known, homes, flights)
-    error = NoPlanError(
+    return NoPlanError(
         "no split fits into the devices' memory; this is the nearest",
         notes=tuple(note(device, need, cluster) for device, need in found.items()),
         help=f"give every device {scale:.1f} times the memory, or use more micro-batches, or more "
         "devices",
+        nearest=known.placed(homes, sequence[0]),
     )
-    error.nearest = known.placed(homes, sequence[0])
-    return error
 
 
 def _least_scale(fits: Fits) -> tuple[float, Sequence[str] | None]:

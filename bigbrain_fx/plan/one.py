@@ -135,11 +135,20 @@ def placement_of(
         with redirect_stdout(sys.stderr):  # a user's own may print, and stdout may hold JSON alone
             return _partitioned(method, concrete, told, options)
     except NoPlanError as error:
+        refused = error  # `except` forgets its own name
         beside_these = beside_tensors(cluster, concrete, micro_batches)
-        notes = (*error.notes, *beside_these, *of_compiler(compiled=options.compiled))
-        told_more = NoPlanError(error.what, at=error.at, notes=notes, help=error.help)
-        told_more.nearest = error.nearest
-        raise told_more from None
+        more = (*beside_these, *of_compiler(compiled=options.compiled))
+        raise NoPlanError.later(lambda: _told_more(refused, more)) from None
+
+
+def _told_more(error: NoPlanError, notes: tuple[str, ...]) -> NoPlanError:
+    return NoPlanError(
+        error.what,
+        at=error.at,
+        notes=(*error.notes, *notes),
+        help=error.help,
+        nearest=error.nearest,
+    )
 
 
 def planned_as(place: Callable[[], Placement], make: Callable[[Placement], Plan]) -> Plan:

@@ -36,6 +36,7 @@ from bigbrain_fx.frontend.tracing.lockstep import run_members, taken
 _ALLOWED = 1e-12  # of the largest number
 _SEED = 7
 _FLOATS = ("float32", "bfloat16", "float16")
+_NOTHING = "it makes no numbers to compare"
 _OTHERS = 4  # integers that no table is asked for stay below this
 
 Tensors = Mapping[str, Tensor]
@@ -80,8 +81,16 @@ def in_float64(exact: bool = True) -> Iterator[None]:
 
 
 def try_rule(trial: RuleTrial) -> str | None:
-    """Return why what the members compute is not what the whole op does; None if it is."""
+    """Return why what the members compute is not what the whole op does; None if it is.
+
+    What has no number for some of those drawn, as a logarithm has none, is tried on positive ones.
+    """
     given = _given(trial.whole)
+    problem = _tried(trial, given)
+    return _tried(trial, _positive(given)) if problem == _NOTHING else problem
+
+
+def _tried(trial: RuleTrial, given: TrialTensors) -> str | None:
     try:
         with in_float64():
             want = _whole(trial.whole, given)
@@ -92,7 +101,7 @@ def try_rule(trial: RuleTrial) -> str | None:
     if other is not None:
         return other
     if not all(_says_something(value) for value in want.values.values()):
-        return "it makes no numbers to compare"
+        return _NOTHING
     for member, made in enumerate(found):
         own = {s.param: s for s in trial.sharded.shards if s.member == member}
         for problem in _unlike(want, made, own):
@@ -295,11 +304,25 @@ def _bound(graph: Graph) -> int:
 def _filled(spec: TensorSpec, dice: torch.Generator, bound: int) -> Tensor:
     shape = [int(n) for n in spec.shape]
     if spec.dtype == "bool":
-        return torch.rand(shape, generator=dice) < 0.8
+        return _mixed(torch.rand(shape, generator=dice) < 0.8)
     if "int" in spec.dtype:
         chosen = torch.randint(bound, shape, generator=dice).to(getattr(torch, spec.dtype))
         return chosen.sort().values if len(shape) == 1 else chosen  # offsets ascend
     return _laid(torch.randn(shape, generator=dice, dtype=torch.float64), spec)
+
+
+def _mixed(chosen: Tensor) -> Tensor:
+    """Let a mask hide something and leave something: a few drawn alike would prove nothing."""
+    if chosen.numel() > 1 and bool((chosen == chosen.flatten()[0]).all()):
+        chosen.view(-1)[-1] ^= True
+    return chosen
+
+
+def _positive(given: TrialTensors) -> TrialTensors:
+    def above_zero(tensors: Tensors) -> dict[str, Tensor]:
+        return {n: t.abs() + 0.5 if t.is_floating_point() else t for n, t in tensors.items()}
+
+    return TrialTensors(above_zero(given.tensors), above_zero(given.inputs))
 
 
 def _laid(numbers: Tensor, spec: TensorSpec) -> Tensor:

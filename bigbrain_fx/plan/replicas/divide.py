@@ -23,8 +23,10 @@ def numbers(cluster: Cluster) -> tuple[int, ...]:
     return tuple(n for n in range(1, count + 1) if count % n == 0)
 
 
-def divide(cluster: Cluster, count: int) -> tuple[Group, ...]:
+def divide(cluster: Cluster, count: int, members: int = 1) -> tuple[Group, ...]:
     """Divide a cluster's devices among so many replicas, in the order of the cluster file.
+
+    Where they compute in groups of so many members, each replica has whole groups, if it can be.
 
     Raises:
         InputError: there are fewer devices, or the cluster file names other replicas.
@@ -42,6 +44,9 @@ def divide(cluster: Cluster, count: int) -> tuple[Group, ...]:
         kinds.setdefault(replace(device, name="", host=""), []).append(device.name)
     alike = all(len(names) % count == 0 for names in kinds.values())
     groups = _mixed(kinds.values(), count) if alike else _balanced(cluster, count)
+    every = len(cluster.devices)
+    if any(len(group) % members for group in groups) and every % (count * members) == 0:
+        groups = _balanced(cluster, count, every // count)
     place = {device.name: i for i, device in enumerate(cluster.devices)}
     return tuple(tuple(sorted(group, key=place.__getitem__)) for group in groups)
 
@@ -65,11 +70,13 @@ def _mixed(kinds: Iterable[list[str]], count: int) -> list[list[str]]:
     return groups
 
 
-def _balanced(cluster: Cluster, count: int) -> list[list[str]]:
+def _balanced(cluster: Cluster, count: int, most: int | None = None) -> list[list[str]]:
+    """Give the fastest first to who has least, and to nobody more than so many."""
     groups: list[list[str]] = [[] for _ in range(count)]
     speeds = [0.0] * count
     for device in sorted(cluster.devices, key=lambda device: -device.flops_per_s):
-        least = min(range(count), key=speeds.__getitem__)
+        with_room = (i for i in range(count) if most is None or len(groups[i]) < most)
+        least = min(with_room, key=speeds.__getitem__)
         groups[least].append(device.name)
         speeds[least] += device.flops_per_s
     order = [device.name for device in cluster.devices]

@@ -115,7 +115,7 @@ def run_as_one(
         return False
     if groups is None:
         require_few_messages(count)
-        groups = divide(cluster, count)
+        groups = divide(cluster, count, options.tensor or 1)
     return len({likeness(only(cluster, group)) for group in groups}) == 1
 
 
@@ -168,7 +168,8 @@ def _planned(
     if count == 1 and options.sum_order != "tree":
         return make(graph, only(cluster, _all_of(cluster)), source, _of_one(options))
     require_few_messages(count)
-    groups = divide(cluster, count) if count > 1 else (_all_of(cluster),)
+    members = options.tensor or 1
+    groups = divide(cluster, count, members) if count > 1 else (_all_of(cluster),)
     work = _Work(graph, cluster, source, options, make, join, groups)
     if run_as_one(graph, cluster, options, groups):
         best = work.as_one_is()

@@ -297,7 +297,8 @@ class _Run:
         """Simulate what other partitioners do, those that a graph of this size allows."""
         ops = len(self.ask.graph.ops)
         best = self.ranking.best()
-        for name, most in self.limits.planners.items():
+        is_one = len(self.ask.cluster.devices) == 1  # they would all say the same of it
+        for name, most in list(self.limits.planners.items())[: 1 if is_one else None]:
             if ops > most or (self.ask.cut_at == "blocks" and name != "chain-dp"):
                 continue
             chain = name in ("naive", "chain-dp")

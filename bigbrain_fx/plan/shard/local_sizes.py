@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bigbrain_fx.core import Arg, Op
+from bigbrain_fx.core import Arg, Op, Ref
 from bigbrain_fx.plan.shard.local_op import Local, plainly
 from bigbrain_fx.plan.shard.sizes import SizePart
 
@@ -25,13 +25,51 @@ def sized(local: Local) -> list[Op]:
     if not 0 <= index < len(sizes) or sizes[index] == -1:
         return plainly(local)
     own: Arg = local.given.outputs[0].shape[place.dim]
-    if isinstance(own, str) and -1 not in sizes:
-        own = -1  # heads beside the batch in one dimension: a number at run time only
-    return [local.with_arg(at, (*sizes[:index], own, *sizes[index + 1 :]))]
+    if isinstance(own, str):  # heads beside the batch in one dimension: a number at run time only
+        own, sizes = _at_run_time(local, index, sizes, before)
+    return [*local.made, local.with_arg(at, (*sizes[:index], own, *sizes[index + 1 :]))]
+
+
+def _at_run_time(
+    local: Local, index: int, sizes: tuple[Arg, ...], before: int
+) -> tuple[Arg, tuple[Arg, ...]]:
+    """Return a size that is known at run time only, and the others beside it.
+
+    A view works one out, and an expansion none: there -1 keeps what is.
+    """
+    whole, known = sizes[index], local.given.outputs[0].shape
+    if "expand" in local.op.target or "broadcast" in local.op.target:
+        return _part_of(local, whole), sizes
+    others = tuple(known[before + i] if n == -1 else n for i, n in enumerate(sizes))
+    return -1, others
+
+
+def _part_of(local: Local, count: Arg) -> Arg:
+    """Write the member's part of a number that the graph works out."""
+    if not isinstance(count, Ref) or _is_of_part(local, count):
+        return count
+    times = local.emit("times", "operator.mul", count, local.part.length, spec=None)
+    return local.emit("rows", "operator.floordiv", times, local.part.axis.size, spec=None)
+
+
+def _is_of_part(local: Local, count: Ref) -> bool:
+    """Whether a number is made of a size of which the member has its own part already."""
+    pending, ops = [count.value], local.forms.whole.op
+    while pending:
+        made = ops[pending.pop()]
+        if made.outputs and local.place(made.name) is not None:
+            return True
+        pending += [] if made.outputs else [name for name in made.refs if name in ops]
+    return False
 
 
 def repeated(local: Local) -> list[Op]:
-    """Give the member its part of a count of repetitions, where what is repeated is whole."""
+    """Give the member its part of a count of repetitions, where what is repeated is whole.
+
+    How long the result is follows from them; it may be said besides, and is another length here.
+    """
+    kwargs = tuple(each for each in local.given.kwargs if each[0] != "output_size")
+    local.given = replace(local.given, args=local.given.args[:3], kwargs=kwargs)
     times = local.op.args[1]
     if local.place_of_arg(0) is not None or not isinstance(times, int):
         return plainly(local)

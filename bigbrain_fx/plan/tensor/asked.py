@@ -101,7 +101,7 @@ def require_grid(graph: Graph, cluster: Cluster, options: Options) -> None:
         raise InputError(f"--tensor does not go with {what} yet", help=help_)
     replicas = options.replicas or len(options.replica_shares) or len(cluster.replicas) or 1
     members = options.tensor or 1
-    for number, group in enumerate(divide(cluster, replicas)):
+    for number, group in enumerate(divide(cluster, replicas, members)):
         if len(group) % members:
             raise InputError(
                 f"groups of {members} devices, and replica {number} of {replicas} has {len(group)}",

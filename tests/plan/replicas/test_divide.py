@@ -29,6 +29,14 @@ def test_else_each_is_as_fast() -> None:
     assert divide(cluster(2, 1, 1), 2) == (("d0",), ("d1", "d2"))
 
 
+def test_each_has_whole_groups_of_members_where_it_can() -> None:
+    unlike = cluster(100, 25, 25, 25, 25, 20, 20, 20)
+    assert sorted(map(len, divide(unlike, 2))) == [3, 5]
+    assert divide(unlike, 2, 2) == (("d0", "d5", "d6", "d7"), ("d1", "d2", "d3", "d4"))
+    assert divide(cluster(100, 20, 20, 20), 2, 2) == (("d0", "d3"), ("d1", "d2"))
+    assert sorted(map(len, divide(cluster(100, 20, 20), 2, 2))) == [1, 2]  # it cannot
+
+
 def test_as_the_cluster_file_says() -> None:
     named = cluster(1, 1, 1, replicas=(("d2",), ("d0", "d1")))
     assert divide(named, 2) == (("d2",), ("d0", "d1"))

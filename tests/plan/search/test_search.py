@@ -30,11 +30,13 @@ from bigbrain_fx.plan import (
     to_json,
 )
 from bigbrain_fx.plan.apart import CPU
+from bigbrain_fx.plan.judge import Judge
 from bigbrain_fx.plan.memory_check import needed_bytes
 from bigbrain_fx.plan.search import MEMORY_SLACK, Ask, Score, Trial
 from bigbrain_fx.plan.search.bound import bound_of_all, bound_of_chains
 from bigbrain_fx.plan.search.pool import splits
 from bigbrain_fx.plan.search.ranking import CutBlocks, Ranking
+from bigbrain_fx.planning import estimator, partitioner
 from bigbrain_fx.planning.chain import Line
 from bigbrain_fx.planning.cut_setting import Setting
 from bigbrain_fx.planning.cutter import Cutter, range_minima
@@ -223,6 +225,33 @@ def test_what_does_not_fit_comes_with_the_arithmetic() -> None:
 
 
 # --------------------------------------------------------------------------- bounds
+
+
+def test_a_refusal_that_nobody_reads_is_not_worked_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def looked_for(fits: object) -> None:
+        raise AssertionError("the nearest split was looked for")
+
+    monkeypatch.setattr("partitioners.nearest._least_scale", looked_for)
+    graph, cluster = case(3, 6, 2, 1)
+    costs = estimator("analytical").estimate(graph.at(8), cluster)
+    with pytest.raises(NoPlanError) as caught:
+        partitioner("chain-dp", micro_batches=4).partition(graph.at(8), cluster, costs)
+    with pytest.raises(AssertionError, match="was looked for"):
+        str(caught.value)
+
+
+def test_one_device_is_asked_of_one_partitioner(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def place(judge: Judge, name: str, micro_batches: int) -> Placement:
+        asked.append(name)
+        raise NoPlanError(f"{name} refuses")
+
+    monkeypatch.setattr(Judge, "place", place)
+    graph, cluster = case(3, 6, 1, 1)
+    with pytest.raises(NoPlanError, match="naive refuses"):
+        auto(graph, cluster)
+    assert set(asked) == {"naive"}
 
 
 @quick

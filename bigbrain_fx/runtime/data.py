@@ -26,7 +26,16 @@ import torch
 from torch import Tensor
 
 from .checksum import checksum
-from .entries import BatchError, names_of, pick, require_fixed, require_known, said, spelled
+from .entries import (
+    BatchError,
+    names_of,
+    pick,
+    require_fixed,
+    require_known,
+    require_plain,
+    said,
+    spelled,
+)
 from .own_dice import own_dice, set_states, states_of
 
 Spec = tuple[str, tuple[int, ...]]  # element type and shape
@@ -143,6 +152,7 @@ class Stream:
                     f"batches(seed) ended before step {step}; yield one batch per step: begin "
                     "anew at its end (`while True:` around the loop), or run fewer --steps"
                 )
+            require_plain(self.inputs, batch, step)
             if not (self.drop_last and self._is_small(batch)):
                 require_fixed(self.splitting.fixed, batch, step)
                 self.names = names_of(batch) if self.names is None else self.names

@@ -60,7 +60,7 @@ class TrainingState:
     loader: Path
     step: int
     warnings: tuple[str, ...]
-    scheduler: str = ""  # what sets the rates, in words
+    scheduler: str = ""  # how to make what sets the rates
     has_scaler: bool = False
 
 
@@ -113,8 +113,8 @@ def export_training(
 
 def _scheduler(plan: Plan) -> str:
     if plan.source.has_scheduler:
-        return "the scheduler"
-    return "a LambdaLR(optimizer, lr_scale)" if plan.source.has_lr_scale else ""
+        return "the one of training, made anew of optimizer"
+    return "LambdaLR(optimizer, lr_scale)" if plan.source.has_lr_scale else ""
 
 
 def _require_apart(to: Path, out: Path) -> None:

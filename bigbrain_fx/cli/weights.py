@@ -115,11 +115,11 @@ def _export_training(
         click.echo(json_line({"files": files, "step": done.step}))
         return
     click.echo(f"wrote {', '.join(files)}, after {done.step} steps")
-    scaler = ", scaler" * done.has_scaler
-    call = f"load_optimizer(model, optimizer, {str(optimizer)!r}{scaler})"
+    more = ", scaler" * done.has_scaler + ", scheduler=scheduler" * bool(done.scheduler)
+    call = f"load_optimizer(model, optimizer, {str(optimizer)!r}{more})"
     click.echo(f"go on: steps = {call}; see {done.loader}")
     if done.scheduler:
-        click.echo(f"then make {done.scheduler} with last_epoch=steps - 1")
+        click.echo(f"before that: scheduler = {done.scheduler}")
 
 
 @cli.command(short_help="Go back to an earlier commit of a run, or list them.")

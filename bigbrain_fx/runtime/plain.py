@@ -10,6 +10,7 @@ This file stands alone: it needs torch and safetensors, and may be copied.
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +24,20 @@ def load_optimizer(
     optimizer: torch.optim.Optimizer,
     path: str | Path,
     scaler: torch.amp.GradScaler | None = None,
+    scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
 ) -> int:
     """Give an optimizer its state and hyperparameters; return how many steps are done.
-
-    A scheduler that is made after it with `last_epoch=steps - 1` goes on from there.
 
     Args:
         model: with the parameters that the optimizer steps.
         optimizer: made as it was for training.
         path: of the optimizer's file.
         scaler: of the loss, where training had one: it gets its scale.
+        scheduler: of this optimizer, made as it was for training: it is stepped as often.
 
     Raises:
         ValueError: it is of another class, its parameters are not the model's, or there is a loss
-            scale and no scaler that takes it.
+            scale and no scaler that takes it, or the scheduler is another optimizer's, or not new.
     """
     tensors: dict[str, Tensor] = {}
     with safe_open(str(path), framework="pt") as file:
@@ -52,7 +53,8 @@ def load_optimizer(
     if set(names.values()) & trained != set(found["of"]) & trained:
         other = min(set(names.values()) & trained ^ set(found["of"]) & trained)
         raise ValueError(f"the optimizer's parameters are not those of the state: {other}")
-    for group in optimizer.param_groups:
+    _step(scheduler, optimizer, int(about["step"]))
+    for group in optimizer.param_groups:  # what the scheduler has set among it, bit by bit
         _set_group(group, [names[id(p)] for p in group["params"]], found)
     optimizer.state.clear()
     parameters = {names[id(p)]: p for group in optimizer.param_groups for p in group["params"]}
@@ -73,6 +75,24 @@ def _require_scaler(scaler: torch.amp.GradScaler | None, kept: list[float] | Non
             f"training had a loss scale, {kept[0]:g} by now: give "
             "scaler=torch.amp.GradScaler(DEVICE), made as in training"
         )
+
+
+def _step(
+    scheduler: torch.optim.lr_scheduler.LRScheduler | None,
+    optimizer: torch.optim.Optimizer,
+    steps: int,
+) -> None:
+    """Bring a scheduler to where it was; with `last_epoch` some classes would begin anew."""
+    if scheduler is None:
+        return
+    if scheduler.optimizer is not optimizer:
+        raise ValueError("the scheduler is of another optimizer than the one given")
+    if getattr(scheduler, "last_epoch", 0) != 0:
+        raise ValueError(f"the scheduler is at {scheduler.last_epoch}: make it anew, not stepped")
+    with warnings.catch_warnings():  # torch misses the optimizer's own steps
+        warnings.simplefilter("ignore")
+        for _ in range(steps):
+            scheduler.step()
 
 
 def _set_scale(scaler: torch.amp.GradScaler | None, kept: list[float] | None) -> None:

@@ -17,12 +17,18 @@ from bigbrain_fx.runtime.plain import load_optimizer
 from bigbrain_fx.runtime.rates import LearningRates
 
 S = torch.optim.lr_scheduler
-SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer, int], Any]] = {
-    "one cycle": lambda o, at: S.OneCycleLR(o, 0.5, total_steps=12, last_epoch=at),
-    "cyclic": lambda o, at: S.CyclicLR(o, 0.01, 0.1, step_size_up=2, last_epoch=at),
-    "lambda": lambda o, at: S.LambdaLR(o, lambda step: 1 / (1 + step), last_epoch=at),
-    "cosine": lambda o, at: S.CosineAnnealingLR(o, 7, last_epoch=at),
-    "linear": lambda o, at: S.LinearLR(o, 0.1, total_iters=9, last_epoch=at),
+SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
+    "one cycle": lambda o: S.OneCycleLR(o, 0.5, total_steps=12),
+    "cyclic": lambda o: S.CyclicLR(o, 0.01, 0.1, step_size_up=2),
+    "lambda": lambda o: S.LambdaLR(o, lambda step: 1 / (1 + step)),
+    "cosine": lambda o: S.CosineAnnealingLR(o, 7),
+    "linear": lambda o: S.LinearLR(o, 0.1, total_iters=9),
+    "plateaus": lambda o: S.MultiStepLR(o, [2, 5, 7]),
+    "one after another": lambda o: S.SequentialLR(
+        o, [S.LinearLR(o, 0.1, total_iters=3), S.ExponentialLR(o, 0.9)], milestones=[3]
+    ),
+    "chained": lambda o: S.ChainedScheduler([S.ConstantLR(o, 0.1), S.ExponentialLR(o, 0.9)]),
+    "restarts": lambda o: S.CosineAnnealingWarmRestarts(o, 3),
 }
 STEPS, AT = 10, 4
 
@@ -61,25 +67,40 @@ def test_a_scheduler_goes_on_with_the_same_bits(name: str, tmp_path: Path) -> No
     """The half as a bundle trains it, the rest and the whole as PyTorch does."""
     make, file = SCHEDULERS[name], tmp_path / "optimizer.safetensors"
     net, optimizer = made()
-    scheduler, expected = make(optimizer, -1), []
+    scheduler, expected = make(optimizer), []
     for step in range(STEPS):
         update(net, optimizer, step)
         scheduler.step()
         expected.append(seen(net, optimizer))
     net, optimizer = made()
-    rates = LearningRates(optimizer, scheduler=lambda o: make(o, -1))
+    rates = LearningRates(optimizer, scheduler=make)
     for step in range(AT):
         update(net, optimizer, step)
         rates.advance()
     model = keep(net, optimizer, file, rates.base)
     net, optimizer = made()
     net.load_state_dict(model)
-    assert load_optimizer(net, optimizer, file) == AT
-    scheduler = make(optimizer, AT - 1)
+    scheduler = make(optimizer)
+    assert load_optimizer(net, optimizer, file, scheduler=scheduler) == AT
     for step in range(AT, STEPS):
         update(net, optimizer, step)
         scheduler.step()
         assert seen(net, optimizer) == expected[step]
+
+
+def test_only_a_new_scheduler_of_the_optimizer_goes_on(tmp_path: Path) -> None:
+    file = tmp_path / "optimizer.safetensors"
+    net, optimizer = made()
+    update(net, optimizer, 0)
+    keep(net, optimizer, file, [0.3, 0.1])
+    other = S.ExponentialLR(made()[1], 0.9)
+    with pytest.raises(ValueError, match="of another optimizer"):
+        load_optimizer(net, optimizer, file, scheduler=other)
+    stepped = S.ExponentialLR(optimizer, 0.9)
+    update(net, optimizer, 1)
+    stepped.step()
+    with pytest.raises(ValueError, match="is at 1: make it anew"):
+        load_optimizer(net, optimizer, file, scheduler=stepped)
 
 
 def test_a_scaler_gets_its_scale_and_keeps_its_ways(tmp_path: Path) -> None:

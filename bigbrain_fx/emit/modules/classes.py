@@ -6,6 +6,7 @@ This room knows stages and blocks; it knows nothing of devices, messages or sche
 from __future__ import annotations
 
 import ast
+import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,7 +44,7 @@ from bigbrain_fx.emit.ops.items import (
     ops_of,
 )
 from bigbrain_fx.frontend import draw_places
-from bigbrain_fx.plan import widening
+from bigbrain_fx.plan import holders, widening
 
 OURS = (
     *("torch", "nn", "F", "math", "bucket_channels", TENSOR, "ClassVar"),
@@ -199,7 +200,7 @@ class Classes:
         returns = ", ".join(repr(n) for n in public.values()) + ("," if len(public) == 1 else "")
         head = [
             f"class {name}(Stage):",
-            f'    """{self._stage_doc(stage)}"""',
+            *self._stage_doc(stage),
             "",
             f"    returns = ({returns})",
             "",
@@ -219,7 +220,29 @@ class Classes:
             given += ", cache_enabled=False"  # within one process members take turns in the middle
         return [f"        with torch.autocast({given}):", *text.lines(12)]
 
-    def _stage_doc(self, stage: Stage) -> str:
+    def _stage_doc(self, stage: Stage) -> list[str]:
+        first = f'    """{self._stage_span(stage)}'
+        also = [f"`{here}` is stage {s}'s `{there}`" for here, s, there in self._also_held(stage)]
+        if not also:
+            return [f'{first}"""']
+        more = f", and so on for {len(also) - 2} more" if len(also) > 2 else ""
+        said = f"{', '.join(also[:2])}{more}: in a loop of your own, too, add up their gradients."
+        lines = textwrap.wrap(_plain(said), 92)
+        return [first, "", *(f"    {line}" for line in lines), '    """']
+
+    def _also_held(self, stage: Stage) -> Iterator[tuple[str, int, str]]:
+        """Yield the trained parameters that other stages have too: the name here, where, there."""
+        if not self.graph.training:
+            return
+        beside = [s for s in self.stages if s.replica == stage.replica]
+        held, name = holders(self.graph, beside), self.graph.param
+        for param in stage.params:
+            others = [s for s in held.get(name[param].canonical, ()) if s is not stage]
+            if others:
+                like = (p for p in others[0].params if name[p].canonical == name[param].canonical)
+                yield param, others[0].index, next(like)
+
+    def _stage_span(self, stage: Stage) -> str:
         paths = dict.fromkeys(
             ".".join(op.module_path.split(".")[:2])
             for op in (self.graph.op[name] for name in stage.ops)

@@ -60,7 +60,11 @@ class Block(Region):
 
 
 class Stage0(Stage):
-    """Stage 0, for device d0: embed to blocks.1."""
+    """Stage 0, for device d0: embed to blocks.1.
+
+    `embed.weight` is stage 1's `head.weight`: in a loop of your own, too, add up their
+    gradients.
+    """
 
     returns = ("x",)
 

@@ -60,7 +60,11 @@ class Block(Region):
 
 
 class Stage1(Stage):
-    """Stage 1, for device d1: blocks.2 to head."""
+    """Stage 1, for device d1: blocks.2 to head.
+
+    `head.weight` is stage 0's `embed.weight`: in a loop of your own, too, add up their
+    gradients.
+    """
 
     returns = ("cross_entropy_loss",)
 

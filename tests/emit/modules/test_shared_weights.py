@@ -1,0 +1,50 @@
+"""A stage says which of its weights another stage has, too: loops of one's own add gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bigbrain_fx.emit import bundle_texts
+from bigbrain_fx.plan import Options, Source, make_plan
+from tests.support import samples
+
+
+class Twice(nn.Module):
+    """The same two layers at its begin and at its end: what lies between is on either device."""
+
+    def __init__(self, *, alike: bool = True) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.c, self.d = (self.a, self.b) if alike else (nn.Linear(8, 8), nn.Linear(8, 8))
+        self.between = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.between(self.b(self.a(x)).relu())
+        return self.d(self.c(x)).sum()
+
+
+def stages(model: nn.Module) -> list[str]:
+    graph = samples.of_module(model, {"x": torch.randn(4, 8)}, None).captured.graph
+    options = Options("naive", micro_batches=1)
+    files = bundle_texts(make_plan(graph, samples.cluster(2), Source(""), options))
+    return [files[f"device_d{i}.py"].split(f"class Stage{i}")[1] for i in range(2)]
+
+
+def test_it_names_two_and_counts_the_rest() -> None:
+    first, second = stages(Twice())
+    assert "`a.weight` is stage 1's `c.weight`, `a.bias` is stage 1's `c.bias`, and so on" in first
+    assert "for 2 more: in a loop of your own, too, add up their gradients." in first.replace(
+        "\n    ", " "
+    )
+    assert "`c.weight` is stage 0's `a.weight`" in second
+
+
+def test_a_stage_that_shares_nothing_says_nothing() -> None:
+    assert not any("of your own" in text for text in stages(Twice(alike=False)))
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_weights_that_do_not_train_cannot_part(place: int) -> None:
+    assert "of your own" not in stages(Twice().requires_grad_(requires_grad=False))[place]

@@ -27,7 +27,7 @@ def test_a_loopback_that_is_down_is_said_before_processes_start(
     port = free_port()
     require_free(port)
     monkeypatch.setattr(socket, "socket", Down)
-    with pytest.raises(InputError, match="lo is down .*unreachable") as caught:
+    with pytest.raises(InputError, match=r"lo is down .*unreachable") as caught:
         free_port()
     assert "ip link set lo up" in str(caught.value.help)
     with pytest.raises(InputError, match="lo is down"):

@@ -39,6 +39,7 @@ from .entries import (
 from .own_dice import own_dice, set_states, states_of
 
 Spec = tuple[str, tuple[int, ...]]  # element type and shape
+_END = object()
 _COMES_AGAIN = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 
 
@@ -146,8 +147,12 @@ class Stream:
         """Draw a batch; of those to be left out, one at most comes between two others."""
         for _ in range(2):
             with self.random, _in_words(step):
-                batch = next(self.iterator, None)
+                batch = next(self.iterator, _END)
             if batch is None:
+                raise BatchError(
+                    f"step {step}: batches(seed) gave None: yield a batch, or leave it out"
+                )
+            if batch is _END:
                 raise BatchError(
                     f"batches(seed) ended before step {step}; yield one batch per step: begin "
                     "anew at its end (`while True:` around the loop), or run fewer --steps"

@@ -484,3 +484,10 @@ def test_what_no_stage_reads_may_not_become_an_array() -> None:
     data.advance(1)
     with pytest.raises(BatchError, match=r"step 2: .* 'of\.0' is an array, and was a tensor"):
         data.advance(2)
+
+
+def test_none_is_no_end() -> None:
+    """`if x is None: return` in a dataset: it was told that batches(seed) had ended."""
+    data = stream(lambda _: iter([None]), inputs={"x": ("x",)}, whole=())
+    with pytest.raises(BatchError, match=r"step 0: batches\(seed\) gave None: yield a batch"):
+        data.advance(0)

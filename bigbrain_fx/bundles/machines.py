@@ -9,7 +9,7 @@ It joins `split` and a `Session`; it decides nothing.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -108,7 +108,7 @@ class Machine(Shown):
         Raises:
             BigBrainError: as `__call__`; or the run has failed. The model is as it was then.
         """
-        if epochs > 1 and iter(data) is data:
+        if epochs > 1 and isinstance(data, Iterator):  # `iter` would draw from a loader's generator
             raise InputError(
                 f"the data are an iterator, which is read once, and epochs is {epochs}",
                 help="give what `iter` begins anew: a DataLoader, a list; or epochs=1",

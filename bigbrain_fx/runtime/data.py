@@ -128,7 +128,8 @@ class Stream:
 
     def _note_first(self) -> None:
         """Learn what the first batch has: a run that goes on from a commit begins with another."""
-        if self.names is None and self.step < 0:
+        stay = getattr(self.batches, "names_stay", False)  # of those that the caller sends
+        if self.names is None and self.step < 0 and not stay:
             with self.random, _in_words(0):
                 self.names = names_of(next(self.iterator, None))
 

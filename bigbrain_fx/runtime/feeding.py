@@ -23,10 +23,18 @@ if TYPE_CHECKING:
     from .snapshots import OwnSnapshots
 
 
-def fed_batches(control: Control, seed: int, start: int = 0) -> Iterator[dict[str, Tensor]]:
-    """Yield the batches of a run from step `start` on, as the caller has sent them."""
-    for step in count(start):
-        yield _read(control.take_batch(step))
+class FedBatches:
+    """The batches of a run, as the caller has sent them: all of them have the same entries."""
+
+    names_stay = True  # the first need not be read again, and could not: nobody keeps it
+
+    def __init__(self, control: Control) -> None:
+        self.control = control
+
+    def __call__(self, seed: int, start: int = 0) -> Iterator[dict[str, Tensor]]:
+        """Yield batch after batch; each is waited for."""
+        for step in count(start):
+            yield _read(self.control.take_batch(step))
 
 
 def rest(device: Device, step: int, snapshots: OwnSnapshots) -> None:

@@ -25,7 +25,7 @@ from .commits import FencedError
 from .control import Control
 from .device import Device
 from .duties import Duty, TapeCheck
-from .feeding import fed_batches, rest
+from .feeding import FedBatches, rest
 from .finite import NOT_FINITE, NotFiniteError
 from .limits import code_of, said
 from .network import NetworkTransport
@@ -168,7 +168,7 @@ def _train(
     require_gpu(bundle.kinds, duty.rank)
     where = own_device(bundle.kinds, duty.rank)
     if control.fed:
-        bundle = replace(bundle, batches=partial(fed_batches, control))
+        bundle = replace(bundle, batches=FedBatches(control))
     cls = bundle.devices[duty.rank]
     connecting = partial(_connect, options, where, control)
     connect = partial(connecting, bundle, duty.rank)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 import bigbrain_fx as bb
 from bigbrain_fx.bundles.entries import SentEntry, entry_tensor, has_fewer, require_one_number
@@ -142,6 +143,36 @@ def test_train_returns_the_model_trained(machine: bb.Machine) -> None:
         losses.append(value.item())
     assert told == list(enumerate(losses))
     assert same(trained.state_dict(), module.state_dict())
+
+
+def test_a_loader_shuffles_as_it_does_in_a_loop_of_plain_pytorch(machine: bb.Machine) -> None:
+    """What it draws from, a generator or torch's own dice, is drawn from as often as there."""
+    rows = [{name: part[0] for name, part in batch.items()} for batch in data(24)]
+
+    def loader(dice: torch.Generator | None) -> DataLoader[Batch]:
+        return DataLoader(rows, batch_size=8, shuffle=True, generator=dice)  # type: ignore[arg-type]
+
+    for own in (True, False):
+        torch.manual_seed(3)
+        dice = torch.Generator().manual_seed(5) if own else None
+        want = [batch["x"] for _ in range(2) for batch in loader(dice)]
+        sent, model = list[Tensor](), net()
+        torch.manual_seed(3)
+        given = loader(torch.Generator().manual_seed(5) if own else None)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Session, "send", _keeping(sent))
+            machine.train(model, given, loss=loss, epochs=2, optimizer=ADAMW, options=OPTIONS)
+        assert torch.equal(torch.cat(sent), torch.cat(want))
+
+
+def _keeping(sent: list[Tensor]) -> Callable[[Session, Batch], int]:
+    real = Session.send
+
+    def send(session: Session, batch: Batch) -> int:
+        sent.append(batch["x"])
+        return real(session, batch)
+
+    return send
 
 
 def test_a_number_that_counts_may_not_change() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 
 from bigbrain_fx.runtime.data import Splitting, Stream, mean_loss, share_of
 from bigbrain_fx.runtime.entries import BatchError
+from bigbrain_fx.runtime.feeding import FedBatches
 
 CPU = torch.device("cpu")
 
@@ -428,6 +430,15 @@ def test_a_run_that_goes_on_knows_what_the_first_batch_had() -> None:
     data.rewind(3)
     with pytest.raises(BatchError, match=r"step 3: .*'t\.w'"):
         data.advance(3)
+
+
+def test_what_the_caller_sends_is_not_waited_for_before_its_step() -> None:
+    """A device that takes over another's place waited for ever for a first batch."""
+    asked: list[int] = []
+    fed = FedBatches(SimpleNamespace(take_batch=asked.append))  # type: ignore[arg-type]
+    data = stream(fed, inputs={"x": ("x",)}, whole=())
+    data.rewind(3)
+    assert not asked
 
 
 def test_an_order_that_the_model_goes_by_must_stay() -> None:

@@ -90,17 +90,24 @@ def entry_tensor(name: str, batch: object, entry: SentEntry) -> Tensor:
     """
     import torch
 
+    from bigbrain_fx.runtime import is_plain, said
+
     found = _reached(batch, entry.key)
+    if isinstance(found, torch.Tensor) and not is_plain(found):
+        raise InputError(
+            f"batch entry {name!r} is {said(found)}, and messages take plain tensors",
+            help="give x.to_dense(), or what is nested filled up to one length",
+        )
     if isinstance(found, torch.Tensor) and 0 < entry.dim < found.dim():
         found = found.movedim(entry.dim, 0)
     if not isinstance(found, torch.Tensor):
-        said = type(found).__name__
+        shown = type(found).__name__
     else:
-        said = f"{str(found.dtype).removeprefix('torch.')}{list(found.shape)}"
+        shown = f"{str(found.dtype).removeprefix('torch.')}{list(found.shape)}"
     wanted = f"{entry.dtype}{list(entry.shape)}"
-    if said != wanted and not (isinstance(found, torch.Tensor) and _may_be(entry, found)):
+    if shown != wanted and not (isinstance(found, torch.Tensor) and _may_be(entry, found)):
         raise InputError(
-            f"batch entry {name!r} is {said}, but the model was split for {wanted}",
+            f"batch entry {name!r} is {shown}, but the model was split for {wanted}",
             help="give all batches one shape: drop_last=False trains on a smaller last one, "
             "drop_last=True leaves it out, and pad={entry: number} fills up what is shorter, all "
             "beside example_batch; or give an example_batch of that size",

@@ -15,7 +15,13 @@ if TYPE_CHECKING:
     from bigbrain_fx.frontend.cached.model import with_cache as with_cache
     from bigbrain_fx.frontend.cached.module import Cached as Cached
     from bigbrain_fx.frontend.cached.trial import require_same as require_same
-    from bigbrain_fx.frontend.client import Child as Child, Message as Message, Task as Task
+    from bigbrain_fx.frontend.client import (
+        BEGINNING as BEGINNING,
+        Child as Child,
+        Message as Message,
+        Task as Task,
+        told_error as told_error,
+    )
     from bigbrain_fx.frontend.contract import training_of as training_of
     from bigbrain_fx.frontend.elsewhere import Elsewhere as Elsewhere, told_of_gpus as told_of_gpus
     from bigbrain_fx.frontend.location import (

@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from bigbrain_fx.errors import InputError, from_fields
+from bigbrain_fx.errors import BigBrainError, InputError, from_fields
 from bigbrain_fx.supervisor import OUTLIVING, marked
 
 Message = dict[str, object]
+BEGINNING = "bigbrain_fx.frontend.beginning"
 _PACKAGES = str(Path(__file__).resolve().parents[2])
 
 
@@ -38,6 +39,7 @@ class Task:
         limit_s: seconds for each answer.
         subject: whose fault it is when the process ends: "model.py".
         at: where that is.
+        libraries: that the program needs beside torch: "onnx".
     """
 
     module: str
@@ -48,6 +50,7 @@ class Task:
     limit_s: float
     subject: str = "the model"
     at: str | None = None
+    libraries: tuple[str, ...] = ()
 
 
 class EndedError(InputError):
@@ -76,8 +79,9 @@ class Child:
         self._rest = b""
         # -P: the working directory must not shadow modules of the child.
         environment = marked(_environment(threads))
+        program = f"{task.module}:{','.join(task.libraries)}"
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", task.module, json.dumps(wanted)],
+            [sys.executable, "-P", "-m", BEGINNING, program, json.dumps(wanted)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,
@@ -88,11 +92,9 @@ class Child:
     def ask(self, request: Mapping[str, object]) -> Message:
         """Send a request and wait for its answer; raises as `answer` does."""
         assert self._process.stdin is not None
-        try:
+        with contextlib.suppress(BrokenPipeError):  # it has ended: it may have said why
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
-        except BrokenPipeError:
-            raise self._ended() from None
         return self.answer()
 
     def answer(self) -> Message:
@@ -189,6 +191,17 @@ class Child:
 
     def __exit__(self, kind: object, *_: object) -> None:
         self.close(at_once=kind is not None)
+
+
+def told_error(line: str) -> BigBrainError | None:
+    """Return the error that a child process says in a line, if it is one."""
+    try:
+        message = json.loads(line)
+    except ValueError:
+        return None
+    return (
+        from_fields(message["error"]) if isinstance(message, dict) and "error" in message else None
+    )
 
 
 def _environment(threads: int | None) -> dict[str, str]:

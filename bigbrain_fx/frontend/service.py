@@ -34,15 +34,15 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def require_torch() -> None:
-    """Load torch, before anything that needs it.
+def require_torch(*more: str) -> None:
+    """Load torch, before anything that needs it, and other libraries.
 
     Raises:
         InputError: it cannot be.
     """
     require_here()
     with _telling_needs():
-        load(*LIBRARIES)
+        load(*LIBRARIES, *more)
 
 
 def require_here() -> None:

@@ -76,7 +76,13 @@ if TYPE_CHECKING:
     )
     from .device import Device as Device
     from .disk import Disk as Disk, locked as locked
-    from .entries import APART as APART, laid as laid, overlap as overlap
+    from .entries import (
+        APART as APART,
+        is_plain as is_plain,
+        laid as laid,
+        overlap as overlap,
+        said as said,
+    )
     from .gradients import clipped as clipped, norm as norm
     from .group import (
         added as added,

@@ -26,10 +26,20 @@ import torch
 from torch import Tensor
 
 from .checksum import checksum
-from .entries import BatchError, names_of, pick, require_fixed, require_known, said, spelled
+from .entries import (
+    BatchError,
+    names_of,
+    pick,
+    require_fixed,
+    require_known,
+    require_plain,
+    said,
+    spelled,
+)
 from .own_dice import own_dice, set_states, states_of
 
 Spec = tuple[str, tuple[int, ...]]  # element type and shape
+_END = object()
 _COMES_AGAIN = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 
 
@@ -138,12 +148,17 @@ class Stream:
         """Draw a batch; of those to be left out, one at most comes between two others."""
         for _ in range(2):
             with self.random, _in_words(step):
-                batch = next(self.iterator, None)
+                batch = next(self.iterator, _END)
             if batch is None:
+                raise BatchError(
+                    f"step {step}: batches(seed) gave None: yield a batch, or leave it out"
+                )
+            if batch is _END:
                 raise BatchError(
                     f"batches(seed) ended before step {step}; yield one batch per step: begin "
                     "anew at its end (`while True:` around the loop), or run fewer --steps"
                 )
+            require_plain(self.inputs, batch, step)
             if not (self.drop_last and self._is_small(batch)):
                 require_fixed(self.splitting.fixed, batch, step)
                 self.names = names_of(batch) if self.names is None else self.names

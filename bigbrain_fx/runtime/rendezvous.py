@@ -266,13 +266,28 @@ def _gloo_device(place: tuple[tuple[str, str], ...]) -> Any:  # noqa: ANN401  # 
         return dist.ProcessGroupGloo.create_device(**dict(place))
     except RuntimeError as error:
         [(kind, name)] = place
-        if remedy_of(error) is not None or not _is_unknown(kind, name):
+        if remedy_of(error) is not None:
+            raise
+        if not _is_unknown(kind, name):
+            if "find address" in str(error):
+                raise NoAddressError(_DOWN.get(name, _NO_ADDRESS.format(name=name))) from error
             raise
         there = ", ".join(name for _, name in socket.if_nameindex())
         raise NoAddressError(
             f"GLOO_SOCKET_IFNAME is {name!r}, and this host has {there}: unset it, or name the one "
             "by which the other hosts are reached"
         ) from error
+
+
+_DOWN = {
+    "lo": "the loopback interface lo is down, by which processes of one host connect: `ip link set "
+    "lo up` as root (a new network namespace, as of `unshare -n`, has it down); or train in one "
+    "process: `python train.py --in-process`"
+}
+_NO_ADDRESS = (
+    "GLOO_SOCKET_IFNAME is {name!r}, which has no address: bring it up (`ip address` shows all), "
+    "unset it, or name the one by which the other hosts are reached"
+)
 
 
 def _is_unknown(kind: str, name: str) -> bool:

@@ -110,6 +110,8 @@ def test_batches_may_be_smaller_where_the_caller_says_so() -> None:
     for wrong in (torch.zeros(5, 9, 4), torch.zeros(6, 8, 4), torch.zeros(5, 0, 4)):
         with pytest.raises(bb.InputError, match="split for float32"):
             entry_tensor("x", {"x": wrong}, one)
+    with pytest.raises(bb.InputError, match="'x' is sparse_coo float32"):
+        entry_tensor("x", {"x": torch.zeros(5, 8, 4).to_sparse()}, one)
     with pytest.raises(bb.InputError, match="unequal rows: x 2, y 1"):
         require_one_number({"x": torch.zeros(2), "y": torch.zeros(1)}, {"x": one, "y": one})
 

@@ -457,3 +457,48 @@ def test_an_object_that_the_model_goes_by_must_stay() -> None:
     data.advance(1)
     with pytest.raises(BatchError, match=r"batch entry 's' is 'slice\(0, 8, None\)'"):
         data.advance(2)
+
+
+@pytest.mark.filterwarnings("ignore:.*tensor")
+@pytest.mark.parametrize(
+    ("turned", "said"),
+    [
+        (lambda x: x.to_sparse(), r"'x' is sparse_coo float32\[4, 2\]"),
+        (lambda x: x.to_sparse_csr(), r"'x' is sparse_csr float32\[4, 2\]"),
+        (lambda x: torch.nested.nested_tensor([*x]), "'x' is a nested tensor"),
+        (lambda x: x.to("meta"), r"'x' is float32\[4, 2\] without numbers \(meta\)"),
+        (lambda x: x.numpy(), "'x' is an array, and was a tensor in the first batch"),
+        (lambda x: x.tolist(), r"'x' is of type list, .*torch.as_tensor"),
+    ],
+)
+def test_a_tensor_that_becomes_something_else_later(
+    turned: Callable[[torch.Tensor], object], said: str
+) -> None:
+    """Sparse, nested and meta tensors ended in a traceback of torch's."""
+    x = torch.ones(4, 2)
+    data = stream(
+        lambda _: iter([{"x": x}, {"x": turned(x)}]),
+        inputs={"x": ("x",)},
+        whole=(),
+        specs={"x": ("float32", (4, 2))},
+    )
+    data.advance(0)
+    with pytest.raises(BatchError, match=f"step 1: batch entry {said}"):
+        data.advance(1)
+
+
+def test_what_no_stage_reads_may_not_become_an_array() -> None:
+    """A forward that asks `isinstance(w, np.ndarray)` went on without being asked again."""
+    x = torch.ones(4, 2)
+    given = [{"x": x, "of": [x, None]}, {"x": x, "of": [x, "a"]}, {"x": x, "of": [x.numpy(), None]}]
+    data = stream(lambda _: iter(given), inputs={"x": ("x",)}, whole=())
+    data.advance(1)
+    with pytest.raises(BatchError, match=r"step 2: .* 'of\.0' is an array, and was a tensor"):
+        data.advance(2)
+
+
+def test_none_is_no_end() -> None:
+    """`if x is None: return` in a dataset: it was told that batches(seed) had ended."""
+    data = stream(lambda _: iter([None]), inputs={"x": ("x",)}, whole=())
+    with pytest.raises(BatchError, match=r"step 0: batches\(seed\) gave None: yield a batch"):
+        data.advance(0)

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch.distributed as dist
 
 from bigbrain_fx.bundles.launch.process import users_environment
 from bigbrain_fx.runtime import committing
@@ -209,6 +210,32 @@ def test_a_path_that_safetensors_cannot_be_told_has_its_own_remedy(tmp_path: Pat
 def test_an_interface_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nope0")
     with pytest.raises(NoAddressError, match=r"is 'nope0', and this host has .*lo"):
+        _gloo_device(_listening_place())
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (None, "lo is down, .*`ip link set lo up` as root"),
+        ("wire9", "'wire9', which has no address"),
+    ],
+)
+def test_an_interface_without_an_address_is_said(
+    name: str | None, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a new network namespace gloo's own words came, twice, in a traceback of exit code 1."""
+
+    def create_device(**_: str) -> None:
+        raise RuntimeError("[enforce fail at device.cc:84] ifa != nullptr. Unable to find address")
+
+    _gloo_device.cache_clear()
+    monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "wire9")])
+    monkeypatch.setattr(dist.ProcessGroupGloo, "create_device", create_device)
+    if name is None:
+        monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    else:
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", name)
+    with pytest.raises(NoAddressError, match=said):
         _gloo_device(_listening_place())
 
 

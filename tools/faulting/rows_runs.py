@@ -63,7 +63,7 @@ def _zombie_run(ground: Ground) -> Verdict:
             _signal(pids, signal.SIGCONT)
 
     # the sleep keeps it in its step until it is stopped
-    faults = [Fault("d1", 5, "forward", 1, "sleep", seconds=1.0)]
+    faults = [Fault("d1", 5, "forward", 1, "sleep", seconds=10.0)]
     first = ground.run(faults, *words, spares=0, during=replace_it, deadline_s=2 * DEADLINE_S)
     made = {record.generation for record in read_records(commits, lambda _: None)}
     more = {

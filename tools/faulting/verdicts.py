@@ -207,9 +207,11 @@ def survivors_kept(run: Run, reference: Run) -> bool:
     theirs = {device: lines for (device, _), lines in reference.lines.items()}
     processes: dict[str, list[Sequence[Mapping[str, Any]]]] = {name: [] for name in theirs}
     for (device, _), lines in run.lines.items():
-        processes[device].append(lines)
+        if lines:  # it was stopped as it wrote its first one
+            processes[device].append(lines)
     return all(
-        len(found) <= 1 + deaths.get(name, 0)
+        found  # else nothing was left to do: the fault came too late
+        and len(found) <= 1 + deaths.get(name, 0)
         and all(map(_counts_up, found))
         and (name in deaths or _same_forwards(_forwards(found[0]), _forwards(theirs[name])))
         for name, found in processes.items()

@@ -62,6 +62,7 @@ def failure(
         notes=tail,
         help=_missing(tail[-1] if tail else "")
         or _starting(reason)
+        or _own_word(code, tail)
         or of_abort(code, tail)
         or _advice(code, program),
     )
@@ -97,6 +98,13 @@ def _missing(last: str) -> str | None:
 def _starting(reason: str | None) -> str | None:
     """Return what to do where this host gave no process; it says so itself."""
     return SHORT if reason is not None and reason.startswith("no process can be started") else None
+
+
+def _own_word(code: int, tail: tuple[str, ...]) -> str | None:
+    """Return what to do where a process said why it cannot go on, and was ended then."""
+    if code == -signal.SIGKILL and tail and tail[-1].startswith("error: "):
+        return "do what its last line says, and run it again"
+    return None
 
 
 def _advice(code: int, program: str) -> str:

@@ -106,6 +106,7 @@ def export_onnx(
         limit_s=time_limit_s,
         subject="the export",
         at=str(source),
+        libraries=("onnx",),
     )
     wanted = {"bundle": str(source), "folder": str(out.resolve()), "tolerance": TOLERANCE}
     with Child(task, wanted, threads=1) as child:

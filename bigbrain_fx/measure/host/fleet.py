@@ -19,11 +19,12 @@ from typing import Any
 
 from bigbrain_fx.bundles import Command, Process, Spawn, free_port, popen
 from bigbrain_fx.errors import BigBrainError
+from bigbrain_fx.frontend import BEGINNING, told_error
 from bigbrain_fx.measure.host.figures import Kind
 from bigbrain_fx.measure.host.limits import usable_cores
 from bigbrain_fx.weights import Scratch
 
-WORKER = (sys.executable, "-m", "bigbrain_fx.measure.host.worker")
+WORKER = (sys.executable, "-m", BEGINNING, "bigbrain_fx.measure.host.worker")
 _PACKAGES = Path(__file__).resolve().parents[3]
 _POLL_S = 0.05
 _TAIL_LINES = 8
@@ -101,6 +102,7 @@ def run(
 
     Raises:
         ProbeError: a worker failed or the deadline passed; holds the last lines it printed.
+        InputError: torch cannot be loaded in one.
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(Scratch("doctor")))
@@ -201,9 +203,11 @@ def crowding() -> float:
     return os.getloadavg()[0] / usable_cores()
 
 
-def _failure(fleet: Fleet, what: str, folder: Path, rank: int) -> ProbeError:
+def _failure(fleet: Fleet, what: str, folder: Path, rank: int) -> BigBrainError:
     text = (folder / f"{rank}.log").read_text(encoding="utf-8", errors="replace")
     lines = [line for line in text.splitlines() if line.strip(" .")]
+    if (told := told_error(lines[-1] if lines else "")) is not None:
+        return told
     is_gpu = fleet.kinds[rank] == "cuda"
     process = f"process of GPU {fleet.local_rank(rank)}" if is_gpu else f"process {rank}"
     if len(set(fleet.hosts)) > 1:

@@ -155,6 +155,14 @@ def test_a_host_that_gives_no_process_is_named(tmp_path: Path) -> None:
     assert "ulimit -n" in (failure("d0", 1, tmp_path / "no.log", "train.py", why).help or "")
 
 
+def test_a_process_that_said_why_and_was_killed_is_no_question_of_memory(tmp_path: Path) -> None:
+    log = tmp_path / "d0.log"
+    log.write_text("error: can't start new thread: raise the limit (`ulimit -u`)\n")
+    assert "last line" in (failure("d0 was killed", -9, log, "train.py").help or "")
+    log.write_text("step 3\n")
+    assert "dmesg" in (failure("d0 was killed", -9, log, "train.py").help or "")
+
+
 def test_a_failing_process_is_named_with_the_end_of_its_log(marked: Path) -> None:
     line = "    def step_once(self) -> None:\n"
     edit(marked / "device_d1.py", line, line + "        raise ZeroDivisionError('on purpose')\n")

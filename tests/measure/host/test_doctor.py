@@ -308,6 +308,17 @@ Path(options["--out"]).write_text("{}")
 """
 
 
+def test_a_torch_that_cannot_be_loaded_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was a traceback, exit code 1, and the question whether `lo` is up."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('undefined symbol: nil')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(InputError, match=r"torch cannot be loaded \(ImportError: undefined symbol"):
+        run(FLEET)
+
+
 def test_a_fleet_that_gets_on_is_not_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.getloadavg", lambda: (0.1, 0.1, 0.1))
     assert run(replace(FLEET, deadline_s=1.2), _worker(tmp_path, SLOW)) == [{}, {}]

@@ -1,0 +1,51 @@
+"""The first lines of every child process with torch: where it cannot be loaded, a message says so.
+
+    python -P -m bigbrain_fx.frontend.beginning bigbrain_fx.bundles.onnx_export.child:onnx '{...}'
+
+The module is then run as if it had been asked for alone, with the words that are left. It may
+import torch, and what stands after the colon, at its top.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import sys
+
+from bigbrain_fx.errors import BigBrainError
+from bigbrain_fx.frontend.service import memory_error, require_torch
+
+
+def main() -> None:
+    """Load torch, then run the module that the first word names."""
+    module, _, libraries = sys.argv.pop(1).partition(":")
+    message = _why_not(tuple(filter(None, libraries.split(","))))
+    if message:
+        print(message, flush=True)
+        sys.exit(2)
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def _why_not(libraries: tuple[str, ...]) -> str:
+    """Return the message for who started this process; "" where all is there.
+
+    What libraries print as they are loaded is no message: it goes where faults go.
+    """
+    messages = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        require_torch(*libraries)
+    except Exception as error:
+        known = error if isinstance(error, BigBrainError) else memory_error(error)
+        if known is None:
+            raise
+        return json.dumps({"error": known.fields})
+    finally:
+        os.dup2(messages, 1)
+        os.close(messages)
+    return ""
+
+
+if __name__ == "__main__":
+    main()

@@ -191,7 +191,7 @@ def _stream(batch: object) -> Stream:
     [
         ({"a": []}, "step 0: the batch has no entry 'a.0'"),
         ({"b": 1}, "step 0: the batch has no entry 'a.0'"),
-        (None, r"batches\(seed\) ended before step 0; yield one batch per step"),
+        (None, r"step 0: batches\(seed\) gave None: yield a batch, or leave it out"),
         ({"a": ["text"]}, "step 0: batch entry 'x' is of type str, but the model was split for "),
         ({"a": [torch.zeros(2, 2)]}, r"step 0: batch entry 'x' is float32\[2, 2\], but"),
         ({"a": [torch.zeros(4, 2)], "scale": 1.0}, "step 0: batch entry 'scale' is of type float"),

@@ -68,3 +68,46 @@ def test_what_the_model_itself_refuses_is_no_answer() -> None:
         return 2
 
     assert of(even).graph.static_batch is None
+
+
+SCALES = {"4": 3.0, "2": 5.0}
+
+
+class Told(nn.Module):
+    """A table by the text of how many rows there are."""
+
+    def __init__(self, told: Callable[[Tensor], float]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.told = nn.Linear(3, 4), told
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.layer(x) * self.told(x)).square().mean()
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        lambda x: SCALES.get(f"{x.shape[0]}", 1.0),
+        lambda x: 3.0 if repr(x.shape) == "torch.Size([4, 3])" else 1.0,
+        lambda x: 3.0 if str(x.shape[0] / 2) == "2.0" else 1.0,
+        lambda x: SCALES.get(str(x.size(0)), 1.0),
+    ],
+    ids=["an f-string", "a shape's text", "of a half", "str"],
+)
+def test_text_of_the_number_of_rows_is_no_symbol(told: Callable[[Tensor], float]) -> None:
+    torch.manual_seed(1)
+    found = capture(Told(told), torch.randn(ROWS, 3), None, micro_batch=4)
+    assert found.graph.static_batch == 4
+    assert "trace holds for micro-batches of 4 rows only" in found.warnings[0]
+
+
+def test_text_that_is_only_shown_leaves_the_rows_free(capsys: pytest.CaptureFixture[str]) -> None:
+    def told(x: Tensor) -> float:
+        print(x.shape)
+        return 1.0
+
+    torch.manual_seed(1)
+    found = capture(Told(told), torch.randn(ROWS, 3), None, micro_batch=4)
+    assert found.graph.static_batch is None
+    assert "torch.Size" in capsys.readouterr().out

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bigbrain_fx.core import Graph
 from bigbrain_fx.errors import BigBrainError, CaptureError, InputError
-from bigbrain_fx.frontend.tracing.asked_rows import Asked, asked_rows, goes_by_rows
+from bigbrain_fx.frontend.tracing import asked_rows
 from bigbrain_fx.frontend.tracing.by_data import data_seen
 from bigbrain_fx.frontend.tracing.captured import Captured
 from bigbrain_fx.frontend.tracing.check import BACKWARD, CheckRun, affordable
@@ -84,7 +84,8 @@ class CaptureJob:
     ladder: Ladder
     warnings: list[str] = field(default_factory=list)
     by_data: list[str] = field(default_factory=list)  # lines that go by `.data`
-    asked: tuple[Asked, ...] = ()  # of the number of rows
+    asked: tuple[asked_rows.Asked, ...] = ()  # of the number of rows
+    texts: Sequence[str] = ()  # lines that make text of it
 
     def run(self, micro_batch: int | None) -> Captured:
         """Try a free batch size, then a fixed one."""
@@ -176,8 +177,12 @@ class CaptureJob:
             if is_final(error):
                 raise
             return None, str(explain(error).what)
-        rows = (1, 3) if self.batch.rows != 3 else (1, 4)
-        asks = goes_by_rows(self.asked, self.batch.rows, lambda n: self.own_fault(n) is not None)
+        rows = asked_rows.to_compare(self.batch.rows, self.texts)
+        if self.texts and (self.on_meta or not affordable(found.graph, rows, share=BACKWARD)):
+            return None, f"{self.texts[0]} makes text of how many rows there are"
+        asks = asked_rows.goes_by_rows(
+            self.asked, self.batch.rows, lambda n: self.own_fault(n) is not None
+        )
         problem = asks or self.unlike_rows(found) or self.problem(found, rows)
         return (found, "") if problem is None else (None, problem)
 
@@ -244,13 +249,14 @@ class CaptureJob:
             recording() as recorder,
             helping as keeper,
             noting as given,
+            asked_rows.texts_of_rows() as self.texts,
             hooks,
         ):
             self.ladder.recorder = recorder
             program = export_step(
                 self.step, tensors, batched, self.labels.autocast, strict=self.ladder.strict
             )
-        self.asked = asked_rows(program)
+        self.asked = asked_rows.in_guards(program)
         unseen = rolled or self.ladder.leaves  # what is kept whole was not run here
         said = self.ladder.judge_dice(tensors, self._quiet_run) if unseen else None
         self.warnings += [said] if said else []

@@ -180,9 +180,7 @@ class CaptureJob:
         rows = asked_rows.to_compare(self.batch.rows, self.texts)
         if self.texts and (self.on_meta or not affordable(found.graph, rows, share=BACKWARD)):
             return None, f"{self.texts[0]} makes text of how many rows there are"
-        asks = asked_rows.goes_by_rows(
-            self.asked, self.batch.rows, lambda n: self.own_fault(n) is not None
-        )
+        asks = asked_rows.goes_by_rows(self.asked, self.batch.rows, self.own_fault)
         problem = asks or self.unlike_rows(found) or self.problem(found, rows)
         return (found, "") if problem is None else (None, problem)
 

@@ -13,6 +13,8 @@ from torch.compiler import is_compiling
 
 from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend import Captured, capture
+from bigbrain_fx.frontend.tracing.unseen import Asked, both
+from bigbrain_fx.frontend.translation.oracle import Oracle
 
 Guard = Callable[[Tensor], Tensor]
 
@@ -124,3 +126,11 @@ def test_what_is_shown_only_is_no_question() -> None:
         return h
 
     assert not any("a trace gets past" in said for said in of(Model(shown)).warnings)
+
+
+def test_who_asks_is_known_behind_the_listener() -> None:
+    """An assertion of torch's own is assumed to hold; a model of transformers was refused."""
+    oracle = Oracle()
+    with both(oracle.recording(0), Asked()):
+        torch._check_tensor_all(torch.ones(2) < 3)
+    assert [question.asserted for question in oracle.recorded] == [True]

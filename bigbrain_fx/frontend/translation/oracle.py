@@ -33,10 +33,8 @@ if TYPE_CHECKING:
 
 ASSUME = "bigbrain_fx.assume.default"
 PREFIX = "assume."
-_TRACERS = (
-    *("/torch/fx/", "/torch/_", "/torch/export/", "/torch/nn/modules/module.py"),
-    "/frontend/tracing/unseen.py",  # hears first
-)
+_TRACERS = ("/torch/fx/", "/torch/_", "/torch/export/", "/torch/nn/modules/module.py")
+_HEARS_FIRST = "/frontend/tracing/unseen.py"
 
 
 class WrongAnswerError(RuntimeError):
@@ -92,6 +90,8 @@ class Question:
 
 def _question(frame: FrameType | None) -> Question:
     """Describe who asks: the innermost line of the user's."""
+    while frame is not None and frame.f_code.co_filename.endswith(_HEARS_FIRST):
+        frame = frame.f_back
     path: list[tuple[str, int]] = []
     asserted = frame is not None and _is_assertion(frame)
     while frame is not None:

@@ -18,6 +18,7 @@ from tests.support.captured import assert_same
 
 THIS = Path(__file__).name
 STEP = 0
+FACTOR = torch.ones(1)
 DICE = torch.Generator().manual_seed(3)  # as `batches` may have one: forward does not draw
 
 
@@ -108,6 +109,12 @@ class OfFile(Net):
         return h / STEP
 
 
+class TensorOfFile(Net):
+    def middle(self, h: Tensor) -> Tensor:
+        FACTOR.add_(0.1)  # writes
+        return h * FACTOR
+
+
 class OwnDice(Net):
     def __init__(self) -> None:
         super().__init__()
@@ -187,6 +194,13 @@ def test_state_that_counts_is_refused_by_name(kind: type[Net]) -> None:
 
 def said(found: Attributes) -> dict[str, str]:
     return {name: str(found.value(name)) for name in found.marks if name != "0.dice"}
+
+
+def test_a_tensor_of_the_file_that_backward_wants_is_state_too() -> None:
+    """The forward that follows has written into it: the model's backward was said to fail."""
+    with pytest.raises(CaptureError, match=r"BX0160: forward leaves \S*\.FACTOR for"):
+        capture(nn.Sequential(TensorOfFile()), batch())
+    FACTOR.fill_(1)
 
 
 class AtFirstUse(Net):

@@ -93,9 +93,9 @@ class CaptureJob:
         refused: CaptureError | None = None
         try:
             found = self.follow(micro_batch)
-        except CaptureError as error:
+        except (CaptureError, InputError) as error:
             self.judge_state(error)
-            if not self.ladder.may_be_strict(error):
+            if isinstance(error, InputError) or not self.ladder.may_be_strict(error):
                 raise
             refused = error
         else:

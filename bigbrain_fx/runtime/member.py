@@ -78,7 +78,8 @@ def serve(
         control.say("kept", text="a device had not begun yet")
     except BaseException as error:
         of_limit = code_of(error)
-        code = _code_of(error) if of_limit is None else of_limit
+        code = _code_of(error)  # what is known to come again is not tried again
+        code = of_limit if of_limit is not None and code not in SAID else code
         if of_limit is not None or code in SAID:
             control.fail(error, code)
         control.say("failed", text=said(error), code=code)

@@ -12,6 +12,7 @@ def excused(reasons: Mapping[str, Sequence[str]]) -> dict[str, str]:
 
 RUNTIME = excused(
     {
+        "of an older Python, which ends there: test_beginning": ("__init__.py - .write",),
         "failed, every one, in test_every_call_fails": (
             "commits.py open_folder .exists",
             "commits.py open_folder .is_dir",
@@ -43,8 +44,10 @@ RUNTIME = excused(
             "malloc.py caches_small_blocks .read_bytes",
             "rendezvous.py _interface_to .connect",
             "rendezvous.py _interface_to fcntl.ioctl",
+            "rendezvous.py _gloo_device socket.if_nameindex",
             "rendezvous.py _interface_to socket.if_nameindex",
             "rendezvous.py _interface_to socket.socket",
+            "rendezvous.py _is_unknown socket.if_nameindex",
             "rendezvous.py _tcp_store .bind",
             "rendezvous.py _tcp_store .listen",
             "rendezvous.py _tcp_store socket.socket",

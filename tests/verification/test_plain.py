@@ -350,7 +350,7 @@ def batches(seed):
 @pytest.mark.parametrize(
     ("more", "last", "what", "help_"),
     [
-        ("step", 99, "step 1: batch entry 'letters' is int64", "pad to one length"),
+        ("step", 99, "step 1: batch entry 'letters' is int64", "pad all others to it"),
         ("0", 0, "ended before step 1", "use fewer --steps"),
     ],
 )

@@ -144,7 +144,6 @@ SLOW: dict[str, tuple[str, ...]] = {
     "tests/bundles/test_caching.py": ("test_eight_clients", "test_gpt2"),
     "tests/bundles/test_serving.py": ("test_processes_that_die",),
     "tests/measure/host/test_far.py": ("test_links_between_hosts_stand",),
-    "tests/bundles/test_machine.py": ("test_a_killed_device_does_not_show_in_the_loop",),
     "tests/bundles/launch/test_tracing.py": ("test_a_run_that_failed",),
     "tests/bundles/launch/test_scripts.py": (
         "test_a_script_trains",

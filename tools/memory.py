@@ -21,6 +21,7 @@ import click
 import torch
 
 from bigbrain_fx.emit import write_bundle
+from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Plan
 from bigbrain_fx.plan.memory_check import needed_bytes
 from bigbrain_fx.plan.offloading import read_offload
@@ -59,7 +60,7 @@ class Row:
 
     def __str__(self) -> str:
         """Show it as a line of the table."""
-        where = f"{self.model:8}{self.partitioner:11}{self.devices} {self.schedule:6}{self.device}"
+        where = f"{self.model:8}{self.partitioner:11}{self.devices} {self.schedule:12}{self.device}"
         sizes = f"{_mib(self.forecast_bytes)}{_mib(self.tracked_bytes)}{100 * self.error:+7.1f} %"
         if not self.resident_bytes:
             return f"{where} {sizes}"
@@ -80,13 +81,16 @@ class Summary:
 
 
 def cells(
-    models: Sequence[str], devices: Sequence[int], partitioners: Sequence[str] = PARTITIONERS
+    models: Sequence[str],
+    devices: Sequence[int],
+    partitioners: Sequence[str] = PARTITIONERS,
+    schedules: Sequence[str] = SCHEDULES,
 ) -> tuple[Cell, ...]:
     """List the bundles, model by model."""
     return tuple(
         Cell(model, partitioner, count, schedule)
         for model, partitioner, count, schedule in itertools.product(
-            models, partitioners, devices, SCHEDULES
+            models, partitioners, devices, schedules
         )
     )
 
@@ -138,6 +142,7 @@ def summary(rows: Sequence[Row]) -> Summary:
 @click.option("--models", default=",".join(MODELS), show_default=True)
 @click.option("--devices", default="2,3", show_default=True)
 @click.option("--partitioners", default=",".join(PARTITIONERS), show_default=True)
+@click.option("--schedules", default=",".join(SCHEDULES), show_default=True)
 @click.option("--resident", default=8, show_default=True, help="Every n-th bundle; 0: none.")
 @click.option("--recompute", help="Stages that run forward again: all, or 0,2.")
 @click.option("--offload", help="What lies in stores: activations,state.")
@@ -147,6 +152,7 @@ def main(
     models: str,
     devices: str,
     partitioners: str,
+    schedules: str,
     resident: int,
     recompute: str | None,
     offload: str | None,
@@ -158,7 +164,7 @@ def main(
     load("partitioner")  # before a model's folder joins sys.path
     load("estimator")
     counts = [int(count) for count in devices.split(",")]
-    table = cells(models.split(","), counts, partitioners.split(","))
+    table = cells(models.split(","), counts, partitioners.split(","), schedules.split(","))
     if copies:
         table = tuple(replace(c, copies=copies) for c in table if c.schedule == "1f1b")
     found: list[Row] = []
@@ -167,11 +173,22 @@ def main(
     for model, group in itertools.groupby(enumerate(table), key=lambda entry: entry[1].model):
         bench = Bench.of(model, recompute=read_recompute(recompute), offload=read_offload(offload))
         for number, cell in group:
-            for row in measure(bench, cell, bool(resident) and number % resident == 0):
+            rows = measure(bench, cell, bool(resident) and number % resident == 0)
+            for row in _or_refused(rows, cell):
                 found.append(row)
                 click.echo(json.dumps(asdict(row)) if as_json else str(row))
     total = summary(found)
     click.echo(json.dumps(asdict(total)) if as_json else str(total))
+
+
+def _or_refused(rows: Iterator[Row], cell: Cell) -> Iterator[Row]:
+    """Yield a bundle's rows; where its schedule cannot run such stages, say so."""
+    try:
+        yield from rows
+    except InputError as error:
+        click.echo(
+            f"{cell.model} {cell.partitioner} {cell.devices} {cell.schedule}: {error}", err=True
+        )
 
 
 def _mib(count: int) -> str:

@@ -257,7 +257,7 @@ def torchs(rank: int, count: int, micro_batches: int) -> list[str]:
 def test_what_waits_is_held_until_its_weights_are_made() -> None:
     stages = deferred(chain(1))
     working = replace(units(1).working_of(0), saved_bytes=100, forward_bytes=100)
-    working = replace(working, backward_bytes=(0, 0, 0), waiting_bytes=90)
+    working = replace(working, backward_bytes=(0, 0), waiting_bytes=90)
     costs = replace(units(1), working=(working,), gradient_bytes=(50,), deferred_bytes=(30,))
     programs = build("gpipe", stages, 2, costs, all_of(stages))
     found = [entry.activations_bytes for entry in held(programs[0], stages, costs)]

@@ -38,6 +38,7 @@ from bigbrain_fx.frontend.tracing.live import LiveBytes
 from bigbrain_fx.frontend.tracing.optimizer import optimizer_facts
 from bigbrain_fx.plan import Options, Source, make_plan
 from bigbrain_fx.plan.cut import cut
+from bigbrain_fx.plan.deferring import deferring
 from bigbrain_fx.plan.memory_check import PROCESS, needed_bytes
 from bigbrain_fx.plan.remedy import plan_or_remedy
 from bigbrain_fx.plan.schedule import StageCosts, build, held, memory
@@ -264,8 +265,48 @@ def test_a_gradient_that_is_a_part_keeps_the_whole_where_no_message_copies_it() 
     assert costs.whole_bytes == {edges[1]: 256 - 192}  # of both: the whole, once
     alone = replace(stages, edges=edges[:3])  # b's is not asked for
     each_costs = Costs({"d0": each}, even_costs(1).cluster, {"d0": 0.0})
-    assert stage_costs(graph, alone, each_costs).whole_bytes == {edges[1]: 256}
+    found = stage_costs(graph, alone, each_costs)
+    assert found.whole_bytes == {edges[1]: 256}
+    assert found.working[1].backward_bytes == (-256, -256)  # the ledger has all of it, once
     assert costs_on(("d0", "d1"))[1].whole_bytes == {}
+
+
+def test_a_later_gradient_is_there_once_beside_the_sum_that_it_is_added_to() -> None:
+    """A weight of 2,000 bytes: the first gradient is the sum, later ones are added in place."""
+    weight = Param("w", tensor(500), "w")
+    a = kept(op("a", "aten.mul.Tensor", Ref("x"), ParamRef("w"), out=tensor(1)))
+    graph = replace(graph_of([a], [weight]), loss="a")
+    stages = Stages((Stage(0, "d0", ("a",), params=("w",)),), ())
+    costs = Costs({"d0": {"a": OpCost(1.0, 2.0)}}, even_costs(1).cluster, {"d0": 0.0})
+    (working,) = stage_costs(graph, stages, costs).working
+    assert working.backward_bytes == (0, 2000)  # on top of the sum, which the ledger has
+
+
+def test_a_parameter_that_is_used_twice_has_two_gradients_until_they_are_added() -> None:
+    """Of each micro-batch: one, another and what comes of both, before it is added to the sum."""
+    weight = Param("w", tensor(500), "w")
+    a = kept(op("a", "aten.mul.Tensor", Ref("x"), ParamRef("w"), out=tensor(1)))
+    b = kept(op("b", "aten.mul.Tensor", Ref("a"), ParamRef("w"), out=tensor(1)))
+    graph = replace(graph_of([a, b], [weight]), loss="b")
+    stages = Stages((Stage(0, "d0", ("a", "b"), params=("w",)),), ())
+    each = {made.name: OpCost(1.0, 2.0) for made in graph.ops}
+    costs = Costs({"d0": each}, even_costs(1).cluster, {"d0": 0.0})
+    (working,) = stage_costs(graph, stages, costs).working
+    first, later = working.backward_bytes
+    assert later == first + 2000
+
+
+def test_a_backward_that_leaves_weights_for_later_makes_no_gradient_of_them() -> None:
+    """Convolutions, whose weights are far larger than all that they read."""
+    net = nn.Sequential(nn.Conv2d(64, 64, 3), nn.Conv2d(64, 64, 3))
+    found = capture(net, (torch.randn(2, 64, 6, 6),), lambda y, _: y.square().mean()).graph
+    where = samples.cluster(1)
+    whole = cut(found, Placement({o.name: where.devices[0].name for o in found.ops}), 2)
+    costs = estimator("analytical").estimate(found.at(2), where)
+    apart = deferring(found.at(2), whole, [0], "all")
+    plain, split = (stage_costs(found.at(2), s, costs).working[0] for s in (whole, apart))
+    weight_bytes = 64 * 64 * 9 * 4
+    assert plain.backward_bytes[1] > weight_bytes > split.backward_bytes[1]
 
 
 @pytest.mark.parametrize("zero", [1, 2, 3])

@@ -37,6 +37,7 @@ from bigbrain_fx.plan.schedule.update_costs import (
     visiting_bytes,
 )
 from bigbrain_fx.plan.schedule.walk import Working, walked
+from bigbrain_fx.plan.schedule.whole_gradients import divided, wholes
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ class StageCosts:
             return self.working[stage]
         saved, work = self.saved_bytes[stage], self.workspace_bytes[stage]
         again = work + self.gradient_bytes[stage]
-        return Working(saved, saved + work, (work, again, again))
+        return Working(saved, saved + work, (work, again))
 
     def wire_s(self, stages: Stages, edge: Edge) -> tuple[float, float]:
         """Return the seconds one message occupies its link, and the latency that comes on top."""
@@ -209,7 +210,7 @@ def stage_costs(graph: Graph, stages: Stages, costs: Costs) -> StageCosts:
         visiting_bytes=tuple(visiting_bytes(graph, stages, stage) for stage in stages.stages),
         working=tuple(map(walked, parts)),
         gappy_bytes=dict(_gappy(graph, stages)),
-        whole_bytes=dict(_wholes(graph, stages)),
+        whole_bytes=dict(wholes(graph, stages, stages.edges)),
         optimizer_workspace_bytes=optimizer_workspace(graph, stages, costs),
         optimizer_s=times.optimizer_s,
         alone=None if costs.alone is None else _times(graph, stages, costs.alone),
@@ -332,40 +333,12 @@ def _gappy(graph: Graph, stages: Stages) -> Iterator[tuple[Edge, int]]:
             yield edge, extent * DTYPE_BYTES[spec.dtype]
 
 
-def _wholes(graph: Graph, stages: Stages) -> Iterator[tuple[Edge, int]]:
-    """Yield gradients that no message copies, each a part that keeps the whole: once for all parts.
-
-    So the first of several that are parts of one has what the others leave of it.
-    """
-    parts: dict[tuple[str, int], list[Edge]] = {}
-    for edge in stages.edges:
-        is_local = stages.stages[edge.source].device == stages.stages[edge.target].device
-        whole = _divided(graph, stages, edge) if edge.kind == "gradient" and is_local else None
-        if whole is not None:
-            parts.setdefault((whole.name, edge.source), []).append(edge)
-    for (name, _), edges in parts.items():
-        others = sum(edge.nbytes for edge in edges[1:])
-        yield edges[0], _number(graph.op[name].outputs[0].nbytes, graph.op[name]) - others
-
-
 def _spec_of_part(graph: Graph, stages: Stages, edge: Edge) -> TensorSpec | None:
     """Return a gradient that is a part of its only reader's, with the strides that it has there."""
-    whole = _divided(graph, stages, edge)
+    whole = divided(graph, stages, edge)
     if whole is None:
         return None
     return replace(graph.op[edge.value].outputs[0], strides=whole.outputs[0].strides)
-
-
-def _divided(graph: Graph, stages: Stages, edge: Edge) -> Op | None:
-    """Return the only reader of a gradient's value whose gradient it is a part of, as of `cat`."""
-    here = set(stages.stages[edge.source].ops) & graph.graded
-    readers = [graph.op[name] for name in graph.consumers[edge.value] if name in here]
-    if len(readers) != 1 or readers[0].saves is None:
-        return None
-    whole, part = readers[0].outputs[0], graph.op[edge.value].outputs[0]
-    passed = readers[0].refs.index(edge.value) in readers[0].saves.passed
-    larger = len(whole.shape) == len(part.shape) and whole.numel > part.numel
-    return readers[0] if passed and larger else None
 
 
 def _extent(spec: TensorSpec) -> int:

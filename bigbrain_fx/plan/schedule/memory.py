@@ -285,9 +285,7 @@ class _Ledger:
         self.activations -= working.waiting_bytes
         return now
 
-    def _added(
-        self, which: str, stage: int, nbytes: int, working_bytes: tuple[int, int, int]
-    ) -> Held:
+    def _added(self, which: str, stage: int, nbytes: int, working_bytes: tuple[int, int]) -> Held:
         """Return what is held while `nbytes` of parameter gradients are made and added up."""
         before = self._backwards[which, stage]
         self._backwards[which, stage] += 1
@@ -296,11 +294,11 @@ class _Ledger:
                 stage in self.stages.bucket[name].stages for name in self._added_micros
             )
             known = nbytes if not self.costs.working else 0  # sums alone leave them out
-            return self._now(working_bytes[2 if has_sums else 0] + known)
+            return self._now(working_bytes[1 if has_sums else 0] + known)
         passing, filled_bytes = self._passing(stage), nbytes * self._filled(stage)
         if before == 0:
             self.gradients += int((1 - passing) * filled_bytes)
-        return self._now(working_bytes[min(before, 2)] + int(passing * filled_bytes))
+        return self._now(working_bytes[1 if before else 0] + int(passing * filled_bytes))
 
     def _parts_bytes(self, edge: Edge) -> int:
         """Return what is held while a part leaves: all of the micro-batch's bucket.

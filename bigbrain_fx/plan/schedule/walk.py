@@ -25,6 +25,7 @@ from bigbrain_fx.plan.schedule.bucket_room import BucketRoom, own_buckets, sums_
 from bigbrain_fx.plan.schedule.stage_part import Part, trained_params
 from bigbrain_fx.plan.schedule.walk_backward import BackwardWalk, GradientStore, Waits
 from bigbrain_fx.plan.schedule.walk_forward import ForwardWalk
+from bigbrain_fx.plan.schedule.whole_gradients import wholes
 
 _KNOWN = "_walked"  # as a cached property is: a graph is frozen
 
@@ -36,23 +37,22 @@ class Working:
     Attributes:
         saved_bytes: stay from forward to backward; what is sent or received not counted.
         forward_bytes: the most while the forward runs, `saved_bytes` included, what it sends not.
-        backward_bytes: the most while the backward of the first micro-batch, the second and any
-            later one runs, on top of what is saved and of the gradients that it sends; the first's
-            on top of the stage's own parameter gradients, too, but for those of which replicas sum
-            parts (`bucket_room.sums_parts`). Negative where what is saved is gone before the most
-            is there.
+        backward_bytes: the most while the backward of the first micro-batch runs, and of a later
+            one, on top of what is saved and of the gradients that it sends; the first's on top of
+            the stage's own parameter gradients, too, but for those of which replicas sum parts
+            (`bucket_room.sums_parts`). Negative where what is saved is gone before the most is
+            there.
         waiting_bytes: stay from a backward to the backward of weights: inputs of deferred layers,
             received ones included, and gradients of their outputs.
         weight_bytes: the most while the backward of weights runs, on top of what waits, of the
-            first micro-batch, the second and any later one; the first's on top of the deferred
-            parameters' own gradients, too.
+            same two; the first's on top of the deferred parameters' own gradients, too.
     """
 
     saved_bytes: int
     forward_bytes: int
-    backward_bytes: tuple[int, int, int]
+    backward_bytes: tuple[int, int]
     waiting_bytes: int = 0
-    weight_bytes: tuple[int, int, int] = (0, 0, 0)
+    weight_bytes: tuple[int, int] = (0, 0)
 
 
 def walked(part: Part) -> Working:
@@ -72,8 +72,9 @@ def _key(part: Part, costs: int) -> tuple[object, ...]:
     ways: tuple[EdgeKind, ...] = ("activation", "gradient")
     sent = tuple(tuple((e.value, e.nbytes) for e in part.edges(kind)) for kind in ways)
     back = tuple(edge.value for edge in stages.into(stage.index, "gradient"))
+    kept = tuple((e.value, n) for e, n in wholes(part.graph, stages, part.edges("gradient")))
     alike = replace(stage, index=0, device="", replica=0, member=0)
-    return alike, costs, part.kind, part.stores, sent, back, _summed(part)
+    return alike, costs, part.kind, part.stores, sent, back, kept, _summed(part)
 
 
 def _summed(part: Part) -> tuple[object, ...]:
@@ -89,9 +90,10 @@ def walk(part: Part) -> Working:
     forward.run()
     sends = {edge.value: edge.nbytes for edge in part.edges("activation")}
     made = sum(map(part.rounded, sends.values()))
-    back = sum(part.rounded(edge.nbytes) for edge in part.edges("gradient"))
+    kept = dict(wholes(part.graph, part.stages, part.edges("gradient")))  # as the ledger books them
+    back = sum(part.rounded(max(e.nbytes, kept.get(e, 0))) for e in part.edges("gradient"))
     again = part.stage.runs_again
-    backwards = [BackwardWalk(part, forward, micro) for micro in range(3)]
+    backwards = [BackwardWalk(part, forward, is_first=first) for first in (True, False)]
     tops = [backward.run() for backward in backwards]
     if again:
         tops = [max(forward.peak, forward.live + top) for top in tops]
@@ -100,13 +102,13 @@ def walk(part: Part) -> Working:
     first = peaks[0] - _booked(part, own_sizes(part.stage, own))
     saved = _written_bytes(part) if again else max(0, forward.live - made)
     most = forward.peak - made + (saved if again else 0)
-    working = Working(saved, max(saved, most), (first, peaks[1], peaks[2]))
+    working = Working(saved, max(saved, most), (first, peaks[1]))
     if not part.stage.deferred:
         return working
     waiting = backwards[0].waiting
-    first, second, later = (_weights_top(part, waiting, micro) for micro in range(3))
+    first, later = (_weights_top(part, waiting, is_first=first) for first in (True, False))
     total = sum(store.nbytes for store in _stores(waiting))
-    return replace(working, waiting_bytes=total, weight_bytes=(first, second, later))
+    return replace(working, waiting_bytes=total, weight_bytes=(first, later))
 
 
 def _booked(part: Part, sizes: Iterable[int]) -> int:
@@ -124,14 +126,14 @@ def _stores(waiting: list[Waits]) -> list[GradientStore]:
     return list({id(store): store for waits in waiting for store in waits.stores}.values())
 
 
-def _weights_top(part: Part, waiting: list[Waits], micro: int) -> int:
+def _weights_top(part: Part, waiting: list[Waits], *, is_first: bool) -> int:
     """Return the most during a backward of weights, on top of what waits; see `Working`."""
     sizes = trained_params(part.graph, part.stage)
     left = Counter(id(store) for waits in waiting for store in waits.stores)
     uses = Counter(name for waits in waiting for name in waits.params)
     live = top = 0
     made: set[str] = set()
-    room = BucketRoom(part, is_first=micro == 0)
+    room = BucketRoom(part, is_first=is_first)
     for waits in waiting:  # in the order of the backward: the last layer first
         for name in waits.params:
             nbytes = part.rounded(sizes[name])
@@ -143,12 +145,11 @@ def _weights_top(part: Part, waiting: list[Waits], micro: int) -> int:
                 top = max(top, live + room.take(name))
                 live += room.done(name) - nbytes
             elif uses[name] == 0:
-                top = max(top, live + (nbytes if micro == 1 else 0))
-                live -= nbytes if micro else 0
+                live -= 0 if is_first else nbytes
         for store in waits.stores:
             left[id(store)] -= 1
             live -= 0 if left[id(store)] else store.nbytes
-    return top - (0 if micro else _booked(part, (sizes[name] for name in made)))
+    return top - (_booked(part, (sizes[name] for name in made)) if is_first else 0)
 
 
 def _written_bytes(part: Part) -> int:

@@ -35,12 +35,13 @@ class Waits:
 class BackwardWalk:
     """One backward, after a forward: bytes on top of what was alive before it.
 
-    `micro` 0 keeps its parameter gradients; 1 adds them to those, out of place; later ones in
-    place (see runtime/device.py). Those that replicas sum are copied into buckets: `bucket_room`.
+    That of the first micro-batch keeps its parameter gradients; later ones are added to those in
+    place (runtime/step_sums.py: unless something else holds one, as where autograd has handed out
+    parts of one memory). Those that replicas sum are copied into buckets: `bucket_room`.
     """
 
-    def __init__(self, part: Part, forward: ForwardWalk, micro: int) -> None:
-        self.part, self.root, self.micro, self.forward = part, forward.root, micro, forward
+    def __init__(self, part: Part, forward: ForwardWalk, *, is_first: bool) -> None:
+        self.part, self.root, self.forward, self.is_first = part, forward.root, forward, is_first
         self.live = self.peak = 0
         self.held = {r: n for r, n in forward.held.items() if r not in forward.sent}
         self.kept_by = {root: set(ops) for root, ops in forward.kept_by.items()}
@@ -51,7 +52,7 @@ class BackwardWalk:
         self.parts: dict[str, list[GradientStore]] = {}
         self._trained = trained_params(part.graph, part.stage)
         self._has: set[str] = set()
-        self._buckets = BucketRoom(part, is_first=micro == 0)
+        self._buckets = BucketRoom(part, is_first=is_first)
         self._uses = _uses(part)
         self._deferred = waiting_ops(part.graph, part.stage)
         self._noted: dict[
@@ -84,7 +85,7 @@ class BackwardWalk:
         for root in [root for root in self.part.stage.again if root in self.asks[op.name]]:
             self._make(root)
         fetched = sum(self.forward.stored[op.name].values())
-        self._see(self.part.rounded(saves.backward_bytes) + fetched)
+        self._see(self._backward_bytes(op, saves) + fetched)
         self._forget(op, saves)
         for place, ref in enumerate(op.refs):
             self._hand(ref, incoming[0] if place in saves.passed else None)
@@ -92,6 +93,14 @@ class BackwardWalk:
             self._weights(op)
         for store in incoming:
             self._release(store)
+
+    def _backward_bytes(self, op: Op, saves: Saves) -> int:
+        """Return the most that an op's backward holds; without gradients of weights that wait."""
+        nbytes = self.part.rounded(saves.backward_bytes)
+        if op.name not in self._deferred:
+            return nbytes
+        names = {self.part.graph.param[key].canonical for key in op.params}
+        return max(0, nbytes - sum(self.part.rounded(self._trained.get(n, 0)) for n in names))
 
     def _wait(self, op: Op, incoming: list[GradientStore]) -> None:
         """Keep an op's input, and its result's gradient, until its weights' gradients are made."""
@@ -194,10 +203,17 @@ class BackwardWalk:
             if name in self._buckets:
                 self._fill(name, nbytes)
                 continue
-            self._see(2 * nbytes if self.micro == 1 or name in self._has else nbytes)
-            if self.micro == 0 and name not in self._has:
-                self.live += nbytes
-                self._has.add(name)
+            self._sum(name, nbytes)
+
+    def _sum(self, name: str, nbytes: int) -> None:
+        """Make a gradient; with that of its last use it is added to the step's sum, which stays."""
+        has = name in self._has
+        self._see(nbytes * (1 + has))
+        self._has.add(name)
+        self._uses[name] -= 1
+        self.live += 0 if has else nbytes
+        if not self.is_first and not self._uses[name]:
+            self.live -= nbytes
 
     def _fill(self, name: str, nbytes: int) -> None:
         """Make a gradient; put it into its bucket when its last use has added to it."""

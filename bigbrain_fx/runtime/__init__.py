@@ -83,7 +83,7 @@ if TYPE_CHECKING:
         overlap as overlap,
         said as said,
     )
-    from .gradients import clipped as clipped, norm as norm
+    from .gradients import clipped as clipped, laid_out as laid_out, norm as norm
     from .group import (
         added as added,
         all_gather as all_gather,

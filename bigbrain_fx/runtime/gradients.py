@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from .only_holder import is_dense
+
 Parts = Mapping[tuple[str, int], Tensor]  # (parameter, stage) -> sum over micro-batches
 
 
@@ -49,6 +51,22 @@ def summed(parts: Parts, stages_of: Mapping[str, Sequence[int]]) -> dict[str, Te
         if total is not None:
             found[name] = total
     return found
+
+
+def laid_out(gradient: Tensor, parameter: Tensor) -> Tensor:
+    """Return a gradient laid out as autograd lays out `.grad`; a new tensor where it was otherwise.
+
+    That is as the parameter is, or row by row. A norm adds in the order of memory, and an optimizer
+    may write into what lies there once only.
+    """
+    if gradient.layout != torch.strided:
+        return gradient
+    like = parameter.stride() if is_dense(parameter) else torch.empty(gradient.shape).stride()
+    sizes = zip(gradient.stride(), like, gradient.shape, strict=True)
+    if all(own == step or size == 1 for own, step, size in sizes):
+        return gradient
+    made = torch.empty_strided(gradient.shape, like, dtype=gradient.dtype, device=gradient.device)
+    return made.copy_(gradient)
 
 
 def norm(gradient: Tensor | None, parameter: Tensor) -> Tensor:

@@ -28,13 +28,14 @@ Counts: TypeAlias = tuple[int, ...]
 
 def is_alone(held: Mapping[Any, Tensor], key: object) -> bool:
     """Whether only `held[key]` has this tensor and its memory, each element of it once."""
-    if held[key].layout != torch.strided or not _is_dense(held[key]):
+    if held[key].layout != torch.strided or not is_dense(held[key]):
         return False
     alone = _alone()
     return bool(alone) and _counts(held, key) in alone
 
 
-def _is_dense(tensor: Tensor) -> bool:
+def is_dense(tensor: Tensor) -> bool:
+    """Whether a tensor's elements fill one run of memory, each of them once."""
     if tensor.is_contiguous():
         return True
     return 0 not in tensor.stride() and Layout.of(tensor).is_dense

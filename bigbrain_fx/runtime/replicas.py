@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from .buckets import Bucket
+from .gradients import laid_out
 from .sums import Sum, sizes
 from .transport import Transport
 from .weights import AGAIN, WeightsError
@@ -34,7 +35,7 @@ class BucketSum:
     Attributes:
         flat: of the micro-batch, or with the order "replica" of all that were computed here.
         piece: of the micro-batch, what is summed here, once the others' have left.
-        made: which parameters have a gradient, and their strides.
+        made: which parameters have a gradient.
         filled: those in `flat`. now: those of this micro-batch.
         own: the sum here, where parts are sent when all is computed.
         total: the sum of the piece that is summed here.
@@ -46,7 +47,7 @@ class BucketSum:
     total: Sum
     flat: Tensor | None = None
     piece: Tensor | None = None
-    made: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    made: dict[str, None] = field(default_factory=dict)
     filled: set[str] = field(default_factory=set)
     now: set[str] = field(default_factory=set)
     taken: int = 0
@@ -123,7 +124,7 @@ class Replicas:
             place.copy_(gradient)
         self._mark(bucket, running, name)
         running.filled.add(name)
-        running.made[name] = tuple(gradient.stride())
+        running.made[name] = None
         running.now.add(name)
         if self._leaves_now(bucket, running, micro):
             self._send_early(bucket, running, micro)
@@ -288,7 +289,7 @@ class Replicas:
     def gradients(self, zero: bool) -> Iterator[tuple[tuple[str, int], Tensor]]:
         """Yield the summed gradient of each parameter and stage; with ZeRO those updated here.
 
-        Each has the strides that autograd gave it here: a norm adds in the order of memory.
+        Each is laid out as `.grad` would be: a norm adds in the order of memory.
         """
         for bucket in self.buckets:
             running = self._now[bucket.name]
@@ -299,8 +300,7 @@ class Replicas:
                     continue
                 start, end = (at - skip for at in self._at[bucket.name][name])
                 found = flat[start:end].view(self.parameters[name].shape)
-                strides = running.made.get(name, tuple(found.stride()))
-                yield (name, bucket.stage), _with_strides(found, strides)
+                yield (name, bucket.stage), laid_out(found, self.parameters[name])
 
     def _made(self, bucket: Bucket, running: BucketSum, flat: Tensor, skip: int) -> list[str]:
         """Return the parameters with a gradient in any replica; without marks all make the same."""
@@ -352,11 +352,3 @@ def _offsets(bucket: Bucket, parameters: Mapping[str, nn.Parameter]) -> dict[str
     if start != sum(bucket.pieces):
         raise WeightsError(f"buckets.json: the pieces of {bucket.name} are not all of it: {AGAIN}")
     return found
-
-
-def _with_strides(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
-    if tuple(tensor.stride()) == strides or 0 in strides:
-        return tensor
-    return torch.empty_strided(
-        tensor.shape, strides, dtype=tensor.dtype, device=tensor.device
-    ).copy_(tensor)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .data import mean_loss
-from .gradients import norm, summed
+from .gradients import laid_out, norm, summed
 from .held_weights import HeldWeights
 from .loss_scale import LossScale, are_finite, unscaled
 from .only_holder import is_alone
@@ -50,13 +50,14 @@ class StepSums:
     def add(self, name: str, stage: int, gradient: Tensor) -> None:
         """Add one micro-batch's gradient of a parameter.
 
-        The first sum makes a new tensor where something else holds the one that autograd has handed
-        out.
+        It is laid out as `.grad` would be. The first sum makes a new tensor where something else
+        holds the one that autograd has handed out.
         """
         key = name, stage
         count = self._counts.get(key, 0)
         if count == 0:
-            self.gradients[key] = gradient
+            like = self.held.parameters.get(name)
+            self.gradients[key] = gradient if like is None else laid_out(gradient, like)
         elif count == 1 and not is_alone(self.gradients, key):
             self.gradients[key] = self.gradients[key] + gradient
         else:
@@ -69,6 +70,8 @@ class StepSums:
         """Return this device's gradients; tied ones with what other devices have sent."""
         if self.unscaled is not None:
             return self.unscaled
+        if weights is None:  # in a store each has its place
+            self._own_all()
         stages_of = {name: self.held.stages_of(name) for name in self.held.parameters}
         found = summed(self.gradients, stages_of)
         if weights is not None:
@@ -78,6 +81,18 @@ class StepSums:
             self.gradients.clear()
             self.unscaled = found = unscaled(found, scale.scale)
         return found
+
+    def _own_all(self) -> None:
+        """Let no gradient be another one's memory, too: an optimizer may write into it.
+
+        autograd hands out one tensor for both sides of a sum, and parts of one memory where it was
+        stacked. (Of those, where they lie as their parameters do, torch's own `.grad` are one
+        memory, too: clipping and sums of micro-batches write there several times. `verify` says
+        so.) What was added up is a tensor anew.
+        """
+        for key, count in self._counts.items():
+            if count == 1 and key in self.gradients and not is_alone(self.gradients, key):
+                self.gradients[key] = self.gradients[key].clone()
 
     def own_norms(self, scale: LossScale | None, weights: StoredWeights | None = None) -> Tensor:
         """Return the norms of the gradients that this device answers for, and keep them."""

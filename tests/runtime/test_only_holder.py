@@ -162,3 +162,53 @@ def test_asking_draws_nothing_and_works_without_gradients() -> None:
     with torch.inference_mode():
         assert only_holder._alone()
     assert torch.equal(state, torch.get_rng_state())
+
+
+# --------------------------------------------------------------------------- what an optimizer gets
+
+
+def held(**parameters: nn.Parameter) -> HeldWeights:
+    found = HeldWeights("d0", {}, {})
+    found.parameters, found.of_stage = dict(parameters), {0: [*parameters]}
+    return found
+
+
+def test_a_gradient_of_two_parameters_becomes_one_of_each() -> None:
+    """Of one micro-batch nothing is added up; an optimizer may write into what it is given."""
+    module = Sum()
+    sums = StepSums(held(a=module.a, b=module.b))
+    made = handed_out(module, torch.randn(2, 4))
+    for name in ("a", "b"):
+        sums.add(name, 0, made.pop(name))
+    found = sums.summed(None)
+    assert torch.equal(found["a"], found["b"])
+    found["a"].zero_()
+    assert found["b"].count_nonzero() == found["b"].numel()
+
+
+def test_a_gradient_of_its_own_is_handed_on_as_it_is() -> None:
+    linear = nn.Linear(4, 3)
+    sums = StepSums(held(weight=linear.weight))
+    sums.add("weight", 0, handed_out(linear, torch.randn(2, 4)).pop("weight"))
+    place = sums.gradients["weight", 0].data_ptr()
+    assert sums.summed(None)["weight"].data_ptr() == place
+
+
+@pytest.mark.parametrize("micros", [1, 3])
+def test_gradients_lie_as_those_of_backward_do(micros: int) -> None:
+    """A norm adds in the order of memory: of a transposed gradient it would have other bits."""
+    stacked = nn.Parameter(torch.randn(3, 8, 8))
+    repeated, turned = nn.Parameter(torch.ones(8)), nn.Parameter(torch.randn(8, 8).t())
+    named = {"stacked": stacked, "repeated": repeated, "turned": turned}
+    sums = StepSums(held(**named))
+    for _ in range(micros):
+        y = torch.einsum("bd,ekd->bk", torch.randn(4, 8), stacked) @ turned + repeated.sum()
+        made = torch.autograd.grad(y.square().sum(), [*named.values()], retain_graph=True)
+        y.square().sum().backward()
+        for name, gradient in zip(named, made, strict=True):
+            sums.add(name, 0, gradient)
+    found = sums.summed(None)
+    for name, parameter in named.items():
+        assert parameter.grad is not None
+        assert torch.equal(found[name], parameter.grad)
+        assert found[name].stride() == parameter.grad.stride()

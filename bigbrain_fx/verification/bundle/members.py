@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from bigbrain_fx.core import Op, Placement, Stage, Stages
 from bigbrain_fx.frontend import Captured, draw_places, place_name, run_members, taken
 from bigbrain_fx.plan import Plan, live_ops
-from bigbrain_fx.runtime import OwnWeights, joined, mean_loss, reseed, share_of
+from bigbrain_fx.runtime import OwnWeights, joined, laid_out, mean_loss, reseed, share_of
 from bigbrain_fx.verification.bundle.module import link
 from bigbrain_fx.verification.bundle.reference import (
     Gradients,
@@ -166,8 +166,10 @@ class MembersReference:
         for name, place in sorted(sums, key=lambda leaf: -leaf[1]):
             part = sums[name, place]
             totals[name] = totals[name] + part if name in totals else part
-        named = {name: part_name(name, member) for name in self.parameters[member]}
-        return {name: totals[part] for name, part in named.items() if part in totals}
+        own = self.parameters[member]
+        named = {name: part_name(name, member) for name in own}
+        known = {n: (p, totals[named[n]]) for n, p in own.items() if named[n] in totals}
+        return {name: laid_out(total.clone(), p) for name, (p, total) in known.items()}
 
     def _micro_batch(
         self,

@@ -20,7 +20,16 @@ from torch import Tensor, nn
 
 from bigbrain_fx.core import Dim, Graph, Op, Ref, Stages
 from bigbrain_fx.frontend import draw_places, place_name, run_graph
-from bigbrain_fx.runtime import Training, are_finite, clipped, mean_loss, norm, reseed, share_of
+from bigbrain_fx.runtime import (
+    Training,
+    are_finite,
+    clipped,
+    laid_out,
+    mean_loss,
+    norm,
+    reseed,
+    share_of,
+)
 from bigbrain_fx.verification.bundle.stepping import Stepper
 
 Key = tuple[int, int, int]  # seed, step, micro-batch
@@ -222,7 +231,8 @@ class Reference:
             part = sums[name, place]
             totals[name] = totals[name] + part if name in totals else part
         loss = mean_loss([losses[micro] for micro in sorted(losses)], sizes)
-        return loss, {name: totals[name] for name in self.parameters if name in totals}
+        known = {n: p for n, p in self.parameters.items() if n in totals}
+        return loss, {name: laid_out(totals[name].clone(), p) for name, p in known.items()}
 
     def weight(self, name: str, stage: int) -> Tensor:
         """Return the numbers of a parameter that a stage computes with."""

@@ -86,7 +86,7 @@ class Bucket:
         params: whose they are, by canonical name, in the order of the flat tensor.
         pieces: elements of it that each replica sums.
         marks: elements after each piece that say which parameters got a gradient at all. Code of
-            the user's own may leave one out in some micro-batches; of other ops all make theirs.
+            the user's own may give none back in some micro-batches; of other ops all make theirs.
     """
 
     name: str

@@ -18,10 +18,10 @@ from typing import IO
 from bigbrain_fx.errors import BigBrainError, InputError
 from bigbrain_fx.runtime import (
     LIBRARIES,
-    MEMORY,
     NeedsError,
     is_of_memory,
     load,
+    memory_remedy,
     require_folder,
 )
 
@@ -68,7 +68,9 @@ def memory_error(error: BaseException) -> InputError | None:
     if not is_of_memory(error):
         return None
     first = str(error).partition("\n")[0]
-    return InputError("memory has run out", notes=(first,) if first else (), help=MEMORY)
+    return InputError(
+        "memory has run out", notes=(first,) if first else (), help=memory_remedy(error)
+    )
 
 
 class Replies:

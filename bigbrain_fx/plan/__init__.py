@@ -159,4 +159,5 @@ from bigbrain_fx.plan.tensor import (
     wanted_axes as wanted_axes,
     wants_tensor as wants_tensor,
 )
+from bigbrain_fx.plan.ungiven import may_be_ungiven as may_be_ungiven
 from bigbrain_fx.plan.wide_on_gpus import require_sent_types as require_sent_types

@@ -18,9 +18,8 @@ from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan.cut import cut, graded_params, holders, live_ops, norms, updating
 from bigbrain_fx.plan.cut_alike import cut_each
 from bigbrain_fx.plan.replica_statistics import statistics, statistics_edges
+from bigbrain_fx.plan.ungiven import may_be_ungiven
 
-TRACED = ("aten.", "operator.", "region.", "math.", "assume.")
-"""What a target begins with that is not code of the user's own."""
 LEAST_BUCKET = 256 << 10
 """Bytes below which a bucket's message would cost more in latency than it hides."""
 BUCKETS = 8
@@ -180,7 +179,7 @@ def _buckets(graph: Graph, stages: Stages, like: Graph) -> Iterator[Bucket]:
     places = [_leaves(graph, stages.of_replica(number)) for number in range(stages.replicas)]
     _require_alike(graph, stages, places)
     _require_updated(graph, stages)
-    unsure = _of_users_code(graph)
+    unsure = may_be_ungiven(graph)
     groups: dict[tuple[tuple[int, ...], str, bool, tuple[bool, ...]], list[str]] = {}
     for leaf in places[0]:
         name = leaf[0]
@@ -202,18 +201,6 @@ def _buckets(graph: Graph, stages: Stages, like: Graph) -> Iterator[Bucket]:
             marks = len(some) if is_unsure else 0
             yield Bucket(f"bucket{number}", ends, ordered, pieces, dtype, marks)
             number += 1
-
-
-def _of_users_code(graph: Graph) -> set[str]:
-    """Return the parameters that the user's own code reads: it may use one, or not, by the data."""
-    found: set[str] = set()
-    pending = list(graph.ops)
-    while pending:
-        op = pending.pop()
-        pending += op.body.ops if op.body else ()
-        if not op.target.startswith(TRACED):
-            found |= {graph.param[name].canonical for name in op.params if name in graph.param}
-    return found
 
 
 def _chunks(graph: Graph, names: Sequence[str]) -> Iterator[list[str]]:

@@ -136,10 +136,10 @@ if TYPE_CHECKING:
     )
     from .needs import (
         LIBRARIES as LIBRARIES,
-        MEMORY as MEMORY,
         NeedsError as NeedsError,
         is_of_memory as is_of_memory,
         load as load,
+        memory_remedy as memory_remedy,
         require_folder as require_folder,
     )
     from .network import NetworkTransport as NetworkTransport

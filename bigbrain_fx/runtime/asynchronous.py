@@ -208,7 +208,7 @@ class AsynchronousDevice(Device):
         finally:
             self._batches_on = 0
 
-    def backward(self, stage: int, micro: int, /, **sent: Tensor) -> Any:  # noqa: ANN401
+    def backward(self, stage: int, micro: int, /, **sent: Tensor | None) -> Any:  # noqa: ANN401
         """Run the stage backward with the version of its forward."""
         with self._of().at(self._version(self.step, micro)):
             return super().backward(stage, micro, **sent)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from .data import Stream, share_of
 from .finite import NotFiniteError, not_finite
 from .forward_device import ForwardDevice
-from .gradients import Parts, gradients, or_zeros
+from .gradients import Parts, gradients, nothing_of
 from .loss_scale import LossScale
 from .recompute import Read, Twice
 from .step_sums import StepSums
@@ -160,17 +160,18 @@ class BackwardDevice(ForwardDevice):
         outputs = self._named(stage, result)
         return Saved(_wanting(values), _wanting(outputs))
 
-    def backward(self, stage: int, micro: int, /, **sent: Tensor) -> Any:  # noqa: ANN401
+    def backward(self, stage: int, micro: int, /, **sent: Tensor | None) -> Any:  # noqa: ANN401
         """Run a stage backward; return the gradients of what it received, in the order received.
 
         `sent` are the gradients of its results and, relayed from later readers, those of what it
         received: they enter as roots, so that they are added in the order of an unsplit backward
-        pass. The loss is seeded with its share of the step's, 1/M where rows are equal.
+        pass. What has no gradient, None, gives none. The loss is seeded with its share of the
+        step's, 1/M where rows are equal.
         """
         with self._weights(stage):
             return self._backward(stage, micro, sent)
 
-    def _backward(self, stage: int, micro: int, sent: Mapping[str, Tensor]) -> Any:  # noqa: ANN401
+    def _backward(self, stage: int, micro: int, sent: Mapping[str, Tensor | None]) -> Any:  # noqa: ANN401
         saved = self._saved.pop((stage, micro))
         if not isinstance(saved, Saved):
             saved = saved if isinstance(saved, Read) else saved.back()
@@ -182,8 +183,8 @@ class BackwardDevice(ForwardDevice):
         for name, gradient in sent.items():
             root = saved.outputs.get(name, saved.leaves.get(name))
             if root is not None:  # None: planned to want a gradient, but the forward detached it
-                roots.append(root)
-                seeds.append(gradient)
+                roots.append(nothing_of(root) if gradient is None else root)
+                seeds.append(torch.zeros_like(roots[-1]) if gradient is None else gradient)
         self._begin_micro(micro)
         self._backward_of, self._micro = stage, micro
         inputs = [
@@ -194,7 +195,7 @@ class BackwardDevice(ForwardDevice):
         if self.group is not None:
             for name, gradient in self.group.sums_of_waiting(self.parameters).items():
                 self._add(name, stage, micro, gradient)
-        relayed = tuple(or_zeros(g, x) for g, x in zip(found, saved.leaves.values(), strict=False))
+        relayed = found[: len(saved.leaves)]
         return relayed[0] if len(relayed) == 1 else relayed
 
     def _seed(self, loss: Tensor, micro: int) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 HEADER_LENGTH = 33  # number of dimensions, then up to 16 sizes and 16 strides
 _HEADER = 8 * HEADER_LENGTH  # bytes
 MAX_DIMS = 16
+_NOTHING = -1  # dimensions of None
 
 
 @dataclass(frozen=True)
@@ -26,9 +27,9 @@ class Channel:
     reduce and gather (pieces of a bucket of gradients), statistics (of BatchNorm), or part (between
     members of a group). `tag` numbers the channel in the whole bundle. Messages have shape `shape`
     and type `dtype`; `per_step` counts those of a step, where that is not one, or for activations
-    and gradients one a micro-batch. One that `varies` carries micro-batches of unequal rows:
-    `shape` is that of the largest, and each message says its own. Of one `on_demand` no receive is
-    posted before it is wanted: there is no room for it (ZeRO 3).
+    and gradients one a micro-batch. One that `varies` carries micro-batches of unequal rows, or
+    gradients that may be None: `shape` is that of the largest, and each message says its own. Of
+    one `on_demand` no receive is posted before it is wanted: there is no room for it (ZeRO 3).
     """
 
     tag: int
@@ -174,6 +175,14 @@ def unpack(flat: Tensor, layout: Layout) -> Tensor:
     return gappy.as_strided(layout.shape, layout.strides)
 
 
+def enclose_nothing(channel: Channel, device: torch.device) -> Tensor:
+    """Return a message of a channel that varies, which says that there is no tensor."""
+    shape, kind = channel.wire
+    made = torch.zeros(shape, dtype=kind, device=device)
+    made[:_HEADER].view(torch.int64)[0] = _NOTHING
+    return made
+
+
 def enclose(channel: Channel, tensor: Tensor) -> Tensor:
     """Return a message of a channel that varies: its layout, its elements, and room to spare.
 
@@ -190,9 +199,12 @@ def enclose(channel: Channel, tensor: Tensor) -> Tensor:
     return made
 
 
-def disclose(channel: Channel, message: Tensor) -> Tensor:
-    """Return the tensor that `enclose` was given, in memory of its own."""
-    layout = Layout.from_header(message[:_HEADER].clone().view(torch.int64).cpu())
+def disclose(channel: Channel, message: Tensor) -> Tensor | None:
+    """Return the tensor that `enclose` was given, in memory of its own; None if there was none."""
+    header = message[:_HEADER].clone().view(torch.int64).cpu()
+    if header[0] == _NOTHING:
+        return None
+    layout = Layout.from_header(header)
     end = _HEADER + layout.numel * channel.dtype.itemsize
     return unpack(message[_HEADER:end].clone().view(channel.dtype), layout)
 

@@ -103,9 +103,14 @@ class Control:
 
     def fail(self, error: BaseException, code: int) -> NoReturn:
         """Say why this process ends, and end it in words."""
-        self.say("failed", text=said(error), code=code)
+        self.say_failed(error, code)
         print(f"error: {told(error)}", file=sys.stderr)
         sys.exit(code)
+
+    def say_failed(self, error: BaseException, code: int) -> None:
+        """Say why this process ends, and in which step: a beat may be a while ago."""
+        self._beat()
+        self.say("failed", text=said(error), code=code)
 
     def tick(self) -> None:
         """Count an instruction: this thread is alive."""

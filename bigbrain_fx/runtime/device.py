@@ -257,13 +257,13 @@ class Device(BackwardDevice):
 
     def send_tied(self, channel: Channel) -> None:
         """Send this stage's gradient of a parameter that another device holds too."""
-        gradient = self._now.gradients.get((channel.value, channel.source))
-        parameter = self.parameters[channel.value]
-        self._send(channel, torch.zeros_like(parameter) if gradient is None else gradient)
+        self._send_if_any(channel, self._now.gradients.get((channel.value, channel.source)))
 
     def recv_tied(self, channel: Channel) -> None:
         """Take another stage's gradient of a parameter that this device holds too."""
-        self._now.gradients[channel.value, channel.source] = self._receive(channel)
+        gradient = self._receive(channel)
+        if gradient is not None:
+            self._now.gradients[channel.value, channel.source] = gradient
 
     def send_norms(self, channel: Channel) -> None:
         """Send the norms of the gradients that this device answers for."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from .channel import Channel, disclose, enclose
+from .channel import Channel, disclose, enclose, enclose_nothing
 from .data import Stream
 from .held_weights import HeldWeights
 from .hooks import Hooks
@@ -77,7 +77,7 @@ class ForwardDevice:
         self.finished = 0  # steps
         self.of_run: dict[str, int] = {}  # what its files of --save say they are of
         self._compared = False  # this step's batch with the others'
-        self._kept: dict[int, deque[Tensor]] = {}
+        self._kept: dict[int, deque[Tensor | None]] = {}
 
     def _joined_group(self) -> Group | None:
         if not self.members:
@@ -182,26 +182,39 @@ class ForwardDevice:
 
     # ------------------------------------------------------------------ instructions
 
-    def recv(self, channel: Channel, micro: int) -> Tensor:
+    # An activation is a tensor; a gradient may be None.
+
+    def recv(self, channel: Channel, micro: int) -> Any:  # noqa: ANN401  # above
         """Wait for an activation or a gradient.
 
         An activation becomes a leaf of this stage's backward.
         """
         kept = self._kept[channel.tag] if channel.is_local else None
-        tensor = kept.popleft() if kept is not None else self._receive(channel)
+        tensor: Any = kept.popleft() if kept is not None else self._receive(channel)
         is_leaf = channel.kind == "activation"
         return tensor.requires_grad_(channel.requires_grad) if is_leaf else tensor
 
-    def send(self, channel: Channel, micro: int, tensor: Tensor) -> None:
+    def send(self, channel: Channel, micro: int, tensor: Tensor | None) -> None:
         """Start sending a value or a gradient; within this device it is handed over, detached.
 
         Messages of a channel are in the order in which they are sent: both ends take their
         micro-batches in one order.
         """
+        found = None if tensor is None else tensor.detach()
         if channel.is_local:
-            self._kept.setdefault(channel.tag, deque()).append(tensor.detach())
+            self._kept.setdefault(channel.tag, deque()).append(found)
         else:
-            self._send(channel, tensor.detach())
+            self._send_if_any(channel, found)
+
+    def _send_if_any(self, channel: Channel, tensor: Tensor | None) -> None:
+        """Send a tensor or, where there may be none, that there is none; else zeros for it."""
+        if tensor is not None:
+            self._send(channel, tensor)
+        elif channel.varies:
+            self.transport.send(channel, enclose_nothing(channel, self.device))
+        else:
+            zeros = torch.zeros(channel.shape, dtype=channel.dtype, device=self.device)
+            self._send(channel, zeros)
 
     def _send(self, channel: Channel, tensor: Tensor) -> None:
         if tensor.dtype != channel.dtype:
@@ -210,11 +223,12 @@ class ForwardDevice:
             at_send(self, channel, tensor)
         self.transport.send(channel, enclose(channel, tensor) if channel.varies else tensor)
 
-    def _receive(self, channel: Channel) -> Tensor:
+    def _receive(self, channel: Channel) -> Any:  # noqa: ANN401  # above
         arrived = self.transport.recv(channel)
         tensor = disclose(channel, arrived) if channel.varies else arrived
-        for at_recv in self.hooks.on_recv:
-            at_recv(self, channel, tensor)
+        if tensor is not None:
+            for at_recv in self.hooks.on_recv:
+                at_recv(self, channel, tensor)
         return tensor
 
     def batch(self, name: str, micro: int) -> Tensor:

@@ -6,7 +6,7 @@ Sums are taken in the order of an unsplit backward pass, so that the numbers are
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -30,9 +30,23 @@ def gradients(
     return torch.autograd.grad(roots, both, seeds, allow_unused=True)
 
 
-def or_zeros(gradient: Tensor | None, like: Tensor) -> Tensor:
-    """Return zeros where a reader did not use a value after all; the earlier one still waits."""
-    return torch.zeros_like(like) if gradient is None else gradient
+class _Nothing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:  # noqa: ANN401  # torch's own
+        return value.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> None:  # noqa: ANN401
+        return None
+
+
+def nothing_of(value: Tensor) -> Tensor:
+    """Return what a backward starts from that comes to a value without a gradient for it.
+
+    To leave the value out would not do: a Function before it is run all the same, given zeros.
+    """
+    found: Tensor = _Nothing.apply(value)  # type: ignore[no-untyped-call]  # torch has it so
+    return found
 
 
 def summed(parts: Parts, stages_of: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 import torch
@@ -270,13 +271,26 @@ def _grows(value: Tensor) -> bool:
     return not isinstance(value, nn.Parameter)
 
 
+def _where_given(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Give none back where none comes: all members run the same code, so none of them has one."""
+
+    @wraps(backward)
+    def given(ctx: Any, gradient: Tensor | None) -> Any:  # noqa: ANN401  # torch's own
+        found = (None,) * len(ctx.needs_input_grad)
+        return found if gradient is None else backward(ctx, gradient)
+
+    return given
+
+
 class _CopyToGroup(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, group: Group, value: Tensor, grows: bool) -> Tensor:  # noqa: ANN401
+        ctx.set_materialize_grads(False)
         ctx.group, ctx.grows = group, grows
         return value.view_as(value)
 
     @staticmethod
+    @_where_given
     def backward(ctx: Any, gradient: Tensor) -> Any:  # noqa: ANN401
         return None, ctx.group.combined(gradient, grows=ctx.grows), None
 
@@ -286,10 +300,12 @@ class _ParameterToGroup(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, group: Group, parameter: Tensor) -> Tensor:  # noqa: ANN401
+        ctx.set_materialize_grads(False)
         ctx.group, ctx.parameter = group, parameter
         return parameter.view_as(parameter)
 
     @staticmethod
+    @_where_given
     def backward(ctx: Any, gradient: Tensor) -> Any:  # noqa: ANN401
         ctx.group.waiting.append((ctx.parameter, gradient))
         return None, None
@@ -298,9 +314,11 @@ class _ParameterToGroup(torch.autograd.Function):
 class _AllReduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, group: Group, part: Tensor, how: str) -> Tensor:  # noqa: ANN401
+        ctx.set_materialize_grads(False)
         return group.combined(part, added if how == "sum" else largest)
 
     @staticmethod
+    @_where_given
     def backward(ctx: Any, gradient: Tensor) -> Any:  # noqa: ANN401
         return None, gradient, None
 
@@ -314,11 +332,13 @@ class _AllGather(torch.autograd.Function):
         grows: bool,
         *how: Any,  # noqa: ANN401
     ) -> Tensor:
+        ctx.set_materialize_grads(False)
         ctx.group, ctx.how = group, how
         own = part.clone(memory_format=torch.contiguous_format)
         return group.whole(own, *how, grows=grows)
 
     @staticmethod
+    @_where_given
     def backward(ctx: Any, gradient: Tensor) -> Any:  # noqa: ANN401
         dim, inner, lengths = ctx.how
         own = part_of_whole(gradient, dim, inner, lengths, ctx.group.rank)
@@ -334,11 +354,13 @@ class _Split(torch.autograd.Function):
         grows: bool,
         *how: Any,  # noqa: ANN401
     ) -> Tensor:
+        ctx.set_materialize_grads(False)
         ctx.group, ctx.how, ctx.grows = group, how, grows
         dim, inner, lengths = how
         return part_of_whole(whole, dim, inner, lengths, group.rank)
 
     @staticmethod
+    @_where_given
     def backward(ctx: Any, gradient: Tensor) -> Any:  # noqa: ANN401
         made = ctx.group.whole(gradient, *ctx.how, grows=ctx.grows)
         return None, made, None, None, None, None
@@ -347,10 +369,12 @@ class _Split(torch.autograd.Function):
 class _ReduceScatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, group: Group, part: Tensor, *how: Any) -> Tensor:  # noqa: ANN401
+        ctx.set_materialize_grads(False)
         ctx.group, ctx.how = group, how
         return group.own_sum(part, *how)
 
     @staticmethod
+    @_where_given
     def backward(ctx: Any, gradient: Tensor) -> Any:  # noqa: ANN401
         return None, ctx.group.whole(gradient, *ctx.how), None, None, None
 
@@ -358,10 +382,12 @@ class _ReduceScatter(torch.autograd.Function):
 class _GatherToGroup(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, group: Group, part: Tensor, *how: Any) -> Tensor:  # noqa: ANN401
+        ctx.set_materialize_grads(False)
         ctx.group, ctx.how = group, how
         return group.whole(part, *how)
 
     @staticmethod
+    @_where_given
     def backward(ctx: Any, gradient: Tensor) -> Any:  # noqa: ANN401
         return None, ctx.group.own_sum(gradient, *ctx.how), None, None, None
 

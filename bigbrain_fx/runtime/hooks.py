@@ -27,7 +27,8 @@ class Hooks:
         on_step_begin: with the device and the step, before anything of the step.
         on_step_end: the same, after the optimizer's step and when all sends have left. This is the
             recovery point: under a supervisor, snapshots are taken right after these functions.
-        on_send: with the device, the channel and the tensor, before it is logged and sent.
+        on_send: with the device, the channel and the tensor, before it is logged and sent; not
+            where a gradient is None.
         on_recv: the same, when a message has come; the tensor is used after this.
     """
 

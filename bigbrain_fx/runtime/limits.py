@@ -48,7 +48,9 @@ def remedy_of(error: BaseException) -> str | None:
 
 
 def told(error: BaseException) -> str:
-    """Return an error in words, with what raises the limit where it is of one."""
+    """Return an error in words, with what raises the limit where it is of one, or of memory."""
+    if is_of_memory(error):
+        return memory_told(error)
     remedy = remedy_of(error)
     return str(error) if remedy is None else f"{error}: {remedy}"
 

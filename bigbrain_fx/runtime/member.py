@@ -27,7 +27,7 @@ from .device import Device
 from .duties import Duty, TapeCheck
 from .feeding import FedBatches, rest
 from .finite import NOT_FINITE, NotFiniteError
-from .limits import code_of, said
+from .limits import code_of
 from .network import NetworkTransport
 from .peer_states import PeerStates, can_take_from_peers
 from .peers import HeadLostError, StepAgainError
@@ -82,7 +82,7 @@ def serve(
         code = of_limit if of_limit is not None and code not in SAID else code
         if of_limit is not None or code in SAID:
             control.fail(error, code)
-        control.say("failed", text=said(error), code=code)
+        control.say_failed(error, code)
         raise
 
 

@@ -17,8 +17,15 @@ from .telling import tell
 
 MISSING = 2  # exit code; as of bad input
 LIBRARIES = ("torch", "safetensors.torch")
-NO_MEMORY = ("cannot allocate memory", "failed to map segment", "std::bad_alloc")
+NO_MEMORY = (
+    *("cannot allocate memory", "failed to map segment", "std::bad_alloc"),
+    *("out of memory", "not enough memory"),  # of a GPU, and torch's own on a CPU
+)
 MEMORY = "raise the limit of memory (`ulimit -v`; in a container its own), or free some"
+GPU_MEMORY = (
+    "let nothing else take the GPU's, or split for less: --recompute all, --offload, more "
+    "micro-batches, more devices"
+)
 
 
 class NeedsError(Exception):
@@ -103,7 +110,14 @@ def is_of_memory(error: BaseException) -> bool:
 def memory_told(error: BaseException) -> str:
     """Return in words that memory has run out, and what to do."""
     first = str(error).partition("\n")[0]
-    return f"memory has run out{f' ({first})' if first else ''}: {MEMORY}"
+    return f"memory has run out{f' ({first})' if first else ''}: {memory_remedy(error)}"
+
+
+def memory_remedy(error: BaseException) -> str:
+    """Return what to do where memory has run out: a GPU's, by torch's words for it, or a host's."""
+    text = str(error).lower()
+    of_gpu = "out of memory" in text and any(word in text for word in ("cuda", "hip", "xpu"))
+    return GPU_MEMORY if of_gpu else MEMORY
 
 
 def _told(name: str, error: BaseException) -> NeedsError:

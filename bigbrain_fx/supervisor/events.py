@@ -15,6 +15,7 @@ Event = dict[str, Any]
 Hear = Callable[[Event], None]
 
 FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+LONGEST_WHY = 200  # characters of an error in a line for people
 FULL = (errno.ENOSPC, errno.EDQUOT)  # may pass; a folder that is none, or another's, does not
 
 
@@ -24,7 +25,7 @@ class EventLog:
     Every event has `time` (seconds since 1970), `generation` and `event`:
 
         started, spare_ready        device or spare, pid
-        died                        device, pid, step, how, silent_s
+        died                        device, pid, step, how, text: its own error, silent_s
         took_state                  device, step, peers that it came from, bytes
         state_lost                  text: nobody has a device's state; all begin again
         assigned                    device, pid, warm, step that it starts from; -1: `rolled_back`
@@ -112,7 +113,7 @@ class EventLog:
 def status(entry: Event) -> str | None:
     """Return what people want to read of an event; None: nothing."""
     words = {
-        "died": "{device} {how} {where}",
+        "died": "{device} {how} {where}{why}",
         "assigned": "{device} goes on as process {pid} from step {step}",
         "took_state": "{device} has its state of step {step} from {peers}",
         "state_lost": "WARNING: {text}: all devices begin again, from the newest commit, or "
@@ -157,5 +158,7 @@ def status(entry: Event) -> str | None:
     where = f"in step {entry['step']}" if entry.get("step", -1) >= 0 else "before its first step"
     newest = entry.get("newest", -1)
     kept = f"the newest commit is of step {newest}" if newest >= 0 else "there is no commit"
-    said = text.format(**entry, where=where, newest_kept=kept)
+    first = (str(entry.get("text") or "").splitlines() or [""])[0][:LONGEST_WHY]
+    why = f": {first}" if first and entry["event"] == "died" else ""
+    said = text.format(**entry, where=where, newest_kept=kept, why=why)
     return said if entry["generation"] < 0 else f"[generation {entry['generation']}] {said}"

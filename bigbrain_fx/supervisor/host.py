@@ -208,7 +208,7 @@ class Supervisor:
         """Let a process be a device, from the newest step that all devices have."""
         slots, rank = self.snapshots.slots[device], self.job.devices.index(device)
         member.device, member.rank = device, rank
-        member.since = self.crew.clock.now()
+        member.since, member.began = self.crew.clock.now(), self.snapshots.start
         for key, text in self.votes.board.notes.items():
             self.crew.order(member, "post", key=key, text=text)
         if self.stopping.is_under_way:
@@ -435,6 +435,7 @@ def _fits(act: Callable[..., object], member: Member, said: Said) -> bool:
 def _death_of(dead: Member, device: str, code: int) -> Death:
     """Return how a device's process ended; its own word on that, unless a signal ended it."""
     text, told = dead.failure or (None, code)
-    step = max(dead.step, dead.done + 1) if dead.formed >= 0 else -1
+    was_in_one = dead.formed >= 0 or dead.step >= 0
+    step = max(dead.step, dead.done + 1, dead.began) if was_in_one else -1
     code = code if code < 0 else told
     return Death(device, step, code, text, str(dead.log), dead.done >= 0, dead.ended_at is not None)

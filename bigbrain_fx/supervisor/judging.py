@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections import deque
 from dataclasses import dataclass, field
@@ -75,14 +76,18 @@ LESS_MEMORY = (
 )
 
 
+OF_MEMORY = "memory has run out"  # how a process's own error begins then: see `memory_told`
+_NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?")
+
+
 def _more(death: Death) -> str:
     return LESS_MEMORY if death.for_memory else ""
 
 
 def _stop_again(death: Death) -> Stop:
     """Return why an end that came again is the last; other devices may have the memory."""
-    if death.for_memory:
-        return Stop("memory ran out at the same step again", True, LESS_MEMORY)
+    if death.for_memory or OF_MEMORY in (death.text or ""):
+        return Stop("memory ran out at the same step again", death.for_memory, LESS_MEMORY)
     return Stop("the same error came again after a restart")
 
 
@@ -141,7 +146,7 @@ class Judge:
         said = death.how if death.for_memory else death.text
         if said is None:
             return False
-        key = (death.device, death.step, said)
+        key = (death.device, death.step, _NUMBERS.sub("#", said))  # addresses, bytes that are free
         known = key in self.errors
         self.errors.add(key)
         return known

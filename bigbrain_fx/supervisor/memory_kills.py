@@ -46,7 +46,7 @@ class MemoryKills:
 
 def _count(path: Path) -> int:
     with suppress(OSError, ValueError):
-        for line in path.read_text().splitlines():
+        for line in path.read_text(encoding="utf-8").splitlines():
             name, _, number = line.partition(" ")
             if name == "oom_kill":
                 return int(number)

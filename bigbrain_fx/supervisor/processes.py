@@ -251,6 +251,7 @@ class Member:
         lacks: the step whose beginning it has to take from its peers; None: it has its state.
         formed: the newest generation in which it was connected.
         step, done: the step that it was last in, and the last one that it has finished.
+        began: the step that it was to begin with.
         failure: the error that it told, and its exit code.
         recalled: it was ended so that all devices start again.
         starving, starved_s: tells how long it had no processor; what it said last.
@@ -279,6 +280,7 @@ class Member:
     lacks: int | None = None
     formed: int = -1
     step: int = -1
+    began: int = 0
     done: int = -1
     finished: bool = False
     failure: tuple[str, int] | None = None

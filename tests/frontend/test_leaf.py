@@ -219,6 +219,28 @@ class Counts(nn.Module):
         return x * 1
 
 
+class Drops(nn.Module):
+    """Leaves its layer out for some data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mix(x) if self.drawn() < 0.5 else self.given(x)
+
+    def drawn(self) -> float:
+        return float(torch.rand(()))
+
+    def given(self, x: Tensor) -> Tensor:
+        return x
+
+
+class Copies(Drops):
+    def given(self, x: Tensor) -> Tensor:
+        return x.clone()
+
+
 class Around(nn.Module):
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -243,6 +265,7 @@ def test_sizes_that_do_not_grow_evenly_fix_the_batch() -> None:
     ("kind", "what"),
     [
         (Picks, "other shapes for other data"),
+        (Drops, "gives back what it is given for some data"),
         (Writes, "writes into what it is given"),
         (Counts, "keeps the tensor 'seen'"),
     ],
@@ -251,6 +274,11 @@ def test_leaves_that_cannot_be_kept(kind: type[nn.Module], what: str) -> None:
     torch.manual_seed(1)
     with pytest.raises(CaptureError, match=f"BX0140.*{what}"):
         capture(Around(kind()), (torch.randn(6, 4),), leaves=["inner"])
+
+
+def test_a_leaf_that_copies_what_it_gives_back_may_drop_its_layer() -> None:
+    found = capture(Around(Copies()), (torch.randn(4, 4),), leaves=["inner"])
+    assert any(op.target == "leaf.inner" for op in found.graph.ops)
 
 
 def test_a_leaf_that_holds_tied_weights_and_is_called_twice() -> None:

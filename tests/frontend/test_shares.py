@@ -70,6 +70,42 @@ def test_a_sum_over_rows_is_told_and_not_split_unevenly() -> None:
     assert ".mean()" in (error.value.help or "")
 
 
+class Compares(nn.Module):
+    """Rows beside prototypes, of which there happen to be as many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.cdist(self.a(x), self.a(y)).min(1).values
+
+
+def largest_mean(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    return output.square().mean()
+
+
+def test_the_entry_is_named_that_makes_halves_add_up_where_it_is_split_otherwise() -> None:
+    found = captured(Compares(), torch.randn(ROWS, 4), torch.randn(ROWS, 4), largest_mean)
+    (said,) = [line for line in found.warnings if "rows do not stand alone" in line]
+    assert "With 'y' given whole to each they add up" in said
+    assert said.endswith("batch_dims = {'y': None}")
+    again = captured(
+        Compares(), torch.randn(ROWS, 4), torch.randn(ROWS, 4), largest_mean, batch_dims={"y": None}
+    )
+    assert again.shares is not None
+    assert again.shares.are_equal
+
+
+def spread(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    return output.std() + batch["y"].std()
+
+
+def test_where_no_entry_is_the_reason_the_whole_batch_is_advised() -> None:
+    found = captured(Plain(), torch.randn(ROWS, 4), torch.randn(ROWS, 2), spread)
+    assert any("--micro-batches 1 computes the whole batch" in said for said in found.warnings)
+
+
 def by_len(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
     return (output - batch["y"]).square().sum() / len(batch["y"])
 

@@ -16,6 +16,7 @@ from bigbrain_fx.runtime.channel import (
     Layout,
     disclose,
     enclose,
+    enclose_nothing,
     pack,
     unpack,
 )
@@ -152,9 +153,18 @@ def test_messages_of_a_channel_that_varies_have_one_size_and_say_their_own(tenso
     message = enclose(channel, tensor)
     assert (tuple(message.shape), message.dtype) == channel.wire
     found = disclose(channel, message)
+    assert found is not None
     assert torch.equal(found, tensor)
     assert Layout.of(found) == Layout.of(tensor)
     assert found.untyped_storage().data_ptr() != message.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("shape", [(), (2, 3), (0, 3)])
+def test_a_message_may_say_that_there_is_nothing(shape: tuple[int, ...]) -> None:
+    channel = Channel(0, "gradient", "x", 1, 0, "b", "a", shape, torch.float32, varies=True)
+    message = enclose_nothing(channel, torch.device("cpu"))
+    assert (tuple(message.shape), message.dtype) == channel.wire
+    assert disclose(channel, message) is None
 
 
 def test_a_message_larger_than_its_channel_is_refused() -> None:

@@ -6,7 +6,10 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 
+from bigbrain_fx.runtime.limits import said
+from bigbrain_fx.supervisor.events import status
 from bigbrain_fx.supervisor.judging import Death, Judge
 from bigbrain_fx.supervisor.memory_kills import WITHIN_S, MemoryKills
 
@@ -66,6 +69,37 @@ def test_memory_that_runs_out_at_one_step_again_ends_the_run() -> None:
     stop = judge.stop_for(killed(9), 3.0)
     assert stop is not None
     assert stop.reason == "memory ran out at the same step again"
+
+
+def failed(step: int, free: str) -> Death:
+    gpu = f"CUDA out of memory. Tried to allocate 2.00 GiB, {free} GiB of it free (at 0x7f)\nmore"
+    return Death("d0", step, 1, said(torch.OutOfMemoryError(gpu)), "log", step > 0)
+
+
+def test_a_gpu_whose_memory_runs_out_at_one_step_again_ends_the_run() -> None:
+    judge = Judge(20, 600.0)
+    assert judge.stop_for(failed(7, "0.12"), 0.0) is None
+    assert judge.stop_for(failed(8, "0.12"), 1.0) is None  # it came further
+    stop = judge.stop_for(failed(8, "0.97"), 2.0)  # other numbers, the same error
+    assert stop is not None
+    assert stop.reason == "memory ran out at the same step again"
+    assert "--recompute all" in stop.more
+    assert not stop.moves
+    text = failed(7, "0.12").text or ""
+    assert text.startswith("OutOfMemoryError: memory has run out (CUDA out of memory. Tried")
+    assert "--offload" in text
+    assert "more" not in text.partition(":")[2].partition(")")[0]
+
+
+def test_a_line_says_why_a_process_ended() -> None:
+    entry = {"event": "died", "generation": 0, "device": "d0", "how": "ended with exit code 1"}
+    entry |= {"step": 3, "pid": 5, "silent_s": 0.1}
+    why = {"text": f"ValueError: no {'x' * 400}\nmore"}
+    assert status({**entry, "text": None}) == "[generation 0] d0 ended with exit code 1 in step 3"
+    long = status({**entry, **why}) or ""
+    assert long.startswith("[generation 0] d0 ended with exit code 1 in step 3: ValueError: no xxx")
+    assert "more" not in long
+    assert len(long) < 300
 
 
 def test_others_kills_are_replaced_as_before() -> None:

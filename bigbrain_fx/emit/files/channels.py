@@ -12,7 +12,7 @@ from bigbrain_fx.core import DeviceStore, Dim, Edge, Graph, Program, Stages, Ten
 from bigbrain_fx.emit.modules.classes import StageText
 from bigbrain_fx.emit.modules.layout import WIDTH, wrapped
 from bigbrain_fx.emit.modules.names import DeviceNames, Names, device_names, identifier
-from bigbrain_fx.plan import PartChannel
+from bigbrain_fx.plan import PartChannel, may_be_ungiven
 
 _LISTED = ("reduce", "gather", "statistics")  # buckets.json has their channels
 _LEGEND = "# Messages: tag, kind, the value's name in plan.json; from where to where; one's form."
@@ -63,6 +63,7 @@ class Channels:
         self.has_buckets = len(self.edges) < len(edges)
         self.device_of = at
         self.hints = value_hints(own.values())
+        self.ungiven = may_be_ungiven(file.graph)
         names = Names()
         self.names = {edge: names.fresh(self._base(edge)) for edge in self.edges}
 
@@ -105,9 +106,15 @@ class Channels:
         shape, dtype, wants = self._spec(edge)
         ends = edge.source, edge.target, self.device_of[edge.source], self.device_of[edge.target]
         form = [*_form(shape, dtype), *["requires_grad=True"] * wants]
-        form += ["varies=True"] * (self.file.varies and edge.kind in ("activation", "gradient"))
+        form += ["varies=True"] * self._varies(edge)
         what = [repr(part) for part in (tag, edge.kind, edge.value)]
         return _channel(f"{self.names[edge]} = ", [*what, *_ends(*ends)], form, 0)
+
+    def _varies(self, edge: Edge) -> bool:
+        """Whether its messages have unequal rows, or there may be nothing to send."""
+        if edge.kind in ("gradient", "tied") and edge.value in self.ungiven:
+            return True
+        return self.file.varies and edge.kind in ("activation", "gradient")
 
     def _spec(self, edge: Edge) -> tuple[tuple[Dim, ...], str, bool]:
         """Return the shape and element type of a message, and whether its gradient comes back."""

@@ -110,8 +110,9 @@ class CaptureJob:
         if found.graph.loss is not None:
             known = tuple(remarks(found.graph, found.inputs()))
             parts = self.shares(found, micro_batch)
-            unequal = parts is not None and not parts.are_equal
-            said += known or ((remark(parts),) if parts and unequal else ())
+            said += known
+            if parts and not parts.are_equal and (parts.otherwise or not known):
+                said += (remark(parts),)
         elif not (self.labels.training or self.on_meta):
             about = self.ladder.plain, self.batch, found.graph
             graph, more = asked_for_inference(*about)

@@ -21,9 +21,10 @@ from torch import Tensor, nn
 
 from bigbrain_fx.core import Arg
 from bigbrain_fx.errors import CaptureError
-from bigbrain_fx.frontend.tracing.kept_loss import TensorReads, fewer
+from bigbrain_fx.frontend.tracing.kept_loss import fewer
 from bigbrain_fx.frontend.tracing.leaf_trace import Facts, applied, facts_of, fitted
 from bigbrain_fx.frontend.tracing.plain import same_numbers
+from bigbrain_fx.frontend.tracing.tensor_reads import TensorReads
 from bigbrain_fx.frontend.translation.kept import LINES, Keeper, KeptCall, place, placed
 from bigbrain_fx.frontend.translation.leaf import own_tensors
 from bigbrain_fx.frontend.translation.nests import decode
@@ -45,8 +46,9 @@ class LinesRun:
 
     Attributes:
         calls: paths of the modules that they call, in order.
-        reads: numbers of the tensors that they are given and read, or return.
-        own: names of the module's own tensors that they read.
+        reads: numbers of the tensors that they are given and read, or return; where they ask data,
+            of all that they do not only pass on: another batch may lead them there.
+        own: names of the module's own tensors that they read, or likewise may read.
     """
 
     calls: tuple[str, ...]
@@ -82,12 +84,12 @@ class KeptLines:
         seen: list[LinesRun] = []
 
         def observe(forward: Callable[..., object], *args: object, **kwargs: object) -> object:
-            calls: _Calls = []
+            calls, passed = _Calls(), list[Tensor]()
             before = {name: b.detach().clone() for name, b in self.module.named_buffers()}
-            with _noted(self.module, calls):
+            with _noted(self.module, calls, passed=passed):
                 found = forward(*args, **kwargs)
             try:
-                seen.append(self._run_again(found, _nest(args, kwargs, calls), calls))
+                seen.append(self._run_again(found, _nest(args, kwargs, calls), calls, passed))
                 self._require_unwritten(seen[-1].own, before)
             except CaptureError:
                 raise
@@ -100,7 +102,9 @@ class KeptLines:
         if len(seen) != 1 or self.known.setdefault(rows, seen[0]) != seen[0]:
             raise self._refused("they do other things for other data of the same batch size")
 
-    def _run_again(self, found: object, nest: _Nest, calls: _Calls) -> LinesRun:
+    def _run_again(
+        self, found: object, nest: _Nest, calls: _Calls, passed: Sequence[Tensor]
+    ) -> LinesRun:
         """Run the lines once more, given what modules gave; it must give the same."""
         if not calls:
             raise self._refused("they call no module that could be apart from them")
@@ -111,9 +115,9 @@ class KeptLines:
         self._run(nest, own, reads)
         if any(id(tensor) in reads.seen for tensor in self._shell.plain_tensors()):
             raise self._refused("they read a tensor that is neither a parameter nor a buffer")
-        read = reads.seen | {id(tensor) for tensor in ends}
-        numbers = tuple(i for i, tensor in enumerate(given) if id(tensor) in read)
-        held = {name: tensor for name, tensor in own.items() if id(tensor) in reads.seen}
+        reads.seen |= {id(tensor) for tensor in ends}
+        numbers = tuple(sorted(reads.numbers(given, apart_from=passed)))
+        held = {n: t for n, t in own.items() if id(t) in reads.seen or _may_read(n, reads)}
         # as on the device that runs them: what modules gave has no history there
         kept = [given[i].detach().requires_grad_(given[i].requires_grad) for i in numbers]
         less = cast("_Nest", decode(fewer(encoded, numbers), lambda arg: placed(arg, kept)))
@@ -205,6 +209,11 @@ class KeptLines:
         )
 
 
+def _may_read(name: str, reads: TensorReads) -> bool:
+    """Whether lines that ask data may come to read a tensor: one of the module's very own."""
+    return reads.asks and "." not in name
+
+
 def _nest(args: tuple[object, ...], kwargs: Mapping[str, object], calls: _Calls) -> _Nest:
     answers: dict[str, list[object]] = {}
     for path, found in calls:
@@ -233,8 +242,16 @@ def _forward_as(module: nn.Module, stand_in: Callable[..., object]) -> Iterator[
 
 
 @contextmanager
-def _noted(module: nn.Module, calls: _Calls, until: int | None = None) -> Iterator[None]:
-    """Note what the outermost calls of modules inside a module give; end after so many."""
+def _noted(
+    module: nn.Module,
+    calls: _Calls,
+    until: int | None = None,
+    passed: list[Tensor] | None = None,
+) -> Iterator[None]:
+    """Note what the outermost calls of modules inside a module give; end after so many.
+
+    `passed` are the tensors that lines pass on to them.
+    """
     paths = {id(vars(part)): path for path, part in module.named_modules() if path}
     original, inside = nn.Module.__call__, [False]
 
@@ -243,6 +260,8 @@ def _noted(module: nn.Module, calls: _Calls, until: int | None = None) -> Iterat
         if path is None or inside[0]:
             return original(part, *args, **kwargs)
         inside[0] = True
+        if passed is not None:
+            place((args, kwargs), passed, lenient=True)
         try:
             found: object = original(part, *args, **kwargs)
         finally:

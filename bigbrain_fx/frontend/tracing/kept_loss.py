@@ -1,23 +1,24 @@
 """A loss that cannot be traced, kept whole: the last device calls the user's function as it is.
 
 A plain run shows which tensors of the output and of the batch the loss reads; the op is given those
-alone. Gradients through it are ordinary autograd. This file knows losses; it knows no graphs.
+alone, unless the loss asks data, which may lead it to others. Gradients through it are ordinary
+autograd. This file knows losses; it knows no graphs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from bigbrain_fx.core import Arg
 from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend.tracing.asked import asks_within
 from bigbrain_fx.frontend.tracing.step import Loss
+from bigbrain_fx.frontend.tracing.tensor_reads import TensorReads
 from bigbrain_fx.frontend.translation.kept import LOSS, Keeper, KeptCall, place
 from bigbrain_fx.frontend.translation.nests import replaced
 from bigbrain_fx.frontend.translation.opaque import Dice, TensorSlot
@@ -28,7 +29,8 @@ class KeptLoss:
     """The user's loss, and what plain runs showed of it.
 
     Attributes:
-        reads: numbers of the tensors in (output, batch) that it reads; None when nothing was run.
+        reads: numbers of the tensors in (output, batch) that it reads; None when nothing was run,
+            or when it asks data: for another batch it may read others.
         dtype: of the loss. random: it draws random numbers.
     """
 
@@ -43,8 +45,7 @@ class KeptLoss:
         place((output, batch), given, lenient=True)
         with asks_within(given, "the loss"), TensorReads() as touched, Dice() as dice:
             found = self.loss(output, batch)
-        numbers = {i for i, tensor in enumerate(given) if id(tensor) in touched.seen}
-        self.reads = (self.reads or set()) | numbers
+        self.reads = (self.reads or set()) | touched.numbers(given)
         self.random |= dice.thrown
         if isinstance(found, Tensor):
             self.dtype = found.dtype
@@ -84,32 +85,3 @@ def fewer(nest: Arg, numbers: Sequence[int]) -> Arg:
 def _moved(leaf: object, places: Mapping[int, TensorSlot]) -> object:
     """Give a tensor its number among those that are read; what is not read becomes None."""
     return places.get(leaf.index) if isinstance(leaf, TensorSlot) else leaf
-
-
-class TensorReads(TorchFunctionMode):
-    """Note every tensor that a function or attribute of torch is given."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: set[int] = set()
-
-    def __torch_function__(
-        self,
-        func: Callable[..., object],
-        types: Sequence[type],
-        args: tuple[object, ...] = (),
-        kwargs: dict[str, object] | None = None,
-    ) -> object:
-        self.seen.update(id(tensor) for tensor in _tensors((args, kwargs or {})))
-        return func(*args, **(kwargs or {}))
-
-
-def _tensors(value: object) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)

@@ -96,7 +96,8 @@ class Ladder:
         """Help the calls of the step that are traced meanwhile; yield who keeps calls whole."""
         sizes = self._run_leaves((rows, rows + 1, rows + 3) if free else (rows,))
         self.asked = asked = Asked()
-        with keeping() as keeper, self.leaves.stood_in(keeper, sizes), asked.tracing():
+        formats = contextlib.nullcontext() if self.strict else asked.formatting()
+        with keeping() as keeper, self.leaves.stood_in(keeper, sizes), asked.tracing(), formats:
             watch = self.step.watch
             watch.listening = lambda: both(self.oracle.replaying(), asked)
             if self.strict:  # dynamo asks nothing of tensors
@@ -226,6 +227,9 @@ class Ladder:
     def remarks(self, graph: Graph) -> Iterator[str]:
         """Yield what the user should know about the rungs taken, a sentence each."""
         yield from questions.remarks(graph)
+        for file, line in sorted(self.asked.said):
+            at = f"{file.rpartition('/')[2]}:{line}"
+            yield f"{at} only prints or logs numbers of tensors: a bundle leaves that line out"
         if self.strict:
             yield "traced with torch's strict tracer (dynamo): the other could not follow the model"
         if self.recorder is not None:

@@ -106,10 +106,39 @@ class Leaves:
 
 def _unsteady(before: Mapping[str, list[Facts]], now: Mapping[str, list[Facts]]) -> CaptureError:
     path = next(path for path in before if before[path] != now[path])
+    pairs = [*zip(before[path], now[path], strict=False)]
+    alike = len(before[path]) == len(now[path])
+    if alike and all(one.tensors == other.tensors for one, other in pairs):
+        what, how = _other_than_shapes(pairs)
+    else:
+        what, how = (
+            "gives other shapes for other data",
+            "return tensors of a fixed shape (pad them)",
+        )
     return CaptureError(
-        f"BX0140: the leaf {path} gives other shapes for other data of the same batch size",
-        help="let it return tensors of a fixed shape (pad them), or make a larger module the leaf",
+        f"BX0140: the leaf {path} {what} of the same batch size",
+        help=f"let it {how}, or make a larger module the leaf",
     )
+
+
+def _other_than_shapes(pairs: Sequence[tuple[Facts, Facts]]) -> tuple[str, str]:
+    """Say what runs differ in that give tensors of the same shapes, and what to do."""
+    if any(one.views != other.views for one, other in pairs):
+        return (
+            "gives back what it is given for some data, and new tensors for other data",
+            "return a copy (return h.clone()) where it gives h back",
+        )
+    if any(one.fixed != other.fixed for one, other in pairs):
+        return (
+            "gives what needs no gradient for some data, and what needs one for other data",
+            "return h + 0 * self.weight.sum() where it has used no weight",
+        )
+    if any(one.random != other.random for one, other in pairs):
+        return (
+            "draws random numbers for some data, and none for other data",
+            "draw in either case: keep = torch.rand(n) before the branch",
+        )
+    return "does other things for other data", "write into the same tensors in either case"
 
 
 @dataclass

@@ -111,12 +111,15 @@ class _Noted(FunctionCtx):
 class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(ctx: _Noted, how: _How, *given: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
         ctx.how = how
         return tuple(how.forward(given))
 
     @staticmethod
-    def backward(ctx: _Noted, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return (None, *ctx.how.backward(gradients))
+    def backward(ctx: _Noted, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Members run the same code: where it gives one of them no gradient, it gives none any."""
+        found = [gradient for gradient in gradients if gradient is not None]
+        return (None, *(ctx.how.backward(found) if found else gradients))
 
 
 def _exchange(ops: tuple[Op, ...], machines: Sequence[Interpreter], envs: Sequence[Env]) -> None:

@@ -10,13 +10,13 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend.tracing.plain import Plain
-from bigbrain_fx.frontend.translation.batch import Batch
+from bigbrain_fx.frontend.translation.batch import Batch, Entry
 
 _ROUNDING = {2: 3e-2, 4: 1e-3}  # of the loss, by the bytes of its element type
 _ALL_DIGITS = 17  # of a double
@@ -24,11 +24,16 @@ _ALL_DIGITS = 17  # of a double
 
 @dataclass(frozen=True)
 class Shares:
-    """The loss of the example batch, and the mean of its two halves'; `nbytes` of an element."""
+    """The loss of the example batch, and the mean of its two halves'; `nbytes` of an element.
+
+    `otherwise` is an entry and the dimension along which it may be split (None: not at all) so that
+    the halves add up; None where they do, or where no single entry is the reason.
+    """
 
     whole: float
     halves: float
     nbytes: int = 4
+    otherwise: tuple[str | int, int | None] | None = None
 
     @property
     def is_sum(self) -> bool:
@@ -57,7 +62,34 @@ def shares(plain: Plain, batch: Batch) -> Shares | None:
         found = [plain.run(list(run.values()), seed)[0] for seed, run in enumerate(runs)]
         whole, again, *halves = (float(loss) for loss in found)
         if whole == again and all(map(math.isfinite, (whole, *halves))) and _is_loss(found[0]):
-            return Shares(whole, sum(halves) / 2, found[0].element_size())
+            parts = Shares(whole, sum(halves) / 2, found[0].element_size())
+            tries = not (parts.are_equal or parts.is_sum)
+            return replace(parts, otherwise=_otherwise(plain, batch, parts)) if tries else parts
+    return None
+
+
+def _otherwise(plain: Plain, batch: Batch, parts: Shares) -> tuple[str | int, int | None] | None:
+    """Return which single entry, split otherwise or not at all, makes the halves add up."""
+    for entry in (e for e in batch.entries if e.tensor.dim() and not e.said):
+        own = entry.tensor
+        dims = [d for d in range(own.dim()) if own.shape[d] == batch.rows]
+        ways = [None, *dims] if entry.batched else dims
+        for dim in ways[: 1 + own.dim()]:
+            if dim != 0 or not entry.batched:
+                found = _mean_of_halves(plain, batch, entry, dim)
+                if found is not None and near(parts.whole, found, parts.nbytes):
+                    return _key(entry.key), dim
+    return None
+
+
+def _mean_of_halves(plain: Plain, batch: Batch, entry: Entry, dim: int | None) -> float | None:
+    half, own, losses = batch.rows // 2, entry.tensor, list[float]()
+    with suppress(Exception):  # as above: the model may not take it so
+        for seed, run in enumerate((batch.sized(half), batch.last(half))):
+            part = own if dim is None else own.narrow(dim, seed * half, half)
+            run[entry.name] = part.clone()
+            losses.append(float(plain.run(list(run.values()), 2 + seed)[0]))
+        return sum(losses) / 2
     return None
 
 
@@ -87,10 +119,23 @@ def remark(found: Shares) -> str:
         )
     whole, halves = told_apart(found.whole, found.halves)
     return (
-        f"the example batch has the loss {whole}, its two halves {halves}: "
-        "rows do not stand alone, and a step trains on the mean of its micro-batches. Where an "
-        "entry is split that should not be, or along the wrong dimension, say so in the model "
-        "file: batch_dims = {'mask': None, 'x': 1}"
+        f"the example batch has the loss {whole}, its two halves {halves}: rows do not stand "
+        f"alone, and a step trains on the mean of its micro-batches. {_remedy(found)}"
+    )
+
+
+def _remedy(found: Shares) -> str:
+    """Say what was tried: an entry split otherwise, or the batch as it is."""
+    if found.otherwise is None:
+        return (
+            "However any one entry is split, it stays so (rows are compared with each other, or "
+            "a mean is taken over what a mask leaves): --micro-batches 1 computes the whole batch"
+        )
+    key, dim = found.otherwise
+    how = "given whole to each" if dim is None else f"split along dimension {dim}"
+    return (
+        f"With {key!r} {how} they add up: if that is what is meant, say so in the model file: "
+        f"batch_dims = {{{key!r}: {dim}}}"
     )
 
 

@@ -17,22 +17,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
 
-import torch
 from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode
 
 from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend.tracing.attributes import is_own
+from bigbrain_fx.frontend.tracing.said import number_for, only_says
+from bigbrain_fx.frontend.tracing.tensor_reads import VALUES
 
-_READS = frozenset(
-    (
-        *(Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__bool__),
-        *(Tensor.__float__, Tensor.__int__, Tensor.__index__, Tensor.__complex__),
-        *(torch.is_nonzero, Tensor.is_nonzero, torch.equal, Tensor.equal),
-        *(torch.allclose, Tensor.allclose),
-    )
-)
 _ARRAYS = ("/torch/_tensor.py", __file__)
 _SYMBOLS = ("/torch/fx/", "/torch/__init__.py", "/torch/_export/", *_ARRAYS)  # before the error
 _MAKES_ERROR = "_make_data_dependent_error"
@@ -46,11 +39,14 @@ class Asked(TorchFunctionMode):
     Attributes:
         whole: code that runs as it is in a bundle, too: what it asks is not in the trace.
         answered: with the innermost module in whose lines it was; None in the loss.
+        said: lines that only print or log, which a trace is told ones.
     """
 
     whole: frozenset[CodeType] = frozenset()
     answered: dict[Line, object] = field(default_factory=dict)
     failed: set[Line] = field(default_factory=set)
+    said: set[Line] = field(default_factory=set)
+    _traces: bool = False
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -64,14 +60,30 @@ class Asked(TorchFunctionMode):
     ) -> object:
         between = _ARRAYS if func is Tensor.__array__ else (__file__,)
         frame = _outside(sys._getframe(1), between)
-        line = self._line(frame) if func in _READS else None
+        line = self._line(frame) if func in VALUES else None
         if line is None:
             return func(*args, **(kwargs or {}))
+        if only_says(*line) is not None:
+            return self._answer(line, func, args, kwargs or {})
         self.failed.add(line)
         found = func(*args, **(kwargs or {}))
         self.failed.discard(line)
         self.answered[line] = next(filter(None, map(_module, _outwards(frame))), None)
         return found
+
+    def _answer(
+        self,
+        line: Line,
+        func: Callable[..., object],
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
+    ) -> object:
+        """Tell a line that only says: no number of a trace is asked, nor is one missed there."""
+        first = args[0]
+        if not self._traces or not isinstance(first, Tensor):
+            return func(*args, **kwargs)
+        self.said.add((line[0], only_says(*line) or line[1]))
+        return number_for(func, first, args[1:])
 
     def _line(self, frame: FrameType | None) -> Line | None:
         """Return the line of the user's own that asks; None where a library's does, or one kept."""
@@ -82,8 +94,26 @@ class Asked(TorchFunctionMode):
         return frame.f_code.co_filename, frame.f_lineno
 
     @contextlib.contextmanager
+    def formatting(self) -> Iterator[None]:
+        """Answer lines that only say a number in text; torch tells no mode of a format."""
+        own = Tensor.__format__
+
+        def formatted(tensor: Tensor, spec: str) -> str:
+            line = self._line(_outside(sys._getframe(1), _ARRAYS))
+            if line is None or only_says(*line) is None:
+                return str(own(tensor, spec))  # type: ignore[no-untyped-call]  # torch has it so
+            return str(self._answer(line, own, (tensor, spec), {}))
+
+        Tensor.__format__ = formatted  # type: ignore[method-assign]  # put back
+        try:
+            yield
+        finally:
+            Tensor.__format__ = own  # type: ignore[method-assign]
+
+    @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:
         """Note, too, what numbers of a trace are asked for and cannot tell."""
+        self._traces = True
         own = getattr(ShapeEnv, _MAKES_ERROR, None)
         if own is None:  # of another torch: what is asked for is heard all the same
             yield

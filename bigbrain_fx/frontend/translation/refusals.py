@@ -38,6 +38,7 @@ _OWN_PART = (
 )
 _FINAL = (
     *(_BOTH_WAYS, "gives other shapes for other data"),
+    *(" for some data, and ", "does other things for other data"),
     *("BX0120", "BX0160", "BX0170", "must return a scalar tensor"),
 )
 _OF_A_TRACE = ("BX0101", "BX0130", "BX0185", "BX0187", "BX0199")

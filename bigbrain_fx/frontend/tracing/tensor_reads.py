@@ -1,0 +1,101 @@
+"""Which tensors some Python reads, and whether it asks them what another batch answers otherwise.
+
+    if mask.any(): found = found + extra.mean()       asks `mask`; `extra` is read by its answer
+    rows = boxes[mask]; if len(rows): ...             asks how many there are
+
+What asks may read other tensors next time. This file listens; it knows no graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+VALUES = frozenset(
+    (
+        *(Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__bool__),
+        *(Tensor.__float__, Tensor.__int__, Tensor.__index__, Tensor.__complex__),
+        *(torch.is_nonzero, Tensor.is_nonzero, torch.equal, Tensor.equal),
+        *(torch.allclose, Tensor.allclose, Tensor.__contains__),
+    )
+)
+"""What gives Python a tensor's numbers."""
+_SIZES = frozenset(
+    (
+        *(Tensor.numel, Tensor.nelement, torch.numel, Tensor.size, Tensor.__len__),
+        *(
+            Tensor.shape.__get__,  # type: ignore[attr-defined]  # a property
+            Tensor.__iter__,
+            Tensor.unbind,
+            torch.unbind,
+        ),
+    )
+)
+_SIZED_BY_DATA = frozenset(
+    (
+        *(torch.nonzero, Tensor.nonzero, torch.argwhere, Tensor.argwhere, Tensor.unique),
+        *(torch.masked_select, Tensor.masked_select, torch.unique, torch.bincount),
+        *(torch.unique_consecutive, Tensor.unique_consecutive, Tensor.bincount),
+        *(torch.repeat_interleave, Tensor.repeat_interleave),
+    )
+)
+
+
+class TensorReads(TorchFunctionMode):
+    """Note every tensor that a function or attribute of torch is given.
+
+    Attributes:
+        seen: their ids.
+        asks: whether Python was told numbers of one, or a size that numbers decide.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[int] = set()
+        self.asks = False
+        self._sized: dict[int, Tensor] = {}  # held, or another might get the same id
+
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        given = list(_tensors((args, kwargs or {})))
+        self.seen.update(map(id, given))
+        sized = any(id(tensor) in self._sized for tensor in given)
+        self.asks |= func in VALUES or (sized and func in _SIZES)
+        found = func(*args, **(kwargs or {}))
+        if sized or _is_sized_by_data(func, args):
+            self._sized.update((id(tensor), tensor) for tensor in _tensors(found))
+        return found
+
+    def numbers(self, given: Sequence[Tensor], apart_from: Sequence[Tensor] = ()) -> set[int]:
+        """Return the numbers of those that it reads or, by the answers, may read."""
+        never = {id(tensor) for tensor in apart_from}
+        return {
+            i
+            for i, tensor in enumerate(given)
+            if id(tensor) in self.seen or (self.asks and id(tensor) not in never)
+        }
+
+
+def _is_sized_by_data(func: Callable[..., object], args: tuple[object, ...]) -> bool:
+    if func is Tensor.__getitem__:
+        return any(tensor.dtype in (torch.bool, torch.uint8) for tensor in _tensors(args[1:]))
+    return func in _SIZED_BY_DATA or (func is torch.where and len(args) == 1)
+
+
+def _tensors(value: object) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)

@@ -65,7 +65,7 @@ class CudaClock:
         if self.rule.kind not in ("product", "attention"):
             return "pass"
         if self.rule.kind == "attention" or self._depthwise:
-            return "attention" if self.rule.kind == "attention" else "depthwise"
+            return f"{'attention' if self.rule.kind == 'attention' else 'depthwise'} {self._rate}"
         return f"{'convolution' if self._is_convolution else 'product'} {self._rate}"
 
     @property
@@ -74,6 +74,7 @@ class CudaClock:
         if self._dtype in HALF and self._dtype not in device.lacks:
             return "half"
         in_tf32 = self._is_convolution or device.matmul_precision != "highest"
+        in_tf32 = in_tf32 and self.rule.kind == "product"  # as in `_flops_per_s`
         return "tf32" if in_tf32 and device.tf32_flops_per_s else "fp32"
 
     # ----------------------------------------------------------------- its process

@@ -1,7 +1,8 @@
 """What timed kernels of a GPU say of the roofline's forecasts there: a factor for each family.
 
 Ops are of one family if they are computed alike: products at one rate, convolutions at one, those
-of one channel a group, attention, passes over memory. A kernel that was timed is forecast as an op
+of one channel a group, attention (each at its own: kernels of half precision say nothing of those
+of float32), passes over memory. A kernel that was timed is forecast as an op
 of a model would be; the factor is the middle of measured over forecast, drawn towards 1 as if one
 more kernel had been as forecast: single kernels are off by a fifth either way. It knows one device
 at a time, no model and no torch.

@@ -84,8 +84,13 @@ NVIDIA DeepLearningExamples, ResNet-50 on V100 and T4 at batches 1 and 2: 10.2 t
 ops; under autocast 12.8 to 13.0 ms, 74 us an op.
 """
 AUTOCAST_LAUNCHES = 1.25
-BACKWARD_LAUNCHES = 2.0
-"""The engine of autograd is C++ and needs no module: a guess, half of the forward's."""
+BACKWARD_LAUNCHES = 5.0
+"""What an op's backward takes: kernels for each gradient, and the sums of micro-batches.
+
+Steps on a rented H100 (docs/gpu.md) that wait for their process are 9 to 20 % under by it, one
+that nearly does 5 % over; by 2.0, a guess, 36 to 42 % under. No row of 331 published ones, which
+are of larger batches or of inference, tells 2 from 5.
+"""
 VIEW_LAUNCHES = 0.5
 KERNEL_S = 3e-6
 """The least that a kernel takes its GPU: an empty one, with the gap to the next."""

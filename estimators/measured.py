@@ -99,6 +99,7 @@ class Measured:
                 for name, rate in rates.items()
             },
             measured={name: tuple(ops) for name, ops in found.items()},
+            scaled=dict(_scaled(base.tables, cluster)),
         )
 
 
@@ -179,6 +180,16 @@ def _found(
         for op in graph.ops
         if all(key in table for key in keys[op.name])
     }
+
+
+def _scaled(
+    tables: Mapping[Machine, Mapping[str, OpProfile]], cluster: Cluster
+) -> Iterator[tuple[str, str]]:
+    """Name the machine whose times a device gets, where the device says that it is another."""
+    for device in cluster.devices:
+        machine = _nearest(tables, device)
+        if machine is not None and device.processor and not _is_of(machine, device):
+            yield device.name, machine.key
 
 
 def _nearest(tables: Mapping[Machine, Mapping[str, OpProfile]], device: Device) -> Machine | None:

@@ -69,6 +69,7 @@ class Rotary(nn.Module):
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn channels i and i + head_dim / 2 as a pair; x is (batch, heads, length, head_dim)."""
     left, right = x.chunk(2, dim=-1)
+    cos, sin = cos.to(x.dtype), sin.to(x.dtype)  # angles are made in float32
     return x * cos + torch.cat((-right, left), dim=-1) * sin
 
 

@@ -76,7 +76,10 @@ def sheet_rates(sheet: Preset | None) -> Rates | None:
 
 
 def by_datasheet(cluster: Cluster, sheet: Preset) -> Cluster:
-    """Return a cluster of one device at what a preset says; all else stays measured."""
+    """Return a cluster of one device at what a preset says, which knows no timed kernels.
+
+    Its memory and the start of an op stay measured.
+    """
     (device,) = cluster.devices
     said = replace(
         device,
@@ -84,6 +87,7 @@ def by_datasheet(cluster: Cluster, sheet: Preset) -> Cluster:
         half_flops_per_s=sheet.sustained_half_flops_per_s,
         tf32_flops_per_s=sheet.sustained_tf32_flops_per_s,
         memory_bytes_per_s=sheet.sustained_memory_bytes_per_s,
+        kernels=(),
     )
     return replace(cluster, devices=(said,))
 

@@ -73,7 +73,7 @@ def show_forecast(plan: Plan) -> None:
     by_hand = plan.placement.reason.startswith("placed by hand")  # no partitioner was asked
     by = f"{'placed by hand' if by_hand else plan.partitioner} with {plan.estimator}"
     _say((plan.graph.name, "bold"), f": {by}, {_schedule(plan)}")
-    measured = measured_text(measured_share(plan))
+    measured = measured_text(plan)
     said = f"forecast {plan.forecast.step_s:.4f} s a step, {rows_per_s:.1f} rows a second{measured}"
     _say(f"{said}; it fits:")
     heads = ("device", "busy s", "idle s", "weights", "gradients", "optimizer", "activations")
@@ -203,7 +203,7 @@ def show_explanation(found: Explanation) -> None:
         _say(f"{_count(len(found.moved), 'op')} moved to stay with others: {_few(found.moved)}")
     if found.recovery:
         _say(f"when a device dies: {found.recovery}")
-    _say(f"forecast {found.step_s:.4f} s a step{measured_text(found.measured)}")
+    _say(found.forecast_text)
 
 
 def _show_compared(found: Sequence[Compared]) -> None:

@@ -34,7 +34,9 @@ class Costs:
     `ops[device][op]`. The optimizer's step takes `optimizer_s_per_tensor[device]` for each trained
     tensor (0 where it is left out) and `optimizer_s_per_byte[device]` for each byte of them.
     `measured[device]` are the ops whose times were measured; an estimator that measures nothing
-    leaves it out. `optimizer_states`: by parameter, where it is not `optimizer_state_per_byte`.
+    leaves it out; `scaled[device]` says of what machine they were, where it was another than the
+    device says that it is. `optimizer_states`: by parameter, where they are not
+    `optimizer_state_per_byte`.
     `recompute`: every stage will run its forward again before each backward, which
     the ops' costs do not count. `alone`: where devices of a host slow each other, these costs are
     of the time when all of them compute, and `alone` has those of each by itself.
@@ -48,6 +50,7 @@ class Costs:
     optimizer_leftover: float = 0.0  # of the parameter before: Python's loop still names it
     optimizer_states: Mapping[str, float] = field(default_factory=dict)
     measured: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    scaled: Mapping[str, str] = field(default_factory=dict)
     optimizer_s_per_tensor: Mapping[str, float] = field(default_factory=dict)
     recompute: bool = False
     alone: Costs | None = None

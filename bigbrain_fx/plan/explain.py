@@ -83,7 +83,8 @@ class Explanation(Shown):
     `compiled` that stages are compiled, `quantised` which frozen weights are int8, `rewritten` what
     is computed otherwise than the model file says.
     `measured` is the share of the ops' time that was measured, None if the estimator does not
-    measure. `recovery` is what a failure would cost, None where there is one device or no training.
+    measure, `scaled` says whose times it has then that were measured elsewhere. `recovery` is what
+    a failure would cost, None where there is one device or no training.
     """
 
     step_s: float
@@ -105,10 +106,16 @@ class Explanation(Shown):
     compiled: str = ""
     quantised: str = ""
     rewritten: str = ""
+    scaled: str = ""
+
+    @property
+    def forecast_text(self) -> str:
+        """Say what a step takes, and what that rests on."""
+        return f"forecast {self.step_s:.4f} s a step{_share_text(self.measured)}{self.scaled}"
 
     def __str__(self) -> str:
         lines = [
-            f"forecast {self.step_s:.4f} s a step{measured_text(self.measured)}",
+            self.forecast_text,
             *([self.reason] if self.reason else []),
         ]
         lines += [
@@ -185,6 +192,7 @@ def explain(plan: Plan) -> Explanation:
         compiled_text(plan.stages),
         quantised_text(plan),
         rewritten_text(plan),
+        scaled_text(plan, costs),
     )
 
 
@@ -194,9 +202,28 @@ def compared_text(other: Compared) -> str:
     return f"{other.what}: {took}{other.why}"
 
 
-def measured_text(share: float | None) -> str:
-    """Say how much of a forecast was measured; nothing, where nothing ever is."""
+def measured_text(plan: Plan) -> str:
+    """Say how much of a forecast was measured, and where; nothing, where nothing ever is."""
+    costs = costs_of(plan)
+    return f"{_share_text(measured_share(plan, costs))}{scaled_text(plan, costs)}"
+
+
+def _share_text(share: float | None) -> str:
     return "" if share is None else f", {100 * share:.0f} % of the ops' time measured"
+
+
+def scaled_text(plan: Plan, costs: Costs) -> str:
+    """Say which devices have times of another machine, scaled by rates, and how to measure them."""
+    of: dict[tuple[str, int], list[str]] = {}
+    for device in plan.cluster.devices:
+        if device.name in plan.stages.devices and device.name in costs.scaled:
+            of.setdefault((costs.scaled[device.name], device.threads), []).append(device.name)
+    said = [
+        f"{', '.join(names)} by rates from {key}: `bigbrain-fx profile --threads {threads}` there "
+        "measures them"
+        for (key, threads), names in of.items()
+    ]
+    return f"; scaled for {'; for '.join(said)}" if said else ""
 
 
 def size_text(count: int) -> str:

@@ -243,7 +243,9 @@ def costs_of(plan: Plan) -> Costs:
         each = tensor_costs(plan)
         ops = {device: own for costs in each for device, own in costs.ops.items()}
         measured = {device: own for costs in each for device, own in costs.measured.items()}
-        return replace(each[0], ops=ops, measured=measured, cluster=plan.cluster)
+        scaled = {device: key for costs in each for device, key in costs.scaled.items()}
+        found = replace(each[0], ops=ops, measured=measured, scaled=scaled)
+        return replace(found, cluster=plan.cluster)
     return estimated(plan.graph.at(plan.rows), plan.cluster, plan.source, plan.estimator)
 
 

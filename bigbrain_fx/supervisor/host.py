@@ -10,7 +10,7 @@ What it decides is in the files that it imports; this one hears, and passes on.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from inspect import signature
 
 from .catch_up import CatchUp, CaughtUp
@@ -22,6 +22,7 @@ from .job import FailedError, Job, OnStep, Outcome, Rescue
 from .judging import Death, Judge, Stop
 from .log_loss import LogLoss
 from .losing import Losing
+from .memory_kills import MemoryKills
 from .peering import Peering
 from .pipe import PARTS, Said
 from .posting import Posting
@@ -83,6 +84,7 @@ class Supervisor:
         kept = self.crew, self.snapshots, self.votes, self.log_loss, self.suspicion
         self.snapshotting = Snapshotting(*kept)
         self.judge = Judge(job.restarts, job.window_s)
+        self.memory_kills = MemoryKills()
         self.feeding = Feeding(self.crew, feed, self.ask_to_stop) if feed else None
         self.restarts = 0
         self.acts = self._acts()
@@ -165,6 +167,7 @@ class Supervisor:
         self.crew.turn(self.job.beat_s)
         now = self.crew.clock.now()
         starved_s = self.watch.look(now)
+        self.memory_kills.look(now)
         if self.job.grace_s is None:
             self.stopping.wait_longer(starved_s, now)
         if not self.crew.ending:
@@ -245,7 +248,9 @@ class Supervisor:
     def _replace(self, dead: Member, device: str, code: int) -> None:
         """Let another process go on as a device whose process has ended, if that is worth it."""
         now = self.crew.clock.now()
-        death = _death_of(dead, device, code)
+        death = replace(
+            _death_of(dead, device, code), for_memory=self.memory_kills.meant(code, now)
+        )
         self.rendezvous.break_up(now)
         self._report_death(dead, death, now)
         stop = self._stop_for(dead, death, now)

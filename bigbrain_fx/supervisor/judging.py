@@ -27,6 +27,7 @@ class Death:
         finished_one: whether it had finished a step, or taken one over.
         was_hung: it was ended here, for it made no progress.
         was_suspect: it was ended here, for a spare found `text` otherwise.
+        for_memory: the kernel ended it, as memory ran out.
     """
 
     device: str
@@ -37,17 +38,20 @@ class Death:
     finished_one: bool
     was_hung: bool = False
     was_suspect: bool = False
+    for_memory: bool = False
 
     @property
     def is_from_outside(self) -> bool:
         """Whether it says nothing of what the process did."""
-        return -self.code in OUTSIDE and not self.was_hung
+        return -self.code in OUTSIDE and not (self.was_hung or self.for_memory)
 
     @property
     def how(self) -> str:
         """Say how it ended in a few words."""
         if self.was_suspect:
             return f"computed in step {self.step} what a spare computes otherwise: {self.text}"
+        if self.for_memory:
+            return "was killed by the kernel, as memory ran out (signal 9)"
         if self.code < 0:
             return f"was killed by signal {-self.code}"
         return f"ended with exit code {self.code}"
@@ -65,6 +69,23 @@ class Stop:
     more: str = ""
 
 
+LESS_MEMORY = (
+    ": `bigbrain-fx estimate` says what each device will take; split for less (--recompute all, "
+    "--offload, more micro-batches), or with fewer devices on its host"
+)
+
+
+def _more(death: Death) -> str:
+    return LESS_MEMORY if death.for_memory else ""
+
+
+def _stop_again(death: Death) -> Stop:
+    """Return why an end that came again is the last; other devices may have the memory."""
+    if death.for_memory:
+        return Stop("memory ran out at the same step again", True, LESS_MEMORY)
+    return Stop("the same error came again after a restart")
+
+
 @dataclass
 class Judge:
     """Decide over deaths, one after another."""
@@ -80,10 +101,10 @@ class Judge:
         """Return why the run must stop; None: start a process again.
 
         An error that would come again is not worth a restart: wrong data, numbers that are not
-        finite, files that cannot be saved, commits that are another's, the same error at the same
-        step of the same device, or two ends of a device that has never finished a step, unless
-        somebody else ended it. It would come on other devices, too; whose processes only die may be
-        left behind.
+        finite, files that cannot be saved, commits that are another's, the same error (or memory
+        that ran out) at the same step of the same device, or two ends of a device that has never
+        finished a step, unless somebody else ended it. It would come on other devices, too; whose
+        processes only die may be left behind.
         """
         if death.code == BAD_INPUT and not self._was_well_before(death):
             return Stop("its input cannot be used")
@@ -94,11 +115,12 @@ class Judge:
         if death.code == TAKEN_OVER:
             return Stop("another run or a rollback has taken over its commits")
         if self._repeats(death):
-            return Stop("the same error came again after a restart")
+            return _stop_again(death)
         is_early = not death.finished_one and death.device not in self.seen_well
         if is_early and not death.is_from_outside:
             if death.device in self.unborn:
-                return Stop("it ended twice before it had finished a step", death.text is None)
+                twice = "it ended twice before it had finished a step"
+                return Stop(twice, death.text is None, _more(death))
             self.unborn.add(death.device)
         reason = self._spent(now)
         return None if reason is None else Stop(reason, death.text is None)
@@ -116,9 +138,10 @@ class Judge:
         return death.step < 0 and death.device in self.seen_well
 
     def _repeats(self, death: Death) -> bool:
-        if death.text is None:
+        said = death.how if death.for_memory else death.text
+        if said is None:
             return False
-        key = (death.device, death.step, death.text)
+        key = (death.device, death.step, said)
         known = key in self.errors
         self.errors.add(key)
         return known

@@ -229,3 +229,20 @@ def test_a_plan_says_how_much_of_its_time_was_measured(
     assert measured_share(usual) is None
     assert "measured" not in str(explain(usual))
     assert usual.placement == Placement(plan.placement.device_of, usual.placement.reason)
+
+
+def test_a_plan_says_whose_times_it_has_where_they_were_measured_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = two_ops()
+    monkeypatch.setenv("BIGBRAIN_PROFILES", str(stored(tmp_path / "p.sqlite", graph)))
+    options = Options("naive", "measured", micro_batches=1)
+    own = replace(SAME, processor=MACHINE.processor, threads=MACHINE.threads)
+    more = replace(own, threads=MACHINE.threads + 6, flops_per_s=5 * own.flops_per_s)
+    for device, told in ((SAME, False), (own, False), (more, True)):  # the first does not say
+        plan = make_plan(graph, cluster_of(device), Source("m.py"), options)
+        said = (
+            f"scaled for same by rates from {MACHINE.key}: "
+            f"`bigbrain-fx profile --threads {device.threads}`"
+        )
+        assert (said in str(explain(plan))) is told

@@ -61,6 +61,17 @@ OTHERWISE = {
     "autocast": "with torch.autocast('cuda', dtype=torch.bfloat16):\n    x = self.b(x)",
     "autocast, by name": "with torch.autocast(device_type='cuda'):\n    x = self.b(x)",
     "its old name": "with torch.cuda.amp.autocast():\n    x = self.b(x)",
+    "of the CPU": "with torch.autocast('cpu', dtype=torch.bfloat16):\n    x = self.b(x)",
+    "asks whether it casts": "with torch.autocast(x.device.type, torch.bfloat16): "
+    "x = x * 2 if torch.is_autocast_enabled() else x",
+    "then waits": "if x.is_cuda: x = x * 2; torch.cuda.synchronize()",
+    "then runs what a CPU cannot": "if x.is_cuda: x = x * 2\n"
+    "x = torch.ops.of_a_gpu.fused(x) if x.is_cuda else x",
+}
+DECORATED = {
+    "cpu": "@torch.autocast('cpu', dtype=torch.bfloat16)",
+    "cuda": "@torch.autocast('cuda', dtype=torch.bfloat16)",
+    "its old name": "@torch.cuda.amp.autocast()",
 }
 LIKE_HERE = {
     "its own kind": "with torch.autocast(x.device.type, dtype=torch.bfloat16):\n    x = self.b(x)",
@@ -68,6 +79,14 @@ LIKE_HERE = {
     "no effect": "kind = 'gpu' if x.is_cuda else 'cpu'",
     "alike": "assert x.device == self.a.weight.device and x.device.index in (0, None)",
     "switched off": "with torch.autocast('cuda', enabled=False):\n    x = self.b(x)",
+    "of the CPU, off": "with torch.autocast('cpu', enabled=False):\n    x = self.b(x)",
+    "of both": "with torch.autocast('cuda', torch.bfloat16), torch.autocast('cpu', torch.bfloat16):"
+    "\n    x = self.b(x)",
+    "of both, off within": "with torch.autocast(x.device.type, torch.bfloat16):\n    "
+    "x = self.b(x)\nwith torch.autocast('cpu', enabled=False):\n    x = self.b(x.float())",
+    "type asked": "with torch.autocast(x.device.type, torch.bfloat16):\n    "
+    "x = self.b(x).to(torch.get_autocast_dtype(x.device.type))",
+    "waits": "if x.is_cuda: torch.cuda.synchronize()",
     "in a comment": "x = x * 2  # on cuda, too",
 }
 
@@ -107,6 +126,23 @@ def test_what_a_gpu_decides_is_found_with_its_line(
     with pytest.raises(InputError, match="d1, d3 would compute the CPU's") as caught:
         told_of_gpus(found, ["d1", "d3"])
     assert caught.value.at == f"asks.py:{FIRST}"
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's: no GPU is here, the name is an old one
+@pytest.mark.parametrize("name", DECORATED)
+def test_a_decorator_of_forward_casts_as_on_a_gpu(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tmp_path, "pass")
+    head, body = "    def forward(self, x):", DECORATED[name]
+    path.write_text(path.read_text().replace(head, f"    {body}\n{head}"))
+    found = asked(path, monkeypatch)
+    assert found is not None
+    assert found.differs
+    off = body.replace("autocast(", "autocast(enabled=False, ").replace(", 'c", ", device_type='c")
+    path.write_text(path.read_text().replace(body, off))
+    found = asked(path, monkeypatch)
+    assert found is None or not found.differs
 
 
 @pytest.mark.parametrize("name", LIKE_HERE)
@@ -149,7 +185,10 @@ def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     asked(written(tmp_path, OTHERWISE["its old name"]), monkeypatch)
     assert "device" not in vars(torch.Tensor)
     assert "is_cuda" not in vars(torch.Tensor)
-    assert torch.autocast.__init__.__qualname__ == "autocast.__init__"
+    for own in (torch.autocast.__init__, torch.autocast.__enter__, torch.autocast.__exit__):
+        assert own.__module__ == "torch.amp.autocast_mode"
+        assert own.__qualname__.startswith("autocast.__")
+    assert type(torch.is_autocast_enabled).__name__ == "builtin_function_or_method"
     assert torch.zeros(1).device == torch.device("cpu")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -244,6 +245,18 @@ def test_a_model_that_fails_is_said_and_the_others_go_on(
     models = [MODELS["gpt", size] for size in ("large", "small")]
     assert [row.size for row in gpu.measured(place, models)] == ["small"]
     assert "gpt large failed: CUDA out of memory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_kind_of_model_computes_on_its_batch(name: str) -> None:
+    space: dict[str, Any] = {}
+    exec(compile(MODELS[name, TINY].text(), name, "exec"), space)
+    model, batch = space["model"](), space["example_batch"]()
+    if isinstance(batch, dict):
+        wanted = inspect.signature(model.forward).parameters
+        model(**{key: value for key, value in batch.items() if key in wanted})
+    else:
+        model(batch[0])
 
 
 # --------------------------------------------------------------------------- numbers

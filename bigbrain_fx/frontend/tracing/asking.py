@@ -21,15 +21,15 @@ import torch
 from torch import Tensor
 
 from bigbrain_fx.frontend.elsewhere import Elsewhere
+from bigbrain_fx.frontend.tracing.asked_casts import casts_as_on_a_gpu
 from bigbrain_fx.frontend.tracing.attributes import Attributes
 from bigbrain_fx.frontend.tracing.plain import Numbers, Plain, alike
 from bigbrain_fx.frontend.translation.sources import is_users
 
-ASKING = re.compile(r"\b(is_cuda|is_cpu|cuda)\b|\.device\.type\b|\.device\s*[=!]=")
+ASKING = re.compile(r"\b(is_cuda|is_cpu|cuda)\b|autocast|\.device\.type\b|\.device\s*[=!]=")
 AT_IMPORT = re.compile(r"\bcuda\.(is_available|device_count)\(")
 _GPU = "cuda"
 _FEW = 8  # lines that are told so one by one, to know which of them matter
-_HALF = torch.float16  # what autocast("cuda") casts to unless it is told otherwise
 
 
 def asked_of_device(plain: Plain, example: Sequence[Tensor], loss: object) -> Elsewhere | None:
@@ -52,8 +52,9 @@ def asked_of_device(plain: Plain, example: Sequence[Tensor], loss: object) -> El
 def _asked(run: Callable[[], Numbers]) -> Elsewhere | None:
     first = run()
     differs, lines = _told(run, first)
-    if differs and len(lines) <= _FEW:
-        lines = tuple(line for line in lines if _told(run, first, line)[0]) or lines
+    if differs is not False and len(lines) <= _FEW:  # None: of a line that can be run as well
+        matter = tuple(line for line in lines if _told(run, first, line)[0])
+        differs, lines = (True, matter) if matter else (differs, lines)
     return Elsewhere(lines, differs) if lines else None
 
 
@@ -75,21 +76,25 @@ def on_a_gpu(only: str | None = None) -> Iterator[list[str]]:
     lines: list[str] = []
     seen = _Asking(lines, only)
     own: dict[str, Any] = {name: getattr(torch._C.TensorBase, name) for name in _PROPERTIES}
-    available, init = torch.cuda.is_available, torch.autocast.__init__
+    calls = {name: getattr(torch.cuda, name) for name in ("is_available", *_WITHOUT_NUMBERS)}
+    available = torch.cuda.is_available
     for name, get in own.items():
         setattr(Tensor, name, property(seen.property_of(name, get)))
     torch.cuda.is_available = lambda: seen.noted(sys._getframe(1)) or available()
-    torch.autocast.__init__ = seen.cast(init)  # type: ignore[method-assign]  # put back
+    for name in _WITHOUT_NUMBERS:
+        setattr(torch.cuda, name, seen.left_out(calls[name]))
     try:
-        yield lines
+        with casts_as_on_a_gpu(seen.told):
+            yield lines
     finally:
         for name in own:
             delattr(Tensor, name)
-        torch.cuda.is_available = available
-        torch.autocast.__init__ = init  # type: ignore[method-assign]
+        for name, call in calls.items():
+            setattr(torch.cuda, name, call)
 
 
 _PROPERTIES = ("is_cuda", "is_cpu", "device")
+_WITHOUT_NUMBERS = ("synchronize", "empty_cache", "reset_peak_memory_stats")  # of a GPU
 
 
 class _There(str):
@@ -132,9 +137,11 @@ class _Asking:
     def noted(self, frame: Any) -> bool:  # noqa: ANN401  # a frame
         """Note a line, if it is the user's; return whether it is told that this is a GPU."""
         file = frame.f_code.co_filename
-        if not is_users(file):
-            return False
-        line = f"{Path(file).name}:{frame.f_lineno}"
+        return is_users(file) and self.told(file, frame.f_lineno)
+
+    def told(self, file: str, number: int) -> bool:
+        """Note a line of the user's; return whether it is told that this is a GPU."""
+        line = f"{Path(file).name}:{number}"
         self.lines.append(line)
         return self.only in (None, line)
 
@@ -153,18 +160,10 @@ class _Asking:
 
         return answer
 
-    def cast(self, own: Callable[..., None]) -> Callable[..., None]:
-        """Return what makes autocast of a GPU one of the CPU, in the type that it casts to."""
+    def left_out(self, own: Callable[..., object]) -> Callable[..., object]:
+        """Return what does nothing where the line that calls it is told that a GPU is there."""
 
-        def init(self_: Any, device_type: str, dtype: Any = None, *args: Any, **named: Any) -> None:  # noqa: ANN401
-            if device_type == _GPU and self._is_told(sys._getframe(1)):
-                device_type, dtype = "cpu", dtype or _HALF
-            own(self_, device_type, dtype, *args, **named)
+        def call(*args: object, **named: object) -> object:
+            return None if self.noted(sys._getframe(1)) else own(*args, **named)
 
-        return init
-
-    def _is_told(self, frame: Any) -> bool:  # noqa: ANN401  # a frame
-        """Whether the user's line that this is called for is told so."""
-        while frame is not None and not is_users(frame.f_code.co_filename):
-            frame = frame.f_back
-        return frame is not None and self.noted(frame)
+        return call

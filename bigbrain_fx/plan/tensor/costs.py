@@ -59,6 +59,7 @@ def column_costs(
             optimizer_s_per_byte=_of(costs.optimizer_s_per_byte, groups, member),
             optimizer_s_per_tensor=_of(costs.optimizer_s_per_tensor, groups, member),
             measured={d: ops for d, ops in costs.measured.items() if d in _column(groups, member)},
+            scaled={d: key for d, key in costs.scaled.items() if d in _column(groups, member)},
             alone=None,
         )
         for member, costs in enumerate(each)

@@ -47,7 +47,7 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Attention, such as `blocks.0.attention`, first in llama.py:89."""
+    """Attention, such as `blocks.0.attention`, first in llama.py:90."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,21 +57,21 @@ class Attention(nn.Module):
         self.out = nn.Linear(64, 64, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        q = self.q(x).unflatten(-1, (-1, 16)).transpose(1, 2)  # llama.py:97
+        q = self.q(x).unflatten(-1, (-1, 16)).transpose(1, 2)  # llama.py:98
         k = self.k(x).unflatten(-1, (-1, 16)).transpose(1, 2)
         v = self.v(x).unflatten(-1, (-1, 16)).transpose(1, 2)
         left, right = q.chunk(2, dim=-1)  # llama.py:71
-        q = q * cos + torch.cat([-right, left], dim=-1) * sin  # llama.py:72
+        q = q * cos + torch.cat([-right, left], dim=-1) * sin  # llama.py:73
         left, right = k.chunk(2, dim=-1)  # llama.py:71
-        k = k * cos + torch.cat([-right, left], dim=-1) * sin  # llama.py:72
-        k = k.repeat_interleave(2, dim=1)  # llama.py:91
-        v = v.repeat_interleave(2, dim=1)  # llama.py:92
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # llama.py:93
-        return self.out(mixed.transpose(1, 2).flatten(2))  # llama.py:94
+        k = k * cos + torch.cat([-right, left], dim=-1) * sin  # llama.py:73
+        k = k.repeat_interleave(2, dim=1)  # llama.py:92
+        v = v.repeat_interleave(2, dim=1)  # llama.py:93
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # llama.py:94
+        return self.out(mixed.transpose(1, 2).flatten(2))  # llama.py:95
 
 
 class FeedForward(nn.Module):
-    """FeedForward, such as `blocks.0.mlp`, first in llama.py:111."""
+    """FeedForward, such as `blocks.0.mlp`, first in llama.py:112."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(172, 64, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.silu(self.gate(x)) * self.up(x))  # llama.py:111
+        return self.down(F.silu(self.gate(x)) * self.up(x))  # llama.py:112
 
 
 class Block(nn.Module):
@@ -94,8 +94,8 @@ class Block(nn.Module):
         self.mlp = FeedForward()
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), cos, sin)  # llama.py:126
-        return x + self.mlp(self.mlp_norm(x))  # llama.py:127
+        x = x + self.attention(self.attention_norm(x), cos, sin)  # llama.py:127
+        return x + self.mlp(self.mlp_norm(x))  # llama.py:128
 
 
 class Stage1(Stage):
@@ -111,11 +111,11 @@ class Stage1(Stage):
         self.rotary = Rotary()
 
     def forward(self, x: Tensor, targets: Tensor) -> Tensor:
-        cos, sin = self.rotary()  # llama.py:155
-        for block in self.blocks:  # llama.py:157
+        cos, sin = self.rotary()  # llama.py:156
+        for block in self.blocks:  # llama.py:158
             x = block(x, cos, sin)
-        logits = self.head(self.norm(x))  # llama.py:158
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())  # llama.py:159
+        logits = self.head(self.norm(x))  # llama.py:159
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())  # llama.py:160
 
 
 # Messages: tag, kind, the value's name in plan.json; from where to where; one's form.

@@ -1,0 +1,73 @@
+"""The kernel ends processes as memory ran out: it is said, and what would come again ends a run."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from bigbrain_fx.supervisor.judging import Death, Judge
+from bigbrain_fx.supervisor.memory_kills import WITHIN_S, MemoryKills
+
+
+def counted(path: Path, number: int) -> Path:
+    path.write_text(f"nr_free_pages 5\noom_kill {number}\nnuma_hit 7\n")
+    return path
+
+
+def killed(step: int = -1, device: str = "d0", *, for_memory: bool = True) -> Death:
+    return Death(device, step, -9, None, "log", finished_one=step > 0, for_memory=for_memory)
+
+
+def test_a_sigkill_after_a_rise_is_the_kernels(tmp_path: Path) -> None:
+    counts = counted(tmp_path / "vmstat", 60)
+    kills = MemoryKills(counts)
+    assert not kills.meant(-signal.SIGKILL, 1.0)  # somebody's `kill -9`
+    counted(counts, 62)
+    assert not kills.meant(-signal.SIGTERM, 2.0)
+    assert not kills.meant(1, 2.0)
+    assert kills.meant(-signal.SIGKILL, 2.0)
+    assert kills.meant(-signal.SIGKILL, 2.1)  # the second of the two
+    assert not kills.meant(-signal.SIGKILL, 2.1 + WITHIN_S)
+
+
+def test_a_rise_long_before_is_another_program_s(tmp_path: Path) -> None:
+    counts = counted(tmp_path / "vmstat", 60)
+    kills = MemoryKills(counts)
+    counted(counts, 61)
+    kills.look(10.0)
+    assert not kills.meant(-signal.SIGKILL, 11.0 + WITHIN_S)
+
+
+@pytest.mark.parametrize("text", ["", "oom_kill\n", "oom_kill many\n", "nr_free_pages 5\n"])
+def test_a_kernel_that_does_not_count_means_none(tmp_path: Path, text: str) -> None:
+    counts = tmp_path / "vmstat"
+    assert not MemoryKills(counts).meant(-signal.SIGKILL, 1.0)  # no such file
+    counts.write_text(text)
+    assert not MemoryKills(counts).meant(-signal.SIGKILL, 1.0)
+
+
+def test_memory_that_runs_out_before_the_first_step_ends_the_run_at_the_second_time() -> None:
+    judge = Judge(20, 600.0)
+    assert judge.stop_for(killed(), 0.0) is None
+    stop = judge.stop_for(killed(), 1.0)
+    assert stop is not None
+    assert stop.moves
+    assert "--recompute all" in stop.more
+    assert "as memory ran out" in killed().how
+
+
+def test_memory_that_runs_out_at_one_step_again_ends_the_run() -> None:
+    judge = Judge(20, 600.0)
+    assert judge.stop_for(killed(7), 0.0) is None
+    assert judge.stop_for(killed(7, "d1"), 1.0) is None
+    assert judge.stop_for(killed(9), 2.0) is None  # it came further
+    stop = judge.stop_for(killed(9), 3.0)
+    assert stop is not None
+    assert stop.reason == "memory ran out at the same step again"
+
+
+def test_others_kills_are_replaced_as_before() -> None:
+    judge = Judge(20, 600.0)
+    assert [judge.stop_for(killed(7, for_memory=False), float(n)) for n in range(5)] == [None] * 5

@@ -54,7 +54,12 @@ from bigbrain_fx.planning import looked_at, of_how_many
 
 
 def make_plan(
-    graph: Graph, cluster: Cluster, source: Source, options: Options, known: Sequence[Plan] = ()
+    graph: Graph,
+    cluster: Cluster,
+    source: Source,
+    options: Options,
+    known: Sequence[Plan] = (),
+    rival_s: float = float("inf"),
 ) -> Plan:
     """Place, cut, schedule and simulate.
 
@@ -67,6 +72,7 @@ def make_plan(
         options: what was chosen; the partitioner "auto" chooses all that was left open.
         known: plans of the same graph, of a poorer cluster, say: "auto" is no worse than what they
             would take here.
+        rival_s: what another plan counts, where many are compared: see `replicas.OutdoneError`.
 
     Raises:
         NoPlanError: nothing fits in memory; the arithmetic per device.
@@ -81,31 +87,35 @@ def make_plan(
     if options.pins or options.place:
         return _by_hand(graph, cluster, source, options)
     if wants_tensor(options):
-        return _grouped(graph, cluster, source, options)
+        return _grouped(graph, cluster, source, options, rival_s)
     if wants_replicas(graph, cluster, options):
         join = partial(_joined, graph, cluster, source, options)
-        return plan_replicas(graph, cluster, source, options, make_plan, join)
+        return plan_replicas(graph, cluster, source, options, make_plan, join, rival_s)
     if options.partitioner == AUTO:
         return _searched(graph, cluster, source, options, known)
     return by_partitioner(PipelineMaker(graph, cluster, source, options), known)
 
 
-def _grouped(graph: Graph, cluster: Cluster, source: Source, options: Options) -> Plan:
+def _grouped(
+    graph: Graph, cluster: Cluster, source: Source, options: Options, rival_s: float
+) -> Plan:
     """Plan tensor groups; with replicas, those of each by itself, and then all together."""
-    make = partial(_of_axes, graph, cluster, source)
+    make = partial(_of_axes, graph, cluster, source, rival_s=rival_s)
     if wants_replicas(graph, cluster, options) and run_as_one(graph, cluster, options):
         return make(options)  # the one has axes of its own choice
     return grouped_plan(graph, options, make)
 
 
-def _of_axes(graph: Graph, cluster: Cluster, source: Source, options: Options) -> Plan:
+def _of_axes(
+    graph: Graph, cluster: Cluster, source: Source, options: Options, *, rival_s: float
+) -> Plan:
     if not wants_replicas(graph, cluster, options):
         return plan_tensor(graph, cluster, source, options)
     require_grid(graph, cluster, options)
     if not run_as_one(graph, cluster, options):  # the same in all replicas
         options = replace(options, tensor_tried=wanted_axes(graph, options))
     join = partial(_joined, graph, cluster, source, options)
-    return plan_replicas(graph, cluster, source, options, make_plan, join)
+    return plan_replicas(graph, cluster, source, options, make_plan, join, rival_s)
 
 
 def _joined(

@@ -26,6 +26,7 @@ from bigbrain_fx.plan.levels import is_wide, levels, open_numbers
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
 from bigbrain_fx.plan.progress import is_stopped, tell, until_stopped
 from bigbrain_fx.plan.replicas import (
+    OutdoneError,
     divide,
     likeness,
     numbers,
@@ -37,8 +38,8 @@ from bigbrain_fx.plan.replicas import (
 from bigbrain_fx.plan.search import Compared
 from bigbrain_fx.plan.tensor import GroupMaker, GroupTry, not_yet, tensor_is_open, tensor_tries
 
-Make: TypeAlias = Callable[[Graph, Cluster, Source, Options], Plan]
-"""Plan as asked, with nothing left open but what a partitioner chooses."""
+Make: TypeAlias = Callable[..., Plan]
+"""Plan as asked, with nothing left open but what a partitioner chooses: see `make_plan`."""
 MOST = 5
 """Groupings that are planned, of those that no bound rules out."""
 SMALL, MOST_OF_SMALL = 40, 20
@@ -84,6 +85,7 @@ def _plan_all(
     if is_wide(cluster) and _goes_by_levels(graph, cluster, options):
         _by_levels(found, graph, cluster, source, options, make)
         return
+    make = found.against(make)
     alone = replace(options, tensor=1) if tensor_is_open(options) else options
     for one in _numbers(graph, cluster, alone):
         found.add(_said(one), partial(make, graph, cluster, source, one))
@@ -281,6 +283,7 @@ class _SoFar:
         failure: of the first that is no plan.
         lacks_memory: whether the last one did not fit.
         is_failed: whether it is no plan.
+        is_outdone: whether it was not planned to its end.
         stopped: whether Ctrl-C was pressed with a plan at hand: nothing more is planned.
         most: of groupings, or of divisions, that are planned.
     """
@@ -290,6 +293,7 @@ class _SoFar:
     failure: BigBrainError | None = None
     lacks_memory: bool = False
     is_failed: bool = False
+    is_outdone: bool = False
     stopped: bool = False
     most: int = MOST
 
@@ -312,10 +316,18 @@ class _SoFar:
                 made -= not self.is_failed
                 failed -= self.is_failed
 
+    def against(self, make: Make) -> Make:
+        """Return what plans no replicas to their end that are far from the best so far."""
+
+        def made(*about: object) -> Plan:
+            return make(*about, rival_s=self.best_s)
+
+        return made
+
     @property
     def is_near(self) -> bool:
         """Whether the last one is not much slower than the best: a share of the state may win."""
-        last = self.plans[-1:] if not self.is_failed else []
+        last = self.plans[-1:] if not (self.is_failed or self.is_outdone) else []
         return any(plan.forecast.step_s <= NEAR * self.best_s for _, plan in last)
 
     @property
@@ -325,7 +337,7 @@ class _SoFar:
 
     def add(self, what: str, make: Callable[[], Plan]) -> None:
         """Plan one, or note why there is none."""
-        self.lacks_memory = self.is_failed = False
+        self.lacks_memory = self.is_failed = self.is_outdone = False
         tell(what)
         try:
             plan = make()
@@ -336,6 +348,9 @@ class _SoFar:
                 raise
             self.stopped = True
             self.leave(what, "stopped by Ctrl-C")
+        except OutdoneError as error:
+            self.is_outdone = True
+            self.leave(what, error.what)
         except (NoPlanError, InputError) as error:
             self.lacks_memory, self.is_failed = isinstance(error, NoPlanError), True
             self.failure = self.failure or error

@@ -15,10 +15,7 @@ from bigbrain_fx.plan.replicas.make import (
     MOST_TRIED as MOST_TRIED,
     plan_replicas as plan_replicas,
     replicate as replicate,
-    require_replica_options as require_replica_options,
-    require_sensible as require_sensible,
     run_as_one as run_as_one,
-    wants_replicas as wants_replicas,
 )
 from bigbrain_fx.plan.replicas.many import has_many_messages as has_many_messages
 from bigbrain_fx.plan.replicas.mirror import (
@@ -27,4 +24,10 @@ from bigbrain_fx.plan.replicas.mirror import (
     require_mirror_options as require_mirror_options,
     wants_mirror as wants_mirror,
 )
+from bigbrain_fx.plan.replicas.outdone import OutdoneError as OutdoneError
 from bigbrain_fx.plan.replicas.share import by_speed as by_speed
+from bigbrain_fx.plan.replicas.wanted import (
+    require_replica_options as require_replica_options,
+    require_sensible as require_sensible,
+    wants_replicas as wants_replicas,
+)

@@ -5,7 +5,7 @@ Replicas on clusters that are alike but for names share a plan. This file places
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeAlias
@@ -25,8 +25,9 @@ from bigbrain_fx.plan.replicas.collectives import require_collectives
 from bigbrain_fx.plan.replicas.divide import Group, divide, likeness, only
 from bigbrain_fx.plan.replicas.halved import halved
 from bigbrain_fx.plan.replicas.many import require_few_messages
+from bigbrain_fx.plan.replicas.outdone import OutdoneError, Rival
 from bigbrain_fx.plan.replicas.share import asked, by_speed, numbered
-from bigbrain_fx.plan.schedule import SPLIT
+from bigbrain_fx.plan.replicas.wanted import require_one, require_sensible
 from bigbrain_fx.planning import label
 
 MOST_TRIED = 32
@@ -37,50 +38,14 @@ Join: TypeAlias = Callable[[TensorParallel | None], Maker]
 """Make plans of all replicas: of pipelines, or of these tensor groups."""
 
 
-def wants_replicas(graph: Graph, cluster: Cluster, options: Options) -> bool:
-    """Whether replicas were asked for: by option, or for training by the cluster file.
-
-    Raises:
-        InputError: something was asked for that only replicas have.
-    """
-    asked = _are_asked(cluster, options, trains=graph.training)
-    if not asked:
-        _require_one(options)
-    return asked
-
-
-def require_replica_options(cluster: Cluster, options: Options, *, trains: bool) -> None:
-    """Refuse what replicas cannot do, or what only they can, whatever the model is."""
-    if not _are_asked(cluster, options, trains=trains):
-        _require_one(options)
-    elif options.replicas != 0:  # of any number, the planner tells
-        _require_zero(options)
-
-
-def _are_asked(cluster: Cluster, options: Options, *, trains: bool) -> bool:
-    if options.sum_order == "tree":
-        return True  # of one replica, too: it has the bits of any number of them
-    named = (cluster.replicas and trains) or len(options.replica_shares) > 1
-    return bool(named) if options.replicas is None else options.replicas != 1
-
-
-def _require_one(options: Options) -> None:
-    if options.zero_stage:
-        raise InputError(
-            f"--zero {options.zero_stage} shares among replicas, and this plan has one",
-            help="add --replicas 2, or more",
-        )
-    count = len(options.replica_shares)
-    if count:
-        raise InputError(
-            f"{count} shares, and this plan has one replica" if count > 1 else "one share is all",
-            at="--replica-shares",
-            help=f"add --replicas {count}" if count > 1 else "3:1 gives two replicas their shares",
-        )
-
-
 def plan_replicas(
-    graph: Graph, cluster: Cluster, source: Source, options: Options, make: Make, join: Join
+    graph: Graph,
+    cluster: Cluster,
+    source: Source,
+    options: Options,
+    make: Make,
+    join: Join,
+    rival_s: float = float("inf"),
 ) -> Plan:
     """Plan replicas, as many as asked for.
 
@@ -91,16 +56,18 @@ def plan_replicas(
         options: of all replicas together.
         make: plans one of them; its devices may compute in groups.
         join: makes plans of all.
+        rival_s: what the best of other plans counts.
 
     Raises:
+        OutdoneError: it is far from the best of other plans.
         NoPlanError: a replica fits on no such part of the cluster.
         InputError: replicas cannot be made as asked.
     """
     require_sensible(graph, options)
     count = options.replicas or len(options.replica_shares) or len(cluster.replicas) or 1
     if count == 1:
-        _require_one(options)
-    return _planned(graph, cluster, source, options, make, join, count)
+        require_one(options)
+    return _planned(graph, cluster, source, options, make, join, count, Rival(rival_s))
 
 
 def run_as_one(
@@ -119,43 +86,6 @@ def run_as_one(
     return len({likeness(only(cluster, group)) for group in groups}) == 1
 
 
-def require_sensible(graph: Graph, options: Options) -> None:
-    """Refuse what replicas cannot do, before any work is done."""
-    if graph.loss is None or not graph.training:
-        raise InputError(
-            "nothing is trained in inference: --replicas is for training",
-            help="leave it out; to infer faster, start the bundle several times",
-        )
-    _require_zero(options)
-    shares = options.replica_shares
-    if shares and options.replicas not in (None, 0, len(shares)):
-        raise InputError(
-            f"{len(shares)} shares for {options.replicas} replicas",
-            at="--replica-shares",
-            help=f"give one share for each: --replicas {len(shares)}",
-        )
-
-
-def _require_zero(options: Options) -> None:
-    zero = f"--zero {options.zero_stage}"
-    if options.zero_stage >= 2 and options.sum_order == "replica":
-        raise InputError(
-            f"{zero} keeps no replica's own sum of gradients, which --sum-order replica adds up",
-            help="--sum-order micro, or tree",
-        )
-    if options.zero_stage == 3 and options.sum_order == "backend":
-        raise InputError(
-            f"{zero} gathers weights when the plan says, and --sum-order backend has no such plan",
-            help="use --zero 2, or --sum-order micro",
-        )
-    if options.zero_stage == 3 and (options.schedule in SPLIT or options.defer):
-        raise InputError(
-            f"{zero} lets go of a stage's weights after its backward, and a split backward has "
-            "more to do later",
-            help="use --zero 2, or a schedule whose backwards are whole: 1f1b, gpipe, list",
-        )
-
-
 def _planned(
     graph: Graph,
     cluster: Cluster,
@@ -164,13 +94,14 @@ def _planned(
     make: Make,
     join: Join,
     count: int,
+    rival: Rival,
 ) -> Plan:
     if count == 1 and options.sum_order != "tree":
         return make(graph, only(cluster, _all_of(cluster)), source, _of_one(options))
     require_few_messages(count)
     members = options.tensor or 1
     groups = divide(cluster, count, members) if count > 1 else (_all_of(cluster),)
-    work = _Work(graph, cluster, source, options, make, join, groups)
+    work = _Work(graph, cluster, source, options, make, join, groups, rival)
     if run_as_one(graph, cluster, options, groups):
         best = work.as_one_is()
         _require_one_kind(best)
@@ -178,13 +109,23 @@ def _planned(
     tries = _micro_batches(graph, cluster, options, count)
     with until_stopped():  # whoever presses Ctrl-C in one search wants no other
         wanted = (partial(work.plan, n) for n in tries if n == tries[0] or not is_stopped())
-        best = fastest(wanted, but=(NoPlanError, InputError))
+        best = _fastest(wanted, rival)
     _require_one_kind(best)
     if best.stages.by_backend:
         require_collectives(best)
-    if is_stopped() or all(len(own) == 1 for own in groups):
-        return best  # of one device each there is no order to choose
+    no_order = all(len(own) == 1 for own in groups)  # of one device each there is none to choose
+    if is_stopped() or no_order or rival.is_far(best.forecast.step_s):
+        return best
     return halved(best, graph, cluster, options, work.as_said)
+
+
+def _fastest(tries: Iterable[Callable[[], Plan]], rival: Rival) -> Plan:
+    try:
+        return fastest(tries, but=(NoPlanError, InputError))
+    except (NoPlanError, InputError):
+        if rival.outdone_s < float("inf"):  # whichever was first: some could be planned
+            raise OutdoneError(rival.outdone_s) from None
+        raise
 
 
 def replicate(
@@ -282,6 +223,7 @@ class _Work:
     make: Make
     join: Join
     groups: tuple[Group, ...]
+    rival: Rival = field(default_factory=Rival)
     known: dict[object, Plan] = field(default_factory=dict)
 
     def plan(self, micro_batches: int) -> Plan:
@@ -291,11 +233,13 @@ class _Work:
         micros = numbered(shares, in_turn=each)
         rows = self.graph.batch // micro_batches
         alone = [self._alone(i, rows, len(micros[i])) for i in range(len(self.groups))]
-        return self.joined(micro_batches, alone, micros)
+        plan = self.joined(micro_batches, alone, micros)
+        self.rival.own_s = min(self.rival.own_s, plan.forecast.step_s)
+        return plan
 
     def as_said(self, options: Options, micro_batches: int) -> Plan:
         """Plan a step of so many micro-batches as other options say."""
-        return replace(self, options=options, known={}).plan(micro_batches)
+        return replace(self, options=options, rival=Rival(), known={}).plan(micro_batches)
 
     def as_one_is(self) -> Plan:
         """Plan one replica, its micro-batches left open, and all as it is."""
@@ -311,6 +255,8 @@ class _Work:
         rows, count = self.graph.batch // micro_batches, len(self.groups)
         each = max(1, micro_batches // count)
         steps_s = [self._alone(i, rows, each).forecast.step_s for i in range(count)]
+        if not self.options.zero_stage:  # with it replicas divide their updates, too
+            self.rival.require_worth(steps_s)
         return by_speed(micro_batches, [each / max(step_s, 1e-12) for step_s in steps_s])
 
     def _alone(self, number: int, rows: int, micro_batches: int) -> Plan:

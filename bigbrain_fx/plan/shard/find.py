@@ -7,7 +7,7 @@ dimensions do not divide as a rule needs, is whole: what it makes are new dimens
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from bigbrain_fx.core import Axis, Graph, Op, ParamRef, Place, Ref
@@ -22,9 +22,10 @@ from bigbrain_fx.plan.shard.factors import (
     flat,
     fresh,
     join_alone,
+    size,
     strides,
 )
-from bigbrain_fx.plan.shard.memory import works_on_parts
+from bigbrain_fx.plan.shard.memory import is_written, works_on_parts
 
 RULES: Mapping[str, Rule] = {**views.RULES, **products.RULES, **layers.RULES, **picks.RULES}
 
@@ -45,11 +46,28 @@ def family(target: str) -> str:
 
 def axes(graph: Graph) -> tuple[Axis, ...]:
     """Return what of a graph can be split, the axes that divide most work first."""
-    found = _Following(graph)
+    found = _followed(graph)
+    every = [*found.axes()]
+    squares = found.squares()
+    if squares:
+        every += _of_squares(_followed(graph, squares), squares)
+    return tuple(sorted(_named(every), key=lambda axis: -axis.flops))
+
+
+def _followed(graph: Graph, apart: Mapping[str, Set[int]] | None = None) -> _Following:
+    found = _Following(graph, apart or {})
     for op in found.graph.ops:
         if op.outputs:
             found.follow(op)
-    return tuple(sorted(_named(found.axes()), key=lambda axis: -axis.flops))
+    return found
+
+
+def _of_squares(found: _Following, squares: Mapping[str, Set[int]]) -> Iterator[Axis]:
+    """Yield axes of what a square product makes, which is gathered after it."""
+    for axis in found.axes():
+        made = {p.name for p in axis.values if p.dim in squares.get(p.name, ())}
+        if axis.params and not made.isdisjoint(axis.along):
+            yield axis
 
 
 def ruleless(graph: Graph) -> dict[str, int]:
@@ -75,12 +93,20 @@ class _Roles:
 
 
 class _Following:
-    """Dimensions of every value so far, and what each op said about them."""
+    """Dimensions of every value so far, and what each op said about them.
 
-    def __init__(self, graph: Graph) -> None:
+    Attributes:
+        apart: by value the dimensions that whoever reads it does not join with its own.
+        known: dimensions as they are made.
+        seen: as they are read.
+    """
+
+    def __init__(self, graph: Graph, apart: Mapping[str, Set[int]]) -> None:
         self.example = graph.at(graph.batch)
         self.graph = graph.at(graph.static_batch or _ROWS)
+        self.apart = apart
         self.known: dict[Ref | ParamRef, Dims] = {}
+        self.seen: dict[Ref | ParamRef, Dims] = {}
         self.tuples: dict[str, tuple[Dims, ...]] = {}
         self.ruled: dict[str, Ruled] = {}
         self.wholes: set[str] = set()
@@ -88,9 +114,12 @@ class _Following:
         shared: dict[str, Dims] = {}
         for param in self.graph.params:
             dims = shared.setdefault(param.canonical, fresh(map(int, param.spec.shape)))
-            self.known[ParamRef(param.name)] = dims
+            self._know(ParamRef(param.name), dims)
         for entry in self.graph.inputs:
-            self.known[Ref(entry.name)] = fresh(map(int, entry.spec.shape))
+            self._know(Ref(entry.name), fresh(map(int, entry.spec.shape)))
+
+    def _know(self, ref: Ref | ParamRef, dims: Dims) -> None:
+        self.known[ref] = self.seen[ref] = dims
 
     @property
     def _is_free(self) -> bool:
@@ -104,7 +133,34 @@ class _Following:
         if op.is_tuple:
             self.tuples[op.name] = ruled.outs
         else:
-            self.known[Ref(op.name)] = ruled.outs[0]
+            self._know(Ref(op.name), ruled.outs[0])
+        if op.name in self.apart:
+            self.seen[Ref(op.name)] = tuple(
+                fresh((size(own),))[0] if dim in self.apart[op.name] else own
+                for dim, own in enumerate(ruled.outs[0])
+            )
+
+    def squares(self) -> dict[str, Set[int]]:
+        """Return the products with a weight that is one axis both ways, and where they make it.
+
+        `x + linear(x)` joins what a layer reads and what it makes: no part of the weight is made of
+        the same part. Its results by themselves can be divided, and gathered.
+        """
+        found: dict[str, Set[int]] = {}
+        for name, ruled in self.ruled.items():
+            both = {*everything(ruled.along)} & {*everything(ruled.summed)}
+            if both and self._reads_square(name, both) and not is_written(self.graph, name):
+                dims = enumerate(ruled.outs[0])
+                found[name] = {dim for dim, own in dims if both & {*everything(own)}}
+        return found
+
+    def _reads_square(self, name: str, both: Set[Factor]) -> bool:
+        """Whether an op reads a weight, or what is picked of one, with an axis in two places."""
+        op = self.graph.op[name]
+        picked = [n for n in op.refs if n in self.graph.op and self.graph.op[n].params]
+        weights = (*map(ParamRef, op.params), *map(Ref, picked))
+        each = (self.seen[ref] for ref in weights if ref in self.seen)
+        return any(sum(bool(both & {*everything(own)}) for own in dims) > 1 for dims in each)
 
     def _ruled(self, op: Op) -> Ruled:
         if op.target == "operator.getitem":
@@ -115,7 +171,7 @@ class _Following:
             self.wholes.add(op.name)
             return whole
         try:
-            return rule(ShardCall(op, self.known, self.cuts.get(op.name, ())))
+            return rule(ShardCall(op, self.seen, self.cuts.get(op.name, ())))
         except (TypeError, IndexError, UnlikeError):
             self.wholes.add(op.name)
             return whole
@@ -141,7 +197,8 @@ class _Following:
 
     def axes(self) -> Iterator[Axis]:
         """Yield every axis that divides a parameter or work, without its name."""
-        for leaf in dict.fromkeys(f for dims in self.known.values() for f in flat(dims)):
+        lying = (*self.known.values(), *(self.seen[Ref(name)] for name in self.apart))
+        for leaf in dict.fromkeys(f for dims in lying for f in flat(dims)):
             join_alone(leaf, "heads")
         batch = self._batch()
         roles: dict[Factor, _Roles] = defaultdict(_Roles)
@@ -175,7 +232,7 @@ class _Following:
         along, summed = set(everything(ruled.along)), set(everything(ruled.summed))
         whole = set(everything(ruled.whole))
         made = [_all(dims) for dims in ruled.outs]
-        read = [_all(dims) for dims in ShardCall(op, self.known).tensors()]
+        read = [_all(dims) for dims in ShardCall(op, self.seen).tensors()]
         for factor in dict.fromkeys(f for dims in (*made, *read) for f in dims):
             role = roles[factor]
             role.touched[op.name] = None

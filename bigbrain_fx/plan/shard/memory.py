@@ -78,9 +78,16 @@ def works_on_parts(
     memory = written & lies
     if not memory:
         return True
-    touching = {n for n in touched if written & {n, *graph.op[n].refs}}
+    if not memory.isdisjoint(graph.input):
+        return False  # each op is given a part of its own, and what one writes the next lacks
+    touching = {n for n in touched if memory & {n, *graph.op[n].refs}}
     touching |= {op.name for op in graph.ops if not memory.isdisjoint(op.params)}
     return touching <= active
+
+
+def is_written(graph: Graph, name: str) -> bool:
+    """Whether a value, or what it is a view of, is written in place."""
+    return name in _memory(graph)[0]
 
 
 def _memory(graph: Graph) -> tuple[frozenset[str], frozenset[str]]:

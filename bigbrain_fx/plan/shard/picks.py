@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from bigbrain_fx.plan.shard.call import Rule, Ruled, ShardCall
+from bigbrain_fx.core import ParamRef
+from bigbrain_fx.plan.shard.call import Rule, Ruled, ShardCall, tag
 from bigbrain_fx.plan.shard.factors import (
     Dims,
     Factor,
@@ -47,6 +48,8 @@ def _index(call: ShardCall) -> Ruled:
     after = (*x[:dim], *index, *x[dim + 1 :])
     if [*map(size, after)] != [*call.shape]:
         raise UnlikeError("a mask")
+    if isinstance(call.op.args[0], ParamRef):
+        tag(flat((*x[:dim], *x[dim + 1 :])), "hidden")
     return Ruled((after,), tuple(flat(after)), whole=tuple(flat((x[dim],))))
 
 

@@ -41,6 +41,8 @@ from bigbrain_fx.plan.shard.saved import ATTENTION, attention_saves, part_saves
 from bigbrain_fx.plan.shard.sizes import SizePart
 
 Shares: TypeAlias = Sequence[float]
+_OF_ITS_KIND = ("new_empty", "new_full", "new_ones", "new_zeros")
+"""What makes a tensor of another one's type: it reads none of its numbers."""
 _OFTEN = "_read_often"  # as a cached property is: a graph is frozen
 
 
@@ -289,6 +291,8 @@ class _Rewriting:
 
     def _whole(self, op: Op, form: Callable[[Ref | ParamRef], Ref | ParamRef]) -> Op:
         """Return an op that reads everything whole; a region is given what its body reads."""
+        if family(op.target) in _OF_ITS_KIND:
+            return op
         given = self.forms.with_args(op, form)
         if op.body is None:
             return given

@@ -66,7 +66,26 @@ def _trial(graph: Graph, alike: Sequence[tuple[Axis, str]], shares: Shares) -> R
     axis, name = alike[0]
     small = _alone(graph, graph.op[name])
     made = sharded(small, [_within(axis, small)], shares)
-    return RuleTrial(tuple((own.name, op) for own, op in alike), small, made)
+    copied = replace(made, members=tuple(map(_writable, made.members)))
+    return RuleTrial(tuple((own.name, op) for own, op in alike), small, copied)
+
+
+def _writable(member: Graph) -> Graph:
+    """Copy what an exchange gives an op that writes into it.
+
+    In the model that value was made by an op, and each member has its own part of it; autograd
+    refuses writes into what an exchange of all members gives.
+    """
+    given_to = {name for op in member.ops if op.mutates for name in op.refs}
+    ops: list[Op] = []
+    for op in member.ops:
+        if op.target.startswith("shard.") and op.name in given_to:
+            given = replace(op, name=f"{op.name}_given")
+            copy = replace(op, target="aten.clone.default", args=(Ref(given.name),), saves=None)
+            ops += [given, copy]
+        else:
+            ops.append(op)
+    return replace(member, ops=tuple(ops))
 
 
 def _signature(graph: Graph, axis: Axis, name: str) -> str:

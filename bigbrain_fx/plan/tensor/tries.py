@@ -23,6 +23,7 @@ from bigbrain_fx.plan.tensor.asked import named_axes
 from bigbrain_fx.plan.tensor.bounds import Prices
 from bigbrain_fx.plan.tensor.choices import step_with
 from bigbrain_fx.plan.tensor.groupings import Grouping, groupings, shares_of
+from bigbrain_fx.plan.tensor.least_room import require_room
 from bigbrain_fx.plan.tensor.make import GroupMaker
 from bigbrain_fx.plan.tensor.sequenced import sequenced
 from bigbrain_fx.plan.tensor.weighed import OPS, Divided, Weigher, other_axes, other_shares
@@ -127,6 +128,8 @@ def _maker(
     chosen = replace(options, tensor=divided.grouping.members)
 
     def make(tensor: TensorParallel) -> Plan:
+        if not options.offload:
+            require_room(graph, cluster, source, tensor)
         return by_partitioner(GroupMaker(graph, cluster, source, chosen, tensor))
 
     def of_axes(axes: tuple[Axis, ...]) -> Plan:

@@ -1,0 +1,125 @@
+"""Layers that read and make one axis, and writes beside them: divided, with equal numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bigbrain_fx.core import Axis, Graph
+from bigbrain_fx.frontend import Captured, capture
+from bigbrain_fx.plan import axes, chosen_axes, priced_axes, sharded
+from bigbrain_fx.plan.shard.trials import trials
+from bigbrain_fx.verification import agree, tried_axes
+
+ROWS, DIM = 3, 12
+SHARES = ((2.0, 1.0), (2.0, 1.0, 1.0))
+
+
+class Residual(nn.Module):
+    """Two blocks that add what they make of their input to it."""
+
+    def __init__(self, call: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.call = call
+        self.square = nn.Linear(DIM, DIM)
+        self.experts = nn.Parameter(torch.randn(4, DIM, DIM) / 4)
+        self.conv = nn.Conv1d(DIM, DIM, 3, padding=1)
+        self.scores = nn.Linear(DIM, 2 * DIM)
+        self.down = nn.Linear(16, DIM)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x + self.call(self, x + self.call(self, x))).pow(2).mean()
+
+
+def picked(own: Any, x: Tensor) -> Tensor:
+    """Weights of an expert that each row chooses."""
+    return torch.bmm(x.unsqueeze(1), own.experts[x.argmax(-1) % 4]).squeeze(1)
+
+
+def by_row(own: Any, x: Tensor) -> Tensor:
+    """Stochastic depth: a row's block is left out as a whole."""
+    kept = x.new_empty((x.shape[0], 1)).bernoulli_(0.5)
+    return own.square(x) * kept.div_(0.5)
+
+
+def convolved(own: Any, x: Tensor) -> Tensor:
+    return own.conv(x.unsqueeze(-1).repeat(1, 1, 4)).mean(-1)
+
+
+CASES: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
+    "linear": (lambda own, x: own.square(x), "square.weight"),
+    "picked": (picked, "experts"),
+    "by row": (by_row, "square.weight"),
+    "conv": (convolved, "conv.weight"),
+}
+
+
+def captured_of(call: Callable[[Any, Tensor], Tensor]) -> Captured:
+    torch.manual_seed(1)
+    return capture(Residual(call), {"x": torch.randn(ROWS, DIM)})
+
+
+def with_param(graph: Graph, name: str) -> list[Axis]:
+    every = priced_axes(graph, axes(graph))
+    return [axis for axis in every if name in {place.name for place in axis.params}]
+
+
+@pytest.mark.parametrize("shares", SHARES)
+@pytest.mark.parametrize("name", CASES)
+def test_a_square_layer_is_divided_and_gathered(name: str, shares: tuple[float, ...]) -> None:
+    call, param = CASES[name]
+    captured = captured_of(call)
+    given = chosen_axes(with_param(captured.graph, param), len(shares))
+    chosen, whole = tried_axes(captured.graph, given, shares)
+    assert chosen, "the layer has no axis of its own"
+    assert not whole
+    found = agree(captured, chosen, shares, rows=ROWS, exact=True)
+    assert max(found.loss, found.gradients, found.buffers) < 1e-12
+
+
+def test_a_square_result_that_is_written_into_stays_whole() -> None:
+    """Who reads it after that reads what was written, and a gathered copy would be lost."""
+    captured = captured_of(lambda own, x: own.square(x).mul_(2.0))
+    for axis in with_param(captured.graph, "square.weight"):
+        chosen, _ = tried_axes(captured.graph, [axis], SHARES[0])
+        found = agree(captured, chosen, SHARES[0], rows=ROWS, exact=True)
+        assert max(found.loss, found.gradients) < 1e-12
+
+
+def test_a_tensor_of_anothers_kind_does_not_gather_it() -> None:
+    def call(own: Any, x: Tensor) -> Tensor:
+        h = own.scores(x)
+        kept = h.new_empty((h.shape[0], 1)).bernoulli_(0.5)
+        return (h * kept)[:, :DIM]
+
+    captured = captured_of(call)
+    (axis,) = chosen_axes(with_param(captured.graph, "scores.weight"), 2)
+    member = sharded(captured.graph, [axis], SHARES[0]).members[0]
+    read = next(op.refs[0] for op in member.ops if op.target.startswith("aten.new_empty"))
+    assert not member.op[read].target.startswith("shard.")
+
+
+def by_heads(own: Any, x: Tensor) -> Tensor:
+    """Write into what lies head by head, of which a member's part is a view."""
+    heads = own.scores(x).unflatten(-1, (4, 6)).transpose(0, 1).contiguous()
+    heads *= torch.arange(1.0, 7.0)
+    return own.down(heads[..., :4].transpose(0, 1).flatten(1))
+
+
+def test_what_is_written_into_a_part_has_a_rule_that_can_be_tried() -> None:
+    """A trial writes into a copy: a part that lies by itself is a view, which autograd refuses."""
+    captured = captured_of(by_heads)
+    given = [a for a in with_param(captured.graph, "scores.weight") if a.size == 4]
+    for trial in trials(captured.graph, given, SHARES[0]):
+        for op in trial.sharded.members[1].ops:
+            made = [trial.sharded.members[1].op.get(name) for name in op.refs if op.mutates]
+            assert not [one for one in made if one and one.target.startswith("shard.")]
+    chosen, whole = tried_axes(captured.graph, given, SHARES[0])
+    assert chosen, "the heads have no axis"
+    assert not whole
+    found = agree(captured, chosen, SHARES[0], rows=ROWS, exact=True)
+    assert max(found.loss, found.gradients) < 1e-12

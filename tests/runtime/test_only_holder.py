@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -167,7 +168,7 @@ def test_asking_draws_nothing_and_works_without_gradients() -> None:
 # --------------------------------------------------------------------------- what an optimizer gets
 
 
-def held(**parameters: nn.Parameter) -> HeldWeights:
+def held(**parameters: Any) -> HeldWeights:
     found = HeldWeights("d0", {}, {})
     found.parameters, found.of_stage = dict(parameters), {0: [*parameters]}
     return found

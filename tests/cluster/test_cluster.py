@@ -272,7 +272,7 @@ _overheads = st.builds(Overheads, _times, st.none() | _rates, _times, _times)
 
 @st.composite
 def _clusters(draw: st.DrawFn) -> Cluster:
-    names = draw(st.lists(_names, min_size=1, max_size=5, unique=True))
+    names = draw(st.lists(_names, min_size=1, max_size=5, unique_by=str.casefold))
     devices = tuple(
         Device(
             name,

@@ -281,7 +281,7 @@ def test_code_that_leaves_a_weight_out_in_some_replica(tmp_path: Path, zero: int
     captured = capture(file.model, file.example_batch, file.loss, name="net", leaves=("Maybe",))
     found = Bench(file, captured, STEPS)
     plan = planned(found, cluster(1, 1), replicas=2, micro_batches=4, zero_stage=zero)
-    assert [bucket.marks > 0 for bucket in plan.stages.buckets].count(True) == 1
+    assert any(bucket.marks > 0 for bucket in plan.stages.buckets)
     assert trained(found, plan)[1] == ""
 
 

@@ -76,21 +76,26 @@ def _otherwise(plain: Plain, batch: Batch, parts: Shares) -> tuple[str | int, in
         ways = [None, *dims] if entry.batched else dims
         for dim in ways[: 1 + own.dim()]:
             if dim != 0 or not entry.batched:
-                found = _mean_of_halves(plain, batch, entry, dim)
-                if found is not None and near(parts.whole, found, parts.nbytes):
+                if _add_up(parts, _halves(plain, batch, entry, dim)):
                     return _key(entry.key), dim
     return None
 
 
-def _mean_of_halves(plain: Plain, batch: Batch, entry: Entry, dim: int | None) -> float | None:
+def _add_up(parts: Shares, losses: list[float]) -> bool:
+    """Whether halves come to the whole; each is the whole where all that counts is given whole."""
+    is_all = all(near(parts.whole, loss, parts.nbytes) for loss in losses)
+    return not is_all and near(parts.whole, sum(losses) / 2, parts.nbytes)
+
+
+def _halves(plain: Plain, batch: Batch, entry: Entry, dim: int | None) -> list[float]:
     half, own, losses = batch.rows // 2, entry.tensor, list[float]()
     with suppress(Exception):  # as above: the model may not take it so
         for seed, run in enumerate((batch.sized(half), batch.last(half))):
             part = own if dim is None else own.narrow(dim, seed * half, half)
             run[entry.name] = part.clone()
             losses.append(float(plain.run(list(run.values()), 2 + seed)[0]))
-        return sum(losses) / 2
-    return None
+        return losses
+    return []
 
 
 def _is_loss(value: Tensor) -> bool:

@@ -136,8 +136,12 @@ def test_a_process_that_cannot_listen_says_so_to_its_supervisor(
     with ours, theirs, held:
         with pytest.raises(SystemExit) as ended:
             Control.inherited()
-        said = Ears(ours).hear()
+        ears = Ears(ours)
+        beat, said = ears.hear(), ears.hear()
     assert ended.value.code == SHORT
+    assert beat is not None
+    assert beat["say"] == "beat"  # in which step it was: none
+    assert beat["step"] == -1
     assert said is not None
     assert "ulimit -u" in said["text"]
     assert "ulimit -u" in capsys.readouterr().err

@@ -75,9 +75,9 @@ def _otherwise(plain: Plain, batch: Batch, parts: Shares) -> tuple[str | int, in
         dims = [d for d in range(own.dim()) if own.shape[d] == batch.rows]
         ways = [None, *dims] if entry.batched else dims
         for dim in ways[: 1 + own.dim()]:
-            if dim != 0 or not entry.batched:
-                if _add_up(parts, _halves(plain, batch, entry, dim)):
-                    return _key(entry.key), dim
+            is_other = dim != 0 or not entry.batched
+            if is_other and _add_up(parts, _halves(plain, batch, entry, dim)):
+                return _key(entry.key), dim
     return None
 
 

@@ -26,7 +26,7 @@ from .limits import SHORT, said, told
 from .lost_prints import let_prints_be_lost
 from .packets import LATER, LATER_S, JsonLine
 from .peers import PEER_LOST, HeadLostError, PeerLostError
-from .process import CONTROL
+from .process import CONTROL, log_limit
 
 NEXT_BATCH = "the caller's next batch"  # what a device rests for; the supervisor knows these words
 
@@ -437,12 +437,6 @@ class Control:
         self.last = LastDuty(host, tuple(here), hosts, is_gone)
         self.generation += 1  # which nobody meets in: whoever waits for a message leaves it
         self.on_generation()
-
-
-def log_limit() -> int | None:
-    """Return how many bytes of sent messages this process may keep; None: nobody has said."""
-    given = os.environ.pop("BIGBRAIN_LOG_BYTES", None)
-    return None if given is None else int(given)
 
 
 def _leave() -> None:

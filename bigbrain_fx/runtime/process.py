@@ -1,9 +1,11 @@
-"""What a device's process agrees on with who starts it: a variable, exit codes, and their errors.
+"""What a device's process agrees on with who starts it: a variables, exit codes, and their errors.
 
 It stands apart from the supervised way to train, which a bundle of `split --lean` leaves out.
 """
 
 from __future__ import annotations
+
+import os
 
 from .agreed import CopiesError
 from .commits import CommitError
@@ -29,3 +31,9 @@ INPUT_ERRORS = (
 )
 NOT_SAVED = 73  # exit code where the files of --save cannot be written: EX_CANTCREAT of sysexits.h
 TAKEN_OVER = 77  # where another run or a rollback owns its commits: EX_NOPERM of sysexits.h
+
+
+def log_limit() -> int | None:
+    """Return how many bytes of sent messages this process may keep; None: nobody has said."""
+    given = os.environ.pop("BIGBRAIN_LOG_BYTES", None)
+    return None if given is None else int(given)

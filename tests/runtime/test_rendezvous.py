@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bigbrain_fx.runtime.control import log_limit
+from bigbrain_fx.runtime.process import log_limit
 from bigbrain_fx.runtime.rendezvous import (
     LAUNCHERS,
     SHARE_GPUS,

@@ -86,6 +86,12 @@ _SECRET = "with a file `secret` in it, the same on all hosts and only yours to r
     "--snapshot-every", type=COUNT, help="Steps between snapshots in memory [default: measured]."
 )
 @click.option(
+    "--snapshots",
+    type=PATH,
+    help="Keep snapshots in this folder of a disk [default: in memory, or with the stores of a "
+    "bundle whose state lies there].",
+)
+@click.option(
     "--suspect",
     type=click.FloatRange(0, 1, min_open=True),
     metavar="RATE",

@@ -6,6 +6,7 @@ the next copy. A slot counts only once the supervisor has been told that it is w
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import time
@@ -129,8 +130,22 @@ def _make_room(file: int, nbytes: int) -> None:
     """
     try:
         os.ftruncate(file, nbytes)
+        if _is_on_disk(file):  # who writes to a mapped file on a full disk is killed
+            os.posix_fallocate(file, 0, nbytes)
     except OSError as error:
         raise StateError(
-            f"no room for a snapshot of {nbytes} bytes in memory: {error.strerror}: raise the "
-            "limit (`ulimit -f unlimited`), or run without replacing processes (--no-replay)"
+            f"no room for a snapshot of {nbytes} bytes: {error.strerror}: raise the limit (`ulimit "
+            "-f unlimited`), give another folder to --snapshots, or run without replacing "
+            "processes (--no-replay)"
         ) from error
+
+
+def _is_on_disk(file: int) -> bool:
+    """Whether a file lacks the seals that those in memory have, and its room can be taken."""
+    if not hasattr(os, "posix_fallocate"):
+        return False
+    try:
+        fcntl.fcntl(file, fcntl.F_GET_SEALS)
+    except OSError:
+        return True
+    return False

@@ -20,6 +20,13 @@ from .console import Aside as Aside, hold_streams as hold_streams, warn as warn
 from .events import Event as Event, EventLog as EventLog, status as status
 from .feeding import Feed as Feed
 from .host import Supervisor as Supervisor
+from .host_memory import (
+    group_folders as group_folders,
+    host_bytes as host_bytes,
+    left_bytes as left_bytes,
+    number_in as number_in,
+    text_of as text_of,
+)
 from .job import (
     FailedError as FailedError,
     Job as Job,

@@ -73,6 +73,7 @@ def main(folder: Path, devices: Sequence[str], program: str, hosts: Sequence[str
     except RuntimeError as error:
         _require_limit(error)
         parser.exit(1, f"error: {with_remedy(error)}\n")
+    snapshots = _snapshots(parser, options)
     job = Job(
         devices=tuple(devices),
         words=(sys.executable, program, *words),
@@ -88,6 +89,7 @@ def main(folder: Path, devices: Sequence[str], program: str, hosts: Sequence[str
         hosts=tuple(hosts) if bridges else (),
         grace_s=options.grace,
         elastic=options.elastic,
+        snapshots=snapshots,
     )
     events = Path(options.events) if options.events else None
     code = _run(job, bridges, events, options.json)
@@ -96,6 +98,13 @@ def main(folder: Path, devices: Sequence[str], program: str, hosts: Sequence[str
     if door is not None:  # it takes calls, which nobody answers, as long as this process is there
         door.close()
     sys.exit(code)
+
+
+def _snapshots(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Path | None:
+    """Return the folder of snapshots, which must be there."""
+    if options.snapshots is not None and not Path(options.snapshots).is_dir():
+        parser.exit(BAD_INPUT, f"error: --snapshots {options.snapshots} is no folder: make it\n")
+    return Path(options.snapshots) if options.snapshots else None
 
 
 def _logs(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Path:
@@ -183,7 +192,8 @@ def _join(
     secured = Secured(connection, pair, is_head=False)
     own = {**environment, **_address_of(secured)}
     grace_s = LAST_COMMIT_S if options.grace is None else options.grace
-    agent = Agent(secured, folder, own, logs, places=places, grace_s=grace_s)
+    snapshots = Path(options.snapshots) if options.snapshots else None
+    agent = Agent(secured, folder, own, logs, places=places, grace_s=grace_s, snapshots=snapshots)
     with stopped_by_sigterm(agent):
         code = agent.run(options.host)
     if code:
@@ -386,6 +396,11 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         type=_positive,
         default=None,
         help="steps between snapshots in memory (default: measured)",
+    )
+    parser.add_argument(
+        "--snapshots",
+        metavar="FOLDER",
+        help="keep snapshots in a folder of a disk, as files without a name, in place of memory",
     )
     parser.add_argument(
         "--suspect",

@@ -36,6 +36,7 @@ class EventLog:
         starved                     device, seconds of an instruction in which it had no processor
         links_lost                  device, text: connections failed though nobody died
         snapshot                    step that all devices now have, every: steps between
+        snapshots_large             bytes of memory that they will take, left: of this host's now
         skipped                     step whose update was left out, devices with bad numbers
         log_dropped                 device, step, bytes: too much to keep; log_whole: no more
         missed                      step without a commit, text, row: how many now, newest: step
@@ -129,6 +130,9 @@ def status(entry: Event) -> str | None:
         "skipped": "no update at step {step}: not finite on {devices}",
         "log_dropped": "WARNING: the messages that {device} keeps have grown to {bytes} bytes and "
         "were dropped: until the next snapshot a death takes all devices back",
+        "snapshots_large": "WARNING: snapshots take {bytes} bytes of memory, and half of that is "
+        "still to come of {left} that are left here: --snapshots FOLDER keeps them on a disk, "
+        "--no-replay none",
         "log_whole": "a death takes back the dead device only, again",
         "log_lost": "WARNING: what {device} writes is not kept: {text}",
         "no_spare": "WARNING: there is no spare: {text}",

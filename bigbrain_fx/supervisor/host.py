@@ -63,7 +63,7 @@ class Supervisor:
         self.job = job
         self.told = ToldSteps(on_step)
         self.rescue = rescue
-        self.snapshots = Snapshots(job.devices, job.every)
+        self.snapshots = Snapshots(job.devices, job.every, job.snapshots)
         self.crew = Crew(job, start, events or EventLog(None), self._hear, self._ended)
         self.watch = Watch(self.crew)
         self.spares = Spares(self.crew)

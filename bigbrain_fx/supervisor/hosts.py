@@ -214,6 +214,7 @@ class Agent:
         start: starts processes.
         places: all hosts but the supervisor's, and their devices.
         grace_s: longest wait for a last commit, when the supervisor is lost.
+        snapshots: folder of a disk where they lie; None: in memory.
     """
 
     def __init__(
@@ -225,8 +226,10 @@ class Agent:
         start: Start = popen,
         places: Places = (),
         grace_s: float = LAST_COMMIT_S,
+        snapshots: Path | None = None,
     ) -> None:
         self.connection = connection
+        self.snapshots = snapshots
         self.mouth = Mouth(connection)
         self.folder = folder
         self.environment = environment
@@ -398,7 +401,9 @@ class Agent:
         do, device = order.pop("do"), order.get("device")
         files: list[int] = []
         if do == "be" and device is not None:
-            files = self.slots.setdefault(device, SnapshotMemory()).files
+            if device not in self.slots:
+                self.slots[device] = SnapshotMemory.within(self.snapshots)
+            files = self.slots[device].files
         if number in self.orders:
             self.remaining.pass_order(number, {"do": do, **order})
             self.orders[number].give(do, files, **order)

@@ -44,13 +44,3 @@ def interval(costs: Iterable[SnapshotCost], available_bytes: int) -> int:
     least = max(math.ceil(cost.copy_s / (COPY_SHARE * max(cost.step_s, 1e-6))) for cost in known)
     most = max(1, int(MEMORY_SHARE * available_bytes / (2 * logs))) if logs else least
     return max(1, min(least, most))
-
-
-def available_bytes() -> int:
-    """Return the memory that this host has left; where it does not say, one gigabyte."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            rows = dict(line.split(":", 1) for line in file)
-        return int(rows["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        return 1 << 30

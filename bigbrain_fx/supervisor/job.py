@@ -30,6 +30,7 @@ class Job:
             and had no processor does not count, here and below.
         start_s: longest time from a process's start to its first step.
         every: steps between snapshots in memory; None chooses after two steps.
+        snapshots: a folder where they lie instead, on a disk.
         suspect: the share of the devices' steps that spares compute again, and compare.
         log_bytes: of sent messages that a device keeps at most; beyond it forgets them, and a death
             takes all devices back. None: its share of half of the memory that is free.
@@ -57,6 +58,7 @@ class Job:
     grace_s: float | None = None
     hosts: tuple[str, ...] = ()
     elastic: bool = False
+    snapshots: Path | None = None
 
     @property
     def beat_s(self) -> float:

@@ -72,7 +72,8 @@ class Stop:
 
 LESS_MEMORY = (
     ": `bigbrain-fx estimate` says what each device will take; split for less (--recompute all, "
-    "--offload, more micro-batches), or with fewer devices on its host"
+    "--offload, more micro-batches), or with fewer devices on its host; --snapshots FOLDER "
+    "keeps snapshots on a disk, --no-replay none"
 )
 
 

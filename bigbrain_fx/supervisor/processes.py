@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from .hanging import Pulse
-from .interval import available_bytes
+from .host_memory import available_bytes
 from .outliving import OUTLIVING, Outliving, marked
 from .pipe import Ears, Orders
 from .starving import Starves, Starving

@@ -6,8 +6,10 @@ Where a device's state comes from its peers in other replicas, none is made.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from pathlib import Path
 
-from .interval import SnapshotCost, available_bytes, interval
+from .host_memory import available_bytes
+from .interval import SnapshotCost, interval
 from .snapshot_memory import SnapshotMemory, common
 
 
@@ -17,6 +19,7 @@ class Snapshots:
     Args:
         devices: their names.
         every: steps from one snapshot to the next; None: found when all have measured their costs.
+        folder: on a disk, where they lie; None: in memory.
 
     Attributes:
         epoch: the newest step of which every device has a snapshot, or a peer that keeps its
@@ -27,11 +30,14 @@ class Snapshots:
         OSError: this host has no memory, or no files, for them.
     """
 
-    def __init__(self, devices: Sequence[str], every: int | None) -> None:
+    def __init__(
+        self, devices: Sequence[str], every: int | None, folder: Path | None = None
+    ) -> None:
+        self.in_memory = folder is None
         self.slots: dict[str, SnapshotMemory] = {}
         try:
             for name in devices:
-                self.slots[name] = SnapshotMemory()
+                self.slots[name] = SnapshotMemory.within(folder)
         except OSError:
             self.close()
             raise
@@ -93,6 +99,16 @@ class Snapshots:
             return False
         self.every = interval(self.costs.values(), available_bytes())
         return True
+
+    def too_large(self, here: Collection[str]) -> tuple[int, int] | None:
+        """Return what the second slots of some devices will take, and what is left of memory.
+
+        None where that is less than half of it, or on a disk. First slots have theirs by now.
+        """
+        if not self.in_memory:
+            return None
+        wanted, left = sum(self.costs[name].state for name in here), available_bytes()
+        return (wanted, left) if 2 * wanted > left else None
 
     def close(self) -> None:
         """Give the memory back."""

@@ -38,6 +38,15 @@ class Snapshotting:
         assert member.device is not None
         if self.snapshots.measure(member.device, SnapshotCost(state, log, copy_s, step_s)):
             self.crew.tell("every", steps=self.snapshots.every)
+            self._warn()
+
+    def _warn(self) -> None:
+        """Say where snapshots take so much of this host's memory that it may run out."""
+        job = self.crew.job
+        found = self.snapshots.too_large([n for n in self.snapshots.slots if not job.host_of(n)])
+        if found is not None:
+            wanted, left = found
+            self.crew.report("snapshots_large", bytes=2 * wanted, left=left)
 
     def hear_snapshot(self, member: Member, step: int, slot: int, bytes: int) -> None:
         """Hear of a device's whole snapshot; it counts when its step is clean."""

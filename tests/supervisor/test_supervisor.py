@@ -16,6 +16,7 @@ from bigbrain_fx.supervisor.interval import SnapshotCost, interval
 from bigbrain_fx.supervisor.judging import Judge, Stop
 from bigbrain_fx.supervisor.pipe import Orders, hear, line_pair
 from bigbrain_fx.supervisor.snapshot_memory import SnapshotMemory, common
+from bigbrain_fx.supervisor.snapshots import Snapshots
 
 GIB = 2**30
 
@@ -161,6 +162,23 @@ def test_copies_take_a_hundredth_of_the_time_on_the_slowest_device() -> None:
 
 def test_two_logs_fit_into_memory() -> None:
     assert interval([SnapshotCost(GIB, 1000, 1.0, 1.0)], available_bytes=160_000) == 10
+
+
+def test_snapshots_that_would_take_what_is_left_are_told_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("bigbrain_fx.supervisor.snapshots.available_bytes", lambda: 3 * GIB)
+    found = Snapshots(["d0", "d1"], None)
+    try:
+        for device in ("d0", "d1"):
+            found.measure(device, SnapshotCost(GIB, 1000, 1.0, 1.0))
+        assert found.too_large(["d0", "d1"]) == (2 * GIB, 3 * GIB)
+        assert found.too_large(["d0"]) is None
+    finally:
+        found.close()
+    told = status({"event": "snapshots_large", "generation": 0, "bytes": 4 * GIB, "left": 3 * GIB})
+    assert told is not None
+    assert "--no-replay" in told
 
 
 def test_the_newest_step_that_all_devices_have() -> None:

@@ -83,10 +83,11 @@ class RunOptions:
     kept warm, and the result is the same. `restarts` of them are allowed within ten minutes; a
     process without progress for `hang_s` is ended; a run that is asked to stop waits `grace_s` for
     the end of a step (None: three times the longest recent one, at least `hang_s` and 30 s);
-    `snapshot_every` steps lie between snapshots in memory (None: measured). What happens is
-    appended to `events` as JSON lines. A spare computes the share `suspect` of all devices' steps
-    again, and all go back where it finds another result. `log_mib` of sent messages are kept on
-    each device; None: its share of half of the memory that is free.
+    `snapshot_every` steps lie between snapshots in memory (None: measured), or in the folder
+    `snapshots` of a disk (None: there, where a bundle's state lies in such a store). What happens
+    is appended to `events` as JSON lines. A spare computes the share `suspect` of all devices'
+    steps again, and all go back where it finds another result. `log_mib` of sent messages are kept
+    on each device; None: its share of half of the memory that is free.
 
     `log_to` are files (name.csv) and TensorBoard folders that take loss, seconds and rows a second
     of each training step. On the port `metrics` of the loopback interface Prometheus is answered.
@@ -125,6 +126,7 @@ class RunOptions:
     hang_s: float = 60.0
     grace_s: float | None = None
     snapshot_every: int | None = None
+    snapshots: Path | None = None
     suspect: float | None = None
     events: Path | None = None
     commits: Path | None = None

@@ -232,6 +232,7 @@ def _require_fitting(plan: Plan, options: RunOptions) -> None:
         "--on-nan": options.on_nan,
         "--backend": options.backend,
         "--store": options.store,
+        "--snapshots": options.snapshots,
         "--log-to": options.log_to or None,
     }
     inference = {"--inputs": options.inputs, "--outputs": options.outputs}
@@ -257,8 +258,9 @@ def _require_fitting(plan: Plan, options: RunOptions) -> None:
             "--store cannot be given: this bundle offloads nothing",
             help="leave it out, or split the model with --offload state",
         )
-    if options.store is not None and not options.store.is_dir():
-        raise InputError(f"{options.store} is no folder", at="--store", help="make it, or another")
+    for flag, folder in (("--store", options.store), ("--snapshots", options.snapshots)):
+        if folder is not None and not folder.is_dir():
+            raise InputError(f"{folder} is no folder", at=flag, help="make it, or another")
     if options.inputs is not None and not options.inputs.is_file():
         raise InputError(f"there is no file {options.inputs}", help="give a .safetensors file")
 

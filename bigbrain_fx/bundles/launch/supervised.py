@@ -210,7 +210,17 @@ def _job(plan: Plan, bundle: Path, options: RunOptions, logs: Path) -> Job:
         suspect=options.suspect or 0.0,
         grace_s=options.grace_s,
         log_bytes=None if options.log_mib is None else options.log_mib * MIB,
+        snapshots=options.snapshots or _disk_of(plan, options),
     )
+
+
+def _disk_of(plan: Plan, options: RunOptions) -> Path | None:
+    """Return a folder where the state of devices lies: memory is short, so snapshots go there."""
+    if not {"state", "weights"} & set(plan.stages.offload):
+        return None
+    stores = (plan.cluster.store.get(name) for name in plan.stages.devices)
+    folders = [store.folder for store in stores if store is not None and store.folder]
+    return options.store or next(map(Path, folders), None)
 
 
 def start_supervised(order: Order) -> DeviceProcess:

@@ -24,6 +24,7 @@ from torch import Tensor
 from bigbrain_fx.core import TensorSpec, quantised_weights
 from bigbrain_fx.frontend import LEAF, LOSS
 from bigbrain_fx.plan import Plan, plain_params
+from bigbrain_fx.supervisor import left_bytes
 from bigbrain_fx.verification.bundle import eager, laid_tensors
 from bigbrain_fx.verification.bundle.eager import Wanted
 from bigbrain_fx.weights import Scratch, source_of_weights, trained_steps
@@ -173,8 +174,8 @@ def lacking(plan: Plan, available: int | None = None) -> str:
     kept = [p.spec for p in plan.graph.params if p.name == p.canonical]
     copies = 3 + 2 * plan.source.optimizer_state  # gradients, and the optimizer's of loop and graph
     needed = 3 * sum(map(_nbytes, kept)) + copies * sum(map(_nbytes, trained))
-    free = _available() if available is None else available
-    if free is None or needed <= free:
+    free = left_bytes() if available is None else available
+    if needed <= free:
         return ""
     return f"it needs {needed / 2**30:.1f} GiB of memory here, and {free / 2**30:.1f} GiB are free"
 
@@ -182,15 +183,6 @@ def lacking(plan: Plan, available: int | None = None) -> str:
 def _nbytes(spec: TensorSpec) -> int:
     dtype: torch.dtype = getattr(torch, spec.dtype)
     return math.prod(int(dim) for dim in spec.shape) * dtype.itemsize
-
-
-def _available() -> int | None:
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    found = [line.split()[1] for line in lines if line.startswith("MemAvailable")]
-    return int(found[0]) * 1024 if found else None
 
 
 @contextlib.contextmanager

@@ -1,0 +1,88 @@
+"""How much memory is left: of this host, and of the control groups that this process is in.
+
+A container, a batch system and systemd set limits of their own, of which /proc/meminfo says
+nothing: who takes what the host has left is ended by the kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path("/")
+_SIZES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
+_CACHED = ("inactive_file", "total_inactive_file")  # of files; given back when asked for
+
+
+def available_bytes(root: Path = ROOT) -> int:
+    """Return the memory that can still be taken; where nothing says, one gigabyte."""
+    left = left_bytes(root)
+    return 1 << 30 if left == math.inf else int(left)
+
+
+def left_bytes(root: Path = ROOT) -> float:
+    """Return the memory that can still be taken; where nothing says, infinity.
+
+    Args:
+        root: where /proc and /sys are; tests bring their own.
+    """
+    return max(0.0, min((host_bytes(root), *map(_left, group_folders(root, "memory")))))
+
+
+def host_bytes(root: Path = ROOT) -> float:
+    """Return what the whole host has left, without swapping; infinity where it does not say."""
+    return _row(root / "proc/meminfo", "MemAvailable:") * 1024
+
+
+def group_folders(root: Path, controller: str) -> Iterator[Path]:
+    """Yield the folders of this process's control group and of the groups around it.
+
+    In a container the path in /proc/self/cgroup may be the host's, and not exist here: then the
+    mount's own root is what applies.
+    """
+    base = root / "sys/fs/cgroup"
+    for line in text_of(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        mount = base / controllers if controllers else base
+        folder = mount / path.lstrip("/")
+        while folder != mount:
+            yield folder
+            folder = folder.parent
+        yield mount
+    yield from (base, base / controller)
+
+
+def number_in(path: Path) -> float:
+    """Return the positive number in a file; infinity for none, for "max" and for -1."""
+    text = text_of(path).strip()
+    return int(text) if text.isdigit() and int(text) > 0 else math.inf
+
+
+def text_of(path: Path) -> str:
+    """Return what a file of the kernel's says; "" where this kernel, or container, has none."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def _left(group: Path) -> float:
+    """Return what a control group may still take; its files' pages go when there is need."""
+    for limit, used in _SIZES:  # version 2, version 1
+        most, taken = number_in(group / limit), number_in(group / used)
+        if most < math.inf and taken < math.inf:
+            cached = min(_row(group / "memory.stat", name) for name in _CACHED)
+            return most - taken + (cached if cached < math.inf else 0)
+    return math.inf
+
+
+def _row(path: Path, name: str) -> float:
+    """Return the number in a row of a file that begins with a name; infinity where it has none."""
+    for line in text_of(path).splitlines():
+        words = line.split()
+        if words[:1] == [name] and words[1:2] and words[1].isdigit():
+            return int(words[1])
+    return math.inf

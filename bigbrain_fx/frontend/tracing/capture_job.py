@@ -44,6 +44,7 @@ from bigbrain_fx.frontend.tracing.objective import (
     require_parameters_unwritten,
 )
 from bigbrain_fx.frontend.tracing.odds import without_settled, wrong_bet
+from bigbrain_fx.frontend.tracing.one_memory import on_one_memory
 from bigbrain_fx.frontend.tracing.plain import state_kept
 from bigbrain_fx.frontend.tracing.saves import with_saves
 from bigbrain_fx.frontend.tracing.shares import Shares, is_guess, remark, shares, undeclared
@@ -114,12 +115,11 @@ class CaptureJob:
             if parts and not parts.are_equal and (parts.otherwise or not known):
                 said += (remark(parts),)
         elif not (self.labels.training or self.on_meta):
-            about = self.ladder.plain, self.batch, found.graph
-            graph, more = asked_for_inference(*about)
+            graph, more = asked_for_inference(self.ladder.plain, self.batch, found.graph)
             found, said = replace(found, graph=graph), said + more
-        said += on_written(self.step.seen.written, self.batch)
-        graph = with_saves(found.graph)
-        written, said = (*self.step.seen.written,), (*dict.fromkeys(said),)
+        written, one = (*self.step.seen.written,), self.step.seen.one_memory
+        said += (*on_written(written, self.batch), *on_one_memory(one, found.graph))
+        graph, said = with_saves(found.graph), (*dict.fromkeys(said),)
         return replace(found, graph=graph, warnings=said, shares=parts, written=written)
 
     def shares(self, found: Captured, micro_batch: int | None) -> Shares | None:

@@ -6,6 +6,7 @@ memory. A bundle's gradients have memory of their own. This file looks at what a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor
@@ -27,7 +28,7 @@ def in_one_memory(gradients: Mapping[str, Tensor | None]) -> tuple[str, ...]:
     found: set[str] = set()
     for places in first.values():
         places.sort()
-        for (_, end, one), (begin, _, other) in zip(places, places[1:], strict=False):
+        for (_, end, one), (begin, _, other) in itertools.pairwise(places):
             found |= {one, other} if begin < end else set()
     return tuple(name for name in gradients if name in found)
 
@@ -39,8 +40,8 @@ def on_one_memory(names: Sequence[str], graph: Graph) -> tuple[str, ...]:
     reader = next((op for op in graph.ops if set(names) & set(op.params) and op.source), None)
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return (
-        f"{f'{reader.source}: ' if reader else ''}the gradients of {', '.join(names[:3])}{more} are "
-        "one memory in plain PyTorch, which adds the next micro-batch, clips and unscales there "
+        f"{f'{reader.source}: ' if reader else ''}the gradients of {', '.join(names[:3])}{more} "
+        "are one memory in plain PyTorch, which adds the next micro-batch, clips and unscales there "
         "once for each of them; the bundle's gradients have memory of their own, and `verify` says "
         "that they differ. torch.stack([w * 1 for w in weights]) gives each its own in plain "
         "PyTorch, too",

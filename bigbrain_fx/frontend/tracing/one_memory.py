@@ -41,8 +41,8 @@ def on_one_memory(names: Sequence[str], graph: Graph) -> tuple[str, ...]:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return (
         f"{f'{reader.source}: ' if reader else ''}the gradients of {', '.join(names[:3])}{more} "
-        "are one memory in plain PyTorch, which adds the next micro-batch, clips and unscales there "
-        "once for each of them; the bundle's gradients have memory of their own, and `verify` says "
-        "that they differ. torch.stack([w * 1 for w in weights]) gives each its own in plain "
-        "PyTorch, too",
+        "are one memory in plain PyTorch, which adds the next micro-batch, clips and unscales "
+        "there once for each of them; the bundle's gradients have memory of their own, and "
+        "`verify` says that they differ. torch.stack([w * 1 for w in weights]) gives each its own "
+        "in plain PyTorch, too",
     )

@@ -238,11 +238,10 @@ class CaptureJob:
         tensors = list(self.batch.sized(rows).values())
         batched = [entry.batched and free for entry in self.batch.entries]
         noting, helping = noting_arguments(self.step.model), self.ladder.helping(rows, free)
-        kept = random_state_kept()
         hooks = refusing_hooks() if self.labels.training else nullcontext()
         seen = nullcontext(self.by_data) if self.ladder.strict else data_seen()
         with (
-            kept,
+            random_state_kept(),
             seen as self.by_data,
             rolls() as rolled,
             recording() as recorder,
@@ -256,6 +255,7 @@ class CaptureJob:
                 self.step, tensors, batched, self.labels.autocast, strict=self.ladder.strict
             )
         self.asked = asked_rows.in_guards(program)
+        self.ladder.hear(program)
         unseen = rolled or self.ladder.leaves  # what is kept whole was not run here
         said = self.ladder.judge_dice(tensors, self._quiet_run) if unseen else None
         self.warnings += [said] if said else []

@@ -16,6 +16,7 @@ from functools import partial
 from typing import TypeVar
 
 from torch import Tensor
+from torch.export import ExportedProgram
 
 from bigbrain_fx.core import Graph
 from bigbrain_fx.errors import BigBrainError
@@ -26,6 +27,7 @@ from bigbrain_fx.frontend.tracing.plain import Plain, another, same_numbers
 from bigbrain_fx.frontend.tracing.step import Step
 from bigbrain_fx.frontend.tracing.unseen import (
     Asked,
+    asked_in,
     both,
     code_of,
     require_seen,
@@ -122,9 +124,14 @@ class Ladder:
         found |= {f"{LINES}{lines.path}": lines.run_op} if lines else {}
         return found | ({LOSS: self.loss.loss} if self.loss else {})
 
+    def hear(self, program: ExportedProgram) -> None:
+        """Note what a strict trace has asked: dynamo asks no tensor, it leaves nodes."""
+        if self.strict:
+            self.asked.answered |= dict.fromkeys(asked_in(program))
+
     def judge_questions(self) -> None:
         """Refuse a model that asks data in plain runs what it does not ask in a trace."""
-        if self.strict or not self.has_numbers:
+        if not self.has_numbers:
             return
         kept = (*self.kept_functions().values(), self.step.own_loss if self.loss else None)
         calls = (c.function for c in self.recorder.calls.values()) if self.recorder else ()

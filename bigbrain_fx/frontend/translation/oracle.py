@@ -170,7 +170,7 @@ class Oracle:
     used: set[str] = field(default_factory=set)
 
     def recording(
-        self, run: int, leaves: Callable[[Question], bool]
+        self, run: int, leaves: Callable[[Question], bool] = lambda _: False
     ) -> AbstractContextManager[object]:
         """Write down every answer of a plain run, but of what `leaves` leaves to others."""
 

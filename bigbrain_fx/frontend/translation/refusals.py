@@ -131,7 +131,9 @@ def explain(error: BaseException, model: str = "") -> BigBrainError:
         f"BX0199: torch.export cannot follow the model: {type(error).__name__}: {first[:300]}",
         at=at,
         notes=(code,) if code else (),
-        help="rewrite that line with tensor operations, move it into loss(output, batch), or "
+        help=_AS_TEXT
+        if makes_text(code) and "__format__" in first
+        else "rewrite that line with tensor operations, move it into loss(output, batch), or "
         f"{_whole(module)}",
     )
 

@@ -111,7 +111,8 @@ def facts_of(path: Path) -> str:
         entries = json.loads(file.read(min(length, HEADER_LIMIT)))
     try:
         facts = json.loads(entries["__metadata__"]["facts"])
-        return f"--steps {int(facts['steps'])}, seed {int(facts['seed'])}"
+        told = f"--steps {int(facts['steps'])}, seed {int(facts['seed'])}"
+        return f"{told}, numbers {facts['contents']:012x}" if "contents" in facts else told
     except (KeyError, TypeError, ValueError):  # another program's, or of an older bundle
         return ""
 

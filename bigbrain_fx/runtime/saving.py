@@ -62,7 +62,7 @@ def require_room(folder: str | None) -> None:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SaveError(
-            f"cannot save in {folder}: {error.strerror}: give another folder"
+            f"cannot save in {folder}: {error.strerror or error}: give another folder"
         ) from error
     if not os.access(folder, os.W_OK | os.X_OK):
         raise SaveError(f"cannot save in {folder}: it may not be written in: give another folder")

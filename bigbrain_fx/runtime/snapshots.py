@@ -131,6 +131,6 @@ def _make_room(file: int, nbytes: int) -> None:
         os.ftruncate(file, nbytes)
     except OSError as error:
         raise StateError(
-            f"no room for a snapshot of {nbytes} bytes in memory: {error.strerror}: raise the "
-            "limit (`ulimit -f unlimited`), or run without replacing processes (--no-replay)"
+            f"no room for a snapshot of {nbytes} bytes in memory: {error.strerror or error}: raise "
+            "the limit (`ulimit -f unlimited`), or run without replacing processes (--no-replay)"
         ) from error

@@ -94,7 +94,7 @@ def read_header(path: Path) -> dict[str, Stored]:
         entries = json.loads(text)
     except OSError as error:
         raise InputError(
-            f"cannot read {path}: {error.strerror}", help="look at the path"
+            f"cannot read {path}: {error.strerror or error}", help="look at the path"
         ) from error
     except (ValueError, RecursionError) as error:
         raise _broken(path, "its header is no JSON") from error

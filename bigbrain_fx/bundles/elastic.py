@@ -59,7 +59,7 @@ class _Rescued:
         try:
             commit_held(self.bundle, self.folder, files)
         except OSError as error:
-            self.failure = f"{error.strerror}: {error.filename or self.folder}"
+            self.failure = f"{error.strerror or error}: {error.filename or self.folder}"
             self.remove()
         else:
             self.step = step

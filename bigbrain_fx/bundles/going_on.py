@@ -221,7 +221,7 @@ def _write_optimizer(named: Named, out: Path) -> None:
             shutil.copyfile(_PLAIN, out.parent / LOADER)
     except OSError as error:
         raise InputError(
-            f"cannot write {out}: {error.strerror}", help="give another --optimizer"
+            f"cannot write {out}: {error.strerror or error}", help="give another --optimizer"
         ) from error
     finally:
         named.forget()

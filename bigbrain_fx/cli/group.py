@@ -48,7 +48,7 @@ class _Group(click.Group):
             return super().invoke(ctx)
         except BrokenPipeError as error:
             if _is_of_printing(error):
-                raise PrintError(error.strerror) from error
+                raise PrintError(error.strerror or str(error)) from error
             raise
 
 

@@ -208,7 +208,7 @@ def _file(path: Path) -> Mapping[str, Any]:
     try:
         found = json.loads(path.read_bytes(), object_pairs_hook=partial(_once, path))
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}", help=_HOW) from error
+        raise InputError(f"cannot read {path}: {error.strerror or error}", help=_HOW) from error
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is no JSON: {error}", help="mend it, or write it anew") from error
     number = found.get("format") if isinstance(found, dict) else None

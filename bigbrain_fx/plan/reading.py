@@ -83,6 +83,7 @@ def read_plan(path: str | Path) -> Plan:
         text = file.read_bytes()
     except OSError as error:
         raise InputError(
-            f"cannot read {file}: {error.strerror}", help="give a bundle folder or a plan.json"
+            f"cannot read {file}: {error.strerror or error}",
+            help="give a bundle folder or a plan.json",
         ) from error
     return from_json(text, str(file))

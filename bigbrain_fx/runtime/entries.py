@@ -22,6 +22,10 @@ class BatchError(ValueError):
     """Report a batch that is not like the one the model was split with; names step and entry."""
 
 
+class AssumptionError(BatchError):
+    """Report data for which the model would have taken another path than the one written here."""
+
+
 def names_of(batch: object) -> Any:  # noqa: ANN401  # a nest of any kind
     """Return the nest of a batch without what it holds: keys, positions, and of arrays the kind."""
     if isinstance(batch, Mapping):

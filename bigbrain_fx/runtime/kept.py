@@ -11,11 +11,15 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
+from .entries import AssumptionError
 from .modules import as_in_file
 
-
-class AssumptionError(RuntimeError):
-    """Report data for which the model would have taken another path than the one written here."""
+_ANSWERED = (
+    "{place}: this was {answer} for the example batch, and is {other} for these data, for which "
+    "the model goes another way than the bundle: compute without the question (torch.where, or a "
+    "factor that is 0), or put the lines that ask into a module of their own, which "
+    "`split --leaf CLASS` keeps whole; split again"
+)
 
 
 def assume(condition: Tensor, place: str) -> None:
@@ -41,7 +45,7 @@ def assume_not(condition: Tensor, place: str) -> None:
 
 def _require(condition: Tensor, answer: bool, place: str) -> None:
     value = condition.detach()
-    text = f"{place}: this was {answer} for the example batch, and the bundle holds for that alone"
+    text = _ANSWERED.format(place=place, answer=answer, other=not answer)
     if value.device.type == "cpu":
         if bool(value) is not answer:
             raise AssumptionError(text)

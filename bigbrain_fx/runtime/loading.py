@@ -154,7 +154,7 @@ def _manifest(path: Path, check: str) -> dict[str, Any]:
     try:
         text = read_regular(path)
     except OSError as error:
-        raise BrokenError(f"{path}: {error.strerror}") from error
+        raise BrokenError(f"{path}: {error.strerror or error}") from error
     found = unsealed(text, str(path))
     if digest(text) != check:
         raise BrokenError(f"{path}: it is not the one that the commit's record names")

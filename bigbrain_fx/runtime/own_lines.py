@@ -18,7 +18,8 @@ from threading import Lock
 import torch
 from torch import Tensor, nn
 
-from .kept import AssumptionError, built, flat
+from .entries import AssumptionError
+from .kept import built, flat
 
 Answers = Mapping[str, Sequence[object]]
 """Path of a module inside -> what its calls gave, in order."""
@@ -28,6 +29,13 @@ _HOOKS = (
     "_forward_hooks_with_kwargs",
     "_forward_hooks_always_called",
     "_forward_pre_hooks_with_kwargs",
+)
+
+
+_EVERY_TIME = (
+    "let it call the same modules for every batch (choose with torch.where, or multiply by 0), or "
+    "put the lines and what they call into a module of their own, which `split --leaf CLASS` keeps "
+    "whole; split again"
 )
 
 
@@ -82,14 +90,16 @@ class Shell:
             left = [path for path, rest in self._left.items() if rest]
         if left:
             raise AssumptionError(
-                f"forward did not call {left[0]}, as it did for the example batch"
+                f"forward did not call {left[0]}, as it did for the example batch: {_EVERY_TIME}"
             )
         return found
 
     def _answer(self, path: str, *_: object, **__: object) -> object:
         left = self._left.get(path)
         if not left:
-            raise AssumptionError(f"forward calls {path}, as it did not for the example")
+            raise AssumptionError(
+                f"forward calls {path}, as it did not for the example: {_EVERY_TIME}"
+            )
         return left.pop(0)
 
     def plain_tensors(self) -> list[Tensor]:

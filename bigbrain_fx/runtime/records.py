@@ -171,7 +171,7 @@ def read_records(folder: Path, say: Say) -> list[Record]:
         except BrokenError as error:
             say(f"warning: {error}: this commit is lost")
         except OSError as error:
-            say(f"warning: {path}: {error.strerror}: this commit is lost")
+            say(f"warning: {path}: {error.strerror or error}: this commit is lost")
     return sorted(found, key=lambda record: (-record.generation, -record.step))
 
 

@@ -160,7 +160,7 @@ def _tcp_store(rank: int, world: int, timeout: timedelta) -> TCPStore:
         listener.bind((host, port))
     except OSError as error:
         raise SystemExit(
-            f"cannot listen on {host}:{port}: {error.strerror}; choose another MASTER_PORT"
+            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another MASTER_PORT"
         ) from error
     listener.listen(128)
     return TCPStore(

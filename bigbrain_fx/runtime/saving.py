@@ -4,17 +4,21 @@
     when all have  each gives its file its name
 
 What is there before stays whole when one disk is full. Only an end of all processes between the
-first name and the last leaves some files of each. So each file says of which run it is, and who
-joins them looks.
+first name and the last leaves some files of each. So each file says of which run it is, and of
+which numbers of all devices (two runs may have one seed and as many steps), and who joins them
+looks.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .checksum import checksum
 from .tensor_file import SaveError, UnnamedFile
 
 if TYPE_CHECKING:
@@ -34,6 +38,18 @@ def save_aside(device: Device, folder: Path, name: str | None = None) -> Unnamed
     return UnnamedFile(device.state(), path, facts=device.of_run)
 
 
+def contents(device: Device) -> str:
+    """Return the checksum of what a device will save."""
+    found = (f"{name} {checksum(tensor.cpu())}" for name, tensor in device.state().items())
+    return hashlib.blake2b("\n".join(found).encode(), digest_size=8).hexdigest()
+
+
+def say_contents(device: Device, of_all: Iterable[str]) -> None:
+    """Let a device's file say which numbers all devices have; of all, in one order."""
+    told = hashlib.blake2b(" ".join(of_all).encode(), digest_size=6).hexdigest()
+    device.of_run = {**device.of_run, "contents": int(told, 16)}
+
+
 def require_room(folder: str | None) -> None:
     """Refuse a folder to save in that cannot be one, before the training and not after it.
 
@@ -46,7 +62,7 @@ def require_room(folder: str | None) -> None:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SaveError(
-            f"cannot save in {folder}: {error.strerror}: give another folder"
+            f"cannot save in {folder}: {error.strerror or error}: give another folder"
         ) from error
     if not os.access(folder, os.W_OK | os.X_OK):
         raise SaveError(f"cannot save in {folder}: it may not be written in: give another folder")
@@ -59,6 +75,10 @@ def save_together(device: Device, folder: Path, store: Store, rank: int, deadlin
         SaveError: a device cannot write its own.
     """
     others = [f"aside/{other}" for other in range(len(device.names))]
+    each = [f"contents/{other}" for other in range(len(device.names))]
+    store.set(each[rank], contents(device))
+    store.wait(each, timedelta(seconds=deadline_s))
+    say_contents(device, [store.get(key).decode() for key in each])
     try:
         file = save_aside(device, folder)
     except SaveError as error:
@@ -81,6 +101,8 @@ def save_replayed(device: Device, folder: Path, transport: ReplayTransport) -> N
     Raises:
         SaveError: a device cannot write its own.
     """
+    transport.control.post(f"contents/{device.name}", contents(device))
+    say_contents(device, _told(device, transport, "contents"))
     file, why = _tried(device, folder)
     transport.control.post(f"aside/{device.name}", why)
     failed = [text for text in _told(device, transport, "aside") if text]

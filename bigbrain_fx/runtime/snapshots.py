@@ -134,8 +134,8 @@ def _make_room(file: int, nbytes: int) -> None:
             os.posix_fallocate(file, 0, nbytes)
     except OSError as error:
         raise StateError(
-            f"no room for a snapshot of {nbytes} bytes: {error.strerror}: raise the limit (`ulimit "
-            "-f unlimited`), give another folder to --snapshots, or run without replacing "
+            f"no room for a snapshot of {nbytes} bytes: {error.strerror or error}: raise the limit "
+            "(`ulimit -f unlimited`), give another folder to --snapshots, or run without replacing "
             "processes (--no-replay)"
         ) from error
 

@@ -163,8 +163,8 @@ class DiskRoom:
                 done += moved
         except OSError as error:
             raise StoreError(
-                f"the store of {self.device} in {self.folder} fails: {error.strerror}: give "
-                "another folder (--store); commits are as they were"
+                f"the store of {self.device} in {self.folder} fails: {error.strerror or error}: "
+                "give another folder (--store); commits are as they were"
             ) from error
 
     def buffer(self, nbytes: int) -> Buffer:
@@ -186,8 +186,8 @@ class DiskRoom:
                 return os.dup(file.fileno())
         except OSError as error:
             raise StoreError(
-                f"the store of {self.device} cannot be written in {self.folder}: {error.strerror}: "
-                "give another folder (--store)"
+                f"the store of {self.device} cannot be written in {self.folder}: "
+                f"{error.strerror or error}: give another folder (--store)"
             ) from error
 
     def _reserve(self, file: int, nbytes: int) -> None:
@@ -200,8 +200,8 @@ class DiskRoom:
             free = os.statvfs(self.folder)
             raise StoreError(
                 f"the store of {self.device} in {self.folder} needs {_mib(nbytes)} and cannot have "
-                f"it: {error.strerror} ({_mib(free.f_bavail * free.f_frsize)} are free): free some "
-                "or give another folder (--store); commits are as they were"
+                f"it: {error.strerror or error} ({_mib(free.f_bavail * free.f_frsize)} are free): "
+                "free some or give another folder (--store); commits are as they were"
             ) from error
 
 

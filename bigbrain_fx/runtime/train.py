@@ -52,7 +52,7 @@ from .rendezvous import (
     require_gpu,
     write_report,
 )
-from .saving import require_room, save_aside, save_together
+from .saving import contents, require_room, save_aside, save_together, say_contents
 from .telling import show, tell
 from .tensor_file import SaveError
 
@@ -112,6 +112,9 @@ def _run_here(
         bundle, options.steps, seed, report, keep, commits, options.on_nan, threads
     )
     if options.save:
+        told = [contents(device) for device in devices.values()]
+        for device in devices.values():
+            say_contents(device, told)
         aside = [save_aside(device, Path(options.save)) for device in devices.values()]
         for file in aside:
             file.put()

@@ -101,7 +101,7 @@ class EventLog:
         if self.is_told:
             return
         self.is_told = True
-        self.write("events_lost", -1, path=str(self.path), text=str(error.strerror))
+        self.write("events_lost", -1, path=str(self.path), text=str(error.strerror or error))
 
     def close(self) -> None:
         """Close the file."""

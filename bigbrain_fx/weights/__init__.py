@@ -7,6 +7,7 @@ imports no torch and knows no plans, processes or devices.
 from bigbrain_fx.weights.checkpoint import (
     Checkpoint as Checkpoint,
     read_checkpoint as read_checkpoint,
+    require_one_save as require_one_save,
 )
 from bigbrain_fx.weights.distributed import (
     SpreadTensor as SpreadTensor,
@@ -16,7 +17,6 @@ from bigbrain_fx.weights.distributed import (
 from bigbrain_fx.weights.folder import (
     FromCheckpoint as FromCheckpoint,
     note_trained as note_trained,
-    require_one_save as require_one_save,
     rewrite_index as rewrite_index,
     source_of_weights as source_of_weights,
     stored_tensors as stored_tensors,

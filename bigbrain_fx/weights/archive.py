@@ -136,7 +136,7 @@ def read_archive(where: FileRange) -> Any:  # noqa: ANN401  # a SavedTensor, or 
             return TableUnpickler(text, _TABLE, storage).load()
     except OSError as error:
         raise InputError(
-            f"cannot read {where.file}: {error.strerror}", help="look at the path"
+            f"cannot read {where.file}: {error.strerror or error}", help="look at the path"
         ) from error
     except UnknownCallError as error:
         raise InputError(

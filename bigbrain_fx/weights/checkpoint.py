@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.weights.stored import Stored, read_header, read_json
+from bigbrain_fx.weights.stored import Stored, facts_of, read_header, read_json
 
 INDEX = ".safetensors.index.json"
 _SHOWN = 5
@@ -64,11 +64,32 @@ def _of_folder(folder: Path) -> dict[str, Stored]:
     if not files:
         raise _no_tensors(folder)
     whole = _preferred(files, "model.safetensors")
-    return read_header(whole) if whole.name == "model.safetensors" else joined(files)
+    if whole.name == "model.safetensors":
+        return read_header(whole)
+    require_one_save(folder)
+    return joined(files)
 
 
 def _preferred(files: Sequence[Path], name: str) -> Path:
     return next((file for file in files if file.name == name), files[0])
+
+
+def require_one_save(folder: Path) -> None:
+    """Refuse files of `--save` of two runs: a process may be killed between two of their names.
+
+    Raises:
+        InputError: their files say that they are of different ones.
+    """
+    files = sorted(folder.glob("[!.]*.safetensors"))
+    told = {file: facts_of(file) for file in files}
+    if len(set(told.values())) > 1:
+        raise InputError(
+            f"{folder} has files of different runs",
+            at=str(folder),
+            notes=tuple(f"{f.name}: {facts or 'it does not say'}" for f, facts in told.items()),
+            help="a run was ended while it gave its files their names: run it again with --save, "
+            "or take the weights of a commit by --commits",
+        )
 
 
 def joined(files: Sequence[Path]) -> dict[str, Stored]:

@@ -167,7 +167,7 @@ def _metadata(path: Path) -> _State:
     except OSError as error:
         raise InputError(
             f"expected a checkpoint of torch.distributed.checkpoint, cannot read {path}: "
-            f"{error.strerror}",
+            f"{error.strerror or error}",
             help="give the folder that dcp.save wrote",
         ) from error
     except UnknownCallError as error:

@@ -21,7 +21,7 @@ from bigbrain_fx.core import Param
 from bigbrain_fx.errors import InputError, os_error_as
 from bigbrain_fx.weights.checkpoint import Checkpoint, joined
 from bigbrain_fx.weights.checksum import checksum_of
-from bigbrain_fx.weights.stored import Stored, facts_of, read_json
+from bigbrain_fx.weights.stored import Stored, read_json
 from bigbrain_fx.weights.write import Copy, write_file
 
 REFERENCES = ".references.json"
@@ -188,24 +188,6 @@ def stored_tensors(folder: Path) -> dict[str, Stored]:
         for name, stored in _followed(listing).items():
             found.setdefault(name, stored)
     return found
-
-
-def require_one_save(folder: Path) -> None:
-    """Refuse files of `--save` of two runs: a process may be killed between two of their names.
-
-    Raises:
-        InputError: their files say that they are of different ones.
-    """
-    files = sorted(folder.glob(f"[!.]*{ENDING}"))
-    told = {file: facts_of(file) for file in files}
-    if len(set(told.values())) > 1:
-        raise InputError(
-            f"{folder} has files of different runs",
-            at=str(folder),
-            notes=tuple(f"{f.name}: {facts or 'it does not say'}" for f, facts in told.items()),
-            help="a run was ended while it gave its files their names: run it again with --save, "
-            "or take the weights of a commit by --commits",
-        )
 
 
 def _followed(listing: Path) -> dict[str, Stored]:

@@ -94,7 +94,7 @@ def read_header(path: Path) -> dict[str, Stored]:
         entries = json.loads(text)
     except OSError as error:
         raise InputError(
-            f"cannot read {path}: {error.strerror}", help="look at the path"
+            f"cannot read {path}: {error.strerror or error}", help="look at the path"
         ) from error
     except (ValueError, RecursionError) as error:
         raise _broken(path, "its header is no JSON") from error
@@ -111,7 +111,8 @@ def facts_of(path: Path) -> str:
         entries = json.loads(file.read(min(length, HEADER_LIMIT)))
     try:
         facts = json.loads(entries["__metadata__"]["facts"])
-        return f"--steps {int(facts['steps'])}, seed {int(facts['seed'])}"
+        told = f"--steps {int(facts['steps'])}, seed {int(facts['seed'])}"
+        return f"{told}, numbers {facts['contents']:012x}" if "contents" in facts else told
     except (KeyError, TypeError, ValueError):  # another program's, or of an older bundle
         return ""
 

@@ -65,7 +65,9 @@ def test_a_branch_is_assumed_checked_and_verified(tmp_path: Path) -> None:
         file.write("        yield {name: -tensor for name, tensor in batch.items()}\n")
     edit(bundle / "train.py", "training.batches", "training.contrary")
     failed = call("run", bundle, "--steps", "1")
-    assert failed.code != 0
+    assert failed.code == 2
+    assert "Traceback" not in failed.err
+    assert "`split --leaf CLASS` keeps whole; split again" in failed.err
     assert f"branch.py:{LINE}: this was True for the example batch" in failed.err
 
 

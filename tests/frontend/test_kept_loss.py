@@ -270,3 +270,33 @@ def test_a_loss_inside_the_model_is_kept_with_the_lines_of_its_forward(tmp_path:
     assert any("the lines of Wav2Vec2ForCTC.forward itself" in said for said in made.warnings)
     assert "forward_of(" in (made.bundle / "device_d1.py").read_text()
     bb.verify(made.bundle, steps=2).require_passed()
+
+
+def guarded(output: Output, batch: dict[str, Tensor]) -> Tensor:
+    """Return another loss where no row has letters; the example's all have."""
+    assert torch.isfinite(output.logits).all()
+    if not batch["lengths"].any():
+        return output.hidden.square().mean()
+    return output.logits.square().mean()
+
+
+def checked(output: Output, batch: dict[str, Tensor]) -> Tensor:
+    if batch["lengths"].min() < 0:
+        raise ValueError("lengths below 0")
+    return output.logits.square().mean()
+
+
+def test_a_loss_that_asks_data_is_asked_for_each_batch() -> None:
+    model, batch = Speech(), speech_batch()
+    found = capture(model, batch, guarded)
+    assert not any("assumed" in said for said in found.warnings)
+    assert "lengths" in loss_op(found.graph).refs
+    batch["lengths"] *= 0
+    loss = run(found, batch)[found.graph.loss or ""]
+    assert torch.equal(loss, guarded(model(batch["sound"]), batch))
+
+
+def test_an_assertion_of_a_loss_is_assumed_and_checked() -> None:
+    found = capture(Speech(), speech_batch(), checked)
+    assert not [op for op in found.graph.ops if op.target == "user.loss"]
+    assert any("assumed False at test_kept_loss.py:" in said for said in found.warnings)

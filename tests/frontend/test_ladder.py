@@ -17,7 +17,7 @@ from bigbrain_fx.frontend.answers import read_answers
 from bigbrain_fx.frontend.tracing import capture_job
 from bigbrain_fx.frontend.translation.oracle import WrongAnswerError, answers_in, is_negated
 from bigbrain_fx.frontend.translation.params import Store
-from bigbrain_fx.frontend.translation.refusals import explain
+from bigbrain_fx.frontend.translation.refusals import branch, explain, number_read
 from bigbrain_fx.frontend.translation.translate import translate
 from bigbrain_fx.plan.cut import live_ops
 from bigbrain_fx.planning.units import is_size, units
@@ -314,6 +314,22 @@ def test_numbers_that_a_module_is_called_by_are_refused() -> None:
     assert (caught.value.at or "").startswith("test_ladder.py:")
     found = capture(Whole(Between()), (torch.randn(4, 4),), leaves=["Between"])
     assert any(op.target == "leaf.inner" for op in found.graph.ops)  # the remedy works
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ('self.stats["h"] = "%.3f" % h.std()', True),
+        ('self.last = f"{h.std():.3f}"', True),
+        ("text = str(round(float(h.std()), 3))", True),
+        ('self.log.append("{}".format(h.std()))', True),
+        ("n = int(h.sum()) % 3", False),
+        ("if h.sum() > 0:", False),
+    ],
+)
+def test_a_number_that_becomes_text_is_told_to_stay_a_tensor(code: str, text: bool) -> None:
+    for made in (branch("m.py:3", code), number_read("m.py:3", code)):
+        assert (made.help or "").startswith("keep the tensor, and make text of it") == text
 
 
 class Whole(nn.Module):

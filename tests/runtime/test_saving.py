@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -26,10 +27,10 @@ from bigbrain_fx.runtime.saving import save_together
 from bigbrain_fx.runtime.telling import show
 from bigbrain_fx.runtime.tensor_file import SaveError, UnnamedFile, write_tensors
 from bigbrain_fx.supervisor import FailedError
-from bigbrain_fx.weights import require_one_save
+from bigbrain_fx.weights import read_checkpoint, require_one_save
 from bigbrain_fx.weights.stored import facts_of
 from tests.support.bundles import copied, edit
-from tests.support.command_line import tiny_bundle
+from tests.support.command_line import files, tiny_bundle
 from tests.support.replayed import supervised
 
 OLD, NEW = {"w": torch.zeros(8)}, {"w": torch.ones(8)}
@@ -82,7 +83,9 @@ def test_one_device_without_room_keeps_all_from_changing_theirs(
         return UnnamedFile(NEW, folder / f"{device.name}.safetensors", disk)
 
     def save(rank: int) -> str:
-        device: Any = SimpleNamespace(name=f"d{rank}", names=("d0", "d1"))
+        device: Any = SimpleNamespace(
+            name=f"d{rank}", names=("d0", "d1"), state=lambda: NEW, of_run={}
+        )
         with pytest.raises(SaveError) as error:
             save_together(device, tmp_path, store, rank, 30.0)
         return str(error.value)
@@ -179,4 +182,33 @@ def test_a_run_says_in_each_file_of_which_run_it_is(tmp_path: Path) -> None:
     words = [sys.executable, str(bundle / "train.py"), "--in-process", "--steps", "3"]
     subprocess.run([*words, "--save", str(tmp_path / "saved")], check=True)
     told = {facts_of(file) for file in (tmp_path / "saved").glob("*.safetensors")}
-    assert told == {"--steps 3, seed 0"}
+    assert len(told) == 1
+    assert next(iter(told)).startswith("--steps 3, seed 0, numbers ")
+
+
+OTHER = """
+
+
+def others(seed):
+    for batch in batches(seed):
+        yield {name: tensor * 0.5 for name, tensor in batch.items()}
+"""
+
+
+def test_two_runs_of_one_seed_and_as_many_steps_are_told_apart(tmp_path: Path) -> None:
+    """As where a run is killed between two names, in a folder that another has saved in."""
+    bundle = tiny_bundle(tmp_path)
+    other = copied(bundle, tmp_path)
+    with (other / "training.py").open("a") as file:
+        file.write(OTHER)
+    edit(other / "train.py", "training.batches", "training.others")
+    first, second, again = (tmp_path / name for name in ("first", "second", "again"))
+    for made, folder in ((bundle, first), (other, second), (bundle, again)):
+        train(made, "--save", folder)
+    assert files(first) == files(again)
+    assert files(first) != files(second)
+    shutil.copy(second / "d1.safetensors", first / "d1.safetensors")
+    for read in (require_one_save, read_checkpoint):
+        with pytest.raises(InputError, match="files of different runs"):
+            read(first)
+    read_checkpoint(second)

@@ -76,6 +76,8 @@ def _mending(last: str) -> str:
         return "give --steps what it has; or mend batches(), and split again"
     if "expected whole batches" in last:
         return "give so many rows, in batches() or in the file of --inputs"
+    if "`split --leaf CLASS`" in last:
+        return "change these lines of the model file so, or the data, and split again"
     if "batch" in last:
         return "every batch must be like example_batch(): mend batches() and split again"
     return "mend what it names, and run it again"

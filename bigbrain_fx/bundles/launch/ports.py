@@ -43,8 +43,8 @@ def _require_loopback() -> None:
             probe.connect(("127.0.0.1", 9))  # nothing is sent
         except OSError as error:
             raise InputError(
-                f"the loopback interface lo is down ({error.strerror}), by which processes of one "
-                "host connect",
+                f"the loopback interface lo is down ({error.strerror or error}), by which "
+                "processes of one host connect",
                 help="`ip link set lo up` as root (a new network namespace, as of `unshare -n`, "
                 "has it down); or train in one process: `python train.py --in-process`",
             ) from error

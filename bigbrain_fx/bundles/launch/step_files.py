@@ -74,7 +74,7 @@ class StepFiles:
                 file.write(step, values)
             except OSError as error:
                 del self.files[path]
-                warn(f"WARNING: {path} takes no more: {error.strerror}; the run goes on")
+                warn(f"WARNING: {path} takes no more: {error.strerror or error}; the run goes on")
 
 
 @contextmanager

@@ -56,7 +56,7 @@ class RunTrace:
             if step is not None:
                 replace_file(self.bundle / "report.html", report(self.plan, step).encode())
         except OSError as error:
-            warn(f"WARNING: the trace is not whole: {error.filename}: {error.strerror}")
+            warn(f"WARNING: the trace is not whole: {error.filename}: {error.strerror or error}")
 
     def _write(self, measured: MeasuredRun) -> None:
         about = {"bundle": str(self.bundle.resolve()), "devices": self.plan.stages.devices}

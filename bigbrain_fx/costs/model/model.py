@@ -209,7 +209,7 @@ def _read(path: Path) -> dict[str, Any]:
         body = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(
-            f"expected learned costs, found no readable file: {error.strerror}",
+            f"expected learned costs, found no readable file: {error.strerror or error}",
             at=str(path),
             help="bigbrain-fx fit profiles.sqlite --out costs.json writes one",
         ) from error

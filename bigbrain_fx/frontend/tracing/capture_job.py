@@ -44,6 +44,7 @@ from bigbrain_fx.frontend.tracing.objective import (
     require_parameters_unwritten,
 )
 from bigbrain_fx.frontend.tracing.odds import without_settled, wrong_bet
+from bigbrain_fx.frontend.tracing.one_memory import on_one_memory
 from bigbrain_fx.frontend.tracing.plain import state_kept
 from bigbrain_fx.frontend.tracing.saves import with_saves
 from bigbrain_fx.frontend.tracing.shares import Shares, is_guess, remark, shares, undeclared
@@ -114,12 +115,11 @@ class CaptureJob:
             if parts and not parts.are_equal and (parts.otherwise or not known):
                 said += (remark(parts),)
         elif not (self.labels.training or self.on_meta):
-            about = self.ladder.plain, self.batch, found.graph
-            graph, more = asked_for_inference(*about)
+            graph, more = asked_for_inference(self.ladder.plain, self.batch, found.graph)
             found, said = replace(found, graph=graph), said + more
-        said += on_written(self.step.seen.written, self.batch)
-        graph = with_saves(found.graph)
-        written, said = (*self.step.seen.written,), (*dict.fromkeys(said),)
+        written, one = (*self.step.seen.written,), self.step.seen.one_memory
+        said += (*on_written(written, self.batch), *on_one_memory(one, found.graph))
+        graph, said = with_saves(found.graph), (*dict.fromkeys(said),)
         return replace(found, graph=graph, warnings=said, shares=parts, written=written)
 
     def shares(self, found: Captured, micro_batch: int | None) -> Shares | None:
@@ -238,11 +238,10 @@ class CaptureJob:
         tensors = list(self.batch.sized(rows).values())
         batched = [entry.batched and free for entry in self.batch.entries]
         noting, helping = noting_arguments(self.step.model), self.ladder.helping(rows, free)
-        kept = random_state_kept()
         hooks = refusing_hooks() if self.labels.training else nullcontext()
         seen = nullcontext(self.by_data) if self.ladder.strict else data_seen()
         with (
-            kept,
+            random_state_kept(),
             seen as self.by_data,
             rolls() as rolled,
             recording() as recorder,
@@ -256,6 +255,7 @@ class CaptureJob:
                 self.step, tensors, batched, self.labels.autocast, strict=self.ladder.strict
             )
         self.asked = asked_rows.in_guards(program)
+        self.ladder.hear(program)
         unseen = rolled or self.ladder.leaves  # what is kept whole was not run here
         said = self.ladder.judge_dice(tensors, self._quiet_run) if unseen else None
         self.warnings += [said] if said else []

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import io
 import logging
 import os
@@ -131,6 +132,7 @@ _ASKS = (
 @contextlib.contextmanager
 def _as_plain() -> Iterator[None]:
     """Let the user's own lines be what they are in training: not traced, when they ask for it."""
+    importlib.import_module("torch._dynamo")  # it notes these functions as it is loaded
     own = [(room, name, getattr(room, name)) for room, names in _ASKS for name in names]
     for room, name, asked in own:
         setattr(room, name, _no_for_users(name, asked))

@@ -16,6 +16,7 @@ from functools import partial
 from typing import TypeVar
 
 from torch import Tensor
+from torch.export import ExportedProgram
 
 from bigbrain_fx.core import Graph
 from bigbrain_fx.errors import BigBrainError
@@ -26,6 +27,7 @@ from bigbrain_fx.frontend.tracing.plain import Plain, another, same_numbers
 from bigbrain_fx.frontend.tracing.step import Step
 from bigbrain_fx.frontend.tracing.unseen import (
     Asked,
+    asked_in,
     both,
     code_of,
     require_seen,
@@ -35,7 +37,7 @@ from bigbrain_fx.frontend.translation import oracle as questions
 from bigbrain_fx.frontend.translation.batch import Batch
 from bigbrain_fx.frontend.translation.kept import LEAF, LINES, LOSS, Keeper, keeping
 from bigbrain_fx.frontend.translation.opaque import Recorder, paused
-from bigbrain_fx.frontend.translation.oracle import Oracle
+from bigbrain_fx.frontend.translation.oracle import Oracle, Question
 from bigbrain_fx.frontend.translation.refusals import (
     baked_dice,
     is_about_size,
@@ -57,6 +59,8 @@ class Ladder:
     Attributes:
         has_numbers: the model has weights, so that it can be run.
         strict: trace with dynamo.
+        left: what the loss asks data is not answered by plain runs: it can be kept whole, and asks
+            each batch then.
     """
 
     step: Step
@@ -67,6 +71,7 @@ class Ladder:
     leaves: Leaves = field(default_factory=lambda: Leaves({}))
     strict: bool = False
     listened: bool = False
+    left: bool | None = None
     asked: Asked = field(default_factory=Asked)
     loss: KeptLoss | None = None
     recorder: Recorder | None = None
@@ -81,15 +86,17 @@ class Ladder:
         try:
             return attempt()
         except Exception as error:
-            if self._hear(error):
-                return self.climb(attempt)
-            if not self._keep_loss(error):
-                raise
+            failed = error
+        if self._hear(failed):  # out here, or what comes would name this one's line
+            return self.climb(attempt)
+        if self._keep_loss(failed):
             try:
                 return attempt()
             except Exception:
                 self.loss = None  # it was not the loss
-                raise error from None
+        if self._answer_loss():
+            return self.climb(attempt)
+        raise failed
 
     @contextlib.contextmanager
     def helping(self, rows: int, free: bool) -> Iterator[Keeper]:
@@ -117,9 +124,14 @@ class Ladder:
         found |= {f"{LINES}{lines.path}": lines.run_op} if lines else {}
         return found | ({LOSS: self.loss.loss} if self.loss else {})
 
+    def hear(self, program: ExportedProgram) -> None:
+        """Note what a strict trace has asked: dynamo asks no tensor, it leaves nodes."""
+        if self.strict:
+            self.asked.answered |= dict.fromkeys(asked_in(program))
+
     def judge_questions(self) -> None:
         """Refuse a model that asks data in plain runs what it does not ask in a trace."""
-        if self.strict or not self.has_numbers:
+        if not self.has_numbers:
             return
         kept = (*self.kept_functions().values(), self.step.own_loss if self.loss else None)
         calls = (c.function for c in self.recorder.calls.values()) if self.recorder else ()
@@ -189,11 +201,27 @@ class Ladder:
             for run in range(_MOST_RUNS):
                 if run >= 2 and time.perf_counter() - started_s > _LISTEN_S:
                     break
-                watch.listening = partial(self.oracle.recording, run)
+                watch.listening = partial(self.oracle.recording, run, self._leaves)
                 with contextlib.suppress(Exception):  # `trace` says what is wrong with the example
                     self.plain.run(another(self.batch, rows, run) if run % 2 else example, run)
         finally:
             watch.listening = contextlib.nullcontext
+
+    def _leaves(self, question: Question) -> bool:
+        """Whether a question is the loss's own; an assertion has one answer for all data."""
+        own = self.step.own_loss is not None and self.step.seen.part == "loss"
+        if not own or self.left is False or question.only_raises:
+            return False
+        self.left = True
+        return True
+
+    def _answer_loss(self) -> bool:
+        """Let plain runs answer for the loss, too, where it cannot be kept whole."""
+        if not self.left:
+            return False
+        self.left = False
+        self._listen()
+        return True
 
     def judge_dice(
         self, tensors: Sequence[Tensor], walk: Callable[[Sequence[Tensor]], object]
@@ -239,7 +267,7 @@ class Ladder:
             for name in names:
                 yield f"BX0110: custom backward in {name} is kept: the stage calls the class itself"
         if self.loss is not None:
-            why = ": ".join(filter(None, self.why))
+            why = ": ".join(filter(None, self.why)).rstrip(":")
             yield (
                 f"BX0150: the loss cannot be traced ({why}): it is kept whole, and the "
                 "device that has the output calls loss(output, batch) of the model file"

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import linecache
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
 
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode
 
@@ -29,6 +31,8 @@ from bigbrain_fx.frontend.tracing.tensor_reads import VALUES
 _ARRAYS = ("/torch/_tensor.py", __file__)
 _SYMBOLS = ("/torch/fx/", "/torch/__init__.py", "/torch/_export/", *_ARRAYS)  # before the error
 _MAKES_ERROR = "_make_data_dependent_error"
+_ASKING = ("item", "_local_scalar_dense", "_assert", "is_nonzero", "equal", "allclose")
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 Line = tuple[str, int]
 
 
@@ -183,6 +187,14 @@ def until_last_module(asked: Asked, rest: Asked) -> Iterator[dict[Line, object]]
     finally:
         handle.remove()
         found.update(rest.answered)
+
+
+def asked_in(program: ExportedProgram) -> Iterator[Line]:
+    """Yield the lines at which a program of dynamo's asks tensors for numbers."""
+    for node in program.graph.nodes:
+        if any(word in str(node.target) for word in _ASKING):
+            for file, line in _FRAME.findall(node.stack_trace or ""):
+                yield file, int(line)
 
 
 def require_seen(plain: Mapping[Line, object], trace: Asked) -> None:

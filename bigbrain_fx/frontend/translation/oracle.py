@@ -87,6 +87,12 @@ class Question:
         """The text of the line."""
         return linecache.getline(self.file, self.line).strip()
 
+    @property
+    def only_raises(self) -> bool:
+        """Whether the other answer is an error in plain PyTorch, too: assert, or raise below."""
+        below = linecache.getline(self.file, self.line + 1).strip()
+        return self.asserted or self.code.startswith("assert ") or below.startswith("raise ")
+
 
 def _question(frame: FrameType | None) -> Question:
     """Describe who asks: the innermost line of the user's."""
@@ -163,11 +169,15 @@ class Oracle:
     recorded: dict[Question, dict[int, list[bool]]] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
 
-    def recording(self, run: int) -> AbstractContextManager[object]:
-        """Write down every answer of a plain run."""
+    def recording(
+        self, run: int, leaves: Callable[[Question], bool] = lambda _: False
+    ) -> AbstractContextManager[object]:
+        """Write down every answer of a plain run, but of what `leaves` leaves to others."""
 
         def listen(tensor: Tensor, question: Question) -> bool:
             answer = bool(tensor)
+            if leaves(question):
+                return answer
             self.recorded.setdefault(question, {}).setdefault(run, []).append(answer)
             return answer
 

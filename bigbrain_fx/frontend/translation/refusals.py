@@ -22,7 +22,7 @@ from typing import Any
 from bigbrain_fx.errors import BigBrainError, CaptureError, InputError
 from bigbrain_fx.frontend.translation.batch import Batch
 from bigbrain_fx.frontend.translation.control_flow import asks_a_compiler, control_flow
-from bigbrain_fx.frontend.translation.sources import is_users, with_causes
+from bigbrain_fx.frontend.translation.sources import is_users, makes_text, with_causes
 
 _READS_A_VALUE = (
     "GuardOnDataDependentSymNode",
@@ -131,7 +131,9 @@ def explain(error: BaseException, model: str = "") -> BigBrainError:
         f"BX0199: torch.export cannot follow the model: {type(error).__name__}: {first[:300]}",
         at=at,
         notes=(code,) if code else (),
-        help="rewrite that line with tensor operations, move it into loss(output, batch), or "
+        help=_AS_TEXT
+        if makes_text(code) and "__format__" in first
+        else "rewrite that line with tensor operations, move it into loss(output, batch), or "
         f"{_whole(module)}",
     )
 
@@ -169,7 +171,9 @@ def branch(at: str | None, code: str, note: str = "") -> CaptureError:
         f"BX0101: the model reads a tensor's value in Python, so its path depends on data: {code}",
         at=at,
         notes=(note[:200],) if note else (),
-        help=f"decide with torch.where instead of if; or put {_OWN_PART}; or say which way it goes "
+        help=_AS_TEXT
+        if makes_text(code)
+        else f"decide with torch.where instead of if; or put {_OWN_PART}; or say which way it goes "
         f"with --assume {there}=false (or =true; the bundle checks it)",
     )
 
@@ -279,11 +283,17 @@ def number_read(
         f"every batch: {code}",
         at=at,
         notes=(note[:200],) if note else (),
-        help="keep the value in a tensor: leave out .item(), int(), float(), .tolist(), and "
+        help=_AS_TEXT
+        if makes_text(code)
+        else "keep the value in a tensor: leave out .item(), int(), float(), .tolist(), and "
         f"compare tensors (`if x.sum() > 0:`); {_AT_A_PLACE}or {_whole(module)}",
     )
 
 
+_AS_TEXT = (
+    "keep the tensor, and make text of it where it is read: self.last = h.std().detach(); a "
+    'statement that only prints or logs it, print(f"{h.std():.3f}"), is left out of the bundle'
+)
 _AT_A_PLACE = (
     "write at a place that a tensor tells with buffer.index_copy_(dim, (self.ptr + "
     "torch.arange(n)) % size, rows); "

@@ -5,6 +5,7 @@ This file knows frames and module stacks; it knows no ops.
 
 from __future__ import annotations
 
+import ast
 import inspect
 import sysconfig
 import traceback
@@ -122,3 +123,17 @@ def _call(key: str, path: str, kind: str) -> ModuleCall:
 def inside(path: str) -> str:
     """Return a name relative to the user's model: "model.blocks.0" -> "blocks.0"."""
     return path.removeprefix(MODEL).removeprefix(".") if _in_model(path) else path
+
+
+def makes_text(code: str) -> bool:
+    """Whether a line makes text: "%.3f" % x, f"{x}", str(x), "{}".format(x)."""
+    try:
+        nodes = [*ast.walk(ast.parse(code))]
+    except SyntaxError:
+        return False
+    named = (node.func for node in nodes if isinstance(node, ast.Call))
+    names = {getattr(func, "id", getattr(func, "attr", "")) for func in named}
+    sides = [n.left for n in nodes if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mod)]
+    by_sign = any(isinstance(s, ast.Constant) and isinstance(s.value, str) for s in sides)
+    filled = any(isinstance(node, ast.FormattedValue) for node in nodes)
+    return by_sign or filled or bool(names & {"str", "repr", "format"})

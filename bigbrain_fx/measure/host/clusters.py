@@ -77,7 +77,7 @@ def write_cluster(cluster: Cluster, path: str | Path, force: bool = False) -> No
         ) from error
     except OSError as error:
         raise InputError(
-            f"cannot write the cluster file: {error.strerror}",
+            f"cannot write the cluster file: {error.strerror or error}",
             at=str(path),
             help="name a file in a folder that exists and can be written",
         ) from error

@@ -52,7 +52,10 @@ def wants_tensor(options: Options) -> bool:
         if given:
             count = max(2, len(options.tensor_shares))
             raise InputError(
-                f"{flag} is for several devices that compute together", help=f"add --tensor {count}"
+                f"{flag} is for several devices that compute together",
+                at=flag,
+                help=f"add --tensor {count}, on a cluster of a multiple of {count} devices; on "
+                "another leave it out, or give it for as many as divide the cluster's",
             )
     return False
 
@@ -64,7 +67,9 @@ def require_possible(graph: Graph, cluster: Cluster, options: Options) -> None:
         raise InputError(
             f"{len(shares)} shares for {count} devices that compute together",
             at="--tensor-shares",
-            help=f"give one share for each: --tensor {len(shares)}",
+            help=f"give {count} shares, one for each"
+            if len(cluster.devices) % len(shares)
+            else f"give one share for each: --tensor {len(shares)}",
         )
     for what, help_ in not_yet(graph, cluster, options):
         raise InputError(f"--tensor does not go with {what} yet", help=help_)

@@ -79,7 +79,7 @@ def error_of(error: Exception, bundle: Path, model: Path | None) -> InputError |
         named = re.search(r"[^\s:]+\.py:\d+", first)
         line = named[0] if named else "FILE:LINE"
         return InputError(
-            f"the data contradict what the bundle assumes: {first}",
+            f"the data contradict what the bundle assumes: {first.partition(', for which')[0]}",
             at=line,
             help=f"decide with torch.where instead of if; --assume {line}=true (or =false) when it "
             "is split chooses the other side; or keep the module that holds the line whole: --leaf",

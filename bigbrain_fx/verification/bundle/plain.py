@@ -129,7 +129,7 @@ class _Comparison:
         except NoLoopError as reason:
             return str(reason)
         except OSError as error:
-            return f"its tensors cannot be kept in {self.loop.folder}: {error.strerror}"
+            return f"its tensors cannot be kept in {self.loop.folder}: {error.strerror or error}"
         self.lines += self.updates.differences()
         return "" if self.updated else f"the loss scale left out all of {self.steps} updates"
 

@@ -237,6 +237,42 @@ def test_a_name_in_a_module_takes_nothing_from_the_same_name_in_the_stage_s_own_
     assert found.working[1].forward_bytes == 5 * 400
 
 
+@pytest.mark.parametrize(
+    ("line", "most"),
+    [("y = y + x", 2), ("y += x", 2), ("y @= x", 2), ("z = y + x", 3), ("y == x", 3)],
+)
+def test_a_value_goes_as_its_name_is_given_to_what_was_made_of_it(line: str, most: int) -> None:
+    call = ModuleCall("one", "Net.Part")
+    outs = {"out": tensor(100)}
+    ops = [
+        _line(op("a", "aten.relu.default", Ref("x"), **outs), call, 1, "y = f(x)"),
+        _line(op("b", "aten.relu.default", Ref("a"), **outs), call, 2, line),
+        _line(op("c", "aten.relu.default", Ref("b"), **outs), call, 3, "return f(y)"),
+    ]
+    assert _forward_bytes(ops) == most * 400
+
+
+def test_a_value_stays_while_a_line_makes_more_of_it_before_its_name_is_given() -> None:
+    """`y = f(f(y))`: the old y is there until both are made."""
+    call = ModuleCall("one", "Net.Part")
+    outs = {"out": tensor(100)}
+    ops = [
+        _line(op("a", "aten.relu.default", Ref("x"), **outs), call, 1, "y = f(x)"),
+        _line(op("b", "aten.relu.default", Ref("a"), **outs), call, 2, "y = f(f(y))"),
+        _line(op("c", "aten.relu.default", Ref("b"), **outs), call, 2, "y = f(f(y))"),
+    ]
+    assert _forward_bytes(ops) == 3 * 400
+
+
+def _forward_bytes(ops: list[Op]) -> int:
+    """Return the most that the forward of one stage of these ops holds."""
+    graph = replace(graph_of(ops), loss="c")
+    stages = Stages((Stage(0, "d0", tuple(graph.op)),), ())
+    each = {made.name: OpCost(1.0, 2.0) for made in graph.ops}
+    found = stage_costs(graph, stages, Costs({"d0": each}, even_costs(1).cluster, {"d0": 0.0}))
+    return found.working[0].forward_bytes
+
+
 def test_a_gradient_that_is_a_part_keeps_the_whole_where_no_message_copies_it() -> None:
     """What is concatenated gets parts of one gradient; both stages are on one device."""
     a, b = (

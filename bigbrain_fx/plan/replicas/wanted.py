@@ -86,6 +86,6 @@ def require_zero(options: Options) -> None:
         raise InputError(
             f"{zero} lets go of a stage's weights after its backward, and a split backward has "
             "more to do later",
-            help="use --zero 2, --defer none, or a schedule whose backwards are whole: 1f1b, gpipe, "
-            "interleaved, list",
+            help="use --zero 2, --defer none, or a schedule whose backwards are whole: 1f1b, "
+            "gpipe, interleaved, list",
         )

@@ -408,10 +408,10 @@ class _Background:
         key = (channel.receiver, channel.kind) if self.side is None else ()
         with self._making:
             if key not in self.lanes:
-                self.lanes[key] = lane = _Lane()
-                name = " ".join(("sends", *key))
+                name, lane = " ".join(("sends", *key)), _Lane()
                 args = (lane,)
                 threading.Thread(target=self._release, args=args, daemon=True, name=name).start()
+                self.lanes[key] = lane  # a thread that cannot be started leaves none
             return self.lanes[key]
 
     def _wait(self, work: Work) -> None:

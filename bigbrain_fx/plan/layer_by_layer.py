@@ -42,7 +42,7 @@ def _unfit(
 ) -> tuple[tuple[bool, str, str], ...]:
     cuda = [device.name for device in cluster.devices if device.kind != "cpu"]
     again = options.recompute
-    asked = again if isinstance(again, str) else ",".join(map(str, again or ()))
+    asked = again if isinstance(again, str) else ",".join(map(str, again or ("none",)))
     named = options.replicas is None and (cluster.replicas or options.replica_shares)
     sums = named or options.zero_stage or options.sum_order != "replica"
     return (

@@ -25,13 +25,15 @@ Wanted: TypeAlias = tuple[int, ...] | Literal["all", "ops", "auto"] | None
 
 
 def read_recompute(text: str | None) -> Wanted:
-    """Read "auto", "ops", "all", "none" or "0,2".
+    """Read "auto", "ops", "all", "none" or "0,2"; nothing, which leaves it open, is None.
 
     Raises:
         InputError: it is none of these.
     """
-    if text is None or text == "none":
+    if text is None:
         return None
+    if text == "none":
+        return ()
     if text in ("all", "ops", "auto"):
         return text  # type: ignore[return-value]  # one of these three
     return read_stages(text, "--recompute", "auto, ops, all, none")

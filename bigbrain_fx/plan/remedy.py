@@ -115,7 +115,7 @@ def _strong_changes(case: _Case) -> Iterator[tuple[str, _Case]]:
 
 def _recomputing(case: _Case) -> Iterator[tuple[str, _Case]]:
     asked = case.options.recompute
-    open_still: tuple[Wanted, ...] = ("auto", "all") if asked in (None, "ops") else ("all",)
+    open_still: tuple[Wanted, ...] = ("auto", "all") if asked in (None, (), "ops") else ("all",)
     for wanted in open_still if case.graph.training and asked not in ("auto", "all") else ():
         options = replace(case.options, recompute=wanted)
         yield f"--recompute {wanted}", replace(case, options=options)

@@ -358,11 +358,14 @@ def _alarms(mesh: dist.ProcessGroup) -> list[tuple[Tensor, Work]]:
 
 
 class _Background:
-    """Hold what is being sent until it has left; a thread waits so that the device need not.
+    """Hold what is being sent until it has left; threads wait so that the device need not.
+
+    What goes to one peer, of one kind, leaves in turn, and has a thread: a part of a sum that is
+    taken late keeps no weights here that were taken long ago.
 
     nccl's `wait` makes the thread's current stream wait. That is the one that computes, unless the
     thread has a stream of its own: then computing would wait for every send, and two devices that
-    send to each other for ever.
+    send to each other for ever. All messages have one such thread.
     """
 
     def __init__(self, deadline: timedelta, wire: torch.device) -> None:
@@ -370,14 +373,19 @@ class _Background:
         # with a priority, so as not to be one of those that the channels have: torch hands out 32
         is_cuda = wire.type == "cuda"
         self.side = torch.cuda.Stream(wire, priority=-1) if is_cuda else None
-        self.under_way: queue.Queue[tuple[Work, Tensor, Channel] | None] = queue.Queue()
-        self.current: Channel | None = None
+        self.lanes: dict[tuple[str, ...], _Lane] = {}
         self.failed: tuple[Channel, BaseException] | None = None
-        threading.Thread(target=self._release, daemon=True, name="sends").start()
+        self._making = threading.Lock()  # messages that were lost are sent by other threads
+
+    @property
+    def current(self) -> Channel | None:
+        """The message that has been leaving for longest."""
+        leaving = [found for lane in self.lanes.copy().values() if (found := lane.leaving)]
+        return min(leaving, key=lambda entry: entry[0])[1] if leaving else None
 
     def keep(self, work: Work, payload: Tensor, channel: Channel) -> None:
         self.check()
-        self.under_way.put((work, payload, channel))
+        self._lane(channel).under_way.put((work, payload, channel))
 
     def check(self) -> None:
         if self.failed is not None:
@@ -387,12 +395,24 @@ class _Background:
             ) from error
 
     def drain(self) -> None:
-        self.under_way.join()
+        for lane in self.lanes.copy().values():
+            lane.under_way.join()
         self.check()
 
     def stop(self) -> None:
-        """End the thread once it has let go of everything."""
-        self.under_way.put(None)
+        """End the threads once they have let go of everything."""
+        for lane in self.lanes.copy().values():
+            lane.under_way.put(None)
+
+    def _lane(self, channel: Channel) -> _Lane:
+        key = (channel.receiver, channel.kind) if self.side is None else ()
+        with self._making:
+            if key not in self.lanes:
+                name, lane = " ".join(("sends", *key)), _Lane()
+                args = (lane,)
+                threading.Thread(target=self._release, args=args, daemon=True, name=name).start()
+                self.lanes[key] = lane  # a thread that cannot be started leaves none
+            return self.lanes[key]
 
     def _wait(self, work: Work) -> None:
         if self.side is None:
@@ -403,16 +423,25 @@ class _Background:
         left.record()
         left.synchronize()
 
-    def _release(self) -> None:
+    def _release(self, lane: _Lane) -> None:
         if self.side is not None:
             torch.cuda.set_stream(self.side)  # of this thread, and its GPU
-        while (entry := self.under_way.get()) is not None:
-            work, payload, self.current = entry
+        while (entry := lane.under_way.get()) is not None:
+            work, payload, channel = entry
+            lane.leaving = time.monotonic(), channel
             try:
                 if self.failed is None:  # after a failure no message is worth another deadline
                     self._wait(work)
             except RuntimeError as error:
-                self.failed = self.current, error
+                self.failed = channel, error
             del entry, work, payload
-            self.current = None
-            self.under_way.task_done()
+            lane.leaving = None
+            lane.under_way.task_done()
+
+
+@dataclass
+class _Lane:
+    """Messages that leave one after the other, and since when the first of them does."""
+
+    under_way: queue.Queue[tuple[Work, Tensor, Channel] | None] = field(default_factory=queue.Queue)
+    leaving: tuple[float, Channel] | None = None

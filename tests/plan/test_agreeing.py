@@ -11,6 +11,7 @@ from bigbrain_fx.bundles import estimate, split
 from bigbrain_fx.core import Graph
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import AUTO, Options, Plan, Source, make_plan, plan_placed, require_options
+from bigbrain_fx.plan.replicas.wanted import require_zero
 from tests.plan.test_layer_by_layer import layers, with_stores
 from tests.support.synthetic import device
 
@@ -54,6 +55,17 @@ UNPLACED: tuple[tuple[dict[str, object], str], ...] = (
     ({"schedule": "zb-v", "cut_at": "blocks"}, "cuts the line itself"),
     ({"cut_at": "blocks"}, "knows nothing of --cut-at"),
 )
+
+
+@pytest.mark.parametrize("schedule", ["zb-h1", "zb-v", "auto"])
+def test_backwards_that_are_not_split_go_with_zero_3(schedule: str) -> None:
+    whole = asked(
+        {"zero_stage": 3, "replicas": 2, "sum_order": "micro", "schedule": schedule, "defer": ()}
+    )
+    require_zero(whole)
+    with pytest.raises(InputError, match="a split backward has more to do later") as caught:
+        require_zero(replace(whole, defer=None))
+    assert "--defer none, or a schedule" in (caught.value.help or "")
 
 
 def asked(clash: dict[str, object]) -> Options:

@@ -130,6 +130,7 @@ CUDA = replace(device("d0"), kind="cuda")
     [
         ({"schedule": "1f1b"}, "--schedule 1f1b comes back to each stage"),
         ({"recompute": "ops"}, "--recompute ops keeps"),
+        ({"recompute": ()}, "--recompute none keeps"),
         ({"recompute": (0, 1)}, "--recompute 0,1 keeps"),
         ({"defer": "all"}, "--defer keeps"),
         ({"replicas": 2}, "replicas sum gradients in memory"),

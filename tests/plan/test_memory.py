@@ -237,6 +237,80 @@ def test_a_name_in_a_module_takes_nothing_from_the_same_name_in_the_stage_s_own_
     assert found.working[1].forward_bytes == 5 * 400
 
 
+@pytest.mark.parametrize("reads", [False, True])
+def test_what_wants_no_gradient_and_no_backward_reads_goes_with_its_last_reader(
+    reads: bool,
+) -> None:
+    """A stage sends a, and m, a mask of 80 bytes, which the next one's backward may read."""
+    a = kept(op("a", "aten.relu.default", Ref("x"), out=tensor(100)))
+    m = kept(op("m", "aten.gt.Scalar", Ref("a"), out=tensor(20, grad=False)))
+    values = (0, 1) if reads else (0,)
+    c = kept(op("c", "aten.mul.Tensor", Ref("a"), Ref("m"), out=tensor(100)), values=values)
+    graph = replace(graph_of([a, m, c]), loss="c")
+    parts = (
+        Stage(0, "d0", ("a", "m"), sends=("a", "m")),
+        Stage(1, "d1", ("c",), receives=("a", "m")),
+    )
+    edges = (
+        Edge("a", 0, 1, "activation", 400),
+        Edge("m", 0, 1, "activation", 80),
+        Edge("a", 1, 0, "gradient", 400),
+    )
+    each = {made.name: OpCost(1.0, 2.0) for made in graph.ops}
+    costs = Costs({"d0": each, "d1": each}, even_costs(2).cluster, {"d0": 0.0, "d1": 0.0})
+    stages = Stages(parts, edges)
+    found = stage_costs(graph, stages, costs)
+    programs = build("gpipe", stages, 2, found, frozenset({0, 1}))
+    booked = [
+        [
+            entry.messages_bytes
+            for entry, done in zip(held(program, stages, found), program.instructions, strict=True)
+            if done.do == "backward"
+        ]
+        for program in programs
+    ]
+    # a of both micro-batches and gradients: posted, or made
+    assert booked[0] == [2 * 400 + 2 * 400, 400 + 400]
+    mask = 80 if reads else 0
+    assert booked[1] == [2 * (400 + mask) + 400, (400 + mask) + 400]
+
+
+@pytest.mark.parametrize(
+    ("line", "most"),
+    [("y = y + x", 2), ("y += x", 2), ("y @= x", 2), ("z = y + x", 3), ("y == x", 3)],
+)
+def test_a_value_goes_as_its_name_is_given_to_what_was_made_of_it(line: str, most: int) -> None:
+    call = ModuleCall("one", "Net.Part")
+    outs = {"out": tensor(100)}
+    ops = [
+        _line(op("a", "aten.relu.default", Ref("x"), **outs), call, 1, "y = f(x)"),
+        _line(op("b", "aten.relu.default", Ref("a"), **outs), call, 2, line),
+        _line(op("c", "aten.relu.default", Ref("b"), **outs), call, 3, "return f(y)"),
+    ]
+    assert _forward_bytes(ops) == most * 400
+
+
+def test_a_value_stays_while_a_line_makes_more_of_it_before_its_name_is_given() -> None:
+    """`y = f(f(y))`: the old y is there until both are made."""
+    call = ModuleCall("one", "Net.Part")
+    outs = {"out": tensor(100)}
+    ops = [
+        _line(op("a", "aten.relu.default", Ref("x"), **outs), call, 1, "y = f(x)"),
+        _line(op("b", "aten.relu.default", Ref("a"), **outs), call, 2, "y = f(f(y))"),
+        _line(op("c", "aten.relu.default", Ref("b"), **outs), call, 2, "y = f(f(y))"),
+    ]
+    assert _forward_bytes(ops) == 3 * 400
+
+
+def _forward_bytes(ops: list[Op]) -> int:
+    """Return the most that the forward of one stage of these ops holds."""
+    graph = replace(graph_of(ops), loss="c")
+    stages = Stages((Stage(0, "d0", tuple(graph.op)),), ())
+    each = {made.name: OpCost(1.0, 2.0) for made in graph.ops}
+    found = stage_costs(graph, stages, Costs({"d0": each}, even_costs(1).cluster, {"d0": 0.0}))
+    return found.working[0].forward_bytes
+
+
 def test_a_gradient_that_is_a_part_keeps_the_whole_where_no_message_copies_it() -> None:
     """What is concatenated gets parts of one gradient; both stages are on one device."""
     a, b = (

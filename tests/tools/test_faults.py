@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from tools.faulting import matrix
+from tools.faulting import matrix, rows_calls
 from tools.faulting.bundle import Fault
 from tools.faulting.chaos import drawn
 from tools.faulting.jobs import Run
@@ -30,6 +33,7 @@ from tools.faulting.verdicts import (
     KEPT,
     NOT_BUILT,
     SKIPPED,
+    STEPS,
     Ground,
     Verdict,
     _same_forwards,
@@ -69,6 +73,32 @@ def finished(**changes: object) -> Run:
 
 
 # --------------------------------------------------------------------------- two rows
+
+
+def test_a_run_whose_last_save_fails_is_resumed_for_two_more_steps(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """All its steps are committed: as far as it was asked for, nobody would compute anything."""
+    asked: list[int] = []
+    ended = finished(code=1, said="error: cannot write")
+
+    def run(ground: Ground, marks: Path, *_: object) -> Run:
+        (marks / f"call {ground.count}").touch()
+        ground.count += 1
+        return ended if ground.count == 1 else finished()
+
+    def resumed(_: Ground, *__: str, steps: int = STEPS) -> Verdict:
+        asked.append(steps)
+        return Verdict(KEPT, "")
+
+    monkeypatch.setattr(rows_calls, "_run", run)
+    monkeypatch.setattr(rows_calls, "_judged", lambda *_: Verdict(KEPT, ""))
+    monkeypatch.setattr(rows_calls, "_newest", lambda _: STEPS)
+    monkeypatch.setattr(rows_calls, "resumed", resumed)
+    ground: Any = SimpleNamespace(folder=tmp_path, count=0)
+    verdicts = list(itertools.islice(rows_calls._pass(ground, 0, rows_calls.Struck()), 2))
+    assert [verdict.status for verdict in verdicts] == [KEPT, KEPT]
+    assert asked == [STEPS + 2]
 
 
 def test_a_kill_with_a_cold_replacement(here: Ground) -> None:

@@ -63,8 +63,11 @@ def _pass(ground: Ground, nth: int, struck: Struck) -> Iterator[Verdict]:
         yield _judged(ground, run, commits, sorted(fresh))
         if run.code in ENDS:
             struck.ends.append(last_line(run.said))
-            if _newest(commits) >= 0:
-                yield resumed(ground, *words)
+            newest = _newest(commits)
+            if (
+                newest >= 0
+            ):  # where it ended as it saved, all steps are done: two more show the bits
+                yield resumed(ground, *words, steps=STEPS + 2 * (newest == STEPS))
         elif not fresh:
             return
 

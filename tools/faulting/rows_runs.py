@@ -81,10 +81,10 @@ def _signal(pids: Sequence[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def remaining(ground: Ground, run: Run) -> Run:
+def remaining(ground: Ground, run: Run, steps: int = STEPS) -> Run:
     """Return the reference for a run that was resumed: its processes have fewer steps behind."""
     first = min((line["step"] for lines in run.lines.values() for line in lines), default=0)
-    whole = ground.reference()
+    whole = ground.reference(steps)
     lines = {
         key: [
             {**line, "forwards": line["forwards"] - first * per_step(old)[0]}
@@ -131,10 +131,10 @@ def mpi_rank(ground: Ground) -> Verdict:
     return together((stop, again), outcome)
 
 
-def resumed(ground: Ground, *words: str) -> Verdict:
+def resumed(ground: Ground, *words: str, steps: int = STEPS) -> Verdict:
     """Go on from the commits of a run that was stopped; judge where that ends."""
-    run = ground.run((), *words, "--resume", spares=0)
-    return judged(run, remaining(ground, run), (), "")
+    run = ground.run((), *words, "--resume", spares=0, steps=steps)
+    return judged(run, remaining(ground, run, steps), (), "")
 
 
 def _gone(pids: Sequence[int], patience_s: float) -> float:

@@ -274,7 +274,7 @@ class _Work:
         options = replace(
             _of_one(self.options),
             micro_batches=micro_batches,
-            recompute=again if isinstance(again, str) else None,
+            recompute=None if isinstance(again, tuple) and again else again,
             defer=self._defer(),
             in_flight=None,
         )

@@ -81,9 +81,11 @@ def require_zero(options: Options) -> None:
             f"{zero} gathers weights when the plan says, and --sum-order backend has no such plan",
             help="use --zero 2, or --sum-order micro",
         )
-    if options.zero_stage == 3 and (options.schedule in SPLIT or options.defer):
+    splits = options.schedule in SPLIT and options.defer != ()
+    if options.zero_stage == 3 and (splits or options.defer):
         raise InputError(
             f"{zero} lets go of a stage's weights after its backward, and a split backward has "
             "more to do later",
-            help="use --zero 2, or a schedule whose backwards are whole: 1f1b, gpipe, list",
+            help="use --zero 2, --defer none, or a schedule whose backwards are whole: 1f1b, "
+            "gpipe, interleaved, list",
         )

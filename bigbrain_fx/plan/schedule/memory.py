@@ -7,10 +7,10 @@ to when:
                             they are offloaded
     what waits for weights  end of Backward .. end of BackwardWeight: inputs of deferred layers,
                             gradients of their outputs
-    received activations    Recv .. end of Backward (without Backward: the last reader here); the
-                            gaps that their strides leave count
-    made outputs            Forward .. end of Backward (without Backward, or where the Backward runs
-                            the forward again: the last Send or reader)
+    received activations    Recv .. end of Backward (without Backward, or where it has no use for
+                            one: the last reader here); the gaps that their strides leave count
+    made outputs            Forward .. end of Backward (without Backward, or where it has no use for
+                            one or runs the forward again: the last Send or reader)
     received gradients      Recv .. end of Backward
     made gradients          Backward .. they have left, after the last of its Sends (on the same
                             device: the reader)
@@ -61,6 +61,7 @@ from bigbrain_fx.plan.schedule.bucket_room import summed_bytes, sums_parts
 from bigbrain_fx.plan.schedule.costs import StageCosts
 from bigbrain_fx.plan.schedule.cuda import rounded
 from bigbrain_fx.plan.schedule.parts import nodes
+from bigbrain_fx.plan.schedule.walk import Working
 
 AHEAD = 2
 """Receives that the runtime posts ahead on every channel over gloo, beside the message in use."""
@@ -239,12 +240,12 @@ class _Ledger:
             return now
         working = self.costs.working_of(stage)
         if not self.stages.stages[stage].runs_again:
-            self._hold(made, micro)  # for the stage's own Backward
+            self._hold(_kept(made, working), micro)  # for the stage's own Backward
         self.activations += working.saved_bytes
         self.stored += self._stored_bytes(stage)
         now = self._now(working.forward_bytes - working.saved_bytes)
-        if self._puts_away(stage):
-            self._drop(received, micro)
+        kept = () if self._puts_away(stage) else _kept(received, working)
+        self._drop([edge for edge in received if edge not in kept], micro)
         return now
 
     def _backward(self, stage: int, micro: int) -> Held:
@@ -258,9 +259,9 @@ class _Ledger:
         self.activations += working.waiting_bytes - working.saved_bytes - back_bytes
         self.stored -= self._stored_bytes(stage)
         if not self._puts_away(stage):
-            self._drop(self.stages.into(stage, "activation"), micro)
+            self._drop(_kept(self.stages.into(stage, "activation"), working), micro)
         if not self.stages.stages[stage].runs_again:
-            self._drop(self.stages.out_of(stage, "activation"), micro)
+            self._drop(_kept(self.stages.out_of(stage, "activation"), working), micro)
         self._drop(self.stages.into(stage, "gradient"), micro)
         return now
 
@@ -400,6 +401,11 @@ class _Ledger:
         visiting = 0 if self._here is None else self.costs.visiting_bytes[self._here]
         activations = self.activations + self.gathered + visiting + workspace + self._libraries
         return Held(self.gradients, activations, self.messages, self.stored)
+
+
+def _kept(edges: Iterable[Edge], working: Working) -> list[Edge]:
+    """Return those of a stage's activations that it keeps for its backward."""
+    return [edge for edge in edges if edge.value not in working.lets_go]
 
 
 def _key(edge: Edge, micro: int | None) -> _Key:

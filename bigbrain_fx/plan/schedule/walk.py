@@ -17,7 +17,7 @@ It knows no times, and no other stage.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from bigbrain_fx.core import EdgeKind, Stage
@@ -46,6 +46,7 @@ class Working:
             received ones included, and gradients of their outputs.
         weight_bytes: the most while the backward of weights runs, on top of what waits, of the
             same two; the first's on top of the deferred parameters' own gradients, too.
+        lets_go: values that it receives or sends and that its backward has no use for.
     """
 
     saved_bytes: int
@@ -53,6 +54,7 @@ class Working:
     backward_bytes: tuple[int, int]
     waiting_bytes: int = 0
     weight_bytes: tuple[int, int] = (0, 0)
+    lets_go: frozenset[str] = frozenset()
 
 
 def walked(part: Part) -> Working:
@@ -102,13 +104,26 @@ def walk(part: Part) -> Working:
     first = peaks[0] - _booked(part, own_sizes(part.stage, own))
     saved = _written_bytes(part) if again else max(0, forward.live - made)
     most = forward.peak - made + (saved if again else 0)
-    working = Working(saved, max(saved, most), (first, peaks[1]))
+    idle = frozenset(_lets_go(part, forward))
+    working = Working(saved, max(saved, most), (first, peaks[1]), lets_go=idle)
     if not part.stage.deferred:
         return working
     waiting = backwards[0].waiting
     first, later = (_weights_top(part, waiting, is_first=first) for first in (True, False))
     total = sum(store.nbytes for store in _stores(waiting))
     return replace(working, waiting_bytes=total, weight_bytes=(first, later))
+
+
+def _lets_go(part: Part, forward: ForwardWalk) -> Iterator[str]:
+    """Yield what a stage receives or sends that wants no gradient, and that no backward reads.
+
+    One that runs again keeps all that it received.
+    """
+    received = () if part.stage.runs_again else part.stage.receives
+    for name in (*received, *part.stage.sends):
+        is_kept = forward.root.get(name, name) in forward.kept_by
+        if not is_kept and not any(spec.requires_grad for spec in part.graph.op[name].outputs):
+            yield name
 
 
 def _booked(part: Part, sizes: Iterable[int]) -> int:

@@ -15,7 +15,7 @@ from bigbrain_fx.core import ModuleCall, Op, Saves
 from bigbrain_fx.plan.schedule.stage_part import Part, of_graph, places
 
 _OF_TORCH = "torch.nn."
-_ASSIGNED = re.compile(r"([A-Za-z_][\w, ]*?)\s*=(?!=)")
+_ASSIGNED = re.compile(r"([A-Za-z_][\w, ]*?)\s*(?:[-+*/@%&|^]|//|\*\*|<<|>>)?=(?!=)")
 
 
 class ForwardWalk:
@@ -49,6 +49,7 @@ class ForwardWalk:
         self._draws = dict(self._divided_draws())
         here = Counter(call for op in part.ops() for call in op.modules)
         self._cut = {call for call, count in here.items() if count < calls[call]}
+        self._ends = frozenset(self._line_ends())
         self.sent = {self.root.get(name, name) for name in part.stage.sends}
         self._last = {
             self.root.get(ref, ref): i for i, op in enumerate(part.ops()) for ref in op.refs
@@ -140,7 +141,7 @@ class ForwardWalk:
         """Free a storage that nobody will read, unless a variable of the user's still has it.
 
         A value that another line reads has a name. It goes when the module's call ends, or when
-        another value takes the name.
+        another value takes the name: that may be what the last op of this line makes of it.
         """
         maker = self.part.graph.op.get(root)
         if maker is None or root not in self.held:
@@ -151,7 +152,10 @@ class ForwardWalk:
             return
         both = zip(maker.modules, reader.modules, strict=False)
         frame = tuple(a for a, b in takewhile(lambda pair: pair[0] == pair[1], both))
-        self._name(frame, _name_in(frame, maker), root)
+        name = _name_in(frame, maker)
+        self._name(frame, name, root)
+        if reader.name in self._ends and self._is_given(frame, name, reader):
+            self.free(self._variables.pop((frame, name)))
 
     def _read_in_line(self, maker: Op, reader: Op) -> None:
         """Free a value that its own line has read, unless a device file makes several of that line.
@@ -187,8 +191,19 @@ class ForwardWalk:
             ended = op.modules[: len(frame)] != frame
             if ended and frame[-1] in self._cut:
                 self._name((), name, self._variables.pop((frame, name)))
-            elif ended or (name == _variable(op) and self._text(frame) == self._line(op)):
+            elif ended or self._is_given(frame, name, op):
                 self.free(self._variables.pop((frame, name)))
+
+    def _is_given(self, frame: tuple[ModuleCall, ...], name: str, op: Op) -> bool:
+        """Whether an op's line gives a call's name another value."""
+        return name == _variable(op) and self._text(frame) == self._line(op)
+
+    def _line_ends(self) -> Iterator[str]:
+        """Yield the ops that are the last of their lines."""
+        ops = list(self.part.ops())
+        for op, after in zip(ops, [*ops[1:], None], strict=True):
+            if after is None or after.source != op.source or self._line(after) != self._line(op):
+                yield op.name
 
     def _line(self, op: Op) -> tuple[ModuleCall, ...]:
         """Return the call whose text has an op's line: that of a layer of torch has none."""

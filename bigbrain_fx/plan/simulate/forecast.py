@@ -133,16 +133,21 @@ def _sent(
     """Return what each device sends.
 
     With ZeRO 3 parts and weights leave when they are taken; until then the sender has them, and
-    what it sent after them: it lets go of messages in turn.
+    what of the kind it sent to that device after them: it lets go of those in turn.
     """
     taken_s = dict(_taken_s(programs, execution)) if stages.gathers else {}
     found: dict[str, list[Flight]] = {}
+    turn_s: dict[tuple[str, str, str], float] = {}
     for flight in execution.flights:
-        own = found.setdefault(stages.stages[flight.edge.source].device, [])
+        sender, receiver = (
+            stages.stages[end].device for end in (flight.edge.source, flight.edge.target)
+        )
         if stages.gathers:
-            free_s = max(flight.free_s, taken_s.get((flight.edge, flight.micro), 0.0))
-            flight = replace(flight, free_s=max(free_s, own[-1].free_s if own else 0.0))
-        own.append(flight)
+            lane = sender, receiver, flight.edge.kind
+            taken = taken_s.get((flight.edge, flight.micro), 0.0)
+            turn_s[lane] = max(flight.free_s, taken, turn_s.get(lane, 0.0))
+            flight = replace(flight, free_s=turn_s[lane])
+        found.setdefault(sender, []).append(flight)
     return found
 
 

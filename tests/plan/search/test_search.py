@@ -495,6 +495,8 @@ def test_a_tight_memory_recomputes() -> None:
             SOURCE,
             Options("chain-dp", micro_batches=16),
         )
+    none = auto(graph, equal(2, link, memory_bytes=74 * MIB), micro_batches=16, recompute=())
+    assert not none.stages.recompute  # --recompute none
 
 
 # --------------------------------------------------------------------------- the same again

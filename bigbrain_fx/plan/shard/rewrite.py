@@ -316,7 +316,7 @@ class _Rewriting:
 
         def changed(ref: Ref | ParamRef) -> Ref | ParamRef:
             held = self.forms.place_of.get(ref.value if isinstance(ref, Ref) else ref.param)
-            if held is not None and held[0] is part:
+            if held is not None and held[0] is part and not part.gathers(op, ref):
                 return self.forms.own_form(ref, held)
             return self.forms.copied_form(ref)
 
@@ -341,7 +341,11 @@ class _Rewriting:
         at = {
             name: given.refs.index(ref.value) for name, ref in now.items() if isinstance(ref, Ref)
         }
-        wants = (self.forms.spec(Ref(name)) for name in op.refs if name not in self.forms.place_of)
+        wants = (
+            self.forms.spec(Ref(name))
+            for name in op.refs
+            if name not in self.forms.place_of or part.gathers(op, Ref(name))
+        )
         shared = any(spec is not None and spec.requires_grad for spec in wants)
         moved = [at[op.refs[i]] if i >= 0 else i for i in op.saves.values]
         passed = [at[op.refs[i]] for i in op.saves.passed if i < len(op.refs)]

@@ -85,3 +85,9 @@ def _is_worth_it(taken: Sequence[_Candidate], other: Sequence[_Candidate]) -> bo
     work, more = (sum(each.flops for each in own) for own in (taken, other))
     sent, most = (sum(each.sent for each in own) for own in (taken, other))
     return more > work and (most - sent) * work <= _DEAR * sent * (more - work)
+
+
+def is_dear(axis: Axis, chosen: Iterable[Axis]) -> bool:
+    """Whether too much is sent for what an axis divides, beside what others send for theirs."""
+    taken = [_Candidate(each) for each in chosen]
+    return not _is_worth_it(taken, [*taken, _Candidate(axis)])

@@ -47,15 +47,15 @@ def family(target: str) -> str:
     return name.rstrip("_") if name.endswith("_") and not name.startswith("__") else name
 
 
-def axes(graph: Graph) -> tuple[Axis, ...]:
-    """Return what of a graph can be split, the axes that divide most work first."""
+def followed_axes(graph: Graph) -> list[Axis]:
+    """Return what of a graph can be split, by following it from end to end; without names."""
     found = _followed(graph)
     every = [*found.axes()]
     squares = found.squares()
     if squares:
         every += _of_squares(_followed(graph, squares), squares)
         every += (axis for axis in _followed(graph, gathered=squares).axes() if axis.gathered)
-    return tuple(sorted(_named(every), key=lambda axis: -axis.flops))
+    return every
 
 
 def _followed(
@@ -326,7 +326,7 @@ def _all(dims: Dims) -> list[Factor]:
     return [factor for own in dims for factor in everything(own)]
 
 
-def _named(found: Iterable[Axis]) -> Iterator[Axis]:
+def named(found: Iterable[Axis]) -> Iterator[Axis]:
     """Name axes by the modules of their parameters, and their kind."""
     seen: dict[str, int] = defaultdict(int)
     for axis in found:

@@ -41,6 +41,7 @@ SLOW: dict[str, tuple[str, ...]] = {
     ),
     "tests/measure/ops/test_profiler.py": ("test_without_a_model_it_measures_twenty_dear_ops",),
     "tests/tools/test_brute_force.py": ("test_nothing_is_faster_than_auto_in_200_instances",),
+    "tests/plan/test_gathered_parts.py": ("test_a_model_of_three_times",),
     "tests/plan/test_levels.py": ("test_a_thousand_devices_are_answered_by_a_pipeline_on_some",),
     "tests/plan/test_together_bounds.py": (
         "test_nothing_that_is_asked_for_is_faster",

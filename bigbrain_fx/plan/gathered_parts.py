@@ -15,8 +15,11 @@ from dataclasses import dataclass, replace
 from bigbrain_fx.core import Graph, Op, Placement
 from bigbrain_fx.planning import live_ops, units
 
-PARTS = 8
-"""Into so many, about, a device's weights are divided: its file grows no further with depth."""
+PARTS = (8, 16, 32)
+"""Into so many, about, a device's weights are divided: its file grows no further with depth.
+
+Into the least of them with which a plan fits.
+"""
 LEAST_PART = 256 << 10
 """Bytes below which a part would cost more in latency than it saves."""
 
@@ -29,16 +32,20 @@ class _ModelLayer:
     params: frozenset[str]
 
 
-def with_parts(graph: Graph, placement: Placement, rows: int) -> Placement:
+def in_parts(graph: Graph, placement: Placement, rows: int) -> Iterator[Placement]:
     """Begin a stage, in all replicas alike, wherever the weights of one would be too many.
 
-    A device's part of the model comes to about `PARTS` stages.
+    A device's part of the model comes to about `PARTS` stages: first few large ones, then smaller
+    ones, which take less memory, down to a layer each.
     """
-    layers = [*_layers(graph, rows)]
+    layers, sizes = [*_layers(graph, rows)], _sizes(graph)
     devices = max(len(set(each.device_of.values())) for each in placement.replicas)
-    sizes = _sizes(graph)
-    most_bytes = max(LEAST_PART, sum(sizes.values()) // (PARTS * devices))
-    breaks = tuple(_breaks(layers, sizes, most_bytes))
+    most_bytes = (max(LEAST_PART, sum(sizes.values()) // (n * devices)) for n in PARTS)
+    for breaks in dict.fromkeys(tuple(_breaks(layers, sizes, most)) for most in most_bytes):
+        yield _broken(placement, breaks)
+
+
+def _broken(placement: Placement, breaks: tuple[str, ...]) -> Placement:
     replicas = tuple(
         replace(each, breaks=tuple(dict.fromkeys((*each.breaks, *breaks))))
         for each in placement.replicas

@@ -6,6 +6,7 @@ Replicas on clusters that are alike but for names share a plan. This file places
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeAlias
@@ -14,7 +15,7 @@ from bigbrain_fx.core import Cluster, Graph, Placement, Replica, TensorParallel,
 from bigbrain_fx.errors import InputError, NoPlanError, ScheduleError
 from bigbrain_fx.plan.deferring import Defer
 from bigbrain_fx.plan.fastest import fastest
-from bigbrain_fx.plan.gathered_parts import with_parts
+from bigbrain_fx.plan.gathered_parts import in_parts
 from bigbrain_fx.plan.judge import Maker
 from bigbrain_fx.plan.nouns import Options, Plan, Source, micro_text
 from bigbrain_fx.plan.one import counts
@@ -352,9 +353,25 @@ class _Work:
             options.sum_order,
         )
         rows = self.graph.batch // micro_batches
+        placements = [placement]
         if options.zero_stage == 3:
-            placement = with_parts(maker.graph, placement, rows)
-        placement = with_breaks(maker.graph, placement, rows)
+            placements = [*in_parts(maker.graph, placement, rows)]
+        *coarser, finest = (with_breaks(maker.graph, each, rows) for each in placements)
+        for each in coarser:
+            with suppress(NoPlanError):
+                return self._placed(maker, micro_batches, alone, each)
+        return self._placed(maker, micro_batches, alone, finest)
+
+    def _placed(
+        self, maker: Maker, micro_batches: int, alone: Sequence[Plan], placement: Placement
+    ) -> Plan:
+        """Cut, order and judge all replicas of a placement, each in the order it has alone.
+
+        Raises:
+            InputError: they would wait for each other.
+            NoPlanError: it does not fit in memory.
+        """
+        options, rows = self.options, self.graph.batch // micro_batches
         schedule = schedule_of(alone, placement)
         chosen = replace(
             options,

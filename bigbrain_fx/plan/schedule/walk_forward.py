@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 
 from bigbrain_fx.core import ModuleCall, Op, Saves
@@ -42,6 +42,7 @@ class ForwardWalk:
         self.stored: dict[str, Mapping[str, int]] = {}
         self.users: dict[str, set[str]] = {}
         self.again = frozenset(part.stage.again)
+        self._stays: dict[str, frozenset[str]] = {}  # what is made again -> what it is made from
         self.root, calls = of_graph(part.graph)
         self._variables: dict[tuple[tuple[ModuleCall, ...], str], str] = {}
         self._place = {op.name: i for i, op in enumerate(part.ops())}
@@ -101,16 +102,32 @@ class ForwardWalk:
     def _ask(self, root: str, op: Op) -> None:
         """Keep what a run again reads, for an op's backward."""
         self.asks[op.name].add(root)
-        self._chain(root, op)
+        for read in self._made_from(root):
+            self._kept(read, op)
 
-    def _chain(self, root: str, op: Op) -> None:
-        self.users.setdefault(root, set())
-        for read in map(self._root, self.part.graph.op[root].refs):
-            if read in self.again:
-                self._chain(read, op)
-                self.users[read].add(f"{root} again")
+    def _made_from(self, root: str) -> frozenset[str]:
+        """Return what stays for a value to be made again, and note who asks for what on the way.
+
+        Each op is looked at once: past every residual block the ways back double.
+        """
+        waiting = [root]
+        while waiting:
+            reads = [self._root(ref) for ref in self.part.graph.op[waiting[-1]].refs]
+            missing = [r for r in reads if r in self.again and r not in self._stays]
+            if missing:
+                waiting += missing
             else:
-                self._kept(read, op)
+                self._note(waiting.pop(), reads)
+        return self._stays[root]
+
+    def _note(self, made: str, reads: Sequence[str]) -> None:
+        """Write down what a value is made from, once that is known of all that it reads."""
+        again = [read for read in reads if read in self.again]
+        stays = (self._stays[read] for read in again)
+        self._stays[made] = frozenset(reads).difference(again).union(*stays)
+        self.users.setdefault(made, set())
+        for read in again:
+            self.users[read].add(f"{made} again")
 
     def _kept(self, root: str, op: Op) -> None:
         self.kept_by.setdefault(root, set()).add(op.name)

@@ -67,3 +67,32 @@ def test_a_layer_that_is_called_twice_stays_as_it_was() -> None:
     assert not [axis for axis in chosen if "mix" in axis.name]
     found = agree(captured, chosen, SHARES[0], rows=ROWS, exact=True)
     assert max(found.loss, found.gradients) < 1e-12
+
+
+class Normed(nn.Module):
+    """A norm of channels over rows reads what a divided layer adds up, and adds a bias to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(DIM, DIM), nn.Linear(DIM, DIM)
+        self.norm, self.head = nn.BatchNorm1d(DIM), nn.Linear(DIM, DIM)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.norm(self.down(torch.relu(self.up(x))))
+        return self.head(torch.relu(made)).pow(2).mean()
+
+
+@pytest.mark.parametrize("shares", SHARES)
+def test_a_bias_is_added_to_the_whole_sum_of_which_a_piece_reads_parts(
+    shares: tuple[float, ...],
+) -> None:
+    torch.manual_seed(1)
+    captured = capture(Normed(), {"x": torch.randn(4, DIM)})
+    every = priced_axes(captured.graph, axes(captured.graph))
+    of_norm = next(a for a in every if a.along == ("batch_norm",))
+    hidden = next(a for a in every if {*a.along} >= {"linear", "relu"})
+    chosen, whole = tried_axes(captured.graph, (hidden, of_norm), shares)
+    assert len(chosen) == 2
+    assert not whole
+    found = agree(captured, chosen, shares, rows=4, exact=True)
+    assert max(found.loss, found.gradients, found.buffers) < 1e-12

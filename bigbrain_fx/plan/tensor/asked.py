@@ -64,7 +64,9 @@ def require_possible(graph: Graph, cluster: Cluster, options: Options) -> None:
         raise InputError(
             f"{len(shares)} shares for {count} devices that compute together",
             at="--tensor-shares",
-            help=f"give one share for each: --tensor {len(shares)}",
+            help=f"give one share for each: --tensor {len(shares)}"
+            if len(cluster.devices) % len(shares) == 0
+            else f"give one share for each: --tensor-shares {':'.join(['1'] * count)}, say",
         )
     for what, help_ in not_yet(graph, cluster, options):
         raise InputError(f"--tensor does not go with {what} yet", help=help_)

@@ -102,7 +102,9 @@ class Placements:
         made: dict[Form, int] = {}
         for (axis, form), column in zip(choices, columns, strict=True):
             for name, spec, is_bias in self._read(op):
+                gathers = axis is not None and (op.name, name) in axis.gathered
                 target = self._target(axis, form, name, spec, is_bias=is_bias)
+                target = COPY if gathers else target
                 self.program.row([(self._need(name, target), 1.0), (column, -1.0)], least=0.0)
             if form in made:  # several axes give parts of a sum: one form of the value
                 joined = self.program.column()

@@ -81,6 +81,8 @@ class Axis:
         along: ops that compute each part from the same part.
         summed: ops whose result is the sum of what the parts give.
         whole: ops that have it and need it whole: norms over it, and ops without a rule.
+        gathered: (op along, value) whose weight has it both ways: each part is made of the whole
+            value, which is gathered for that op.
         flops: what is divided, forward, for the example batch.
         nbytes: of the parameters that are divided.
         exchanges: what splitting this axis alone would send.
@@ -97,6 +99,7 @@ class Axis:
     flops: int = 0
     nbytes: int = 0
     exchanges: tuple[Exchange, ...] = ()
+    gathered: tuple[tuple[str, str], ...] = ()
 
     def sent_bytes(self, *, backward: bool) -> int:
         """Bytes of the tensors that are exchanged in one direction of a step."""

@@ -325,7 +325,10 @@ def test_axes_of_alike_layers_are_named_as_explain_gathers_them(bench: Bench) ->
     ("choices", "said"),
     [
         ({"tensor": 3}, "groups of 3 devices, and the cluster has 4"),
-        ({"tensor_shares": (3, 1, 1)}, "3 shares for 2 devices"),
+        (
+            {"tensor_shares": (3, 1, 1)},
+            "for 2 devices that compute together give one share for each: --tensor-shares 1:1",
+        ),
         ({"tensor": 1, "tensor_shares": (3, 1)}, "add --tensor 2"),
         ({"tensor_axes": ("head",)}, "the nearest are heads"),
         ({"zero_stage": 1}, "and this plan has one"),

@@ -81,6 +81,55 @@ def test_a_square_layer_is_divided_and_gathered(name: str, shares: tuple[float, 
     assert max(found.loss, found.gradients, found.buffers) < 1e-12
 
 
+@pytest.mark.parametrize("shares", SHARES)
+@pytest.mark.parametrize("name", CASES)
+def test_parts_of_a_square_layer_are_made_of_its_whole_input(
+    name: str, shares: tuple[float, ...]
+) -> None:
+    """So what comes before and after it is divided, too, and its result is no more gathered."""
+    call, param = CASES[name]
+    captured = captured_of(call)
+    (axis,) = (axis for axis in with_param(captured.graph, param) if axis.gathered)
+    made = [op for op, _ in axis.gathered]
+    assert {*made} <= {*axis.along}
+    chosen, whole = tried_axes(captured.graph, [axis], shares)
+    assert not whole
+    found = agree(captured, chosen, shares, rows=ROWS, exact=True)
+    assert max(found.loss, found.gradients, found.buffers) < 1e-12
+    member = sharded(captured.graph, chosen, shares).members[0]
+    assert all(member.op[op].outputs[0] != captured.graph.op[op].outputs[0] for op in made)
+
+
+def between_writes(own: Any, x: Tensor) -> Tensor:
+    """Read what is written into after something has gathered it: that copy is not what it is."""
+    h = x * 2.0
+    largest = h.amax(-1, keepdim=True).detach()
+    h.mul_(3.0)
+    return own.square(h) + largest
+
+
+def added_to(own: Any, x: Tensor) -> Tensor:
+    """Add a product to a value that has the axis: that one is read as a part."""
+    return torch.addmm(x.cos(), x, own.experts[0])
+
+
+@pytest.mark.parametrize("call", [between_writes, added_to])
+def test_a_square_layer_reads_what_is_there(call: Callable[[Any, Tensor], Tensor]) -> None:
+    captured = captured_of(call)
+    name = "experts" if call is added_to else "square.weight"
+    for axis in with_param(captured.graph, name):
+        chosen, _ = tried_axes(captured.graph, [axis], SHARES[0])
+        found = agree(captured, chosen, SHARES[0], rows=ROWS, exact=True)
+        assert max(found.loss, found.gradients) < 1e-12
+
+
+def test_what_gathers_a_squares_result_is_in_its_price() -> None:
+    captured = captured_of(lambda own, x: own.square(x))
+    (axis,) = (a for a in with_param(captured.graph, "square.weight") if not a.gathered and a.along)
+    kinds = {exchange.kind for exchange in axis.exchanges if not exchange.backward}
+    assert kinds & {"all_gather", "gather_to_group"}
+
+
 def test_a_square_result_that_is_written_into_stays_whole() -> None:
     """Who reads it after that reads what was written, and a gathered copy would be lost."""
     captured = captured_of(lambda own, x: own.square(x).mul_(2.0))

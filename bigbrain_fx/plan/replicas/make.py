@@ -115,7 +115,7 @@ def _planned(
     if best.stages.by_backend:
         require_collectives(best)
     no_order = all(len(own) == 1 for own in groups)  # of one device each there is none to choose
-    if is_stopped() or no_order or rival.is_far(best.forecast.step_s):
+    if is_stopped() or no_order or rival.is_far():
         return best
     return halved(best, graph, cluster, options, work.as_said)
 
@@ -255,9 +255,12 @@ class _Work:
             return asked(micro_batches, self.options.replica_shares, self.graph.batch)
         rows, count = self.graph.batch // micro_batches, len(self.groups)
         each = max(1, micro_batches // count)
-        steps_s = [self._alone(i, rows, each).forecast.step_s for i in range(count)]
-        if not self.options.zero_stage:  # with it replicas divide their updates, too
-            self.rival.require_worth(steps_s)
+        alone = [self._alone(i, rows, each) for i in range(count)]
+        steps_s = [plan.forecast.step_s for plan in alone]
+        is_whole = not self.options.zero_stage  # with it replicas divide their updates, too
+        self.rival.require_worth(
+            steps_s if is_whole else (), [_busy_s(plan, is_whole=is_whole) for plan in alone]
+        )
         return by_speed(micro_batches, [each / max(step_s, 1e-12) for step_s in steps_s])
 
     def _alone(self, number: int, rows: int, micro_batches: int) -> Plan:
@@ -400,6 +403,13 @@ class _Work:
             if groups is not None
         )
         return replace(tensor, groups=tuple(own for groups in every for own in groups))
+
+
+def _busy_s(plan: Plan, *, is_whole: bool) -> float:
+    """Return what no plan of a replica goes below: its own step, where one device does all."""
+    if len(plan.cluster.devices) == 1 and is_whole:
+        return plan.forecast.step_s
+    return plan.search.busy_s if plan.search is not None else 0.0
 
 
 def _renamed(plan: Plan, cluster: Cluster) -> Mapping[str, str]:

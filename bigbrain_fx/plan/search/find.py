@@ -10,7 +10,7 @@ import numpy as np
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement
 from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan.memory_check import for_tensors
-from bigbrain_fx.plan.search.bound import bound_of_all, bound_of_chains
+from bigbrain_fx.plan.search.bound import bound_of_all, bound_of_chains, bound_of_work
 from bigbrain_fx.plan.search.halves import halved
 from bigbrain_fx.plan.search.moves import Floor, Homes, climb, placements
 from bigbrain_fx.plan.search.nouns import (
@@ -81,6 +81,7 @@ def find(ask: Ask) -> tuple[Trial, Search]:
         run.looked_at,
         run.ranking.simulated,
         stopped,
+        0.0 if stopped else run.busy_s(),
     )
     return chosen.trial, found
 
@@ -416,6 +417,10 @@ class _Run:
             self.ranking.consider(trial)
 
     # ------------------------------------------------------------------ bounds
+
+    def busy_s(self) -> float:
+        """Return the least of what all devices together take for the work alone."""
+        return min(bound_of_work(at.least, self.ask.cluster, at.micro_batches) for at in self.at)
 
     def bounds(self) -> tuple[Bound, ...]:
         """Return the lower bounds, each the least over the numbers of micro-batches."""

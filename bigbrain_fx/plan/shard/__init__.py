@@ -15,7 +15,8 @@ from bigbrain_fx.plan.shard.choose import (
     of_layers as of_layers,
     priced_axes as priced_axes,
 )
-from bigbrain_fx.plan.shard.find import axes as axes, family as family, ruleless as ruleless
+from bigbrain_fx.plan.shard.find import family as family, ruleless as ruleless
+from bigbrain_fx.plan.shard.pieces import axes as axes
 from bigbrain_fx.plan.shard.rewrite import (
     exchanges as exchanges,
     lengths as lengths,

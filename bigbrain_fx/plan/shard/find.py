@@ -6,9 +6,10 @@ dimensions do not divide as a rule needs, is whole: what it makes are new dimens
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import ChainMap, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from bigbrain_fx.core import Axis, Graph, Op, ParamRef, Place, Ref
 from bigbrain_fx.plan.shard import layers, picks, products, views
@@ -27,6 +28,8 @@ from bigbrain_fx.plan.shard.factors import (
 )
 from bigbrain_fx.plan.shard.memory import is_written, works_on_parts
 
+Squares: TypeAlias = Mapping[str, Set[int]]
+"""Products with a weight that is one axis both ways, and the dimensions where they make it."""
 RULES: Mapping[str, Rule] = {**views.RULES, **products.RULES, **layers.RULES, **picks.RULES}
 
 _KINDS = ("experts", "heads", "vocabulary", "channels", "hidden", "sequence")
@@ -44,30 +47,34 @@ def family(target: str) -> str:
     return name.rstrip("_") if name.endswith("_") and not name.startswith("__") else name
 
 
-def axes(graph: Graph) -> tuple[Axis, ...]:
-    """Return what of a graph can be split, the axes that divide most work first."""
+def followed_axes(graph: Graph) -> list[Axis]:
+    """Return what of a graph can be split, by following it from end to end; without names."""
     found = _followed(graph)
     every = [*found.axes()]
     squares = found.squares()
     if squares:
         every += _of_squares(_followed(graph, squares), squares)
-    return tuple(sorted(_named(every), key=lambda axis: -axis.flops))
+        every += (axis for axis in _followed(graph, gathered=squares).axes() if axis.gathered)
+    return every
 
 
-def _followed(graph: Graph, apart: Mapping[str, Set[int]] | None = None) -> _Following:
-    found = _Following(graph, apart or {})
+def _followed(
+    graph: Graph, apart: Squares | None = None, gathered: Squares | None = None
+) -> _Following:
+    found = _Following(graph, apart or {}, gathered or {})
     for op in found.graph.ops:
         if op.outputs:
             found.follow(op)
     return found
 
 
-def _of_squares(found: _Following, squares: Mapping[str, Set[int]]) -> Iterator[Axis]:
+def _of_squares(found: _Following, squares: Squares) -> Iterator[Axis]:
     """Yield axes of what a square product makes, which is gathered after it."""
     for axis in found.axes():
         made = {p.name for p in axis.values if p.dim in squares.get(p.name, ())}
         if axis.params and not made.isdisjoint(axis.along):
-            yield axis
+            readers = dict.fromkeys(reader for n in made for reader in found.graph.consumers[n])
+            yield replace(axis, whole=(*axis.whole, *readers))
 
 
 def ruleless(graph: Graph) -> dict[str, int]:
@@ -97,14 +104,17 @@ class _Following:
 
     Attributes:
         apart: by value the dimensions that whoever reads it does not join with its own.
+        gathered: products whose inputs are not joined with what made them: each part of the result
+            is made of the whole input.
         known: dimensions as they are made.
         seen: as they are read.
     """
 
-    def __init__(self, graph: Graph, apart: Mapping[str, Set[int]]) -> None:
+    def __init__(self, graph: Graph, apart: Squares, gathered: Squares) -> None:
         self.example = graph.at(graph.batch)
         self.graph = graph.at(graph.static_batch or _ROWS)
-        self.apart = apart
+        self.apart, self.gathered = apart, gathered
+        self.inputs: dict[str, tuple[Ref, Dims]] = {}  # of those products, as they read them
         self.known: dict[Ref | ParamRef, Dims] = {}
         self.seen: dict[Ref | ParamRef, Dims] = {}
         self.tuples: dict[str, tuple[Dims, ...]] = {}
@@ -141,10 +151,11 @@ class _Following:
             )
 
     def squares(self) -> dict[str, Set[int]]:
-        """Return the products with a weight that is one axis both ways, and where they make it.
+        """Return the squares.
 
         `x + linear(x)` joins what a layer reads and what it makes: no part of the weight is made of
-        the same part. Its results by themselves can be divided, and gathered.
+        the same part. Its results by themselves can be divided, and gathered; or parts of them are
+        made of its input, gathered.
         """
         found: dict[str, Set[int]] = {}
         for name, ruled in self.ruled.items():
@@ -170,11 +181,36 @@ class _Following:
         if rule is None or op.body is not None or self._writes_into_whole(op):
             self.wholes.add(op.name)
             return whole
+        if op.name in self.gathered:
+            self._part_input(op)
         try:
-            return rule(ShardCall(op, self.seen, self.cuts.get(op.name, ())))
+            return rule(ShardCall(op, self._seen_by(op), self.cuts.get(op.name, ())))
         except (TypeError, IndexError, UnlikeError):
             self.wholes.add(op.name)
             return whole
+
+    def _part_input(self, op: Op) -> None:
+        """Note the input of a product with dimensions of its own where the result has them, too.
+
+        It is the first value that is no weight: nor is what an `addmm` adds to its product.
+        """
+        first = 1 if family(op.target) in ("addmm", "baddbmm") else 0
+        for ref in op.args[first : first + 2]:
+            if isinstance(ref, Ref) and not (ref.value in self.graph.op and self._is_weight(ref)):
+                made = self.gathered[op.name]
+                dims = self.seen[ref]
+                own = (fresh((size(d),))[0] if dim in made else d for dim, d in enumerate(dims))
+                self.inputs[op.name] = ref, tuple(own)
+                return
+
+    def _is_weight(self, ref: Ref) -> bool:
+        return bool(self.graph.op[ref.value].params)
+
+    def _seen_by(self, op: Op) -> Mapping[Ref | ParamRef, Dims]:
+        if op.name not in self.inputs:
+            return self.seen
+        ref, dims = self.inputs[op.name]
+        return ChainMap({ref: dims}, self.seen)
 
     def _writes_into_whole(self, op: Op) -> bool:
         """Whether it writes into memory that an op without a rule has made: that stays whole.
@@ -232,7 +268,7 @@ class _Following:
         along, summed = set(everything(ruled.along)), set(everything(ruled.summed))
         whole = set(everything(ruled.whole))
         made = [_all(dims) for dims in ruled.outs]
-        read = [_all(dims) for dims in ShardCall(op, self.seen).tensors()]
+        read = [_all(dims) for dims in ShardCall(op, self._seen_by(op)).tensors()]
         for factor in dict.fromkeys(f for dims in (*made, *read) for f in dims):
             role = roles[factor]
             role.touched[op.name] = None
@@ -263,6 +299,11 @@ class _Following:
             whole=tuple(name for name in role.touched if name not in active),
             flops=sum(int(self.example.op[name].flops) for name in role.touched if name in active),
             nbytes=self._param_bytes(n for n in role.params if n not in role.doubled),
+            gathered=tuple(
+                (name, ref.value)
+                for name, (ref, _) in self.inputs.items()
+                if name in role.along and ref.value in role.values and ref.value not in role.doubled
+            ),
         )
 
     def _param_bytes(self, names: Iterable[str]) -> int:
@@ -285,7 +326,7 @@ def _all(dims: Dims) -> list[Factor]:
     return [factor for own in dims for factor in everything(own)]
 
 
-def _named(found: Iterable[Axis]) -> Iterator[Axis]:
+def named(found: Iterable[Axis]) -> Iterator[Axis]:
     """Name axes by the modules of their parameters, and their kind."""
     seen: dict[str, int] = defaultdict(int)
     for axis in found:

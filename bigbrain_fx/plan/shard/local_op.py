@@ -53,7 +53,7 @@ class Local:
     def place_of_arg(self, index: int) -> Place | None:
         """Return where the axis lies in an argument."""
         arg = self.op.args[index] if index < len(self.op.args) else None
-        if not isinstance(arg, Ref | ParamRef):
+        if not isinstance(arg, Ref | ParamRef) or self.part.gathers(self.op, arg):
             return None
         return self.place(arg.value if isinstance(arg, Ref) else arg.param)
 

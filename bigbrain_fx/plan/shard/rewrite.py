@@ -43,6 +43,7 @@ from bigbrain_fx.plan.shard.sizes import SizePart
 Shares: TypeAlias = Sequence[float]
 _OF_ITS_KIND = ("new_empty", "new_full", "new_ones", "new_zeros")
 """What makes a tensor of another one's type: it reads none of its numbers."""
+_POSITIONS = "sequence"
 _OFTEN = "_read_often"  # as a cached property is: a graph is frozen
 
 
@@ -190,11 +191,16 @@ class _Rewriting:
         }
 
     def _scattered(self, parts: Iterable[SizePart]) -> Iterator[tuple[str, Held]]:
-        """Yield the sums of which each op that reads them reads the member's own part."""
+        """Yield the sums of which each op that reads them reads the member's own part.
+
+        Of positions: of features a bias, which is added to the sum, would have to be cut as well.
+        """
         for part in parts:
             for name in part.axis.summed:
                 held = self.forms.place_of.get(name)
-                if held is not None and held[0] is not part and self._all_read(name, held[0]):
+                if held is None or held[0] is part or held[0].axis.kind != _POSITIONS:
+                    continue
+                if self._all_read(name, held[0]):
                     yield name, held
 
     def _all_read(self, name: str, part: SizePart) -> bool:
@@ -316,7 +322,7 @@ class _Rewriting:
 
         def changed(ref: Ref | ParamRef) -> Ref | ParamRef:
             held = self.forms.place_of.get(ref.value if isinstance(ref, Ref) else ref.param)
-            if held is not None and held[0] is part:
+            if held is not None and held[0] is part and not part.gathers(op, ref):
                 return self.forms.own_form(ref, held)
             return self.forms.copied_form(ref)
 
@@ -341,7 +347,11 @@ class _Rewriting:
         at = {
             name: given.refs.index(ref.value) for name, ref in now.items() if isinstance(ref, Ref)
         }
-        wants = (self.forms.spec(Ref(name)) for name in op.refs if name not in self.forms.place_of)
+        wants = (
+            self.forms.spec(Ref(name))
+            for name in op.refs
+            if name not in self.forms.place_of or part.gathers(op, Ref(name))
+        )
         shared = any(spec is not None and spec.requires_grad for spec in wants)
         moved = [at[op.refs[i]] if i >= 0 else i for i in op.saves.values]
         passed = [at[op.refs[i]] for i in op.saves.passed if i < len(op.refs)]

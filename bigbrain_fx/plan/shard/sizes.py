@@ -10,6 +10,7 @@ from bigbrain_fx.core import (
     Dim,
     Op,
     Place,
+    Ref,
     TensorSpec,
     dense_strides,
     memory_order,
@@ -34,6 +35,10 @@ class SizePart:
     def length(self) -> int:
         """How many of them it has."""
         return self.lengths[self.member]
+
+    def gathers(self, op: Op, arg: object) -> bool:
+        """Whether an op makes its part of the whole of a value that has the axis, too."""
+        return isinstance(arg, Ref) and (op.name, arg.value) in self.axis.gathered
 
     def of(self, count: Dim) -> Dim:
         """Return the member's part of a count."""

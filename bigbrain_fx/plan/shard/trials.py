@@ -104,7 +104,7 @@ def _signature(graph: Graph, axis: Axis, name: str) -> str:
 
     args = said((*op.args, *(value for _, value in op.kwargs)))
     keys = tuple(key for key, _ in op.kwargs)
-    role = name in axis.summed
+    role = name in axis.summed, any(op == name for op, _ in axis.gathered)
     return repr((op.target, args, keys, op.outputs, places.get(name), axis.size, role))
 
 
@@ -126,6 +126,7 @@ def _within(axis: Axis, small: Graph) -> Axis:
         along=inside(axis.along),
         summed=inside(axis.summed),
         whole=inside(axis.whole),
+        gathered=tuple(pair for pair in axis.gathered if pair[0] in small.op),
     )
 
 

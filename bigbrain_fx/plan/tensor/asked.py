@@ -67,15 +67,9 @@ def require_possible(graph: Graph, cluster: Cluster, options: Options) -> None:
         raise InputError(
             f"{len(shares)} shares for {count} devices that compute together",
             at="--tensor-shares",
-<<<<<<< HEAD
-            help=f"give {count} shares, one for each"
-            if len(cluster.devices) % len(shares)
-            else f"give one share for each: --tensor {len(shares)}",
-=======
             help=f"give one share for each: --tensor {len(shares)}"
             if len(cluster.devices) % len(shares) == 0
             else f"give one share for each: --tensor-shares {':'.join(['1'] * count)}, say",
->>>>>>> dbb6679e7a0bd54d8494a09fee590f75adafe887
         )
     for what, help_ in not_yet(graph, cluster, options):
         raise InputError(f"--tensor does not go with {what} yet", help=help_)

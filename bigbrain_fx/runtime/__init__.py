@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     from .disk import Disk as Disk, locked as locked
     from .entries import (
         APART as APART,
+        AssumptionError as AssumptionError,
         is_plain as is_plain,
         laid as laid,
         overlap as overlap,
@@ -111,7 +112,6 @@ if TYPE_CHECKING:
         infer_main as infer_main,
     )
     from .kept import (
-        AssumptionError as AssumptionError,
         assume as assume,
         assume_not as assume_not,
         flat as flat,

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
+from .arguments import parser_of
 from .console import Console, hold_streams
 from .events import Event, EventLog, status
 from .host import Supervisor
@@ -33,7 +34,6 @@ AGAIN_S = 0.2  # between two tries to reach the first host
 INTERRUPTED = 130  # exit code; as a shell's
 TAIL_LINES, TAIL_BYTES = 12, 1 << 16
 MIB = 2**20
-MOST_SECONDS = 1e8
 MOST_PORT = 65535
 
 
@@ -49,7 +49,7 @@ def main(folder: Path, devices: Sequence[str], program: str, hosts: Sequence[str
         hosts: of each device, where there are several.
     """
     hold_streams()
-    parser = _parser(program)
+    parser = parser_of(program)
     options, words = parser.parse_known_args()
     _require_hosts(parser, options, hosts)
     if sys.platform != "linux":
@@ -354,111 +354,3 @@ def _printer(as_json: bool, out: Console) -> OnStep:
         out.say(line if as_json else f"step {step:5d}   loss {loss:.6f}   {step_s:.3f} s")
 
     return show
-
-
-def _parser(program: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="launch.py",
-        allow_abbrev=False,
-        description="Run all devices on this host; processes that die are replaced, and the "
-        f"result is the same. Other options go to {program}: see `python {program} --help`.",
-    )
-    _add_limits(parser)
-    parser.add_argument("--events", help="append what happens to this file, as JSON lines")
-    parser.add_argument("--logs", help="keep what the processes write in this folder")
-    _add_hosts(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object a step")
-    return parser
-
-
-def _add_limits(parser: argparse.ArgumentParser) -> None:
-    """Add how processes are replaced, and how long they may take."""
-    parser.add_argument("--spares", type=_count, default=1, help="warm processes (default 1)")
-    parser.add_argument(
-        "--restarts", type=_count, default=20, help="allowed within ten minutes (default 20)"
-    )
-    parser.add_argument(
-        "--hang",
-        type=_seconds,
-        default=60.0,
-        help="end a process that makes no progress, and give up a host that says nothing, for so "
-        "many seconds (default 60); time in which a busy host gave it no processor does not count",
-    )
-    parser.add_argument(
-        "--grace",
-        type=_seconds,
-        default=None,
-        help="when asked to stop, wait so many seconds for the end of a step, and for the last "
-        "commit (default: 3 times the longest recent step, at least --hang and 30)",
-    )
-    parser.add_argument(
-        "--snapshot-every",
-        type=_positive,
-        default=None,
-        help="steps between snapshots in memory (default: measured)",
-    )
-    parser.add_argument(
-        "--snapshots",
-        metavar="FOLDER",
-        help="keep snapshots in a folder of a disk, as files without a name, in place of memory",
-    )
-    parser.add_argument(
-        "--suspect",
-        type=_share,
-        default=0.0,
-        metavar="RATE",
-        help="let a spare compute this share of all devices' steps again, and go back where it "
-        "finds another result (default 0)",
-    )
-    parser.add_argument(
-        "--elastic",
-        action="store_true",
-        help="go on without a replica of which a device, or its host, is lost for good (replicas "
-        "of ZeRO 0 that are summed by micro or tree; else the run ends, as without it)",
-    )
-    parser.add_argument(
-        "--log-mib",
-        type=_count,
-        default=None,
-        help="memory for sent messages on each device (default: a share of half of what is free)",
-    )
-
-
-def _add_hosts(parser: argparse.ArgumentParser) -> None:
-    """Add how several hosts find each other."""
-    parser.add_argument(
-        "--listen", help="[ADDRESS:]PORT for the agents of the other hosts (default: loopback)"
-    )
-    parser.add_argument("--join", help="ADDRESS:PORT of the first host: be the agent of this one")
-    parser.add_argument("--host", help="this host's name in the plan, with --join")
-    parser.add_argument(
-        "--secret", help="a certificate and its key; all hosts have this file, only you can read it"
-    )
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"expected 0 or more, found {number}")
-    return number
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected 1 or more, found {number}")
-    return number
-
-
-def _share(text: str) -> float:
-    number = float(text)
-    if not 0 <= number <= 1:
-        raise argparse.ArgumentTypeError(f"expected a share from 0 to 1, found {text}")
-    return number
-
-
-def _seconds(text: str) -> float:
-    number = float(text)
-    if not 0 < number < MOST_SECONDS:
-        raise argparse.ArgumentTypeError(f"expected more than 0 seconds, found {text}")
-    return number

@@ -89,6 +89,22 @@ def read_shares(text: str | None, at: str = "--replica-shares") -> tuple[int, ..
     return tuple(map(int, parts))
 
 
+def read_axes(text: str | None) -> tuple[str, ...]:
+    """Read "heads,hidden"; nothing is an empty tuple.
+
+    Raises:
+        InputError: a name is empty.
+    """
+    names = [] if text is None else [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise InputError(
+            f"expected names with commas, found {text!r}",
+            at="--tensor-axes",
+            help="heads,hidden divides these two; leave it out, and all is divided that can be",
+        )
+    return tuple(names)
+
+
 def _require_no_partitioner(choices: Mapping[str, Any]) -> None:
     """Refuse what only a partitioner would hear: beside --place none is asked."""
     source = click.get_current_context().get_parameter_source("partitioner")
@@ -142,7 +158,7 @@ def chosen(choices: dict[str, Any]) -> Options:
         replica_shares=read_shares(choices["replica_shares"]),
         tensor=read_number(choices["tensor"], "--tensor"),
         tensor_shares=read_shares(choices["tensor_shares"], "--tensor-shares"),
-        tensor_axes=tuple(filter(None, (choices["tensor_axes"] or "").split(","))),
+        tensor_axes=read_axes(choices["tensor_axes"]),
         zero_stage=int(choices["zero"]),  # type: ignore[arg-type]  # a choice of these four
         sum_order=choices["sum_order"],
         pieces=choices["pieces"],

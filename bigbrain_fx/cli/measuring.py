@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from bigbrain_fx.cli.given import located, read_members, read_rows
+from bigbrain_fx.cli.given import located, read_axes, read_members, read_rows
 from bigbrain_fx.cli.group import cli
 from bigbrain_fx.cli.options import (
     COUNT,
@@ -254,7 +254,7 @@ def profile(
         time_limit_s=time_limit,
         device=device,
         tensor_shares=read_members(tensor, tensor_shares),
-        tensor_axes=tuple(filter(None, (tensor_axes or "").split(","))),
+        tensor_axes=read_axes(tensor_axes),
     )
     with working(f"profiling {model}") as show:
         found = measure(located(model, choices), db, options, show)

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 import bigbrain_fx
 from bigbrain_fx.bundles import resplit
 from bigbrain_fx.bundles.launch import RunOptions, run
-from bigbrain_fx.cli.given import read_number, read_shares
+from bigbrain_fx.cli.given import read_axes, read_number, read_shares
 from bigbrain_fx.emit import bundle_texts
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Options, gathered_parts, read_plan
@@ -162,6 +162,14 @@ def test_shares_are_numbers_with_colons() -> None:
     for text in ("3,1", "3:0", ":", "a:b"):
         with pytest.raises(InputError, match="expected positive numbers with colons"):
             read_shares(text)
+
+
+def test_axes_are_names_with_commas() -> None:
+    assert read_axes("heads, hidden") == ("heads", "hidden")
+    assert read_axes(None) == ()
+    for text in ("", "heads,", ","):
+        with pytest.raises(InputError, match="expected names with commas"):
+            read_axes(text)
 
 
 @pytest.fixture(scope="module")

@@ -373,19 +373,19 @@ class _Background:
         # with a priority, so as not to be one of those that the channels have: torch hands out 32
         is_cuda = wire.type == "cuda"
         self.side = torch.cuda.Stream(wire, priority=-1) if is_cuda else None
-        self.lanes: dict[tuple[str, ...], _Lane] = {}
+        self.queues: dict[tuple[str, ...], _SendQueue] = {}
         self.failed: tuple[Channel, BaseException] | None = None
         self._making = threading.Lock()  # messages that were lost are sent by other threads
 
     @property
     def current(self) -> Channel | None:
         """The message that has been leaving for longest."""
-        leaving = [found for lane in self.lanes.copy().values() if (found := lane.leaving)]
+        leaving = [found for sends in self.queues.copy().values() if (found := sends.leaving)]
         return min(leaving, key=lambda entry: entry[0])[1] if leaving else None
 
     def keep(self, work: Work, payload: Tensor, channel: Channel) -> None:
         self.check()
-        self._lane(channel).under_way.put((work, payload, channel))
+        self._queue(channel).under_way.put((work, payload, channel))
 
     def check(self) -> None:
         if self.failed is not None:
@@ -395,24 +395,24 @@ class _Background:
             ) from error
 
     def drain(self) -> None:
-        for lane in self.lanes.copy().values():
-            lane.under_way.join()
+        for sends in self.queues.copy().values():
+            sends.under_way.join()
         self.check()
 
     def stop(self) -> None:
         """End the threads once they have let go of everything."""
-        for lane in self.lanes.copy().values():
-            lane.under_way.put(None)
+        for sends in self.queues.copy().values():
+            sends.under_way.put(None)
 
-    def _lane(self, channel: Channel) -> _Lane:
+    def _queue(self, channel: Channel) -> _SendQueue:
         key = (channel.receiver, channel.kind) if self.side is None else ()
         with self._making:
-            if key not in self.lanes:
-                name, lane = " ".join(("sends", *key)), _Lane()
-                args = (lane,)
+            if key not in self.queues:
+                name, sends = " ".join(("sends", *key)), _SendQueue()
+                args = (sends,)
                 threading.Thread(target=self._release, args=args, daemon=True, name=name).start()
-                self.lanes[key] = lane  # a thread that cannot be started leaves none
-            return self.lanes[key]
+                self.queues[key] = sends  # a thread that cannot be started leaves none
+            return self.queues[key]
 
     def _wait(self, work: Work) -> None:
         if self.side is None:
@@ -423,24 +423,24 @@ class _Background:
         left.record()
         left.synchronize()
 
-    def _release(self, lane: _Lane) -> None:
+    def _release(self, sends: _SendQueue) -> None:
         if self.side is not None:
             torch.cuda.set_stream(self.side)  # of this thread, and its GPU
-        while (entry := lane.under_way.get()) is not None:
+        while (entry := sends.under_way.get()) is not None:
             work, payload, channel = entry
-            lane.leaving = time.monotonic(), channel
+            sends.leaving = time.monotonic(), channel
             try:
                 if self.failed is None:  # after a failure no message is worth another deadline
                     self._wait(work)
             except RuntimeError as error:
                 self.failed = channel, error
             del entry, work, payload
-            lane.leaving = None
-            lane.under_way.task_done()
+            sends.leaving = None
+            sends.under_way.task_done()
 
 
 @dataclass
-class _Lane:
+class _SendQueue:
     """Messages that leave one after the other, and since when the first of them does."""
 
     under_way: queue.Queue[tuple[Work, Tensor, Channel] | None] = field(default_factory=queue.Queue)

@@ -143,10 +143,10 @@ def _sent(
             stages.stages[end].device for end in (flight.edge.source, flight.edge.target)
         )
         if stages.gathers:
-            lane = sender, receiver, flight.edge.kind
+            queue = sender, receiver, flight.edge.kind
             taken = taken_s.get((flight.edge, flight.micro), 0.0)
-            turn_s[lane] = max(flight.free_s, taken, turn_s.get(lane, 0.0))
-            flight = replace(flight, free_s=turn_s[lane])
+            turn_s[queue] = max(flight.free_s, taken, turn_s.get(lane, 0.0))
+            flight = replace(flight, free_s=turn_s[queue])
         found.setdefault(sender, []).append(flight)
     return found
 

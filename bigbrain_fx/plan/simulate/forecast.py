@@ -145,7 +145,7 @@ def _sent(
         if stages.gathers:
             queue = sender, receiver, flight.edge.kind
             taken = taken_s.get((flight.edge, flight.micro), 0.0)
-            turn_s[queue] = max(flight.free_s, taken, turn_s.get(lane, 0.0))
+            turn_s[queue] = max(flight.free_s, taken, turn_s.get(queue, 0.0))
             flight = replace(flight, free_s=turn_s[queue])
         found.setdefault(sender, []).append(flight)
     return found

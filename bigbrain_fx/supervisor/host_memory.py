@@ -64,7 +64,8 @@ def number_in(path: Path) -> float:
 def text_of(path: Path) -> str:
     """Return what a file of the kernel's says; "" where this kernel, or container, has none."""
     try:
-        return path.read_text(encoding="utf-8")
+        with open(path, encoding="utf-8") as file:
+            return file.read()
     except OSError:
         return ""
 

@@ -88,7 +88,7 @@ PLACES = (
     Place(selectors.EpollSelector, "register", (errno.ENOMEM, errno.ENOSPC), (2, 6)),
     Place(os, "memfd_create", (errno.EMFILE, errno.ENOMEM), (1, 4), ends=True),
     Place("bigbrain_fx.supervisor.events.os", "write", (errno.ENOSPC, errno.EIO), (1, 9)),
-    Place("bigbrain_fx.supervisor.interval", "open", (errno.EMFILE,), (1,)),
+    Place("bigbrain_fx.supervisor.host_memory", "open", (errno.EMFILE,), (1,)),
 )
 CASES = {
     f"{place.name.strip('_')}-{number}-{errno.errorcode[error]}": (place, number, error)

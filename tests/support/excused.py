@@ -176,11 +176,12 @@ SUPERVISOR = excused(
         "of what verify and split start: test_outliving": (
             "processes.py run_group subprocess.Popen",
         ),
-        "only where the kernel has no memfd": (
+        "only where snapshots lie on a disk, or the kernel has no memfd": (
             "snapshot_memory.py nameless os.dup",
             "snapshot_memory.py nameless tempfile.TemporaryFile",
         ),
         "beside a file that is read there, which is struck": (
+            "host_memory.py text_of .read",
             "starving.py _waited_ns .iterdir",
             "starving.py is_stopped .iterdir",
             "starving.py is_stopped .read_text",

@@ -300,3 +300,36 @@ def test_an_assertion_of_a_loss_is_assumed_and_checked() -> None:
     found = capture(Speech(), speech_batch(), checked)
     assert not [op for op in found.graph.ops if op.target == "user.loss"]
     assert any("assumed False at test_kept_loss.py:" in said for said in found.warnings)
+
+
+class Density(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> torch.distributions.Distribution:
+        mean: Tensor = self.head(x)
+        return torch.distributions.Normal(mean, torch.ones_like(mean))
+
+
+def unlikely(output: torch.distributions.Distribution, batch: dict[str, Tensor]) -> Tensor:
+    found: Tensor = output.log_prob(batch["y"])
+    return -found.mean()
+
+
+def clipped(output: torch.distributions.Distribution, batch: dict[str, Tensor]) -> Tensor:
+    if batch["y"].max() > 1e9:
+        return unlikely(output, {"y": batch["y"].clamp(max=1e9)})
+    return unlikely(output, batch)
+
+
+def test_what_a_library_only_raises_about_is_an_assertion_of_the_loss() -> None:
+    found = capture(Density(), {"x": torch.randn(4, 6), "y": torch.randn(4, 4)}, unlikely)
+    assert not [op for op in found.graph.ops if op.target == "user.loss"]
+
+
+def test_a_loss_of_no_nest_of_tensors_is_not_kept() -> None:
+    """The device that calls it would lack the distribution; so the example's answer is assumed."""
+    found = capture(Density(), {"x": torch.randn(4, 6), "y": torch.randn(4, 4)}, clipped)
+    assert not [op for op in found.graph.ops if op.target == "user.loss"]
+    assert any("assumed False at test_kept_loss.py:" in said for said in found.warnings)

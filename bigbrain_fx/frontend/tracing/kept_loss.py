@@ -19,8 +19,8 @@ from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend.tracing.asked import asks_within
 from bigbrain_fx.frontend.tracing.step import Loss
 from bigbrain_fx.frontend.tracing.tensor_reads import TensorReads
-from bigbrain_fx.frontend.translation.kept import LOSS, Keeper, KeptCall, place
-from bigbrain_fx.frontend.translation.nests import replaced
+from bigbrain_fx.frontend.translation.kept import LOSS, Keeper, KeptCall, place, placed
+from bigbrain_fx.frontend.translation.nests import decode, replaced
 from bigbrain_fx.frontend.translation.opaque import Dice, TensorSlot
 
 
@@ -40,11 +40,16 @@ class KeptLoss:
     random: bool = False
 
     def observed(self, output: object, batch: object) -> Tensor:
-        """Compute the loss and note what it reads; takes the place of the loss in a plain run."""
+        """Compute the loss and note what it reads; takes the place of the loss in a plain run.
+
+        Of what a bundle gives it: an output that is no nest of tensors, a distribution, say, it
+        lacks there, and fails here.
+        """
         given: list[Tensor] = []
-        place((output, batch), given, lenient=True)
+        nest = place((output, batch), given, lenient=True)
+        own = cast("tuple[object, object]", decode(nest, lambda arg: placed(arg, given)))
         with asks_within(given, "the loss"), TensorReads() as touched, Dice() as dice:
-            found = self.loss(output, batch)
+            found = self.loss(*own)
         self.reads = (self.reads or set()) | touched.numbers(given)
         self.random |= dice.thrown
         if isinstance(found, Tensor):

@@ -69,13 +69,15 @@ class Question:
 
     `path` holds the instruction of the user's and those of torch's between it and the tensor, so
     that `a.any() or b.any()` are two questions, in whatever order they are asked. `asserted`: torch
-    itself asks, to raise an error when the answer is no (`torch._check_tensor_all`).
+    itself asks, to raise an error when the answer is no (`torch._check_tensor_all`). `checked`: the
+    line that asks raises below, as those of distributions do.
     """
 
     file: str
     line: int
     path: tuple[tuple[str, int], ...]
     asserted: bool = field(default=False, compare=False)
+    checked: bool = field(default=False, compare=False)
 
     @property
     def at(self) -> str:
@@ -90,8 +92,8 @@ class Question:
     @property
     def only_raises(self) -> bool:
         """Whether the other answer is an error in plain PyTorch, too: assert, or raise below."""
-        below = linecache.getline(self.file, self.line + 1).strip()
-        return self.asserted or self.code.startswith("assert ") or below.startswith("raise ")
+        by_line = self.code.startswith("assert ") or _raises_below(self.file, self.line)
+        return self.asserted or self.checked or by_line
 
 
 def _question(frame: FrameType | None) -> Question:
@@ -100,11 +102,13 @@ def _question(frame: FrameType | None) -> Question:
         frame = frame.f_back
     path: list[tuple[str, int]] = []
     asserted = frame is not None and _is_assertion(frame)
+    checked = frame is not None and _raises_below(frame.f_code.co_filename, frame.f_lineno)
     while frame is not None:
         if not any(part in frame.f_code.co_filename for part in _TRACERS):
             path.append((frame.f_code.co_filename, frame.f_lasti))
         if is_users(frame.f_code.co_filename):
-            return Question(frame.f_code.co_filename, frame.f_lineno, tuple(path), asserted)
+            code = frame.f_code
+            return Question(code.co_filename, frame.f_lineno, tuple(path), asserted, checked)
         frame = frame.f_back
     return Question("forward", 0, ())
 
@@ -113,6 +117,10 @@ def _is_assertion(frame: FrameType) -> bool:
     """Whether a line of `torch._check...` asks."""
     code = frame.f_code
     return code.co_name.startswith("_check") and code.co_filename == torch.__file__
+
+
+def _raises_below(file: str, line: int) -> bool:
+    return linecache.getline(file, line + 1).strip().startswith("raise ")
 
 
 class _Listener(TorchFunctionMode):

@@ -1,11 +1,12 @@
 """The options of a bundle's launch.py: what each is called, what it may be, what is said of it.
 
-It reads words; it starts nothing and opens nothing.
+It reads words; it starts nothing and opens no file.
 """
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 MOST_SECONDS = 1e8
 
@@ -54,6 +55,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--snapshots",
+        type=_folder,
         metavar="FOLDER",
         help="keep snapshots in a folder of a disk, as files without a name, in place of memory",
     )
@@ -89,6 +91,12 @@ def _add_hosts(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--secret", help="a certificate and its key; all hosts have this file, only you can read it"
     )
+
+
+def _folder(text: str) -> Path:
+    if not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is no folder: make it, or give another")
+    return Path(text)
 
 
 def _count(text: str) -> int:

@@ -73,7 +73,6 @@ def main(folder: Path, devices: Sequence[str], program: str, hosts: Sequence[str
     except RuntimeError as error:
         _require_limit(error)
         parser.exit(1, f"error: {with_remedy(error)}\n")
-    snapshots = _snapshots(parser, options)
     job = Job(
         devices=tuple(devices),
         words=(sys.executable, program, *words),
@@ -89,7 +88,7 @@ def main(folder: Path, devices: Sequence[str], program: str, hosts: Sequence[str
         hosts=tuple(hosts) if bridges else (),
         grace_s=options.grace,
         elastic=options.elastic,
-        snapshots=snapshots,
+        snapshots=options.snapshots,
     )
     events = Path(options.events) if options.events else None
     code = _run(job, bridges, events, options.json)
@@ -98,13 +97,6 @@ def main(folder: Path, devices: Sequence[str], program: str, hosts: Sequence[str
     if door is not None:  # it takes calls, which nobody answers, as long as this process is there
         door.close()
     sys.exit(code)
-
-
-def _snapshots(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Path | None:
-    """Return the folder of snapshots, which must be there."""
-    if options.snapshots is not None and not Path(options.snapshots).is_dir():
-        parser.exit(BAD_INPUT, f"error: --snapshots {options.snapshots} is no folder: make it\n")
-    return Path(options.snapshots) if options.snapshots else None
 
 
 def _logs(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Path:
@@ -192,8 +184,8 @@ def _join(
     secured = Secured(connection, pair, is_head=False)
     own = {**environment, **_address_of(secured)}
     grace_s = LAST_COMMIT_S if options.grace is None else options.grace
-    snapshots = Path(options.snapshots) if options.snapshots else None
-    agent = Agent(secured, folder, own, logs, places=places, grace_s=grace_s, snapshots=snapshots)
+    room = options.snapshots
+    agent = Agent(secured, folder, own, logs, places=places, grace_s=grace_s, snapshots=room)
     with stopped_by_sigterm(agent):
         code = agent.run(options.host)
     if code:

@@ -133,7 +133,8 @@ def _sent(
     """Return what each device sends.
 
     With ZeRO 3 parts and weights leave when they are taken; until then the sender has them, and
-    what of the kind it sent to that device after them: it lets go of those in turn.
+    what of the kind it sent to that device after them: it lets go of those in turn. Processes are
+    not in step as clocks say: who takes them is counted as one computation late.
     """
     taken_s = dict(_taken_s(programs, execution)) if stages.gathers else {}
     found: dict[str, list[Flight]] = {}
@@ -154,12 +155,14 @@ def _sent(
 def _taken_s(
     programs: Sequence[Program], execution: Execution
 ) -> Iterator[tuple[tuple[Edge, int | None], float]]:
-    """Yield when parts and weights have been received."""
+    """Yield when parts and weights have been received at the latest: a computation later."""
     for program in programs:
-        spans = execution.spans[program.device]
-        for instruction, (_, end_s) in zip(program.instructions, spans, strict=True):
+        pairs = [*zip(program.instructions, execution.spans[program.device], strict=True)]
+        lasts_s = (end_s - start_s for i, (start_s, end_s) in pairs if isinstance(i, Compute))
+        late_s = max(lasts_s, default=0.0)
+        for instruction, (_, end_s) in pairs:
             if isinstance(instruction, Recv) and instruction.edge.kind in ("reduce", "gather"):
-                yield (instruction.edge, instruction.micro), end_s
+                yield (instruction.edge, instruction.micro), end_s + late_s
 
 
 def _left(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from bigbrain_fx.core import Edge, Instruction, Program, Recv
+from bigbrain_fx.core import Edge, Forward, Instruction, Program, Recv
 from bigbrain_fx.plan.simulate.clock import Execution
 from bigbrain_fx.plan.simulate.forecast import _sent
 from bigbrain_fx.plan.simulate.messages import Flight
@@ -34,3 +34,13 @@ def test_weights_do_not_wait_for_a_part_that_was_sent_before_them() -> None:
 def test_a_part_waits_for_those_that_were_sent_before_it() -> None:
     taken = (Recv(WEIGHTS, 0), 2.0), (Recv(PART, 1), 3.0), (Recv(PART, 0), 9.0)
     assert held_until(*taken) == {(PART, 0): 9.0, (WEIGHTS, 0): 2.0, (PART, 1): 9.0}
+
+
+def test_who_takes_a_part_is_counted_as_one_computation_late() -> None:
+    taken = (
+        (Recv(WEIGHTS, 0), 2.0),
+        (Forward(1, 0), 3.0),
+        (Recv(PART, 0), 4.0),
+        (Recv(PART, 1), 5.0),
+    )
+    assert held_until(*taken) == {(WEIGHTS, 0): 3.0, (PART, 0): 5.0, (PART, 1): 6.0}

@@ -277,7 +277,7 @@ MORE: dict[str, tuple[str, ...]] = {
         )
     ),
     "tests/cli/test_cli.py": ("test_from_init_to_verify",),
-    "tests/plan/test_memory.py": ("test_forecast_and_tracked_peak_of_real_processes",),
+    "tests/plan/test_memory_measured.py": ("test_forecast_and_tracked_peak_of_real_processes",),
     "tests/tools/test_faults.py": ("test_ctrl_c_leaves_nothing",),
     "tests/estimators/test_learned.py": ("test_the_preset_plans_with_it",),
     "tests/partitioners/test_differentiable.py": ("test_by_itself_it_comes_near",),

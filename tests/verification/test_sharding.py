@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,10 +15,7 @@ from bigbrain_fx.frontend import Captured, capture, load_model_file, run_members
 from bigbrain_fx.plan import axes, chosen_axes, priced_axes, sharded
 from bigbrain_fx.plan.shard import find, local, products, rewrite
 from bigbrain_fx.verification import agree, sharding, tried_axes
-from bigbrain_fx.verification.bundle.members import same_graph
 from models import gpt, llama, moe
-from tests.verification.test_members import HEADS, planned
-from tests.verification.test_replicas import bench_of
 
 SMALL: dict[str, tuple[Any, Callable[[], nn.Module]]] = {
     "gpt": (gpt, lambda: gpt.GPT(blocks=1, dim=48, heads=3, sequence=64)),
@@ -377,80 +372,3 @@ def test_a_rule_that_fails_for_what_is_written_leaves_the_axis_out(
 
 def _fails(graph: Graph, name: str) -> str | None:
     return "it failed" if any(name in op.target for op in graph.ops) else None
-
-
-class Scaled(nn.Module):
-    """A weight that is divided, and read whole under no_grad, in a region within a region, too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(6, 8), nn.Linear(8, 4)
-
-    def forward(self, input: Tensor) -> Tensor:
-        h = self.up(input).relu()
-        with torch.no_grad():
-            scale = 1 / (1 + self.up.weight.norm())
-            with torch.enable_grad():
-                again = nn.functional.linear(input, self.up.weight).sum(-1, keepdim=True)
-            twice = again * 2
-        out: Tensor = self.down(h) * scale + again * 0.1 + twice * 0.1
-        return out
-
-
-def test_a_region_reads_a_divided_weight_whole() -> None:
-    """Each member took the norm of its own rows."""
-    torch.manual_seed(0)
-    found = capture(Scaled(), {"input": torch.randn(4, 6)}, lambda out, _: out.square().mean())
-    hidden = next(a for a in axes(found.graph) if a.size == 8)
-    assert any(place.name == "up.weight" for place in hidden.params)
-    result = agree(found, [hidden], (3, 1), exact=True)
-    assert max(result.gradients, result.loss) <= 1e-12
-
-
-class Beside(nn.Module):
-    """A layer, and a module that is kept whole and reads the layer's weight."""
-
-    def __init__(self, weight: Tensor) -> None:
-        super().__init__()
-        self.weight = weight
-
-    def forward(self, input: Tensor) -> Tensor:
-        return input * self.weight.sum()
-
-
-def test_what_a_module_that_is_kept_whole_reads_is_not_divided() -> None:
-    """Its weight was each member's own rows."""
-    torch.manual_seed(0)
-    up = nn.Linear(6, 8)
-    model = nn.Sequential(Beside(up.weight), up, nn.ReLU(), nn.Linear(8, 4))
-    batch = {"input": torch.randn(4, 6)}
-    found = capture(model, batch, lambda out, _: out.square().mean(), leaves=["Beside"])
-    divided = {place.name for axis in axes(found.graph) for place in axis.params}
-    assert not divided & {"0.weight", "1.weight"}
-
-
-class Paired(nn.Module):
-    """Rows in pairs: the trace of a micro-batch of two rows holds for two alone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(4, 6), nn.Linear(6, 3)
-        self.sides = nn.Parameter(torch.randn(2, 3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (self.down(self.up(x).relu()) + self.sides).pow(2).sum()
-
-
-def test_a_trace_for_one_number_of_rows_is_compared_with_that_many(tmp_path: Path) -> None:
-    """The example's eight rows do not fit it: `verify` crashed."""
-    bench = bench_of(tmp_path / "net.py", HEADS)
-    two = capture(Paired(), {"x": torch.randn(8, 4)}, micro_batch=2)
-    assert two.graph.static_batch == 2
-    assert two.batch.rows == 8
-    chosen = chosen_axes(priced_axes(two.graph, axes(two.graph)), 2)
-    plan = planned(bench, 2)
-    assert plan.placement.tensor is not None
-    tensor = replace(plan.placement.tensor, axes=chosen, shares=(2, 1))
-    placed = replace(plan.placement, tensor=tensor)
-    checked = same_graph(two, replace(plan, placement=placed))
-    assert checked["passed"], checked

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from bigbrain_fx.core import Cluster, DeviceStore, Graph, ParamRef, Ref, Saves
+from bigbrain_fx.core import Cluster, DeviceStore, Graph, Offloaded, ParamRef, Ref, Saves
 from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan import Options, Plan, Source, explain, from_json, make_plan, to_json
 from bigbrain_fx.plan.offloading import read_offload, require_stores
@@ -20,7 +20,7 @@ from tests.support.synthetic import cluster_of, device, graph_of, op, weight
 MIB = 2**20
 PAIR = cluster_of(device("d0"), device("d1"))
 RATE = 1e9
-STATE = ("state",)
+STATE: tuple[Offloaded, ...] = ("state",)
 SIZES = (MIB, MIB // 2, 100, MIB, MIB // 4, 200)  # numbers; d0 gets the first half of them
 
 

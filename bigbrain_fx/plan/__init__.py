@@ -39,6 +39,7 @@ from bigbrain_fx.plan.half_sums import (
     half_sums as half_sums,
     half_sums_text as half_sums_text,
     half_values as half_values,
+    in_turn_text as in_turn_text,
     turned_text as turned_text,
 )
 from bigbrain_fx.plan.making import (

@@ -12,6 +12,7 @@ from dataclasses import replace
 from bigbrain_fx.core import Asynchronous, Cluster, Costs, Graph, Stage, Stages
 from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan.conflicts import Conflict, require_none, with_members
+from bigbrain_fx.plan.fold import micro_option, taken_counts
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source, micro_text
 from bigbrain_fx.plan.replica_statistics import written
 
@@ -55,9 +56,10 @@ def _not_with_options(cluster: Cluster, options: Options) -> Iterator[Conflict]:
         among = "--partitioner auto, which chooses among plans that compute the same"
         yield among, "name another partitioner (--partitioner analytical)"
     if options.replicas not in (None, 1) or options.replica_shares or cluster.replicas:
-        yield "replicas: stages would sum unlike versions", "leave them out"
+        named = 'take "replicas" out of the cluster file' if cluster.replicas else ""
+        yield "replicas: stages would sum unlike versions", named or "leave --replicas out"
     if options.zero_stage or options.sum_order != "replica":
-        yield "--zero and --sum-order: they are for replicas", "leave them out"
+        yield "--zero and --sum-order: they are for replicas", "leave both out"
     yield from with_members(options, "members would have unlike versions")
     if options.offload:
         yield "--offload: versions are in memory", "leave --offload out"
@@ -89,9 +91,16 @@ def overlapping(
             f"--asynchronous needs as many micro-batches as stages: {micro_text(micro_batches)} "
             f"and {count} stages, so a step would run into the one after the next",
             at="--asynchronous",
-            help=f"use --micro-batches {count} or more, or fewer devices",
+            help=_of_so_many(graph.batch, count),
         )
     return replace(stages, asynchronous=options.asynchronous)
+
+
+def _of_so_many(batch: int, stages: int) -> str:
+    """Say which micro-batches are as many as stages; rows of a batch may be too few for any."""
+    enough = [count for count in taken_counts(batch, None, stages) if count >= stages]
+    some = f"{micro_option(enough)}, or " if enough else ""
+    return f"use {some}fewer devices"
 
 
 def require_pipeline(

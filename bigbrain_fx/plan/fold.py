@@ -23,8 +23,10 @@ from bigbrain_fx.planning import (
     Ranked,
     VirtualStages,
     dualpipe_v,
+    fills_both_ways,
     interleaved,
     loop_line,
+    makes_rounds,
     searched_cuts,
     shared_cuts,
     v_line,
@@ -48,12 +50,14 @@ class Fold:
         shape: in words.
         line: (devices, pieces) -> the device of each piece.
         order: (devices, micro-batches, pieces) -> what it computes.
+        takes: (devices, micro-batches) -> whether it has an order for so many.
         any_pieces: whether a device may have more than two.
     """
 
     shape: str
     line: Callable[[int, int], tuple[int, ...]]
     order: Order
+    takes: Callable[[int, int], bool] = lambda _devices, _micro: True
     any_pieces: bool = False
 
 
@@ -62,9 +66,11 @@ def _v(devices: int, _pieces: int) -> tuple[int, ...]:
 
 
 FOLDS: Mapping[str, Fold] = {
-    "interleaved": Fold("loop", loop_line, interleaved, any_pieces=True),
+    "interleaved": Fold("loop", loop_line, interleaved, makes_rounds, any_pieces=True),
     "zb-v": Fold("V", _v, lambda devices, micro, _: zb_v(devices, micro)),
-    "dualpipe-v": Fold("V", _v, lambda devices, micro, _: dualpipe_v(devices, micro)),
+    "dualpipe-v": Fold(
+        "V", _v, lambda devices, micro, _: dualpipe_v(devices, micro), fills_both_ways
+    ),
 }
 """The schedules that bring their own cut of a line, by name."""
 
@@ -94,6 +100,7 @@ def folded(
     fold = FOLDS[schedule]
     rows = graph.batch // micro_batches
     names = _line_of(graph, placement, rows, schedule, len(costs.cluster.devices))
+    _require_taken(graph.batch, schedule, len(names), micro_batches)
     from bigbrain_fx.planning import StageCutter, work  # numpy: not with every import of a plan
 
     known = work(graph.at(rows), costs)
@@ -102,7 +109,7 @@ def folded(
         raise InputError(
             f"schedule '{schedule}' needs {len(line)} pieces, and the model has {known.count} "
             "units that can be cut apart",
-            help="use fewer devices, or --schedule 1f1b",
+            help=_fewer(schedule, known.count, len(names), pieces),
         )
     numbers = {device.name: i for i, device in enumerate(costs.cluster.devices)}
     homes = tuple(numbers[names[place]] for place in line)
@@ -129,11 +136,54 @@ def require_pieces(schedule: str | None, pieces: int | None) -> None:
         return
     fold = FOLDS.get(schedule or "")
     if fold is None or pieces < 2 or (pieces > 2 and not fold.any_pieces):
+        asked = "--pieces alone" if schedule is None else f"schedule '{schedule}'"
         raise InputError(
-            f"schedule '{schedule}' cannot have {pieces} pieces a device",
+            f"{asked} cannot have {pieces} pieces a device",
             at="--pieces",
-            help="use --schedule interleaved with --pieces 2 or more, or leave it out",
+            help="use --schedule interleaved with --pieces 2 or more, or leave --pieces out",
         )
+
+
+def taken_counts(batch: int, schedule: str | None, devices: int) -> list[int]:
+    """Return the numbers of micro-batches that divide a batch, and that a schedule has orders for.
+
+    Args:
+        batch: its rows.
+        schedule: one of `FOLDS`; any other has an order for each number.
+        devices: of the line.
+    """
+    fold = FOLDS.get(schedule or "")
+    even = [count for count in range(1, batch + 1) if batch % count == 0]
+    return [count for count in even if fold is None or fold.takes(devices, count)]
+
+
+def micro_option(counts: Sequence[int]) -> str:
+    """Write the option for one of these numbers of micro-batches."""
+    listed = ", ".join(map(str, counts))
+    return f"--micro-batches {'' if len(counts) == 1 else 'with one of '}{listed}"
+
+
+def _require_taken(batch: int, schedule: str, devices: int, micro_batches: int) -> None:
+    """Raise InputError for micro-batches of which a schedule has no order; say which it has."""
+    fold = FOLDS[schedule]
+    if fold.takes(devices, micro_batches):
+        return
+    taken = taken_counts(batch, schedule, devices)
+    other = "zb-v" if schedule == "dualpipe-v" else "1f1b"
+    try:
+        fold.order(devices, micro_batches, 2)
+    except InputError as error:
+        some = f"{micro_option(taken)}, or " if taken else ""
+        error.help = f"use {some}--schedule {other}"
+        raise
+
+
+def _fewer(schedule: str, units: int, devices: int, pieces: int | None) -> str:
+    """Say how a line has fewer pieces than there are units of the model."""
+    most = units // devices
+    if FOLDS[schedule].any_pieces and 2 <= most < (pieces or 2):
+        return f"use --pieces {most} or fewer, or --schedule 1f1b"
+    return "use fewer devices, or --schedule 1f1b"
 
 
 def require_free(schedule: str, is_given: bool) -> None:

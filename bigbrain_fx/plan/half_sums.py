@@ -66,7 +66,16 @@ def _types(op: Op) -> Iterator[str]:
 
 
 def half_values(graph: Graph, stages: Stages) -> tuple[str, ...]:
-    """Return the values of sixteen bits whose gradient stages add up in another order.
+    """Return the values of sixteen bits whose gradient stages add up in another order."""
+    return tuple(
+        name
+        for name in values_in_turn(graph, stages)
+        if any(spec.dtype in _HALVES for spec in graph.op[name].outputs)
+    )
+
+
+def values_in_turn(graph: Graph, stages: Stages) -> tuple[str, ...]:
+    """Return the values whose gradient stages add up in another order than one process.
 
     One process adds that of the last use first; a bundle adds all uses of a stage, then those of
     the stage before. That is the same unless a stage reads a value before and after another does.
@@ -82,7 +91,6 @@ def half_values(graph: Graph, stages: Stages) -> tuple[str, ...]:
         op.name
         for op in graph.ops
         if op.name in graph.graded
-        and any(spec.dtype in _HALVES for spec in op.outputs)
         and _in_turn(
             [place[r] for r in graph.consumers[op.name] if r in place and r in graph.graded]
         )
@@ -101,13 +109,26 @@ def half_sums_text(graph: Graph, stages: Stages) -> tuple[str, ...]:
     return (*_values_text(graph, stages), *_params_text(graph, stages))
 
 
+def in_turn_text(graph: Graph, stages: Stages) -> str:
+    """Say which values' gradients stages add up in another order, of any type; "": of none."""
+    named = _named(graph, values_in_turn(graph, stages))
+    if not named:
+        return ""
+    return f"{named}: stages that read it in turn add up its gradient in another order"
+
+
+def _named(graph: Graph, values: Sequence[str]) -> str:
+    """Name the first lines that made values, and how many more there are."""
+    lines = list(dict.fromkeys(graph.op[name].source or name for name in values))
+    more = f" and {len(lines) - _NAMED} more" if len(lines) > _NAMED else ""
+    return f"{', '.join(lines[:_NAMED])}{more}"
+
+
 def _values_text(graph: Graph, stages: Stages) -> Iterator[str]:
-    found = [graph.op[name].source or name for name in half_values(graph, stages)]
-    named = list(dict.fromkeys(found))
+    named = _named(graph, half_values(graph, stages))
     if named:
-        more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
         yield (
-            f"{', '.join(named[:_NAMED])}{more}: stages that read it in turn add up its gradient, "
+            f"{named}: stages that read it in turn add up its gradient, "
             f"of {graph.autocast or 'sixteen bits'}, in another order than one process does, so it "
             "is the same to rounding, not bit for bit; another placement may keep the order"
         )

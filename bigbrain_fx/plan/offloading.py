@@ -26,6 +26,8 @@ from bigbrain_fx.errors import InputError, NoPlanError
 
 WORDS: tuple[Offloaded, ...] = ("activations", "state", "weights")
 NO_STORE = '{"name": "disk", "device": "NAME", "folder": "/scratch", "capacity": "64GiB", "bandwidth": "1GB/s"}'  # noqa: E501  # as it is pasted
+STORED_FROM_BYTES = 4096
+"""What is smaller stays on the device whatever is offloaded: see `runtime.stores`."""
 _ROOMY_BYTES = 1 << 60
 _SAID: Mapping[Offloaded, str] = {
     "activations": "what forwards save",
@@ -200,8 +202,18 @@ def offload_text(stages: Stages, forecast: Forecast, cluster: Cluster) -> str:
     if stages.recompute:
         said["activations"] = "what stages received"
     what = " and ".join(", ".join(said[word] for word in stages.offload).rsplit(", ", 1))
-    lies = f"{what} lies in stores: {', '.join(each)}" if each else "nothing lies in stores"
+    lies = f"{what} lies in stores: {', '.join(each)}" if each else _nothing(stages)
     return "; ".join((f"offload: {lies}", *_kept_here(stages)))
+
+
+def _nothing(stages: Stages) -> str:
+    """Say why nothing lies in stores: all is smaller than what a store keeps, or there is none."""
+    kept = {"state": "for a parameter", "activations": "of a tensor"}
+    each = " or ".join(kept[word] for word in stages.offload if word in kept)
+    return (
+        f"nothing lies in stores: what is kept {each} of less than {STORED_FROM_BYTES:,} bytes "
+        "stays in memory, and there is nothing else; --offload changes nothing here"
+    )
 
 
 def _kept_here(stages: Stages) -> Iterator[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from dataclasses import replace
 from functools import partial
@@ -29,7 +29,15 @@ from bigbrain_fx.plan.compiling import compiling
 from bigbrain_fx.plan.cut import trained
 from bigbrain_fx.plan.deferring import deferring
 from bigbrain_fx.plan.fitting import Step, scheduled
-from bigbrain_fx.plan.fold import FOLDS, folded, is_folded, require_free, require_pieces
+from bigbrain_fx.plan.fold import (
+    FOLDS,
+    folded,
+    is_folded,
+    micro_option,
+    require_free,
+    require_pieces,
+    taken_counts,
+)
 from bigbrain_fx.plan.layer_by_layer import in_layers
 from bigbrain_fx.plan.lightening import lightened
 from bigbrain_fx.plan.memory_check import (
@@ -83,7 +91,7 @@ def counts(graph: Graph, cluster: Cluster, options: Options, per_device: int = 4
         raise InputError(
             f"a batch of {batch} rows cannot be split into {options.micro_batches} equal "
             "micro-batches",
-            help=_of_rows(batch, options.micro_batches),
+            help=_of_rows(batch, options.micro_batches, _taken(batch, cluster, options)),
         )
     return [options.micro_batches]
 
@@ -99,10 +107,22 @@ def _one(graph: Graph, options: Options) -> int:
     return 1
 
 
-def _of_rows(batch: int, count: int) -> str:
+def _taken(batch: int, cluster: Cluster, options: Options) -> list[int]:
+    """Return the numbers of micro-batches that divide a batch and that the schedule takes.
+
+    It is asked as for a line of all devices; of replicas, each with a line of its own, not at all.
+    """
+    even = taken_counts(batch, None, 1)
+    if options.schedule in TOGETHER:  # two replicas in turn
+        return [count for count in even if count % 2 == 0] or even
+    if cluster.replicas or options.replicas not in (None, 1):
+        return even
+    return taken_counts(batch, options.schedule, len(cluster.devices)) or even
+
+
+def _of_rows(batch: int, count: int, taken: Sequence[int]) -> str:
     """Say which numbers of micro-batches there are, and how rows are split unevenly."""
-    divisors = [str(n) for n in range(1, batch + 1) if batch % n == 0]
-    said = f"use --micro-batches with one of {', '.join(divisors)}"
+    said = f"use {micro_option(taken)}"
     if not 1 < count < batch:
         return said
     parts = [str(len(range(first, batch, count))) for first in range(count)]

@@ -74,6 +74,7 @@ def nearest_change(graph: Graph, cluster: Cluster, source: Source, options: Opti
 def _changes(case: _Case) -> Iterator[tuple[str, _Case]]:
     """Yield changes, the smallest first: what to say of each, and what to plan with."""
     graph, options = case.graph, case.options
+    yield from _other_stores(case)
     asked = options.micro_batches
     if asked is not None and graph.static_batch is None:
         for count in range(asked + 1, graph.batch + 1):
@@ -107,10 +108,21 @@ def _changes(case: _Case) -> Iterator[tuple[str, _Case]]:
 
 def _strong_changes(case: _Case) -> Iterator[tuple[str, _Case]]:
     """Yield the changes that save most: for graphs of which each plan takes long."""
+    yield from _other_stores(case)
     yield from _recomputing(case)
     yield from _offloading(case)
     for text, recomputing in _recomputing(case):
         yield from list(_smaller_batches(recomputing, f"{text} and "))[-1:]
+
+
+def _other_stores(case: _Case) -> Iterator[tuple[str, _Case]]:
+    """Yield what there is to do where stores are too small."""
+    if not case.options.offload:
+        return
+    yield "--offload left out", replace(case, options=replace(case.options, offload=()))
+    roomy = tuple(replace(store, capacity_bytes=_PLENTY) for store in case.cluster.stores)
+    larger = replace(case, cluster=replace(case.cluster, stores=roomy))
+    yield 'more "capacity" for the stores in the cluster file', larger
 
 
 def _recomputing(case: _Case) -> Iterator[tuple[str, _Case]]:

@@ -79,7 +79,9 @@ if TYPE_CHECKING:
     from bigbrain_fx.planning.known_orders import (
         Ranked as Ranked,
         dualpipe_v as dualpipe_v,
+        fills_both_ways as fills_both_ways,
         interleaved as interleaved,
+        makes_rounds as makes_rounds,
         one_f_one_b as one_f_one_b,
         zb_h1 as zb_h1,
         zb_v as zb_v,

@@ -59,6 +59,20 @@ def zb_h1(devices: int, micro_batches: int) -> Ranked:
     return _each(devices, of)
 
 
+def makes_rounds(devices: int, micro_batches: int) -> bool:
+    """Whether `interleaved` takes so many micro-batches: all of its rounds have equally many."""
+    return micro_batches % _rounds(devices, micro_batches) == 0
+
+
+def fills_both_ways(devices: int, micro_batches: int) -> bool:
+    """Whether `dualpipe_v` takes so many micro-batches: there is one for each stage."""
+    return micro_batches >= 2 * devices
+
+
+def _rounds(devices: int, micro_batches: int) -> int:
+    return max(1, micro_batches // devices)
+
+
 def interleaved(devices: int, micro_batches: int, pieces: int) -> Ranked:
     """Return interleaved 1F1B with whole backwards: stage = piece * devices + device.
 
@@ -68,8 +82,8 @@ def interleaved(devices: int, micro_batches: int, pieces: int) -> Ranked:
     Raises:
         InputError: the micro-batches do not make even rounds.
     """
-    rounds = max(1, micro_batches // devices)
-    if micro_batches % rounds:
+    rounds = _rounds(devices, micro_batches)
+    if not makes_rounds(devices, micro_batches):
         raise InputError(
             f"interleaved needs rounds of equally many micro-batches, but {micro_batches} on "
             f"{devices} devices make {rounds} rounds",
@@ -136,7 +150,7 @@ def dualpipe_v(devices: int, micro_batches: int) -> Ranked:
     Raises:
         InputError: fewer micro-batches than stages.
     """
-    if micro_batches < 2 * devices:
+    if not fills_both_ways(devices, micro_batches):
         raise InputError(
             f"dualpipe-v needs at least as many micro-batches as stages, {2 * devices}, "
             f"not {micro_batches}",

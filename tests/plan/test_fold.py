@@ -21,6 +21,7 @@ from bigbrain_fx.plan import (
     to_json,
     with_placement,
 )
+from bigbrain_fx.plan.fold import require_pieces
 from bigbrain_fx.plan.memory_check import needed_bytes
 from bigbrain_fx.plan.schedule import check
 from tests.support import samples
@@ -32,7 +33,8 @@ LONG = replace(GRAPH, batch=64)
 
 def plan_of(schedule: str, devices: int = 2, micro_batches: int = 4, **more: Any) -> Plan:
     options = Options("naive", schedule=schedule, micro_batches=micro_batches)
-    return make_plan(GRAPH, samples.cluster(devices), Source("model.py"), replace(options, **more))
+    graph = more.pop("graph", GRAPH)
+    return make_plan(graph, samples.cluster(devices), Source("model.py"), replace(options, **more))
 
 
 def homes(plan: Plan) -> str:
@@ -95,7 +97,8 @@ def test_a_program_is_loops_or_a_table_that_a_reader_is_told_of(schedule: str) -
     [
         ({"devices": 1}, "goes over several devices, and all", "use more devices"),
         ({"partitioner": "scattered"}, "folds a line of one piece a device", "chain-dp or naive"),
-        ({"pieces": 40}, "needs 80 pieces, and the model has", "fewer devices"),
+        ({"pieces": 40}, "needs 80 pieces, and the model has", "use --pieces"),
+        ({"devices": 12}, "needs 24 pieces, and the model has", "fewer devices"),
         ({"in_flight": (1, 1)}, "says itself how many", "--schedule list"),
     ],
 )
@@ -116,9 +119,39 @@ def test_each_replica_is_folded_by_itself() -> None:
 def test_of_replicas_it_is_said_whose_micro_batches_a_remedy_counts() -> None:
     """It told a step of 4 micro-batches, 2 for each of two replicas, to use 4."""
     with pytest.raises(InputError, match="stages, 4, not 2") as caught:
-        plan_of("dualpipe-v", replicas=2, devices=4, micro_batches=4)
-    assert caught.value.help == "use --micro-batches 4, or --schedule zb-v"
+        plan_of("dualpipe-v", 4, 4, replicas=2, graph=replace(GRAPH, batch=16))
+    assert caught.value.help == "use --micro-batches with one of 4, 8, or --schedule zb-v"
     assert caught.value.notes == ("the numbers are of one replica; all 2 have 2 times as many",)
+
+
+def test_of_unequal_shares_a_remedy_counts_what_that_replica_has_of_all() -> None:
+    """It said "2 times", with which the numbers were those that had just been refused."""
+    asked: dict[str, Any] = {"replicas": 2, "devices": 4, "replica_shares": (3, 1)}
+    with pytest.raises(InputError, match="stages, 4, not 2") as caught:
+        plan_of("dualpipe-v", micro_batches=8, graph=replace(GRAPH, batch=16), **asked)
+    assert caught.value.help == "use --micro-batches 4, or --schedule zb-v"
+    assert caught.value.notes == ("the numbers are of one replica; all 2 have 4 times as many",)
+    plan = plan_of("dualpipe-v", micro_batches=16, graph=replace(GRAPH, batch=16), **asked)
+    assert plan.schedule == "dualpipe-v"
+
+
+@pytest.mark.parametrize(
+    ("schedule", "devices", "batch", "asked", "remedy"),
+    [
+        ("dualpipe-v", 2, 6, 3, "use --micro-batches 6, or --schedule zb-v"),  # was 4, of 6 rows
+        ("dualpipe-v", 4, 6, 3, "use --schedule zb-v"),  # was 8, of 6 rows
+        ("interleaved", 2, 9, 9, "use --micro-batches with one of 1, 3, or --schedule 1f1b"),
+        ("interleaved", 2, 15, 2, "use --micro-batches with one of 1, 3; or let"),  # 5: of 15, too
+        ("dualpipe-v", 2, 8, 3, "use --micro-batches with one of 4, 8; or let"),
+        ("1f1b", 2, 8, 3, "use --micro-batches with one of 1, 2, 4, 8; or let"),
+    ],
+)
+def test_a_remedy_has_numbers_that_batch_and_schedule_take(
+    schedule: str, devices: int, batch: int, asked: int, remedy: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        plan_of(schedule, devices, asked, graph=replace(GRAPH, batch=batch))
+    assert str(caught.value.help).startswith(remedy)
 
 
 def test_what_was_placed_by_hand_is_not_moved() -> None:
@@ -136,6 +169,11 @@ def test_what_was_placed_by_hand_is_not_moved() -> None:
 def test_pieces_are_for_interleaved(schedule: str, pieces: int) -> None:
     with pytest.raises(InputError, match=f"schedule '{schedule}' cannot have {pieces} pieces"):
         plan_of(schedule, pieces=pieces)
+
+
+def test_pieces_alone_name_the_option_and_no_schedule() -> None:
+    with pytest.raises(InputError, match="--pieces alone cannot have 3 pieces a device"):
+        require_pieces(None, 3)
 
 
 def test_uneven_rounds_are_refused_and_left_out_where_the_number_is_open() -> None:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from bigbrain_fx.core import Graph, Stage, Stages
 from bigbrain_fx.frontend import capture
-from bigbrain_fx.plan import half_sums, half_sums_text, half_values, turned_text
+from bigbrain_fx.plan import half_sums, half_sums_text, half_values, in_turn_text, turned_text
 
 
 class Twice(nn.Module):
@@ -76,6 +76,15 @@ def test_a_value_that_stages_read_in_turn_is_said() -> None:
     (said,) = half_sums_text(graph, stages)
     assert "test_half_sums.py:" in said
     assert "stages that read it in turn add up its gradient" in said
+
+
+def test_of_other_types_verify_says_it_and_split_does_not() -> None:
+    graph, stages = branches(("i.", "n."), Branches())
+    assert half_sums_text(graph, stages) == ()
+    said = in_turn_text(graph, stages)
+    assert "test_half_sums.py:" in said
+    assert said.endswith("stages that read it in turn add up its gradient in another order")
+    assert in_turn_text(*branches(("i.",), Branches())) == ""
 
 
 def test_a_value_that_stages_read_one_after_another_is_not() -> None:

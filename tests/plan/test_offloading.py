@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from bigbrain_fx.core import Cluster, DeviceStore, Graph, ParamRef, Ref, Saves
+from bigbrain_fx.core import Cluster, DeviceStore, Graph, Offloaded, ParamRef, Ref, Saves
 from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan import Options, Plan, Source, explain, from_json, make_plan, to_json
 from bigbrain_fx.plan.offloading import read_offload, require_stores
@@ -20,7 +20,7 @@ from tests.support.synthetic import cluster_of, device, graph_of, op, weight
 MIB = 2**20
 PAIR = cluster_of(device("d0"), device("d1"))
 RATE = 1e9
-STATE = ("state",)
+STATE: tuple[Offloaded, ...] = ("state",)
 SIZES = (MIB, MIB // 2, 100, MIB, MIB // 4, 200)  # numbers; d0 gets the first half of them
 
 
@@ -98,6 +98,12 @@ def test_explain_and_the_plan_say_what_lies_where() -> None:
     assert said in str(stored)
     assert said in explain(stored).offload
     assert from_json(to_json(stored), "plan.json") == stored
+
+
+def test_where_all_is_smaller_than_a_page_it_says_that_nothing_changes() -> None:
+    small, options = products((100, 1023)), Options("naive", micro_batches=2, offload=STATE)
+    stored = make_plan(small, with_stores(PAIR), Source("model.py"), options)
+    assert "nothing lies in stores: what is kept for a parameter of less than 4,096" in str(stored)
 
 
 SAVING = ("activations",)
@@ -181,6 +187,20 @@ def test_a_store_that_is_too_small_is_refused_with_the_arithmetic() -> None:
     with pytest.raises(NoPlanError) as caught:
         planned(with_stores(PAIR, 1024), offload=STATE)
     assert "and takes 1.0 KiB" in caught.value.notes[0]
+
+
+def test_of_a_store_that_is_too_small_the_remedy_is_another_or_none() -> None:
+    """It named an optimizer without state, where all fits without --offload."""
+    options = Options("naive", micro_batches=2, offload=STATE)
+    with pytest.raises(NoPlanError, match="too small") as caught:
+        plan_or_remedy(GRAPH, with_stores(PAIR, 1024), Source("model.py"), options)
+    assert caught.value.help == "a plan was found with --offload left out"
+    need = planned(with_stores(PAIR)).forecast.of("d0").peak_bytes - MIB  # 4 fewer with stores
+    memory = int(need * 1.2) + (40 << 20)  # of a process and its tensors
+    tight = cluster_of(*(device(name, memory_bytes=memory) for name in ("d0", "d1")))
+    with pytest.raises(NoPlanError, match="does not fit") as caught:
+        plan_or_remedy(GRAPH, with_stores(tight, 1024), Source("model.py"), options)
+    assert 'with more "capacity" for the stores' in str(caught.value.help)
 
 
 @pytest.mark.parametrize("has_stores", [True, False])

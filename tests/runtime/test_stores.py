@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bigbrain_fx.plan.schedule import stage_part
+from bigbrain_fx.plan.offloading import STORED_FROM_BYTES
 from bigbrain_fx.runtime import StoredState, StoreError, stores
 from bigbrain_fx.runtime.commits import read_records
 from bigbrain_fx.runtime.committing import begin_together
@@ -187,6 +187,6 @@ def test_what_is_counted_in_groups_is_counted_once_a_step() -> None:
 
 
 def test_plan_and_runtime_agree_on_what_is_too_small_to_move() -> None:
-    assert stage_part.STORED_FROM_BYTES == 4096  # stores has it too; the fixture hides that
+    assert STORED_FROM_BYTES == 4096  # stores has it too; the fixture hides that
     text = Path(stores.__file__).read_text()
-    assert f"STORED_FROM_BYTES = {stage_part.STORED_FROM_BYTES} " in text
+    assert f"STORED_FROM_BYTES = {STORED_FROM_BYTES} " in text

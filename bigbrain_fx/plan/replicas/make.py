@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import partial
 from typing import TypeAlias
 
@@ -287,7 +288,8 @@ class _Work:
         except InputError as error:  # what it says of micro-batches is of this replica's
             count = len(self.groups)
             if count > 1 and "--micro-batches" in (error.help or ""):
-                said = f"the numbers are of one replica; all {count} have {count} times as many"
+                times = Fraction(self.graph.batch, batch)
+                said = f"the numbers are of one replica; all {count} have {times} times as many"
                 error.notes = (*error.notes, said)
             raise
 

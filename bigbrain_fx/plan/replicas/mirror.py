@@ -16,6 +16,7 @@ from bigbrain_fx.core import Cluster, Graph, Placement, Replica
 from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan.conflicts import Conflict, require_none, with_members, with_split_backwards
 from bigbrain_fx.plan.fastest import fastest
+from bigbrain_fx.plan.fold import micro_option
 from bigbrain_fx.plan.judge import Maker
 from bigbrain_fx.plan.nouns import Options, Plan, Source
 from bigbrain_fx.plan.one import counts, estimated, placement_of, planned_as
@@ -121,12 +122,11 @@ def _micro_batches(graph: Graph, cluster: Cluster, options: Options, turns: int)
     found = [count for count in tried if count % turns == 0]
     if not found:
         fitting = [n for n in range(turns, graph.batch + 1, turns) if graph.batch % n == 0]
-        listed = ", ".join(map(str, fitting))
         raise InputError(
             f"{FLAG} takes micro-batches of {turns} replicas in turn, and {turns} does not divide "
             f"{' or '.join(map(str, tried))}",
             at="--micro-batches",
-            help=f"use --micro-batches with one of {listed}"
+            help=f"use {micro_option(fitting)}"
             if fitting
             else f"let example_batch() have a number of rows that {turns} divides",
         )

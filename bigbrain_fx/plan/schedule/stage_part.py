@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from bigbrain_fx.core import Costs, Dim, Edge, EdgeKind, Graph, ModuleCall, Op, Saves, Stage, Stages
+from bigbrain_fx.plan.offloading import STORED_FROM_BYTES
 from bigbrain_fx.plan.schedule.cuda import rounded
 
-STORED_FROM_BYTES = 4096
-"""What is smaller stays on the device whatever is offloaded: see `runtime.stores`."""
 _REMEMBERED = "_walk"  # as a cached property is: a graph is frozen, and every stage asks
 
 

@@ -14,7 +14,8 @@ from dataclasses import replace
 
 from bigbrain_fx.core import Costs, Edge, Graph, Op, SavedInStore, Stage, Stages
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.plan.schedule.stage_part import STORED_FROM_BYTES, Part
+from bigbrain_fx.plan.offloading import STORED_FROM_BYTES
+from bigbrain_fx.plan.schedule.stage_part import Part
 
 _MAY_WRITE = ("leaf.", "opaque.", "aten.rrelu")
 """Ops that may write into what autograd has saved: what lies in a store is of before."""

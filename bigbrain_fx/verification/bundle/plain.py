@@ -30,7 +30,7 @@ from bigbrain_fx.frontend import (
     unit_of,
     widened,
 )
-from bigbrain_fx.plan import Plan, plain_params
+from bigbrain_fx.plan import Plan, in_turn_text, plain_params
 from bigbrain_fx.runtime import are_finite, unscaled
 from bigbrain_fx.verification.bundle import laid_tensors, plain_batches
 from bigbrain_fx.verification.bundle.loop import DataEndedError, NoLoopError, PlainLoop
@@ -295,7 +295,9 @@ class _Comparison:
     @property
     def said(self) -> str:
         """Say what was compared, where nothing differs."""
-        gradients = f"to {self.worst:.0e} of a tensor's largest" if self.worst else "bitwise"
+        why = in_turn_text(self.plan.graph, self.plan.stages)
+        why = f" ({why})" if why else ""
+        gradients = f"to {self.worst:.0e} of a tensor's largest{why}" if self.worst else "bitwise"
         left_out = self.steps - self.updated
         scaled = f" ({left_out} left out by the loss scale)" if left_out else ""
         done = f"{self.steps} steps of train(), loss.backward(), optimizer.step(){scaled}"

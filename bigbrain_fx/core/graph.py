@@ -388,6 +388,15 @@ class Graph:
                 found[ref].append(op.name)
         return {name: tuple(readers) for name, readers in found.items()}
 
+    @cached_property
+    def param_readers(self) -> Mapping[str, tuple[str, ...]]:
+        """Names of the ops that read a parameter or buffer, in graph order."""
+        found: dict[str, list[str]] = {param.name: [] for param in self.params}
+        for op in self.ops:
+            for name in op.params:
+                found.setdefault(name, []).append(op.name)
+        return {name: tuple(readers) for name, readers in found.items()}
+
     def at(self, batch: int) -> Graph:
         """Return the graph for a (micro-)batch of `batch` rows, every size a number."""
         if batch not in self._sized:

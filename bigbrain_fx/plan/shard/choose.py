@@ -6,16 +6,27 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from bigbrain_fx.core import Axis, Graph
+from bigbrain_fx.core import Axis, Exchange, Graph
 from bigbrain_fx.plan.shard.rewrite import exchanges
 
+_PRICED = "_priced"  # as a cached property is: a graph is frozen
 _DEAR = 10
 """Times what is sent for divided work on average: more may not be sent for more of it."""
 
 
 def priced_axes(graph: Graph, axes: Iterable[Axis]) -> tuple[Axis, ...]:
-    """Note for each axis what splitting it alone would send."""
-    return tuple(replace(axis, exchanges=exchanges(graph, [axis])) for axis in axes)
+    """Note for each axis what splitting it alone would send.
+
+    Pieces, names and trials ask for the same axes, hundreds of a large model, each once more.
+    """
+    known: dict[Axis, tuple[Exchange, ...]] = graph.__dict__.setdefault(_PRICED, {})
+    found = []
+    for axis in axes:
+        key = replace(axis, name="", exchanges=())
+        if key not in known:
+            known[key] = exchanges(graph, [axis])
+        found.append(replace(axis, exchanges=known[key]))
+    return tuple(found)
 
 
 def of_layers(axis: Axis) -> str:

@@ -215,6 +215,12 @@ def reshaped(dims: Dims, shape: Sequence[int]) -> Dims:
     return tuple(found)
 
 
+def divided_otherwise(dims: Iterable[Dimension], before: Dimension) -> tuple[Factor, ...]:
+    """Return what was dealt out of a dimension in vain: new factors, of which it has no parts."""
+    known = {*leaves(before)}
+    return tuple(factor for factor in flat(dims) if factor not in known)
+
+
 def _blocks(dims: Dims, shape: Sequence[int]) -> Iterator[tuple[list[Dimension], list[int]]]:
     """Pair runs of old dimensions with runs of new sizes that have as many indices."""
     old, new = deque(dims), deque(shape)

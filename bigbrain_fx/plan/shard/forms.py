@@ -40,7 +40,7 @@ class Forms:
         self.relaid: set[str] = set()  # values that may lie in memory otherwise than undivided
         self.mixed: set[str] = set()  # parameters of which not all gradients are parts of a sum
         self.members = max((len(part.lengths) for part in parts), default=1)
-        self._names = {*graph.op, *graph.input}
+        self._names: set[str] = set()  # of values that are in no graph yet
         self._made: dict[tuple[str, str], str] = {}
 
     def mapped(self, arg: Arg, change: Callable[[Ref | ParamRef], Arg]) -> Arg:
@@ -123,16 +123,21 @@ class Forms:
     def forget(self, names: Iterable[str]) -> None:
         """Forget what was made of values before they were written into."""
         old = set(names)
+        if not old:
+            return
         self._made = {key: made for key, made in self._made.items() if key[1] not in old}
 
     def name(self, wish: str) -> str:
         """Return a name that no value has; the same on every member."""
         found, count = wish, 1
-        while found in self._names:
+        while self._is_taken(found):
             count += 1
             found = f"{wish}_{count}"
         self._names.add(found)
         return found
+
+    def _is_taken(self, name: str) -> bool:
+        return name in self._names or name in self.whole.op or name in self.whole.input
 
     def _exchanged(
         self,
@@ -162,9 +167,8 @@ class Forms:
         return replace(first, modules=first.modules[:count], lines=first.lines[: count + 1])
 
     def _readers(self, name: str) -> list[Op]:
-        if name in self.whole.param:
-            return [op for op in self.whole.ops if name in op.params]
-        return [self.whole.op[reader] for reader in self.whole.consumers[name]]
+        of = self.whole.param_readers if name in self.whole.param else self.whole.consumers
+        return [self.whole.op[reader] for reader in of[name]]
 
     def _held(self, ref: Ref | ParamRef) -> Held | None:
         if isinstance(ref, ParamRef):

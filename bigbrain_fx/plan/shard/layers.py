@@ -10,6 +10,7 @@ from bigbrain_fx.plan.shard.factors import (
     Dims,
     Factor,
     UnlikeError,
+    divided_otherwise,
     flat,
     fresh,
     reshaped,
@@ -64,7 +65,10 @@ def _masked(q: Dims, mask: Dims) -> None:
 
 
 def _convolution(call: ShardCall, *, transposed: bool, groups: int) -> Ruled:
-    """Filters go along, channels are summed; with groups, each has its own of both."""
+    """Filters go along, channels are summed; with groups, each has its own of both.
+
+    Groups of channels that were shuffled are whole: no member has one of them.
+    """
     x, weight = call.dims(call.op.args[0]), call.dims(call.op.args[1])
     if len(x) != len(weight):
         raise TypeError("no batch")
@@ -80,7 +84,8 @@ def _convolution(call: ShardCall, *, transposed: bool, groups: int) -> Ruled:
         unify(after[1], call.dims(bias)[0])
     tag(flat((weight[mine], weight[other], *inputs)), "channels")
     along = tuple(flat((x[0], after[1])))
-    return Ruled((after,), along, tuple(flat(inputs[1:])))
+    whole = divided_otherwise(inputs, x[1])
+    return Ruled((after,), along, tuple(flat(inputs[1:])), whole)
 
 
 def _weight_sides(
@@ -130,7 +135,8 @@ def _group_norm(call: ShardCall) -> Ruled:
         if call.is_tensor(given):
             unify(own, call.dims(given)[0])
     after = (x[0], own, *fresh(call.shape[2:]))
-    return Ruled((after,), tuple(flat((x[0], pair[0]))))
+    whole = divided_otherwise(pair[:1], x[1])
+    return Ruled((after,), tuple(flat((x[0], pair[0]))), whole=whole)
 
 
 def _layer_norm(call: ShardCall) -> Ruled:

@@ -13,6 +13,7 @@ from bigbrain_fx.plan.shard.factors import (
     Dims,
     Factor,
     UnlikeError,
+    divided_otherwise,
     flat,
     fresh,
     reshaped,
@@ -138,7 +139,7 @@ def _gated(call: ShardCall) -> Ruled:
     dim = call.number(1, "dim", -1) % len(x)
     own = reshaped((x[dim],), (2, size(x[dim]) // 2))[1]
     after = (*x[:dim], own, *x[dim + 1 :])
-    return Ruled((after,), tuple(flat(after)))
+    return Ruled((after,), tuple(flat(after)), whole=divided_otherwise([own], x[dim]))
 
 
 def _shuffled(call: ShardCall) -> Ruled:
@@ -148,7 +149,7 @@ def _shuffled(call: ShardCall) -> Ruled:
         raise TypeError("no batch")
     own = reshaped((x[1],), (size(x[1]) // times**2, times**2))[0]
     after = (x[0], own, *fresh(call.shape[2:]))
-    return Ruled((after,), tuple(flat(after[:2])))
+    return Ruled((after,), tuple(flat(after[:2])), whole=divided_otherwise([own], x[1]))
 
 
 RULES: Mapping[str, Rule] = {

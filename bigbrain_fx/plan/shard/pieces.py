@@ -10,10 +10,10 @@ is an op here and there; one that has weights of its own is divided by itself, i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
-from bigbrain_fx.core import Axis, Graph, Op
+from bigbrain_fx.core import Axis, Graph, Op, Place
 from bigbrain_fx.plan.shard.choose import chosen_axes, is_dear, priced_axes
 from bigbrain_fx.plan.shard.find import followed_axes, named
 from bigbrain_fx.plan.shard.memory import is_sound
@@ -49,23 +49,39 @@ def _of_ops(graph: Graph, every: Sequence[Axis], chosen: Sequence[Axis]) -> Iter
     single = _read_once(graph)
     for axis in every:
         gathers = {name for name, _ in axis.gathered}
+        params, values = _by_name(axis.params), _by_name(axis.values)
         for name in axis.along if axis.size >= _MEMBERS else ():
             op = graph.op[name]
             if name in busy or name in gathers or op.is_tuple or not single >= {*op.params}:
                 continue
-            piece = _of_op(graph, axis, op)
+            own = _of(params, op.params), _of(values, (op.name, *op.refs))
+            piece = _of_op(graph, axis, op, *own)
             lies = {place.name for place in (*piece.params, *piece.values)}
             if piece.params and name in lies and not lies & held and is_sound(graph, piece):
                 yield piece
 
 
-def _of_op(graph: Graph, axis: Axis, op: Op) -> Axis:
-    params = tuple(place for place in axis.params if place.name in op.params)
+def _by_name(places: Iterable[Place]) -> Mapping[str, tuple[int, Place]]:
+    """Return places with their numbers: a long axis lies in every layer, and each op asks."""
+    return {place.name: (number, place) for number, place in enumerate(places)}
+
+
+def _of(known: Mapping[str, tuple[int, Place]], names: Iterable[str]) -> tuple[Place, ...]:
+    return tuple(place for _, place in sorted({known[n] for n in names if n in known}, key=_first))
+
+
+def _first(numbered: tuple[int, Place]) -> int:
+    return numbered[0]
+
+
+def _of_op(
+    graph: Graph, axis: Axis, op: Op, params: tuple[Place, ...], values: tuple[Place, ...]
+) -> Axis:
     return replace(
         axis,
         name="",
         params=params,
-        values=tuple(place for place in axis.values if place.name in (op.name, *op.refs)),
+        values=values,
         along=(op.name,),
         summed=(),
         whole=graph.consumers[op.name],

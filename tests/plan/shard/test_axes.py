@@ -14,6 +14,7 @@ from bigbrain_fx.core import Axis, Graph
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import capture
 from bigbrain_fx.plan import axes, priced_axes, ruleless, sharded
+from bigbrain_fx.plan.shard import choose
 
 ROWS, LENGTH, DIM = 3, 5, 12
 
@@ -187,6 +188,38 @@ def test_depthwise_and_grouped_filters_are_split() -> None:
     assert next(op for op in member.ops if op.name == "conv2d_1").args[6] == 2
 
 
+def shuffled(x: Tensor, groups: int) -> Tensor:
+    return x.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("op", "layer", "last"),
+    [
+        ("conv2d_1", nn.Conv2d(12, 6, 1, groups=3), nn.Conv2d(6, 2, 1)),
+        ("conv_transpose2d", nn.ConvTranspose2d(12, 6, 2, groups=3), nn.Conv2d(6, 2, 1)),
+        ("group_norm", nn.GroupNorm(3, 12), nn.Conv2d(12, 2, 1)),
+        ("glu", nn.GLU(1), nn.Conv2d(6, 2, 1)),
+        ("pixel_shuffle", nn.PixelShuffle(2), nn.Conv2d(3, 2, 1)),
+    ],
+    ids=lambda given: given if isinstance(given, str) else "",
+)
+def test_groups_of_shuffled_channels_are_whole(op: str, layer: nn.Module, last: nn.Module) -> None:
+    """A member has every third channel, or every fourth: of no group all of it.
+
+    Filters within each group can be divided, of all channels.
+    """
+    groups = 4 if isinstance(layer, nn.GLU) else 3
+    model = Calls(
+        lambda own, x: own.last(own.layer(shuffled(own.first(x), groups))),
+        first=nn.Conv2d(3, 12, 1),
+        layer=layer,
+        last=last,
+    )
+    graph = graph_of(model, torch.randn(ROWS, 3, 4, 4))
+    divided = [a for a in axes(graph) if {op} & {*a.along, *a.summed} and a.kind != "sequence"]
+    assert all(a.size == 2 and a.params and op not in a.summed for a in divided), divided
+
+
 def test_a_norm_and_an_op_without_a_rule_are_whole_and_named() -> None:
     model = Calls(
         lambda own, x: own.two(own.norm(own.one(x)).renorm(2, 0, 1.0)),
@@ -200,6 +233,16 @@ def test_a_norm_and_an_op_without_a_rule_are_whole_and_named() -> None:
     assert one.whole == ("layer_norm",)
     (one,) = priced_axes(graph, [one])
     assert [(e.kind, e.at) for e in one.exchanges] == [("all_gather", "linear_whole")]
+
+
+def test_an_axis_is_priced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of 2,000 ops took 2.5 s, each of three times that they were asked for."""
+    model = Calls(attended, qkv=nn.Linear(DIM, 3 * DIM), out=nn.Linear(DIM, DIM))
+    graph = graph_of(model, torch.randn(ROWS, LENGTH, DIM))
+    before = priced_axes(graph, axes(graph))
+    monkeypatch.setattr(choose, "exchanges", None)
+    assert priced_axes(graph, axes(graph)) == before
+    assert any(axis.exchanges for axis in before)
 
 
 def test_two_axes_that_meet_in_a_parameter_are_refused() -> None:

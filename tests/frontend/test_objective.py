@@ -261,3 +261,26 @@ def test_what_a_model_says_of_itself_must_be_what_it_holds(
 def test_a_model_may_list_its_parameters_in_another_order() -> None:
     model = Named("named_parameters", lambda own: own[::-1])
     assert_same(model, capture(model, (torch.randn(4, 6),)), model)
+
+
+class Turned(nn.Module):
+    """A complex constant, which Python's numbers make in double precision where that is on."""
+
+    def __init__(self, *, joined: bool) -> None:
+        super().__init__()
+        self.a, self.joined = nn.Linear(4, 4), joined
+
+    def forward(self, x: Tensor) -> Tensor:
+        two = torch.complex(torch.tensor(1.0).double(), torch.tensor(2.0).double())
+        turn = two if self.joined else torch.tensor(1 + 2j, dtype=torch.cdouble)
+        return (self.a(x).double() * turn).abs().float().mean()
+
+
+def test_a_constant_that_no_weights_file_holds_is_refused() -> None:
+    """Its number would be in a file of weights; joined of real ones it is an op's result."""
+    with pytest.raises(CaptureError, match=r"BX0161: .* of the type complex128") as caught:
+        capture(Turned(joined=False), {"x": torch.ones(4, 4)}, loss_needed=True)
+    assert caught.value.at
+    assert "torch.complex" in (caught.value.help or "")
+    model = Turned(joined=True)
+    assert_same(model, capture(model, {"x": torch.ones(4, 4)}, loss_needed=True), model)

@@ -284,3 +284,49 @@ def test_a_constant_that_no_weights_file_holds_is_refused() -> None:
     assert "torch.complex" in (caught.value.help or "")
     model = Turned(joined=True)
     assert_same(model, capture(model, {"x": torch.ones(4, 4)}, loss_needed=True), model)
+
+
+class Aggregate(nn.Module):
+    """A layer of a graph network, its adjacency in a plain attribute, or its entries in buffers."""
+
+    def __init__(self, adj: Tensor, *, entries: bool = False) -> None:
+        super().__init__()
+        self.mix, self.entries, coo = nn.Linear(6, 6), entries, adj.to_sparse_coo().coalesce()
+        if entries:
+            self.register_buffer("index", coo.indices().clone())
+            self.register_buffer("value", coo.values().clone())
+        else:
+            self.adj = adj
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.entries:
+            return torch.as_tensor(self.mix(torch.sparse.mm(self.adj, x.t()).t()))
+        index = torch.as_tensor(self.index)
+        got = torch.zeros_like(x).index_add(1, index[0], x[:, index[1]] * self.value)
+        return torch.as_tensor(self.mix(got))
+
+
+class Aggregated(nn.Module):
+    def __init__(self, layer: Aggregate) -> None:
+        super().__init__()
+        self.a, self.layer, self.b = nn.Linear(6, 6), layer, nn.Linear(6, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.as_tensor(self.b(torch.tanh(self.layer(self.a(x))))).mean()
+
+
+@pytest.mark.parametrize("layout", ["to_sparse", "to_sparse_csr"])
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_a_sparse_attribute_is_refused_with_its_line(layout: str) -> None:
+    """It has no `nbytes`, and a buffer may not be sparse either: the help names another way."""
+    model = Aggregated(Aggregate(getattr(torch.eye(6), layout)()))
+    with pytest.raises(CaptureError, match="BX0199: forward has a sparse tensor") as caught:
+        capture(model, {"x": torch.ones(4, 6)}, loss_needed=True)
+    assert caught.value.at
+    assert ".index_add(1, index[0], h[:, index[1]] * value)" in (caught.value.help or "")
+
+
+def test_the_entries_of_a_sparse_matrix_are_buffers() -> None:
+    """It is what the help says."""
+    model = Aggregated(Aggregate(torch.eye(6).roll(1, 0), entries=True))
+    assert_same(model, capture(model, {"x": torch.ones(4, 6)}, loss_needed=True), model)

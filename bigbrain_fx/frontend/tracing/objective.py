@@ -127,7 +127,7 @@ def _require_dense(path: str, part: nn.Module) -> None:
                 "bundle's weights are dense",
                 at=forward_line(part),
                 help="hold it dense, adj.to_dense(); or, of coo = adj.to_sparse_coo().coalesce(), "
-                "hold coo.indices() and coo.values() as buffers, and compute "
+                "hold coo.indices().clone() and coo.values().clone() as buffers, and compute "
                 "torch.zeros_like(h).index_add(1, index[0], h[:, index[1]] * value)",
             )
 

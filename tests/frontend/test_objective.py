@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -301,8 +301,8 @@ class Aggregate(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.entries:
             return torch.as_tensor(self.mix(torch.sparse.mm(self.adj, x.t()).t()))
-        index = torch.as_tensor(self.index)
-        got = torch.zeros_like(x).index_add(1, index[0], x[:, index[1]] * self.value)
+        index, value = cast("Tensor", self.index), cast("Tensor", self.value)
+        got = torch.zeros_like(x).index_add(1, index[0], x[:, index[1]] * value)
         return torch.as_tensor(self.mix(got))
 
 

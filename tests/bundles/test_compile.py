@@ -337,3 +337,42 @@ def test_a_file_whose_copy_would_be_another_is_taken_whole(tmp_path: Path) -> No
     torch.manual_seed(0)
     hidden = torch.randn(4, 2)
     assert torch.equal(torch.load(tmp_path / "y.pt"), torch.ones(2, 4) @ hidden + 0.25)
+
+
+KEPT = """
+import torch
+from torch import nn
+
+SCALE = float(torch.tensor(2.0))  # a call at the top: what is copied is tried
+
+
+class Net(nn.Linear):
+    def forward(self, x):
+        return super().forward(x)
+
+
+def model():
+    return Net(4, 2)
+
+
+def example_batch():
+    return {"x": torch.ones(2, 4), "y": torch.ones(2, 2)}
+
+
+def loss(output, batch):
+    if batch["y"].sum() > 0:
+        return (output - batch["y"]).square().mean() * SCALE
+    return output.square().mean()
+"""
+
+
+def test_a_loss_that_is_kept_is_copied(tmp_path: Path) -> None:
+    """The name that it has in a bundle (`user_loss`) is no name of the file that differs."""
+    model = tmp_path / "kept.py"
+    model.write_text(KEPT)
+    made = bb.split(model, write_cluster(tmp_path), tmp_path / "bundle", OPTIONS)
+    assert [text[:6] for text in made.warnings] == ["BX0150"]
+    assert not made.plan.source.ships_file
+    text = (tmp_path / "bundle" / "functions.py").read_text()
+    assert "SCALE = float(" in text
+    assert text.endswith("\nuser_loss = loss\n")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -261,3 +261,72 @@ def test_what_a_model_says_of_itself_must_be_what_it_holds(
 def test_a_model_may_list_its_parameters_in_another_order() -> None:
     model = Named("named_parameters", lambda own: own[::-1])
     assert_same(model, capture(model, (torch.randn(4, 6),)), model)
+
+
+class Turned(nn.Module):
+    """A complex constant, which Python's numbers make in double precision where that is on."""
+
+    def __init__(self, *, joined: bool) -> None:
+        super().__init__()
+        self.a, self.joined = nn.Linear(4, 4), joined
+
+    def forward(self, x: Tensor) -> Tensor:
+        two = torch.complex(torch.tensor(1.0).double(), torch.tensor(2.0).double())
+        turn = two if self.joined else torch.tensor(1 + 2j, dtype=torch.cdouble)
+        return (self.a(x).double() * turn).abs().float().mean()
+
+
+def test_a_constant_that_no_weights_file_holds_is_refused() -> None:
+    """Its number would be in a file of weights; joined of real ones it is an op's result."""
+    with pytest.raises(CaptureError, match=r"BX0161: .* of the type complex128") as caught:
+        capture(Turned(joined=False), {"x": torch.ones(4, 4)}, loss_needed=True)
+    assert caught.value.at
+    assert "torch.complex" in (caught.value.help or "")
+    model = Turned(joined=True)
+    assert_same(model, capture(model, {"x": torch.ones(4, 4)}, loss_needed=True), model)
+
+
+class Aggregate(nn.Module):
+    """A layer of a graph network, its adjacency in a plain attribute, or its entries in buffers."""
+
+    def __init__(self, adj: Tensor, *, entries: bool = False) -> None:
+        super().__init__()
+        self.mix, self.entries, coo = nn.Linear(6, 6), entries, adj.to_sparse_coo().coalesce()
+        if entries:
+            self.register_buffer("index", coo.indices().clone())
+            self.register_buffer("value", coo.values().clone())
+        else:
+            self.adj = adj
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.entries:
+            return torch.as_tensor(self.mix(torch.sparse.mm(self.adj, x.t()).t()))
+        index, value = cast("Tensor", self.index), cast("Tensor", self.value)
+        got = torch.zeros_like(x).index_add(1, index[0], x[:, index[1]] * value)
+        return torch.as_tensor(self.mix(got))
+
+
+class Aggregated(nn.Module):
+    def __init__(self, layer: Aggregate) -> None:
+        super().__init__()
+        self.a, self.layer, self.b = nn.Linear(6, 6), layer, nn.Linear(6, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.as_tensor(self.b(torch.tanh(self.layer(self.a(x))))).mean()
+
+
+@pytest.mark.parametrize("layout", ["to_sparse", "to_sparse_csr"])
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_a_sparse_attribute_is_refused_with_its_line(layout: str) -> None:
+    """It has no `nbytes`, and a buffer may not be sparse either: the help names another way."""
+    model = Aggregated(Aggregate(getattr(torch.eye(6), layout)()))
+    with pytest.raises(CaptureError, match="BX0199: forward has a sparse tensor") as caught:
+        capture(model, {"x": torch.ones(4, 6)}, loss_needed=True)
+    assert caught.value.at
+    assert ".index_add(1, index[0], h[:, index[1]] * value)" in (caught.value.help or "")
+
+
+def test_the_entries_of_a_sparse_matrix_are_buffers() -> None:
+    """It is what the help says."""
+    model = Aggregated(Aggregate(torch.eye(6).roll(1, 0), entries=True))
+    assert_same(model, capture(model, {"x": torch.ones(4, 6)}, loss_needed=True), model)

@@ -132,9 +132,9 @@ def _of_model_file(plan: Plan, own: Sequence[str]) -> SourceSlice:
         return _require_no_file(plan, own)
     called = {MODEL_NAME: _model_name(plan), LOSS_NAME: "loss"}
     taken = slice_file(source_file(plan), [called.get(name, name) for name in own], _seed(plan))
-    text = without_marks(taken.text)
     lines = [f"{name} = {called[name]}" for name in own if name in called]
-    return replace(taken, text="\n".join([text, *lines, ""]) if lines else text)
+    ours = "\n".join(["", *lines, ""]) if lines else ""
+    return replace(taken, text=without_marks(taken.text), ours=ours)
 
 
 def is_model_file(plan: Plan) -> bool:

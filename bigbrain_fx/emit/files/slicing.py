@@ -34,11 +34,13 @@ class SourceSlice:
         text: the code.
         files: local modules and packages that it imports, to be shipped beside it.
         whole: whether `text` imports the shipped model file because it could not be sliced.
+        ours: lines behind it that bind names of ours: no line of the file does.
     """
 
     text: str
     files: tuple[Path, ...]
     whole: bool = False
+    ours: str = ""
 
 
 def slice_file(path: Path, wanted: Sequence[str], seed: int | None = None) -> SourceSlice:

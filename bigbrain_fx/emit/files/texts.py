@@ -100,7 +100,7 @@ def _users_texts(plan: Plan, own: UsersCode, lean: bool) -> dict[str, str]:
     texts = train_texts(plan, own, lean) if plan.mode == "train" else infer_texts(plan, own)
     if own.functions.text:
         head = f'"""What stages call as it is, copied from {quiet(own.name)}."""\n\n'
-        texts["functions.py"] = head + own.functions.text
+        texts["functions.py"] = head + own.functions.text + own.functions.ours
     return {**texts, "README.md": readme_text(plan, users_files(own), lean=lean)}
 
 

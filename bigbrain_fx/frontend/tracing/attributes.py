@@ -193,7 +193,7 @@ class Attributes:
             self._undo.append(lambda state=inner.state: setattr(inner, "state", state))  # type: ignore[misc]
 
     def _keep_numbers(self, value: Tensor) -> None:
-        if type(value) is not Tensor or value.is_inference() or value.nbytes > _LARGE:
+        if type(value) is not Tensor or value.is_inference() or held_bytes(value) > _LARGE:
             return
         numbers, version = value.detach().clone(), value._version
         self._undo.append(lambda: _put_numbers(value, numbers, version))
@@ -332,6 +332,24 @@ def _delete(owner: object, key: str) -> None:
 
 def _some(values: Any, count: int) -> list[Any]:  # noqa: ANN401  # any iterable
     return list(values) if count <= _LONG else []
+
+
+def held_bytes(tensor: Tensor) -> int:
+    """Return how many bytes a tensor of any layout holds: a sparse one has no `nbytes`."""
+    if tensor.layout is torch.strided:
+        return tensor.nbytes
+    parts = _SPARSE_PARTS.get(tensor.layout, ())
+    return sum(getattr(tensor, part)().nbytes for part in parts)
+
+
+_ROWS, _COLUMNS = ("crow_indices", "col_indices"), ("ccol_indices", "row_indices")
+_SPARSE_PARTS = {
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: (*_ROWS, "values"),
+    torch.sparse_bsr: (*_ROWS, "values"),
+    torch.sparse_csc: (*_COLUMNS, "values"),
+    torch.sparse_bsc: (*_COLUMNS, "values"),
+}
 
 
 def _state(value: Any) -> Hashable:  # noqa: ANN401  # any object

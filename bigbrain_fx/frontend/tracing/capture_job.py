@@ -267,7 +267,7 @@ class CaptureJob:
         )
         calls, model = recorder.calls, self.step.model
         graph, store = translate(program, model, self.batch, calls, labels, keeper.calls)
-        require_numbers(store.tensors)
+        require_numbers(graph, store.tensors)
         if self.labels.training:
             require_dense(graph)
             require_parameters_unwritten(graph)

@@ -246,18 +246,24 @@ def _check_state(module: nn.Module, before: Mapping[str, Tensor]) -> None:
     """Refuse a leaf that keeps state where a bundle cannot find it."""
     now = own_tensors(module)
     moved = [name for name, tensor in before.items() if now.get(name) is not tensor]
-    plain = [
-        name
-        for part in module.modules()
-        for name, value in vars(part).items()
-        if isinstance(value, Tensor)
-    ]
-    if moved or plain:
+    held = [pair for part in module.modules() for pair in vars(part).items()]
+    plain = {name: value for name, value in held if isinstance(value, Tensor)}
+    name = next(iter((*moved, *plain)), None)
+    if name is not None:
+        dense = plain[name].layout is torch.strided if name in plain else True
         raise CaptureError(
-            f"BX0140: the leaf {type(module).__name__} keeps the tensor {(moved or plain)[0]!r} "
-            "where no state dict finds it",
-            help="register_buffer() it, and write into it in place (self.count.add_(1))",
+            f"BX0140: the leaf {type(module).__name__} keeps the tensor {name!r} where no state "
+            "dict finds it",
+            help=_BUFFER if dense else _SPARSE_BUFFERS,
         )
+
+
+_BUFFER = "register_buffer() it, and write into it in place (self.count.add_(1))"
+_SPARSE_BUFFERS = (
+    "no trace holds a sparse one: hold coo.indices().clone() and coo.values().clone() as "
+    "buffers, of coo = adj.to_sparse_coo().coalesce(), and compute "
+    "torch.zeros_like(h).index_add(1, index[0], h[:, index[1]] * value)"
+)
 
 
 @dataclass

@@ -25,6 +25,7 @@ _SPARSE = {
     "aten.embedding_bag.default": 5,
     "aten.embedding_bag.padding_idx": 5,
 }
+_UNSTORED = (torch.complex128, torch.complex32)
 _Named = Iterator[tuple[str, int]]
 _WAYS = (
     "define loss(output, batch) in the model file; or return a scalar from forward; or an output "
@@ -126,7 +127,7 @@ def _require_dense(path: str, part: nn.Module) -> None:
                 "bundle's weights are dense",
                 at=forward_line(part),
                 help="hold it dense, adj.to_dense(); or, of coo = adj.to_sparse_coo().coalesce(), "
-                "hold coo.indices() and coo.values() as buffers, and compute "
+                "hold coo.indices().clone() and coo.values().clone() as buffers, and compute "
                 "torch.zeros_like(h).index_add(1, index[0], h[:, index[1]] * value)",
             )
 
@@ -134,9 +135,10 @@ def _require_dense(path: str, part: nn.Module) -> None:
 def _require_stored(path: str, part: nn.Module) -> None:
     """Refuse what no safetensors file holds."""
     for name, tensor in (*part._parameters.items(), *part._buffers.items()):
-        if tensor is not None and not is_lazy(tensor) and tensor.dtype == torch.complex128:
+        if tensor is not None and not is_lazy(tensor) and tensor.dtype in _UNSTORED:
+            kind = str(tensor.dtype).removeprefix("torch.")
             raise InputError(
-                f"{path}{'.' if path else ''}{name} has the type complex128, which no safetensors "
+                f"{path}{'.' if path else ''}{name} has the type {kind}, which no safetensors "
                 "file of a bundle's weights holds",
                 at=forward_line(part),
                 help="hold its real and imaginary parts, and join them in forward: nn.Parameter("
@@ -360,15 +362,32 @@ def _shared(trained: str, other: str) -> InputError:
     )
 
 
-def require_numbers(tensors: Mapping[str, Tensor]) -> None:
+def require_numbers(graph: Graph, tensors: Mapping[str, Tensor]) -> None:
     """Refuse a trace that holds a tensor of its own making: it came in through `.data`.
+
+    And a constant of forward's that no safetensors file holds, as one of the model's is refused.
 
     Raises:
         CaptureError: says what to write instead.
     """
-    for tensor in tensors.values():
+    for name, tensor in tensors.items():
         if isinstance(tensor, FakeTensor):
             raise written_by_data()
+        if tensor.dtype in _UNSTORED:
+            raise _not_stored(graph, name, tensor.dtype)
+
+
+def _not_stored(graph: Graph, name: str, dtype: torch.dtype) -> CaptureError:
+    reader = next((op for op in graph.ops if name in op.params), None)
+    kind = str(dtype).removeprefix("torch.")
+    return CaptureError(
+        f"BX0161: forward or loss holds a constant of the type {kind} ({name}), which no "
+        "safetensors file of a bundle's weights holds",
+        at=(reader.source if reader else "") or None,
+        notes=(reader.code,) if reader and reader.code else (),
+        help="give it the type complex64 (dtype=torch.complex64); or join it there of two real "
+        "ones: torch.complex(torch.tensor(1.0), torch.tensor(2.0)) for torch.tensor(1 + 2j)",
+    )
 
 
 def _all(ops: tuple[Op, ...]) -> Iterator[Op]:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from bigbrain_fx.errors import CaptureError
-from bigbrain_fx.frontend.tracing.attributes import Attributes
+from bigbrain_fx.frontend.tracing.attributes import Attributes, held_bytes
 from bigbrain_fx.frontend.tracing.blank import is_blank
 from bigbrain_fx.frontend.tracing.check import CHECK_FLOPS
 from bigbrain_fx.frontend.tracing.clock import decided_by_clock
@@ -243,7 +243,7 @@ def _going_on(step: Step, reads: Reads) -> Iterator[tuple[object, ...]]:
 
 
 def _are_few(held: Sequence[Tensor]) -> bool:
-    return sum(t.nbytes for t in held) <= _MOST
+    return sum(map(held_bytes, held)) <= _MOST
 
 
 def _first_unlike(plain: Plain, example: Sequence[Tensor]) -> int | None:

@@ -116,6 +116,8 @@ def explain(error: BaseException, model: str = "") -> BigBrainError:
         )
     if asks_a_compiler(error):
         return control_flow(at, code)
+    if first.startswith("Sparse "):  # one in rows or columns
+        return _sparse(at or "", code)
     special = _in_library(error, at, code)
     if special is not None:
         return special
@@ -405,10 +407,11 @@ def transformed(at: str, code: str) -> CaptureError:
 
 def _sparse(at: str, code: str) -> CaptureError:
     return CaptureError(
-        f"BX0199: forward makes a sparse tensor, and a graph's are dense: {code}",
+        f"BX0199: forward has a sparse tensor, and a graph's are dense: {code}",
         at=at or None,
         help="multiply by its entries: torch.zeros_like(h).index_add(1, index[0], h[:, index[1]] * "
-        "value); or put it into a module of its own: one inside the model is kept whole",
+        "value), where index and value are buffers: coo.indices().clone() and "
+        "coo.values().clone() of coo = adj.to_sparse_coo().coalesce()",
     )
 
 

@@ -239,5 +239,5 @@ def test_a_backward_that_draws_is_refused_with_its_line() -> None:
 
     with pytest.raises(CaptureError, match="the backward pass draws random numbers") as caught:
         capture(Net(), (torch.randn(4, 6),))
-    assert "test_forms.py" in (caught.value.at or "")
+    assert "test_forms_layers.py" in (caught.value.at or "")
     assert "ctx.save_for_backward(noise)" in (caught.value.help or "")

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from bigbrain_fx.core import (
-    Graph,
     Placement,
 )
 from bigbrain_fx.errors import NoPlanError
+from bigbrain_fx.frontend import capture
 from bigbrain_fx.frontend.tracing.live import LiveBytes
 from bigbrain_fx.frontend.tracing.optimizer import optimizer_facts
 from bigbrain_fx.plan import Options, Source, make_plan
@@ -31,6 +31,7 @@ from bigbrain_fx.plan.schedule.walk import walk
 from bigbrain_fx.planning import unit_io as tensors
 from bigbrain_fx.planning.registry import estimator
 from bigbrain_fx.runtime import network
+from tests.plan.test_memory import Net
 from tests.support import samples
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -147,7 +148,8 @@ def test_needs_are_tensors_the_allocators_share_and_the_context() -> None:
     assert parts == entry.peak_bytes
 
 
-def test_a_gpu_gives_memory_in_multiples_of_512_bytes(graph: Graph) -> None:
+def test_a_gpu_gives_memory_in_multiples_of_512_bytes() -> None:
+    graph = capture(Net(), (torch.randn(4, 3, 8, 8),)).graph
     concrete, cluster = graph.at(2), samples.cluster(1)
     gpu = replace(cluster, devices=(replace(cluster.devices[0], kind="cuda"),))
     where = Placement({op.name: gpu.devices[0].name for op in graph.ops})

@@ -210,6 +210,8 @@ def _nothing(stages: Stages) -> str:
     """Say why nothing lies in stores: all is smaller than what a store keeps, or there is none."""
     kept = {"state": "for a parameter", "activations": "of a tensor"}
     each = " or ".join(kept[word] for word in stages.offload if word in kept)
+    if not each:
+        return "nothing lies in stores"
     return (
         f"nothing lies in stores: what is kept {each} of less than {STORED_FROM_BYTES:,} bytes "
         "stays in memory, and there is nothing else; --offload changes nothing here"

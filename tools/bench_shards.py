@@ -11,6 +11,7 @@ which others used more than 5 % of the processors are taken again, and the quiet
     --zero 1                  the same with ZeroRedundancyOptimizer
     --zero 2 --sum-order tree FSDP2's fully_shard, reshard_after_forward=False
     --tensor 2                DTensor's ColwiseParallel and RowwiseParallel, loss_parallel; all rows
+    --replicas 2 with replay  DistributedDataParallel: launch.py watches, messages are kept
 
 A ratio is the median over pairs of ours / theirs: of both ranks' processor time, which others
 disturb little, and of the slower rank's clock. Both sides' gradients of the first step must agree.
@@ -23,7 +24,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -40,6 +41,7 @@ from bigbrain_fx.runtime import joined
 from bigbrain_fx.weights import part_name
 from tools.bench_peer import ATTEMPTS, MODEL, QUIET, QUIET_WAIT_S, TOLERANCE, largest_error
 from tools.peer_jobs import STEP_S, Job, Meter, job, wait_for_quiet
+from tools.peer_supervised import Supervised, supervised
 
 WORLD = 2
 WHOLE = "whole.safetensors"  # where `peer_side` finds the weights that a group's bundle began with
@@ -54,6 +56,12 @@ class Series:
     zero: ZeroStage = 0
     order: SumOrder = "replica"
     members: int = 1
+    replayed: bool = False  # ours under its supervisor: what is sent is kept, hearts beat
+
+    @property
+    def label(self) -> str:
+        """Return what the row is called."""
+        return f"{self.against}+replay" if self.replayed else self.against
 
     @property
     def tolerance(self) -> float:
@@ -66,6 +74,7 @@ ALL = (
     Series("ZeroRedundancyOptimizer", 1, "replica"),
     Series("FSDP2", 2, "tree"),
     Series("DTensor", members=WORLD),
+    Series("DDP", replayed=True),
 )
 
 
@@ -118,7 +127,7 @@ def write_bundle(folder: Path, series: Series) -> Path:
         tensor=series.members,
     )
     cluster = Cluster(tuple(devices), Link(50e-6, 2e9))
-    bundle = bigbrain_fx.split(MODEL, cluster, folder / series.against, options).bundle
+    bundle = bigbrain_fx.split(MODEL, cluster, folder / series.label, options).bundle
     if series.members > 1:
         export_weights(bundle, bundle / WHOLE)
     return bundle
@@ -142,8 +151,8 @@ def measure(
 ) -> Result:
     """Run one series: both sides alive, the first to go swapped with every pair."""
     with ExitStack() as stack:
-        started = (job(side, bundle, "", WORLD, raised=True) for side in ("ours", series.against))
-        ours, theirs = (stack.enter_context(each) for each in started)
+        ours = stack.enter_context(_ours(series, bundle))
+        theirs = stack.enter_context(_job(series.against, bundle))
         sides = {"ours": ours, "theirs": theirs}
         for side in sides.values():
             side.train(3)  # to warm up: the optimizer's state, and what torch sets up at first
@@ -156,7 +165,15 @@ def measure(
     return _result(series, sorted(taken, key=lambda pair: pair.others)[:pairs], error)
 
 
-def _pair(series: Series, sides: Mapping[str, Job], number: int, steps: int) -> Pair:
+def _ours(series: Series, bundle: Path) -> AbstractContextManager[Job | Supervised]:
+    return supervised(bundle) if series.replayed else _job("ours", bundle)
+
+
+def _job(side: str, bundle: Path) -> AbstractContextManager[Job]:
+    return job(side, bundle, "", WORLD, raised=True)
+
+
+def _pair(series: Series, sides: Mapping[str, Job | Supervised], number: int, steps: int) -> Pair:
     pids = [pid for side in sides.values() for pid in side.pids]
     found, others = dict[str, Turn](), 0.0
     wait_for_quiet(pids, QUIET, QUIET_WAIT_S)
@@ -164,10 +181,10 @@ def _pair(series: Series, sides: Mapping[str, Job], number: int, steps: int) -> 
         with Meter(pids) as meter:
             found[name] = _turn(sides[name], steps)
         others = max(others, meter.others)
-    return Pair(series.against, found["ours"], found["theirs"], others)
+    return Pair(series.label, found["ours"], found["theirs"], others)
 
 
-def _turn(side: Job, steps: int) -> Turn:
+def _turn(side: Job | Supervised, steps: int) -> Turn:
     answers = side.ask({"do": "steps", "count": steps}, STEP_S * steps)
     slower = map(max, zip(*(answer["step_s"] for answer in answers), strict=True))
     return Turn(
@@ -180,7 +197,7 @@ def _turn(side: Job, steps: int) -> Turn:
 def _result(series: Series, pairs: Sequence[Pair], error: float) -> Result:
     ratios = [pair.ours.cpu_s / pair.theirs.cpu_s for pair in pairs]
     return Result(
-        series.against,
+        series.label,
         len(pairs),
         _quiet(pairs),
         statistics.median(pair.ours.cpu_s for pair in pairs),
@@ -205,7 +222,7 @@ def _quiet(pairs: Sequence[Pair]) -> int:
 @click.option("--json", "as_json", is_flag=True, help="Print one object per pair, then a summary.")
 @click.option("--pairs", default=16, show_default=True, help="Turns of each side per series.")
 @click.option("--steps", default=2, show_default=True, help="Steps per turn.")
-@click.option("--only", type=click.Choice([s.against for s in ALL]), help="One of theirs.")
+@click.option("--only", type=click.Choice([s.label for s in ALL]), help="One of theirs.")
 def main(as_json: bool, pairs: int, steps: int, only: str | None) -> None:
     """Measure replicas, ZeRO and groups beside DDP, ZeroRedundancyOptimizer, FSDP2 and DTensor."""
 
@@ -217,7 +234,7 @@ def main(as_json: bool, pairs: int, steps: int, only: str | None) -> None:
         )
         print(json.dumps(asdict(pair)) if as_json else line, flush=True)
 
-    wanted = [series for series in ALL if only in (None, series.against)]
+    wanted = [series for series in ALL if only in (None, series.label)]
     with tempfile.TemporaryDirectory(prefix="bench-shards-") as folder:
         results = [
             measure(series, write_bundle(Path(folder), series), pairs, steps, show)
@@ -226,7 +243,7 @@ def main(as_json: bool, pairs: int, steps: int, only: str | None) -> None:
     if as_json:
         print(json.dumps({"summary": [asdict(result) for result in results]}))
     Console(highlight=False, stderr=as_json, width=150).print(_table(results))
-    allowed = {series.against: series.tolerance for series in wanted}
+    allowed = {series.label: series.tolerance for series in wanted}
     wrong = [
         (r.against, r.gradient_error) for r in results if r.gradient_error > allowed[r.against]
     ]

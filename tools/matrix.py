@@ -114,13 +114,13 @@ def cells(
 def replicated(
     models: Sequence[str], replicas: Sequence[int], members: int = 1
 ) -> tuple[Cell, ...]:
-    """List the table of replicas: naive pipelines, so that each has all its devices."""
+    """List the table of replicas, naive pipelines; ZeRO divides among several only."""
     groups = f"t{members}" if members > 1 else ""
     ways = itertools.product(models, (1, 2), replicas, ZERO, ORDERS)
     return tuple(
         Cell(model, "naive", devices, "1f1b", copies=f"{groups}r{count}z{zero}{order}")
         for model, devices, count, zero, order in ways
-        if not (zero >= 2 and order == "replica")
+        if not (zero >= 2 and order == "replica") and not (zero and count == 1)
     )
 
 

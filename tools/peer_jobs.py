@@ -166,6 +166,12 @@ def wait_for_quiet(pids: Sequence[int], share: float, limit_s: float) -> None:
             return
 
 
+def processor_s(pid: int) -> float:
+    """Return the processor seconds that a process has taken until now (Linux)."""
+    fields = _proc(f"{pid}/stat").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def _ticks() -> tuple[int, int]:
     """Return clock ticks of all processors since boot: all, and idle."""
     numbers = [int(word) for word in _proc("stat").partition("\n")[0].split()[1:9]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from tests.support.bundles import MODEL, cluster
 from tools import peer_model, peer_side
 from tools.bench_peer import TOLERANCE
 from tools.bench_shards import ALL, whole_gradients
+from tools.peer_supervised import supervised
 
 
 @pytest.mark.parametrize("world", [2, 4])
@@ -64,3 +66,27 @@ def test_sums_over_members_are_compared_to_rounding() -> None:
         "FSDP2": TOLERANCE,
         "DTensor": 1e-5,
     }
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processor time is read from /proc")
+def test_a_supervised_run_takes_steps_when_told_and_ends_with_the_block(tmp_path: Path) -> None:
+    (tmp_path / "letters.py").write_text(MODEL)
+    bundle = split(
+        tmp_path / "letters.py", cluster(2), tmp_path / "bundle", Options("naive")
+    ).bundle
+    with supervised(bundle) as run:
+        for count in (1, 3):
+            answers = run.ask({"do": "steps", "count": count}, 60)
+            assert [len(answer["step_s"]) for answer in answers] == [count, count]
+            assert all(answer["cpu_s"] > 0 < answer["max_rss_bytes"] for answer in answers)
+        assert run.gradients(bundle)
+        pids = run.pids
+    assert len(pids) == 3
+    assert not any(_runs(pid) for pid in pids)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

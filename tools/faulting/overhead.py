@@ -7,7 +7,6 @@ that a slow moment of the machine meets all alike.
 
 from __future__ import annotations
 
-import os
 import random
 import statistics
 import sys
@@ -23,6 +22,7 @@ from tools.faulting.bundle import size_for
 from tools.faulting.figures import Figures
 from tools.faulting.jobs import Live, Run, launch_words, run_job
 from tools.faulting.verdicts import Ground, ground
+from tools.peer_jobs import processor_s
 
 BLOCK = 4  # steps
 WARM_UP = 2  # blocks
@@ -75,7 +75,7 @@ class _Runner:
     def processor_s(self) -> float:
         """The processor time that its processes, the launcher among them, have taken until now."""
         live = self.lives[0]
-        return sum(map(_processor_s, (live.process.pid, *live.pids())))
+        return sum(map(processor_s, (live.process.pid, *live.pids())))
 
     def let_go(self, block: int) -> None:
         (self.folder / "bundle" / "faults" / f"go-{block}").touch()
@@ -143,11 +143,6 @@ def _block(runner: _Runner, block: int) -> _Block:
     before_s = runner.processor_s
     wall_s = runner.block_s(block)
     return _Block(wall_s, runner.processor_s - before_s)
-
-
-def _processor_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _figures(times: Sequence[dict[str, _Block]], runs: dict[str, Run]) -> Figures:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import resource
+import select
+import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -33,13 +34,24 @@ def wait(device: Device, step: int) -> None:
         save_file(first, GATES / f"first-{device.name}")
     used_s, peak = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     line = f"{device.name} {os.getpid()} {time.monotonic()} {used_s} {peak}\n"
-    _once(SAID, os.O_WRONLY, lambda pipe: os.write(pipe, line.encode()))
-    _once(GATES / f"go-{device.name}", os.O_RDONLY, lambda pipe: os.read(pipe, 1))
+    if not (_say(line) and _may_go(GATES / f"go-{device.name}")):
+        os.kill(os.getppid(), signal.SIGTERM)  # the tool has ended, however: so does the run
 
 
-def _once(path: Path, flags: int, use: Callable[[int], object]) -> None:
-    pipe = os.open(path, flags)
+def _say(line: str) -> bool:
     try:
-        use(pipe)
-    finally:
-        os.close(pipe)
+        said = os.open(SAID, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:  # ENXIO: nobody reads
+        return False
+    os.write(said, line.encode())
+    os.close(said)
+    return True
+
+
+def _may_go(path: Path) -> bool:
+    """Wait for a byte; False where nobody can write one any more."""
+    gate = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    select.select([gate], [], [])
+    byte = os.read(gate, 1)
+    os.close(gate)
+    return bool(byte)

@@ -71,15 +71,13 @@ def test_sums_over_members_are_compared_to_rounding() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="processor time is read from /proc")
 def test_a_supervised_run_takes_steps_when_told_and_ends_with_the_block(tmp_path: Path) -> None:
     (tmp_path / "letters.py").write_text(MODEL)
-    bundle = split(
-        tmp_path / "letters.py", cluster(2), tmp_path / "bundle", Options("naive")
-    ).bundle
-    with supervised(bundle) as run:
+    made = split(tmp_path / "letters.py", cluster(2), tmp_path / "bundle", Options("naive"))
+    with supervised(made.bundle) as run:
         for count in (1, 3):
             answers = run.ask({"do": "steps", "count": count}, 60)
             assert [len(answer["step_s"]) for answer in answers] == [count, count]
             assert all(answer["cpu_s"] > 0 < answer["max_rss_bytes"] for answer in answers)
-        assert run.gradients(bundle)
+        assert run.gradients(made.bundle)
         pids = run.pids
     assert len(pids) == 3
     assert not any(_runs(pid) for pid in pids)

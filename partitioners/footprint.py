@@ -159,4 +159,5 @@ def note(device: str, need: Need, cluster: Cluster) -> str:
     """Return the arithmetic of one device as a line: what it needs, of what, and what it has."""
     available = cluster.device[device].memory_bytes
     verb = "and" if need.total <= available else "but"
-    return f"{device} needs {readable(need.total)} ({need}) {verb} has {readable(available)}"
+    has = readable(available) if available > 1 else "no room for tensors"  # the process takes all
+    return f"{device} needs {readable(need.total)} ({need}) {verb} has {has}"

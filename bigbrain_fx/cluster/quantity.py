@@ -95,12 +95,31 @@ class Quantity:
 
     def _help(self, found: object) -> str:
         if isinstance(found, int | float) and not isinstance(found, bool):
-            unit = _unit_of(self.example)
-            return f'write the unit: "{quoted(found)}{unit}", for example "{self.example}"'
+            meant = f"{_plain(found)}{self._likely_unit(found)}"
+            return f'write the unit: "{meant}", for example "{self.example}"'
         known = ", ".join(self.units)
         near = _meant(found, self.units) if isinstance(found, str) else ()
         hint = f"; did you mean {near[0]}?" if near else ""
         return f'for example "{self.example}" (units: {known}){hint}'
+
+    def _likely_unit(self, found: float) -> str:
+        """Return the unit of the example, or 1: what makes a plain number more like the example."""
+        own, base = _unit_of(self.example), next(u for u, size in self.units.items() if size == 1)
+        if not 0 < found < math.inf:
+            return own
+        usual = math.log(self.read(self.example))
+
+        def unlikely(unit: str) -> float:
+            return abs(math.log(found) + math.log(self.units[unit]) - usual)
+
+        return min((own, base), key=unlikely)
+
+
+def _plain(number: float) -> str:
+    """Write a number as amounts are written: no exponent, no ".0"; of any number of digits."""
+    if isinstance(number, int) or not math.isfinite(number):
+        return quoted(number)
+    return _digits(number, 0)
 
 
 def _meant(found: str, units: Mapping[str, Decimal]) -> tuple[str, ...]:

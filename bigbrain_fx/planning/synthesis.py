@@ -75,6 +75,7 @@ def synthesise(stages: VirtualStages, *, in_row: bool, work: int = WORK) -> Synt
     Raises:
         NoPlanError: a device has no room for one micro-batch.
     """
+    _require_possible(stages)
     clock = OrderClock(stages)
     work = min(work, _EACH * clock.count)
     score = scorer(clock, in_row)
@@ -117,7 +118,7 @@ def _best_start(
         if best is not None and clock.played > work:
             break
     if best is None:
-        raise _no_room(clock.stages)
+        raise _no_room()
     return best
 
 
@@ -171,23 +172,34 @@ def _periodic(
     return (judged, coded) if judged[0] < float("inf") else None
 
 
-def _no_room(stages: VirtualStages) -> NoPlanError:
+def _require_possible(stages: VirtualStages) -> None:
+    """Raise NoPlanError where no order can end: before any is looked for."""
     never = [m for m in (*stages.timed.values, *stages.timed.gradients) if m.way_s == float("inf")]
     if never:
         ends = [stages.timed.device_of[end] for end in (never[0].source, never[0].target)]
-        return NoPlanError(
+        raise NoPlanError(
             f"no order ends: a message from device {ends[0]} to device {ends[1]} never arrives",
             help="give their link a bandwidth, or place nothing across it",
         )
-    short = [
+    short = _short(stages)
+    if short:
+        raise _no_room(short)
+
+
+def _short(stages: VirtualStages) -> tuple[str, ...]:
+    """Return the devices that cannot hold what one micro-batch saves, a line each."""
+    return tuple(
         f"device {device}: one micro-batch saves {need:.0f} bytes, room is {room:.0f}"
         for device, own in stages.on.items()
         for need in [sum(stages.saved_bytes[stage] for stage in own)]
         for room in [stages.memory_bytes.get(device, float("inf"))]
         if need > room
-    ]
+    )
+
+
+def _no_room(notes: tuple[str, ...] = ()) -> NoPlanError:
     return NoPlanError(
         "no order has room for what is saved from forward to backward",
-        notes=tuple(short),
+        notes=notes,
         help="use more micro-batches, --recompute, or more devices",
     )

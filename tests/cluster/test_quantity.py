@@ -6,7 +6,15 @@ import decimal
 
 import pytest
 
-from bigbrain_fx.cluster.quantity import BANDWIDTH, TIME, BadValueError, Quantity, time_text
+from bigbrain_fx.cluster.quantity import (
+    BANDWIDTH,
+    COMPUTE,
+    MEMORY,
+    TIME,
+    BadValueError,
+    Quantity,
+    time_text,
+)
 
 
 @pytest.mark.parametrize(
@@ -25,6 +33,35 @@ def test_what_was_meant_is_not_eight_or_a_million_times_it(
     with pytest.raises(BadValueError) as caught:
         quantity.read(written)
     assert caught.value.help.endswith(f"did you mean {meant}?")
+
+
+@pytest.mark.parametrize(
+    ("quantity", "number", "meant"),
+    [
+        (COMPUTE, 60, "60GFLOP/s"),
+        (COMPUTE, 60e9, "60000000000FLOP/s"),
+        (COMPUTE, 3.12e14, "312000000000000FLOP/s"),
+        (MEMORY, 8 << 30, "8589934592B"),
+        (MEMORY, 0.5, "0.5GiB"),
+        (BANDWIDTH, 125_000_000, "125000000B/s"),
+        (TIME, 5e-5, "0.00005s"),
+        (TIME, 50, "50us"),
+        (TIME, 0, "0us"),
+    ],
+)
+def test_a_plain_number_is_taken_in_the_unit_that_makes_it_likely(
+    quantity: Quantity, number: float, meant: str
+) -> None:
+    with pytest.raises(BadValueError) as caught:
+        quantity.read(number)
+    assert f'write the unit: "{meant}", for' in caught.value.help
+    quantity.read(meant)
+
+
+@pytest.mark.parametrize("number", [10**500, -1, float("inf"), float("nan")])
+def test_no_plain_number_is_too_odd_for_its_message(number: float) -> None:
+    with pytest.raises(BadValueError, match="found the plain number"):
+        MEMORY.read(number)
 
 
 def test_a_context_of_the_users_changes_no_number() -> None:

@@ -74,6 +74,15 @@ def test_what_does_not_fit_is_said_per_device() -> None:
     assert first.endswith("but has 1.0 GiB")
 
 
+def test_a_device_whose_process_takes_all_has_no_room() -> None:
+    """One byte is how a planner is told that nothing is left for tensors."""
+    graph, cluster, costs = row(4, 2)
+    least = replace(cluster, devices=tuple(replace(d, memory_bytes=1) for d in cluster.devices))
+    with pytest.raises(NoPlanError) as caught:
+        Naive().partition(graph, least, costs)
+    assert all(note.endswith("but has no room for tensors") for note in caught.value.notes)
+
+
 def test_either_of_two_towers_may_come_first() -> None:
     """d0 feeds d1 and d2, which do not know each other, and d3 joins them."""
     joined = (Ref("left"), Ref("right"))

@@ -17,8 +17,9 @@ from bigbrain_fx.bundles.launch import Run, RunOptions, run
 from bigbrain_fx.errors import BigBrainError
 from bigbrain_fx.runtime.finite import NOT_FINITE, not_finite
 from bigbrain_fx.supervisor import Event
-from tests.supervisor.test_replay_bundle import KILL_ONCE, python
+from tests.supervisor.test_replay_bundle import python
 from tests.support.bundles import copied, edit, edit_last, split_small
+from tests.support.killing import kill_once
 
 POISON = """
 def poison(device, channel, tensor):
@@ -167,7 +168,7 @@ def test_all_devices_skip_the_update_however_they_run(bundle: Path, tmp_path: Pa
     assert_same(tmp_path / "one", tmp_path / "processes")
 
     killed = copied(bundle, tmp_path)
-    edit_last(killed / "train.py", "if __name__", KILL_ONCE.lstrip("\n"))
+    kill_once(killed)
     edit(killed / "train.py", "from pathlib", "import os\nfrom pathlib")
     done, events = skipped(killed, 5, tmp_path / "replayed", spares=0, snapshot_every=2)
     assert done.restarts == 1

@@ -29,16 +29,15 @@ from bigbrain_fx.bundles.launch import run
 from bigbrain_fx.errors import BigBrainError
 from bigbrain_fx.runtime.records import read_records
 from bigbrain_fx.supervisor import Event, remedy_of
-from tests.supervisor.test_failing_calls import KILL_ONCE
 from tests.support.bundles import (
     copied,
     edit,
-    edit_last,
     is_running,
     split_small,
     writing_everything,
 )
 from tests.support.excused import RUNTIME, SUPERVISOR
+from tests.support.killing import kill_once
 from tests.support.places import places
 from tests.support.warm import Popen
 
@@ -162,7 +161,7 @@ def tried(
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = split_small(tmp_path_factory.mktemp("places"))
-    edit_last(made / "train.py", "if __name__", KILL_ONCE.lstrip("\n"))
+    kill_once(made)
     edit(made / "train.py", "from pathlib", "import os\nfrom pathlib")
     return made
 

@@ -27,26 +27,14 @@ from bigbrain_fx.supervisor import Event
 from tests.support.bundles import (
     copied,
     edit,
-    edit_last,
     is_running,
     split_small,
     writing_everything,
 )
+from tests.support.killing import kill_once
 from tests.support.warm import Popen
 
 STEPS, KILLED_IN = 5, 2
-KILL_ONCE = f'''
-def kill_once(device, step):
-    """End the second device's process, the first time."""
-    mark = Path(__file__).with_name("killed")
-    if device.name == "d1" and step == {KILLED_IN} and not mark.exists():
-        mark.touch()
-        os.kill(os.getpid(), 9)
-
-
-HOOKS.on_step_end.append(kill_once)
-
-if __name__'''
 
 
 @dataclass
@@ -101,7 +89,7 @@ CASES = {
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = split_small(tmp_path_factory.mktemp("calls"))
-    edit_last(made / "train.py", "if __name__", KILL_ONCE.lstrip("\n"))
+    kill_once(made, KILLED_IN)
     edit(made / "train.py", "from pathlib", "import os\nfrom pathlib")
     return made
 

@@ -13,22 +13,11 @@ import pytest
 from bigbrain_fx.bundles.launch import RunOptions, free_port, run
 from bigbrain_fx.supervisor import Event
 from bigbrain_fx.verification.bundle import verify
-from tests.support.bundles import cluster, copied, edit, edit_last, is_running, split_small
+from tests.support.bundles import cluster, copied, edit, is_running, split_small
 from tests.support.certificates import make
+from tests.support.killing import kill_once
 
 DEADLINE_S = 300.0  # a busy machine imports torch for half a minute; a lost link costs a whole one
-KILL_ONCE = '''
-def kill_once(device, step):
-    """End the second device's process in step 2, the first time."""
-    mark = Path(__file__).with_name("killed")
-    if device.name == "d1" and step == 2 and not mark.exists():
-        mark.touch()
-        os.kill(os.getpid(), 9)
-
-
-HOOKS.on_step_end.append(kill_once)
-
-if __name__'''
 COUNTED = """
 SEEN = []
 HOOKS.on_step_begin.append(lambda device, step: SEEN.append(("begin", device.name, step)))
@@ -65,7 +54,7 @@ def python(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def test_launch_py_replaces_a_process(bundle: Path, tmp_path: Path) -> None:
     """With new Pythons only, as a user has it; the losses are those of one process."""
     copy = copied(bundle, tmp_path)
-    edit_last(copy / "train.py", "if __name__", KILL_ONCE.lstrip("\n"))
+    kill_once(copy)
     edit(copy / "train.py", "from pathlib", "import os\nfrom pathlib")
     plain = python(bundle, "train.py", "--in-process", "--json", "--steps", "4")
     done = python(
@@ -133,7 +122,7 @@ def test_hooks_are_called_where_they_stand(bundle: Path, tmp_path: Path) -> None
 
 def test_a_run_can_be_told_to_replace_processes(bundle: Path, tmp_path: Path) -> None:
     copy = copied(bundle, tmp_path)
-    edit_last(copy / "train.py", "if __name__", KILL_ONCE.lstrip("\n"))
+    kill_once(copy)
     edit(copy / "train.py", "from pathlib", "import os\nfrom pathlib")
     done = run(copy, RunOptions(4, spares=0, events=tmp_path / "events.jsonl"))
     assert [line.step for line in done.steps] == [0, 1, 2, 3]
@@ -144,7 +133,7 @@ def test_a_run_can_be_told_to_replace_processes(bundle: Path, tmp_path: Path) ->
 def test_a_bundle_that_knows_fewer_orders_runs(bundle: Path, tmp_path: Path) -> None:
     """One of an earlier version: the supervisor that is installed here has learnt since."""
     copy = copied(bundle, tmp_path)
-    edit_last(copy / "train.py", "if __name__", KILL_ONCE.lstrip("\n"))
+    kill_once(copy)
     edit(copy / "train.py", "from pathlib", "import os\nfrom pathlib")
     edit(copy / "runtime" / "control.py", "def _do_forget", "def _forget")
     edit(copy / "runtime" / "member.py", ", knows=knows", "")
@@ -171,7 +160,7 @@ def bundle_without_hook(folder: Path) -> Path:
 def test_a_log_that_is_too_large_costs_a_step_back_of_all(bundle: Path, tmp_path: Path) -> None:
     """Nothing is kept of what was sent: the death of one takes both back; the numbers stay."""
     copy, events = copied(bundle, tmp_path), list[Event]()
-    edit_last(copy / "train.py", "if __name__", KILL_ONCE.lstrip("\n"))
+    kill_once(copy)
     edit(copy / "train.py", "from pathlib", "import os\nfrom pathlib")
     plain = python(bundle, "train.py", "--in-process", "--json", "--steps", "5")
     options = RunOptions(5, spares=0, log_mib=0, snapshot_every=2)
@@ -189,7 +178,7 @@ HOSTS = ("alpha", "beta")
 def test_two_hosts_as_their_users_start_them(tmp_path: Path) -> None:
     """launch.py twice, here both on this machine; a process of the second one is replaced."""
     bundle = split_small(tmp_path, cluster(2, HOSTS))
-    edit_last(bundle / "train.py", "if __name__", KILL_ONCE.lstrip("\n"))
+    kill_once(bundle)
     edit(bundle / "train.py", "from pathlib", "import os\nfrom pathlib")
     secret, address = tmp_path / "secret", f"127.0.0.1:{free_port()}"
     make(secret)

@@ -1,6 +1,6 @@
 """Replicas, ZeRO and tensor groups beside torch's own: same model, batch and machine, in turns.
 
-    python -m tools.bench_shards [--pairs 16] [--steps 2] [--only DDP] [--json]
+    python -m tools.bench_shards [--pairs 16] [--steps 2] [--only DDP] [--json] [--tensors]
 
 The 8-block GPT of `tools/bench_peer.py`, two gloo processes of one thread, four rows of 128 tokens
 on each; forward, backward, sum of gradients, AdamW. Both sides stay alive and take turns; pairs in
@@ -40,10 +40,12 @@ from bigbrain_fx.plan import Options, read_plan
 from bigbrain_fx.runtime import joined
 from bigbrain_fx.weights import part_name
 from tools.bench_peer import ATTEMPTS, MODEL, QUIET, QUIET_WAIT_S, TOLERANCE, largest_error
+from tools.live_bytes import tracked_bytes
 from tools.peer_jobs import STEP_S, Job, Meter, job, wait_for_quiet
 from tools.peer_supervised import Supervised, supervised
 
 WORLD = 2
+STEADY = 0.01  # a peak that grows by more from 3 steps to 6 is not one
 WHOLE = "whole.safetensors"  # where `peer_side` finds the weights that a group's bundle began with
 SUMMED_OTHERWISE = 1e-5  # of a gradient's largest entry: members' parts are added in another order
 
@@ -169,8 +171,22 @@ def _ours(series: Series, bundle: Path) -> AbstractContextManager[Job | Supervis
     return supervised(bundle) if series.replayed else _job("ours", bundle)
 
 
-def _job(side: str, bundle: Path) -> AbstractContextManager[Job]:
-    return job(side, bundle, "", WORLD, raised=True)
+def _job(side: str, bundle: Path, *, tensors: bool = False) -> AbstractContextManager[Job]:
+    return job(side, bundle, "", WORLD, raised=True, tensors=tensors)
+
+
+def their_tensor_bytes(series: Series, bundle: Path) -> int | None:
+    """Return what tensors take at their most on the fuller rank; None where it cannot be told.
+
+    It can where it does not grow with the steps: see `tools/tensor_peak.py`.
+    """
+    found = []
+    for steps in (3, 6):
+        with _job(series.against, bundle, tensors=True) as processes:
+            processes.train(steps)
+            answers = processes.ask({"do": "tensors"}, STEP_S)
+        found.append(max(answer["peak_bytes"] for answer in answers))
+    return found[0] if found[1] <= (1 + STEADY) * found[0] else None
 
 
 def _pair(series: Series, sides: Mapping[str, Job | Supervised], number: int, steps: int) -> Pair:
@@ -223,8 +239,27 @@ def _quiet(pairs: Sequence[Pair]) -> int:
 @click.option("--pairs", default=16, show_default=True, help="Turns of each side per series.")
 @click.option("--steps", default=2, show_default=True, help="Steps per turn.")
 @click.option("--only", type=click.Choice([s.label for s in ALL]), help="One of theirs.")
-def main(as_json: bool, pairs: int, steps: int, only: str | None) -> None:
+@click.option("--tensors", is_flag=True, help="Their bytes at their most, instead of time.")
+def main(as_json: bool, pairs: int, steps: int, only: str | None, tensors: bool) -> None:
     """Measure replicas, ZeRO and groups beside DDP, ZeroRedundancyOptimizer, FSDP2 and DTensor."""
+    wanted = [series for series in ALL if only in (None, series.label)]
+    if tensors:
+        return _print_tensors([series for series in wanted if not series.replayed])
+    _compare(wanted, as_json, pairs, steps)
+
+
+def _print_tensors(wanted: Sequence[Series]) -> None:
+    with tempfile.TemporaryDirectory(prefix="bench-shards-") as folder:
+        for series in wanted:
+            bundle = write_bundle(Path(folder), series)
+            ours = max(tracked_bytes(bundle, bundle.with_suffix(".tracked")).values())
+            theirs = their_tensor_bytes(series, bundle)
+            said = "cannot be told" if theirs is None else f"{theirs / 2**20:.1f} MiB"
+            ratio = "" if theirs is None else f", ratio {ours / theirs:.3f}"
+            print(f"{series.label}: ours {ours / 2**20:.1f} MiB, theirs {said}{ratio}", flush=True)
+
+
+def _compare(wanted: Sequence[Series], as_json: bool, pairs: int, steps: int) -> None:
 
     def show(pair: Pair) -> None:
         line = (
@@ -234,7 +269,6 @@ def main(as_json: bool, pairs: int, steps: int, only: str | None) -> None:
         )
         print(json.dumps(asdict(pair)) if as_json else line, flush=True)
 
-    wanted = [series for series in ALL if only in (None, series.label)]
     with tempfile.TemporaryDirectory(prefix="bench-shards-") as folder:
         results = [
             measure(series, write_bundle(Path(folder), series), pairs, steps, show)

@@ -78,8 +78,13 @@ class Job:
 
 
 @contextmanager
-def job(side: str, bundle: Path, schedule: str, world: int, *, raised: bool) -> Iterator[Job]:
-    """Start one side's processes and wait until they are ready; they end with the block."""
+def job(
+    side: str, bundle: Path, schedule: str, world: int, *, raised: bool, tensors: bool = False
+) -> Iterator[Job]:
+    """Start one side's processes and wait until they are ready; they end with the block.
+
+    With `tensors` they can be asked once what their tensors took at their most.
+    """
     found = Job()
     port = free_port()
     try:
@@ -92,6 +97,7 @@ def job(side: str, bundle: Path, schedule: str, world: int, *, raised: bool) -> 
                 "port": port,
                 "schedule": schedule,
                 "deadline_s": START_S,
+                "tensors": tensors,
             }
             found.processes.append(_start(json.dumps(wanted), bundle, raised))
         found.answers(START_S)

@@ -43,6 +43,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 from tools import peer_model
+from tools.tensor_peak import TensorPeak
 
 MICRO_BATCHES = 8
 WHOLE = "whole.safetensors"  # beside a bundle's parts of weights: what its model began with
@@ -64,6 +65,7 @@ class Wanted:
     port: int
     schedule: str
     deadline_s: float
+    tensors: bool = False  # whether to say, when asked, what they took at their most
 
 
 class Side(Protocol):
@@ -378,10 +380,16 @@ def main() -> None:
         "FSDP2": FullyShard,
         "DTensor": TensorParallel,
     }
+    meter = TensorPeak() if wanted.tensors else None
     side = sides[wanted.side](wanted)
     _reply({"ready": True})
     for line in sys.stdin:
-        _reply(_obey(side, json.loads(line)))
+        command = json.loads(line)
+        if command["do"] == "tensors":
+            assert meter is not None
+            _reply({"peak_bytes": meter.read()})
+        else:
+            _reply(_obey(side, command))
 
 
 def _obey(side: Side, command: dict[str, Any]) -> dict[str, Any]:

@@ -40,6 +40,7 @@ from bigbrain_fx.frontend.translation.sources import forward_line
 _CALLS, _LOOK_S = (2, 8), 0.1  # at least, at most; and how long more than two may take
 _MANY, _MANY_S = 160, 0.1  # calls with gradients once what is known to count was moved; likewise
 _MORE, _MORE_S = 2_048, 2.0  # where the user's lines may keep something; likewise
+_BUSY = 5  # times as long on the clock, where others use the processors or a call waits
 _MOST = 2**28  # bytes of weights, which are copied
 
 
@@ -122,13 +123,19 @@ def _late_call(step: Step, plain: Plain, example: Sequence[Tensor]) -> int | Non
         return None
     most, most_s = (_MORE, _MORE_S) if may_keep(step.model, step.own_loss) else (_MANY, _MANY_S)
     with _going_on(step, Reads()), unheard(), contextlib.suppress(Exception):
-        first, end_s = plain.left(example, 0), time.perf_counter() + most_s
+        first, is_over = plain.left(example, 0), _limit(most_s)
         for call in range(2, most + 1):
-            if time.perf_counter() > end_s:
+            if is_over():
                 return None
             if not alike(first, plain.left(example, 0)):
                 return call if call > _CALLS[0] + 1 else None  # at once: others name the place
     return None
+
+
+def _limit(most_s: float) -> Callable[[], bool]:
+    """Say when so many seconds of this thread are over: who else computes must not matter."""
+    own_s, end_s = time.thread_time() + most_s, time.perf_counter() + _BUSY * most_s
+    return lambda: time.thread_time() > own_s or time.perf_counter() > end_s
 
 
 def _is_moved_by_backward(step: Step, plain: Plain, example: Sequence[Tensor]) -> bool:

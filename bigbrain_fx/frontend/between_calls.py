@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import dis
 import itertools
-import time
 import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -31,6 +30,7 @@ from bigbrain_fx.frontend.early import Early
 from bigbrain_fx.frontend.first_calls import FirstCalls, found
 from bigbrain_fx.frontend.forked import FAILED
 from bigbrain_fx.frontend.modelfile import ModelFile
+from bigbrain_fx.frontend.tracing.budget import budget
 from bigbrain_fx.frontend.tracing.reached import codes
 from bigbrain_fx.frontend.tracing.side_effects import may_write, reached
 from bigbrain_fx.frontend.tracing.trial import numbers_of, place_of, run_trial
@@ -155,9 +155,9 @@ def answered(module: types.ModuleType, question: Mapping[str, Any]) -> Mapping[s
 
 
 def _draw(calls: FirstCalls, scope: Mapping[str, Any], goes_on: bool) -> None:
-    end_s = time.monotonic() + _DRAW_S
+    is_over = budget(_DRAW_S)
     for _ in itertools.islice(scope["batches"](calls.seed), _BATCHES if goes_on else 1):
-        if time.monotonic() > end_s:
+        if is_over():
             return
 
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from bigbrain_fx.frontend.tracing.budget import budget
 from bigbrain_fx.frontend.tracing.plain import Numbers, alike
 from bigbrain_fx.frontend.tracing.reached import Place, holding
 from bigbrain_fx.frontend.tracing.world import CLOCKS
@@ -34,9 +35,9 @@ def decided_by_clock(run: Callable[[], Numbers], roots: Iterable[object]) -> int
         roots: model and loss: a clock that they hold under a name of their own is moved on, too.
     """
     held = list(holding(roots, _is_clock))
-    first, end_s = run(), time.perf_counter() + _LOOK_S
+    first, is_over = run(), budget(_LOOK_S)
     for by_s in _MOVES_S:
-        if by_s not in (_MOVES_S[0], _MOVES_S[-1]) and time.perf_counter() > end_s:
+        if by_s not in (_MOVES_S[0], _MOVES_S[-1]) and is_over():
             continue
         with moved_on(by_s, held):
             if not alike(first, run()):

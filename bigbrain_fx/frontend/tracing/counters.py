@@ -13,7 +13,6 @@ import contextlib
 import ctypes
 import itertools
 import numbers
-import time
 import types
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bigbrain_fx.frontend.tracing.budget import budget
 from bigbrain_fx.frontend.tracing.plain import Numbers, alike
 from bigbrain_fx.frontend.tracing.reached import Place, is_leaf, places
 
@@ -110,9 +110,9 @@ def _decided(
 
 def moves() -> Iterator[Move]:
     """Yield how many runs later it is to be; the last ones however long all this takes."""
-    end_s = time.perf_counter() + _LOOK_S
+    is_over = budget(_LOOK_S)
     for runs in _LATER:
-        if runs == _LATER[-1] or time.perf_counter() < end_s:
+        if runs == _LATER[-1] or not is_over():
             yield runs, partial(Counter.later, runs=runs), 1
     for mark in _ROUND:  # some runs: one meets the mark, before it counts or after
         yield mark, partial(Counter.near, mark=mark), 4

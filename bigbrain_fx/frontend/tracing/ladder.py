@@ -9,7 +9,6 @@ This file knows what helps; `trace` knows how to trace.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,6 +19,7 @@ from torch.export import ExportedProgram
 
 from bigbrain_fx.core import Graph
 from bigbrain_fx.errors import BigBrainError
+from bigbrain_fx.frontend.tracing.budget import budget
 from bigbrain_fx.frontend.tracing.dice import where_rolled
 from bigbrain_fx.frontend.tracing.kept_loss import KeptLoss
 from bigbrain_fx.frontend.tracing.leaf_trace import Leaves
@@ -154,11 +154,11 @@ class Ladder:
         for rows in sizes:
             if rows in self.leaves.known:
                 continue
-            started_s = time.perf_counter()
+            is_over = budget(_LISTEN_S / len(sizes))
             for seed in range(_MOST_RUNS):
                 tensors = list(self.batch.sized(rows).values())
                 tensors = another(self.batch, rows, seed) if seed else tensors
-                if seed >= 2 and time.perf_counter() - started_s > _LISTEN_S / len(sizes):
+                if seed >= 2 and is_over():
                     break
                 refusal = contextlib.suppress(RuntimeError, ValueError, IndexError)
                 with refusal, paused(), self.leaves.observed(rows):
@@ -196,10 +196,10 @@ class Ladder:
         self.listened = True
         rows = max(2, self.batch.rows)
         example = list(self.batch.sized(rows).values())
-        watch, started_s = self.step.watch, time.perf_counter()
+        watch, is_over = self.step.watch, budget(_LISTEN_S)
         try:
             for run in range(_MOST_RUNS):
-                if run >= 2 and time.perf_counter() - started_s > _LISTEN_S:
+                if run >= 2 and is_over():
                     break
                 watch.listening = partial(self.oracle.recording, run, self._leaves)
                 with contextlib.suppress(Exception):  # `trace` says what is wrong with the example
@@ -243,12 +243,12 @@ class Ladder:
             return None  # not the user's: an import that seeds something, say
         if not self.has_numbers:
             return f"{at} draws random numbers with Python or NumPy: the trace keeps one draw"
-        started_s, first = time.perf_counter(), self.plain.run(tensors, 0, 0)
+        is_over, first = budget(_LISTEN_S), self.plain.run(tensors, 0, 0)
         for seed in range(1, _MOST_RUNS):
             other = self.plain.run(tensors, 0, seed)
             if not all(map(same_numbers, first, other)) or len(first) != len(other):
                 raise baked_dice(at)
-            if time.perf_counter() - started_s > _LISTEN_S:
+            if is_over():
                 break
         return f"{at} draws random numbers with Python or NumPy; they changed nothing when tried"
 

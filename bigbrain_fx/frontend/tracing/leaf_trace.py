@@ -189,11 +189,39 @@ class _Observer:
     def __call__(self, *args: object, **kwargs: object) -> object:
         """Run the leaf as it is."""
         tensors = own_tensors(self.own.module)
+        versions = {name: tensor._version for name, tensor in tensors.items()}
         run = lambda: self.own.call(tensors, args, kwargs)  # noqa: E731  # one use
-        result, facts = facts_of(run, (args, kwargs), list(tensors.values()))
+        with _saved() as saved:
+            result, facts = facts_of(run, (args, kwargs), list(tensors.values()))
         self.facts.append(facts)
         _check_state(self.own.module, tensors)
+        written = [name for name, tensor in tensors.items() if tensor._version != versions[name]]
+        both = next((n for n in written if tensors[n].untyped_storage()._cdata in saved), None)
+        if both is not None:
+            raise _backward_reads(self.own.module, both)
         return result
+
+
+@contextmanager
+def _saved() -> Iterator[set[int]]:
+    """Yield the storages of what is saved for a backward meanwhile."""
+    found: set[int] = set()
+
+    def pack(tensor: Tensor) -> Tensor:
+        found.add(tensor.untyped_storage()._cdata)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield found
+
+
+def _backward_reads(module: nn.Module, name: str) -> CaptureError:
+    """Say that the next micro-batch's forward would write what this one's backward reads."""
+    return CaptureError(
+        f"BX0140: the leaf {type(module).__name__} writes into {name!r}, and its backward reads "
+        "it: forwards of several micro-batches run before the first backward",
+        help=f"compute with a copy: self.{name}.clone(), where what follows uses self.{name}",
+    )
 
 
 def facts_of(

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -23,6 +22,7 @@ from torch.nn.parameter import is_lazy
 from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend.tracing.attributes import Attributes, held_bytes
 from bigbrain_fx.frontend.tracing.blank import is_blank
+from bigbrain_fx.frontend.tracing.budget import budget
 from bigbrain_fx.frontend.tracing.check import CHECK_FLOPS
 from bigbrain_fx.frontend.tracing.clock import decided_by_clock
 from bigbrain_fx.frontend.tracing.counters import Decision, decision, look
@@ -40,7 +40,6 @@ from bigbrain_fx.frontend.translation.sources import forward_line
 _CALLS, _LOOK_S = (2, 8), 0.1  # at least, at most; and how long more than two may take
 _MANY, _MANY_S = 160, 0.1  # calls with gradients once what is known to count was moved; likewise
 _MORE, _MORE_S = 2_048, 2.0  # where the user's lines may keep something; likewise
-_BUSY = 5  # times as long on the clock, where others use the processors or a call waits
 _MOST = 2**28  # bytes of weights, which are copied
 
 
@@ -123,19 +122,13 @@ def _late_call(step: Step, plain: Plain, example: Sequence[Tensor]) -> int | Non
         return None
     most, most_s = (_MORE, _MORE_S) if may_keep(step.model, step.own_loss) else (_MANY, _MANY_S)
     with _going_on(step, Reads()), unheard(), contextlib.suppress(Exception):
-        first, is_over = plain.left(example, 0), _limit(most_s)
+        first, is_over = plain.left(example, 0), budget(most_s)
         for call in range(2, most + 1):
             if is_over():
                 return None
             if not alike(first, plain.left(example, 0)):
                 return call if call > _CALLS[0] + 1 else None  # at once: others name the place
     return None
-
-
-def _limit(most_s: float) -> Callable[[], bool]:
-    """Say when so many seconds of this thread are over: who else computes must not matter."""
-    own_s, end_s = time.thread_time() + most_s, time.perf_counter() + _BUSY * most_s
-    return lambda: time.thread_time() > own_s or time.perf_counter() > end_s
 
 
 def _is_moved_by_backward(step: Step, plain: Plain, example: Sequence[Tensor]) -> bool:
@@ -202,10 +195,9 @@ def _decision(step: Step, plain: Plain, example: Sequence[Tensor], reads: Reads)
         other_weights(step.model),
     ):  # copied later, they are others
         try:
-            started_s = time.perf_counter()
+            is_slow = budget(_LOOK_S)
             plain.run(example, 0)
-            is_quick = time.perf_counter() - started_s < _LOOK_S
-            run = partial(plain.left if is_quick else plain.run, example, 0)
+            run = partial(plain.run if is_slow() else plain.left, example, 0)
             return decision(run, partial(plain.left, example, 0), roots)
         except Exception:
             return None  # `trace` says what is wrong with the example
@@ -257,9 +249,9 @@ def _first_unlike(plain: Plain, example: Sequence[Tensor]) -> int | None:
     """Return the number of the first call whose results are not those of call 1."""
     least, most = _CALLS
     try:
-        first, started_s = plain.written(example, 0), time.perf_counter()
+        first, is_over = plain.written(example, 0), budget(_LOOK_S)
         for call in range(2, most + 1):
-            if call > least and time.perf_counter() - started_s > _LOOK_S:
+            if call > least and is_over():
                 return None
             if not alike(first, plain.written(example, 0)):
                 return call

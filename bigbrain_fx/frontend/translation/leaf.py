@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from bigbrain_fx.core import Graph
-from bigbrain_fx.errors import InputError
+from bigbrain_fx.errors import CaptureError, InputError
 from bigbrain_fx.frontend.translation.kept import LEAF, place
 from bigbrain_fx.frontend.translation.opaque import TensorSlot
 
@@ -80,8 +80,40 @@ def call_leaf(
     args: tuple[object, ...],
     kwargs: Mapping[str, object],
 ) -> object:
-    """Call a user's module with other tensors in the place of its own, hooks and all."""
-    return torch.func.functional_call(module, dict(tensors), args, dict(kwargs))
+    """Call a user's module with other tensors in the place of its own, hooks and all.
+
+    Raises:
+        CaptureError: it assigns a tensor of its own instead of writing into it: that would be lost.
+    """
+    assigned: list[str] = []
+
+    def look(*_: object) -> None:
+        now = own_tensors(module).items()
+        assigned.extend(name for name, tensor in now if _differs(tensor, tensors.get(name)))
+
+    handle = module.register_forward_hook(look)
+    try:
+        result: object = torch.func.functional_call(module, dict(tensors), args, dict(kwargs))
+    finally:
+        handle.remove()
+    if assigned:
+        raise _assigns(module, assigned[0])
+    return result
+
+
+def _differs(now: Tensor, before: Tensor | None) -> bool:
+    """Whether another tensor has taken its place, and its numbers are others."""
+    if before is None or now is before or now.is_meta or before.is_meta:
+        return False
+    return now.shape != before.shape or not torch.equal(now, before)
+
+
+def _assigns(module: nn.Module, name: str) -> CaptureError:
+    return CaptureError(
+        f"BX0140: the leaf {type(module).__name__} puts another tensor in the place of {name!r}",
+        help=f"write into it: with torch.no_grad(): self.{name}.copy_(...), where it says "
+        f"self.{name} = ...",
+    )
 
 
 def run_leaf(module: nn.Module, args: Sequence[object], nest: object) -> object:

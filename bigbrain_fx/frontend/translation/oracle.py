@@ -25,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 from bigbrain_fx.core import Graph, Op
 from bigbrain_fx.frontend.translation.batch import unique
 from bigbrain_fx.frontend.translation.nodes import place_of
+from bigbrain_fx.frontend.translation.number_checks import only_compares
 from bigbrain_fx.frontend.translation.refusals import undecided
 from bigbrain_fx.frontend.translation.sources import is_users
 
@@ -142,7 +143,19 @@ class _Listener(TorchFunctionMode):
             answer = self._answer(asked, _question(sys._getframe(1)))
             if answer is not None:
                 return answer
+        if func is Tensor.item and _is_compared(cast("Tensor", args[0])):
+            return cast("Tensor", args[0]).detach().reshape(()).double()
         return func(*args, **(kwargs or {}))
+
+
+def _is_compared(tensor: Tensor) -> bool:
+    """Whether the innermost line of the user's asks for a number to compare it and raise."""
+    if tensor.numel() != 1 or tensor.is_complex():
+        return False
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame is not None and only_compares(frame.f_code.co_filename, frame.f_lineno)
 
 
 def _asked(func: object, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Tensor | None:

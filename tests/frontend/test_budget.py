@@ -1,0 +1,74 @@
+"""How long plain runs are tried does not depend on who else computes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from bigbrain_fx.frontend.tracing import budget as room, clock, counters
+from bigbrain_fx.frontend.tracing.budget import budget
+
+
+@pytest.fixture
+def seconds(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Seconds of this thread and of the clock, as a test says; the budget alone is told them."""
+    now = SimpleNamespace(own=100.0, clock=9_000.0)
+    told = SimpleNamespace(thread_time=lambda: now.own, perf_counter=lambda: now.clock)
+    monkeypatch.setattr(room, "time", told)
+    return now
+
+
+def test_it_ends_with_the_threads_own_seconds(seconds: SimpleNamespace) -> None:
+    is_over = budget(2.0)
+    seconds.own += 1.9
+    assert not is_over()
+    seconds.own += 0.2
+    assert is_over()
+
+
+def test_others_may_use_four_fifths_of_the_processor(seconds: SimpleNamespace) -> None:
+    is_over = budget(2.0)
+    seconds.own, seconds.clock = seconds.own + 1.9, seconds.clock + 9.9
+    assert not is_over()
+
+
+def test_what_waits_for_ever_is_over_too(seconds: SimpleNamespace) -> None:
+    is_over = budget(2.0)
+    seconds.clock += 10.1
+    assert is_over()
+
+
+def test_all_looks_are_made_while_others_use_the_machine(seconds: SimpleNamespace) -> None:
+    """Half a second on the clock for each run, a fiftieth of it our own: every move is tried."""
+    asked: list[float] = []
+
+    def run() -> tuple[Tensor, ...]:
+        seconds.own, seconds.clock = seconds.own + 0.01, seconds.clock + 0.5
+        asked.append(time.time())
+        return (torch.zeros(1),)
+
+    assert clock.decided_by_clock(run, ()) is None
+    later = [round(at - asked[0], -1) for at in asked[1:]]
+    assert later == [round(by_s, -1) for by_s in clock._MOVES_S]
+
+
+@pytest.mark.parametrize(("own_s", "all_made"), [(0.01, True), (2.0, False)])
+def test_moves_of_counters_go_by_the_threads_seconds(
+    seconds: SimpleNamespace, own_s: float, all_made: bool
+) -> None:
+    made = list(_taking(own_s, counters.moves, seconds))
+    assert (len(made) == len(counters._LATER) + len(counters._ROUND)) is all_made
+    assert counters._LATER[-1] in made
+
+
+def _taking(
+    own_s: float, moves: Callable[[], Iterator[counters.Move]], seconds: SimpleNamespace
+) -> Iterator[int]:
+    for runs, _, _ in moves():
+        seconds.own, seconds.clock = seconds.own + own_s, seconds.clock + 1.1 * own_s
+        yield runs

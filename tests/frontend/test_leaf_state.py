@@ -14,6 +14,8 @@ from tests.support.captured import assert_same
 class Range(nn.Module):
     """A moving range that its first call sets, as observers of quantisation have."""
 
+    most: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("most", torch.zeros(1))

@@ -22,6 +22,7 @@ from bigbrain_fx.core import Arg
 from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend.tracing.asked import asks_within
 from bigbrain_fx.frontend.tracing.attributes import FORWARD_HOOKS
+from bigbrain_fx.frontend.tracing.leaf_state import require_found, require_unread
 from bigbrain_fx.frontend.translation.kept import LEAF, Keeper, KeptCall, place, placed
 from bigbrain_fx.frontend.translation.leaf import call_leaf, own_tensors
 from bigbrain_fx.frontend.translation.nests import decode
@@ -191,37 +192,12 @@ class _Observer:
         tensors = own_tensors(self.own.module)
         versions = {name: tensor._version for name, tensor in tensors.items()}
         run = lambda: self.own.call(tensors, args, kwargs)  # noqa: E731  # one use
-        with _saved() as saved:
-            result, facts = facts_of(run, (args, kwargs), list(tensors.values()))
+        result, facts = facts_of(run, (args, kwargs), list(tensors.values()))
         self.facts.append(facts)
-        _check_state(self.own.module, tensors)
+        require_found(self.own.module, tensors)
         written = [name for name, tensor in tensors.items() if tensor._version != versions[name]]
-        both = next((n for n in written if tensors[n].untyped_storage()._cdata in saved), None)
-        if both is not None:
-            raise _backward_reads(self.own.module, both)
+        require_unread(self.own.module, {name: tensors[name] for name in written}, result)
         return result
-
-
-@contextmanager
-def _saved() -> Iterator[set[int]]:
-    """Yield the storages of what is saved for a backward meanwhile."""
-    found: set[int] = set()
-
-    def pack(tensor: Tensor) -> Tensor:
-        found.add(tensor.untyped_storage()._cdata)
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        yield found
-
-
-def _backward_reads(module: nn.Module, name: str) -> CaptureError:
-    """Say that the next micro-batch's forward would write what this one's backward reads."""
-    return CaptureError(
-        f"BX0140: the leaf {type(module).__name__} writes into {name!r}, and its backward reads "
-        "it: forwards of several micro-batches run before the first backward",
-        help=f"compute with a copy: self.{name}.clone(), where what follows uses self.{name}",
-    )
 
 
 def facts_of(
@@ -268,30 +244,6 @@ def _numbers(tensor: Tensor) -> Tensor | None:
     if tensor.requires_grad or tensor.is_meta or type(tensor) is not Tensor:
         return None
     return tensor.detach().reshape(-1).view(torch.uint8).clone()
-
-
-def _check_state(module: nn.Module, before: Mapping[str, Tensor]) -> None:
-    """Refuse a leaf that keeps state where a bundle cannot find it."""
-    now = own_tensors(module)
-    moved = [name for name, tensor in before.items() if now.get(name) is not tensor]
-    held = [pair for part in module.modules() for pair in vars(part).items()]
-    plain = {name: value for name, value in held if isinstance(value, Tensor)}
-    name = next(iter((*moved, *plain)), None)
-    if name is not None:
-        dense = plain[name].layout is torch.strided if name in plain else True
-        raise CaptureError(
-            f"BX0140: the leaf {type(module).__name__} keeps the tensor {name!r} where no state "
-            "dict finds it",
-            help=_BUFFER if dense else _SPARSE_BUFFERS,
-        )
-
-
-_BUFFER = "register_buffer() it, and write into it in place (self.count.add_(1))"
-_SPARSE_BUFFERS = (
-    "no trace holds a sparse one: hold coo.indices().clone() and coo.values().clone() as "
-    "buffers, of coo = adj.to_sparse_coo().coalesce(), and compute "
-    "torch.zeros_like(h).index_add(1, index[0], h[:, index[1]] * value)"
-)
 
 
 @dataclass

@@ -103,9 +103,13 @@ def call_leaf(
 
 def _differs(now: Tensor, before: Tensor | None) -> bool:
     """Whether another tensor has taken its place, and its numbers are others."""
-    if before is None or now is before or now.is_meta or before.is_meta:
+    if before is None or now is before or not (_has_numbers(now) and _has_numbers(before)):
         return False
     return now.shape != before.shape or not torch.equal(now, before)
+
+
+def _has_numbers(tensor: Tensor) -> bool:
+    return type(tensor) in (Tensor, nn.Parameter) and not tensor.is_meta  # no trace's own kind
 
 
 def _assigns(module: nn.Module, name: str) -> CaptureError:

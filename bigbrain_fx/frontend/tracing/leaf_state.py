@@ -1,0 +1,94 @@
+"""What a leaf may do with tensors of its own: a call in a plain run is looked at when it is over.
+
+    buffers written in place, read as copies  ─▶ kept      anything else ─▶ refused
+
+This file knows modules and what autograd saves; it knows no traces and no graphs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from bigbrain_fx.errors import CaptureError
+from bigbrain_fx.frontend.translation.kept import place
+from bigbrain_fx.frontend.translation.leaf import own_tensors
+
+
+def require_found(module: nn.Module, before: Mapping[str, Tensor]) -> None:
+    """Refuse a leaf that keeps state where a bundle cannot find it.
+
+    Raises:
+        CaptureError: names the tensor.
+    """
+    now = own_tensors(module)
+    moved = [name for name, tensor in before.items() if now.get(name) is not tensor]
+    held = [pair for part in module.modules() for pair in vars(part).items()]
+    plain = {name: value for name, value in held if isinstance(value, Tensor)}
+    name = next(iter((*moved, *plain)), None)
+    if name is not None:
+        dense = plain[name].layout is torch.strided if name in plain else True
+        raise CaptureError(
+            f"BX0140: the leaf {type(module).__name__} keeps the tensor {name!r} where no state "
+            "dict finds it",
+            help=_BUFFER if dense else _SPARSE_BUFFERS,
+        )
+
+
+_BUFFER = "register_buffer() it, and write into it in place (self.count.add_(1))"
+_SPARSE_BUFFERS = (
+    "no trace holds a sparse one: hold coo.indices().clone() and coo.values().clone() as "
+    "buffers, of coo = adj.to_sparse_coo().coalesce(), and compute "
+    "torch.zeros_like(h).index_add(1, index[0], h[:, index[1]] * value)"
+)
+
+
+def require_unread(module: nn.Module, written: Mapping[str, Tensor], result: object) -> None:
+    """Refuse a leaf whose backward reads what the next micro-batch's forward would write.
+
+    Args:
+        module: the leaf.
+        written: its own tensors that a call has written into, by name.
+        result: what the call gave.
+
+    Raises:
+        CaptureError: names the tensor.
+    """
+    if not written:
+        return
+    found: list[Tensor] = []
+    place(result, found)
+    saved = {tensor.untyped_storage()._cdata for tensor in _saved_by(found)}
+    name = next((n for n, t in written.items() if t.untyped_storage()._cdata in saved), None)
+    if name is None:
+        return
+    raise CaptureError(
+        f"BX0140: the leaf {type(module).__name__} writes into {name!r}, and its backward reads "
+        "it: forwards of several micro-batches run before the first backward",
+        help=f"compute with a copy: self.{name}.clone(), where what follows uses self.{name}",
+    )
+
+
+def _saved_by(results: list[Tensor]) -> Iterator[Tensor]:
+    """Yield what the nodes behind some results have saved.
+
+    Not by saved_tensors_hooks: torch.func, which a leaf may use, takes none around it.
+    """
+    waiting = [tensor.grad_fn for tensor in results if tensor.grad_fn is not None]
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        for name in ("saved_tensors", *(n for n in dir(node) if n.startswith("_saved_"))):
+            with contextlib.suppress(Exception):  # written since: a plain backward fails, too
+                held = getattr(node, name, None)
+                yield from (t for t in (held if isinstance(held, tuple) else (held,)) if _is(t))
+        more = {each for each, _ in node.next_functions if each is not None} - seen
+        seen |= more
+        waiting.extend(more)
+
+
+def _is(held: object) -> bool:
+    return isinstance(held, Tensor)

@@ -52,12 +52,12 @@ def asks_within(given: Sequence[Tensor], what: str) -> Iterator[None]:
 
 def _goes_past(outputs: Sequence[Any], given: Sequence[Any], inputs: Sequence[Any]) -> bool:
     """Whether outputs come from a given tensor that comes from an input, or no input is named."""
-    reached = _behind([tensor.grad_fn for tensor in outputs if isinstance(tensor, Tensor)])
+    reached = behind([tensor.grad_fn for tensor in outputs if isinstance(tensor, Tensor)])
     wanted = [tensor for tensor in inputs if isinstance(tensor, Tensor)]
     for node in given:
         if node not in reached:
             continue
-        past = _behind([each for each, _ in node.next_functions])
+        past = behind([each for each, _ in node.next_functions])
         if not inputs or any(_is_in(tensor, past) for tensor in wanted):
             return True
     return False
@@ -69,7 +69,7 @@ def _is_in(tensor: Tensor, nodes: set[Any]) -> bool:
     return any(getattr(node, "variable", None) is tensor for node in nodes)
 
 
-def _behind(starts: Sequence[Any]) -> set[Any]:
+def behind(starts: Sequence[Any]) -> set[Any]:
     """Return the nodes of autograd's graph that some lead to, themselves among them."""
     found: set[Any] = set()
     waiting = [node for node in starts if node is not None]

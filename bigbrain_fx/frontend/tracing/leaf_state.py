@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from bigbrain_fx.errors import CaptureError
+from bigbrain_fx.frontend.tracing.asked import behind
 from bigbrain_fx.frontend.translation.kept import place
 from bigbrain_fx.frontend.translation.leaf import own_tensors
 
@@ -77,18 +78,9 @@ def _saved_by(results: list[Tensor]) -> Iterator[Tensor]:
 
     Not by saved_tensors_hooks: torch.func, which a leaf may use, takes none around it.
     """
-    waiting = [tensor.grad_fn for tensor in results if tensor.grad_fn is not None]
-    seen = set(waiting)
-    while waiting:
-        node = waiting.pop()
+    for node in behind([tensor.grad_fn for tensor in results]):
         for name in ("saved_tensors", *(n for n in dir(node) if n.startswith("_saved_"))):
             with contextlib.suppress(Exception):  # written since: a plain backward fails, too
                 held = getattr(node, name, None)
-                yield from (t for t in (held if isinstance(held, tuple) else (held,)) if _is(t))
-        more = {each for each, _ in node.next_functions if each is not None} - seen
-        seen |= more
-        waiting.extend(more)
-
-
-def _is(held: object) -> bool:
-    return isinstance(held, Tensor)
+                each = held if isinstance(held, tuple) else (held,)
+                yield from (tensor for tensor in each if isinstance(tensor, Tensor))

@@ -21,6 +21,7 @@ from typing import Any
 
 from bigbrain_fx.errors import BigBrainError, CaptureError, InputError
 from bigbrain_fx.frontend.translation.batch import Batch
+from bigbrain_fx.frontend.translation.by_library import by_library
 from bigbrain_fx.frontend.translation.control_flow import asks_a_compiler, control_flow
 from bigbrain_fx.frontend.translation.sources import is_users, makes_text, with_causes
 
@@ -118,7 +119,7 @@ def explain(error: BaseException, model: str = "") -> BigBrainError:
         return control_flow(at, code)
     if first.startswith("Sparse "):  # one in rows or columns
         return _sparse(at or "", code)
-    special = _in_library(error, at, code)
+    special = by_library(error, at, code)
     if special is not None:
         return special
     if _UNKNOWN_SIZE.search(str(error)):
@@ -138,23 +139,6 @@ def explain(error: BaseException, model: str = "") -> BigBrainError:
         else "rewrite that line with tensor operations, move it into loss(output, batch), or "
         f"{_whole(module)}",
     )
-
-
-def _in_library(error: BaseException, at: str | None, code: str) -> CaptureError | None:
-    """Explain an error that passed through a copy of a module."""
-    walked = (traceback.extract_tb(cause.__traceback__) for cause in with_causes(error))
-    files = {Path(frame.filename).name for frames in walked for frame in frames}
-    if "copy.py" in files:
-        return CaptureError(
-            "BX0199: forward copies a module or a tensor with the module copy, which looks at "
-            "memory that a trace has not",
-            at=at,
-            notes=(code,) if code else (),
-            help="x.clone() for a tensor; a module with the weights of now, without gradient: "
-            "torch.func.functional_call(part, {n: p.detach() for n, p in part.named_parameters()}, "
-            "(x,)); one that stays as it is: copy it in __init__",
-        )
-    return None
 
 
 def _said(error: BaseException) -> str:
@@ -195,7 +179,8 @@ def undecided(at: str, code: str, by_dice: bool = False) -> CaptureError:
         f"{_BOTH_WAYS}: {code}",
         at=at,
         help=f"decide with torch.where instead of if, or keep one side with --assume {at}=false "
-        f"(or =true): whoever runs the bundle is told where it does not hold; or put {_OWN_PART}",
+        f"(or =true): whoever runs the bundle is told where it does not hold; or put {_OWN_PART}; "
+        "if random numbers decide there (LayerDrop), switch that off (layerdrop=0)",
     )
 
 

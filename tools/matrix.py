@@ -2,6 +2,7 @@
 
     python -m tools.matrix [--models gpt,moe] [--devices 2,4] [--processes 6] [--json]
     python -m tools.matrix --cell gpt/analytical/2/1f1b --cell moe/scattered/4/list/gloo
+    python -m tools.matrix --schedules zb-v,interleaved,auto --partitioners naive
     python -m tools.matrix --replicas 2,3 [--cell gpt/naive/2/1f1b/r2z1tree]
     python -m tools.matrix --replicas 2 --tensor 2 [--cell gpt/naive/2/1f1b/t2r2z1tree]
 
@@ -94,20 +95,23 @@ class Row:
     def __str__(self) -> str:
         """Show the cell as one line of the table."""
         cell = self.cell
-        left = f"{cell.model:8}{cell.partitioner:12}{cell.devices} {cell.schedule:7}"
+        left = f"{cell.model:8}{cell.partitioner:12}{cell.devices} {cell.schedule:12}"
         left += f"{cell.copies:12}" if cell.copies else ""
         right = f"{cell.transport:11}{self.stages:3} stages {self.seconds:6.2f} s"
         return f"{left}{right}  {self.fault or 'equal'}"
 
 
 def cells(
-    models: Sequence[str], partitioners: Sequence[str], devices: Sequence[int]
+    models: Sequence[str],
+    partitioners: Sequence[str],
+    devices: Sequence[int],
+    schedules: Sequence[str] = CHAIN_SCHEDULES,
 ) -> tuple[Cell, ...]:
     """List the table, model by model."""
     return tuple(
         Cell(model, partitioner, count, schedule)
         for model, partitioner, count in itertools.product(models, partitioners, devices)
-        for schedule in (("list",) if partitioner == "scattered" else CHAIN_SCHEDULES)
+        for schedule in (("list",) if partitioner == "scattered" else schedules)
     )
 
 
@@ -359,18 +363,20 @@ def _names(text: str) -> tuple[str, ...]:
 @click.option("--models", default=",".join(MODELS), show_default=True)
 @click.option("--partitioners", default=",".join(PARTITIONERS), show_default=True)
 @click.option("--devices", default=",".join(map(str, DEVICES)), show_default=True)
+@click.option("--schedules", default=",".join(CHAIN_SCHEDULES), show_default=True)
 @click.option("--replicas", default="", help="2,3: the table of replicas instead.")
 @click.option("--tensor", default=1, help="2: with --replicas, in tensor groups of two.")
 @click.option("--cell", "chosen", multiple=True, help="This cell, instead of a table.")
 @click.option("--processes", default=0, help="So many cells as real processes over gloo.")
 @click.option("--steps", default=STEPS, show_default=True, help="Steps to train in each cell.")
-@click.option("--recompute", help="Stages that run forward again: all, or 0,2.")
+@click.option("--recompute", help="What runs forward again: all, ops, or stages 0,2.")
 @click.option("--offload", help="What lies in stores: activations,state.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a cell.")
 def main(
     models: str,
     partitioners: str,
     devices: str,
+    schedules: str,
     replicas: str,
     tensor: int,
     chosen: tuple[str, ...],
@@ -385,7 +391,7 @@ def main(
     load("partitioner")  # before a model's folder joins sys.path
     load("estimator")
     counts = [int(number) for number in _names(devices)]
-    table = cells(_names(models), _names(partitioners), counts)
+    table = cells(_names(models), _names(partitioners), counts, _names(schedules))
     if replicas:
         numbers = [int(number) for number in _names(replicas)]
         table = replicated(_names(models), numbers, tensor)

@@ -67,12 +67,18 @@ def file_error(document: Document, error: ValidationError) -> InputError:
     )
     (path, what, help), *others = faults
     notes = tuple(
-        f"also {document.at(other)}: {text}" if other else f"also: {text}"
-        for other, text, _ in others[:_SHOWN]
+        f"also {document.at(other)}: {text}{_near(hint)}" if other else f"also: {text}"
+        for other, text, hint in others[:_SHOWN]
     )
     if len(others) > _SHOWN:
         notes += (f"and {len(others) - _SHOWN} more",)
     return document.error(path, what, help, notes)
+
+
+def _near(help: str) -> str:
+    """Return the question in a help, for a note: ' (did you mean "links"?)'."""
+    question, mark, _ = help.partition("? ")
+    return f" ({question}?)" if mark and question.startswith("did you mean") else ""
 
 
 def _fault(detail: Any) -> tuple[JsonPath, str, str]:  # noqa: ANN401  # pydantic's ErrorDetails: untyped context

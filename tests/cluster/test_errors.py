@@ -404,3 +404,12 @@ def test_every_object_of_the_file_can_say_what_it_may_hold() -> None:
         return {kind}.union(*(below(sub) for sub in kind.__subclasses__()))
 
     assert below(StrictModel) - {StrictModel} == set(_ENTRIES.values())
+
+
+def test_other_unknown_fields_are_told_what_may_be_meant() -> None:
+    found = error_of(f'{{"devices": [{D0}], "link": {{{LINK}}}, "junk": 1, "store": []}}')
+    assert 'did you mean "links"?' in (found.help or "")
+    assert [note.partition("unknown ")[2] for note in found.notes] == [
+        'field "junk"',
+        'field "store" (did you mean "stores"?)',
+    ]

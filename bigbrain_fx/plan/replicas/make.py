@@ -29,7 +29,7 @@ from bigbrain_fx.plan.replicas.halved import halved
 from bigbrain_fx.plan.replicas.many import require_few_messages
 from bigbrain_fx.plan.replicas.outdone import OutdoneError, Rival
 from bigbrain_fx.plan.replicas.share import asked, by_speed, numbered
-from bigbrain_fx.plan.replicas.wanted import require_one, require_sensible
+from bigbrain_fx.plan.replicas.wanted import require_one, require_room_to_fold, require_sensible
 from bigbrain_fx.planning import label
 
 MOST_TRIED = 32
@@ -103,6 +103,7 @@ def _planned(
     require_few_messages(count)
     members = options.tensor or 1
     groups = divide(cluster, count, members) if count > 1 else (_all_of(cluster),)
+    require_room_to_fold(options, groups)
     work = _Work(graph, cluster, source, options, make, join, groups, rival)
     if run_as_one(graph, cluster, options, groups):
         best = work.as_one_is()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from bigbrain_fx.core import Cluster, Graph
 from bigbrain_fx.errors import InputError
+from bigbrain_fx.plan.fold import FOLDS
 from bigbrain_fx.plan.nouns import Options
 from bigbrain_fx.plan.schedule import SPLIT
 
@@ -65,6 +68,24 @@ def require_sensible(graph: Graph, options: Options) -> None:
             f"{len(shares)} shares for {options.replicas} replicas",
             at="--replica-shares",
             help=f"give one share for each: --replicas {len(shares)}",
+        )
+
+
+def require_room_to_fold(options: Options, groups: Sequence[Sequence[str]]) -> None:
+    """Refuse a schedule that folds a line of devices where a replica has but one of them.
+
+    Args:
+        options: of all replicas.
+        groups: the devices of each.
+    """
+    single = [own for own in groups if len(own) == (options.tensor or 1)]
+    if options.schedule in FOLDS and len(groups) > 1 and single:
+        what = "device" if len(single[0]) == 1 else "tensor group"
+        raise InputError(
+            f"schedule '{options.schedule}' goes over several {what}s, and {len(single)} of "
+            f"{len(groups)} replicas {'has' if len(single) == 1 else 'have'} one",
+            at="--schedule",
+            help="leave --replicas out, use --schedule 1f1b, or a cluster of more devices",
         )
 
 

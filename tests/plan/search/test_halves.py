@@ -15,7 +15,7 @@ from bigbrain_fx.plan.halving import HALVES, open_halves
 from bigbrain_fx.plan.search.halves import halved
 from bigbrain_fx.plan.search.nouns import Score, Trial
 from bigbrain_fx.plan.search.ranking import Scored
-from tests.plan.search.test_search import SOURCE, auto, equal, even_chain
+from tests.support.search_cases import SOURCE, auto, equal, even_chain
 
 FAST = Link(1e-3, 1e10)
 

@@ -196,7 +196,7 @@ def show_explanation(found: Explanation) -> None:
     last = found.asynchronous, found.compiled, found.quantised, found.rewritten
     for text in filter(None, (*said, *last)):
         _say(text)
-    for line in map(found.axis_text, found.axes):
+    for line in found.axis_lines:
         _say(f"  {line}")
     _show_compared(found.compared)
     if found.moved:

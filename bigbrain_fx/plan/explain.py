@@ -24,7 +24,7 @@ from bigbrain_fx.plan.replanning import with_placement
 from bigbrain_fx.plan.replica_text import replicas_text
 from bigbrain_fx.plan.rewritable import rewritten_text
 from bigbrain_fx.plan.search import Compared
-from bigbrain_fx.plan.tensor import AxisChoice, axis_choices, tensor_text
+from bigbrain_fx.plan.tensor import AxisChoice, axis_choices, cheaper_whole, tensor_text
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class Explanation(Shown):
             for text in (*said, self.asynchronous, self.compiled, self.quantised, self.rewritten)
             if text
         ]
-        lines += [f"  {line}" for line in map(self.axis_text, self.axes)]
+        lines += [f"  {line}" for line in self.axis_lines]
         lines += [f"  compared: {line}" for line in map(compared_text, self.compared)]
         lines += [f"when a device dies: {self.recovery}"] if self.recovery else []
         return "\n".join(lines)
@@ -144,6 +144,12 @@ class Explanation(Shown):
         back = f"{size_text(cut.back_nbytes)} in {cut.back_transfer_s * 1e3:.2f} ms"
         gradients = f", gradients back {back}" if cut.back_nbytes else ""
         return f"cut {cut.source} -> {cut.target} {cut.after}: {there}{gradients}"
+
+    @property
+    def axis_lines(self) -> tuple[str, ...]:
+        """Say of each axis what it sends and saves, and which had better stay whole."""
+        cheaper = cheaper_whole(self.axes, self.step_s)
+        return (*map(self.axis_text, self.axes), *([cheaper] if cheaper else []))
 
     def axis_text(self, axis: AxisChoice) -> str:
         """Say what dividing an axis sends, and what leaving it whole would change."""

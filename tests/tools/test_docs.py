@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import click
 import pytest
 
 from bigbrain_fx.cli.group import cli
+from tools.forms import forms
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (
@@ -72,3 +74,16 @@ def test_every_tool_and_page_that_is_named_exists(page: str) -> None:
 
 def test_the_readme_is_one_page() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= README_LINES
+
+
+def test_pages_count_the_forms_of_training_code_as_the_files_do() -> None:
+    """README counted 692, the table 696."""
+    table = (ROOT / "docs/coverage.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([\w-]+) \| .+ \| (right|refused|stopped) \| ", table, re.MULTILINE)
+    assert dict(rows) == {form.name: form.expected for form in forms()}
+    counts = Counter(outcome for _, outcome in rows)
+    for page in ("README.md", "docs/figures.md", "docs/coverage.md"):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        assert f"{len(rows)} forms" in text, page
+        for outcome, count in counts.items():
+            assert f"{count} {outcome}" in text, page

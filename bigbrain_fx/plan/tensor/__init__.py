@@ -18,7 +18,11 @@ from bigbrain_fx.plan.tensor.asked import (
     wants_tensor as wants_tensor,
 )
 from bigbrain_fx.plan.tensor.bounds import Prices as Prices
-from bigbrain_fx.plan.tensor.choices import AxisChoice as AxisChoice, axis_choices as axis_choices
+from bigbrain_fx.plan.tensor.choices import (
+    AxisChoice as AxisChoice,
+    axis_choices as axis_choices,
+    cheaper_whole as cheaper_whole,
+)
 from bigbrain_fx.plan.tensor.groupings import (
     FEW as FEW,
     Grouping as Grouping,

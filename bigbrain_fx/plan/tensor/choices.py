@@ -6,8 +6,10 @@ divided changes.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 from bigbrain_fx.core import Axis, Graph, Placement, TensorParallel
 from bigbrain_fx.errors import InputError, NoPlanError
@@ -18,6 +20,9 @@ from bigbrain_fx.plan.shard import lengths, of_layers, sharded
 from bigbrain_fx.plan.tensor.make import GroupMaker
 from bigbrain_fx.plan.tensor.messages import sent_bytes
 
+_TELLS = 0.985
+"""Of a step: plans that are nearer to each other are not told apart."""
+
 
 @dataclass(frozen=True)
 class AxisChoice:
@@ -25,6 +30,7 @@ class AxisChoice:
 
     Attributes:
         name: with `*` for the numbers of layers.
+        kind: heads, hidden, vocabulary ...: `--tensor-axes` takes all of a kind, too.
         axes: with their numbers.
         size: of each, in parts.
         parts: of it, by member.
@@ -35,6 +41,7 @@ class AxisChoice:
     """
 
     name: str
+    kind: str
     axes: tuple[str, ...]
     size: int
     parts: tuple[int, ...]
@@ -57,13 +64,29 @@ def axis_choices(plan: Plan) -> tuple[AxisChoice, ...]:
     return tuple(_choices(plan, tensor)) if tensor is not None else ()
 
 
+def cheaper_whole(choices: Sequence[AxisChoice], step_s: float) -> str:
+    """Say which axes had better stay whole, and how to ask for that; nothing where none had."""
+    names = [choice.name for choice in choices]
+    times = [(c.whole_s, c) for c in choices if c.whole_s is not None and names.count(c.name) == 1]
+    whole_s, best = min(times, key=itemgetter(0), default=(step_s, None))
+    rest = [choice.name for choice in choices if choice is not best]
+    if best is None or not rest or whole_s > _TELLS * step_s:
+        return ""
+    words = shlex.quote(",".join(rest))
+    option = f"--tensor-axes {words}; or " if best.kind not in rest else ""
+    return (
+        f"by this forecast faster with {best.name} whole: {option}--tensor auto, which divides "
+        "what pays"
+    )
+
+
 def _choices(plan: Plan, tensor: TensorParallel) -> Iterator[AxisChoice]:
     all_sent = _sent(plan, tensor, tensor.axes)
     for (name, size), axes in alike(tensor.axes).items():
         rest = tuple(axis for axis in tensor.axes if axis not in axes)
         parts = lengths(size, tensor.shares)
         sent = all_sent - _sent(plan, tensor, rest)
-        about = name, tuple(axis.name for axis in axes), size, parts, sent
+        about = name, axes[0].kind, tuple(axis.name for axis in axes), size, parts, sent
         try:
             yield AxisChoice(*about, step_with(plan, rest))
         except (NoPlanError, InputError) as error:

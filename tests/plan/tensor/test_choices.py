@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -13,7 +14,7 @@ from bigbrain_fx.core import Cluster, Graph, Link
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import capture
 from bigbrain_fx.plan import Options, Plan, Source, make_plan, part_channels
-from bigbrain_fx.plan.tensor import axis_choices, tensor_text
+from bigbrain_fx.plan.tensor import AxisChoice, axis_choices, cheaper_whole, tensor_text
 from bigbrain_fx.plan.tensor.choices import step_with
 from tests.support.synthetic import device
 
@@ -88,6 +89,47 @@ def test_a_step_with_an_axis_whole_is_that_of_a_plan_without_it() -> None:
         assert other.placement.tensor is not None
         assert other.placement.tensor.axes == rest
         assert choice.whole_s == other.forecast.step_s
+
+
+@cache
+def two_kinds() -> Graph:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.scores = nn.Embedding(WIDTH, 8), nn.Linear(8, WIDTH)
+            self.up, self.down = nn.Linear(8, 64 * WIDTH), nn.Linear(64 * WIDTH, 8)
+
+        def forward(self, words: Tensor) -> Tensor:
+            made: Tensor = self.scores(self.down(F.gelu(self.up(self.table(words)))))
+            return made
+
+    batch = {"words": torch.arange(48), "next": torch.arange(48)}
+    return capture(Model(), batch, lambda y, b: F.cross_entropy(y, b["next"])).graph
+
+
+def test_what_had_better_stay_whole_is_said_with_an_option_that_does_it() -> None:
+    where = Cluster((device("d0"), device("d1")), Link(1e-4, 1e9))
+    options = Options(partitioner="naive", micro_batches=4, tensor=2)
+    plan = make_plan(two_kinds(), where, Source("model.py"), options)
+    choices = axis_choices(plan)
+    said = cheaper_whole(choices, plan.forecast.step_s)
+    assert "faster with scores:vocabulary whole: --tensor-axes 'hidden.*'; or --tensor" in said
+    (rest,) = (choice.name for choice in choices if choice.kind != "vocabulary")
+    other = make_plan(two_kinds(), where, Source("model.py"), replace(options, tensor_axes=(rest,)))
+    (whole_s,) = (choice.whole_s for choice in choices if choice.kind == "vocabulary")
+    assert other.forecast.step_s == whole_s
+    assert not cheaper_whole(axis_choices(other), other.forecast.step_s)
+
+
+def test_no_option_is_said_that_would_take_all_of_its_kind() -> None:
+    """`--tensor-axes hidden` divides `hidden.*`, too."""
+    first = AxisChoice("hidden", "hidden", ("hidden",), 8, (4, 4), 100, 2.0)
+    others = replace(first, name="hidden.*", axes=("hidden.1",), whole_s=0.5)
+    assert cheaper_whole((first, others), 1.0) == (
+        "by this forecast faster with hidden.* whole: --tensor auto, which divides what pays"
+    )
+    assert not cheaper_whole((first, replace(others, whole_s=0.99)), 1.0)  # too near to tell
+    assert not cheaper_whole((others,), 1.0)  # nothing would be divided
 
 
 class Ordered(nn.Module):

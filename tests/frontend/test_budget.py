@@ -20,6 +20,7 @@ def seconds(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     now = SimpleNamespace(own=100.0, clock=9_000.0)
     told = SimpleNamespace(thread_time=lambda: now.own, perf_counter=lambda: now.clock)
     monkeypatch.setattr(room, "time", told)
+    monkeypatch.setattr(room, "slowness", lambda: 1.0)
     return now
 
 
@@ -41,6 +42,27 @@ def test_what_waits_for_ever_is_over_too(seconds: SimpleNamespace) -> None:
     is_over = budget(2.0)
     seconds.clock += 10.1
     assert is_over()
+
+
+def test_a_machine_a_third_as_fast_has_three_times_as_long(
+    seconds: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1,700 calls took longer than two seconds there, and what changed then was taken."""
+    monkeypatch.setattr(room, "slowness", lambda: 3.0)
+    is_over = budget(2.0)
+    seconds.own, seconds.clock = seconds.own + 5.9, seconds.clock + 29.0
+    assert not is_over()
+    seconds.own += 0.2
+    assert is_over()
+
+
+@pytest.mark.parametrize(("taken_s", "times"), [(0.0002, 1.0), (0.0012, 3.0), (1.0, 10.0)])
+def test_the_quickest_of_three_loops_tells_how_slow_a_machine_is(
+    taken_s: float, times: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = iter((2 * taken_s, taken_s, 9 * taken_s))
+    monkeypatch.setattr(room, "_loop_s", lambda: next(found))
+    assert room.slowness.__wrapped__() == pytest.approx(times)
 
 
 def test_all_looks_are_made_while_others_use_the_machine(seconds: SimpleNamespace) -> None:

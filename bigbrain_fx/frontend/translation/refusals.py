@@ -52,6 +52,7 @@ _INSIDE = (  # torch's words for its own engine room
     re.compile(r"\s*(For more information|For the potential source|Please file an issue).*"),
     re.compile(r"\s*If you're using torch\.compile.*"),
     re.compile(r"\s*[^.:]*TORCH_LOGS.*"),
+    re.compile(r"(?<!\S)/\S+\.(cpp|cc|cu|h):\d+: "),
 )
 _READS_A_NUMBER = re.compile(
     r"\.item\(|\.tolist\(|\.numpy\(|\b(int|float|range|len|round)\(|Could not extract"

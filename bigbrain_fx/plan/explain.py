@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from bigbrain_fx.core import Costs, Edge, Graph, Placement, Shown, Stage
 from bigbrain_fx.errors import InputError, NoPlanError, ScheduleError
+from bigbrain_fx.plan.apart import least_gap
 from bigbrain_fx.plan.deferring import defer_text
 from bigbrain_fx.plan.making import costs_of, measured_share
 from bigbrain_fx.plan.nouns import Plan, asynchronous_text, compiled_text
@@ -78,7 +79,8 @@ class Explanation(Shown):
     because they must stay with others; `recompute` says which stages run their forward again before
     each backward, `split` which make gradients of weights apart, `replicas` what copies of the
     model share, `order` why devices compute in this one, `tensor` what groups of them divide,
-    `axes` what each axis of that costs and saves, `compared` which replicas and groups were tried,
+    `axes` what each axis of that costs and saves, `cheaper` which had better stay whole,
+    `compared` which replicas and groups were tried,
     `offload` what lies in stores, `asynchronous` which weights overlapping steps compute with,
     `compiled` that stages are compiled, `quantised` which frozen weights are int8, `rewritten` what
     is computed otherwise than the model file says.
@@ -100,6 +102,7 @@ class Explanation(Shown):
     order: str = ""
     tensor: str = ""
     axes: tuple[AxisChoice, ...] = ()
+    cheaper: str = ""
     compared: tuple[Compared, ...] = ()
     offload: str = ""
     asynchronous: str = ""
@@ -148,8 +151,7 @@ class Explanation(Shown):
     @property
     def axis_lines(self) -> tuple[str, ...]:
         """Say of each axis what it sends and saves, and which had better stay whole."""
-        cheaper = cheaper_whole(self.axes, self.step_s)
-        return (*map(self.axis_text, self.axes), *([cheaper] if cheaper else []))
+        return (*map(self.axis_text, self.axes), *([self.cheaper] if self.cheaper else []))
 
     def axis_text(self, axis: AxisChoice) -> str:
         """Say what dividing an axis sends, and what leaving it whole would change."""
@@ -177,6 +179,7 @@ def explain(plan: Plan) -> Explanation:
     said = plan.placement.reason
     by_hand = said.startswith("placed by hand")  # no partitioner was asked
     reason = said if by_hand or not said else f"{plan.partitioner}: {said}"
+    axes = axis_choices(plan)
     recovery = choose(plan) if plan.mode == "train" and len(plan.stages.devices) > 1 else None
     return Explanation(
         plan.forecast.step_s,
@@ -191,7 +194,8 @@ def explain(plan: Plan) -> Explanation:
         defer_text(plan.stages),
         order_text(plan, costs),
         tensor_text(plan),
-        axis_choices(plan),
+        axes,
+        cheaper_whole(axes, plan.forecast.step_s, least_gap(plan.cluster)),
         plan.compared,
         offload_text(plan.stages, plan.forecast, plan.cluster),
         asynchronous_text(plan.stages),

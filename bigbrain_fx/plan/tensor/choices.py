@@ -20,9 +20,6 @@ from bigbrain_fx.plan.shard import lengths, of_layers, sharded
 from bigbrain_fx.plan.tensor.make import GroupMaker
 from bigbrain_fx.plan.tensor.messages import sent_bytes
 
-_TELLS = 0.985
-"""Of a step: plans that are nearer to each other are not told apart."""
-
 
 @dataclass(frozen=True)
 class AxisChoice:
@@ -64,13 +61,19 @@ def axis_choices(plan: Plan) -> tuple[AxisChoice, ...]:
     return tuple(_choices(plan, tensor)) if tensor is not None else ()
 
 
-def cheaper_whole(choices: Sequence[AxisChoice], step_s: float) -> str:
-    """Say which axes had better stay whole, and how to ask for that; nothing where none had."""
+def cheaper_whole(choices: Sequence[AxisChoice], step_s: float, gap: float) -> str:
+    """Say which axes had better stay whole, and how to ask for that; nothing where none had.
+
+    Args:
+        choices: of a plan.
+        step_s: its forecast.
+        gap: the share by which another must be faster.
+    """
     names = [choice.name for choice in choices]
     times = [(c.whole_s, c) for c in choices if c.whole_s is not None and names.count(c.name) == 1]
     whole_s, best = min(times, key=itemgetter(0), default=(step_s, None))
     rest = [choice.name for choice in choices if choice is not best]
-    if best is None or not rest or whole_s > _TELLS * step_s:
+    if best is None or not rest or whole_s > (1 - gap) * step_s:
         return ""
     words = shlex.quote(",".join(rest))
     option = f"--tensor-axes {words}; or " if best.kind not in rest else ""

@@ -112,24 +112,24 @@ def test_what_had_better_stay_whole_is_said_with_an_option_that_does_it() -> Non
     options = Options(partitioner="naive", micro_batches=4, tensor=2)
     plan = make_plan(two_kinds(), where, Source("model.py"), options)
     choices = axis_choices(plan)
-    said = cheaper_whole(choices, plan.forecast.step_s)
+    said = cheaper_whole(choices, plan.forecast.step_s, 0.012)
     assert "faster with scores:vocabulary whole: --tensor-axes 'hidden.*'; or --tensor" in said
     (rest,) = (choice.name for choice in choices if choice.kind != "vocabulary")
     other = make_plan(two_kinds(), where, Source("model.py"), replace(options, tensor_axes=(rest,)))
     (whole_s,) = (choice.whole_s for choice in choices if choice.kind == "vocabulary")
     assert other.forecast.step_s == whole_s
-    assert not cheaper_whole(axis_choices(other), other.forecast.step_s)
+    assert not cheaper_whole(axis_choices(other), other.forecast.step_s, 0.012)
 
 
 def test_no_option_is_said_that_would_take_all_of_its_kind() -> None:
     """`--tensor-axes hidden` divides `hidden.*`, too."""
     first = AxisChoice("hidden", "hidden", ("hidden",), 8, (4, 4), 100, 2.0)
     others = replace(first, name="hidden.*", axes=("hidden.1",), whole_s=0.5)
-    assert cheaper_whole((first, others), 1.0) == (
+    assert cheaper_whole((first, others), 1.0, 0.012) == (
         "by this forecast faster with hidden.* whole: --tensor auto, which divides what pays"
     )
-    assert not cheaper_whole((first, replace(others, whole_s=0.99)), 1.0)  # too near to tell
-    assert not cheaper_whole((others,), 1.0)  # nothing would be divided
+    assert not cheaper_whole((first, replace(others, whole_s=0.99)), 1.0, 0.012)  # too near to tell
+    assert not cheaper_whole((others,), 1.0, 0.012)  # nothing would be divided
 
 
 class Ordered(nn.Module):

@@ -263,6 +263,50 @@ def test_a_count_is_found_where_it_decides_late_and_let_be_where_it_does_not(
     assert found(place(), lambda calls: 1.0) is None
 
 
+def _rates(late: int) -> list[float]:
+    return [0.5] * late + [0.1] * 2_000_000
+
+
+def _going_through(rates: list[float]) -> Iterator[float]:
+    for rate in rates:
+        yield 2 * rate
+
+
+@pytest.mark.parametrize(
+    "going",
+    [
+        lambda: itertools.chain(itertools.repeat(0.5, 3_000), itertools.repeat(0.1)),
+        lambda: iter(_rates(3_000)),
+        lambda: map(float, _rates(3_000)),
+        lambda: itertools.islice(itertools.cycle(_rates(3_000)), 10**9),
+        lambda: (rate for rate in _rates(3_000)),
+        lambda: _going_through(_rates(3_000)),
+        lambda: (rate for _, rate in enumerate(zip(_rates(3_000)))),
+        lambda: reversed(_rates(3_000)[::-1]),
+        lambda: itertools.starmap(max, [(rate, 0.0) for rate in _rates(3_000)]),
+    ],
+    ids=("chain", "list", "map", "cycle", "generator", "function", "enumerate", "reversed", "star"),
+)
+def test_an_iterator_that_gives_something_else_late_is_found(
+    going: Callable[[], Iterator[object]],
+) -> None:
+    held = SimpleNamespace(rates=going())
+
+    def run() -> tuple[Tensor, ...]:
+        rate = next(held.rates)
+        return (torch.tensor(rate[0] if isinstance(rate, tuple) else rate),)
+
+    made = decision(run, run, (run,))
+    assert made is not None
+    assert "rates" in made.name
+
+
+def test_an_iterator_that_never_gives_anything_else_is_let_be() -> None:
+    held = SimpleNamespace(rates=itertools.cycle([0.5, 0.5, 0.5]))
+    run = lambda: (torch.tensor(next(held.rates)),)  # noqa: E731
+    assert decision(run, run, (run,)) is None
+
+
 def test_a_count_in_a_byte_is_found() -> None:
     held = bytearray(2)
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from bigbrain_fx.core import Graph
 from bigbrain_fx.errors import BigBrainError, CaptureError, InputError
 from bigbrain_fx.frontend.tracing import asked_rows
+from bigbrain_fx.frontend.tracing.advice import BY_DATA, COMPILED, advice, where_differs
 from bigbrain_fx.frontend.tracing.by_data import data_seen
 from bigbrain_fx.frontend.tracing.captured import Captured
 from bigbrain_fx.frontend.tracing.check import BACKWARD, CheckRun, affordable
@@ -27,6 +27,7 @@ from bigbrain_fx.frontend.tracing.generators import line_of_generator
 from bigbrain_fx.frontend.tracing.hooks import (
     FUNCTION,
     WITHOUT_GRADIENT,
+    changes_ways,
     check_global_hooks,
     check_hooks,
     refusing_hooks,
@@ -203,12 +204,12 @@ class CaptureJob:
         """Refuse a graph that computes something else; look for what makes it so."""
         error: BigBrainError = CaptureError(
             f"BX0201: the captured graph does not compute what the model computes: {wrong}",
-            at=_where(found.graph, wrong),
-            help=_COMPILED if is_compiled(self.step.model) else _advice(wrong, found.graph),
+            at=where_differs(found.graph, wrong),
+            help=COMPILED if is_compiled(self.step.model) else advice(wrong, found.graph),
         )
         error = self.diagnosed(error)
         if self.by_data and error.what.startswith("BX0201"):
-            error.at, error.help = self.by_data[0], _BY_DATA
+            error.at, error.help = self.by_data[0], BY_DATA
         return error
 
     def diagnosed(self, error: BigBrainError) -> BigBrainError:
@@ -295,10 +296,11 @@ class CaptureJob:
             )
             return None
         trial = CheckRun(self.step, found.graph, found.tensors, found.functions)
-        more = (2, max(1, self.batch.rows // 2), self.batch.rows) if len(rows) > 1 else ()
+        half = max(1, self.batch.rows // 2)
+        more = (2, half, self.batch.rows) if len(rows) > 1 else (*rows, *rows)
         for seed, count in enumerate((*rows, *more)):
-            if seed == len(rows) and (trial.ran or not affordable(found.graph, more)):
-                break  # else the module refuses those: a norm wants more rows
+            if seed == len(rows) and not self.asks_more(trial, found, more):
+                break
             try:
                 wrong = trial.first_difference(self.batch.sized(count), seed, gradients)
             except WrongAnswerError as error:
@@ -309,6 +311,16 @@ class CaptureJob:
         if fault is not None:
             raise fault
         return None
+
+    def asks_more(self, trial: CheckRun, found: Captured, more: Sequence[int]) -> bool:
+        """Return whether to compare at other numbers of rows, too.
+
+        A norm refuses one row; and two ways to compute an op may round a few numbers alike.
+        """
+        if not affordable(found.graph, more):
+            return False
+        rows = list(self.batch.sized(more[0]).values())
+        return not trial.ran or changes_ways(lambda: self.ladder.plain.run(rows, 0))
 
     def unlike_rows(self, found: Captured) -> str | None:
         """Say why half of the example's rows cannot be run alone, as a micro-batch runs them.
@@ -396,55 +408,5 @@ class CaptureJob:
         return None
 
 
-_BY_DATA = (
-    "t.data = new gives t other memory, and autograd does not count what is written through .data: "
-    "write the numbers in place, with torch.no_grad(): t.copy_(new), and let what needs the old "
-    "ones, backward, too, read t.clone()"
-)
 _REFUSED = {"autograd": asks_autograd, "ways": other_ways, "threads": in_threads}
-_COMPILED = (
-    "take torch.compile out of the model file: what it compiles rounds otherwise than the calls "
-    "that a trace holds; split --compile compiles each stage"
-)
 _MAY_REACH_PAST = ("BX0181", "BX0199", "BX0201")
-
-
-def _advice(wrong: str, graph: Graph) -> str:
-    """Say what most often makes a trace differ in this way."""
-    if "backward writes" in wrong:
-        return (
-            "write it in forward, under torch.no_grad(): devices run forwards of later "
-            "micro-batches before this one's backward; where a checkpoint runs it again (a "
-            "BatchNorm in it), take the checkpoint out: split --recompute all runs forwards again, "
-            "and writes once"
-        )
-    if "no gradient" in wrong:
-        return (
-            "a reentrant checkpoint stops the gradient where none of its inputs needs one: "
-            "call checkpoint(..., use_reentrant=False)"
-        )
-    if "gradient" in wrong and any(op.random for op in graph.ops):
-        return (
-            "checkpoint(..., preserve_rng_state=False) draws other masks in its backward: leave "
-            "that argument out; or something changes gradients beside the ops, on a node of "
-            f"autograd or on what it saves: take it out, or {FUNCTION}"
-        )
-    if "gradient" in wrong:
-        return (
-            "something changes gradients beside the ops, on a node of autograd, on what it saves "
-            f"(saved_tensors_hooks) or on a parameter's accumulator: take it out, or {FUNCTION}"
-        )
-    return (
-        "keep out of forward and loss: the clock, seeds (torch.manual_seed, fork_rng), Python's "
-        "random numbers, state that is no buffer, and what is otherwise in a trace alone: `type(x) "
-        "is torch.Tensor` (use isinstance), an `except` that catches what float(x) raises (compute "
-        "with tensors); what changes from step to step comes with the batch, as a tensor of "
-        "batches()"
-    )
-
-
-def _where(graph: Graph, wrong: str) -> str:
-    """Return the user's line of the op that reads the tensor a difference is about."""
-    words = set(wrong.split())
-    readers = (op for op in graph.ops if words.intersection((op.name, *op.params)))
-    return next((op.source for op in readers if op.source), "")

@@ -13,7 +13,6 @@ import contextlib
 import ctypes
 import itertools
 import numbers
-import types
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,12 +24,13 @@ import torch
 from torch import Tensor
 
 from bigbrain_fx.frontend.tracing.budget import budget
+from bigbrain_fx.frontend.tracing.iterators import come, go_on, is_iterator
 from bigbrain_fx.frontend.tracing.plain import Numbers, alike
 from bigbrain_fx.frontend.tracing.reached import Place, is_leaf, places
 
 _ROUND = 5_040_000, 5_040_000_000  # multiples of any number after which people let things happen
 _LATER = (10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 100_000, 1_000_000)
-_LONGEST, _FURTHEST = 2_000, 300  # entries that a list is given; how often a generator is asked
+_LONGEST = 2_000  # entries that a list is given
 _LOOK_S = 1.0  # for all runs, but for the first few
 
 Reading = tuple[Any, ...]
@@ -190,9 +190,8 @@ def reading(value: Any) -> Reading:  # noqa: ANN401  # any leaf
         return (value.value,)
     if isinstance(value, itertools.count):
         return (value.__reduce__()[1][0],)
-    if isinstance(value, types.GeneratorType):
-        held = value.gi_frame.f_locals.values() if value.gi_frame else ()
-        return tuple(v for v in held if type(v) in (int, float)) or (0,)
+    if is_iterator(value):
+        return (come(value),)
     if isinstance(value, complex):
         return value.real, value.imag
     if isinstance(value, numbers.Real | Decimal):
@@ -201,16 +200,14 @@ def reading(value: Any) -> Reading:  # noqa: ANN401  # any leaf
 
 
 def _set(place: Place, value: Any, wanted: Sequence[Any]) -> None:  # noqa: ANN401  # any leaf
-    """Let a leaf read so; a generator goes on, and does not come back."""
+    """Let a leaf read so; an iterator goes on, and does not come back."""
     if isinstance(value, Tensor):
         with torch.no_grad():
             value.copy_(torch.tensor(wanted, dtype=torch.float64).reshape(value.shape))
     elif isinstance(value, itertools.count):
         place.put(itertools.count(wanted[0], *value.__reduce__()[1][1:]))
-    elif isinstance(value, types.GeneratorType):
-        steps = wanted[0] - reading(value)[0]
-        for _ in range(int(min(max(steps, 0), _FURTHEST))):
-            next(value)
+    elif is_iterator(value):
+        go_on(value, wanted[0] - come(value))
     elif isinstance(value, array | bytearray):
         for index, number in enumerate(wanted):
             value[index] = type(value[index])(number if isinstance(value, array) else number % 256)

@@ -176,6 +176,14 @@ def suspect(run: Callable[[], object], *, of_grad: bool = False) -> Suspect | No
     return watch.found
 
 
+def changes_ways(run: Callable[[], object]) -> bool:
+    """Run forward once more; return whether lines of the user's change how torch computes."""
+    watch = _Suspects(lambda *_: None)
+    with contextlib.suppress(Exception), watch:
+        run()
+    return watch.found is not None
+
+
 @contextlib.contextmanager
 def _threads_seen(watch: _Suspects) -> Iterator[None]:
     """Note the first line of the user's that starts a thread meanwhile."""

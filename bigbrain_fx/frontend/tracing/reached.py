@@ -32,6 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from bigbrain_fx.frontend.tracing.attributes import OF_TORCH, file_of, is_own
+from bigbrain_fx.frontend.tracing.iterators import is_iterator
 from bigbrain_fx.frontend.translation.sources import is_users
 
 _DEEP = 12  # levels that are looked into
@@ -206,8 +207,8 @@ def is_leaf(value: object) -> bool:
         return len(value) <= _FEW and not (isinstance(value, array) and value.typecode in "uw")
     if isinstance(value, ctypes._SimpleCData):
         return isinstance(value.value, int | float)
-    kinds = (numbers.Real, Decimal, complex, itertools.count, types.GeneratorType, list, deque)
-    return isinstance(value, kinds) and not isinstance(value, bool)
+    kinds = (numbers.Real, Decimal, complex, list, deque)
+    return is_iterator(value) or (isinstance(value, kinds) and not isinstance(value, bool))
 
 
 def _is_near(value: object) -> bool:

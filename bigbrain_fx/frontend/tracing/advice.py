@@ -1,0 +1,60 @@
+"""What to say of a graph that computes something else than its module.
+
+It knows what most often makes them differ, and the graph's lines; it compares nothing.
+"""
+
+from __future__ import annotations
+
+from bigbrain_fx.core import Graph
+from bigbrain_fx.frontend.tracing.hooks import FUNCTION
+
+BY_DATA = (
+    "t.data = new gives t other memory, and autograd does not count what is written through .data: "
+    "write the numbers in place, with torch.no_grad(): t.copy_(new), and let what needs the old "
+    "ones, backward, too, read t.clone()"
+)
+COMPILED = (
+    "take torch.compile out of the model file: what it compiles rounds otherwise than the calls "
+    "that a trace holds; split --compile compiles each stage"
+)
+
+
+def advice(wrong: str, graph: Graph) -> str:
+    """Say what most often makes a trace differ in this way."""
+    if "backward writes" in wrong:
+        return (
+            "write it in forward, under torch.no_grad(): devices run forwards of later "
+            "micro-batches before this one's backward; where a checkpoint runs it again (a "
+            "BatchNorm in it), take the checkpoint out: split --recompute all runs forwards again, "
+            "and writes once"
+        )
+    if "no gradient" in wrong:
+        return (
+            "a reentrant checkpoint stops the gradient where none of its inputs needs one: "
+            "call checkpoint(..., use_reentrant=False)"
+        )
+    if "gradient" in wrong and any(op.random for op in graph.ops):
+        return (
+            "checkpoint(..., preserve_rng_state=False) draws other masks in its backward: leave "
+            "that argument out; or something changes gradients beside the ops, on a node of "
+            f"autograd or on what it saves: take it out, or {FUNCTION}"
+        )
+    if "gradient" in wrong:
+        return (
+            "something changes gradients beside the ops, on a node of autograd, on what it saves "
+            f"(saved_tensors_hooks) or on a parameter's accumulator: take it out, or {FUNCTION}"
+        )
+    return (
+        "keep out of forward and loss: the clock, seeds (torch.manual_seed, fork_rng), Python's "
+        "random numbers, state that is no buffer, and what is otherwise in a trace alone: `type(x) "
+        "is torch.Tensor` (use isinstance), an `except` that catches what float(x) raises (compute "
+        "with tensors); what changes from step to step comes with the batch, as a tensor of "
+        "batches()"
+    )
+
+
+def where_differs(graph: Graph, wrong: str) -> str:
+    """Return the user's line of the op that reads the tensor a difference is about."""
+    words = set(wrong.split())
+    readers = (op for op in graph.ops if words.intersection((op.name, *op.params)))
+    return next((op.source for op in readers if op.source), "")

@@ -248,8 +248,13 @@ def test_devices_and_micro_batches_come_in_pairs(bench: Bench, tmp_path: Path) -
     with pytest.raises(InputError, match="2 does not divide 1") as caught:
         mirrored(bench, cluster(1, 1), micro_batches=1)
     assert caught.value.help == "use --micro-batches with one of 2, 4, 8"
-    with pytest.raises(InputError, match="2 groups of devices alike, and these are unlike"):
-        mirrored(bench, cluster(1, 1, 2, 4), replicas=2)
+    for devices, remedy in (
+        ((1, 1, 2, 4), "leave --replicas out"),
+        ((1, 1, 1, 1, 2, 4), "leave --replicas out, or name groups that are alike"),
+    ):
+        with pytest.raises(InputError, match="2 groups of devices alike, and these are") as caught:
+            mirrored(bench, cluster(*devices), replicas=2)
+        assert (caught.value.help or "").partition(' under "')[0] == remedy
     untied_bench = bench_of(tmp_path / "net.py", untied(MODEL))
     with pytest.raises(InputError, match="--asynchronous does not go with --schedule gems"):
         mirrored(untied_bench, cluster(1, 1), asynchronous="2bw")

@@ -8,6 +8,7 @@ It knows placements and lines; the order is `schedule.gems`'s.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -111,9 +112,18 @@ def _require_alike(cluster: Cluster, groups: Sequence[Group]) -> None:
             f"{FLAG} cuts {len(groups)} groups of devices alike, and these are unlike: "
             f"{', '.join('+'.join(group) for group in groups)}",
             at="--replicas",
-            help='leave --replicas out, or name groups that are alike under "replicas" in the '
-            "cluster file",
+            help="leave --replicas out"
+            + (_BY_NAME if _could_be_alike(cluster, len(groups)) else ""),
         )
+
+
+_BY_NAME = ', or name groups that are alike under "replicas" in the cluster file'
+
+
+def _could_be_alike(cluster: Cluster, count: int) -> bool:
+    """Return whether so many groups alike can be made, of two devices each or more."""
+    kinds = Counter(likeness(only(cluster, (device.name,))) for device in cluster.devices)
+    return sum(devices // count for devices in kinds.values()) >= 2
 
 
 def _micro_batches(graph: Graph, cluster: Cluster, options: Options, turns: int) -> list[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bigbrain_fx.plan import Options
 from tools.faulting.bundle import Fault, devices_of, make_bundle
 from tools.faulting.rows_processes import WARM_S
 from tools.faulting.verdicts import (
@@ -17,8 +16,6 @@ from tools.faulting.verdicts import (
     together,
 )
 
-# Two replicas of two stages: d0 and d1, d2 and d3.
-REPLICAS = Options("naive", schedule="1f1b", micro_batches=4, replicas=2, sum_order="tree")
 MOST_AGAIN = 1  # steps
 LATE_S = 400.0  # four spares must get warm, one after another
 
@@ -83,10 +80,11 @@ def _orphaned(here: Ground, commits: bool) -> Verdict:
 
 
 def replicated(ground: Ground) -> Ground:
-    """Return the ground of a bundle with replicas, made once."""
+    """Return the ground of a bundle with two replicas, made once: d0 and d1, d2 and d3."""
     folder = ground.folder / "replicas"
     if not folder.exists():
-        make_bundle(folder / "made", options=REPLICAS)
+        options = replace(ground.options, replicas=2, sum_order="tree")
+        make_bundle(folder / "made", options=options)
     bundle = folder / "made" / "bundle"
     known = sum(1 for each in folder.iterdir() if each.name.startswith("run-"))
     return Ground(folder, bundle, devices_of(bundle), count=known)

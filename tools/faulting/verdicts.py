@@ -75,7 +75,7 @@ class Ground:
     """A bundle and its undisturbed run, for any number of runs with faults.
 
     The reference is all devices in one process: nothing of replay takes part in it.
-    `environment` is of each supervised run.
+    `environment` is of each supervised run, `options` those that the bundle was split with.
     """
 
     folder: Path
@@ -84,6 +84,7 @@ class Ground:
     environment: Mapping[str, str] = field(default_factory=dict)
     references: dict[int, Run] = field(default_factory=dict)
     count: int = 0
+    options: Options = PIPELINE
 
     def fresh(self, faults: Sequence[Fault] = (), steps: int = STEPS, block: int = 0) -> Path:
         """Return a new folder with a copy of the bundle in which faults are planned."""
@@ -132,7 +133,7 @@ def ground(size: Size = SMALL, options: Options = PIPELINE) -> Iterator[Ground]:
     """Make a bundle in a temporary folder, which is removed at the end."""
     with tempfile.TemporaryDirectory(prefix="faults-") as name:
         bundle = make_bundle(Path(name) / "made", size, options=options)
-        yield Ground(Path(name), bundle, devices_of(bundle))
+        yield Ground(Path(name), bundle, devices_of(bundle), options=options)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tools.faulting import matrix, rows_calls
-from tools.faulting.bundle import Fault
+from tools.faulting.bundle import BUNDLES, Fault
 from tools.faulting.chaos import drawn
 from tools.faulting.jobs import Run
 from tools.faulting.matrix import ROWS, Result, Row, results
@@ -180,8 +180,18 @@ def test_rows_of_other_schedules_are_added_to_those_that_a_page_has(tmp_path: Pa
     assert "| `zb-v` | 1, 12 | - | 2 / 2 |\n| `2bw` | - | 3 | 1 / 0 |\n" in text
     assert "| in all |  |  | 3 / 2 |" in text
     again = Result(replace(broken, run=ROW.run), ROW.run(None), 1.0)  # type: ignore[arg-type]
+    page.write_text(text.replace("| struck |", "On a busy machine.\n\n| struck |", 1))
     write_page(page, {OTHERS: with_others(page, "2bw", [again])})
     assert "| `2bw` | 3 | - | 1 / 1 |" in page.read_text()
+    assert "\n\nOn a busy machine.\n\n| struck |" in page.read_text()
+
+
+@pytest.mark.parametrize("number", [32, 33, 34, 35, 36, 37, 38])
+def test_what_a_bundle_cannot_have_is_left_out(number: int, tmp_path: Path) -> None:
+    struck = Ground(tmp_path, tmp_path, (), options=BUNDLES["2bw"])
+    (result,) = results(struck, [number])
+    assert result.verdict.status == SKIPPED
+    assert "does not go with steps that overlap" in result.verdict.outcome
 
 
 # --------------------------------------------------------------------------- judging

@@ -115,8 +115,9 @@ class Fault:
     Attributes:
         device, step: whose, and in which step; for "ready", "addressed" and "giving" the
             first generation that will do, for "commit" and "before_record" the step of the commit.
-        at: an instruction (forward, backward, send, recv, ...), or "any" of them; or begin, end,
-            in_update, updated, snapshot, commit, before_record, ready, addressed, giving.
+        at: an instruction (forward, backward, send, recv, ...), or "any" of them, or a `send` of
+            one kind (send_gradient); or begin, end, in_update, updated, snapshot, commit,
+            before_record, ready, addressed, giving.
         what: kill, stop, stop_others, kill_parent, end_run (SIGTERM to the supervisor), raise,
             sleep, run, corrupt, nan, wrong (a `send` sends 1.5 times what it has), or mark (it is
             only noted).

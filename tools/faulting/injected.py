@@ -171,11 +171,22 @@ def place(device, name):
     )
 
 
+def place_of_kind(device, kind):
+    """Count what is sent of one kind, and strike before it: "send_gradient"."""
+    name, seen = f"send_{kind}", counts.setdefault(device.name, {})
+    seen[name] = seen.get(name, 0) + 1
+    if not is_real(device):
+        return None
+    return strike(device.name, device.step, name, seen[name] - 1, generation_of(device))
+
+
 def counted(method, name):
     """Return a method of Device that strikes first."""
 
     def run(self, *args, **kwargs):
         struck = place(self, name)
+        if name == "send":
+            struck = struck or place_of_kind(self, args[0].kind)
         if struck == "nan":
             for value in kwargs.values():
                 value.detach().fill_(float("nan"))

@@ -18,7 +18,7 @@ from tools.faulting import (
     rows_runs,
     rows_wrong,
 )
-from tools.faulting.verdicts import BROKEN, Ground, Verdict
+from tools.faulting.verdicts import BROKEN, SKIPPED, DoesNotGoError, Ground, Verdict
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,8 @@ def results(ground: Ground, numbers: Sequence[int] = ()) -> Iterator[Result]:
         start = time.monotonic()
         try:
             verdict = row.run(ground)
+        except DoesNotGoError as error:
+            verdict = Verdict(SKIPPED, str(error))
         except Exception as error:  # whatever it is: the other rows are still worth a run
             text = f"{type(error).__name__}: {error}"
             verdict = Verdict(BROKEN, text.splitlines()[0][:160], problems=(text,))

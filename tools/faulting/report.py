@@ -93,10 +93,12 @@ def _joined(words: Sequence[str]) -> str:
 def with_others(page: Path, name: str, results: Sequence[Result]) -> str:
     """Return the section of other schedules with the rows of one of them added to those it has."""
     text = page.read_text() if page.exists() else ""
-    found = _rows_by_name(text.partition(f"## {OTHERS}\n")[2].partition("\n## ")[0])
+    known = text.partition(f"## {OTHERS}\n")[2].partition("\n## ")[0]
+    found = _rows_by_name(known)
     mine = found.setdefault(name, {})
     mine |= {result.row.number: result.verdict.status == KEPT for result in results}
-    return others_table(found)
+    above = known.partition("|")[0].strip()  # what somebody has written over the table
+    return "\n\n".join(filter(None, (above, others_table(found))))
 
 
 def others_table(found: Mapping[str, Mapping[int, bool]]) -> str:

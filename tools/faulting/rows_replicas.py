@@ -81,6 +81,7 @@ def _orphaned(here: Ground, commits: bool) -> Verdict:
 
 def replicated(ground: Ground) -> Ground:
     """Return the ground of a bundle with two replicas, made once: d0 and d1, d2 and d3."""
+    ground.require_apart("a replica")
     folder = ground.folder / "replicas"
     if not folder.exists():
         options = replace(ground.options, replicas=2, sum_order="tree")

@@ -15,7 +15,9 @@ ALL = ("--suspect", "1")
 
 def once(ground: Ground) -> Verdict:
     """Row 34: one activation, and later one gradient, 1.5 times what it should be."""
-    faults = [Fault("d1", 3, "send", 0, "wrong"), Fault("d3", 8, "send", 2, "wrong")]
+    ground.require_apart("--suspect")
+    places = ("d1", 3, "send_activation"), ("d3", 8, "send_gradient")
+    faults = [Fault(*place, what="wrong") for place in places]
     run = ground.run(faults, *ALL, deadline_s=LATE_S)
     found = [(e["device"], e["step"], e["text"].split()[3]) for e in run.of("suspect")]
     back = [event["step"] for event in run.of("rolled_back")]
@@ -32,6 +34,7 @@ def once(ground: Ground) -> Verdict:
 
 def for_ever(ground: Ground) -> Verdict:
     """Row 35: a device that is wrong again when a step is done again."""
+    ground.require_apart("--suspect")
     first = 5
     faults = [Fault("d2", first, "send", 0, "wrong")] * 2  # as it is done, and done again
     words = ("--commits", "../commits", "--commit-every", "1", *ALL)

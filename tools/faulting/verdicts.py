@@ -30,6 +30,10 @@ DEADLINE_S = 150.0
 KEPT, BROKEN, NOT_BUILT, SKIPPED = "kept", "broken", "not built", "skipped"
 
 
+class DoesNotGoError(Exception):
+    """A row asks for what the bundle that is struck cannot have."""
+
+
 @dataclass(frozen=True)
 class Times:
     """One strike; seconds are from its moment `at` (since 1970), None: that did not happen."""
@@ -85,6 +89,15 @@ class Ground:
     references: dict[int, Run] = field(default_factory=dict)
     count: int = 0
     options: Options = PIPELINE
+
+    def require_apart(self, what: str) -> None:
+        """Leave a row out that needs what no bundle has whose steps run into each other.
+
+        Raises:
+            DoesNotGoError: this is one.
+        """
+        if self.options.asynchronous:
+            raise DoesNotGoError(f"skipped: {what} does not go with steps that overlap")
 
     def fresh(self, faults: Sequence[Fault] = (), steps: int = STEPS, block: int = 0) -> Path:
         """Return a new folder with a copy of the bundle in which faults are planned."""

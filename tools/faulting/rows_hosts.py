@@ -73,6 +73,7 @@ def cut_off(ground: Ground) -> Verdict:
     The side of the supervisor that decides goes on with its replica; the other ends, and what it
     keeps is where no later run begins.
     """
+    ground.require_without("going on without a replica", "offload")
     refused = needs_root()
     if refused is not None:
         return refused

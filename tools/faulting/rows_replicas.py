@@ -46,6 +46,7 @@ def while_giving(ground: Ground) -> Verdict:
 
 def lost_for_good(ground: Ground) -> Verdict:
     """Row 36: a device dies and no process may be started: the other replica goes on alone."""
+    ground.require_without("going on without a replica", "offload")
     here = replicated(ground)
     faults = [Fault("d3", 5, "forward")]
     words = ("--elastic", "--restarts", "0")
@@ -81,7 +82,7 @@ def _orphaned(here: Ground, commits: bool) -> Verdict:
 
 def replicated(ground: Ground) -> Ground:
     """Return the ground of a bundle with two replicas, made once: d0 and d1, d2 and d3."""
-    ground.require_apart("a replica")
+    ground.require_without("a replica", "asynchronous")
     folder = ground.folder / "replicas"
     if not folder.exists():
         options = replace(ground.options, replicas=2, sum_order="tree")

@@ -15,7 +15,7 @@ ALL = ("--suspect", "1")
 
 def once(ground: Ground) -> Verdict:
     """Row 34: one activation, and later one gradient, 1.5 times what it should be."""
-    ground.require_apart("--suspect")
+    ground.require_without("--suspect", "asynchronous", "offload")
     places = ("d1", 3, "send_activation"), ("d3", 8, "send_gradient")
     faults = [Fault(*place, what="wrong") for place in places]
     run = ground.run(faults, *ALL, deadline_s=LATE_S)
@@ -34,7 +34,7 @@ def once(ground: Ground) -> Verdict:
 
 def for_ever(ground: Ground) -> Verdict:
     """Row 35: a device that is wrong again when a step is done again."""
-    ground.require_apart("--suspect")
+    ground.require_without("--suspect", "asynchronous", "offload")
     first = 5
     faults = [Fault("d2", first, "send", 0, "wrong")] * 2  # as it is done, and done again
     words = ("--commits", "../commits", "--commit-every", "1", *ALL)

@@ -90,14 +90,15 @@ class Ground:
     count: int = 0
     options: Options = PIPELINE
 
-    def require_apart(self, what: str) -> None:
-        """Leave a row out that needs what no bundle has whose steps run into each other.
+    def require_without(self, what: str, *options: str) -> None:
+        """Leave a row out that needs what does not go with some options.
 
         Raises:
-            DoesNotGoError: this is one.
+            DoesNotGoError: the bundle was split with one of them.
         """
-        if self.options.asynchronous:
-            raise DoesNotGoError(f"skipped: {what} does not go with steps that overlap")
+        for name in options:
+            if getattr(self.options, name):
+                raise DoesNotGoError(f"skipped: {what} does not go with --{name}")
 
     def fresh(self, faults: Sequence[Fault] = (), steps: int = STEPS, block: int = 0) -> Path:
         """Return a new folder with a copy of the bundle in which faults are planned."""

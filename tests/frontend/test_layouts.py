@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -103,19 +104,19 @@ def test_handlers_of_the_users_hear_what_others_do_not_show(
     assert "said once" not in capsys.readouterr().err
 
 
-def _factors() -> Iterator[float]:
-    return iter([1.0] * 1_000 + [2.0] * 100_000)
+def _factors() -> io.StringIO:
+    return io.StringIO("1.0\n" * 1_000 + "2.0\n" * 100_000)
 
 
 class InTurn(nn.Module):
-    """Takes the next factor with each call."""
+    """Reads the next factor with each call."""
 
     def __init__(self) -> None:
         super().__init__()
         self.lift, self.factors = nn.Linear(3, 2), _factors()
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.lift(x).mean() * next(self.factors)
+        return self.lift(x).mean() * float(self.factors.readline())
 
 
 def test_what_no_walk_finds_is_found_by_many_calls() -> None:

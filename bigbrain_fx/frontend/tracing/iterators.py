@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import types
+import warnings
 from collections.abc import Iterator
 from typing import Any, TypeGuard
 
@@ -29,7 +30,9 @@ def is_iterator(value: object) -> TypeGuard[Iterator[Any]]:
 
 def come(value: Iterator[Any]) -> float:
     """Return a number that changes as an iterator goes on, of all that says where it is."""
-    return sum(place * number for place, number in enumerate(_numbers(value, _DEEP), 1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # itertools' copies, from 3.12 on
+        return sum(place * number for place, number in enumerate(_numbers(value, _DEEP), 1))
 
 
 def go_on(value: Iterator[Any], steps: float) -> None:

@@ -165,14 +165,15 @@ class ByMath(nn.Module):
 
 
 def test_a_part_that_changes_how_torch_computes_is_kept_whole() -> None:
-    torch.manual_seed(0)  # for two or three rows both codes may have the same bits, by chance
+    torch.manual_seed(0)
     found = capture(nn.Sequential(Plain(), ByMath()), (torch.randn(8, 4),))
     assert leaf_paths(found.graph) == ("1",)
     assert "changes how torch computes" in found.warnings[0]
 
 
-def test_a_model_that_changes_how_torch_computes_is_told_of_leaves() -> None:
-    torch.manual_seed(0)
+@pytest.mark.parametrize("seed", [0, 24, 41])  # of the last two one and three rows are alike
+def test_a_model_that_changes_how_torch_computes_is_told_of_leaves(seed: int) -> None:
+    torch.manual_seed(seed)
     with pytest.raises(CaptureError, match="BX0187: forward changes how torch computes") as caught:
         capture(ByMath(), (torch.randn(8, 4),))
     assert "--leaf" in (caught.value.help or "")

@@ -84,7 +84,7 @@ def replicated(ground: Ground) -> Ground:
     """Return the ground of a bundle with two replicas, made once: d0 and d1, d2 and d3."""
     ground.require_without("a replica", "asynchronous")
     folder = ground.folder / "replicas"
-    if not folder.exists():
+    if not (folder / "made" / "bundle").exists():
         options = replace(ground.options, replicas=2, sum_order="tree")
         make_bundle(folder / "made", options=options)
     bundle = folder / "made" / "bundle"

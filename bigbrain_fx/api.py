@@ -62,6 +62,7 @@ if TYPE_CHECKING:
         InputError as InputError,
         NoPlanError as NoPlanError,
         ScheduleError as ScheduleError,
+        SplitWarning as SplitWarning,
         VerificationError as VerificationError,
     )
     from bigbrain_fx.frontend import (

@@ -103,6 +103,10 @@ class NoPlanError(BigBrainError):
             return self.__dict__[name]
 
 
+class SplitWarning(UserWarning):
+    """Warn of what a split or an estimate does otherwise than the user may expect."""
+
+
 class CaptureError(BigBrainError):
     """Report that the model cannot be traced, with the user's line (exit code 4).
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,12 +23,13 @@ from bigbrain_fx.bundles.found import (
     with_true_copies,
 )
 from bigbrain_fx.bundles.found_model import FoundModel, Loss, Recipe
+from bigbrain_fx.bundles.micro_batches import planned_as_trained
 from bigbrain_fx.bundles.rewriting import Make, with_rewrites
 from bigbrain_fx.bundles.typed import of_its_types
 from bigbrain_fx.cluster import read_cluster
 from bigbrain_fx.core import Cluster, Graph
 from bigbrain_fx.emit import check_out, write_bundle
-from bigbrain_fx.errors import InputError
+from bigbrain_fx.errors import InputError, SplitWarning
 from bigbrain_fx.frontend import is_onnx, told_of_gpus
 from bigbrain_fx.plan import (
     AUTO,
@@ -120,6 +122,8 @@ def split(
             runtime/): torchrun starts it, or `run` without spares.
         time_limit_s: seconds for loading and capturing a model file.
 
+    Each of the result's `warnings` is a `SplitWarning`, too.
+
     Raises:
         BigBrainError: the input cannot be used, captured or placed; nothing is written then.
     """
@@ -136,12 +140,22 @@ def split(
         gpus = [device.name for device in cluster.devices if device.kind == "cuda"]
         there = told_of_gpus(found.elsewhere, gpus)
         make = partial(_tried_plan, cluster=cluster, followed=followed)
-        plan, said = _said_plan(found, chosen, make)
+        is_open = chosen.micro_batches is None and followed is None
+        make = partial(_said_plan, make=make)
+        plan, said = planned_as_trained(found, chosen, make, is_open=is_open)
         plan, copied = with_true_copies(found, plan)
         _require_training(plan, lean=lean)
         require_sent_types(plan)
         write_bundle(plan, found.weights, Path(os.path.abspath(out)), force=force, lean=lean)
-        return Split(plan, Path(out), (*there, *said, *copied), found.parameters, found.capture_s)
+        notes = *there, *said, *copied
+        _warn(notes)
+        return Split(plan, Path(out), notes, found.parameters, found.capture_s)
+
+
+def _warn(notes: Sequence[str]) -> None:
+    """Warn whoever called `split` or `estimate`, as the command line does."""
+    for note in notes:
+        warnings.warn(note, SplitWarning, stacklevel=3)
 
 
 def _said_plan(found: FoundModel, options: Options, make: Make) -> tuple[Plan, tuple[str, ...]]:
@@ -251,7 +265,10 @@ def estimate(
     chosen = _agreeing(chosen, cluster)
     with captured_model(model, chosen, example_batch, loss, time_limit_s, meta=True) as found:
         make = partial(_tried_plan, cluster=cluster, followed=None)
-        plan, _ = with_rewrites(found, chosen, make)
+        make = partial(with_rewrites, make=make)
+        is_open = chosen.micro_batches is None
+        plan, notes = planned_as_trained(found, chosen, make, is_open=is_open)
+        _warn(notes)
         return plan
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def source_of(facts: ModelFacts) -> Source:
     """Return what a plan remembers of the model file."""
     location = facts.path if facts.name == "model" else f"{facts.path}:{facts.name}"
-    own = ("path", "rewritten")
+    own = ("path", "rewritten", "loss_count")
     same = (entry.name for entry in fields(Source) if entry.name not in own)
     return Source(location, **{name: getattr(facts, name) for name in same})
 
@@ -253,6 +253,7 @@ def captured_model(
             session.capture_s,
             session,
             elsewhere=facts.elsewhere,
+            compare=session.micro_batch_effect,
         )
 
 

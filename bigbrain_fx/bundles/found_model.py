@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bigbrain_fx.core import Graph, RewriteProof, RewriteTrial, RuleTrial
 from bigbrain_fx.emit import Weights
-from bigbrain_fx.frontend import CaptureSession, Elsewhere
+from bigbrain_fx.frontend import CaptureSession, Elsewhere, MicroBatchEffect
 from bigbrain_fx.plan import Options, Source
 
 if TYPE_CHECKING:
@@ -24,8 +24,9 @@ class Recipe:
     """How a module in memory is trained, as a model file would say it.
 
     `optimizer` is a function of named parameters, a torch class, or a `functools.partial` of one;
-    None is torch's AdamW. Functions reach the devices as text: see `carried`. `drop_last`,
-    `batch_dims` and `pad` say how batches split.
+    None is torch's AdamW. Functions reach the devices as text: see `carried`. `loss_weight(batch)`
+    is the number of elements that a batch's loss is a mean over, by which micro-batches weigh.
+    `drop_last`, `batch_dims` and `pad` say how batches split.
     """
 
     optimizer: Callable[..., object] | None = None
@@ -34,6 +35,7 @@ class Recipe:
     clip_norm: float | None = None
     autocast: str | None = None
     grad_scaler: bool | Mapping[str, float] | None = None
+    loss_weight: Callable[[Any], object] | None = None
     leaves: tuple[str, ...] = ()
     drop_last: bool | None = None
     batch_dims: Mapping[str | int, int | None] = field(default_factory=dict)
@@ -45,7 +47,8 @@ class FoundModel:
     """A captured model, from a file or from memory.
 
     `parameters` counts trainable numbers, tied ones once; `capture_s` is 0 for a module in memory,
-    and `session` none: it has `module` and `recipe`.
+    and `session` none: it has `module` and `recipe`. `compare` runs a step on the example batch,
+    whole and in so many micro-batches.
     """
 
     graph: Graph
@@ -58,6 +61,7 @@ class FoundModel:
     module: nn.Module | None = None
     recipe: Recipe | None = None
     elsewhere: Elsewhere | None = None
+    compare: Callable[[int], MicroBatchEffect] = MicroBatchEffect
 
     def try_rules(self, trials: Sequence[RuleTrial]) -> list[str | None]:
         """Run trials of rules where torch is; return for each why it failed, or None."""

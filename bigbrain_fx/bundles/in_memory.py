@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, cast
 
 from bigbrain_fx.bundles.carried import as_optimizer, carry
 from bigbrain_fx.bundles.found_model import IN_MEMORY, FoundModel, Loss, Recipe, other_rows
+from bigbrain_fx.core import ROW_COUNTS, LossCount
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Options, Source
 from bigbrain_fx.weights import as_umask_says
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
-    from bigbrain_fx.frontend import Captured
+    from bigbrain_fx.frontend import Captured, MicroBatchEffect, Training
 
 
 def captured_in_memory(
@@ -37,7 +38,14 @@ def captured_in_memory(
     Raises:
         BigBrainError: the module cannot be used or captured, or something has no source.
     """
-    from bigbrain_fx.frontend import capture, require_padding, require_rows, training_of, with_cache
+    from bigbrain_fx.frontend import (
+        Training,
+        capture,
+        require_padding,
+        require_rows,
+        training_of,
+        with_cache,
+    )
 
     _require_given(module, example_batch)
     recipe = recipe or Recipe()
@@ -74,15 +82,19 @@ def captured_in_memory(
     source = _carried(captured, module, recipe, loss, said, scratch, options.cache)
     count = sum(p.numel() for p in {id(p): p for p in module.parameters()}.values())
     notes = (*captured.warnings, *([tried] if tried else []))
+    weights = _InMemory(
+        captured, Training(module, cast("None", loss), recipe.autocast, recipe.loss_weight)
+    )
     return FoundModel(
         captured.graph,
         source,
-        _InMemory(captured),
+        weights,
         notes,
         count,
         module=module,
         recipe=recipe,
         elsewhere=captured.elsewhere,
+        compare=weights.compare,
     )
 
 
@@ -147,6 +159,7 @@ def _carried(
         drop_last=recipe.drop_last,
         batch_dims={e.name: e.dim for e in captured.batch.entries if e.dim},
         pad=pads(captured.batch, recipe.pad),
+        has_loss_weight=recipe.loss_weight is not None,
     )
 
 
@@ -169,11 +182,24 @@ def _called(captured: Captured, loss: Loss | None) -> Iterator[tuple[str, object
             yield name, getattr(sys.modules[IN_MEMORY], name)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _InMemory:
-    """The weights of a module captured in this process."""
+    """The weights of a module captured in this process, and how it is trained.
+
+    `loss_count` is by what micro-batches weigh, once `compare` has found it.
+    """
 
     captured: Captured
+    training: Training
+    loss_count: LossCount | None = None
+
+    def compare(self, count: int) -> MicroBatchEffect:
+        """Compare a step on the example batch with one in so many micro-batches."""
+        from bigbrain_fx.frontend import micro_batch_effect
+
+        effect = micro_batch_effect(self.training, self.captured, count)
+        self.loss_count = effect.loss_count if effect.is_equal else None
+        return effect
 
     def write_weights(self, folder: Path, files: Mapping[str, Sequence[str]]) -> None:
         from safetensors.torch import save_file
@@ -186,6 +212,13 @@ class _InMemory:
     def write_batch(self, path: Path) -> None:
         from safetensors.torch import save_file
 
-        batch = self.captured.inputs()
+        batch = {**self.captured.inputs(), **self._row_counts()}
         save_file({name: tensor.contiguous().clone() for name, tensor in batch.items()}, path)
         as_umask_says(path)
+
+    def _row_counts(self) -> dict[str, Tensor]:
+        """Return the counts by which the bundle weighs the example's rows."""
+        from bigbrain_fx.frontend import counts_by_row
+
+        own = self.training.loss_weight or (self.loss_count.of if self.loss_count else None)
+        return {} if own is None else {ROW_COUNTS: counts_by_row(own, self.captured.batch)}

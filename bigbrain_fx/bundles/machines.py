@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 from bigbrain_fx.bundles.compile import split
 from bigbrain_fx.bundles.found_model import Loss, Recipe
 from bigbrain_fx.bundles.launch import RunOptions
-from bigbrain_fx.bundles.sessions import Constants, Session, require_session
+from bigbrain_fx.bundles.sessions import Constants, RowCounts, Session, require_session
 from bigbrain_fx.core import Cluster, Shown
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.plan import Options
+from bigbrain_fx.plan import Options, Source
 from bigbrain_fx.supervisor import warn
 from bigbrain_fx.weights import Scratch
 
@@ -63,7 +63,7 @@ class Machine(Shown):
             run: how to run; one spare process is kept, unless this says otherwise.
             out: where the bundle is written; else it is removed when this process ends.
             recipe: `optimizer`, `lr_scale`, `scheduler`, `clip_norm`, `autocast`, `grad_scaler`,
-                `leaves`, `drop_last`, `batch_dims`, `pad`: see `Recipe`.
+                `loss_weight`, `leaves`, `drop_last`, `batch_dims`, `pad`: see `Recipe`.
 
         Raises:
             BigBrainError: the model cannot be captured or placed, or what it is trained with has
@@ -81,7 +81,8 @@ class Machine(Shown):
         )
         how = run or RunOptions(spares=1)
         constants = Constants(model, example_batch, loss, recipe.get("autocast"))
-        return Session(made, model, replace(how, spares=how.spares or 0), constants)
+        counts = _row_counts(made.plan.source, _recipe(recipe))
+        return Session(made, model, replace(how, spares=how.spares or 0), constants, counts)
 
     def train(
         self,
@@ -128,6 +129,13 @@ class Machine(Shown):
                 warn(f"WARNING: the data ended after {session.steps} of {steps} steps")
             model.load_state_dict(session.state_dict())
         return model
+
+
+def _row_counts(source: Source, recipe: Recipe) -> RowCounts | None:
+    """Return by what micro-batches weigh; None where they weigh by their rows."""
+    found = None if source.loss_count is None else source.loss_count.of
+    count = recipe.loss_weight or found
+    return None if count is None else RowCounts(count, recipe.batch_dims)
 
 
 def _hear(

@@ -15,7 +15,8 @@ import os
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,7 +25,7 @@ from bigbrain_fx.bundles.entries import entries, entry_tensor, has_fewer, requir
 from bigbrain_fx.bundles.found_model import Loss
 from bigbrain_fx.bundles.going_on import commit_held, export_commit, export_training
 from bigbrain_fx.bundles.launch import Backend, Run, RunOptions, StepLine, run
-from bigbrain_fx.core import Device, Shown
+from bigbrain_fx.core import ROW_COUNTS, Device, Shown
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Explanation, Options, Plan, explain, wants_tensor
 from bigbrain_fx.supervisor import Event, Feed
@@ -69,6 +70,29 @@ class Constants:
             self.changed.update(new)
 
 
+@dataclass(frozen=True)
+class RowCounts:
+    """How many elements of each row the loss is a mean over: sent with every batch.
+
+    Attributes:
+        count: of a batch, or a part of it.
+        dims: `batch_dims` of the recipe.
+    """
+
+    count: Callable[[Any], object]
+    dims: Mapping[str | int, int | None]
+
+    def of(self, batch: object) -> Tensor:
+        """Return the counts of a batch's rows.
+
+        Raises:
+            InputError: they are no counts, or do not add up to the batch's.
+        """
+        from bigbrain_fx.frontend import counts_by_row, take_apart
+
+        return counts_by_row(self.count, take_apart(batch, dims=self.dims))
+
+
 class _Elsewhere:
     """A name of a loop in plain PyTorch, which the devices have: it says what to do instead."""
 
@@ -103,12 +127,18 @@ class Session(Shown):
     """
 
     def __init__(
-        self, made: Split, module: nn.Module, options: RunOptions, constants: Constants
+        self,
+        made: Split,
+        module: nn.Module,
+        options: RunOptions,
+        constants: Constants,
+        row_counts: RowCounts | None = None,
     ) -> None:
         plan = made.plan
         devices = [plan.cluster.device[name] for name in plan.stages.devices]
         require_session(devices, backend=options.backend)
         self._constants = constants
+        self._row_counts = row_counts
         self.made = made
         self.module = module
         self.events: list[Event] = []
@@ -183,6 +213,8 @@ class Session(Shown):
         found = {n: entry_tensor(n, batch, entry) for n, entry in self._entries.items()}
         require_one_number(found, self._entries)
         self._constants.require(batch)
+        if self._row_counts is not None:
+            found[ROW_COUNTS] = self._row_counts.of(batch)
         self._feed.put(self.steps, [save(found)])
         self.steps += 1
         return self.steps - 1

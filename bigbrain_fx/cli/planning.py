@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +24,24 @@ from bigbrain_fx.cli.options import (
     require_absent,
 )
 from bigbrain_fx.cli.progress import working
-from bigbrain_fx.errors import InputError
+from bigbrain_fx.errors import InputError, SplitWarning
 
 if TYPE_CHECKING:
     from bigbrain_fx.cli.prices import Offer
     from bigbrain_fx.plan import Plan
+
+
+@contextmanager
+def split_warnings() -> Iterator[None]:
+    """Print the warnings of a split at its end, a line each."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always", SplitWarning)
+        yield
+    for each in found:
+        if issubclass(each.category, SplitWarning):
+            click.echo(f"warning: {each.message}", err=True)
+        else:
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
 
 
 @cli.command(short_help="Split a model over devices and write a bundle.")
@@ -71,7 +86,7 @@ def split(
     if weights_by_reference and weights is None:
         raise InputError("--weights-by-reference is for --weights", help="add --weights FOLDER")
     model, options = located(model, choices), chosen(choices)
-    with working(f"splitting {model}") as say, telling(say):
+    with split_warnings(), working(f"splitting {model}") as say, telling(say):
         made = bundles.split(
             model,
             devices,
@@ -84,8 +99,6 @@ def split(
             lean=lean,
             time_limit_s=time_limit,
         )
-    for warning in made.warnings:
-        click.echo(f"warning: {warning}", err=True)
     if as_json:
         click.echo(json_line(split_json(made)))
         return
@@ -124,7 +137,7 @@ def estimate(
     if out is not None:
         require_absent(out, force)
     model, options = located(model, choices), chosen(choices)
-    with working(f"estimating {model} without weights") as say, telling(say):
+    with split_warnings(), working(f"estimating {model} without weights") as say, telling(say):
         plan = bundles.estimate(model, devices, options, time_limit_s=time_limit)
     if out is not None:
         write_plan(plan, out)

@@ -42,6 +42,7 @@ from bigbrain_fx.core.kernels import (
     KERNELS as KERNELS,
     KernelShape as KernelShape,
 )
+from bigbrain_fx.core.loss_count import ROW_COUNTS as ROW_COUNTS, LossCount as LossCount
 from bigbrain_fx.core.placement import (
     Asynchronous as Asynchronous,
     Offloaded as Offloaded,

@@ -30,6 +30,12 @@ if TYPE_CHECKING:
         is_onnx as is_onnx,
         resolved as resolved,
     )
+    from bigbrain_fx.frontend.micro_batches.effect import MicroBatchEffect as MicroBatchEffect
+    from bigbrain_fx.frontend.micro_batches.loss_count import counts_by_row as counts_by_row
+    from bigbrain_fx.frontend.micro_batches.measure import (
+        Training as Training,
+        micro_batch_effect as micro_batch_effect,
+    )
     from bigbrain_fx.frontend.modelfile import (
         ModelFile as ModelFile,
         load_model_file as load_model_file,

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
+    from bigbrain_fx.core import LossCount
     from bigbrain_fx.frontend.early import Early
+    from bigbrain_fx.frontend.micro_batches.effect import MicroBatchEffect
     from bigbrain_fx.frontend.modelfile import ModelFile
     from bigbrain_fx.frontend.quantised import QuantisedModel
     from bigbrain_fx.frontend.tracing.captured import Captured
@@ -85,6 +87,7 @@ class _Service:
         self.quantised = _quantised(self.file, wanted.get("quantize"))
         self.captured = _capture(self.file, wanted)
         self.fixed: tuple[object, ...] = ()
+        self.loss_count: LossCount | None = None  # by which micro-batches weigh, once it is found
         if wanted["training"] and not self.meta and not blank:
             _require_steady(self.file, seed)
             self.fixed = (*_fixed(self.file), *_apart_entries(self.file, self.captured))
@@ -130,6 +133,7 @@ class _Service:
             "has_optimizer": file.optimizer is not None,
             "has_lr_scale": file.lr_scale is not None,
             "has_scheduler": file.scheduler is not None,
+            "has_loss_weight": file.loss_weight is not None,
             "clip_norm": file.clip_norm,
             "grad_scaler": file.grad_scaler,
             "autocast": file.autocast,
@@ -171,6 +175,8 @@ class _Service:
         elif request["do"] == "calls":
             kept = frozenset(cast("list[str]", request["kept"]))
             return {"note": self.try_calls(kept, trains=bool(request["trains"]))}
+        elif request["do"] == "micro-batches":
+            return {"effect": asdict(self.micro_batch_effect(cast("int", request["count"])))}
         elif request["do"] == "rules":
             from bigbrain_fx.frontend.tracing.trying import failed_rules
 
@@ -178,7 +184,10 @@ class _Service:
         elif request["do"] in ("lay", "prove"):
             return rewriting(str(request["do"]), Path(str(request["path"])))
         else:
-            expected = "weights, batch, convert, optimizer, copies, calls, rules, lay or prove"
+            expected = (
+                "weights, batch, convert, optimizer, copies, calls, micro-batches, rules, lay or "
+                "prove"
+            )
             raise InputError(f"expected {expected}, found {request['do']!r}")
         return {"done": request["do"]}
 
@@ -252,6 +261,16 @@ class _Service:
             require_nothing_between(about, self.file, self.early)
         return require_nothing_left(about, self.early)
 
+    def micro_batch_effect(self, count: int) -> MicroBatchEffect:
+        """Compare a step on the example batch with one in so many micro-batches."""
+        from bigbrain_fx.frontend.micro_batches.measure import Training, micro_batch_effect
+
+        file = self.file
+        training = Training(file.model, file.loss, file.autocast, file.loss_weight)
+        effect = micro_batch_effect(training, self.captured, count)
+        self.loss_count = effect.loss_count if effect.is_equal else None
+        return effect
+
     def write_batch(self, path: Path) -> None:
         """Write the example batch's tensors, and its structure as JSON beside them."""
         from safetensors.torch import save_file
@@ -260,10 +279,21 @@ class _Service:
 
         batch = self.captured.batch
         if not self.meta:
-            save_file(_apart({entry.name: entry.tensor for entry in batch.entries}), path)
+            tensors = {entry.name: entry.tensor for entry in batch.entries}
+            save_file(_apart({**tensors, **self._row_counts()}), path)
             as_umask_says(path)
         structure = json.dumps(_structure(batch.template), indent=1)
         path.with_name(path.name + ".json").write_text(structure, encoding="utf-8")
+
+    def _row_counts(self) -> dict[str, Tensor]:
+        """Return the counts by which a bundle without data of its own weighs the example's rows."""
+        from bigbrain_fx.core import ROW_COUNTS
+        from bigbrain_fx.frontend.micro_batches.loss_count import counts_by_row
+
+        own = self.file.loss_weight or (self.loss_count.of if self.loss_count else None)
+        if own is None or self.file.batches is not None:
+            return {}
+        return {ROW_COUNTS: counts_by_row(own, self.captured.batch)}
 
 
 def rewriting(do: str, path: Path) -> Mapping[str, object]:

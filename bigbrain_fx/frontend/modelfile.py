@@ -47,6 +47,7 @@ class ModelFile:
     optimizer: Callable[..., torch.optim.Optimizer] | None = None
     lr_scale: Callable[[int], float] | None = None
     scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
+    loss_weight: Callable[[object], object] | None = None
     clip_norm: float | None = None
     grad_scaler: dict[str, int | float] | None = None
     autocast: str | None = None

@@ -18,6 +18,7 @@ from bigbrain_fx.errors import CaptureError, InputError
 from bigbrain_fx.frontend.client import Child, EndedError, Message, Task
 from bigbrain_fx.frontend.elsewhere import Elsewhere
 from bigbrain_fx.frontend.location import resolved
+from bigbrain_fx.frontend.micro_batches.effect import MicroBatchEffect
 from bigbrain_fx.weights import Checkpoint, Scratch, read_header
 
 
@@ -49,6 +50,7 @@ class ModelFacts:
     has_optimizer: bool
     has_lr_scale: bool
     has_scheduler: bool
+    has_loss_weight: bool
     clip_norm: float | None
     grad_scaler: dict[str, int | float] | None
     autocast: str | None
@@ -195,6 +197,15 @@ class CaptureSession:
         """
         answer = self._child.ask({"do": "calls", "kept": sorted(kept), "trains": trains})
         return cast("str | None", answer["note"])
+
+    def micro_batch_effect(self, count: int) -> MicroBatchEffect:
+        """Compare a step on the example batch with one in micro-batches; see `measure`.
+
+        Raises:
+            InputError: `loss_weight` is no count; or the dimension of the rows cannot be told.
+        """
+        answer = self._child.ask({"do": "micro-batches", "count": count})
+        return TypeAdapter(MicroBatchEffect).validate_python(answer["effect"])
 
     def try_rules(self, trials: Sequence[RuleTrial]) -> list[str | None]:
         """Run trials of rules; return for each why it failed, or None."""

@@ -15,6 +15,7 @@ from bigbrain_fx.core import (
     Cluster,
     Forecast,
     Graph,
+    LossCount,
     Offloaded,
     Placement,
     Program,
@@ -158,8 +159,9 @@ class Source:
     so many rows, of `positions` each, the graph computes one position and keeps keys and values.
     `quantize` is what frozen weights were put into, `quantize_error` the most that one is off,
     where the weights are known. The plan's graph computes the places `rewritten` otherwise than the
-    file. A bundle `ships_file`, the whole model file, where a copy of the
-    lines that it needs would have other values.
+    file. Micro-batches weigh by the model file's `loss_weight` where it `has_loss_weight`, else by
+    `loss_count` where that was found, else by their rows. A bundle `ships_file`, the whole model
+    file, where a copy of the lines that it needs would have other values.
     """
 
     path: str
@@ -185,11 +187,19 @@ class Source:
     quantize_error: float | None = None
     ships_file: bool = False
     rewritten: tuple[Rewritten, ...] = ()
+    has_loss_weight: bool = False
+    loss_count: LossCount | None = None
+
+    @property
+    def weighs(self) -> bool:
+        """Whether micro-batches weigh by a count of the loss's elements."""
+        return self.has_loss_weight or self.loss_count is not None
 
     @property
     def splits_evenly(self) -> bool:
         """Whether it says nothing of how a batch is split, padded or left out, or must be."""
-        return self.drop_last is None and not (self.batch_dims or self.pad or self.fixed)
+        said = self.batch_dims or self.pad or self.fixed or self.weighs
+        return self.drop_last is None and not said
 
 
 @dataclass(frozen=True, repr=False)
@@ -295,6 +305,8 @@ def to_json(plan: Plan) -> bytes:
         left_out["source"] |= {"quantize", "quantize_error"}
     if not plan.source.rewritten:
         left_out["source"] |= {"rewritten"}
+    if not plan.source.weighs:
+        left_out["source"] |= {"has_loss_weight", "loss_count"}
     left_out["stages"] = set() if plan.stages.asynchronous else {"asynchronous"}
     left_out["stages"] |= set() if plan.stages.compiled else {"compiled"}
     if not plan.stages.offload:

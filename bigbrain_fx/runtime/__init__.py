@@ -119,6 +119,7 @@ if TYPE_CHECKING:
     )
     from .local import Hub as Hub, LocalTransport as LocalTransport
     from .loss_scale import are_finite as are_finite, unscaled as unscaled
+    from .loss_weight import LossWeight as LossWeight
     from .malloc import keep_freed_memory as keep_freed_memory
     from .modules import (
         Region as Region,

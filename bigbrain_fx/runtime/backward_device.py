@@ -81,7 +81,7 @@ class BackwardDevice(ForwardDevice):
         """Return this step's loss, as far as it is computed, where it is reported."""
         if not self._now.losses or not self._reports():
             return None
-        return self._now.loss(self.stream.sizes)
+        return self._now.loss(self.stream.weights)
 
     def _reports(self) -> bool:
         """Whether the losses made here are those to report: others have the same, or their own."""
@@ -199,10 +199,10 @@ class BackwardDevice(ForwardDevice):
         return relayed[0] if len(relayed) == 1 else relayed
 
     def _seed(self, loss: Tensor, micro: int) -> Tensor:
-        """Return what a micro-batch's loss counts of the step's: its rows over the step's."""
-        sizes = self.stream.sizes or (1,) * self.micro_batches
+        """Return what a micro-batch's loss counts of the step's: its weight over all weights."""
+        weights = self.stream.weights or (1,) * self.micro_batches
         scale = 1.0 if self.loss_scale is None else self.loss_scale.scale
-        return share_of(torch.full_like(loss, scale), sizes, micro)
+        return share_of(torch.full_like(loss, scale), weights, micro)
 
     def _gradients(
         self, stage: int, micro: int, roots: list[Tensor], inputs: list[Tensor], seeds: list[Tensor]

@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -37,6 +37,9 @@ from .entries import (
     spelled,
 )
 from .own_dice import own_dice, set_states, states_of
+
+if TYPE_CHECKING:
+    from .loss_weight import LossWeight
 
 Spec = tuple[str, tuple[int, ...]]  # element type and shape
 _END = object()
@@ -55,12 +58,14 @@ class Splitting:
         fixed: what else the model goes by, which a trace keeps: its place in a batch, its value,
             of a list its length, of an object what repr says, of a dict its names in their order,
             of a tensor how it is laid out; every batch must have the same there.
+        weigh: by which count micro-batches weigh; None: by their rows.
     """
 
     drop_last: bool | None = None
     dims: Mapping[str, int] = field(default_factory=dict)
     pad: Mapping[str, float] = field(default_factory=dict)
     fixed: Sequence[tuple[tuple[str | int, ...], object]] = ()
+    weigh: LossWeight | None = None
 
 
 class Stream:
@@ -79,6 +84,8 @@ class Stream:
 
     Attributes:
         sizes: rows of each micro-batch of this step, as far as they count.
+        weights: by which each micro-batch weighs in the step: its count of the loss's elements,
+            else its rows.
     """
 
     def __init__(
@@ -108,6 +115,7 @@ class Stream:
         self.step = step - 1
         self.parts: dict[str, list[Tensor]] = {}
         self.sizes: tuple[int, ...] = ()
+        self.weights: Sequence[float] = ()
         self.digests: dict[str, str] = {}
         self.random = _RandomState(self.seed, own_dice(self.batches))
         with self.random, _in_words(step):
@@ -143,6 +151,24 @@ class Stream:
             if self.step == step:
                 self.sizes = ()
                 self.parts = {name: self._split(name, batch) for name in self.inputs}
+                self._weigh(batch)
+
+    def _weigh(self, batch: object) -> None:
+        """Set the weights of the micro-batches; one that weighs nothing runs another's rows again.
+
+        A mean over no elements is NaN, and so is nothing times its gradient.
+        """
+        weigh = self.splitting.weigh
+        if weigh is None:
+            self.weights = self.sizes
+            return
+        rows = sum(self.sizes)
+        self.weights = weigh.counts(batch, rows, self.micro_batches, self.step)
+        some = next(m for m, weight in enumerate(self.weights) if weight)
+        for name, parts in self.parts.items():
+            if name not in self.whole:
+                pairs = zip(parts, self.weights, strict=True)
+                self.parts[name] = [p if weight else parts[some].clone() for p, weight in pairs]
 
     def _next(self, step: int) -> object:
         """Draw a batch; of those to be left out, one at most comes between two others."""
@@ -287,28 +313,28 @@ def _as_user_has(part: Tensor, dim: int) -> Tensor:
     return part.movedim(0, dim).clone(memory_format=torch.contiguous_format).movedim(dim, 0)
 
 
-def mean_loss(losses: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
-    """Return a step's loss from those of its micro-batches, each weighing its rows.
+def mean_loss(losses: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    """Return a step's loss from those of its micro-batches and their weights: rows, or a count.
 
     Losses of sixteen bits are added in 32: it is for a look alone.
     """
-    sizes = sizes or (1,) * len(losses)
+    weights = weights or (1,) * len(losses)
     losses = [loss.float() if loss.dtype.itemsize < 4 else loss for loss in losses]
-    if len(set(sizes) - {0}) > 1:
-        shares = [share_of(loss, sizes, micro) for micro, loss in enumerate(losses)]
+    if len(set(weights) - {0}) > 1:
+        shares = [share_of(loss, weights, micro) for micro, loss in enumerate(losses)]
         return torch.stack(shares).sum()
-    pairs = zip(losses, sizes, strict=True)
-    return torch.stack([loss for loss, rows in pairs if rows]).mean()
+    pairs = zip(losses, weights, strict=True)
+    return torch.stack([loss for loss, weight in pairs if weight]).mean()
 
 
-def share_of(loss: Tensor, sizes: Sequence[int], micro: int) -> Tensor:
+def share_of(loss: Tensor, weights: Sequence[float], micro: int) -> Tensor:
     """Return what a micro-batch's loss, or the gradient it starts from, is of the step's."""
-    counted = [rows for rows in sizes if rows]
-    if not sizes[micro]:
+    counted = [weight for weight in weights if weight]
+    if not weights[micro]:
         return torch.zeros_like(loss)
     if len(set(counted)) == 1:
         return loss / len(counted)
-    return loss * (sizes[micro] / sum(counted))
+    return loss * (weights[micro] / sum(counted))
 
 
 _FEWER_ROWS = (

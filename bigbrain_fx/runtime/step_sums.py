@@ -43,9 +43,9 @@ class StepSums:
     finite: bool = True
     _counts: dict[tuple[str, int], int] = field(default_factory=dict)
 
-    def loss(self, sizes: Sequence[int]) -> Tensor:
-        """Return the mean loss over the step's rows."""
-        return mean_loss([self.losses[micro] for micro in sorted(self.losses)], sizes)
+    def loss(self, weights: Sequence[float]) -> Tensor:
+        """Return the mean loss of the step's micro-batches by their weights."""
+        return mean_loss([self.losses[micro] for micro in sorted(self.losses)], weights)
 
     def add(self, name: str, stage: int, gradient: Tensor) -> None:
         """Add one micro-batch's gradient of a parameter.

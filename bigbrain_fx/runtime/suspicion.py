@@ -110,7 +110,7 @@ class Tape:
             parts[name] = [known[id(tensor)] for tensor in tensors]
         out = {"sent": self.sent, "after": self.after}
         into = {"got": self.got, "votes": self.votes, "parts": parts, "sizes": stream.sizes}
-        about = {"layouts": self.layouts, "channels": channels}
+        about = {"layouts": self.layouts, "channels": channels, "weights": [*stream.weights]}
         return State(self.device.step, self.tensors, {**out, **into, **about})
 
     def _keep(self, name: str, tensor: Tensor) -> None:
@@ -301,6 +301,7 @@ def _put_batch(device: Device, transport: Again, tape: State) -> None:
         made.setdefault(name, transport.tensor(name) if name not in made else made[name])
     stream = device.stream
     stream.step, stream.sizes = tape.step, tuple(tape.facts["sizes"])
+    stream.weights = tuple(tape.facts["weights"])
     stream.parts = {key: [made[n] for n in names] for key, names in tape.facts["parts"].items()}
 
 

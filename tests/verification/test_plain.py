@@ -397,6 +397,7 @@ def test_the_loop_knows_no_graph() -> None:
         *("ModelFile", "load_model_file", "take_apart", "where"),  # the model file and its batch
         *("Route", "Step", "route", "settle"),  # how a batch reaches forward
         "reseed",  # how a key becomes a seed
+        "LossCount",  # by which count micro-batches weigh
         *("KeyedDice", "laid_tensors", "plain_batches"),
     }
     own = ("eager.py", "dice.py", "plain_batches.py", "laid_tensors.py")

@@ -69,6 +69,7 @@ def _training_slice(plan: Plan) -> SourceSlice:
         "optimizer": source.has_optimizer and trains,
         "lr_scale": source.has_lr_scale and trains,
         "scheduler": source.has_scheduler and trains,
+        "loss_weight": source.has_loss_weight and source.has_batches and trains,
     }
     wanted = [name for name, is_there in named.items() if is_there]
     sets = is_model_file(plan) and has_settings(source_file(plan))

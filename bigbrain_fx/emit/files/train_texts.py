@@ -5,8 +5,9 @@ This file knows how training is started; what a step does is in the device files
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+from bigbrain_fx.core import ROW_COUNTS, LossCount
 from bigbrain_fx.emit.files.entry import (
     beginning,
     call_lines,
@@ -36,6 +37,7 @@ OURS = (
     "SCHEDULER",
     "GRAD_SCALER",
     "SPLITTING",
+    "LOSS_WEIGHT",
 )
 FILES = (
     "- `training.py`: data, optimizer; `train.py`: the entry point; `runtime/`: messages and "
@@ -92,6 +94,7 @@ def _training_text(plan: Plan, own: UsersCode, constants: Mapping[str, str]) -> 
     runtime = [] if source.has_optimizer else ["adamw"]
     runtime += [] if source.has_batches else ["example_batches"]
     runtime = [*["Splitting"] * (not source.splits_evenly), *runtime]
+    runtime = [*["LossWeight"] * source.weighs, *runtime]
     title, origin = quiet(plan.graph.name), quiet(own.name)
     head = [
         f'"""How {title} is trained; the functions are copied from {origin}.',
@@ -109,19 +112,43 @@ def _training_text(plan: Plan, own: UsersCode, constants: Mapping[str, str]) -> 
     ours += [f"{constants['SCHEDULER']} = scheduler"] * source.has_scheduler
     if source.grad_scaler is not None:
         ours.append(f"{constants['GRAD_SCALER']} = {source.grad_scaler!r}")
+    if source.weighs:
+        ours += wrapped(f"{constants['LOSS_WEIGHT']} = {_loss_weight(plan)}", 0)
     if not source.splits_evenly:
-        ours += wrapped(f"{constants['SPLITTING']} = {_splitting(source)}", 0)
+        ours += wrapped(f"{constants['SPLITTING']} = {_splitting(source, constants)}", 0)
     return with_users_code(head, imports, own.training, ours)
 
 
-def _splitting(source: Source) -> str:
+def _loss_weight(plan: Plan) -> str:
+    """Return by which count micro-batches weigh: the user's, that of labels, or one of each row."""
+    source = plan.source
+    if not source.has_batches:
+        count: str = f"lambda batch: {LossCount((ROW_COUNTS,)).expression}"
+    elif source.loss_count is not None:
+        count = f"lambda batch: {source.loss_count.expression}"
+    else:
+        count = "loss_weight"
+    dims = dict(_cut_elsewhere(plan)) if source.has_batches else {}
+    return f"LossWeight({count}{f', dims={dims!r}' if dims else ''})"
+
+
+def _cut_elsewhere(plan: Plan) -> Iterator[tuple[tuple[str | int, ...], int | None]]:
+    """Yield the entries that are not cut along dimension 0."""
+    for entry in plan.graph.inputs:
+        if not entry.batched:
+            yield entry.key, None
+        elif dim := plan.source.batch_dims.get(entry.name, 0):
+            yield entry.key, dim
+
+
+def _splitting(source: Source, constants: Mapping[str, str]) -> str:
     """Return how batches become micro-batches; the example's file has its rows first."""
     dims = source.batch_dims if source.has_batches else {}
     said: dict[str, object] = {"drop_last": source.drop_last, "dims": dims, "pad": source.pad}
     said["fixed"] = source.fixed
-    return (
-        f"Splitting({', '.join(f'{n}={v!r}' for n, v in said.items() if v not in (None, {}, ()))})"
-    )
+    fields = [f"{name}={value!r}" for name, value in said.items() if value not in (None, {}, ())]
+    fields += [f"weigh={constants['LOSS_WEIGHT']}"] * source.weighs
+    return f"Splitting({', '.join(fields)})"
 
 
 def _train_text(plan: Plan, constants: Mapping[str, str], lean: bool) -> str:

@@ -34,7 +34,6 @@ from bigbrain_fx.frontend.tracing.hooks import (
     suspect,
 )
 from bigbrain_fx.frontend.tracing.ladder import Ladder
-from bigbrain_fx.frontend.tracing.micro import remarks
 from bigbrain_fx.frontend.tracing.objective import (
     is_one_value,
     made_of_weights,
@@ -48,7 +47,6 @@ from bigbrain_fx.frontend.tracing.odds import without_settled, wrong_bet
 from bigbrain_fx.frontend.tracing.one_memory import on_one_memory
 from bigbrain_fx.frontend.tracing.plain import state_kept
 from bigbrain_fx.frontend.tracing.saves import with_saves
-from bigbrain_fx.frontend.tracing.shares import Shares, is_guess, remark, shares, undeclared
 from bigbrain_fx.frontend.tracing.state import State, refuse_state, unsure
 from bigbrain_fx.frontend.tracing.step import Step, is_compiled
 from bigbrain_fx.frontend.tracing.written_batch import on_written
@@ -108,35 +106,13 @@ class CaptureJob:
         if affordable(found.graph, (self.batch.rows,)):
             self.ladder.judge_questions()
         said = (*self.warnings, *self.ladder.remarks(found.graph))
-        parts = None
-        if found.graph.loss is not None:
-            known = tuple(remarks(found.graph, found.inputs()))
-            parts = self.shares(found, micro_batch)
-            said += known
-            if parts and not parts.are_equal and (parts.otherwise or not known):
-                said += (remark(parts),)
-        elif not (self.labels.training or self.on_meta):
+        if found.graph.loss is None and not (self.labels.training or self.on_meta):
             graph, more = asked_for_inference(self.ladder.plain, self.batch, found.graph)
             found, said = replace(found, graph=graph), said + more
         written, one = (*self.step.seen.written,), self.step.seen.one_memory
         said += (*on_written(written, self.batch), *on_one_memory(one, found.graph))
         graph, said = with_saves(found.graph), (*dict.fromkeys(said),)
-        return replace(found, graph=graph, warnings=said, shares=parts, written=written)
-
-    def shares(self, found: Captured, micro_batch: int | None) -> Shares | None:
-        """Compare the example's loss with that of its halves.
-
-        Raises:
-            InputError: they differ, and which dimension is the batch is a guess.
-        """
-        rows = self.batch.rows
-        if self.on_meta or micro_batch == rows or not affordable(found.graph, (4 * rows,)):
-            return None
-        parts = shares(self.ladder.plain, self.batch)
-        differ = parts is not None and not (parts.are_equal or parts.is_sum)
-        if parts is not None and differ and is_guess(self.batch):
-            raise undeclared(self.batch, parts)
-        return parts
+        return replace(found, graph=graph, warnings=said, written=written)
 
     def judge_hooks(self) -> None:
         """Refuse hooks that a bundle would leave out."""

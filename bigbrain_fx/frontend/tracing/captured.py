@@ -9,7 +9,6 @@ from torch import Tensor
 
 from bigbrain_fx.core import Graph
 from bigbrain_fx.frontend.elsewhere import Elsewhere
-from bigbrain_fx.frontend.tracing.shares import Shares
 from bigbrain_fx.frontend.translation.batch import Batch
 
 
@@ -23,7 +22,6 @@ class Captured:
         functions: the user's own Python behind `opaque.`, `leaf.` and `user.` targets.
         warnings: what the user should know, one sentence each.
         batch: the example batch, taken apart.
-        shares: its loss, whole and in parts, where that could be tried.
         written: entries of the batch that forward or loss write into.
         elsewhere: what asks for the device, and what comes of it on a GPU.
     """
@@ -33,7 +31,6 @@ class Captured:
     functions: Mapping[str, object]
     warnings: tuple[str, ...]
     batch: Batch
-    shares: Shares | None = None
     written: tuple[str, ...] = ()
     elsewhere: Elsewhere | None = None
 

@@ -255,8 +255,15 @@ def _computed(graph: Graph) -> Iterator[torch.dtype]:
 
 def affordable(graph: Graph, rows: Sequence[int], share: float = 1.0) -> bool:
     """Whether checking at these batch sizes takes about a second at most; `share` for a forward."""
-    work = 2 * sum(_size(op.flops, count) for op in graph.ops for count in rows)
-    return share * work <= CHECK_FLOPS
+    return share * sum(work_of(graph, count) for count in rows) <= CHECK_FLOPS
+
+
+def work_of(graph: Graph, rows: int) -> int:
+    """Return the floating point operations of a forward pass of so many rows, by a usual machine's.
+
+    Twice what an op counts: small ops take longer than their operations.
+    """
+    return 2 * sum(_size(op.flops, rows) for op in graph.ops)
 
 
 def _size(dim: Dim, rows: int) -> int:

@@ -56,6 +56,17 @@ class Plain:
         with self._seeded(tensors, seed, seed) as copies:
             return self._with_gradients(copies)
 
+    def loss_and_gradients(self, tensors: Sequence[Tensor], seed: int) -> tuple[Tensor, Numbers]:
+        """Run once and return the loss, and the gradient of each trained parameter.
+
+        Raises:
+            Exception: whatever the model raises.
+        """
+        with self._seeded(tensors, seed, seed) as copies:
+            loss = self.step(*copies)[0]
+            wanted = [p for p in self.model.parameters() if p.requires_grad]
+            return loss.detach(), torch.autograd.grad(loss, wanted, allow_unused=True)
+
     def left(self, tensors: Sequence[Tensor], seed: int) -> Numbers:
         """Run once; return what `gradients` does, then all buffers and frozen weights."""
         with self._seeded(tensors, seed, seed) as copies:

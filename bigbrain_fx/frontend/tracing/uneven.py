@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend.tracing.plain import Plain
-from bigbrain_fx.frontend.tracing.shares import in_eval, near
 from bigbrain_fx.frontend.tracing.step import Loss, Route, Step, route
 from bigbrain_fx.frontend.translation.batch import Batch, Entry, fill, named
 from bigbrain_fx.frontend.translation.refusals import FROM_THE_INPUT
@@ -27,14 +26,33 @@ if TYPE_CHECKING:
     from bigbrain_fx.frontend.tracing.captured import Captured
 
 Pad = Mapping[str | int, int | float]
+_ROUNDING = {2: 3e-2, 4: 1e-3}  # of the loss, by the bytes of its element type
+
+
+def near(one: float, other: float, nbytes: int) -> bool:
+    """Whether two losses are equal but for rounding."""
+    return abs(one - other) <= _ROUNDING.get(nbytes, 1e-6) * max(abs(one), abs(other))
+
+
+@contextmanager
+def in_eval(model: nn.Module) -> Iterator[None]:
+    """Let dropout and norms of the batch rest meanwhile."""
+    modes = [(part, part.training) for part in model.modules()]
+    for part, _ in modes:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
 
 
 def require_rows(drop_last: bool | None, captured: Captured, training: bool) -> None:
     """Refuse to split a smaller batch unevenly where that cannot be, or is not what is meant.
 
     Raises:
-        InputError: the trace holds for one number of rows, or the loss is a sum over rows; or rows
-            of a model for inference are not in dimension 0.
+        InputError: the trace holds for one number of rows; or rows of a model for inference are
+            not in dimension 0.
     """
     if not training and any(entry.dim for entry in captured.batch.entries):
         raise InputError(
@@ -49,12 +67,6 @@ def require_rows(drop_last: bool | None, captured: Captured, training: bool) -> 
             f"drop_last = False, and the trace holds for micro-batches of {fixed} rows only",
             notes=captured.warnings[:1],
             help=f"{FROM_THE_INPUT}; or drop_last = True, which leaves a smaller last batch out",
-        )
-    if captured.shares is not None and captured.shares.is_sum:
-        raise InputError(
-            "drop_last = False, and the loss is a sum over rows: micro-batches that weigh their "
-            "rows would count them twice",
-            help="divide it by the rows in loss(), as with .mean(); or drop_last = True",
         )
 
 

@@ -34,16 +34,20 @@ class Check:
     """One link of the chain: whether it holds, and how that was seen, or what differs.
 
     `passed` is None for a link that was not run; `detail` says why. `rounded`: to rounding only.
+    `warns`: the plan itself makes the difference, and its user was warned.
     """
 
     name: str
     passed: bool | None
     detail: str
     rounded: bool = False
+    warns: bool = False
 
     @property
     def word(self) -> str:
         """What was found, in a word."""
+        if self.warns:
+            return "differs"
         if self.passed and self.rounded:
             return "to rounding"
         return {True: "equal", False: "DIFFERENT", None: "not run"}[self.passed]

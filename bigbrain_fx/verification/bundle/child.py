@@ -60,6 +60,7 @@ from bigbrain_fx.verification.bundle.members import (
     whole_plan,
 )
 from bigbrain_fx.verification.bundle.members_training import train_members
+from bigbrain_fx.verification.bundle.micro_batches import same_objective
 from bigbrain_fx.verification.bundle.plain import STEPS, Own
 from bigbrain_fx.verification.bundle.reference import Reference, Trace, rows_of
 from bigbrain_fx.verification.bundle.rewritten import as_written, same_rewritten
@@ -128,7 +129,8 @@ def _verify(
         outputs = Path(processes["outputs"]) if processes else None
         return inference_chain(file, captured, plan, folder, steps, outputs)
     trained = _processes(processes) if processes else None
-    return chain(file, captured, plan, folder, steps, trained, plain, own)
+    checks = chain(file, captured, plan, folder, steps, trained, plain, own)
+    return [*checks, *same_objective(file, captured, plan)]
 
 
 def inference_chain(

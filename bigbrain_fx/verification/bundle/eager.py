@@ -20,6 +20,7 @@ from typing import IO, Any
 import torch
 from torch import Tensor, nn
 
+from bigbrain_fx.core import LossCount
 from bigbrain_fx.frontend import (
     ModelFile,
     Route,
@@ -47,6 +48,7 @@ class Wanted:
         start: a safetensors file with numbers to put into the model first, by name.
         exact: in float64, one step at a time from a given state, without an optimizer.
         rounded: weights, by name, that a bundle has in int8: rounded as such before anything else.
+        loss_count: by which micro-batches weigh, where the model file has no `loss_weight`.
     """
 
     location: str
@@ -57,6 +59,7 @@ class Wanted:
     start: str = ""
     exact: bool = False
     rounded: tuple[str, ...] = ()
+    loss_count: LossCount | None = None
 
 
 class TrainingLoop:
@@ -82,6 +85,7 @@ class TrainingLoop:
         self.split = plain_batches.split_entries(self.file.example_batch, self.file.batch_dims)
         self.pad = plain_batches.padding(self.file.example_batch, self.file.pad, self.split)
         self.step, self.batch = -1, self.file.example_batch
+        self.none: list[int] = []  # micro-batches that count nothing in this step
         self._settle_route()
         self.optimizer = None if wanted.exact else self._optimizer()
         groups = self.optimizer.param_groups if self.optimizer is not None else []
@@ -121,11 +125,12 @@ class TrainingLoop:
         batches = self.micro_batches(self.step + 1)
         laid_tensors.save(plain_batches.inputs(batches), folder / "inputs")
         losses, places = self.forward_and_backward(batches)
+        weights = self._step_weights(batches) if self._counts() else None
         laid_tensors.save(self.gradients(), folder / "gradients")
         scale = self.scaler.get_scale() if self.scaler.is_enabled() else None
         self._update()
         laid_tensors.save(self.state(), folder / "after")
-        return {"losses": losses, "places": places, "scale": scale}
+        return {"losses": losses, "places": places, "scale": scale, "weights": weights}
 
     def run_exactly(self, step: int, state: str, folder: Path) -> dict[str, object]:
         """Leave the gradients of one step in float64, from the given tensors."""
@@ -146,10 +151,33 @@ class TrainingLoop:
             self.step += 1
         count = min(self.wanted.micro_batches, self._rows(self.batch) or sys.maxsize)
         even = self.file.drop_last is not False
-        return [
+        found = [
             plain_batches.tensors_of(self.batch, plain_batches.part_of(self.split, m, count, even))
             for m in range(count)
         ]
+        return self._weighty(found) if self._counts() else found
+
+    def _counts(self) -> Callable[[object], object] | None:
+        """Return the count by which micro-batches weigh; None where they weigh by their rows."""
+        own = self.wanted.loss_count
+        return self.file.loss_weight or (None if own is None else own.of)
+
+    def _weights(self, batches: Sequence[object]) -> list[float]:
+        """Return by what each micro-batch weighs."""
+        count = self._counts()
+        return [float(self._rows(b) if count is None else count(b)) for b in batches]  # type: ignore[arg-type]
+
+    def _step_weights(self, batches: Sequence[object]) -> list[float]:
+        """Return the weights of a step; those in whose place another runs have none."""
+        found = self._weights(batches)
+        return [0.0 if micro in self.none else weight for micro, weight in enumerate(found)]
+
+    def _weighty(self, batches: list[object]) -> list[object]:
+        """Put another in the place of one that counts nothing: a mean over nothing is NaN."""
+        weights = self._weights(batches)
+        some = next(b for b, weight in zip(batches, weights, strict=True) if weight)
+        self.none = [m for m, weight in enumerate(weights) if not weight]
+        return [some if m in self.none else batch for m, batch in enumerate(batches)]
 
     def _rows(self, batch: object) -> int:
         """Return how many rows a batch has; none where no entry is split."""
@@ -175,16 +203,16 @@ class TrainingLoop:
     def forward_and_backward(self, batches: Sequence[object]) -> tuple[list[float], list[str]]:
         """Return the losses of the micro-batches, and where the first of them drew."""
         losses, places = [], []
-        sizes = [self._rows(batch) for batch in batches]
+        weights = self._step_weights(batches)
         for micro, batch in enumerate(batches):
             key = self.wanted.seed, self.step, micro
             with self.dice.rolling(key) if self.dice is not None else contextlib.nullcontext():
                 loss = self._loss(batch)
-                self.scaler.scale(plain_batches.share(loss, sizes, micro)).backward()
+                self.scaler.scale(plain_batches.share(loss, weights, micro)).backward()
             losses.append(loss.detach())
             if self.dice is not None and not micro:
                 places = list(self.dice.places)
-        return [float(loss) for loss in (plain_batches.mean(losses, sizes), *losses)], places
+        return [float(loss) for loss in (plain_batches.mean(losses, weights), *losses)], places
 
     def _loss(self, batch: object) -> Tensor:
         how = route(self.model, batch, self.file.loss is not None)

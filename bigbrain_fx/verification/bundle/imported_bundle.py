@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from bigbrain_fx.core import ROW_COUNTS
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Plan
 from bigbrain_fx.runtime import WeightsError
@@ -72,9 +73,17 @@ def batches_of(bundle: ModuleType, plan: Plan) -> Callable[[int], list[Mapping[s
         made.advance(step)
         sizes = getattr(made, "sizes", ()) or (1,) * plan.micro_batches  # of an older bundle
         counted = [m for m, rows in enumerate(sizes) if rows]
-        return [{name: made.get(name, m).clone() for name in made.inputs} for m in counted]
+        return [_inputs_of(made, m) for m in counted]
 
     return micro_batches
+
+
+def _inputs_of(stream: Stream, micro: int) -> Mapping[str, Tensor]:
+    """Return a micro-batch's inputs, and the count by which it weighs where the bundle counts."""
+    found = {name: stream.get(name, micro).clone() for name in stream.inputs}
+    if getattr(stream.splitting, "weigh", None) is not None:  # an older bundle's has none
+        found[ROW_COUNTS] = torch.tensor([stream.weights[micro]], dtype=torch.float64)
+    return found
 
 
 def _new_stream(bundle: ModuleType, plan: Plan) -> Stream:

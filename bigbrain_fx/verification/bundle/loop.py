@@ -165,6 +165,7 @@ def wanted_of(plan: Plan, location: str, start: Path | None = None) -> Wanted:
         whole=(*dict.fromkeys(whole), *([eager.LOSS] if LOSS in targets else [])),
         start=str(start or ""),
         rounded=quantised_weights(plan.graph) if plan.source.quantize else (),
+        loss_count=plan.source.loss_count,
     )
 
 

@@ -32,8 +32,8 @@ from bigbrain_fx.verification.bundle.reference import (
     ReplicaOrder,
     ascending,
     by_place,
-    rows_of,
     summed,
+    weights_of,
     with_known_sizes,
 )
 from bigbrain_fx.verification.sharding import (
@@ -141,13 +141,13 @@ class MembersReference:
     ) -> tuple[Tensor, list[dict[str, Tensor]]]:
         """Return the mean loss of a step's micro-batches, and each member's gradients.
 
-        Gradients are those of the loss times `scale`. Each micro-batch weighs its rows.
+        Gradients are those of the loss times `scale`. See `weights_of` for the mean.
         """
         losses: dict[int, Tensor] = {}
-        sizes = rows_of(self.graphs[0], batches)
+        weights = weights_of(self.graphs[0], batches)
 
         def made(micro: int) -> Gradients:
-            key, share = (seed, step, micro), partial(share_of, sizes=sizes, micro=micro)
+            key, share = (seed, step, micro), partial(share_of, weights=weights, micro=micro)
             losses[micro], found = self._micro_batch(batches[micro], key, share, scale)
             return {
                 (part_name(name, member), place): gradient
@@ -157,7 +157,7 @@ class MembersReference:
 
         sum_all = partial(summed, self.plan.stages) if self.leaves_per_stage else ascending
         sums = sum_all(len(batches), made)
-        loss = mean_loss([losses[micro] for micro in sorted(losses)], sizes)
+        loss = mean_loss([losses[micro] for micro in sorted(losses)], weights)
         return loss, [self._totals(member, sums) for member in range(len(self.graphs))]
 
     def _totals(self, member: int, sums: Gradients) -> dict[str, Tensor]:

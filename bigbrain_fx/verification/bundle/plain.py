@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bigbrain_fx.core import Input, quantised_weights
+from bigbrain_fx.core import ROW_COUNTS, Input, quantised_weights
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import (
     Captured,
@@ -142,6 +142,9 @@ class _Comparison:
         if not step:
             self._require_places(reference, made["places"])
         batches = [self._inputs(inputs, m) for m in range(len(made["losses"]) - 1)]
+        if made["weights"] is not None:
+            pairs = zip(batches, made["weights"], strict=True)
+            batches = [{**batch, ROW_COUNTS: torch.tensor([w]).double()} for batch, w in pairs]
         self._compare_batches(step, batches)
         scale = 1.0 if made["scale"] is None else float(made["scale"])
         loss, have = reference.gradients(batches, self.plan.seed, step, scale)

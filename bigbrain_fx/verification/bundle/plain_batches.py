@@ -104,17 +104,23 @@ def padding(
     return padded
 
 
-def share(loss: Tensor, sizes: Sequence[int], micro: int) -> Tensor:
-    """Weigh a micro-batch's loss by its rows."""
-    return loss / len(sizes) if len({*sizes}) == 1 else loss * (sizes[micro] / sum(sizes))
+def share(loss: Tensor, weights: Sequence[float], micro: int) -> Tensor:
+    """Weigh a micro-batch's loss, by its rows or its count; equal weights divide by their number.
+
+    One without weight has no part in that number.
+    """
+    counted = [weight for weight in weights if weight]
+    if len({*counted}) == 1:
+        return loss / len(counted) if weights[micro] else torch.zeros_like(loss)
+    return loss * (weights[micro] / sum(counted))
 
 
-def mean(losses: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
-    """Return a step's loss, the mean over its rows; losses of sixteen bits are added in 32."""
+def mean(losses: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    """Return a step's loss, the mean by weights; losses of sixteen bits are added in 32."""
     losses = [loss.float() if loss.dtype.itemsize < 4 else loss for loss in losses]
-    if len({*sizes}) == 1:
-        return torch.stack([*losses]).mean()
-    return torch.stack([share(loss, sizes, micro) for micro, loss in enumerate(losses)]).sum()
+    if len({*weights} - {0}) == 1:
+        return torch.stack([t for t, w in zip(losses, weights, strict=True) if w]).mean()
+    return torch.stack([share(loss, weights, micro) for micro, loss in enumerate(losses)]).sum()
 
 
 def part_of(

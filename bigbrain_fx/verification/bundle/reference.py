@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bigbrain_fx.core import Dim, Graph, Op, Ref, Stages
+from bigbrain_fx.core import ROW_COUNTS, Dim, Graph, Op, Ref, Stages
 from bigbrain_fx.frontend import draw_places, place_name, run_graph
 from bigbrain_fx.runtime import (
     Training,
@@ -36,6 +36,13 @@ Key = tuple[int, int, int]  # seed, step, micro-batch
 Leaf = tuple[str, int]  # a parameter, and which of the stages that give it a gradient
 Gradients = dict[Leaf, Tensor]
 SIZE = "aten.sym_size.int"
+
+
+def weights_of(graph: Graph, micro_inputs: Sequence[Mapping[str, Tensor]]) -> list[float]:
+    """Return by what each micro-batch weighs: its count of the loss's elements, else its rows."""
+    if ROW_COUNTS in micro_inputs[0]:
+        return [float(made[ROW_COUNTS].sum()) for made in micro_inputs]
+    return [float(rows) for rows in rows_of(graph, micro_inputs)]
 
 
 def rows_of(graph: Graph, micro_inputs: Sequence[Mapping[str, Tensor]]) -> list[int]:
@@ -214,13 +221,13 @@ class Reference:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the mean loss of a step's micro-batches and the gradient of every parameter.
 
-        Gradients are those of the loss times `scale`. Each micro-batch weighs its rows.
+        Gradients are those of the loss times `scale`. See `weights_of` for the mean.
         """
         losses: dict[int, Tensor] = {}
-        sizes = rows_of(self.graph, micro_inputs)
+        weights = weights_of(self.graph, micro_inputs)
 
         def made(micro: int) -> Gradients:
-            key, share = (seed, step, micro), partial(share_of, sizes=sizes, micro=micro)
+            key, share = (seed, step, micro), partial(share_of, weights=weights, micro=micro)
             losses[micro], found = self._micro_batch(micro_inputs[micro], key, share, scale)
             return found
 
@@ -230,7 +237,7 @@ class Reference:
         for name, place in sorted(sums, key=lambda key: -key[1]):
             part = sums[name, place]
             totals[name] = totals[name] + part if name in totals else part
-        loss = mean_loss([losses[micro] for micro in sorted(losses)], sizes)
+        loss = mean_loss([losses[micro] for micro in sorted(losses)], weights)
         known = {n: p for n, p in self.parameters.items() if n in totals}
         return loss, {name: laid_out(totals[name].clone(), p) for name, p in known.items()}
 

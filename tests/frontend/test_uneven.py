@@ -1,4 +1,4 @@
-"""Whether a split changes the loss, which dimension is the batch, what a model file says of it."""
+"""Batches of unequal rows and lengths: what a model file says of them is tried."""
 
 from __future__ import annotations
 
@@ -12,22 +12,10 @@ from torch import Tensor, nn
 
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import Captured, capture
-from bigbrain_fx.frontend.tracing.shares import told_apart
 from bigbrain_fx.frontend.tracing.uneven import pads, require_padding, require_rows
 from bigbrain_fx.frontend.translation.batch import fill, take_apart
 
 ROWS = 6
-
-
-class Latest(nn.Module):
-    """The largest over dimension 0, which is time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.a(x).amax(0)
 
 
 class Plain(nn.Module):
@@ -43,67 +31,11 @@ def mean(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
     return F.mse_loss(output, batch["y"])
 
 
-def total(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
-    return F.mse_loss(output, batch["y"], reduction="sum")
-
-
 def captured(
     model: nn.Module, x: Tensor, y: Tensor, loss: Callable[..., Tensor] = mean, **options: Any
 ) -> Captured:
     torch.manual_seed(0)
     return capture(model, {"x": x, "y": y}, loss, **options)
-
-
-def test_rows_that_stand_alone_add_up() -> None:
-    found = captured(Plain(), torch.randn(ROWS, 4), torch.randn(ROWS, 2))
-    assert found.shares is not None
-    assert found.shares.are_equal
-    assert found.warnings == ()
-
-
-def test_a_sum_over_rows_is_told_and_not_split_unevenly() -> None:
-    found = captured(Plain(), torch.randn(ROWS, 4), torch.randn(ROWS, 2), total)
-    assert any("the loss is a sum over rows" in said for said in found.warnings)
-    require_rows(None, found, True)
-    with pytest.raises(InputError, match=r"drop_last = False, and the loss is a sum") as error:
-        require_rows(False, found, True)
-    assert ".mean()" in (error.value.help or "")
-
-
-class Compares(nn.Module):
-    """Rows beside prototypes, of which there happen to be as many."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Linear(4, 2)
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return torch.cdist(self.a(x), self.a(y)).min(1).values
-
-
-def largest_mean(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
-    return output.square().mean()
-
-
-def test_the_entry_is_named_that_makes_halves_add_up_where_it_is_split_otherwise() -> None:
-    found = captured(Compares(), torch.randn(ROWS, 4), torch.randn(ROWS, 4), largest_mean)
-    (said,) = [line for line in found.warnings if "rows do not stand alone" in line]
-    assert "With 'y' given whole to each they add up" in said
-    assert said.endswith("batch_dims = {'y': None}")
-    again = captured(
-        Compares(), torch.randn(ROWS, 4), torch.randn(ROWS, 4), largest_mean, batch_dims={"y": None}
-    )
-    assert again.shares is not None
-    assert again.shares.are_equal
-
-
-def spread(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
-    return output.std() + batch["y"].std()
-
-
-def test_where_no_entry_is_the_reason_the_whole_batch_is_advised() -> None:
-    found = captured(Plain(), torch.randn(ROWS, 4), torch.randn(ROWS, 2), spread)
-    assert any("--micro-batches 1 computes the whole batch" in said for said in found.warnings)
 
 
 def by_len(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
@@ -122,21 +54,6 @@ def test_rows_counted_by_len_are_a_number_and_by_shape_are_not() -> None:
         require_rows(False, found, True)
     assert "x.shape[0], not a number nor len(x)" in (error.value.help or "")
     require_rows(False, captured(Plain(), x, y, by_shape), True)
-
-
-def test_a_guess_of_the_batch_that_matters_is_refused_and_a_word_helps() -> None:
-    x, y = torch.randn(4, ROWS, 4), torch.randn(ROWS, 2)
-    with pytest.raises(InputError, match="which dimension is the batch cannot be told") as error:
-        captured(Latest(), x, y)
-    assert "batch_dims = {'x': 0, 'y': None}" in (error.value.help or "")
-    found = captured(Latest(), x, y, batch_dims={"x": 1})
-    assert found.shares is not None
-    assert found.shares.are_equal
-    entry = found.batch.entries[0]
-    assert (entry.dim, entry.tensor.shape[0], found.batch.rows) == (1, ROWS, ROWS)
-    again = fill(found.batch.template, found.inputs())
-    assert isinstance(again, dict)
-    assert torch.equal(again["x"], x)
 
 
 def test_an_entry_may_be_whole_whatever_its_length() -> None:
@@ -223,7 +140,10 @@ def test_a_mask_that_is_made_of_lengths_is_one() -> None:
             assert require_padding(model, mean, pad, found, None) == ""
 
 
-def test_two_losses_are_told_with_the_digits_in_which_they_differ() -> None:
-    assert told_apart(1.5361, 1.5364) == ("1.5361", "1.5364")
-    assert told_apart(2.0, 3.0) == ("2", "3")
-    assert told_apart(1.0, 1.0 + 1e-9) == ("1", "1.000000001")
+def test_rows_in_another_dimension_come_back_where_the_user_has_them() -> None:
+    x = torch.randn(4, ROWS, 4)
+    found = take_apart({"x": x, "y": torch.zeros(ROWS)}, dims={"x": 1})
+    assert (found.entries[0].dim, found.entries[0].tensor.shape[0], found.rows) == (1, ROWS, ROWS)
+    again = fill(found.template, found.sized(ROWS))
+    assert isinstance(again, dict)
+    assert torch.equal(again["x"], x)

@@ -1,0 +1,188 @@
+"""Compare the training step on a whole batch with the same step in micro-batches.
+
+The user's module runs as plain PyTorch, forward and backward: on the batch, and on its parts as a
+bundle cuts them; then once more on weights that training has moved, for at initial weights a wrong
+mean may look right. What only rounding may be is computed again in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from torch import nn
+
+from bigbrain_fx.core import Graph
+from bigbrain_fx.errors import BigBrainError
+from bigbrain_fx.frontend.micro_batches.effect import MicroBatchEffect
+from bigbrain_fx.frontend.micro_batches.gradients import (
+    Difference,
+    StepGradients,
+    Tensors,
+    Trainee,
+    difference,
+    even,
+    micro_batches,
+)
+from bigbrain_fx.frontend.tracing.check import work_of
+from bigbrain_fx.frontend.translation.batch import Batch
+
+LOSS_TOLERANCE = 1e-5
+"""Share of the loss that is taken for rounding, in float32."""
+GRADIENT_TOLERANCE = 1e-3
+"""Share of the norm of all gradients that is taken for rounding, in float32."""
+_EXACT = 1e-5  # of either, in float64; parts of a model may compute in float32 all the same
+_COARSE = 0.05  # of either, where the model computes in 16 bits and cannot in float64
+_RUNS = 12  # forward passes that a comparison takes: whole and parts, twice, with their backwards
+_FLOPS = 6e12  # a minute on a usual machine
+
+
+@dataclass(frozen=True)
+class Weights:
+    """How much each micro-batch counts: the same, or by the user's count of the loss's elements."""
+
+    count: Callable[[Tensors], float] | None = None
+
+    def shares(self, parts: Sequence[Tensors]) -> list[float]:
+        """Return the share of each micro-batch in the step."""
+        if self.count is None:
+            return even(len(parts))
+        counts = [self.count(part) for part in parts]
+        return [count / sum(counts) for count in counts]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One model, one batch, and how micro-batches weigh."""
+
+    trainee: Trainee
+    batch: Batch
+    graph: Graph
+    weights: Weights = Weights()
+
+    def effect(self, count: int) -> MicroBatchEffect:
+        """Compare the batch with `count` micro-batches of it; no cause is looked for.
+
+        Returns:
+            What differs, or why it cannot be told.
+        """
+        rows = self.affordable_rows(count)
+        nothing = MicroBatchEffect(count, rows)
+        if not rows:
+            return replace(nothing, not_compared=_TOO_LARGE.format(self._seconds(2)))
+        try:
+            with self.in_mode():
+                return self._compared(nothing, min(count, rows))
+        except BigBrainError:
+            raise
+        except Exception as error:  # the user's own code, on rows it may not know
+            first = (str(error).splitlines() or [""])[0]
+            return replace(nothing, not_compared=f"{type(error).__name__}: {first[:200]}")
+
+    def affordable_rows(self, count: int) -> int:
+        """Return how many rows of the batch can be run within the time; 0 where not even two."""
+        rows = self.batch.rows
+        while rows >= 2 and work_of(self.graph, rows) * _RUNS > _FLOPS:
+            rows //= 2
+        return rows - rows % count if rows >= count else (rows if rows >= 2 else 0)
+
+    def _seconds(self, rows: int) -> float:
+        return 60 * work_of(self.graph, rows) * _RUNS / _FLOPS
+
+    def _compared(self, found: MicroBatchEffect, count: int) -> MicroBatchEffect:
+        whole, *parts = self.cut(found.rows, count)
+        first = self.trainee.step(whole)
+        if not first.is_finite:
+            return replace(found, not_compared="the loss or a gradient is not finite")
+        effect = self._judged(found, first, whole, parts)
+        if effect.differs or not any(g is not None for g in first.gradients):
+            return effect
+        with self.trainee.moved(first):
+            moved = self.trainee.step(whole)
+            if not moved.is_finite:
+                return effect
+            again = self._judged(found, moved, whole, parts)
+        return replace(again, after_steps=True) if again.differs else effect
+
+    def cut(self, rows: int, count: int) -> list[Tensors]:
+        """Return the first rows of the batch, then their micro-batches."""
+        return [*micro_batches(self.batch, rows, 1), *micro_batches(self.batch, rows, count)]
+
+    def _judged(
+        self, found: MicroBatchEffect, first: StepGradients, whole: Tensors, parts: list[Tensors]
+    ) -> MicroBatchEffect:
+        """Compare at the weights that the model has now."""
+        shares = self.weights.shares(parts)
+        total = self.trainee.accumulated(parts, shares)
+        off = difference(first, total, self.trainee.names)
+        effect = replace(
+            found,
+            is_equal=off.is_within(LOSS_TOLERANCE, GRADIENT_TOLERANCE),
+            whole_loss=first.loss,
+            parts_loss=total.loss,
+            gradient_error=off.gradient,
+            parameter=off.parameter,
+            parameter_error=off.parameter_gradient,
+        )
+        if effect.is_equal or not _may_be_rounding(off):
+            return effect
+        return replace(effect, is_equal=self.is_same(whole, parts, shares, off))
+
+    def is_same(
+        self, whole: Tensors, parts: list[Tensors], shares: Sequence[float], off: Difference
+    ) -> bool:
+        """Whether a small difference is rounding: in float64, else by a wider tolerance."""
+        exact = self.trainee.in_float64()
+        if exact is None:
+            return off.is_within(_COARSE, _COARSE) and _is_coarse(self.trainee)
+        try:
+            one, other = exact.step(whole), exact.accumulated(parts, shares)
+        except Exception:  # a model that insists on its own type, say
+            return off.is_within(_COARSE, _COARSE) and _is_coarse(self.trainee)
+        return difference(one, other, self.trainee.names).is_within(_EXACT, _EXACT)
+
+    @contextmanager
+    def in_mode(self) -> Iterator[None]:
+        """Let the model train; where it then draws random numbers, let all rest but batch norms."""
+        model = self.trainee.plain.model
+        with _mode(model, lambda _: True):
+            draws = self._draws()
+            with _mode(model, _is_batch_norm if draws else lambda _: True):
+                yield
+
+    def _draws(self) -> bool:
+        """Whether two runs of the same batch give two losses."""
+        few = micro_batches(self.batch, min(2, self.batch.rows), 1)[0]
+        one, other = (self.trainee.plain.run(list(few.values()), seed)[0] for seed in (0, 1))
+        return float(one) != float(other) and not math.isnan(float(one))
+
+
+_TOO_LARGE = "the model is too large to run whole batches here (about {:.0f} s for two rows)"
+
+
+def _may_be_rounding(off: Difference) -> bool:
+    return off.is_within(_COARSE, _COARSE)
+
+
+def _is_coarse(trainee: Trainee) -> bool:
+    """Whether a model computes in 16 bits."""
+    own = (p.element_size() for p in trainee.plain.model.parameters() if p.is_floating_point())
+    return trainee.plain.autocast is not None or any(size < 4 for size in own)
+
+
+def _is_batch_norm(part: nn.Module) -> bool:
+    return isinstance(part, nn.modules.batchnorm._NormBase)
+
+
+@contextmanager
+def _mode(model: nn.Module, trains: Callable[[nn.Module], bool]) -> Iterator[None]:
+    modes = [(part, part.training) for part in model.modules()]
+    try:
+        for part, _ in modes:
+            part.training = trains(part)
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode

@@ -1,0 +1,167 @@
+"""Loss and gradients of one training step: of a batch, or added up over micro-batches."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import repeat
+
+import torch
+from torch import Tensor
+
+from bigbrain_fx.frontend.tracing.plain import Plain
+from bigbrain_fx.frontend.translation.batch import Batch
+
+Tensors = Mapping[str, Tensor]
+_MOVED = 0.1  # of a parameter's norm: as far as a few steps of training move it
+_SMALL = 1e-2  # a norm per element, for parameters that begin as zeros
+
+
+@dataclass(frozen=True)
+class StepGradients:
+    """Loss and gradients, by the order of the trained parameters."""
+
+    loss: float
+    gradients: list[Tensor | None]
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether neither the loss nor a gradient is NaN or infinite."""
+        found = (bool(torch.isfinite(g).all()) for g in self.gradients if g is not None)
+        return math.isfinite(self.loss) and all(found)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far two steps are apart: of the loss, of all gradients, and of one parameter's."""
+
+    loss: float
+    gradient: float
+    parameter: str
+    parameter_gradient: float
+
+    def is_within(self, loss: float, gradient: float) -> bool:
+        """Whether no part of it exceeds these shares; one parameter may be off ten times more."""
+        return (
+            self.loss <= loss
+            and self.gradient <= gradient
+            and self.parameter_gradient <= 10 * gradient
+        )
+
+
+@dataclass(frozen=True)
+class Trainee:
+    """The user's module and loss as a step that gives gradients."""
+
+    plain: Plain
+    is_wide: bool = False  # computes in float64
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the trained parameters, in the order of their gradients."""
+        return [n for n, p in self.plain.model.named_parameters() if p.requires_grad]
+
+    def step(self, tensors: Tensors, seed: int = 0) -> StepGradients:
+        """Run the model forward and backward on one batch."""
+        given = [self._cast(tensor) for tensor in tensors.values()]
+        loss, gradients = self.plain.loss_and_gradients(given, seed)
+        return StepGradients(float(loss), list(gradients))
+
+    def _cast(self, tensor: Tensor) -> Tensor:
+        return tensor.double() if self.is_wide and tensor.is_floating_point() else tensor
+
+    def accumulated(self, parts: Sequence[Tensors], shares: Sequence[float]) -> StepGradients:
+        """Add up micro-batches, each times its share; one without any may have no mean at all."""
+        loss, total = 0.0, list[Tensor | None](repeat(None, len(self.names)))
+        for tensors, share in ((t, s) for t, s in zip(parts, shares, strict=True) if s):
+            found = self.step(tensors)
+            loss += share * found.loss
+            total = [_sum(one, g, share) for one, g in zip(total, found.gradients, strict=True)]
+        return StepGradients(loss, total)
+
+    def in_float64(self) -> Trainee | None:
+        """Return a copy that computes in float64; None where the module cannot be copied."""
+        try:
+            step, model = copy.deepcopy((self.plain.step, self.plain.model))
+            step.double()  # type: ignore[attr-defined]  # a module
+        except Exception:  # the user's own objects, asked for what they may not know
+            return None
+        return Trainee(Plain(step, model, None), is_wide=True)
+
+    @contextmanager
+    def moved(self, step: StepGradients) -> Iterator[None]:
+        """Move the weights against their gradients as training would; put them back at the end."""
+        trained = [p for p in self.plain.model.parameters() if p.requires_grad]
+        before = [p.detach().clone() for p in trained]
+        try:
+            with torch.no_grad():
+                for parameter, gradient in zip(trained, step.gradients, strict=True):
+                    _move(parameter, gradient)
+            yield
+        finally:
+            with torch.no_grad():
+                for parameter, numbers in zip(trained, before, strict=True):
+                    parameter.copy_(numbers)
+
+
+def _sum(total: Tensor | None, gradient: Tensor | None, share: float) -> Tensor | None:
+    if gradient is None:
+        return total
+    return share * gradient if total is None else total + share * gradient
+
+
+def _move(parameter: Tensor, gradient: Tensor | None) -> None:
+    length = 0.0 if gradient is None else float(gradient.norm())
+    if gradient is None or not 0 < length < math.inf:
+        return
+    room = max(float(parameter.norm()), _SMALL * math.sqrt(parameter.numel()))
+    parameter -= (_MOVED * room / length) * gradient
+
+
+def difference(whole: StepGradients, parts: StepGradients, names: Sequence[str]) -> Difference:
+    """Compare two steps on the same weights.
+
+    Of single parameters only those count whose gradient is no rounding of a zero: 1e-3 of all.
+    """
+    pairs = zip(whole.gradients, parts.gradients, strict=True)
+    apart = [_norm(one, other) for one, other in pairs]
+    own = [_norm(one, None) for one in whole.gradients]
+    total = math.hypot(*own) or 1.0
+    shares = [off / n if n > 1e-3 * total else 0.0 for off, n in zip(apart, own, strict=True)]
+    worst = max(range(len(names)), key=shares.__getitem__, default=None)
+    loss = abs(whole.loss - parts.loss) / (max(abs(whole.loss), abs(parts.loss)) or 1.0)
+    return Difference(
+        loss,
+        math.hypot(*apart) / total,
+        "" if worst is None else names[worst],
+        0.0 if worst is None else shares[worst],
+    )
+
+
+def _norm(one: Tensor | None, other: Tensor | None) -> float:
+    given = [_dense(t) for t in (one, other) if t is not None]
+    if not given:
+        return 0.0
+    return float((given[0] - given[1] if len(given) > 1 else given[0]).norm())
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    return gradient if gradient.layout == torch.strided else gradient.to_dense()
+
+
+def micro_batches(batch: Batch, rows: int, count: int) -> list[Tensors]:
+    """Cut the first rows of a batch as a bundle does: along the rows, larger parts first."""
+    whole = batch.sized(rows)
+    cut = {e.name: whole[e.name].tensor_split(count) for e in batch.entries if e.batched}
+    return [
+        {name: cut[name][m].clone() if name in cut else whole[name] for name in whole}
+        for m in range(count)
+    ]
+
+
+def even(count: int) -> list[float]:
+    """Return the shares of micro-batches that weigh the same."""
+    return [1 / count] * count

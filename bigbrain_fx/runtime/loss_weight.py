@@ -1,0 +1,73 @@
+"""Weights of micro-batches whose loss is a mean over elements that data choose.
+
+    loss of the batch = sum over m of  loss of micro-batch m * count(m) / count(batch)
+
+`count` is the model file's `loss_weight(batch)`: labels that are not ignored, boxes, tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from .entries import BatchError
+
+Path = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class LossWeight:
+    """The count of a batch, and how a batch is cut to be counted.
+
+    Attributes:
+        count: batch -> how many elements its loss is a mean over.
+        dims: entries that are not cut along dimension 0; None: every micro-batch has all of it.
+    """
+
+    count: Callable[[Any], Any]
+    dims: Mapping[Path, int | None] = field(default_factory=dict)
+
+    def counts(self, batch: object, rows: int, micro_batches: int, step: int) -> tuple[float, ...]:
+        """Return the count of each micro-batch.
+
+        Raises:
+            BatchError: one is no number, negative, NaN or infinite; or all are zero.
+        """
+        parts = range(micro_batches)
+        found = tuple(self._count(batch, rows, micro_batches, m, step) for m in parts)
+        if not sum(found) > 0:
+            raise BatchError(
+                f"step {step}: loss_weight of the batch is 0, so nothing would be trained on: "
+                "leave such batches out in batches()"
+            )
+        return found
+
+    def _count(self, batch: object, rows: int, parts: int, micro: int, step: int) -> float:
+        value = self.count(self._cut(batch, (), rows, parts, micro))
+        is_number = isinstance(value, int | float) or (
+            isinstance(value, Tensor) and not value.dim()
+        )
+        number = float(value) if is_number else math.nan
+        if not 0 <= number < math.inf:
+            shown = value if is_number or not isinstance(value, Tensor) else tuple(value.shape)
+            raise BatchError(
+                f"step {step}: loss_weight must return one number, 0 or more, found {shown!r}: "
+                'return a count such as (batch["labels"] != -100).sum()'
+            )
+        return number
+
+    def _cut(self, value: Any, path: Path, rows: int, parts: int, micro: int) -> Any:  # noqa: ANN401
+        """Return a micro-batch of a nest of dicts, lists and tuples."""
+        if isinstance(value, Mapping):
+            return {k: self._cut(v, (*path, k), rows, parts, micro) for k, v in value.items()}
+        if isinstance(value, tuple | list):
+            cut = [self._cut(v, (*path, i), rows, parts, micro) for i, v in enumerate(value)]
+            return getattr(type(value), "_make", type(value))(cut)
+        dim = self.dims.get(path, 0)
+        if dim is None or not isinstance(value, Tensor) or value.dim() <= dim:
+            return value
+        return value.tensor_split(parts, dim)[micro] if value.shape[dim] == rows else value

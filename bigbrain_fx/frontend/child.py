@@ -266,7 +266,8 @@ class _Service:
         from bigbrain_fx.frontend.micro_batches.measure import Training, micro_batch_effect
 
         file = self.file
-        training = Training(file.model, file.loss, file.autocast, file.loss_weight)
+        draw = None if file.batches is None else partial(_second_batch, file, self.seed)
+        training = Training(file.model, file.loss, file.autocast, file.loss_weight, draw)
         effect = micro_batch_effect(training, self.captured, count)
         self.loss_count = effect.loss_count if effect.is_equal else None
         return effect
@@ -294,6 +295,18 @@ class _Service:
         if own is None or self.file.batches is not None:
             return {}
         return {ROW_COUNTS: counts_by_row(own, self.captured.batch)}
+
+
+def _second_batch(file: ModelFile, seed: int) -> object:
+    """Return the second batch of the user's data; all generators are as they were afterwards."""
+    from itertools import islice
+
+    from bigbrain_fx.frontend.tracing.dice import random_state_kept
+    from bigbrain_fx.runtime import left_alone
+
+    assert file.batches is not None
+    with random_state_kept(), left_alone(file.batches):
+        return next(islice(file.batches(seed), 1, None))
 
 
 def rewriting(do: str, path: Path) -> Mapping[str, object]:

@@ -48,8 +48,12 @@ class Diagnosis:
         Raises:
             InputError: which dimension is the batch cannot be told, and it matters.
         """
-        with self.comparison.in_mode():
-            return self._sum() or self._entry() or self._count() or self._term()
+        with self.comparison.where_it_differs(self.effect) as there:
+            return replace(self, comparison=there).found()
+
+    def found(self) -> MicroBatchEffect:
+        """Return the effect with the first cause that explains it."""
+        return self._sum() or self._entry() or self._count() or self._term()
 
     @property
     def _parts(self) -> int:

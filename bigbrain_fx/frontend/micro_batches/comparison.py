@@ -55,12 +55,17 @@ class Weights:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One model, one batch, and how micro-batches weigh."""
+    """One model, one batch, and how micro-batches weigh.
+
+    Attributes:
+        later: a batch of the user's data, for the weights that training has moved.
+    """
 
     trainee: Trainee
     batch: Batch
     graph: Graph
     weights: Weights = Weights()
+    later: Batch | None = None
 
     def effect(self, count: int) -> MicroBatchEffect:
         """Compare the batch with `count` micro-batches of it; no cause is looked for.
@@ -99,12 +104,25 @@ class Comparison:
         effect = self._judged(found, first, whole, parts)
         if effect.differs or not any(g is not None for g in first.gradients):
             return effect
+        if self.later is not None:
+            whole, *parts = replace(self, batch=self.later).cut(found.rows, count)
         with self.trainee.moved(first):
             moved = self.trainee.step(whole)
             if not moved.is_finite:
                 return effect
             again = self._judged(found, moved, whole, parts)
         return replace(again, after_steps=True) if again.differs else effect
+
+    @contextmanager
+    def where_it_differs(self, effect: MicroBatchEffect) -> Iterator[Comparison]:
+        """Be at the weights, and have the batch, with which an effect was found."""
+        with self.in_mode():
+            if not effect.after_steps:
+                yield self
+                return
+            first = self.trainee.step(self.cut(effect.rows, 1)[0])
+            with self.trainee.moved(first):
+                yield replace(self, batch=self.later or self.batch)
 
     def cut(self, rows: int, count: int) -> list[Tensors]:
         """Return the first rows of the batch, then their micro-batches."""

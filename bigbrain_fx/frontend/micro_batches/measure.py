@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,7 @@ class Training:
     loss: Loss | None
     autocast: str | None
     loss_weight: Callable[[object], object] | None = None
+    next_batch: Callable[[], object] | None = None  # of the data, after the first
 
 
 def micro_batch_effect(training: Training, captured: Captured, count: int) -> MicroBatchEffect:
@@ -94,7 +96,14 @@ def _comparison(training: Training, captured: Captured) -> Comparison:
     trainee = Trainee(Plain(step, module, training.autocast))
     given = training.loss_weight
     weights = Weights() if given is None else Weights(count_by(given, batch))
-    return Comparison(trainee, batch, captured.graph, weights)
+    return Comparison(trainee, batch, captured.graph, weights, _later(training, batch))
+
+
+def _later(training: Training, batch: Batch) -> Batch | None:
+    """Return another batch of the user's data; None where there is none of these shapes."""
+    with suppress(Exception):  # the user's own code: what it lacks is reported where it is needed
+        return batch.like(training.next_batch()) if training.next_batch else None
+    return None
 
 
 def _with_count(comparison: Comparison, count: Callable[[Tensors], float]) -> Comparison:

@@ -65,6 +65,19 @@ class Batch:
             for entry in self.entries
         }
 
+    def like(self, batch: object) -> Batch | None:
+        """Return this batch with the tensors of another one; None where one has another shape."""
+        entries = []
+        for entry in self.entries:
+            try:
+                tensor = _first(_reach(batch, entry.key), entry.dim)
+            except (InputError, IndexError):
+                return None
+            if tensor.shape != entry.tensor.shape or tensor.dtype != entry.tensor.dtype:
+                return None
+            entries.append(replace(entry, tensor=tensor))
+        return replace(self, entries=tuple(entries))
+
     def overlapping(self) -> dict[str, str]:
         """Return entries whose memory is, in part, another's, and that one's name."""
         found = {}

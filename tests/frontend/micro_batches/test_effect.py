@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -327,3 +328,18 @@ def test_the_model_is_as_it_was() -> None:
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
     assert not model.training
     assert all(p.grad is None for p in model.parameters())
+
+
+def test_later_data_are_compared_at_the_moved_weights() -> None:
+    """The example has as many valid elements in each part; the next batch has not."""
+    example, later = batch_of(), batch_of(1)
+    example["label"] = torch.tensor([0, 1, 0, 2, 0, 3, 0, 1])
+    later["label"] = torch.tensor([0, 0, 0, 1, 2, 3, 1, 2])
+    model = Rows()
+    found = capture(model, example, ignoring)
+    training = Training(model, ignoring, None, next_batch=lambda: later)
+    assert micro_batch_effect(replace(training, next_batch=None), found, 4).is_equal
+    effect = micro_batch_effect(training, found, 2)
+    assert effect.differs
+    assert effect.after_steps
+    assert effect.loss_count == LossCount(("label",), 0, 0)

@@ -38,7 +38,7 @@ class Recipe:
     loss_weight: Callable[[Any], object] | None = None
     leaves: tuple[str, ...] = ()
     drop_last: bool | None = None
-    batch_dims: Mapping[str | int, int | None] = field(default_factory=dict)
+    batch_dims: Mapping[str | int, int | str | None] = field(default_factory=dict)
     pad: Mapping[str | int, int | float] = field(default_factory=dict)
 
 

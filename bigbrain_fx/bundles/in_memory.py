@@ -158,6 +158,7 @@ def _carried(
         optimizer_temporaries=facts.temporaries,
         drop_last=recipe.drop_last,
         batch_dims={e.name: e.dim for e in captured.batch.entries if e.dim},
+        offsets={e.name: e.per_row for e in captured.batch.entries if e.per_row},
         pad=pads(captured.batch, recipe.pad),
         has_loss_weight=recipe.loss_weight is not None,
     )

@@ -80,7 +80,7 @@ class RowCounts:
     """
 
     count: Callable[[Any], object]
-    dims: Mapping[str | int, int | None]
+    dims: Mapping[str | int, int | str | None]
 
     def of(self, batch: object) -> Tensor:
         """Return the counts of a batch's rows.

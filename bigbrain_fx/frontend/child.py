@@ -141,6 +141,7 @@ class _Service:
             "cache": self.cache,
             "positions": _positions(file),
             "batch_dims": {e.name: e.dim for e in self.captured.batch.entries if e.dim},
+            "offsets": {e.name: e.per_row for e in self.captured.batch.entries if e.per_row},
             "pad": pads(self.captured.batch, file.pad),
             "fixed": self.fixed,
             "parameters": sum(p.numel() for p in parameters.values()),

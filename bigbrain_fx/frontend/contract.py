@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from bigbrain_fx.errors import InputError
+from bigbrain_fx.frontend.translation.batch import RAGGED
 from bigbrain_fx.frontend.users_code import definition
 
 _DTYPES = ("bfloat16", "float16")
@@ -169,20 +170,26 @@ def _drop_last(module: ModuleType, path: Path) -> bool | None:
     )
 
 
-def _batch_dims(module: ModuleType, path: Path) -> Mapping[str | int, int | None]:
+def _batch_dims(module: ModuleType, path: Path) -> Mapping[str | int, int | str | None]:
     value = getattr(module, "batch_dims", {})
     fits = isinstance(value, Mapping) and all(
-        isinstance(name, str | int) and (dim is None or (type(dim) is int and dim >= 0))
-        for name, dim in value.items()
+        isinstance(name, str | int) and _is_batch_dim(dim) for name, dim in value.items()
     )
     if not fits:
         raise InputError(
             f"`batch_dims` must be a dict from entries of the batch to dimensions, found {value!r}",
             at=path.name,
-            help='batch_dims = {"x": 1, "mask": None}: x has its rows in dimension 1, every '
-            "micro-batch gets the whole mask; entries of a tuple go by number",
+            help='batch_dims = {"x": 1, "mask": None, "cu_seqlens": "ragged:x"}: x has its rows in '
+            "dimension 1, every micro-batch gets the whole mask, and offsets into its own rows; "
+            "entries of a tuple go by number",
         )
     return dict(value)
+
+
+def _is_batch_dim(dim: object) -> bool:
+    if isinstance(dim, str):
+        return dim.startswith(RAGGED) and len(dim) > len(RAGGED)
+    return dim is None or (type(dim) is int and dim >= 0)
 
 
 def _pad(module: ModuleType, path: Path) -> Mapping[str | int, int | float]:

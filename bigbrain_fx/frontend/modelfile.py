@@ -52,7 +52,7 @@ class ModelFile:
     grad_scaler: dict[str, int | float] | None = None
     autocast: str | None = None
     drop_last: bool | None = None
-    batch_dims: Mapping[str | int, int | None] = field(default_factory=dict)
+    batch_dims: Mapping[str | int, int | str | None] = field(default_factory=dict)
     pad: Mapping[str | int, int | float] = field(default_factory=dict)
     leaves: tuple[str, ...] = ()
     location: str = ""

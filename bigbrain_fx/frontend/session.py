@@ -56,6 +56,7 @@ class ModelFacts:
     autocast: str | None
     drop_last: bool | None
     batch_dims: dict[str, int]
+    offsets: dict[str, int]
     pad: dict[str, int | float]
     parameters: int
     fixed: tuple[tuple[tuple[str | int, ...], bool | int | float | str | None], ...] = ()

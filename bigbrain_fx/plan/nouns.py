@@ -154,7 +154,8 @@ class Source:
     keeps `optimizer_state` bytes per byte of parameters (of those that it keeps unlike ones of,
     `optimizer_states` by name), and for a moment `optimizer_temporaries` tensors of a parameter's
     size and `optimizer_leftover` of the one's before it; AdamW's are 2, 2 and 1. `batch_dims` are
-    those other than 0, `pad` what shorter ones are filled up with, by model input. `fixed` is what
+    those other than 0, `offsets` the positions of a row that entries of offsets count, `pad` what
+    shorter ones are filled up with, by model input. `fixed` is what
     else the model goes by in a batch: its place and value, of a list its length. With a `cache` of
     so many rows, of `positions` each, the graph computes one position and keeps keys and values.
     `quantize` is what frozen weights were put into, `quantize_error` the most that one is off,
@@ -189,6 +190,7 @@ class Source:
     rewritten: tuple[Rewritten, ...] = ()
     has_loss_weight: bool = False
     loss_count: LossCount | None = None
+    offsets: dict[str, int] = field(default_factory=dict)
 
     @property
     def weighs(self) -> bool:
@@ -198,7 +200,7 @@ class Source:
     @property
     def splits_evenly(self) -> bool:
         """Whether it says nothing of how a batch is split, padded or left out, or must be."""
-        said = self.batch_dims or self.pad or self.fixed or self.weighs
+        said = self.batch_dims or self.pad or self.fixed or self.weighs or self.offsets
         return self.drop_last is None and not said
 
 
@@ -307,6 +309,8 @@ def to_json(plan: Plan) -> bytes:
         left_out["source"] |= {"rewritten"}
     if not plan.source.weighs:
         left_out["source"] |= {"has_loss_weight", "loss_count"}
+    if not plan.source.offsets:
+        left_out["source"] |= {"offsets"}
     left_out["stages"] = set() if plan.stages.asynchronous else {"asynchronous"}
     left_out["stages"] |= set() if plan.stages.compiled else {"compiled"}
     if not plan.stages.offload:

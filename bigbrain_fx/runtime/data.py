@@ -58,6 +58,7 @@ class Splitting:
         fixed: what else the model goes by, which a trace keeps: its place in a batch, its value,
             of a list its length, of an object what repr says, of a dict its names in their order,
             of a tensor how it is laid out; every batch must have the same there.
+        offsets: model inputs that hold offsets into the rows laid end to end -> positions of a row.
         weigh: by which count micro-batches weigh; None: by their rows.
     """
 
@@ -65,6 +66,7 @@ class Splitting:
     dims: Mapping[str, int] = field(default_factory=dict)
     pad: Mapping[str, float] = field(default_factory=dict)
     fixed: Sequence[tuple[tuple[str | int, ...], object]] = ()
+    offsets: Mapping[str, int] = field(default_factory=dict)
     weigh: LossWeight | None = None
 
 
@@ -228,6 +230,8 @@ class Stream:
         found = self._checked(name, self._fitted(name, pick(batch, self.inputs[name], self.step)))
         self.digests[name] = f"{said(found)} {checksum(found)}"
         value = found.to(self.device)
+        if name in self.splitting.offsets:
+            return self._offsets(name, value)
         if name in self.whole:
             return [value.clone()] * self.micro_batches
         self._note_sizes(name, value.shape[0])
@@ -235,6 +239,22 @@ class Stream:
         parts = [_as_user_has(part, dim) for part in value.tensor_split(self.micro_batches)]
         pairs = zip(parts, self.sizes, strict=True)
         return [part if rows else parts[0].clone() for part, rows in pairs]
+
+    def _offsets(self, name: str, offsets: Tensor) -> list[Tensor]:
+        """Return the offsets of each micro-batch, counted from its own first row.
+
+        Those into other rows are where it begins or ends: there are as many in each.
+        """
+        rows = next(s[0] for n, (_, s) in self.specs.items() if n not in self.whole)
+        each, per_row = rows // self.micro_batches, self.splitting.offsets[name]
+        if int(offsets[-1]) != rows * per_row:
+            raise BatchError(
+                f"step {self.step}: batch entry {name!r} holds offsets that end at "
+                f"{int(offsets[-1])}, expected {rows * per_row}, the positions of {rows} rows: "
+                "fill it up with that number"
+            )
+        starts = [m * each * per_row for m in range(self.micro_batches)]
+        return [offsets.clamp(start, start + each * per_row) - start for start in starts]
 
     def _fitted(self, name: str, value: object) -> object:
         """Put an entry's rows first, and fill up what is shorter than planned."""

@@ -25,10 +25,10 @@ from bigbrain_fx.frontend.micro_batches.effect import MicroBatchEffect, digits_a
 from bigbrain_fx.frontend.micro_batches.gradients import Tensors, difference, even
 from bigbrain_fx.frontend.micro_batches.graph_rules import remarks
 from bigbrain_fx.frontend.micro_batches.loss_count import explained, fitted_shares
-from bigbrain_fx.frontend.micro_batches.offsets import may_be_offsets
 from bigbrain_fx.frontend.micro_batches.term import first_apart
 from bigbrain_fx.frontend.tracing.captured import Captured
 from bigbrain_fx.frontend.translation.batch import Batch, Entry
+from bigbrain_fx.frontend.translation.offsets import may_be_offsets
 
 _PARTS = 4  # whose gradients are held at once
 _MEMORY = 2**31  # bytes of gradients that may be held
@@ -143,7 +143,8 @@ class Diagnosis:
         return replace(self.effect, cause=cause)
 
     def _is_offsets(self, entry: Entry) -> bool:
-        return entry.batched and may_be_offsets(entry, self.comparison.batch)
+        others = [e.tensor for e in self.comparison.batch.entries if e is not entry]
+        return entry.batched and may_be_offsets(entry.tensor, others)
 
     def _line(self) -> str:
         """Return what a rule knows of the graph, else the first value that is not of its parts."""

@@ -154,12 +154,9 @@ def _dense(gradient: Tensor) -> Tensor:
 
 def micro_batches(batch: Batch, rows: int, count: int) -> list[Tensors]:
     """Cut the first rows of a batch as a bundle does: along the rows, larger parts first."""
-    whole = batch.sized(rows)
-    cut = {e.name: whole[e.name].tensor_split(count) for e in batch.entries if e.batched}
-    return [
-        {name: cut[name][m].clone() if name in cut else whole[name] for name in whole}
-        for m in range(count)
-    ]
+    each, more = divmod(rows, count)
+    sizes = [each + (m < more) for m in range(count)]
+    return [batch.part(sum(sizes[:m]), size) for m, size in enumerate(sizes)]
 
 
 def even(count: int) -> list[float]:

@@ -17,10 +17,13 @@ from torch import Tensor
 
 from bigbrain_fx.core import Graph
 from bigbrain_fx.errors import InputError
+from bigbrain_fx.frontend.translation.offsets import cut_offsets, no_offsets, row_positions
 from bigbrain_fx.runtime import overlap
 
 Key = tuple[str | int, ...]
-BatchDims = Mapping[str | int, int | None]  # an entry of a batch -> its dimension that is the batch
+BatchDims = Mapping[str | int, int | str | None]
+"""An entry of a batch -> its dimension that is the batch; None; or "ragged:x", offsets into x."""
+RAGGED = "ragged:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,8 @@ class Entry:
     """One tensor of the batch; `batched` when its dimension 0 is the batch.
 
     A dimension `dim` of the user's tensor that is another one stands first in `tensor`; `said` when
-    the user has said which it is.
+    the user has said which it is. With `per_row` it holds offsets into the rows laid end to end,
+    each of so many positions.
     """
 
     name: str
@@ -48,6 +52,19 @@ class Entry:
     batched: bool
     dim: int = 0
     said: bool = False
+    per_row: int = 0
+
+    def part(self, first: int, rows: int) -> Tensor:
+        """Return what a micro-batch of these rows gets of it, in memory of its own.
+
+        Offsets are counted from its first row; those into other rows are where it begins or ends,
+        so that there are as many in each part.
+        """
+        if self.batched:
+            return self.tensor[first : first + rows].clone()
+        if not self.per_row:
+            return self.tensor
+        return cut_offsets(self.tensor, first * self.per_row, (first + rows) * self.per_row)
 
 
 @dataclass(frozen=True)
@@ -61,9 +78,12 @@ class Batch:
     def sized(self, rows: int) -> dict[str, Tensor]:
         """Return the tensors with `rows` rows: the first ones, repeated when there are too few."""
         return {
-            entry.name: _sized(entry.tensor, rows) if entry.batched else entry.tensor
-            for entry in self.entries
+            e.name: _sized(e.tensor, rows) if e.batched else e.part(0, rows) for e in self.entries
         }
+
+    def part(self, first: int, rows: int) -> dict[str, Tensor]:
+        """Return the tensors of a micro-batch of these rows."""
+        return {entry.name: entry.part(first, rows) for entry in self.entries}
 
     def like(self, batch: object) -> Batch | None:
         """Return this batch with the tensors of another one; None where one has another shape."""
@@ -88,10 +108,7 @@ class Batch:
 
     def last(self, rows: int) -> dict[str, Tensor]:
         """Return the tensors with the last rows of the example, as the last micro-batch has."""
-        return {
-            entry.name: entry.tensor[-rows:].clone() if entry.batched else entry.tensor
-            for entry in self.entries
-        }
+        return self.part(self.rows - rows, rows)
 
 
 def _sized(tensor: Tensor, rows: int) -> Tensor:
@@ -145,7 +162,12 @@ def take_apart(
         Entry(given[key], key, tensor, _has_rows(key, tensor, rows, said), said.get(key) or 0)
         for key, tensor in found
     )
-    entries = tuple(replace(entry, said=entry.key in said) for entry in entries)
+    offsets = offsets_of(found, dims or {}, rows)
+    entries = tuple(
+        replace(e, said=e.key in said, per_row=n, batched=e.batched and not n)
+        for e in entries
+        for n in (offsets.get(e.key, 0),)
+    )
     slots = {entry.key: Slot(entry.name, entry.dim) for entry in entries}
     return Batch(_template(batch, (), slots), entries, rows)
 
@@ -190,6 +212,8 @@ def dims_of(found: Sequence[tuple[Key, Tensor]], dims: BatchDims) -> dict[Key, i
     said: dict[Key, int | None] = {}
     for name, dim in dims.items():
         for key, tensor in named(found, name, "batch_dims"):
+            if isinstance(dim, str):
+                continue
             if dim is not None and not dim < tensor.dim():
                 raise InputError(
                     f"batch_dims says dimension {dim} of {name!r}, which has the shape "
@@ -204,6 +228,32 @@ def dims_of(found: Sequence[tuple[Key, Tensor]], dims: BatchDims) -> dict[Key, i
             help="name the dimension of each entry that is the batch: its length is that of all",
         )
     return said
+
+
+def offsets_of(found: Sequence[tuple[Key, Tensor]], dims: BatchDims, rows: int) -> dict[Key, int]:
+    """Return the positions of a row of each entry that holds offsets into rows laid end to end.
+
+    Whole numbers that begin with 0, rise, and end at the length of another entry's leading
+    dimensions are such; the user may say of which entry, or (any other word) that they are none.
+
+    Raises:
+        InputError: offsets that the user has declared do not end at that length.
+    """
+    declared = {
+        key: dim for name, dim in dims.items() for key, _ in named(found, name, "batch_dims")
+    }
+    offsets: dict[Key, int] = {}
+    for key, tensor in found:
+        said = declared.get(key, RAGGED)
+        if isinstance(said, str):
+            into = said.removeprefix(RAGGED)
+            others = named(found, into, "batch_dims") if into else found
+            per_row = row_positions(tensor, [t for k, t in others if k != key], rows)
+            if into and not per_row:
+                shapes = [list(other.shape) for _, other in others]
+                raise no_offsets(".".join(map(str, key)), tensor, into, shapes)
+            offsets |= {key: per_row} if per_row else {}
+    return offsets
 
 
 def named(

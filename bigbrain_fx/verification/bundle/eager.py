@@ -13,7 +13,7 @@ import copy
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -48,6 +48,7 @@ class Wanted:
         start: a safetensors file with numbers to put into the model first, by name.
         exact: in float64, one step at a time from a given state, without an optimizer.
         rounded: weights, by name, that a bundle has in int8: rounded as such before anything else.
+        offsets: entries that hold offsets into the rows laid end to end -> positions of all rows.
         loss_count: by which micro-batches weigh, where the model file has no `loss_weight`.
     """
 
@@ -60,6 +61,7 @@ class Wanted:
     exact: bool = False
     rounded: tuple[str, ...] = ()
     loss_count: LossCount | None = None
+    offsets: Mapping[plain_batches.Path_, int] = field(default_factory=dict)
 
 
 class TrainingLoop:
@@ -82,7 +84,8 @@ class TrainingLoop:
             put(self.model, laid_tensors.read(Path(wanted.start)))
         self.model.train()
         self.data = plain_batches.drawn(self.file, wanted.seed)
-        self.split = plain_batches.split_entries(self.file.example_batch, self.file.batch_dims)
+        found = plain_batches.split_entries(self.file.example_batch, self.file.batch_dims)
+        self.split = {path: dim for path, dim in found.items() if path not in wanted.offsets}
         self.pad = plain_batches.padding(self.file.example_batch, self.file.pad, self.split)
         self.step, self.batch = -1, self.file.example_batch
         self.none: list[int] = []  # micro-batches that count nothing in this step
@@ -151,8 +154,9 @@ class TrainingLoop:
             self.step += 1
         count = min(self.wanted.micro_batches, self._rows(self.batch) or sys.maxsize)
         even = self.file.drop_last is not False
+        how = count, even, self.wanted.offsets
         found = [
-            plain_batches.tensors_of(self.batch, plain_batches.part_of(self.split, m, count, even))
+            plain_batches.tensors_of(self.batch, plain_batches.part_of(self.split, m, *how))
             for m in range(count)
         ]
         return self._weighty(found) if self._counts() else found

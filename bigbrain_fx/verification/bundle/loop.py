@@ -166,6 +166,11 @@ def wanted_of(plan: Plan, location: str, start: Path | None = None) -> Wanted:
         start=str(start or ""),
         rounded=quantised_weights(plan.graph) if plan.source.quantize else (),
         loss_count=plan.source.loss_count,
+        offsets={
+            e.key: plan.source.offsets[e.name] * plan.rows * plan.micro_batches
+            for e in plan.graph.inputs
+            if e.name in plan.source.offsets
+        },
     )
 
 

@@ -63,14 +63,19 @@ def _set_dice(state: tuple[Any, ...]) -> None:
         sys.modules["numpy.random"].set_state(state[2])
 
 
-def split_entries(example: object, dims: Mapping[str | int, int | None]) -> dict[Path_, int]:
+def split_entries(example: object, dims: Mapping[str | int, int | str | None]) -> dict[Path_, int]:
     """Return the dimension that is the batch of every tensor that has its rows.
 
     They are the most common length of dimension 0, but where the file says which dimension it is.
     """
     found: dict[Path_, Tensor] = {}
     tensors_of(example, lambda tensor, path: found.setdefault(path, tensor))
-    said = {path: dim for name, dim in dims.items() for path in found if _is_of(path, name)}
+    said = {
+        path: dim
+        for name, dim in dims.items()
+        for path in found
+        if _is_of(path, name) and not isinstance(dim, str)
+    }
     own = [found[path].shape[dim] for path, dim in said.items() if dim is not None]
     lengths = Counter(own or [t.shape[0] for p, t in found.items() if t.dim() and p not in said])
     rows = lengths.most_common(1)[0][0] if lengths else None
@@ -124,11 +129,21 @@ def mean(losses: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
 
 
 def part_of(
-    split: Mapping[Path_, int], micro: int, count: int, even: bool
+    split: Mapping[Path_, int],
+    micro: int,
+    count: int,
+    even: bool,
+    offsets: Mapping[Path_, int] | None = None,
 ) -> Callable[[Tensor, Path_], Tensor]:
-    """Return what takes a micro-batch of a batch's tensor, in memory of its own."""
+    """Return what takes a micro-batch of a batch's tensor, in memory of its own.
+
+    `offsets` has the positions of all rows that entries of offsets count.
+    """
 
     def part(tensor: Tensor, path: Path_) -> Tensor:
+        if offsets and path in offsets:
+            first = offsets[path] * micro // count
+            return (tensor - first).clamp(min=0, max=offsets[path] // count)
         if path not in split:
             return tensor.clone()
         rows, over = divmod(tensor.shape[split[path]], count)

@@ -274,12 +274,26 @@ class Packed(nn.Module):
         return self.up(same @ self.table(x))
 
 
-def test_offsets_that_were_cut_like_rows_are_named() -> None:
-    offsets = torch.tensor([0, 3, 9, 14, 20, 27, 33, 40])
-    batch = {"x": torch.randint(20, (ROWS, 5)), "offsets": offsets}
-    found = effect(Packed(), square, 4, batch)
-    assert found.differs
-    assert "'offsets'" in found.cause
+OFFSETS = torch.tensor([0, 3, 9, 14, 20, 27, 33, 40])  # as many as there are rows
+
+
+@pytest.mark.parametrize("dims", [{}, {"offsets": "ragged:x"}])
+def test_offsets_go_with_their_rows(dims: dict[str | int, int | str | None]) -> None:
+    batch = {"x": torch.randint(20, (ROWS, 5)), "offsets": OFFSETS}
+    assert effect(Packed(), square, 4, batch, batch_dims=dims).is_equal
+
+
+def test_offsets_that_are_cut_like_rows_train_something_else() -> None:
+    batch = {"x": torch.randint(20, (ROWS, 5)), "offsets": OFFSETS}
+    assert effect(Packed(), square, 4, batch, batch_dims={"x": 0, "offsets": 0}).differs
+
+
+def test_declared_offsets_end_at_the_length_of_their_entry() -> None:
+    batch = {"x": torch.randint(20, (ROWS, 5)), "offsets": OFFSETS.clamp(max=39)}
+    with pytest.raises(InputError) as caught:
+        effect(Packed(), square, 4, batch, batch_dims={"offsets": "ragged:x"})
+    assert caught.value.at == "example_batch"
+    assert "cu_seqlens" in (caught.value.help or "")
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,8 @@ def page(micro_batches: int, steps: int) -> str:
         steps=steps,
         summary=f"{len(rows)} pairs: {said}.",
     )
-    return opening + "\n".join((*_features(), "", *_grid(sentences), "", *_refusals(sentences), ""))
+    tables = (*_features(), "", *_grid(sentences), "", *_refusals(sentences), "")
+    return "\n".join((opening, *tables))
 
 
 def _features() -> Iterator[str]:

@@ -6,9 +6,11 @@ What a stage computes is written by `classes.py`, what it sends and receives by 
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 
-from bigbrain_fx.core import Backward
+from bigbrain_fx.core import Backward, Stage
 from bigbrain_fx.emit.files.channels import Channels, DeviceFile
 from bigbrain_fx.emit.files.instructions import (
     backward_lines,
@@ -68,9 +70,7 @@ def device_text(file: DeviceFile, classes: Classes) -> str:
 
 def _header(file: DeviceFile, own: Sequence[StageText], lines: Sequence[str]) -> str:
     device, title = _quiet(file.program.device), _quiet(file.title)
-    mine = file.stages.beside(own[0].stage)
-    devices = [_quiet(name) for name in dict.fromkeys(stage.device for stage in mine)]
-    chain = " --> ".join(f"[{name}]" if name == device else name for name in devices)
+    picture = "\n".join(f"    {line}" for line in _picture(file, own[0].stage))
     numbers = ", ".join(str(text.stage.index) for text in own)
     word = "stage" if len(own) == 1 else "stages"
     copies = _copies(file) if file.stages.replicas > 1 else ""
@@ -79,10 +79,21 @@ def _header(file: DeviceFile, own: Sequence[StageText], lines: Sequence[str]) ->
     draws = _SEEDED if any("self.seeded(" in line for line in lines) else ""
     return (
         f"Device {device}: {word} {numbers} of {len(file.stages.stages)} of {title}{copies}.\n\n"
-        f"    {chain}      {file.schedule}, {micro_text(file.micro_batches)} of {file.rows}\n\n"
+        f"{picture}\n\n"
         f"{draws}"
         "Written by bigbrain-fx; needs torch, safetensors and runtime/.\n"
     )
+
+
+def _picture(file: DeviceFile, own: Stage) -> list[str]:
+    """Draw the chain of devices by stage: of a V, a device stands in it once per visit."""
+    chain = [name for name, _ in groupby(stage.device for stage in file.stages.beside(own))]
+    names = [f"[{_quiet(name)}]" if name == own.device else _quiet(name) for name in chain]
+    drawn = textwrap.wrap(" --> ".join(names), WIDTH - 4, break_long_words=False)
+    work = f"{file.schedule}, {micro_text(file.micro_batches)} of {file.rows}"
+    if len(drawn[-1]) + 6 + len(work) > WIDTH - 4:
+        return [*drawn, work]
+    return [*drawn[:-1], f"{drawn[-1]}      {work}"]
 
 
 def _copies(file: DeviceFile) -> str:

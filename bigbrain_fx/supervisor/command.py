@@ -23,7 +23,7 @@ from .events import Event, EventLog, status
 from .host import Supervisor
 from .hosts import LAST_COMMIT_S, Agent, Bridge, admit, start_on
 from .job import FailedError, Job, OnStep
-from .judging import BAD_INPUT, Death
+from .judging import BAD_INPUT, Death, Failure
 from .limits import THREADS, of_abort, remedy_of, with_remedy
 from .processes import ADDRESS, CALLED_IN
 from .remaining import Places
@@ -325,7 +325,7 @@ def stopped_by_sigterm(supervisor: Stops) -> Iterator[None]:
                 signal.signal(kind, handler)
 
 
-def tail(death: Death) -> tuple[str, ...]:
+def tail(death: Death | Failure) -> tuple[str, ...]:
     """Return the last lines that a dead process wrote."""
     return last_lines(Path(death.log))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .crew import Crew
 from .job import FailedError, Job
-from .judging import Death
+from .judging import Failure
 from .processes import Member
 from .snapshots import Snapshots
 from .stopping import Stopping
@@ -44,8 +44,9 @@ class Ending:
         if self.stopping.is_late(now, grace_s):
             left = [m for m in self.crew.at_work() if not m.finished]
             late = min(left, key=lambda m: not m.pulse.computes)
-            death = Death(str(late.device), -1, 1, None, str(late.log), True)
-            raise FailedError(death, f"it did not stop within {grace_s:g} s (see --grace)")
+            what = f"the process of device {late.device} is late"
+            failure = Failure(late.device, what, str(late.log))
+            raise FailedError(failure, f"it did not stop within {grace_s:g} s (see --grace)")
 
     def _grace_s(self) -> float:
         """Return how long the end of a step, or then of the last commit, may take."""

@@ -34,7 +34,8 @@ class EventLog:
         caught_up                   device, step, after_s since its death, steps replayed
         hang, slow                  device, seconds in one instruction or silent
         starved                     device, seconds of an instruction in which it had no processor
-        links_lost                  device, text: connections failed though nobody died
+        links_lost                  text: connections failed though nobody died; device that
+                                    reported it, unless all wait for each other
         snapshot                    step that all devices now have, every: steps between
         snapshots_large             bytes of memory that they will take, left: of this host's now
         skipped                     step whose update was left out, devices with bad numbers
@@ -125,7 +126,7 @@ def status(entry: Event) -> str | None:
         "starved": "{device} had no processor for {seconds:.0f} s of an instruction: this host is "
         "busy, and that time does not count for --hang",
         "slow": "{device} is slow: {seconds:.0f} s in one instruction",
-        "links_lost": "connections were lost: {text}",
+        "links_lost": "connections were lost: {by}{text}",
         "stopping": "stopping before step {step}",
         "skipped": "no update at step {step}: not finite on {devices}",
         "log_dropped": "WARNING: the messages that {device} keeps have grown to {bytes} bytes and "
@@ -164,5 +165,6 @@ def status(entry: Event) -> str | None:
     kept = f"the newest commit is of step {newest}" if newest >= 0 else "there is no commit"
     first = (str(entry.get("text") or "").splitlines() or [""])[0][:LONGEST_WHY]
     why = f": {first}" if first and entry["event"] == "died" else ""
-    said = text.format(**entry, where=where, newest_kept=kept, why=why)
+    by = f"{entry['device']}: " if "device" in entry else ""
+    said = text.format(**entry, where=where, newest_kept=kept, why=why, by=by)
     return said if entry["generation"] < 0 else f"[generation {entry['generation']}] {said}"

@@ -19,7 +19,7 @@ from .ending import Ending
 from .events import EventLog
 from .feeding import Feed, Feeding
 from .job import FailedError, Job, OnStep, Outcome, Rescue
-from .judging import Death, Judge, Stop
+from .judging import Death, Failure, Judge, Stop
 from .log_loss import LogLoss
 from .losing import Losing
 from .memory_kills import MemoryKills
@@ -136,7 +136,9 @@ class Supervisor:
             while not (self.crew.ending and not self.crew.members):
                 self._turn()
         except FailedError as error:
-            self.crew.report("failed", device=error.death.device, text=str(error))
+            device = error.death.device
+            named = {} if device is None else {"device": device}
+            self.crew.report("failed", **named, text=str(error))
             self._rescue(error)
             raise
         finally:
@@ -201,8 +203,9 @@ class Supervisor:
         try:
             return self.crew.start(name, self.job.host_of(name))
         except StartError as error:
-            death = Death(name, -1, 1, None, str(self.job.logs), False)
-            raise FailedError(death, str(error)) from error
+            what = f"the process of device {name} does not start"
+            failure = Failure(name, what, str(self.job.logs))
+            raise FailedError(failure, str(error)) from error
 
     def _become(self, member: Member, device: str) -> None:
         """Let a process be a device, from the newest step that all devices have."""

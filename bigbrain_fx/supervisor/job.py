@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from .judging import Death
+from .judging import Death, Failure
 
 BEATS = 8  # heartbeats within the time after which a process is said to hang
 LEAST_BEAT_S, MOST_BEAT_S = 0.05, 1.0
@@ -84,17 +84,18 @@ class Outcome:
 
 
 class FailedError(Exception):
-    """Report a run that ended before its time: whose death it was, and why nobody replaced it.
+    """Report a run that ended before its time: what failed, and why the run does not go on.
 
     Attributes:
+        death: how a process ended; or the failure of a run whose processes have not.
         moves: the run could go on without that device.
         left_out: devices that it had gone on without before.
     """
 
     left_out: tuple[str, ...] = ()
 
-    def __init__(self, death: Death, reason: str, *, moves: bool = False) -> None:
-        super().__init__(f"the process of device {death.device} {death.how}: {reason}")
+    def __init__(self, death: Death | Failure, reason: str, *, moves: bool = False) -> None:
+        super().__init__(f"{death.what}: {reason}")
         self.death = death
         self.reason = reason
         self.moves = moves

@@ -57,6 +57,30 @@ class Death:
             return f"was killed by signal {-self.code}"
         return f"ended with exit code {self.code}"
 
+    @property
+    def what(self) -> str:
+        """Say whose process ended, and how."""
+        return f"the process of device {self.device} {self.how}"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a run ends though no process has ended by itself.
+
+    Attributes:
+        device: that it concerns; None: all of them.
+        what: failed, as the first half of an error's sentence.
+        log: the file to look into, or its folder.
+        step, code, text: as a `Death` has them.
+    """
+
+    device: str | None
+    what: str
+    log: str
+    step: int = -1
+    code: int = 1
+    text: str | None = None
+
 
 @dataclass(frozen=True)
 class Stop:
@@ -128,7 +152,7 @@ class Judge:
                 twice = "it ended twice before it had finished a step"
                 return Stop(twice, death.text is None, _more(death))
             self.unborn.add(death.device)
-        reason = self._spent(now)
+        reason = self.spent(now)
         return None if reason is None else Stop(reason, death.text is None)
 
     def born(self, device: str) -> None:
@@ -152,7 +176,8 @@ class Judge:
         self.errors.add(key)
         return known
 
-    def _spent(self, now: float) -> str | None:
+    def spent(self, now: float) -> str | None:
+        """Count a restart; return why there are no more, None: there was one left."""
         while self.times and now - self.times[0] > self.window_s:
             self.times.popleft()
         if len(self.times) >= self.restarts:

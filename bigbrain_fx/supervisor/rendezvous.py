@@ -7,15 +7,30 @@ A generation that is announced, as a process has ended or connections were lost 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from .crew import Crew
 from .job import FailedError
-from .judging import Death, Judge
+from .judging import Failure, Judge
 from .peering import Peering
 from .processes import Member
 
 LINKS_S = 0.5  # connections that were lost without a death are made anew after this
+
+
+@dataclass(frozen=True)
+class LostLinks:
+    """Connections that failed, since when, and what a device reported; None: no device did."""
+
+    since: float
+    text: str
+    device: str | None = None
+
+    @property
+    def what(self) -> str:
+        """Say what failed, and where that was noticed."""
+        return self.text if self.device is None else f"device {self.device} lost a connection"
 
 
 class Rendezvous:
@@ -26,7 +41,7 @@ class Rendezvous:
 
     Attributes:
         broken_since: when the first thing broke after which not all are connected again yet.
-        lost: when connections were lost, in the newest generation, and what was said of it.
+        lost: the connections that were lost in the newest generation.
     """
 
     def __init__(self, crew: Crew, peering: Peering | None = None) -> None:
@@ -34,7 +49,7 @@ class Rendezvous:
         self.peering = peering
         self.relinks = Judge(crew.job.restarts, crew.job.window_s)
         self.broken_since: float | None = None
-        self.lost: tuple[float, str] | None = None
+        self.lost: LostLinks | None = None
 
     def break_up(self, now: float) -> None:
         """Hear that not all are connected."""
@@ -104,13 +119,13 @@ class Rendezvous:
         """
         if generation == self.crew.generation and (self.lost is None or alive):
             since = self.crew.clock.now() - (LINKS_S if alive else 0.0)
-            self.lost = since, f"{member.device}: {text}"
+            self.lost = LostLinks(since, text, member.device)
 
     # ------------------------------------------------------------------ lost connections
 
     def lock(self, now: float) -> None:
         """Hear that all devices wait for each other: connections have lost a message."""
-        self.lost = now - LINKS_S, "all devices wait for each other"
+        self.lost = LostLinks(now - LINKS_S, "all devices wait for each other")
 
     def must_meet_anew(self, now: float) -> bool:
         """Return whether connections failed though nobody has died.
@@ -118,12 +133,13 @@ class Rendezvous:
         Raises:
             FailedError: they did too often.
         """
-        if self.lost is None or now - self.lost[0] < LINKS_S:
+        lost = self.lost
+        if lost is None or now - lost.since < LINKS_S:
             return False
-        text = self.lost[1]
-        device = text.split(":")[0]
-        self.crew.report("links_lost", device=device, text=text)
-        death = Death(device, -1, 1, None, str(self.crew.job.logs), True)
-        if self.relinks.stop_for(death, now) is not None:
-            raise FailedError(death, f"connections are lost again and again ({text})")
+        named = {} if lost.device is None else {"device": lost.device}
+        self.crew.report("links_lost", **named, text=lost.text)
+        spent = self.relinks.spent(now)
+        if spent is not None:
+            failure = Failure(lost.device, lost.what, str(self.crew.job.logs), text=lost.text)
+            raise FailedError(failure, f"connections are lost again and again: {spent}")
         return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .crew import Crew
 from .hanging import hung, locked, slow
 from .job import FailedError
-from .judging import Death
+from .judging import Failure
 from .processes import END_S, Member
 
 LEAVE_S = 30.0  # a process that has finished is silent as it leaves; a busy host makes that long
@@ -111,6 +111,7 @@ class Watch:
         """Give up a process that the kernel does not let end, or whose host does not do it."""
         for member in self.crew.at_work():
             if member.ended_at is not None and now - member.ended_at > END_S:
-                death = Death(str(member.device), member.step, 1, None, str(member.log), True)
-                why = f"it hangs, and {END_S:g} s after it was ended it is still there"
-                raise FailedError(death, why, moves=True)
+                what = f"the process of device {member.device} hangs"
+                failure = Failure(member.device, what, str(member.log))
+                why = f"{END_S:g} s after it was ended it is still there"
+                raise FailedError(failure, why, moves=True)

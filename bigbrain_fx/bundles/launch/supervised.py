@@ -175,10 +175,9 @@ def event_log(path: Path | None, tell: Callable[[Event], None] | None) -> Iterat
 
 def _failed(error: FailedError, plan: Plan) -> BigBrainError:
     death = error.death
-    what = f"the process of device {death.device} {death.how}"
-    own = what, death.code, Path(death.log), entry(plan), error.reason
+    own = death.what, death.code, Path(death.log), entry(plan), error.reason
     found = failure(*own, _plain_word(death.text))
-    if not error.moves:
+    if not error.moves or death.device is None:
         return found
     lost = DeviceLostError(found.what, at=found.at, notes=found.notes, help=found.help)
     lost.device, lost.left_out = death.device, error.left_out

@@ -45,19 +45,26 @@ def _is_neutral(graph: Graph, op: Op) -> bool:
     """Whether an op gives its first argument's own numbers, strides and type: `x + 0`.
 
     A float + 0 makes 0.0 of -0.0; where a gradient comes back, one op less may sum it in another
-    order.
+    order. The argument is a value or an entry of the batch: a buffer may be written later.
     """
     _, name, *_ = (*op.target.split("."), "")
     if name not in _NEUTRAL or len(op.args) != 2 or op.kwargs or op.requires_grad:
         return False
     first, second = op.args
-    read = graph.op.get(first.value) if isinstance(first, Ref) else None
-    if read is None or not op.outputs:  # a size plus a size has none: pairs that forward joins
+    if not op.outputs:  # a size plus a size has none: pairs that forward joins
         return False
-    if read.outputs != op.outputs or isinstance(second, bool):
+    if _specs(graph, first) != op.outputs or isinstance(second, bool):
         return False
     is_exact = name != "add" or op.outputs[0].dtype.startswith(("int", "uint"))
     return is_exact and isinstance(second, int | float) and second == _NEUTRAL[name]
+
+
+def _specs(graph: Graph, arg: Arg) -> tuple[TensorSpec, ...]:
+    """Return the forms of what an op or the batch gives; none of anything else."""
+    if not isinstance(arg, Ref):
+        return ()
+    entry = graph.input.get(arg.value)
+    return graph.op[arg.value].outputs if entry is None else (entry.spec,)
 
 
 def _without_nothing(graph: Graph, op: Op, joined: tuple[Arg, ...]) -> Op:
@@ -74,8 +81,7 @@ def _without_nothing(graph: Graph, op: Op, joined: tuple[Arg, ...]) -> Op:
 
 
 def _has_dtype(graph: Graph, arg: Arg, op: Op) -> bool:
-    found = graph.op.get(arg.value) if isinstance(arg, Ref) else None
-    return found is not None and [s.dtype for s in found.outputs] == [op.outputs[0].dtype]
+    return [spec.dtype for spec in _specs(graph, arg)] == [op.outputs[0].dtype]
 
 
 def _is_nothing(graph: Graph, arg: Arg) -> bool:

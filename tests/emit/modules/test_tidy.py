@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
+from bigbrain_fx.core import Graph, Op
 from bigbrain_fx.emit.modules.tidy import tidied
 from bigbrain_fx.frontend import capture
 from tests.support.captured import assert_same
@@ -30,3 +33,38 @@ def test_the_sum_of_two_sizes_is_no_op_on_tensors() -> None:
     assert sums
     assert tidied(found.graph).ops == found.graph.ops
     assert_same(model, found, model)
+
+
+class Shifted(nn.Module):
+    """A vocabulary of which this member has the first rows: nothing is taken off a token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(8, 4))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        own = tokens - 0
+        return (self.table[own] * self.table[tokens + 1]).mean()
+
+
+def subtractions(graph: Graph) -> list[Op]:
+    return [op for op in graph.ops if op.target == "aten.sub.Tensor"]
+
+
+def test_an_entry_of_the_batch_less_nothing_is_that_entry() -> None:
+    model = Shifted()
+    found = capture(model, (torch.randint(7, (4, 3)),))
+    assert len(subtractions(found.graph)) == 1
+    assert not subtractions(tidied(found.graph))
+
+
+def test_an_entry_that_an_op_writes_in_place_is_copied() -> None:
+    graph = capture(Shifted(), (torch.randint(7, (4, 3)),)).graph
+    ops = tuple(
+        replace(op, target="aten.add_.Tensor", mutates=("tokens",))
+        if op.target == "aten.add.Tensor"
+        else op
+        for op in graph.ops
+    )
+    written = replace(graph, ops=ops)
+    assert subtractions(tidied(written)) == subtractions(graph) != []

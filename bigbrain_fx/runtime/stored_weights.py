@@ -84,10 +84,6 @@ class StoredWeights:
             give_freed_memory_back()  # what is made once lies between what has gone
         self._has_updated |= stage is None
 
-    def weights_of(self, stage: int) -> Sequence[Tensor]:
-        """Return the weights of a stage that lie in the store."""
-        return self._of[stage]
-
     def let_go(self, stage: int) -> None:
         """Let go of the memory that a stage's weights have taken."""
         for tensor in self._of[stage]:

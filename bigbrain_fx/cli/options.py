@@ -216,7 +216,7 @@ _OF_PLANNING = (
         metavar="none|auto|NAME,NAME",
         help="What may be computed otherwise than the model file says, to rounding. linears: "
         "layers that read one value, as one product. scales: a number on a product, on its smaller "
-        "operand. auto: what makes a step faster by forecast [default: none].",
+        "operand. auto: what makes a step faster by forecast.",
     ),
     _option(
         "--effort",

@@ -389,7 +389,7 @@ def _require_followable(options: Options, followed: Plan | None) -> None:
 def _require_one_replica(graph: Graph, options: Options, followed: Plan) -> None:
     """Refuse replicas where ops are placed as another plan has them: shares are not in it."""
     asked = (options.replicas or 1) > 1 or options.replica_shares or options.zero_stage
-    if asked or options.sum_order != "replica" or options.schedule in TOGETHER:
+    if asked or options.all_reduce_order != "replica" or options.schedule in TOGETHER:
         raise InputError(
             "--like places one replica, as another plan did",
             help="leave --like out, or --replicas, --replica-shares, --zero, --sum-order and "

@@ -358,7 +358,7 @@ def require_session(
             "a session's devices compute by themselves, not in groups",
             help="leave tensor out of the options, or split a model file, and run the bundle",
         )
-    if options is not None and options.sum_order == "backend":
+    if options is not None and options.all_reduce_order == "backend":
         raise InputError(
             "a session replaces processes, which torch's collectives do not allow",
             help="use another sum_order, or split a model file, and run the bundle",

@@ -189,10 +189,10 @@ _OF_PLANNING = (
     _option(
         "--sum-order",
         type=click.Choice(["replica", "micro", "tree", "backend"]),
-        default="replica",
         help="How replicas add gradients. replica: each its own first. micro: by number, the bits "
         "of one process. tree: the same bits for any replicas, with less sent than micro. backend: "
-        "by torch.distributed's own collectives, to rounding; no process is replaced then.",
+        "by torch.distributed's own collectives, to rounding; no process is replaced then "
+        "[default: replica; with --zero 2 or 3 micro].",
     ),
     _option(
         "--tensor",

@@ -58,7 +58,7 @@ def _not_with_options(cluster: Cluster, options: Options) -> Iterator[Conflict]:
     if options.replicas not in (None, 1) or options.replica_shares or cluster.replicas:
         named = 'take "replicas" out of the cluster file' if cluster.replicas else ""
         yield "replicas: stages would sum unlike versions", named or "leave --replicas out"
-    if options.zero_stage or options.sum_order != "replica":
+    if options.zero_stage or options.all_reduce_order != "replica":
         yield "--zero and --sum-order: they are for replicas", "leave both out"
     yield from with_members(options, "members would have unlike versions")
     if options.offload:

@@ -44,7 +44,7 @@ def _unfit(
     again = options.recompute
     asked = again if isinstance(again, str) else ",".join(map(str, again or ("none",)))
     named = options.replicas is None and (cluster.replicas or options.replica_shares)
-    sums = named or options.zero_stage or options.sum_order != "replica"
+    sums = named or options.zero_stage or options.all_reduce_order != "replica"
     return (
         (
             bool(cuda),

@@ -107,7 +107,7 @@ class _Known:
         chosen = replace(
             self.options, replicas=replicas, tensor=members, zero_stage=zero if replicas > 1 else 0
         )
-        if replicas == 1 and chosen.sum_order != "tree":
+        if replicas == 1 and chosen.all_reduce_order != "tree":
             chosen = replace(chosen, sum_order="replica")
         return Level(chosen, self._about_s(replicas, members), self._fits(replicas, parts))
 

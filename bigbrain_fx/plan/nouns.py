@@ -92,7 +92,8 @@ class Options:
     `objective` and `effort` are for the partitioner "auto": what is best, and how long to look.
     `replicas` of the model divide the batch's micro-batches in proportion to `replica_shares`, or
     to their speed; 0 tries every number, None takes the cluster file's. `zero_stage` says what they
-    divide besides, and `sum_order` how gradients are added; see `core.Placement`.
+    divide besides, and `sum_order` how gradients are added; see `core.Placement`. None is "micro"
+    where gradients are divided, as no replica has a sum of its own then, and else "replica".
     `pins` are (modules, device) pairs that hold whatever the partitioner would do, `place` is a
     file that says where all modules go; see `plan.by_hand`. `pieces` are the virtual stages of each
     device, for the schedule "interleaved"; None is two. `tensor` devices compute each stage
@@ -128,7 +129,7 @@ class Options:
     replicas: Open = None
     replica_shares: tuple[int, ...] = ()
     zero_stage: ZeroStage = 0
-    sum_order: SumOrder = "replica"
+    sum_order: SumOrder | None = None
     pins: tuple[tuple[str, str], ...] = ()
     place: str | None = None
     pieces: int | None = None
@@ -144,6 +145,11 @@ class Options:
     cut_at: CutAt | None = None
     quantize: Quantize | None = None
     rewrite: tuple[Rewrite | Literal["auto"], ...] = ()
+
+    @property
+    def all_reduce_order(self) -> SumOrder:
+        """The order in which replicas add gradients, as asked for or chosen."""
+        return self.sum_order or ("micro" if self.zero_stage >= 2 else "replica")
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ def _changes(case: _Case) -> Iterator[tuple[str, _Case]]:
         yield "--zero 1", replace(case, options=replace(options, zero_stage=1))
     yield from _offloading(case)
     if (options.replicas or 1) > 1 and options.zero_stage < 3:
-        order: SumOrder = "tree" if options.sum_order == "tree" else "micro"
+        order: SumOrder = "tree" if options.all_reduce_order == "tree" else "micro"
         divided = replace(options, zero_stage=3, sum_order=order)
         yield f"--zero 3 --sum-order {order}", replace(case, options=divided)
     yield from _smaller_batches(case, "")

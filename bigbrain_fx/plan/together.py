@@ -165,7 +165,7 @@ def _numbers(graph: Graph, cluster: Cluster, options: Options) -> Iterator[Optio
 
 def _of_one_replica(options: Options) -> Options:
     """Return options without what is for several; the tree is for one, too."""
-    if options.sum_order == "tree":
+    if options.all_reduce_order == "tree":
         return replace(options, zero_stage=0)
     return replace(options, zero_stage=0, sum_order="replica")
 
@@ -211,12 +211,12 @@ def _groups(
         refused.append(
             "shares or devices of replicas" if by_hand else "replicas but by --tensor auto"
         )
-    elif not counts and one.sum_order != "replica":
+    elif not counts and one.all_reduce_order != "replica":
         refused.append("--sum-order of one replica")
     if refused:
         found.leave("tensor groups", f"they do not go with {' and '.join(refused)} yet")
         return
-    if options.replicas in (None, 0, 1) and one.sum_order == "replica":
+    if options.replicas in (None, 0, 1) and one.all_reduce_order == "replica":
         tries = tensor_tries(graph, cluster, source, one, best_s=found.best_s)
         found.try_all((str(each.grouping), each.least_s, each.plan) for each in tries)
     ways = [w for n in counts for w in _replicated(found, n, graph, cluster, source, options)]

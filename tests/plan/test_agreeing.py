@@ -44,7 +44,7 @@ UNPLACED: tuple[tuple[dict[str, object], str], ...] = (
     ({"offload": ("state",), "replicas": 2, "zero_stage": 3}, "does not go with --zero 3"),
     ({"asynchronous": "2bw", "replicas": 2}, "stages would sum unlike versions"),
     ({"zero_stage": 1}, "shares among replicas, and this plan has one"),
-    ({"zero_stage": 2, "replicas": 2}, "keeps no replica's own sum"),
+    ({"zero_stage": 2, "replicas": 2, "sum_order": "replica"}, "keeps no replica's own sum"),
     (
         {"zero_stage": 3, "replicas": 2, "sum_order": "micro", "schedule": "zb-v"},
         "a split backward has more to do later",

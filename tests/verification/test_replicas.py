@@ -193,7 +193,11 @@ def test_zero_divides_the_gradients_of_a_model_of_more_than_a_bucket() -> None:
     ("choices", "said", "help_"),
     [
         ({"zero_stage": 1}, "--zero 1 shares among replicas, and this plan has one", "--replicas"),
-        ({"replicas": 2, "zero_stage": 2}, "--zero 2 keeps no replica's own sum", "micro"),
+        (
+            {"replicas": 2, "zero_stage": 2, "sum_order": "replica"},
+            "--zero 2 keeps no replica's own sum",
+            "micro",
+        ),
         (
             {"replicas": 2, "zero_stage": 3, "sum_order": "backend"},
             "--zero 3 gathers weights when the plan says",

@@ -80,7 +80,7 @@ def run_as_one(
     asked, step = options.micro_batches or count, count * (graph.static_batch or 1)
     if count == 1 or len(cluster.devices) <= MOST_TRIED or options.replica_shares:
         return False
-    if graph.batch % step or asked % count or options.sum_order == "backend":
+    if graph.batch % step or asked % count or options.all_reduce_order == "backend":
         return False
     if groups is None:
         require_few_messages(count)
@@ -98,7 +98,7 @@ def _planned(
     count: int,
     rival: Rival,
 ) -> Plan:
-    if count == 1 and options.sum_order != "tree":
+    if count == 1 and options.all_reduce_order != "tree":
         return make(graph, only(cluster, _all_of(cluster)), source, _of_one(options))
     require_few_messages(count)
     members = options.tensor or 1
@@ -159,7 +159,7 @@ def replicate(
 
     require_sensible(graph, options)
     work = _Work(graph, cluster, alone.source, options, make, join, tuple(groups))
-    each = sums_each(options.sum_order, options.zero_stage)
+    each = sums_each(options.all_reduce_order, options.zero_stage)
     micros = numbered([alone.micro_batches] * len(groups), in_turn=each)
     return work.joined(alone.micro_batches * len(groups), [alone] * len(groups), micros)
 
@@ -168,6 +168,16 @@ def _of_one(options: Options) -> Options:
     """Return what was chosen without what only replicas have."""
     alone = replace(options, replicas=None, replica_shares=(), zero_stage=0, sum_order="replica")
     return replace(alone, tensor=options.tensor or 1)
+
+
+def _reason(first: Plan, options: Options) -> str:
+    """Say why the first replica is placed so, and which all-reduce order was chosen."""
+    own = f"replica 0: {first.placement.reason}" if first.placement.reason else ""
+    if options.sum_order is not None or options.zero_stage < 2:
+        return own
+    zero = f"ZeRO {options.zero_stage}"
+    chosen = f"--sum-order {options.all_reduce_order} was chosen, since {zero} keeps no other sum"
+    return f"{own}; {chosen}" if own else chosen
 
 
 def _require_one_kind(plan: Plan) -> None:
@@ -232,7 +242,7 @@ class _Work:
     def plan(self, micro_batches: int) -> Plan:
         """Plan a step of so many micro-batches."""
         shares = self._shares(micro_batches)
-        each = sums_each(self.options.sum_order, self.options.zero_stage)
+        each = sums_each(self.options.all_reduce_order, self.options.zero_stage)
         micros = numbered(shares, in_turn=each)
         rows = self.graph.batch // micro_batches
         alone = [self._alone(i, rows, len(micros[i])) for i in range(len(self.groups))]
@@ -248,7 +258,7 @@ class _Work:
         """Plan one replica, its micro-batches left open, and all as it is."""
         count, asked = len(self.groups), self.options.micro_batches
         alone = self._made(0, self.graph.batch // count, asked and asked // count)
-        each = sums_each(self.options.sum_order, self.options.zero_stage)
+        each = sums_each(self.options.all_reduce_order, self.options.zero_stage)
         micros = numbered([alone.micro_batches] * count, in_turn=each)
         return self.joined(alone.micro_batches * count, [alone] * count, micros)
 
@@ -350,10 +360,10 @@ class _Work:
         options = self.options
         placement = Placement(
             replicas[0].device_of,
-            f"replica 0: {alone[0].placement.reason}" if alone[0].placement.reason else "",
+            _reason(alone[0], options),
             replicas,
             options.zero_stage,
-            options.sum_order,
+            options.all_reduce_order,
         )
         rows = self.graph.batch // micro_batches
         placements = [placement]

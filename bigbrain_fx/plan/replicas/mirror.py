@@ -69,7 +69,7 @@ def _not_with(options: Options) -> Iterator[Conflict]:
     yield from with_members(options, order)
     if options.zero_stage:
         yield f"--zero {options.zero_stage}: {order}", "leave --zero out"
-    if options.sum_order == "backend":
+    if options.all_reduce_order == "backend":
         yield f"--sum-order backend: {order}", "use --sum-order replica, micro or tree"
     if options.replicas == 0:
         yield f"--replicas auto: {order}", "say how many groups of devices, --replicas 2"
@@ -176,7 +176,7 @@ class _Mirrored:
         graph, options = self.maker.graph, self.maker.options
         rows = graph.batch // micro_batches
         replicas = self._replicas(found, _line_of(graph, found, rows), micro_batches)
-        first, order = replicas[0].device_of, options.sum_order
+        first, order = replicas[0].device_of, options.all_reduce_order
         reason = f"replica 0 alone: {found.reason}" if found.reason else ""
         placement = Placement(first, reason, replicas, sum_order=order)
         whole = self.maker.estimated(rows)

@@ -32,7 +32,7 @@ def require_replica_options(cluster: Cluster, options: Options, *, trains: bool)
 
 
 def _are_asked(cluster: Cluster, options: Options, *, trains: bool) -> bool:
-    if options.sum_order == "tree":
+    if options.all_reduce_order == "tree":
         return True  # of one replica, too: it has the bits of any number of them
     named = (cluster.replicas and trains) or len(options.replica_shares) > 1
     return bool(named) if options.replicas is None else options.replicas != 1
@@ -95,9 +95,9 @@ def require_zero(options: Options) -> None:
     if options.zero_stage >= 2 and options.sum_order == "replica":
         raise InputError(
             f"{zero} keeps no replica's own sum of gradients, which --sum-order replica adds up",
-            help="--sum-order micro, or tree",
+            help="leave --sum-order out, which gives micro, or use --sum-order tree",
         )
-    if options.zero_stage == 3 and options.sum_order == "backend":
+    if options.zero_stage == 3 and options.all_reduce_order == "backend":
         raise InputError(
             f"{zero} gathers weights when the plan says, and --sum-order backend has no such plan",
             help="use --zero 2, or --sum-order micro",

@@ -96,7 +96,7 @@ def not_yet(graph: Graph, cluster: Cluster, options: Options) -> Iterator[tuple[
     """Yield what does not go with it, and what to do."""
     if graph.loss is None and graph.training:
         yield "a model that trains without a loss", "add loss(output, batch), or say --mode eval"
-    if options.sum_order == "backend":
+    if options.all_reduce_order == "backend":
         yield "--sum-order backend", "use another, or leave --tensor out"
 
 

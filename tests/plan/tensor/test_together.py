@@ -201,7 +201,7 @@ def test_a_number_of_replicas_goes_with_any_groups() -> None:
     given = {"micro_batches": 2, "tensor": 0, "replicas": 2, "partitioner": "naive"}
     assert planned(found, four, **given).stages.members == 2
     with pytest.raises(InputError, match="keeps no replica's own sum"):
-        planned(found, four, zero_stage=2, **given)
+        planned(found, four, zero_stage=2, sum_order="replica", **given)
     left = planned(found, replace(four, replicas=(("d0",), ("d1", "d2"))), **given).compared
     assert "shares or devices of replicas" in left[-1].why
 

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bigbrain_fx.frontend.tracing.attributes import is_own
-from bigbrain_fx.frontend.translation.sources import is_users
+from bigbrain_fx.frontend.translation.sources import is_own, is_users
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram

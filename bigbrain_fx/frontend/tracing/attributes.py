@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from bigbrain_fx.frontend.translation.sources import is_users
+from bigbrain_fx.frontend.translation.sources import is_own, is_users
 
 Marks = dict[str, Hashable]
 OF_TORCH = frozenset(vars(nn.Module())) | {
@@ -293,11 +293,6 @@ def _owners(model: nn.Module, loss: object) -> Iterator[tuple[str, object]]:
 def file_of(kind: type) -> str:
     """Return the file that defines a class."""
     return str(getattr(sys.modules.get(kind.__module__), "__file__", None) or "")
-
-
-def is_own(file: str) -> bool:
-    """Whether a file is the user's own, no library's."""
-    return is_users(file) and "site-packages" not in file
 
 
 def _items(owner: object) -> list[tuple[str, object]]:

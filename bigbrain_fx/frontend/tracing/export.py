@@ -26,10 +26,10 @@ from torch.utils import _traceback as torch_frames, checkpoint as checkpoints
 
 from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend.tracing import step as step_file
-from bigbrain_fx.frontend.tracing.attributes import file_of, is_own
+from bigbrain_fx.frontend.tracing.attributes import file_of
 from bigbrain_fx.frontend.tracing.casts import idle_casts
 from bigbrain_fx.frontend.translation.lines import trail
-from bigbrain_fx.frontend.translation.sources import is_users
+from bigbrain_fx.frontend.translation.sources import is_own, is_users
 
 _STEP = step_file.__file__
 

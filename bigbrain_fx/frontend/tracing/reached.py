@@ -31,9 +31,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bigbrain_fx.frontend.tracing.attributes import OF_TORCH, file_of, is_own
+from bigbrain_fx.frontend.tracing.attributes import OF_TORCH, file_of
 from bigbrain_fx.frontend.tracing.iterators import is_iterator
-from bigbrain_fx.frontend.translation.sources import is_users
+from bigbrain_fx.frontend.translation.sources import is_own, is_users
 
 _DEEP = 12  # levels that are looked into
 _FOREIGN = 4  # levels of those that a library's object takes

@@ -24,9 +24,9 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode
 
 from bigbrain_fx.errors import CaptureError
-from bigbrain_fx.frontend.tracing.attributes import is_own
 from bigbrain_fx.frontend.tracing.said import number_for, only_says
 from bigbrain_fx.frontend.tracing.tensor_reads import VALUES
+from bigbrain_fx.frontend.translation.sources import is_own
 
 _ARRAYS = ("/torch/_tensor.py", __file__)
 _SYMBOLS = ("/torch/fx/", "/torch/__init__.py", "/torch/_export/", *_ARRAYS)  # before the error

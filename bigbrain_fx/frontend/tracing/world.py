@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bigbrain_fx.frontend.tracing.attributes import is_own
+from bigbrain_fx.frontend.translation.sources import is_own
 
 CLOCK = "the clock"
 _FILES, _NETWORK, _PROGRAMS = "files", "the network", "other programs"

@@ -37,6 +37,12 @@ def is_users(file: str) -> bool:
     return not file.startswith(_STDLIB) or "site-packages" in file
 
 
+def is_own(file: str) -> bool:
+    """Whether a file is the user's own, no installed library's."""
+    parts = Path(file).parts
+    return is_users(file) and not any(part.endswith("-packages") for part in parts)
+
+
 def forward_line(module: object) -> str | None:
     """Return where the forward of a module is written, "gpt.py:31"; None of a library's."""
     forward = getattr(type(module), "forward", None)

@@ -5,8 +5,8 @@ It exports, translates and compares; how the batch reaches forward is settled be
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -51,11 +51,12 @@ from bigbrain_fx.frontend.tracing.state import State, refuse_state, unsure
 from bigbrain_fx.frontend.tracing.step import Step, is_compiled
 from bigbrain_fx.frontend.tracing.written_batch import on_written
 from bigbrain_fx.frontend.translation.arguments import noting_arguments, with_hints
-from bigbrain_fx.frontend.translation.batch import Batch
+from bigbrain_fx.frontend.translation.batch import Batch, Entry
 from bigbrain_fx.frontend.translation.opaque import recording
 from bigbrain_fx.frontend.translation.oracle import WrongAnswerError
 from bigbrain_fx.frontend.translation.refusals import (
     DRAWS_BY_ITS_OWN,
+    as_whole,
     asks_autograd,
     explain,
     in_threads,
@@ -310,17 +311,31 @@ class CaptureJob:
         half = self.batch.rows // 2
         if self.on_meta or not half or not affordable(found.graph, (half,)):
             return None
+        last = self.batch.last(half)
         try:
-            self.ladder.plain.run(list(self.batch.last(half).values()), 0)
+            self.ladder.plain.run(list(last.values()), 0)
         except BigBrainError:
             raise
         except Exception as error:
             if is_one_value(error):
                 return None  # a norm wants more rows than this probe has
+            whole = self.whole_entry(last)
             if self.own_fault(half) is None:
-                raise last_rows(error, self.batch) from error
-            first = (str(error).splitlines() or [""])[0]
-            return f"{type(error).__name__} at {half} rows: {first[:200]}; {said_axis(self.batch)}"
+                raise last_rows(error, self.batch, whole) from error
+            first, axis = (str(error).splitlines() or [""])[0], said_axis(self.batch, whole)
+            return f"{type(error).__name__} at {half} rows: {first[:200]}; {axis}"
+        return None
+
+    def whole_entry(self, tensors: Mapping[str, Tensor]) -> Entry | None:
+        """Return the entry with which the model takes these rows when it is not split, if one is.
+
+        Args:
+            tensors: fewer rows of every entry, which the model fails on.
+        """
+        for entry in (entry for entry in self.batch.entries if entry.batched):
+            with suppress(Exception):
+                self.ladder.plain.run(list({**tensors, entry.name: entry.tensor}.values()), 0)
+                return entry
         return None
 
     def broken(self, trial: CheckRun, what: str, rows: int) -> str | None:
@@ -365,13 +380,16 @@ class CaptureJob:
         except Exception as error:
             first = (str(error).splitlines() or [""])[0]
             if rows != self.batch.rows and self.own_fault(self.batch.rows) is None:
+                whole = self.whole_entry(self.batch.sized(rows))
                 return InputError(
                     f"the model fails on {rows} of the {self.batch.rows} rows of its example "
                     f"batch: {type(error).__name__}: {first}",
                     at=where(error),
-                    notes=(said_axis(self.batch),),
-                    help="fewer micro-batches have more rows each: --micro-batches; an entry that "
-                    "is no row of the batch is passed whole with batch_dims = {'entry': None}",
+                    notes=(said_axis(self.batch, whole),),
+                    help="fewer micro-batches have more rows each: --micro-batches"
+                    if whole is None
+                    else f"{as_whole(whole)} in the model file, if its rows are no rows of the "
+                    "batch; or fewer micro-batches, which have more rows each",
                 )
             in_loss = self.step.seen.part == "loss"
             is_criterion = isinstance(self.step.own_loss, nn.Module)

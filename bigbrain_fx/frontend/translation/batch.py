@@ -66,6 +66,11 @@ class Entry:
             return self.tensor
         return cut_offsets(self.tensor, first * self.per_row, (first + rows) * self.per_row)
 
+    @property
+    def said_name(self) -> str | int:
+        """What a model file calls it: "x", 0, "pair.0"."""
+        return self.key[0] if len(self.key) == 1 else ".".join(map(str, self.key))
+
 
 @dataclass(frozen=True)
 class Batch:

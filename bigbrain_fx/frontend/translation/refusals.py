@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any
 
 from bigbrain_fx.errors import BigBrainError, CaptureError, InputError
-from bigbrain_fx.frontend.translation.batch import Batch
+from bigbrain_fx.frontend.translation.batch import Batch, Entry
 from bigbrain_fx.frontend.translation.by_library import by_library
 from bigbrain_fx.frontend.translation.control_flow import asks_a_compiler, control_flow
 from bigbrain_fx.frontend.translation.sources import is_users, makes_text, with_causes
@@ -299,7 +299,7 @@ def baked_dice(at: str) -> CaptureError:
     )
 
 
-def last_rows(error: BaseException, batch: Batch) -> InputError:
+def last_rows(error: BaseException, batch: Batch, whole: Entry | None) -> InputError:
     """Refuse a model that takes the first half of its example batch, and not the second."""
     at, code = place(error)
     first = (str(error).splitlines() or [""])[0]
@@ -307,7 +307,7 @@ def last_rows(error: BaseException, batch: Batch) -> InputError:
         "the model takes the first half of the rows of its example batch, and not the second, as "
         f"a micro-batch would have them: {type(error).__name__}: {first[:200]}",
         at=at,
-        notes=(said_axis(batch), *((code,) if code else ())),
+        notes=(said_axis(batch, whole), *((code,) if code else ())),
         help="let every row stand alone: instead of offsets into another entry of the batch give "
         "a row of indices each (rows, items), with padding_idx where they have unlike lengths; a "
         "graph each: nodes (graphs, nodes, features), edges (graphs, 2, edges), and forward adds "
@@ -362,20 +362,26 @@ def _kept_whole(what: str, module: str | None) -> str:
     )
 
 
-def said_axis(batch: Batch) -> str:
-    """Say what was taken for the batch's dimension."""
+def said_axis(batch: Batch, whole: Entry | None) -> str:
+    """Say what was taken for the batch's dimension.
+
+    Args:
+        batch: the example batch.
+        whole: the entry with which the model takes fewer rows when it is not split.
+    """
     split = [entry.name for entry in batch.entries if entry.batched]
-    whole = [entry.name for entry in batch.entries if not entry.batched]
-    kept = f"; {', '.join(whole)} goes to every micro-batch whole" if whole else ""
-    other = f"batch_dims = {{{_name(batch)!r}: None}} in the model file passes an entry whole"
+    others = [entry.name for entry in batch.entries if not entry.batched]
+    kept = f"; {', '.join(others)} goes to every micro-batch whole" if others else ""
     taken = f"dimension 0 of {', '.join(split)} ({batch.rows} rows) is taken for the batch{kept}"
-    return f"{taken}; {other}"
+    if whole is None:
+        return taken
+    name = repr(whole.said_name)
+    return f"{taken}; with {name} passed whole the model takes fewer rows: {as_whole(whole)}"
 
 
-def _name(batch: Batch) -> str | int:
-    """Return what a model file calls the last entry that is split."""
-    key = next(entry.key for entry in reversed(batch.entries) if entry.batched)
-    return key[0] if len(key) == 1 else ".".join(map(str, key))
+def as_whole(entry: Entry) -> str:
+    """Return the line of a model file that passes an entry of the batch whole."""
+    return f"batch_dims = {{{entry.said_name!r}: None}}"
 
 
 def transformed(at: str, code: str) -> CaptureError:

@@ -33,11 +33,11 @@ def replicas_text(stages: Stages) -> str:
         f"has {_ranges(micros)}"
         for number, micros in enumerate(stages.micros)
     )
-    order = f"gradients are added {_ORDERS[stages.sum_order]}"
+    order = f"Gradients are added {_ORDERS[stages.sum_order]}"
     count = f"{stages.replicas} replicas" if stages.replicas > 1 else "1 replica"
     where = ", two and two on the same devices, one in reverse" if is_shared(stages) else ""
     shares = f"{count}{where}: of the micro-batches {'; '.join(own)}"
-    return f"{shares}. {order.capitalize()}{_KEPT[stages.zero_stage]}"
+    return f"{shares}. {order}{_KEPT[stages.zero_stage]}"
 
 
 def left_out_text(cluster: Cluster) -> str:

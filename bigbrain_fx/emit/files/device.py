@@ -271,7 +271,7 @@ def _store_rows(file: DeviceFile) -> list[str]:
     if "weights" in file.stages.offload:
         what = "all of the stages that do not run: weights, gradients, state, what they received"
     return [
-        f"# {_quiet(store.name)} has {what}",
+        *(f"# {line}" for line in textwrap.wrap(f"{_quiet(store.name)} has {what}", WIDTH - 6)),
         f"offload = {file.stages.offload!r}",
         *([f"saving = {saving!r}"] if saving else []),
         *([f"store = {store.folder!r}"] if store.folder else []),

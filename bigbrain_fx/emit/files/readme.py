@@ -45,11 +45,7 @@ def readme_text(plan: Plan, users: Sequence[str], *, lean: bool = False) -> str:
         *(_host_commands(plan, lean) if len(hosts) > 1 else []),
         f"Schedule {plan.schedule}, {micro_text(plan.micro_batches)} of {plan.rows} rows, "
         f"seed {plan.seed}.",
-        *([f"{recompute_text(plan.stages).capitalize()}."] if recompute_text(plan.stages) else []),
-        *([f"{defer_text(plan.stages).capitalize()}."] if plan.stages.deferring else []),
-        *([f"{compiled_text(plan.stages).capitalize()}."] if plan.stages.compiled else []),
-        *([f"{quantised_text(plan).capitalize()}."] if plan.source.quantize else []),
-        *([f"{rewritten_text(plan).capitalize()}."] if plan.source.rewritten else []),
+        *_remarks(plan),
         *_stores(plan),
         *_overlap(plan),
         *_replicas(plan),
@@ -65,6 +61,23 @@ def readme_text(plan: Plan, users: Sequence[str], *, lean: bool = False) -> str:
         "Messages are not encrypted or authenticated: use a trusted network.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _remarks(plan: Plan) -> list[str]:
+    """Say what stages do otherwise than the model file, each where it is so."""
+    said = [
+        recompute_text(plan.stages),
+        defer_text(plan.stages) if plan.stages.deferring else "",
+        compiled_text(plan.stages),
+        quantised_text(plan) if plan.source.quantize else "",
+        rewritten_text(plan) if plan.source.rewritten else "",
+    ]
+    return [_sentence(text) for text in said if text]
+
+
+def _sentence(text: str) -> str:
+    """Return text with a large first letter and a full stop; names in it stay as they are."""
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _replicas(plan: Plan) -> list[str]:
@@ -85,8 +98,8 @@ def _overlap(plan: Plan) -> list[str]:
         return []
     return [
         "",
-        f"{asynchronous_text(plan.stages).capitalize()}. It trains otherwise than one process "
-        "does: `verify` compares it with that rule.",
+        f"{_sentence(asynchronous_text(plan.stages))} It trains otherwise than one process does: "
+        "`verify` compares it with that rule.",
     ]
 
 
@@ -95,7 +108,7 @@ def _stores(plan: Plan) -> list[str]:
     if not plan.stages.offload:
         return []
     said = offload_text(plan.stages, plan.forecast, plan.cluster)
-    return [f"{said.capitalize()}.", "Another folder of a disk: `--store FOLDER`."]
+    return [_sentence(said), "Another folder of a disk: `--store FOLDER`."]
 
 
 def _files(plan: Plan, lean: bool) -> list[str]:

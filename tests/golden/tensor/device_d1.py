@@ -1,0 +1,193 @@
+"""Device d1: stage 1 of 2 of GPT, member 1 of 2.
+
+    [d1]      1f1b, 4 micro-batches of 4
+
+`with self.seeded("drop", 1, 2):` keys the draws inside by seed, step, micro-batch and
+place, here the second of two of `drop` in one call, so that no cut changes them.
+
+Written by bigbrain-fx; needs torch, safetensors and runtime/.
+"""
+
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+if __package__:  # as in `from bundle.device_d1 import Stage1`
+    from .runtime import (
+        Channel,
+        Device,
+        Region,
+        Stage,
+        Tensors,
+        all_reduce,
+        copy_to_group,
+        own_part,
+    )
+else:
+    from runtime import Channel, Device, Region, Stage, Tensors, all_reduce, copy_to_group, own_part
+
+
+class Embedding(nn.Module):
+    """Embedding, such as `embed`, first in gpt.py:93."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(128, 128))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        embed = tokens - 128  # gpt.py:93
+        embed_2 = torch.logical_or(
+            torch.logical_and(embed < 0, tokens >= 0), torch.logical_and(embed >= 128, tokens < 256)
+        )
+        return F.embedding(
+            embed.masked_fill(embed_2, 0), self.weight
+        ).masked_fill(embed_2.unsqueeze(-1), 0.0)
+
+
+class Attention(Region):
+    """Attention, such as `blocks.0.attention`, first in gpt.py:41."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(128, 192)
+        self.out = Tensors(weight=(128, 64), bias=(128,))
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch = x.size(0)
+        split = self.qkv(copy_to_group(x, self.group)).view(batch, 64, 3, 2, 32)  # gpt.py:41
+        q, k, v = split.permute(2, 0, 3, 1, 4).unbind()  # gpt.py:42
+        masked_fill = (q @ k.transpose(-2, -1) * 0.1767766952966369).masked_fill(
+            torch.triu(torch.ones(64, 64, dtype=torch.bool, device=x.device), 1), float("-inf")
+        )  # gpt.py:44
+        with self.seeded():
+            dropout = F.dropout(
+                torch.ones(x.size(0), 4, 64, 64, dtype=torch.float32, device=x.device),
+                0.1,
+                training=self.training,
+            )
+        split_result = own_part(dropout, self.group, 1, 1, (2, 2))
+        softmax = F.softmax(masked_fill, dim=-1)
+        mixed = softmax * split_result @ v
+        all_reduce_result = all_reduce(
+            F.linear(mixed.transpose(1, 2).reshape(batch, 64, 64), self.out.weight), self.group
+        )  # gpt.py:45
+        return all_reduce_result + self.out.bias
+
+
+class Block(Region):
+    """Block, such as `blocks.0`, first in gpt.py:62."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(128)
+        self.attention = Attention()
+        self.norm2 = nn.LayerNorm(128)
+        self.up = nn.Linear(128, 256)
+        self.down = Tensors(weight=(128, 256), bias=(128,))
+        self.drop = nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        attention = self.attention(self.norm1(x))  # gpt.py:62
+        with self.seeded("drop", 0, 2):
+            x = x + self.drop(attention)
+        all_reduce_result = all_reduce(
+            F.linear(F.gelu(self.up(copy_to_group(self.norm2(x), self.group))), self.down.weight),
+            self.group,
+        )  # gpt.py:63
+        with self.seeded("drop", 1, 2):
+            return x + self.drop(all_reduce_result + self.down.bias)
+
+
+class Stage1(Stage):
+    """Stage 1, for device d1: embed to head."""
+
+    returns = ("div",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = Embedding()
+        self.position = nn.Embedding(64, 128)
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+        self.norm = nn.LayerNorm(128)
+        self.head = nn.Linear(128, 128, bias=False)
+        self.drop = nn.Dropout(0.1)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        positions = torch.arange(64, device=tokens.device)  # gpt.py:92
+        with self.seeded("drop"):
+            # gpt.py:93
+            x = self.drop(all_reduce(self.embed(tokens), self.group) + self.position(positions))
+        for block in self.blocks:  # gpt.py:95
+            x = block(x)
+        flatten = self.head(copy_to_group(self.norm(x), self.group)).flatten(0, 1)  # gpt.py:106
+        flatten_2 = targets.flatten()
+        sub = flatten - all_reduce(flatten.detach().amax(dim=1, keepdim=True), self.group, "max")
+        log = torch.log(all_reduce(torch.exp(sub).sum(dim=1), self.group))
+        eq = flatten_2 == -100
+        sub_2 = flatten_2 - 128
+        logical_or = torch.logical_or(
+            torch.logical_and(sub_2 < 0, flatten_2 >= 0),
+            torch.logical_and(sub_2 >= 128, flatten_2 < 256),
+        )
+        logical_or = torch.logical_or(logical_or, eq)
+        masked_fill = sub.gather(
+            1, sub_2.masked_fill(logical_or, 0).unsqueeze(1)
+        ).squeeze(1).masked_fill(logical_or, 0.0)
+        return (log - all_reduce(masked_fill, self.group)).masked_fill(
+            eq, 0.0
+        ).sum() / torch.logical_not(eq).sum()
+
+
+# Messages: tag, kind, the value's name in plan.json; from where to where; one's form.
+# What members of the group send each other: a channel for each size.
+PARTS = (
+    Channel(
+        0, "part", "256 x float32", source=0, target=1, sender="d0", receiver="d1",
+        shape=(256,), dtype=torch.float32, per_step=12,
+    ),
+    Channel(
+        1, "part", "32768 x float32", source=0, target=1, sender="d0", receiver="d1",
+        shape=(32768,), dtype=torch.float32, per_step=72,
+    ),
+    Channel(
+        2, "part", "256 x float32", source=1, target=0, sender="d1", receiver="d0",
+        shape=(256,), dtype=torch.float32, per_step=12,
+    ),
+    Channel(
+        3, "part", "32768 x float32", source=1, target=0, sender="d1", receiver="d0",
+        shape=(32768,), dtype=torch.float32, per_step=72,
+    ),
+)
+
+
+class DeviceD1(Device):
+    """What d1 does in one step; `step_once` at the end is the schedule."""
+
+    name = "d1"
+    names = ("d0", "d1")
+    micro_batches = 4
+    members = ("d0", "d1")  # parts are added in this order
+    stages: ClassVar = {1: Stage1}
+    loss = (1, "div")
+    channels = (*PARTS,)
+    aliases: ClassVar = {"head.weight": "embed.weight"}
+
+    def forward_1(self, m: int) -> None:
+        tokens = self.batch("tokens", m)
+        targets = self.batch("targets", m)
+        self.forward(1, m, tokens=tokens, targets=targets)
+
+    def backward_1(self, m: int) -> None:
+        self.backward(1, m)
+
+    def update(self) -> None:
+        self.optimizer_step()
+
+    def step_once(self) -> None:
+        for m in range(4):
+            self.forward_1(m)
+            self.backward_1(m)
+        self.update()

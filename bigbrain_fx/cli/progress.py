@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
     from bigbrain_fx.bundles import Line
 
+FEW_STEPS = 20  # each has a line of its own
+ONE_IN = 10  # of more
+
 
 def _progress_console() -> Console:
     from rich.console import Console
@@ -39,18 +42,23 @@ def working(what: str) -> Iterator[Callable[[str], None]]:
 
 
 @contextmanager
-def stepping(steps: int | None, as_json: bool, every: int = 1) -> Iterator[Callable[[Line], None]]:
+def stepping(
+    steps: int | None, as_json: bool, every: int | None = None
+) -> Iterator[Callable[[Line], None]]:
     """Give a function that shows each step or batch: JSON lines, a progress bar, or plain lines.
 
-    Of lines only each `every`-th, and the last that was asked for.
+    Of lines each `every`-th, the first and the last that was asked for; without it all of JSON and
+    of few steps, and one in ten of more than `FEW_STEPS`.
     """
     if as_json:
         from bigbrain_fx.cli.console import json_line
 
-        yield _thinned(lambda line: click.echo(json_line(dataclasses.asdict(line))), every, steps)
+        show = _thinned(lambda line: click.echo(json_line(dataclasses.asdict(line))), every, steps)
+        yield show
         return
     if not sys.stderr.isatty():
-        yield _thinned(lambda line: click.echo(_line_text(line)), every, steps)
+        default = ONE_IN if steps is not None and steps > FEW_STEPS else 1
+        yield _thinned(lambda line: click.echo(_line_text(line)), every or default, steps)
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
@@ -61,12 +69,18 @@ def stepping(steps: int | None, as_json: bool, every: int = 1) -> Iterator[Calla
         yield lambda line: progress.update(task, advance=1, said=_pace_text(line))
 
 
-def _thinned(show: Callable[[Line], None], every: int, steps: int | None) -> Callable[[Line], None]:
+def _thinned(
+    show: Callable[[Line], None], every: int | None, steps: int | None
+) -> Callable[[Line], None]:
     from bigbrain_fx.bundles import StepLine
 
+    shown = 0
+
     def thinned(line: Line) -> None:
+        nonlocal shown
         number = line.step if isinstance(line, StepLine) else line.batch
-        if number % every == 0 or number + 1 == steps:
+        if not shown or number % (every or 1) == 0 or number + 1 == steps:
+            shown += 1
             show(line)
 
     return thinned

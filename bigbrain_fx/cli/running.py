@@ -147,7 +147,10 @@ _SECRET = "with a file `secret` in it, the same on all hosts and only yours to r
 )
 @click.option("--events", type=PATH, help="Append what happens to this file, as JSON lines.")
 @click.option(
-    "--log-every", type=COUNT, default=1, help="Print one step (or batch) in so many, and the last."
+    "--log-every",
+    type=COUNT,
+    help="Print one step (or batch) in so many, the first and the last [default: each; of more "
+    "than 20 steps one in 10, but all of --json].",
 )
 @click.option(
     "--log-to",
@@ -183,7 +186,7 @@ def run(
     no_replay: bool,
     mtbf: str | None,
     elastic: bool,
-    log_every: int,
+    log_every: int | None,
     validate: Path | None,
     background: bool,
     as_json: bool,
@@ -223,7 +226,7 @@ def run(
             "--background": background,
             "--metrics": options.metrics,
             "--validate": validate,
-            "--log-every": log_every > 1,
+            "--log-every": (log_every or 1) > 1,
         }
         _require_one_host(beside)
         _print_commands(plan, options, as_json)
@@ -265,7 +268,7 @@ def _run_here(
     options: RunOptions,
     elastic: bool,
     as_json: bool,
-    log_every: int,
+    log_every: int | None,
     hear: Callable[[Line], None],
 ) -> Run:
     """Run all devices on this host; print each step, and what happens to processes."""

@@ -290,6 +290,7 @@ def _run_here(
 def _print_done(plan: Plan, done: Run, as_json: bool) -> None:
     """Print what a run came to."""
     from bigbrain_fx.cli.console import pace_text
+    from bigbrain_fx.cli.templates import MADE_UP, is_made_up
 
     if done.stopped_at is not None:
         click.echo(f"stopped before step {done.stopped_at}, as asked", err=True)
@@ -304,6 +305,8 @@ def _print_done(plan: Plan, done: Run, as_json: bool) -> None:
         click.echo(f"{rows} rows in {total_s:.3f} s: {rows / total_s:.1f} rows a second")
     if done.median_s:
         click.echo(pace_text(plan, done.median_s))
+        if is_made_up(plan.cluster):
+            click.echo(MADE_UP, err=True)
     if done.max_allocated_bytes:
         click.echo(f"tensors on the GPU, at most: {_sizes(done.max_allocated_bytes)}")
     held = f"resident memory {_sizes(done.max_rss_bytes)}; " if done.max_rss_bytes else ""

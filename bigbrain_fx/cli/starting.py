@@ -48,10 +48,11 @@ def completion(shell: str) -> None:
 @json_option
 def init(folder: Path, example: str, force: bool, as_json: bool) -> None:
     """Write a commented model.py and cluster.json to start from."""
-    from bigbrain_fx.cli.templates import write_starter
+    from bigbrain_fx.cli.templates import CLUSTER_NAME, MADE_UP, write_starter
 
     written = write_starter(folder, force=force, example_name=example)
     for path in written:
         click.echo(json.dumps({"wrote": str(path)}) if as_json else f"wrote {path}")
-    if len(written) == 1:
-        click.echo("cluster.json is there, and stays as it is", err=True)
+    has_cluster = any(path.name == CLUSTER_NAME for path in written)
+    said = MADE_UP if has_cluster else "cluster.json is there, and stays as it is"
+    click.echo(said, err=True)

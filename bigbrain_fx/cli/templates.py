@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bigbrain_fx.errors import InputError, os_error_as
+
+if TYPE_CHECKING:
+    from bigbrain_fx.core import Cluster
 
 MODEL = '''\
 """A model for bigbrain-fx: it guesses the next byte of a text from the sixteen before it.
@@ -116,7 +120,7 @@ def optimizer(named_params: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.O
 
 CLUSTER = """\
 {
-  "$comment": "Two CPU processes of one machine; `bigbrain-fx doctor` measures yours.",
+  "$comment": "An example with made-up rates: `bigbrain-fx doctor` measures this machine's.",
   "devices": [
     {
       "$comment": "Rates are what the device sustains in FP32. 'host' is the machine it is in.",
@@ -151,6 +155,11 @@ CLUSTER = """\
 """
 
 CLUSTER_NAME = "cluster.json"
+MEASURING = "bigbrain-fx doctor --write cluster.json --force"
+MADE_UP = (
+    "the rates in cluster.json are an example's, not this machine's, so forecasts are not either: "
+    f"`{MEASURING}` measures them"
+)
 EXAMPLES = ("bytes", "gpt", "resnet", "hf", "digits")
 _FILES = {"gpt": "gpt.py", "resnet": "resnet.py", "hf": "finetune_hf.py", "digits": "digits.py"}
 _INSTALLED = Path(__file__).parent / "examples"  # in a wheel; a checkout has them in models/
@@ -171,6 +180,13 @@ def example(name: str) -> str:
         )
     places = (folder / _FILES[name] for folder in (_INSTALLED, _CHECKOUT))
     return next(path for path in places if path.is_file()).read_text(encoding="utf-8")
+
+
+def is_made_up(cluster: Cluster) -> bool:
+    """Whether a cluster is the example that `init` writes, with rates that nobody measured."""
+    from bigbrain_fx.cluster import parse_cluster
+
+    return cluster == parse_cluster(CLUSTER, CLUSTER_NAME)
 
 
 def write_starter(

@@ -34,6 +34,12 @@ def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
     for line in ("reference = bundle, weights: 31 tensors after 5 steps bitwise",
                  "d1 was killed by signal 9", "<All keys matched successfully>"):  # fmt: skip
         assert line in done.stdout + done.stderr
+    written = [len(path.read_text().splitlines()) for path in device_files(tmp_path / "bundle")]
+    assert f"{written[0]} and {written[1]} lines" in PAGE.read_text()
+
+
+def device_files(bundle: Path) -> list[Path]:
+    return sorted(bundle.glob("device_*.py"))
 
 
 def test_the_tutorial_has_commands() -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         Child as Child,
         Message as Message,
         Task as Task,
+        child_environment as child_environment,
         told_error as told_error,
     )
     from bigbrain_fx.frontend.contract import training_of as training_of

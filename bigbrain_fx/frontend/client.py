@@ -78,7 +78,7 @@ class Child:
         self._task = task
         self._rest = b""
         # -P: the working directory must not shadow modules of the child.
-        environment = marked(_environment(threads))
+        environment = marked(child_environment(threads))
         program = f"{task.module}:{','.join(task.libraries)}"
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", BEGINNING, program, json.dumps(wanted)],
@@ -204,8 +204,14 @@ def told_error(line: str) -> BigBrainError | None:
     )
 
 
-def _environment(threads: int | None) -> dict[str, str]:
+def child_environment(threads: int | None) -> dict[str, str]:
+    """Return the environment of a child.
+
+    Trials call ops one by one, also on a single row; torch writes its warnings of such calls
+    straight to stderr, past all filters of Python. A level that the user has set stands.
+    """
     paths = [_PACKAGES, *filter(None, [os.environ.get("PYTHONPATH")])]
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if threads is not None else ()
     chosen = dict.fromkeys(names, str(threads))
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **chosen}
+    quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+    return {**quiet, **os.environ, "PYTHONPATH": os.pathsep.join(paths), **chosen}

@@ -11,7 +11,6 @@ command line knows it.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from typing import Any
 from bigbrain_fx.bundles import IN_MEMORY, RunOptions, require_compilers, run
 from bigbrain_fx.core import Shown
 from bigbrain_fx.errors import InputError, VerificationError, from_fields
-from bigbrain_fx.frontend import require_here
+from bigbrain_fx.frontend import child_environment, require_here
 from bigbrain_fx.plan import Plan, read_plan
 from bigbrain_fx.supervisor import run_group
 from bigbrain_fx.weights import Scratch
@@ -148,9 +147,7 @@ def _run_processes(plan: Plan, bundle: Path, steps: int, scratch: Path) -> dict[
 
 
 def _ask_child(wanted: dict[str, Any], time_limit_s: float) -> dict[str, Any]:
-    root, users = str(Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH", "")
-    paths = os.pathsep.join(filter(None, [root, users]))
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    environment = child_environment(threads=1)
     command = [
         sys.executable,
         "-P",

@@ -68,6 +68,7 @@ if TYPE_CHECKING:
         require_gpus as require_gpus,
         require_not_lean as require_not_lean,
         run as run,
+        run_folder as run_folder,
         secret_command as secret_command,
     )
     from bigbrain_fx.bundles.machines import Machine as Machine

@@ -6,7 +6,6 @@ import dataclasses
 import os
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from contextlib import suppress
@@ -33,9 +32,11 @@ def start_aside(bundle: Path, logs: Path | None, as_json: bool) -> None:
 
     It goes on when the terminal is closed; SIGTERM ends it after its step, as any run.
     """
+    from bigbrain_fx.bundles import run_folder
     from bigbrain_fx.cli.console import json_line
 
-    folder = (logs or Path(tempfile.mkdtemp(prefix="bigbrain-fx-run-"))).absolute()
+    with os_error_as("the run cannot be started", help="give --logs FOLDER"):
+        folder = (logs or run_folder(bundle)).absolute()
     words: list[str] = click.get_current_context().find_root().obj
     again = [word for word in words if word != FLAG]
     given = [] if logs else ["--logs", str(folder)]

@@ -48,7 +48,11 @@ _SECRET = "with a file `secret` in it, the same on all hosts and only yours to r
 @click.option("--save", type=PATH, help="Write the trained tensors to this folder.")
 @click.option("--inputs", type=PATH, help="Infer these rows: a safetensors file of input tensors.")
 @click.option("--outputs", type=PATH, help="Write the outputs of each batch to this folder.")
-@click.option("--logs", type=PATH, help="Keep the processes' logs here.")
+@click.option(
+    "--logs",
+    type=PATH,
+    help="Keep the processes' logs here [default: BUNDLE/runs, of the last five runs].",
+)
 @click.option(
     "--deadline",
     "deadline_s",

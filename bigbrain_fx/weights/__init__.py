@@ -38,7 +38,7 @@ from bigbrain_fx.weights.nested import (
     model_tensors as model_tensors,
     optimizer_keys as optimizer_keys,
 )
-from bigbrain_fx.weights.scratch import Scratch as Scratch
+from bigbrain_fx.weights.scratch import Scratch as Scratch, is_scratch as is_scratch
 from bigbrain_fx.weights.slices import (
     cut_bytes as cut_bytes,
     cut_file as cut_file,

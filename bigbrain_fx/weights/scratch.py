@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
+from pathlib import Path
 
 PREFIX = "bigbrain-scratch"
 
@@ -43,6 +44,14 @@ class Scratch(tempfile.TemporaryDirectory[str]):
 
     def __exit__(self, *_: object) -> None:
         self.cleanup()
+
+
+def is_scratch(path: Path) -> bool:
+    """Whether a path lies in a folder of `Scratch`, which goes with its process."""
+    place = Path(tempfile.gettempdir()).resolve()
+    own = path.resolve()
+    folders = own.relative_to(place).parts if own.is_relative_to(place) else ()
+    return any(folder.startswith(f"{PREFIX}-") for folder in folders[:1])
 
 
 def _here() -> str:

@@ -34,6 +34,7 @@ from bigbrain_fx.bundles.launch.process import (
     popen as popen,
 )
 from bigbrain_fx.bundles.launch.program import entry as entry
+from bigbrain_fx.bundles.launch.run_folders import run_folder as run_folder
 from bigbrain_fx.bundles.launch.running import run as run
 from bigbrain_fx.bundles.launch.scripts import (
     STARTERS as STARTERS,

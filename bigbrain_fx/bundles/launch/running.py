@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,6 +22,7 @@ from bigbrain_fx.bundles.launch.options import (
 from bigbrain_fx.bundles.launch.ports import free_port, require_free
 from bigbrain_fx.bundles.launch.process import Spawn, popen
 from bigbrain_fx.bundles.launch.program import allocated, peaks, require_program
+from bigbrain_fx.bundles.launch.run_folders import run_folder
 from bigbrain_fx.bundles.launch.status import Status, StatusKeeper, metrics_at
 from bigbrain_fx.bundles.launch.step_files import StepFiles, step_files
 from bigbrain_fx.bundles.launch.supervised import (
@@ -80,7 +80,7 @@ def run(
         require_compilers(plan)
     if options.port:
         require_free(options.port)
-    logs = _logs(options)
+    logs = _logs(bundle, options)
     keeper = _keeper(plan, bundle, options, logs, is_fed=feed is not None)
     with (
         traced(plan, bundle, options.trace, logs) as trace,
@@ -198,10 +198,10 @@ class Told:
         self.callers.close()
 
 
-def _logs(options: RunOptions) -> Path:
+def _logs(bundle: Path, options: RunOptions) -> Path:
     remedy = "give another --logs; or let TMPDIR name a folder that files can be written in"
     with os_error_as("no logs can be kept", help=remedy):
-        logs = options.logs or Path(tempfile.mkdtemp(prefix="bigbrain-fx-run-"))
+        logs = options.logs or run_folder(bundle)
         logs.mkdir(parents=True, exist_ok=True)
     return logs
 

@@ -23,6 +23,8 @@ from bigbrain_fx.errors import InputError
 from bigbrain_fx.supervisor import Event
 
 FILE = "status.json"
+RUNS = "runs"  # a folder of a bundle, with one folder of logs for each of its last runs
+TEMPORARY = "bigbrain-fx-run-"  # how the names of others begin, among temporary files
 FORMAT = 1
 EVERY_S = 0.5  # between two writes while nothing but steps happens
 LOOPBACK = "127.0.0.1"
@@ -189,14 +191,15 @@ _TYPES: dict[str, tuple[type, ...]] = {
 def _newest(bundle: Path) -> Status:
     """Return the newest run of a bundle among the logs that are where logs are by default."""
     found = []
-    for file in Path(tempfile.gettempdir()).glob(f"bigbrain-fx-run-*/{FILE}"):
+    files = Path(tempfile.gettempdir()).glob(f"{TEMPORARY}*/{FILE}")
+    for file in (*(bundle / RUNS).glob(f"*/{FILE}"), *files):
         with suppress(InputError):
             status = _read(file)
             if Path(status.bundle) == bundle.resolve():
                 found.append(status)
     if not found:
         raise InputError(
-            f"no run of {bundle} without --logs has left logs in {tempfile.gettempdir()}",
+            f"no run of {bundle} without --logs has left logs in {bundle / RUNS}",
             help="give the folder that --logs had",
         )
     return max(found, key=lambda status: status.started)

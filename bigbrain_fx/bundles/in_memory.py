@@ -41,6 +41,7 @@ def captured_in_memory(
     from bigbrain_fx.frontend import (
         Training,
         capture,
+        optimizer_facts,
         require_padding,
         require_rows,
         training_of,
@@ -79,9 +80,15 @@ def captured_in_memory(
         captured = trace(micro_batch=rows)
     require_rows(recipe.drop_last, captured, options.mode == "train")
     tried = require_padding(module, cast("None", loss), recipe.pad, captured, recipe.autocast)
-    source = _carried(captured, module, recipe, loss, said, scratch, options.cache)
+    facts = optimizer_facts(module, cast("None", recipe.optimizer))
+    source = replace(
+        _carried(captured, module, recipe, loss, said, scratch, options.cache),
+        optimizer_state=facts.state,
+        optimizer_temporaries=facts.temporaries,
+    )
     count = sum(p.numel() for p in {id(p): p for p in module.parameters()}.values())
-    notes = (*captured.warnings, *([tried] if tried else []))
+    narrow = facts.note if captured.graph.training else None
+    notes = (*captured.warnings, *filter(None, (tried, narrow)))
     weights = _InMemory(
         captured, Training(module, cast("None", loss), recipe.autocast, recipe.loss_weight)
     )
@@ -134,7 +141,7 @@ def _carried(
     Raises:
         InputError: something has no source, or it is a module that no trace can hold.
     """
-    from bigbrain_fx.frontend import Cached, optimizer_facts, pads
+    from bigbrain_fx.frontend import Cached, pads
 
     named: dict[str, object] = {
         name: value
@@ -142,7 +149,6 @@ def _carried(
         if (value := getattr(recipe, name)) is not None
     }
     named |= dict(_called(captured, loss))
-    facts = optimizer_facts(module, cast("None", recipe.optimizer))
     return Source(
         path=str(carry(named, scratch)) if named else "",
         has_optimizer=recipe.optimizer is not None,
@@ -154,8 +160,6 @@ def _carried(
         module=IN_MEMORY,
         cache=cache,
         positions=module.row.longest if isinstance(module, Cached) else 0,
-        optimizer_state=facts.state,
-        optimizer_temporaries=facts.temporaries,
         drop_last=recipe.drop_last,
         batch_dims={e.name: e.dim for e in captured.batch.entries if e.dim},
         offsets={e.name: e.per_row for e in captured.batch.entries if e.per_row},

@@ -152,7 +152,8 @@ class _Service:
             "optimizer_leftover": optimizer.leftover,
             "optimizer_states": optimizer.states,
         }
-        warnings = self.captured.warnings
+        note = optimizer.note if self.captured.graph.training else None
+        warnings = (*self.captured.warnings, *filter(None, [note]))
         if self.quantised is not None:
             facts |= {"quantize": "int8", "quantize_error": self.quantised.error}
             warnings = (*warnings, *filter(None, [self.quantised.note]))

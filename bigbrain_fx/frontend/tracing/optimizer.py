@@ -6,7 +6,7 @@ the optimizer can be made once per device: see `parted`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -30,6 +30,7 @@ class OptimizerFacts:
             names keep their tensors until the next round sets them.
         states: by parameter, of what one keeps per byte; empty where all keep the same.
         measured: whether it could be; else all this is what AdamW holds.
+        narrow: the types of sixteen bits in which state is kept, "bfloat16".
     """
 
     state: float = 2.0
@@ -37,6 +38,19 @@ class OptimizerFacts:
     leftover: float = 1.0
     states: dict[str, float] = field(default_factory=dict)
     measured: bool = True
+    narrow: tuple[str, ...] = ()
+
+    @property
+    def note(self) -> str | None:
+        """What a user may not expect of it: moments have the type of their weights."""
+        if not self.narrow:
+            return None
+        kind = self.narrow[0]
+        return (
+            f"weights are {kind}, and so is what the optimizer keeps of them (moments), as in "
+            "plain PyTorch: small updates are rounded away. For float32 weights and moments that "
+            f'compute in {kind}, make the model in float32 and set autocast = "{kind}"'
+        )
 
 
 def optimizer_facts(
@@ -58,7 +72,7 @@ def optimizer_facts(
         made = torch.optim.AdamW(named) if optimizer is None else optimizer(list(named))
         return _measured(made, named)
     except Exception:  # the user's own code, on tensors without numbers
-        return OptimizerFacts(measured=False)
+        return OptimizerFacts(measured=False, narrow=_narrow(p for _, p in named))
 
 
 def _blank(parameter: Tensor) -> nn.Parameter:
@@ -81,9 +95,20 @@ def _measured(
     alone = _stepped_over(made, largest, 1)
     leftover = max(0.0, _stepped_over(made, largest, 2) - alone)
     alike = len(set(states.values())) == 1
-    return OptimizerFacts(
-        held / sum(nbytes.values()), alone, leftover, {} if alike else dict(states)
-    )
+    share, kept_apart = held / sum(nbytes.values()), {} if alike else dict(states)
+    return OptimizerFacts(share, alone, leftover, kept_apart, narrow=_narrow(_all_state(made)))
+
+
+def _narrow(tensors: Iterable[Tensor]) -> tuple[str, ...]:
+    """Return the types of sixteen bits among tensors, by name."""
+    kinds = {t.dtype for t in tensors if t.dtype.is_floating_point and t.dtype.itemsize == 2}
+    return tuple(sorted(str(kind).removeprefix("torch.") for kind in kinds))
+
+
+def _all_state(made: torch.optim.Optimizer) -> Iterator[Tensor]:
+    """Yield what an optimizer keeps of the parameters that it has stepped over."""
+    for parameter in list(made.state):
+        yield from (tensor for tensor in _tensors(made, parameter) if tensor.dim())
 
 
 def _kinds(made: torch.optim.Optimizer) -> dict[int, tuple[_Kind, nn.Parameter]]:
@@ -154,6 +179,6 @@ def _peak(made: torch.optim.Optimizer, params: Sequence[nn.Parameter]) -> int:
     return live.peak
 
 
-def _tensors(made: torch.optim.Optimizer, parameter: nn.Parameter) -> Iterator[Tensor]:
+def _tensors(made: torch.optim.Optimizer, parameter: Tensor) -> Iterator[Tensor]:
     entry = made.state.get(parameter, {})
     yield from (value for value in entry.values() if isinstance(value, Tensor))

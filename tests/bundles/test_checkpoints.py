@@ -232,6 +232,23 @@ def test_a_models_own_weights_come_back_out_in_shards(made: Path, tmp_path: Path
     assert same(found, state_of(made / "model.py", seed=0))
 
 
+@pytest.mark.parametrize(
+    "words",
+    [("--to", "m.safetensors"), ("--to", "m.safetensors", "--shard-bytes", "300"), ("--dcp", "d")],
+)
+def test_an_export_replaces_nothing(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    """No form of `export` has --force: what is there stays as it is."""
+    monkeypatch.chdir(tmp_path)
+    assert call("export", made / "bundle", *words).code == 0
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert before
+    assert call("export", made / "bundle", *words).code == 2
+    after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert after == before
+
+
 @pytest.mark.slow
 def test_a_sharded_hugging_face_checkpoint_becomes_a_bundle(tmp_path: Path) -> None:
     pytest.importorskip("transformers")

@@ -8,7 +8,7 @@ the first operation whose value is no longer put together of the parts' names th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -109,7 +109,7 @@ class Diagnosis:
             raise undeclared(self.comparison.batch, self.effect)
 
     def _of_entry(self, entry: Entry, dim: int | None) -> MicroBatchEffect:
-        key = shown(entry.key)
+        key = entry.said_name
         how = "given whole to each" if dim is None else f"cut along dimension {dim}"
         return replace(
             self.effect,
@@ -134,7 +134,7 @@ class Diagnosis:
 
     def _term(self) -> MicroBatchEffect:
         """Name the line; the batch as a whole is the remedy."""
-        offsets = [shown(e.key) for e in self.comparison.batch.entries if self._is_offsets(e)]
+        offsets = [e.said_name for e in self.comparison.batch.entries if self._is_offsets(e)]
         cause = (
             f"Rows do not stand alone: {offsets[0]!r} may hold offsets into another entry"
             if offsets
@@ -213,8 +213,8 @@ def is_guess(batch: Batch) -> bool:
 
 def undeclared(batch: Batch, effect: MicroBatchEffect) -> InputError:
     """Refuse to guess which dimension is the batch where it matters."""
-    shapes = ", ".join(f"{shown(e.key)!r} {list(e.tensor.shape)}" for e in batch.entries)
-    names = ", ".join(f"{shown(e.key)!r}: {0 if e.batched else None}" for e in batch.entries)
+    shapes = ", ".join(f"{e.said_name!r} {list(e.tensor.shape)}" for e in batch.entries)
+    names = ", ".join(f"{e.said_name!r}: {0 if e.batched else None}" for e in batch.entries)
     whole, parts = digits_apart(effect.whole_loss, effect.parts_loss)
     return InputError(
         f"which dimension is the batch cannot be told from {shapes}, and it matters: cut on "
@@ -223,13 +223,3 @@ def undeclared(batch: Batch, effect: MicroBatchEffect) -> InputError:
         help=f"say it in the model file, such as batch_dims = {{{names}}}: each entry's dimension "
         "that is the batch, or None where every micro-batch gets all of it",
     )
-
-
-def shown(key: tuple[str | int, ...]) -> str | int:
-    """Return an entry's key as a model file writes it."""
-    return key[0] if len(key) == 1 else ".".join(map(str, key))
-
-
-def keys(entries: Sequence[Entry]) -> Iterator[str | int]:
-    """Yield the keys of entries as a model file writes them."""
-    return (shown(entry.key) for entry in entries)

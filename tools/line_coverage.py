@@ -50,6 +50,7 @@ exclude_also =
 """
 
 Line = tuple[str, int]
+_NO_TEST = "none"  # of what runs before the tests
 
 
 @dataclass(frozen=True)
@@ -138,14 +139,15 @@ def _lines_of_tests(data: CoverageData) -> dict[str, frozenset[Line]]:
     for file in data.measured_files():
         name = _name(file)
         for line, contexts in data.contexts_by_lineno(file).items():
-            for test in {_test_of(context) for context in contexts}:
+            for test in {node_of(context) for context in contexts}:
                 found[test].add((name, line))
     return {test: frozenset(lines) for test, lines in found.items()}
 
 
-def _test_of(context: str) -> str:
-    """Return the node id of "node|call", or of "node (call)" as a process of a test has it."""
-    return context.partition("|")[0].rpartition(" (")[0] or context.partition("|")[0]
+def node_of(context: str) -> str:
+    """Return the node id of a context: "none|node|run" of pytest, "node (call)" of a process."""
+    own = context.removeprefix(f"{_NO_TEST}|").partition("|")[0]
+    return own.rpartition(" (")[0] if own.endswith(")") else own or _NO_TEST
 
 
 def _name(file: str) -> str:
@@ -214,7 +216,7 @@ def redundant_tests(of_test: Mapping[str, frozenset[Line]]) -> Iterator[str]:
         for line in lines:
             count[line] += 1
     for test, lines in sorted(of_test.items(), key=lambda pair: (len(pair[1]), pair[0])):
-        if test != "none" and all(count[line] > 1 for line in lines):
+        if test != _NO_TEST and all(count[line] > 1 for line in lines):
             for line in lines:
                 count[line] -= 1
             yield f"{len(lines):6d}  {test}"

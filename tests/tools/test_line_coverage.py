@@ -10,6 +10,7 @@ import pytest
 from tools.line_coverage import (
     Recorded,
     by_package,
+    node_of,
     ranges,
     read,
     redundant_tests,
@@ -44,6 +45,18 @@ def test_redundant_tests_are_those_whose_lines_the_rest_still_run() -> None:
     same = frozenset({(A, 1)})
     found = [*redundant_tests({"t::a": same, "t::b": same, "t::c": frozenset({(A, 2)})})]
     assert [line.split()[1] for line in found] == ["t::a"]
+
+
+@pytest.mark.parametrize(
+    ("context", "test"),
+    [
+        ("none|tests/a.py::b[1 (x)]|run", "tests/a.py::b[1 (x)]"),
+        ("tests/a.py::b (call)", "tests/a.py::b"),
+        ("none", "none"),
+    ],
+)
+def test_processes_count_under_the_test_that_started_them(context: str, test: str) -> None:
+    assert node_of(context) == test
 
 
 def test_a_folder_without_data_is_refused(tmp_path: Path) -> None:

@@ -39,9 +39,7 @@ def pytest_generate_tests(metafunc: Any) -> None:
 def test_graph_says_what_is_computed(name: str) -> None:
     file, found = captured(name)
     graph = found.graph
-    said = {"encdec.py": "the loss is a mean over elements", "resnet.py": "batch norm takes"}
-    assert len(found.warnings) == (name in said)
-    assert all(said[name] in line for line in found.warnings)
+    assert found.warnings == ()
     assert graph.static_batch is None
     assert graph.loss
     assert set(graph_inputs(graph, file.example_batch)) == set(graph.input)

@@ -25,6 +25,7 @@ LINKS = (
     "reference = bundle, gradients",
     "reference = bundle, weights",
 )
+MICRO_BATCHES = "whole batch = micro-batches"
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +43,7 @@ def failed(found: Verification) -> list[str]:
 
 def test_a_good_bundle_passes(bundle: Path) -> None:
     found = checked(bundle)
-    assert tuple(check.name for check in found.checks) == LINKS
+    assert tuple(check.name for check in found.checks) == (*LINKS, MICRO_BATCHES)
     assert failed(found) == []
     assert found.passed
     found.require_passed()
@@ -52,7 +53,7 @@ def test_a_good_bundle_passes(bundle: Path) -> None:
 def test_it_passes_as_real_processes(bundle: Path) -> None:
     found = checked(bundle, processes=True)
     assert failed(found) == []
-    assert len(found.checks) == len(LINKS)
+    assert len(found.checks) == len(LINKS) + 1
 
 
 def test_a_changed_weight_is_found(bundle: Path, tmp_path: Path) -> None:

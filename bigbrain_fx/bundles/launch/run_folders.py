@@ -9,7 +9,6 @@ temporary files.
 from __future__ import annotations
 
 import tempfile
-import time
 from contextlib import suppress
 from pathlib import Path
 from shutil import rmtree
@@ -19,7 +18,6 @@ from bigbrain_fx.errors import InputError
 from bigbrain_fx.weights import is_scratch
 
 KEPT_RUNS = 5  # older ones that have ended are removed as the next one begins
-SILENT_S = 3600.0  # a run on another host that shares the bundle has a process that is not seen
 
 
 def run_folder(bundle: Path) -> Path:
@@ -60,11 +58,8 @@ def _remove_old(runs: Path) -> None:
 
 
 def _has_ended(folder: Path) -> bool:
-    """Whether a run has ended, or was killed long ago; one without a status may be beginning."""
+    """Whether a run has ended; one without a status may be beginning."""
     try:
-        status = read_status(folder)
+        return read_status(folder).has_ended
     except InputError:
         return False
-    if status.state != "running":
-        return True
-    return status.is_alone and time.time() - status.updated > SILENT_S

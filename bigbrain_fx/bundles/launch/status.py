@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -35,7 +36,7 @@ class Status:
     """A run at one moment.
 
     Attributes:
-        bundle, pid: what runs, and the process that watches over it.
+        bundle, pid, host: what runs, and the process that watches over it.
         state: running, finished, stopped or failed.
         steps_done, steps: the number of finished steps, and how many were asked for (None: all).
         loss, step_s, rows_per_s: of the last step.
@@ -59,6 +60,7 @@ class Status:
     restarts: int = 0
     started: float = field(default_factory=time.time)
     updated: float = field(default_factory=time.time)
+    host: str = field(default_factory=platform.node)
     format: int = FORMAT
 
     @property
@@ -70,6 +72,11 @@ class Status:
     def is_alone(self) -> bool:
         """Whether it says that it runs, and its process is gone: killed, or the host was."""
         return self.state == "running" and not _is_there(self.pid)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it says so, or its process on this host is gone; another host's may go on."""
+        return self.state != "running" or (self.is_alone and self.host == platform.node())
 
     @property
     def last_commit(self) -> int | None:

@@ -2,7 +2,7 @@
 
 What `split`, `verify`, `run` and `export` start are then real processes with their own environment,
 folder, streams and words, children of this one; only the import of torch is not done again. What
-tests start themselves (`subprocess.run`, the promise tests) is always a new Python.
+tests start themselves (`subprocess.run`) is always a new Python.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
 from types import SimpleNamespace
@@ -28,11 +28,14 @@ __all__ = ["DEVNULL", "PIPE", "Nursery", "Popen", "cold_starts", "run", "warm_st
 
 NURSERY = Path(__file__).with_name("warm_nursery.py")
 STARTERS = (
-    "bigbrain_fx.frontend.client",
     "bigbrain_fx.bundles.launch.process",
     "bigbrain_fx.bundles.launch.supervised",
-    "bigbrain_fx.verification.bundle",
+    "bigbrain_fx.bundles.serving.crew",
+    "bigbrain_fx.cli.background",
+    "bigbrain_fx.frontend.client",
+    "bigbrain_fx.supervisor.processes",
 )
+READ_AT_START = ("GLIBC_TUNABLES", "LD_PRELOAD", "PYTHONHASHSEED")  # a fork would not read them
 PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -45,8 +48,8 @@ class Nursery:
         self._door: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, order: dict[str, object], fds: tuple[int, int, int]) -> int:
-        """Start a process, a child of this one; return its id."""
+    def start(self, order: dict[str, object], fds: Sequence[int]) -> int:
+        """Start a process, a child of this one, with its three streams and more; return its id."""
         with self._turn:  # threads would take each other's answers
             door = self._door or self._open()
             socket.send_fds(door, [json.dumps(order).encode()], fds)
@@ -95,26 +98,30 @@ class Popen(subprocess.Popen[Any]):
         `rest` is executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags,
         shell, the two ends of stdin, of stdout and of stderr, and then how to start.
         """
-        known = _is_known([str(word) for word in args])
+        cwd, env, pipes, session = rest[4], rest[5], rest[9:15], rest[20]
+        known = _is_known([str(word) for word in args], os.environ if env is None else env)
         if not known or os.getpid() != self.nursery.owner:
             super()._execute_child(args, *rest)  # type: ignore[misc]
             return
-        cwd, env, pipes, session = rest[4], rest[5], rest[9:15], rest[20]
+        more = [int(fd) for fd in rest[3]]
         order = {
             "words": [str(word) for word in args[1:]],
             "folder": str(Path(cwd or ".").absolute()),
-            "environment": dict(env),
+            "environment": dict(os.environ if env is None else env),
             "session": bool(session),
+            "fds": more,
         }
         given = (pipes[0], pipes[3], pipes[5])
-        fds = tuple(own if own != -1 else place for place, own in enumerate(given))
-        self.pid = self.nursery.start(order, fds)  # type: ignore[arg-type]
+        fds = [own if own != -1 else place for place, own in enumerate(given)]
+        self.pid = self.nursery.start(order, [*fds, *more])
         self._child_created = True
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 
 
-def _is_known(words: list[str]) -> bool:
-    if words[0] != sys.executable:
+def _is_known(words: list[str], env: Mapping[str, str]) -> bool:
+    if words[0] != sys.executable or len(words) == 1:
+        return False
+    if any(env.get(name) != os.environ.get(name) for name in READ_AT_START):
         return False
     return words[1:3] == ["-P", "-m"] or not words[1].startswith("-")
 
@@ -122,7 +129,7 @@ def _is_known(words: list[str]) -> bool:
 def run(
     words: list[str], *, timeout: float | None = None, check: bool = False, **options: Any
 ) -> subprocess.CompletedProcess[Any]:
-    """Run a process to its end, as `subprocess.run` does; unlike there, `env` must be given."""
+    """Run a process to its end, as `subprocess.run` does."""
     with Popen(words, **options) as process:
         try:
             out, err = process.communicate(timeout=timeout)
@@ -153,6 +160,6 @@ def cold_starts() -> Iterator[None]:
 @contextlib.contextmanager
 def _starters_use(module: object) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for name in STARTERS:  # `bigbrain_fx.verification.bundle` is also a function
+        for name in STARTERS:
             patch.setattr(importlib.import_module(name), "subprocess", module)
         yield

@@ -3,13 +3,15 @@
     python -P warm_nursery.py FD
 
 FD is one end of a SOCK_SEQPACKET pair. An order is JSON and the file descriptors of stdin, stdout
-and stderr; the answer is the process id. A process is forked twice: its parent ends at once, and
+and stderr, then those that the process finds under the numbers in `fds`; the answer is the process
+id. A process is forked twice: its parent ends at once, and
 whoever started us, a subreaper, becomes its parent and waits for it as for any child.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib
 import io
 import json
@@ -22,6 +24,8 @@ import traceback
 from typing import Any, NoReturn, TextIO
 
 LONGEST_ORDER = 200_000  # bytes
+MOST_FDS = 50
+ABOVE = 600  # no process that is started expects a file descriptor of its parent up here
 IMPORTED = (
     "safetensors.torch",
     "torch.distributed",
@@ -62,7 +66,7 @@ def main() -> None:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     while True:
-        message, fds, _, _ = socket.recv_fds(door, LONGEST_ORDER, 3)
+        message, fds, _, _ = socket.recv_fds(door, LONGEST_ORDER, MOST_FDS)
         if not message:
             return
         pid = start(json.loads(message), fds, path, door)
@@ -101,7 +105,8 @@ def become(order: Order, fds: list[int], path: list[str]) -> NoReturn:
     """Be the ordered process, to its end."""
     code = 1
     try:
-        take_streams(fds, bool(order["environment"].get("PYTHONUNBUFFERED")))
+        take_streams(fds[:3], bool(order["environment"].get("PYTHONUNBUFFERED")))
+        take_fds(fds[3:], order["fds"])
         if order["session"]:
             os.setsid()
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -121,6 +126,16 @@ def become(order: Order, fds: list[int], path: list[str]) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def take_fds(fds: list[int], numbers: list[int]) -> None:
+    """Have the given files under the numbers that they had where the process was ordered."""
+    held = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, ABOVE) for fd in fds]
+    for fd in fds:
+        os.close(fd)
+    for fd, number in zip(held, numbers, strict=True):
+        os.dup2(fd, number)
+        os.close(fd)
 
 
 def take_streams(fds: list[int], unbuffered: bool) -> None:

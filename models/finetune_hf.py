@@ -43,7 +43,7 @@ def model() -> nn.Module:
     if CHECKPOINT:
         found = AutoModelForCausalLM.from_pretrained(CHECKPOINT, use_cache=False)
     else:
-        found = AutoModelForCausalLM.from_config(SMALL)  # type: ignore[no-untyped-call]  # transformers' own
+        found = AutoModelForCausalLM.from_config(SMALL)
     if LAST_LAYERS:
         found.requires_grad_(False)
         for layer in found.model.layers[-LAST_LAYERS:]:

@@ -3,11 +3,19 @@ PYTHON ?= python3.11
 # For instance PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu": a torch without
 # CUDA is a tenth of the download.
 PIP_FLAGS ?=
-PYTEST_FLAGS ?= -n 2 --benchmark-disable -m "not promise"
+# A file's tests stay in one process, with the fixtures that they share; the longest files come first.
+SPREAD ?= -n 2 --dist loadfile --no-loadscope-reorder --benchmark-disable
+PYTEST_FLAGS ?= $(SPREAD) -m "not nightly" $(RECORDED)
+# RECORD=file.json: outcomes and durations of the tests.
+RECORD ?=
+RECORDED = $(if $(RECORD),--record=$(RECORD))
 BIN := .venv/bin
 STAMP := .venv/.stamp
 
-.PHONY: demo test lint type imports pytest promise coverage bench venv clean
+# Without compiled files, every process that a test starts compiles what it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: demo test static lint type imports pytest nightly nightly-today coverage bench venv clean
 
 demo: venv
 	$(BIN)/python -m tools.demo
@@ -17,13 +25,21 @@ ROOM ?=
 FOLDER = $(shell find tests -type d -name '$(ROOM)' -not -path '*/golden/*' -not -path '*/third_party/*')
 
 ifeq ($(ROOM),)
-test: lint type imports pytest
+# The static checks run beside the tests; what they print comes after the tests' own output.
+test: venv
+	@report=$$(mktemp); trap 'rm -f "$$report"' EXIT; \
+	nice -n 5 $(MAKE) --no-print-directory --keep-going static >"$$report" 2>&1 & static=$$!; \
+	code=0; $(MAKE) --no-print-directory pytest || code=$$?; \
+	wait $$static || { echo "static checks failed:"; cat "$$report"; code=1; }; \
+	exit $$code
 else
 test: venv
 	@test -n "$(FOLDER)" || { echo "no room '$(ROOM)' in tests/; there are:" \
 	    $$(find tests -name 'test_*.py' -printf '%h\n' | sort -u | xargs -n 1 basename); exit 2; }
 	OMP_NUM_THREADS=1 $(BIN)/pytest $(PYTEST_FLAGS) $(FOLDER)
 endif
+
+static: lint type imports
 
 lint: venv
 	$(BIN)/ruff check .
@@ -39,9 +55,16 @@ imports: venv
 pytest: venv
 	OMP_NUM_THREADS=1 $(BIN)/pytest $(PYTEST_FLAGS)
 
-# Promises that take too long for every change: more seeds, more places of the same kinds of tests.
-promise: venv
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --benchmark-disable -m promise
+# All tests, with all their models, places, seeds and examples: hours. make nightly SLICE=3/8 runs
+# one of eight parts of about equal time.
+SLICE ?=
+nightly: venv
+	OMP_NUM_THREADS=1 $(BIN)/pytest $(SPREAD) --hypothesis-profile=nightly \
+	    $(if $(SLICE),--slice=$(SLICE)) $(RECORDED)
+
+# Today's part of them, for at most 20 minutes; what fails runs again, alone.
+nightly-today: venv
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.support.nightly
 
 # Every form of training code against a plain loop, into docs/coverage.md (half an hour); then every
 # model of the zoo, in two splits with two planners each, as real processes: about an hour.

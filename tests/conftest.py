@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.slow import is_slow
+from tests.support import examples, recording, selection
+from tests.support.slices import Slice, SliceError, parsed
 from tests.support.warm import Nursery, cold_starts, warm_starts
+
+examples.register()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -23,13 +27,51 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="start all the product's processes as new Pythons: ten minutes more",
     )
+    parser.addoption("--slice", help="run a part of the tests, for example 3/8")
+    parser.addoption(
+        "--turn", type=int, default=0, help="begin the slice with other files on each turn"
+    )
+    parser.addoption("--until", type=float, help="start no test after this Unix time")
+    parser.addoption("--record", type=Path, help="write outcomes and durations to this JSON file")
 
 
-@pytest.hookimpl(tryfirst=True)  # before `-m "not promise"` is looked at
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if is_slow(item.nodeid):
-            item.add_marker(pytest.mark.promise)
+def pytest_configure(config: pytest.Config) -> None:
+    file = config.getoption("--record")
+    if file is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(recording.Recorder(file), "recorder")
+    _part(config)  # a slice that does not exist is refused before anything is collected
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m "not nightly"` is looked at
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    selection.mark_cases(items)
+    whole_files = not any("::" in str(arg) for arg in config.args)
+    if whole_files and (unknown := selection.unknown_cases(items)):
+        raise pytest.UsageError(f"`gate` names cases that do not exist: {', '.join(unknown)}")
+    part = _part(config)
+    if part is None:
+        selection.longest_first(items)
+        return
+    items[:], others = selection.of_slice(items, part)
+    config.hook.pytest_deselected(items=others)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    until = item.config.getoption("--until")
+    if until is not None and time.time() > until:
+        pytest.skip(recording.LATE)
+
+
+def _part(config: pytest.Config) -> Slice | None:
+    text = config.getoption("--slice")
+    if text is None:
+        return None
+    try:
+        part = parsed(text)
+    except SliceError as error:
+        raise pytest.UsageError(str(error)) from None
+    return Slice(part.number, part.count, config.getoption("--turn"))
 
 
 @pytest.fixture(scope="session")

@@ -25,6 +25,7 @@ def model(measuring: bool) -> str:
     return "gpt" if measuring else "digits"
 
 
+@pytest.mark.nightly
 @pytest.mark.benchmark(group="compile, whole split of a model file")
 @pytest.mark.parametrize("name", ["naive", "analytical"])
 def test_split(benchmark: BenchmarkFixture, name: str, tmp_path: Path, measuring: bool) -> None:

@@ -199,6 +199,7 @@ def asked(serving: Serving, path: str, body: object) -> tuple[int, Any]:
         client.close()
 
 
+@pytest.mark.nightly
 def test_eight_clients_have_the_bits_of_one_process_that_runs_the_same_slots(
     bundle: Path, infer: Callable[..., dict[str, Tensor]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,6 +271,7 @@ def _same_slots(
         assert infer(batch)["output"].numpy().tobytes() == expected.data
 
 
+@pytest.mark.nightly
 def test_gpt2_of_transformers_by_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

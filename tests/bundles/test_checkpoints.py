@@ -104,7 +104,7 @@ def split(net: tuple[Path, Path], *more: str | Path) -> Path:
     return out
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("more", [(), ("--weights-by-reference",)])
 def test_trained_weights_load_into_the_users_model(
     net: tuple[Path, Path], tmp_path: Path, more: tuple[str, ...]
@@ -143,7 +143,6 @@ def trained_here(path: Path, given: Mapping[str, Tensor], steps: int) -> Mapping
     return state
 
 
-@pytest.mark.slow
 def test_a_checkpoint_replaces_a_bundles_weights(made: Path, bundle: Path, tmp_path: Path) -> None:
     given = state_of(made / "model.py", seed=8)
     done = call("load", bundle, "--from", saved(tmp_path / "given.safetensors", given), "--json")
@@ -249,7 +248,7 @@ def test_an_export_replaces_nothing(
     assert after == before
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_sharded_hugging_face_checkpoint_becomes_a_bundle(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     fields = {**LLAMA, "tie_word_embeddings": True, "dtype": "float32"}
@@ -330,7 +329,7 @@ def big(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, int]:
     return folder / "hf", whole, idle
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("more", [(), ("--weights-by-reference",)])
 def test_no_process_holds_the_whole_model(
     big: tuple[Path, int, int], tmp_path: Path, more: tuple[str, ...]

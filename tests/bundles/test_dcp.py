@@ -173,6 +173,7 @@ def test_a_run_goes_on_in_plain_pytorch_and_comes_back(
     assert train(back.bundle, 7, "--commits", "commits", "--resume") == ours[5:]
 
 
+@pytest.mark.nightly
 def test_two_processes_of_fsdp2_go_on_between(trained: Path, tmp_path: Path) -> None:
     export_dcp(trained, tmp_path / "out", commits=trained / "commits")
     (tmp_path / "fsdp.py").write_text(FSDP)
@@ -220,6 +221,7 @@ def pass_on(folder: Path, program: str, to: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("rates", "choices"),
     [

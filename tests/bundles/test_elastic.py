@@ -64,6 +64,7 @@ def trained(folder: Path) -> Mapping[str, torch.Tensor]:
     return found
 
 
+@pytest.mark.nightly
 def test_a_run_of_groups_goes_on_without_a_member(tmp_path: Path) -> None:
     """Three devices are left of two groups of two: a pipeline, of which no op is divided."""
     (tmp_path / "letters.py").write_text(MODEL)

@@ -59,7 +59,7 @@ def through(folder: Path, values: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: values[value] for name, value in stages["outputs"].items()}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["gpt", "resnet", "encdec"])
 def test_models_as_files(name: str, tmp_path: Path) -> None:
     options = Options("naive", micro_batches=4, mode="eval")
@@ -94,7 +94,7 @@ def example_batch():
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_hugging_face_model_with_labels_it_does_not_need(tmp_path: Path) -> None:
     (tmp_path / "bert.py").write_text(BERT)
     options = Options("naive", micro_batches=2, mode="eval")
@@ -108,7 +108,7 @@ def test_a_hugging_face_model_with_labels_it_does_not_need(tmp_path: Path) -> No
     assert through(tmp_path / "onnx", dict(rows))["logits"].shape == (5, 3)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("cold")
 def test_files_run_one_after_another_and_names_do_not_clash(tmp_path: Path) -> None:
     """Inputs and outputs are called like ops on purpose: "index", "add"."""
@@ -126,7 +126,6 @@ def test_files_run_one_after_another_and_names_do_not_clash(tmp_path: Path) -> N
     assert largest_difference({"add": b, "odd": add + 1}, found) <= TOLERANCE
 
 
-@pytest.mark.slow
 def test_an_op_that_onnx_lacks_is_named_and_other_stages_are_written(tmp_path: Path) -> None:
     bundle = tiny(tmp_path, "torch.special.bessel_j1(add)")
     found = export_onnx(bundle, tmp_path / "onnx")

@@ -65,6 +65,7 @@ def unsharded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return split_small(tmp_path, cluster(2), options)
 
 
+@pytest.mark.nightly
 def test_weights_that_are_divided_are_saved_and_moved(unsharded: Path, tmp_path: Path) -> None:
     """Each device's part of a commit has what it keeps; others divide it otherwise."""
     end = ("--save", str(tmp_path / "whole"))
@@ -83,20 +84,20 @@ def test_weights_that_are_divided_are_saved_and_moved(unsharded: Path, tmp_path:
     assert all(torch.equal(tensor, joined[name]) for name, tensor in exported.items())
 
 
-@pytest.mark.promise
+@pytest.mark.nightly
 def test_a_device_that_keeps_a_share_of_the_weights_is_replaced(
     unsharded: Path, tmp_path: Path
 ) -> None:
     require_replaced(unsharded, tmp_path, 1)
 
 
-@pytest.mark.promise
+@pytest.mark.nightly
 @pytest.mark.parametrize("victim", range(4))
 def test_a_device_of_any_replica_is_replaced(bundle: Path, tmp_path: Path, victim: int) -> None:
     require_replaced(bundle, tmp_path, victim)
 
 
-@pytest.mark.promise
+@pytest.mark.nightly
 def test_a_device_that_writes_statistics_is_replaced_and_moved(tmp_path: Path) -> None:
     norm = "nn.BatchNorm1d(5)"  # over letters: it reads [rows, letters, features]
     (tmp_path / "letters.py").write_text(MODEL.replace("nn.LayerNorm(16)", norm))
@@ -191,6 +192,7 @@ def test_sums_by_collectives_replace_no_process_and_say_so(collective: Path) -> 
     assert "or with --sum-order backend, whose sums are no messages" in done.err
 
 
+@pytest.mark.nightly
 def test_three_processes_sum_by_collectives_to_rounding(collective: Path, tmp_path: Path) -> None:
     """They go on from a commit; the plain way to run is the only one."""
     found = verify(collective, steps=3, processes=True)
@@ -202,7 +204,7 @@ def test_three_processes_sum_by_collectives_to_rounding(collective: Path, tmp_pa
     assert parts == pytest.approx(whole, rel=1e-6)
 
 
-@pytest.mark.promise
+@pytest.mark.nightly
 def test_a_member_of_a_group_whose_batches_are_unequal_is_replaced(tmp_path: Path) -> None:
     """Messages of fewer rows are logged and sent again as they left."""
     (tmp_path / "letters.py").write_text(uneven(MODEL))

@@ -153,6 +153,7 @@ def plain_loop(bench: Bench) -> tuple[list[float], dict[str, Tensor]]:
     return losses, dict(model.named_parameters())
 
 
+@pytest.mark.gate("2-choices0")
 @pytest.mark.parametrize(
     ("devices", "choices"),
     [
@@ -251,6 +252,7 @@ def test_the_text_is_the_users_class_with_one_line_for_all(bench: Bench, tmp_pat
     assert "gate, up = " in text
 
 
+@pytest.mark.nightly
 def test_the_text_does_not_grow_with_depth(bench: Bench, tmp_path: Path) -> None:
     longer = bench_of(tmp_path / "net.py", MODEL.replace("BLOCKS = 3", "BLOCKS = 6"))
     short, long = (written(each, tmp_path / name) for each, name in ((bench, "a"), (longer, "b")))

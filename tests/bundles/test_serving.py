@@ -270,6 +270,7 @@ def test_a_stream_that_nobody_reads_ends(serving: Serving) -> None:
     assert found["rows"][1] - found["rows"][0] == 1
 
 
+@pytest.mark.nightly
 def test_processes_that_die_are_started_again(serving: Serving) -> None:
     engine = serving.engine
     before = engine.counted.restarts

@@ -49,6 +49,7 @@ def _python(
     )
 
 
+@pytest.mark.gate("-P-entry0", "-I-entry0", "-I-entry1", "PYTHONSAFEPATH-entry0")
 @pytest.mark.parametrize("entry", [TRAINS, LAUNCHES])
 @pytest.mark.parametrize("how", ["-P", "-I", "PYTHONSAFEPATH"])
 def test_the_folder_of_a_bundle_need_not_be_on_the_path(

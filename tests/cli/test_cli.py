@@ -57,6 +57,7 @@ def python(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
 # --------------------------------------------------------------------------- the whole road
 
 
+@pytest.mark.nightly
 def test_from_init_to_verify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert call("init", "new").out == "wrote new/model.py\nwrote new/cluster.json\n"

@@ -39,6 +39,7 @@ print(json.dumps({"losses": losses, "same": same, "rows": sorted(rows)}))
 """
 
 
+@pytest.mark.nightly
 def test_the_model_trains_and_the_cluster_parses(tmp_path: Path) -> None:
     written = write_starter(tmp_path / "new" / "folder")
     assert [path.name for path in written] == ["model.py", "cluster.json"]

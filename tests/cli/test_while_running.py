@@ -230,6 +230,7 @@ def test_a_log_named_like_a_file_is_no_folder(tmp_path: Path, name: str) -> None
         assert (tmp_path / "S.CSV").is_file()
 
 
+@pytest.mark.nightly
 def test_a_run_in_the_background_leaves_its_lines(bundle: Path, tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     words = ("--steps", "1", "--no-replay", "--background", "--logs", logs, "--json")

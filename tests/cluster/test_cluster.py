@@ -16,6 +16,7 @@ from bigbrain_fx import cluster as room
 from bigbrain_fx.cluster import PRESETS, parse_cluster, read_cluster, schema, to_json
 from bigbrain_fx.core import Cluster, Device, Host, Link, Overheads, blas_bytes
 from bigbrain_fx.errors import InputError
+from tests.support.examples import examples
 
 CPU = '"kind": "cpu", "memory": "4GiB", "flops": "60GFLOP/s", "memory_bandwidth": "12GB/s"'
 LINK = '"bandwidth": "1GB/s", "latency": "50us"'
@@ -296,7 +297,7 @@ def _clusters(draw: st.DrawFn) -> Cluster:
     return Cluster(devices, draw(_link_values), links, hosts)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(_clusters())
 def test_writing_and_reading_gives_the_same_cluster(cluster: Cluster) -> None:
     assert parse(to_json(cluster)) == cluster

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from bigbrain_fx.core import Cluster
 from bigbrain_fx.planning import registry as plugins
+from tests.support.examples import examples
 from tests.support.synthetic import cluster_of, device, random_graph
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,7 +25,10 @@ pytestmark = [
     pytest.mark.usefixtures("learned_costs", "profile_database"),
 ]
 quick = settings(
-    max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=examples(20),
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
 )
 seeds = st.integers(0, 10_000)
 

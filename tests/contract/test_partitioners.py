@@ -21,6 +21,7 @@ from bigbrain_fx.plan.schedule import build, stage_costs
 from bigbrain_fx.plan.simulate import simulate
 from bigbrain_fx.planning import registry as plugins
 from bigbrain_fx.planning.units import units
+from tests.support.examples import examples
 from tests.support.placements import simulated_s, unlike as unlike_links
 from tests.support.synthetic import GIB, chain_graph, cluster_of, device, random_costs, random_graph
 
@@ -30,7 +31,10 @@ NAMES = plugins.names("partitioner")
 
 pytestmark = pytest.mark.parametrize("name", NAMES)
 quick = settings(
-    max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=examples(15),
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
 )
 seeds = st.integers(0, 10_000)
 
@@ -81,6 +85,17 @@ def test_every_op_gets_a_known_device(name: str, seed: int, count: int, devices:
     assert placement.reason
 
 
+@pytest.mark.gate(
+    "chain-dp",
+    "differentiable",
+    "ideal-dp",
+    "m-etf",
+    "m-sct",
+    "m-topo",
+    "mcmc",
+    "naive",
+    "scattered",
+)
 @quick
 @given(seed=seeds, count=st.integers(1, 30), devices=st.integers(2, 4))
 def test_what_must_stay_together_stays_together(
@@ -98,6 +113,7 @@ def test_one_device_takes_it_all(name: str, seed: int, count: int) -> None:
     assert set(placement.device_of.values()) == {"d0"}
 
 
+@pytest.mark.gate("chain-dp", "ideal-dp", "m-etf", "m-sct", "m-topo", "naive", "scattered")
 @quick
 @given(seed=seeds, count=st.integers(1, 20), devices=st.integers(1, 4))
 def test_the_same_again(name: str, seed: int, count: int, devices: int) -> None:
@@ -105,7 +121,8 @@ def test_the_same_again(name: str, seed: int, count: int, devices: int) -> None:
     assert make(name).partition(graph, cluster, costs) == placement
 
 
-@settings(quick, max_examples=40)
+@pytest.mark.gate("chain-dp", "ideal-dp", "m-etf", "m-sct", "m-topo", "mcmc", "naive", "scattered")
+@settings(quick, max_examples=examples(40))
 @given(seed=seeds, count=st.integers(1, 20), devices=st.integers(1, 4), kib=st.integers(2, 200))
 def test_memory_is_kept_or_no_plan_made(
     name: str, seed: int, count: int, devices: int, kib: int
@@ -127,7 +144,7 @@ def test_memory_is_kept_or_no_plan_made(
         assert entry.peak_bytes <= cluster.device[entry.device].memory_bytes
 
 
-@settings(quick, max_examples=4)
+@settings(quick, max_examples=examples(4))
 @given(seed=seeds, count=st.integers(1, 20), devices=st.integers(2, 4))
 def test_the_order_of_the_list_does_not_matter(
     name: str, seed: int, count: int, devices: int
@@ -159,6 +176,7 @@ def test_no_memory_at_all_says_what_is_missing(name: str) -> None:
     assert caught.value.exit_code == 3
 
 
+@pytest.mark.gate("naive")
 def test_same_placement_under_four_hash_seeds(name: str) -> None:
     runs = [_digest(name, str(seed)) for seed in (0, 1, 42, 4711)]
     digests = [process.communicate(timeout=60)[0].strip() for process in runs]

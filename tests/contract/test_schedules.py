@@ -44,6 +44,7 @@ from bigbrain_fx.plan.schedule import (
 from bigbrain_fx.plan.schedule.greedy import play
 from bigbrain_fx.plan.schedule.messages import with_messages
 from bigbrain_fx.plan.simulate import simulate
+from tests.support.examples import examples
 from tests.support.pipelines import mirrored
 
 LINES = {"interleaved": (0, 1, 2) * 2, "zb-v": (0, 1, 2, 2, 1, 0), "dualpipe-v": (0, 1, 2, 2, 1, 0)}
@@ -145,7 +146,7 @@ def assert_happens_before(programs: tuple[Program, ...], stages: Stages, costs: 
 
 
 @pytest.mark.parametrize("name", TRAINING)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(case=cases(chain=True))
 def test_chains(name: str, case: tuple[Stages, StageCosts, int]) -> None:
     stages, costs, micro_batches = case
@@ -181,7 +182,7 @@ def test_stages_that_lie_otherwise_are_refused(name: str) -> None:
         build(name, stages, 6, random_costs(1, stages), all_of(stages))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(case=cases(chain=False))
 def test_a_searched_order_runs_any_stage_graph(case: tuple[Stages, StageCosts, int]) -> None:
     stages, costs, micro_batches = case
@@ -190,7 +191,7 @@ def test_a_searched_order_runs_any_stage_graph(case: tuple[Stages, StageCosts, i
     assert_keeps_the_contract(programs, stages, costs, micro_batches)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(case=cases(chain=False), in_flight=st.none() | st.integers(1, 7))
 def test_list_runs_any_stage_graph(
     case: tuple[Stages, StageCosts, int], in_flight: int | None
@@ -201,7 +202,7 @@ def test_list_runs_any_stage_graph(
     assert_keeps_the_contract(programs, stages, costs, micro_batches)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(case=cases(chain=False))
 def test_the_list_scheduler_and_the_simulator_share_their_physics(
     case: tuple[Stages, StageCosts, int],
@@ -218,7 +219,7 @@ def test_the_list_scheduler_and_the_simulator_share_their_physics(
         assert max(bar.end_s for bar in bars if bar.device == device) == ended_s
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(case=cases(chain=True), more=st.integers(0, 3))
 def test_1f1b_runs_with_any_warm_up_that_does_not_grow(
     case: tuple[Stages, StageCosts, int], more: int
@@ -230,7 +231,7 @@ def test_1f1b_runs_with_any_warm_up_that_does_not_grow(
     assert_keeps_the_contract(programs, stages, costs, micro_batches)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(case=cases(chain=False), data=st.data())
 def test_the_checker_misses_no_missing_instruction(
     case: tuple[Stages, StageCosts, int], data: st.DataObject
@@ -244,7 +245,7 @@ def test_the_checker_misses_no_missing_instruction(
     assert check(programs, stages, trained=all_of(stages)) != []
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(case=cases(chain=False), data=st.data())
 def test_what_the_checker_accepts_can_run(
     case: tuple[Stages, StageCosts, int], data: st.DataObject
@@ -286,7 +287,7 @@ def forward_only(stages: Stages) -> Stages:
 
 
 @pytest.mark.parametrize("name", ["forward", "list"])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(case=cases(chain=False))
 def test_inference_runs_on_any_stage_graph(name: str, case: tuple[Stages, StageCosts, int]) -> None:
     stages, costs, micro_batches = forward_only(case[0]), case[1], case[2]

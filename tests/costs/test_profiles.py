@@ -37,6 +37,7 @@ from bigbrain_fx.costs.profiles import (
     signatures,
 )
 from bigbrain_fx.errors import InputError
+from tests.support.examples import examples
 from tests.support.profiled import MACHINE, profile_of
 from tests.support.synthetic import graph_of, op, random_graph, tensor, weight
 
@@ -135,7 +136,7 @@ def test_the_ops_of_a_region_stand_for_it() -> None:
     assert [tensor.is_parameter for tensor in found.tensors] == [False, True]
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=examples(25), deadline=None, derandomize=True)
 @given(seed=st.integers(0, 10_000), count=st.integers(1, 25))
 def test_a_store_gives_back_what_it_was_given(
     tmp_path_factory: pytest.TempPathFactory, seed: int, count: int

@@ -132,6 +132,7 @@ def test_a_file_that_is_written_again_is_read_again(tmp_path: Path) -> None:
     assert Learned(str(path)).model().kind == "svm"
 
 
+@pytest.mark.nightly
 def test_the_preset_plans_with_it(
     costs: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -47,6 +47,7 @@ def tried(folder: Path, letters: str) -> str | None:
         return session.try_calls((), trains=True)
 
 
+@pytest.mark.nightly
 def test_a_vocabulary_in_the_order_of_a_set_is_refused_with_its_line(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         tried(tmp_path, "list(set(TEXT))")
@@ -55,6 +56,7 @@ def test_a_vocabulary_in_the_order_of_a_set_is_refused_with_its_line(tmp_path: P
     assert "sorted(set(words))" in str(caught.value.help)
 
 
+@pytest.mark.nightly
 def test_the_remedy_that_is_named_is_taken(tmp_path: Path) -> None:
     assert tried(tmp_path, "sorted(set(TEXT))") is None
 

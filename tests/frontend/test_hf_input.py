@@ -193,6 +193,7 @@ def test_the_weights_have_the_configurations_type_unless_chosen(tmp_path: Path) 
     assert {p.dtype for p in chosen.parameters()} == {torch.float32}
 
 
+@pytest.mark.nightly
 def test_a_model_without_weights_gives_the_graph_of_one_with(tmp_path: Path) -> None:
     write_config(tmp_path, {**LLAMA, "tie_word_embeddings": True})
     graphs = []

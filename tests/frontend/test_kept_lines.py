@@ -176,6 +176,7 @@ def example_batch():
 '''
 
 
+@pytest.mark.nightly
 def test_the_bundle_runs_the_lines_on_the_last_device(tmp_path: Path) -> None:
     path = tmp_path / "picked_file.py"
     path.write_text(FILE)

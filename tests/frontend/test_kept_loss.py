@@ -214,6 +214,7 @@ def loss(output, batch):
 '''
 
 
+@pytest.mark.nightly
 def test_the_bundle_calls_the_users_loss(tmp_path: Path) -> None:
     path = tmp_path / "speech_file.py"
     path.write_text(FILE)
@@ -262,7 +263,7 @@ def example_batch():
 '''
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_loss_inside_the_model_is_kept_with_the_lines_of_its_forward(tmp_path: Path) -> None:
     inside = tmp_path / "inside.py"
     inside.write_text(WAV2VEC2.format(labels="labels"))

@@ -17,9 +17,12 @@ from bigbrain_fx.plan import Options
 from tests.support.bundles import cluster
 from tests.support.captured import gradients, run
 
+pytestmark = pytest.mark.nightly
+
+
 transformers = pytest.importorskip("transformers")
 
-pytestmark = pytest.mark.slow
+
 Case = tuple[nn.Module, dict[str, torch.Tensor]]
 
 

@@ -132,6 +132,7 @@ def test_values_gradients_and_buffers_are_the_modules(loaded: SimpleNamespace) -
     assert_same(loaded.file.model, loaded.captured, eager, 5)
 
 
+@pytest.mark.nightly
 def test_the_bundle_calls_the_users_module(file: Path, tmp_path: Path) -> None:
     made = bb.split(file, cluster(2), tmp_path / "bundle", Options("naive", micro_batches=2))
     text = (made.bundle / "device_d0.py").read_text()

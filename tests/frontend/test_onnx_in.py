@@ -101,7 +101,7 @@ def _close(have: Tensor, want: np.ndarray[Any, Any]) -> bool:
     return np.allclose(found, want, 1e-3, 2e-2 if loose else 1e-5, equal_nan=True)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_no_case_of_onnx_gives_another_number() -> None:
     passed, wrong = conformance()
     assert wrong == ()
@@ -194,6 +194,7 @@ def test_a_file_gives_the_numbers_of_onnxruntime(exported: Path) -> None:
         torch.testing.assert_close(have, torch.from_numpy(want), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.gate("blocks-dynamo", "convolutions-dynamo", "convolutions-script")
 def test_a_file_is_captured_with_a_free_batch_and_its_modules(exported: Path) -> None:
     module = load_onnx(exported)
     captured = capture(module, example_inputs(module), training=False)
@@ -217,6 +218,7 @@ def test_its_parameters_train(tmp_path: Path) -> None:
     assert all(parameter.grad is not None for parameter in module.parameters())
 
 
+@pytest.mark.gate("convolutions-script")
 def test_a_file_is_split_run_and_verified(exported: Path, tmp_path: Path) -> None:
     cluster = tmp_path / "cluster.json"
     size = {"memory": "4GiB", "flops": "60GFLOP/s", "memory_bandwidth": "12GB/s"}

@@ -257,6 +257,7 @@ def optimizer(named):
 """
 
 
+@pytest.mark.nightly
 def test_the_remedy_of_a_refusal_works(tmp_path: Path) -> None:
     """A parameter picked by its name: refused, with the line, before anything is written."""
     file, out = tmp_path / "letters.py", tmp_path / "bundle"

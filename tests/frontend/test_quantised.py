@@ -66,6 +66,7 @@ def test_frozen_layers_are_int8_and_what_trains_is_not() -> None:
     assert torch.equal(state["base.bias"], before["base.bias"])
 
 
+@pytest.mark.nightly
 def test_the_graph_reads_int8_in_its_layers_alone() -> None:
     model = seeded()
     quantise(model)

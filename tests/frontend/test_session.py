@@ -122,6 +122,7 @@ def test_the_parent_imports_no_torch(tmp_path: Path) -> None:
     assert int(done.stdout) > 4
 
 
+@pytest.mark.nightly
 def test_meta_has_no_weights_to_write(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
     with capture_file(path, meta=True) as session:

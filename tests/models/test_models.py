@@ -76,6 +76,7 @@ def train(file: ModuleType, net: nn.Module, steps: int) -> list[float]:
     return losses
 
 
+@pytest.mark.gate("llama", "resnet", "unet", "encdec", "moe", "digits")
 def test_the_loss_falls(file: ModuleType) -> None:
     losses = train(file, file.model(), steps=24)
     assert all(0 < loss < 10 for loss in losses)

@@ -24,6 +24,7 @@ from partitioners.jobs import Jobs, Timetable, timetable
 from partitioners.m_etf import METF
 from partitioners.m_sct import MSCT
 from partitioners.m_topo import MTopo, filled
+from tests.support.examples import examples
 from tests.support.synthetic import (
     GIB,
     chain_graph,
@@ -37,7 +38,10 @@ from tests.support.synthetic import (
 )
 
 quick = settings(
-    max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=examples(60),
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
 )
 seeds = st.integers(0, 10_000)
 

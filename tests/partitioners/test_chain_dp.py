@@ -33,6 +33,7 @@ from bigbrain_fx.planning.unit_work import work
 from partitioners.chain_dp import MOST_STEPS, MOST_UNITS, ChainDP
 from partitioners.footprint import needs
 from tests.support.brute_force import every_split, plain_fits, plain_step_s, unlike_cluster
+from tests.support.examples import examples
 from tests.support.synthetic import (
     GIB,
     chain_graph,
@@ -45,7 +46,10 @@ from tests.support.synthetic import (
 )
 
 quick = settings(
-    max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=examples(60),
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
 )
 seeds = st.integers(0, 10_000)
 
@@ -94,7 +98,7 @@ def test_equals_brute_force(
     assert fastest.step_s <= planner._paced(*best).step_s * (1 + 1e-8)
 
 
-@settings(quick, max_examples=15)
+@settings(quick, max_examples=examples(15))
 @given(seed=seeds, count=st.integers(1, 8), devices=st.integers(1, 3))
 def test_a_loose_gap_costs_no_more_than_it_says(seed: int, count: int, devices: int) -> None:
     graph = chain_graph(seed, count)
@@ -319,7 +323,9 @@ def deep_graph(count: int) -> tuple[Graph, Cluster, Costs]:
     return graph, cluster, random_costs(5, graph, cluster)
 
 
-@pytest.mark.parametrize(("count", "limit_s"), [(700, 4.0), (2000, 10.0)])
+@pytest.mark.parametrize(
+    ("count", "limit_s"), [(700, 4.0), pytest.param(2000, 10.0, marks=pytest.mark.nightly)]
+)
 def test_large_graphs_are_planned_in_seconds(count: int, limit_s: float) -> None:
     """The limits are four times what one quiet core takes."""
     graph, cluster, costs = deep_graph(count)

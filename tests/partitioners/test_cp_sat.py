@@ -17,13 +17,17 @@ from partitioners.cp_sat import CPSat
 from partitioners.judge import Judge
 from partitioners.least_step import least_busiest, least_step
 from partitioners.room import Room
+from tests.support.examples import examples
 from tests.support.placements import case, simulated_s, unlike
 from tests.tools.test_loads import draw
 from tools.load_solvers.least_load import least_load
 from tools.load_solvers.problem import Kind
 
 quick = settings(
-    max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=examples(15),
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
 )
 seeds = st.integers(0, 10_000)
 WORK = 5.0

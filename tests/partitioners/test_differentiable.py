@@ -14,10 +14,14 @@ from partitioners.chain_dp import ChainDP
 from partitioners.differentiable import Differentiable
 from partitioners.judge import Judge
 from partitioners.soft_dp import Pipeline, gap_s, hard_step, most_likely, soft_step
+from tests.support.examples import examples
 from tests.support.placements import case, unlike
 
 quick = settings(
-    max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=examples(40),
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
 )
 seeds = st.integers(0, 10_000)
 
@@ -123,7 +127,7 @@ def test_rounding_gives_a_split_that_fits(seed: int) -> None:
     assert most_likely(pipeline, soft.cuts) in splits
 
 
-@settings(quick, max_examples=10)
+@settings(quick, max_examples=examples(10))
 @given(seed=seeds, count=st.integers(1, 20), devices=st.integers(1, 3))
 def test_is_never_worse_than_its_start(seed: int, count: int, devices: int) -> None:
     cluster = unlike(seed, devices)
@@ -135,6 +139,7 @@ def test_is_never_worse_than_its_start(seed: int, count: int, devices: int) -> N
     assert judge.fits(found)
 
 
+@pytest.mark.nightly
 def test_by_itself_it_comes_near_to_the_exact_program() -> None:
     """It judges several splits by the simulator's time; chain-dp polishes its own by that, too."""
     ratios = []

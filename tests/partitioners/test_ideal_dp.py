@@ -21,6 +21,7 @@ from partitioners.ideal_dp import IdealDP
 from partitioners.ideals import ideals, within
 from partitioners.lattice import Lattice
 from tests.support.brute_force import plain_fits, plain_step_s, unlike_cluster
+from tests.support.examples import examples
 from tests.support.synthetic import (
     cluster_of,
     device,
@@ -33,7 +34,10 @@ from tests.support.synthetic import (
 )
 
 quick = settings(
-    max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=examples(20),
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
 )
 seeds = st.integers(0, 10_000)
 
@@ -199,6 +203,7 @@ def test_too_many_ideals_are_said() -> None:
     assert "more than 1,500 sets" in reason
 
 
+@pytest.mark.nightly
 def test_many_orders_of_devices_are_narrowed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six unlike devices have 1956 orders: the most promising are tried, and the reason says so."""
     monkeypatch.setattr(ideal_dp, "MOST_WORK", 1e7)

@@ -16,11 +16,15 @@ from partitioners.judge import Judge
 from partitioners.latency import Latency
 from partitioners.m_etf import METF
 from partitioners.m_sct import MSCT
+from tests.support.examples import examples
 from tests.support.placements import case, simulated_s, unlike
 from tests.support.synthetic import cluster_of, device, graph_of, op, random_costs, tensor
 
 quick = settings(
-    max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=examples(8),
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
 )
 seeds = st.integers(0, 10_000)
 

@@ -17,6 +17,7 @@ from partitioners.improve import Improving, coarse, improved
 from partitioners.judge import Judge
 from partitioners.mcmc import MCMC
 from partitioners.room import Ledger, Room, is_pipeline
+from tests.support.examples import examples
 from tests.support.placements import case, drawn_homes, simulated_s, unlike
 from tests.support.synthetic import (
     chain_graph,
@@ -29,7 +30,10 @@ from tests.support.synthetic import (
 )
 
 quick = settings(
-    max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=examples(40),
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
 )
 seeds = st.integers(0, 10_000)
 
@@ -116,7 +120,7 @@ def test_a_pipeline_needs_no_more_than_scattered_ops() -> None:
         assert all(need.total <= wide[d].total + 50 for d, need in room.needs(homes).items())
 
 
-@settings(quick, max_examples=12)
+@settings(quick, max_examples=examples(12))
 @given(seed=seeds, count=st.integers(2, 25), devices=st.integers(1, 3))
 def test_is_never_worse_than_its_start(seed: int, count: int, devices: int) -> None:
     cluster = unlike(seed, devices)

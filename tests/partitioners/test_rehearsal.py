@@ -11,10 +11,14 @@ from bigbrain_fx.plan.cut import cut
 from bigbrain_fx.planning.stages import StageCutter
 from bigbrain_fx.planning.unit_work import work
 from partitioners.judge import Judge
+from tests.support.examples import examples
 from tests.support.placements import case, drawn_homes, placed, simulated_s, unlike
 
 quick = settings(
-    max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=examples(30),
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
 )
 seeds = st.integers(0, 10_000)
 

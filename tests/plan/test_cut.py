@@ -15,10 +15,11 @@ from bigbrain_fx.core import Edge, Graph, Op, ParamRef, Placement, Ref, Stage, S
 from bigbrain_fx.plan.cut import cut, holders, live_ops, norms_spec, owners, roots, trained
 from bigbrain_fx.planning.units import is_size, units
 from tests.support import samples
+from tests.support.examples import examples
 from tests.support.synthetic import graph_of, op, random_graph, tensor, weight
 
 PLAIN = tensor(4, grad=False)
-quick = settings(max_examples=60, deadline=None, derandomize=True)
+quick = settings(max_examples=examples(60), deadline=None, derandomize=True)
 seeds = st.integers(0, 10**6)
 
 

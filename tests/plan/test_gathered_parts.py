@@ -112,6 +112,7 @@ def trained_plainly(model: Path) -> dict[str, torch.Tensor]:
     return dict(net.named_parameters())
 
 
+@pytest.mark.nightly
 def test_a_model_of_three_times_one_device_s_memory_trains_on_four(tmp_path: Path) -> None:
     """By forecast, by live bytes of the processes, and with the bits of plain PyTorch."""
     model = tmp_path / "net.py"

@@ -89,6 +89,7 @@ def test_so_many_replicas_that_no_plan_lists_their_messages_are_refused() -> Non
     assert "at most --replicas 354" in str(caught.value)
 
 
+@pytest.mark.nightly
 def test_a_thousand_devices_are_answered_by_a_pipeline_on_some() -> None:
     where = cluster(1024)
     said: list[str] = []

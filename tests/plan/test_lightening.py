@@ -88,6 +88,7 @@ def test_a_split_backward_is_refused_and_auto_runs_its_whole_stage() -> None:
     assert not planned("gpt", schedule="zb-h1", recompute="auto").stages.again
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("model", "text", "wanted"),
     [

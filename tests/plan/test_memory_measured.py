@@ -108,6 +108,7 @@ def test_what_a_step_holds_for_a_moment_of_tables_alike(
     assert said == pytest.approx(live.peak, rel=0.02)
 
 
+@pytest.mark.nightly
 def test_forecast_and_tracked_peak_of_real_processes() -> None:
     words = [sys.executable, "-m", "tools.memory", "--models", "digits", "--devices", "2"]
     words += ["--resident", "0", "--json"]

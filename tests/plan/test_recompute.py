@@ -109,9 +109,10 @@ def test_a_stage_that_writes_into_a_trained_parameter_is_refused() -> None:
 @pytest.mark.parametrize(
     ("model", "cells"),
     [
-        (  # dropout, a tied weight
+        pytest.param(  # dropout, a tied weight
             "gpt",
             {"naive/3/1f1b": "all", "scattered/2/list": "all", "naive/3/gpipe": (0, 2)},
+            marks=pytest.mark.nightly,
         ),
         ("unet", {"naive/3/1f1b": "all", "naive/2/gpipe": "all"}),  # skips
         ("resnet", {"naive/2/gpipe": "all", "naive/3/1f1b": (0,)}),  # BatchNorm
@@ -221,6 +222,7 @@ def test_a_backward_takes_a_forward_more_and_holds_one_micro_batch() -> None:
     assert min(steps) > plain.forecast.step_s
 
 
+@pytest.mark.nightly
 def test_forecast_and_tracked_peak_of_real_processes() -> None:
     words = [sys.executable, "-m", "tools.memory", "--models", "digits", "--devices", "2"]
     words += ["--partitioners", "naive", "--resident", "0", "--recompute", "all", "--json"]

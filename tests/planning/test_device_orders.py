@@ -18,7 +18,7 @@ FAST, SLOW = Link(1e-5, 1e8), Link(2e-4, 4e6)
 PATTERNS = range(20)
 EVERY_CHANGE = 4  # of them are tried by `make test`, all by `make promise`
 DRAWN = [
-    seed if seed < EVERY_CHANGE else pytest.param(seed, marks=pytest.mark.promise)
+    seed if seed < EVERY_CHANGE else pytest.param(seed, marks=pytest.mark.nightly)
     for seed in PATTERNS
 ]
 
@@ -58,6 +58,7 @@ def step_s(graph: Graph, cluster: Cluster, partitioner: str) -> float:
     return make_plan(graph, cluster, Source("model.py"), options).forecast.step_s
 
 
+@pytest.mark.gate("chain-dp-0", "chain-dp-1", "auto-0", "auto-1", "auto-3")
 @pytest.mark.parametrize("seed", DRAWN)
 @pytest.mark.parametrize("partitioner", ["chain-dp", "auto"])
 def test_the_order_of_the_list_does_not_matter(partitioner: str, seed: int) -> None:

@@ -80,6 +80,7 @@ def test_it_is_in_the_table(site: Path) -> None:
     assert {entry["package"] for entry in without} == {"bigbrain-fx"}
 
 
+@pytest.mark.nightly
 def test_it_is_chosen_by_name(site: Path, files: tuple[Path, Path], tmp_path: Path) -> None:
     model, devices = files
     words = ("--devices", devices, "--micro-batches", "4", "--partitioner", "fastest")
@@ -89,6 +90,7 @@ def test_it_is_chosen_by_name(site: Path, files: tuple[Path, Path], tmp_path: Pa
     assert set(read_plan(tmp_path / "bundle").placement.device_of.values()) == {"d1"}
 
 
+@pytest.mark.nightly
 def test_it_is_compared_with_ours(site: Path, files: tuple[Path, Path]) -> None:
     model, devices = files
     words = ("--devices", devices, "--micro-batches", "4", "--partitioners", "naive,fastest")
@@ -107,6 +109,7 @@ def test_without_the_package_the_name_is_not_known(files: tuple[Path, Path]) -> 
     assert "there is no partitioner 'fastest'" in done.stderr
 
 
+@pytest.mark.nightly
 def test_its_author_can_run_the_contract_tests_on_it(site: Path) -> None:
     words = ("tests/contract/test_partitioners.py", "-k", "fastest", "-q", "-p", "no:cacheprovider")
     done = python(site, "-m", "pytest", *words)

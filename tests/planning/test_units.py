@@ -9,6 +9,7 @@ from hypothesis import given, settings, strategies as st
 
 from bigbrain_fx.core import Graph, ModuleCall, Op, Param, ParamRef, Ref
 from bigbrain_fx.planning.units import Units, is_size, mutated_roots, units
+from tests.support.examples import examples
 from tests.support.synthetic import graph_of, op, random_graph, tensor, weight
 
 GRAD, PLAIN = tensor(4), tensor(4, grad=False)
@@ -167,7 +168,7 @@ def test_what_is_written_later_is_not_copied() -> None:
     assert units(graph).replicated == frozenset()
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(st.integers(0, 10**6), st.integers(1, 30))
 def test_groups_cover_the_graph_once_and_can_run_in_their_order(seed: int, count: int) -> None:
     graph = random_graph(seed, count)

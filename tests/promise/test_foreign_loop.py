@@ -95,6 +95,7 @@ print("ok", len(names))
 """
 
 
+@pytest.mark.gate("2-device_d0")
 @pytest.mark.parametrize("prefix", ["", "bundle."], ids=["device_d0", "bundle.device_d0"])
 @pytest.mark.parametrize("count", [2, 3])
 def test_stages_in_a_foreign_loop(
@@ -163,7 +164,7 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("schedule", [pytest.param("gpipe", marks=pytest.mark.nightly), "1f1b"])
 def test_stages_under_torchs_own_pipeline(
     schedule: str, letters: Path, outside: Outside, tmp_path: Path, script: Callable[[str], str]
 ) -> None:

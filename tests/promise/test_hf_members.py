@@ -15,7 +15,7 @@ from tests.promise.conftest import NUMPY, Outside
 from tests.support.command_line import call, write_cluster, write_model
 
 pytest.importorskip("transformers")
-pytestmark = [pytest.mark.promise, pytest.mark.filterwarnings("default")]  # libraries deprecate
+pytestmark = [pytest.mark.nightly, pytest.mark.filterwarnings("default")]  # libraries deprecate
 
 STEPS = 3
 TEXT = """

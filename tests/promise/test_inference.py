@@ -127,7 +127,7 @@ def assert_bitwise(found: Mapping[str, Tensor], want: Mapping[str, Tensor]) -> N
         assert torch.equal(found[name], tensor), f"{name} differs"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "partitioner", "devices"), CELLS)
 def test_models_from_python(
     name: str, partitioner: str, devices: int, outside: Outside, tmp_path: Path
@@ -176,6 +176,7 @@ def read_outputs(folder: Path) -> dict[str, Tensor]:
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
+@pytest.mark.nightly
 def test_a_model_without_a_loss_in_real_processes(
     letters_eval: tuple[Path, Plan], outside: Outside, tmp_path: Path
 ) -> None:
@@ -232,7 +233,7 @@ def test_nothing_of_training_is_in_the_bundle(letters_eval: tuple[Path, Plan]) -
     }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_verify_sees_a_changed_bundle(letters_eval: tuple[Path, Plan], tmp_path: Path) -> None:
     broken = copied(letters_eval[0], tmp_path)
     edit(broken / "device_d1.py", "F.gelu", "F.relu")
@@ -254,7 +255,6 @@ def test_verify_holds(letters_eval: tuple[Path, Plan]) -> None:
     ]
 
 
-@pytest.mark.slow
 def test_trained_weights_under_one_plan(tmp_path: Path) -> None:
     """Train, save, split again for inference where the weights are, and infer with them."""
     (tmp_path / "letters.py").write_text(MODEL)

@@ -111,6 +111,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", EXPECTED)
 def test_gradients_under_torchs_schedules(
     name: str, outside: Outside, tmp_path: Path, script: Callable[[str], str]

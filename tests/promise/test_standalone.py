@@ -45,6 +45,7 @@ def test_under_torchrun(letters: Path, outside: Outside, losses: list[float]) ->
     assert reported(found) == losses
 
 
+@pytest.mark.nightly
 def test_with_rank_and_world_size(letters: Path, outside: Outside, losses: list[float]) -> None:
     """As any cluster's own launcher starts processes."""
     port = str(free_port())
@@ -67,6 +68,7 @@ def test_in_one_process_and_from_another_folder(
     assert reported(found) == losses
 
 
+@pytest.mark.nightly
 def test_another_number_of_processes_is_refused(letters: Path, outside: Outside) -> None:
     place = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_PORT": str(free_port())}
     process = outside.start(letters / "bundle", ["train.py"], place)

@@ -17,7 +17,7 @@ def commands() -> str:
     return "\n".join(re.findall(r"^```sh\n(.*?)^```$", PAGE.read_text(), re.M | re.S))
 
 
-@pytest.mark.promise
+@pytest.mark.nightly
 def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
     (tmp_path / "typed.sh").write_text(f"set -ex\n{commands()}")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

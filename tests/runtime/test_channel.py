@@ -20,6 +20,7 @@ from bigbrain_fx.runtime.channel import (
     pack,
     unpack,
 )
+from tests.support.examples import examples
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool)
 
@@ -65,7 +66,7 @@ def raw(flat: Tensor) -> bytes:
     return flat.view(torch.uint8).numpy().tobytes()
 
 
-@settings(deadline=None, max_examples=400, derandomize=True)
+@settings(deadline=None, max_examples=examples(400), derandomize=True)
 @given(tensors())
 def test_any_layout_arrives_as_it_left(tensor: Tensor) -> None:
     found = arrived(tensor)
@@ -75,7 +76,7 @@ def test_any_layout_arrives_as_it_left(tensor: Tensor) -> None:
     assert found.dtype == tensor.dtype
 
 
-@settings(deadline=None, max_examples=200, derandomize=True)
+@settings(deadline=None, max_examples=examples(200), derandomize=True)
 @given(tensors(), st.data())
 def test_a_tensor_of_other_strides_arrives_in_the_channels(tensor: Tensor, data: Any) -> None:
     order = data.draw(st.permutations(range(tensor.dim())))
@@ -146,7 +147,7 @@ def test_what_a_channel_repeats_may_not_differ_later(first: Tensor) -> None:
 
 
 @given(tensors())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_messages_of_a_channel_that_varies_have_one_size_and_say_their_own(tensor: Tensor) -> None:
     shape = (*tensor.shape[:1], *(n + 1 for n in tensor.shape[1:]))  # of the largest
     channel = Channel(0, "activation", "x", 0, 1, "a", "b", shape, tensor.dtype, varies=True)

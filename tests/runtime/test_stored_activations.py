@@ -162,6 +162,7 @@ def grown(folder: Path, environment: Mapping[str, str]) -> tuple[int, int]:
     return every, growth
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is glibc's malloc that is told")
 def test_where_malloc_keeps_nothing_small_memory_need_not_go_back_each_time(tmp_path: Path) -> None:
     """48 MiB of activations: what has gone to the store leaves room that serves the next."""

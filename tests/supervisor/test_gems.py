@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import bigbrain_fx
 from bigbrain_fx.plan import Options
 from tests.supervisor.test_peer_states import ALONE, MICROS, named, require_same, struck
@@ -30,6 +32,7 @@ def test_a_dead_device_has_its_state_from_the_one_that_holds_the_same(tmp_path: 
     assert (took["device"], took["step"], took["peers"]) == ("d1", 2, "d0")
 
 
+@pytest.mark.nightly
 def test_no_place_of_a_step_is_a_bad_one(tmp_path: Path) -> None:
     """Also that between the sums of both replicas; d3 holds what d0 does, and d2 what d1 does."""
     bundle = split(tmp_path / "made", 4)

@@ -155,6 +155,7 @@ def test_a_lost_host_ends_the_run(bundle: Path, tmp_path: Path, listener: socket
             )
 
 
+@pytest.mark.nightly
 def test_of_replicas_the_other_hosts_go_on(tmp_path: Path, listener: socket.socket) -> None:
     replicas = split(tmp_path / "made", (("d0", "d1"), ("d2", "d3")))
     (tmp_path / "two").mkdir()

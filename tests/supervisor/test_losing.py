@@ -157,6 +157,7 @@ def test_the_other_goes_on_in_its_process(tmp_path: Path) -> None:
     assert survivor["steps"] == list(range(STEPS))
 
 
+@pytest.mark.nightly
 def test_three_of_unlike_cuts_lose_two(tmp_path: Path) -> None:
     bundle = split(tmp_path / "made", (*UNLIKE, ("d5",)), NORMS, (2, 1, 1))
     faults = [Fault("d4", 1, "updated"), Fault("d1", 3, 9)]
@@ -165,6 +166,7 @@ def test_three_of_unlike_cuts_lose_two(tmp_path: Path) -> None:
     assert [event["step"] for event in seen.of("replica_lost")] == [2, 3]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("at", [0, 4, 8, 9, 10, 12, "updated", "end"])
 def test_no_place_is_a_bad_one(tmp_path: Path, at: int | str) -> None:
     bundle = split(tmp_path / "made", (("d0", "d1"), ("d2", "d3")), NORMS)
@@ -172,6 +174,7 @@ def test_no_place_is_a_bad_one(tmp_path: Path, at: int | str) -> None:
         lost(tmp_path / name, bundle, 4, [Fault(name, 2, at)])
 
 
+@pytest.mark.nightly
 def test_commits_afterwards_are_read_by_resume_and_resplit(tmp_path: Path) -> None:
     """The one that is under way when the replica is lost is missed, and said.
 
@@ -198,6 +201,7 @@ def test_commits_afterwards_are_read_by_resume_and_resplit(tmp_path: Path) -> No
             assert all(torch.equal(t, expected[n]) for n, t in load_file(path).items())
 
 
+@pytest.mark.nightly
 def test_the_last_ones_devices_are_replaced_from_snapshots(tmp_path: Path) -> None:
     bundle = split(tmp_path / "made", (("d0", "d1"), ("d2", "d3")), NORMS)
     faults = [Fault("d0", 1, 5), Fault("d3", 3, 7), Fault("d2", 5, "updated")]
@@ -207,6 +211,7 @@ def test_the_last_ones_devices_are_replaced_from_snapshots(tmp_path: Path) -> No
     assert not seen.of("took_state")
 
 
+@pytest.mark.nightly
 def test_the_last_one_ends_the_run_and_what_it_had_is_kept(tmp_path: Path) -> None:
     bundle = split(tmp_path / "made", (("d0",), ("d1",)))
     kept: dict[int, list[str]] = {}

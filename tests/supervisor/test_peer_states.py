@@ -110,6 +110,7 @@ def test_a_dead_replica_has_its_state_from_the_other(tmp_path: Path) -> None:
     assert assigned["step"] == 2
 
 
+@pytest.mark.nightly
 def test_states_come_from_peers_that_are_cut_otherwise(tmp_path: Path) -> None:
     bundle = split(tmp_path / "made", UNLIKE)
     faults = [Fault("d3", 1, 3), Fault("d1", 3, "updated"), Fault("d4", 5, "end")]
@@ -119,6 +120,7 @@ def test_states_come_from_peers_that_are_cut_otherwise(tmp_path: Path) -> None:
     assert [event["peers"] for event in seen.of("took_state")] == ["d0, d1", "d3, d4", "d2, d1"]
 
 
+@pytest.mark.nightly
 def test_another_gives_where_a_peer_dies_while_it_gives(tmp_path: Path) -> None:
     bundle = split(tmp_path / "made", (("d0",), ("d1",), ("d2",)))
     seen = struck(tmp_path / "run", bundle, 3, [Fault("d2", 2, 1), Fault("d0", 1, "giving")])
@@ -126,6 +128,7 @@ def test_another_gives_where_a_peer_dies_while_it_gives(tmp_path: Path) -> None:
     assert {event["peers"] for event in seen.of("took_state")} == {"d1"}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("commits", [False, True])
 def test_all_begin_again_where_the_only_peer_dies_too(tmp_path: Path, commits: bool) -> None:
     bundle = split(tmp_path / "made", (("d0",), ("d1",)))
@@ -140,6 +143,7 @@ def test_all_begin_again_where_the_only_peer_dies_too(tmp_path: Path, commits: b
     assert [event["device"] for event in seen.of("took_state")] == ["d1"]
 
 
+@pytest.mark.nightly
 def test_no_place_of_a_step_is_a_bad_one(tmp_path: Path) -> None:
     """Also that between a stage's last gradients of weights and of what it received.
 
@@ -166,6 +170,7 @@ def test_no_place_of_a_step_is_a_bad_one(tmp_path: Path) -> None:
     require_same(seen, run, bundle, steps)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1"])
 @pytest.mark.parametrize("device", ["d1", "d3"])
 def test_no_place_around_the_last_gradient_is_a_bad_one(
@@ -185,6 +190,7 @@ def test_no_place_around_the_last_gradient_is_a_bad_one(
     require_same(seen, run, bundle, steps)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
 def test_no_place_in_a_buckets_second_phase_is_a_bad_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schedule: str

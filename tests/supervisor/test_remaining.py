@@ -188,7 +188,9 @@ def test_who_listens_no_more_itself_has_not_heard_an_end() -> None:
 STEPS = 8
 
 
-@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    "blow", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.nightly)]
+)
 def test_the_other_host_commits_when_the_listening_one_is_lost(
     tmp_path: Path, blow: signal.Signals
 ) -> None:

@@ -55,6 +55,7 @@ PLACES = {
 }
 
 
+@pytest.mark.gate("backward", "before-the-update", "last-step")
 @pytest.mark.parametrize("faults", PLACES.values(), ids=PLACES)
 def test_a_killed_device_is_replayed(
     bundle: Path, undisturbed: Seen, tmp_path: Path, faults: list[Fault]
@@ -79,6 +80,7 @@ def test_neighbours_die_together(bundle: Path, undisturbed: Seen, tmp_path: Path
     assert {e["device"] for e in seen.of("died")} == {"d0", "d1"}
 
 
+@pytest.mark.nightly
 def test_all_devices_die(bundle: Path, undisturbed: Seen, tmp_path: Path) -> None:
     faults = [Fault(name, 4, 3) for name in NAMES]
     seen = supervised(bundle, tmp_path, NAMES, STEPS, faults)
@@ -87,6 +89,7 @@ def test_all_devices_die(bundle: Path, undisturbed: Seen, tmp_path: Path) -> Non
     assert {e["device"] for e in seen.of("died")} == set(NAMES)
 
 
+@pytest.mark.nightly
 def test_a_replacement_dies_while_it_replays(
     bundle: Path, undisturbed: Seen, tmp_path: Path
 ) -> None:
@@ -121,7 +124,7 @@ def test_of_those_that_make_no_progress_only_the_cause_is_ended(
     assert [e["device"] for e in seen.of("hang")] == ["d1"]
 
 
-@pytest.mark.parametrize("place", ["ready", "addressed"])
+@pytest.mark.parametrize("place", [pytest.param("ready", marks=pytest.mark.nightly), "addressed"])
 def test_a_device_dies_while_all_connect(
     bundle: Path, undisturbed: Seen, tmp_path: Path, place: str
 ) -> None:
@@ -208,6 +211,7 @@ def test_a_stop_is_at_one_step_for_all(bundle: Path, undisturbed: Seen, tmp_path
 # --------------------------------------------------------------------------- commits to a disk
 
 
+@pytest.mark.nightly
 def test_deaths_and_commits(bundle: Path, undisturbed: Seen, tmp_path: Path) -> None:
     """The first device writes the records; it dies too, between commits and while one is due."""
     commits = tmp_path / "commits"
@@ -228,6 +232,7 @@ def test_deaths_and_commits(bundle: Path, undisturbed: Seen, tmp_path: Path) -> 
     assert more.hashes == whole.hashes
 
 
+@pytest.mark.nightly
 def test_what_a_run_has_resumed_stays_until_there_is_a_snapshot(
     bundle: Path, undisturbed: Seen, tmp_path: Path
 ) -> None:

@@ -99,6 +99,7 @@ def test_paths_are_those_of_the_folder_of_the_call(bundle: Path, tmp_path: Path)
     assert not any((copy / name).exists() for name in ("saved", "commits", "reports"))
 
 
+@pytest.mark.nightly
 def test_launch_py_says_what_cannot_go_on(bundle: Path, tmp_path: Path) -> None:
     copy = copied(bundle, tmp_path)
     edit(copy / "training.py", "rows[:, 1:].contiguous()", "rows.contiguous()")
@@ -157,6 +158,7 @@ def bundle_without_hook(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.nightly
 def test_a_log_that_is_too_large_costs_a_step_back_of_all(bundle: Path, tmp_path: Path) -> None:
     """Nothing is kept of what was sent: the death of one takes both back; the numbers stay."""
     copy, events = copied(bundle, tmp_path), list[Event]()
@@ -175,6 +177,7 @@ def test_a_log_that_is_too_large_costs_a_step_back_of_all(bundle: Path, tmp_path
 HOSTS = ("alpha", "beta")
 
 
+@pytest.mark.nightly
 def test_two_hosts_as_their_users_start_them(tmp_path: Path) -> None:
     """launch.py twice, here both on this machine; a process of the second one is replaced."""
     bundle = split_small(tmp_path, cluster(2, HOSTS))
@@ -217,6 +220,7 @@ def start(folder: Path, *words: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.nightly
 def test_a_limit_on_the_size_of_files_is_named_with_what_to_do(tmp_path: Path) -> None:
     """`ulimit -f` is for memory files, too: no room for snapshots, none for logs and commits."""
     bundle = split_small(tmp_path)

@@ -41,6 +41,7 @@ def run(bundle: Path, folder: Path, faults: Sequence[Fault] = (), **more: object
     return supervised(bundle, folder, NAMES, STEPS, faults, **more)  # type: ignore[arg-type]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("mode", ["2bw", "stash"])
 def test_devices_that_die_while_steps_overlap_are_replayed(
     tmp_path: Path, mode: Asynchronous

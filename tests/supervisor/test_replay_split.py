@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from bigbrain_fx.plan import Options, read_plan
 from bigbrain_fx.plan.schedule.table import cell
 from tests.support.bundles import cluster, split_small
 from tests.support.replayed import Fault, supervised
+
+pytestmark = pytest.mark.nightly
+
 
 NAMES = ("d0", "d1", "d2")
 STEPS = 5

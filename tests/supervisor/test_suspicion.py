@@ -27,6 +27,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return split_small(tmp_path_factory.mktemp("suspicion"), cluster(2), options)
 
 
+@pytest.mark.nightly
 def test_a_wrong_activation_is_found_and_what_comes_out_is_right(
     bundle: Path, tmp_path: Path
 ) -> None:

@@ -10,11 +10,15 @@ from hypothesis import HealthCheck, settings, strategies as st
 
 from bigbrain_fx.core import Cluster, Graph, Link
 from bigbrain_fx.plan import Options, Plan, Source, make_plan
+from tests.support.examples import examples
 from tests.support.synthetic import GIB, chain_graph, cluster_of, device, random_graph
 
 SOURCE = Source("model.py")
 quick = settings(
-    max_examples=7, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=examples(7),
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
 )
 seeds = st.integers(0, 10_000)
 

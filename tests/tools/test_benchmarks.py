@@ -65,6 +65,7 @@ def test_saved_figures_are_compared_with_those_of_now(saved: Path) -> None:
         assert f"test_planning[{name}-chain] (NOW)" in done.stdout
 
 
+@pytest.mark.nightly
 def test_what_got_slower_fails(saved: Path, tmp_path: Path) -> None:
     """The figures of before are made a thousand times better than they were."""
     text = json.loads(saved.read_text())

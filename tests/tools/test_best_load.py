@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from bigbrain_fx.errors import NoPlanError
+from tests.support.examples import examples
 from tools.load_solvers.best_load import best_load, packed
 from tools.load_solvers.chain_load import best_cut, piece_loads
 from tools.load_solvers.load_bound import load_bound, weak_bound
@@ -19,7 +20,10 @@ from tools.load_solvers.programs import Program, available
 from tools.load_solvers.reduce import shortened
 
 quick = settings(
-    max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=examples(25),
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
 )
 seeds = st.integers(0, 100_000)
 with_scipy = pytest.mark.skipif(not available(), reason="needs scipy, the extra `solve`")
@@ -91,6 +95,7 @@ def test_a_region_is_placed_as_well_as_it_can_be(seed: int, count: int) -> None:
     assert float(after[list(devices)].max()) == pytest.approx(best, rel=2e-4)
 
 
+@pytest.mark.nightly
 @with_scipy
 @quick
 @given(seed=seeds, count=st.integers(1, 10))

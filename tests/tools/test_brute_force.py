@@ -45,6 +45,7 @@ def test_nothing_is_faster_than_auto(seed: int) -> None:
     assert found.judged
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("tenth", range(20))
 def test_nothing_is_faster_than_auto_in_200_instances(tenth: int) -> None:
     found = [compared(drawn(seed), "normal") for seed in range(10 * tenth, 10 * tenth + 10)]

@@ -13,6 +13,7 @@ from hypothesis import given, settings, strategies as st
 
 from bigbrain_fx.core import Link
 from bigbrain_fx.errors import InputError
+from tests.support.examples import examples
 from tools.alpha_beta import (
     AlphaBeta,
     fit_alpha_beta,
@@ -65,7 +66,7 @@ def test_neither_is_below_zero() -> None:
     assert steep.latency_s == 0.0
 
 
-@settings(deadline=None, derandomize=True, max_examples=40)
+@settings(deadline=None, derandomize=True, max_examples=examples(40))
 @given(
     seconds=st.lists(st.floats(1e-6, 1.0), min_size=3, max_size=9),
     latency_s=st.floats(0.0, 1.0),

@@ -11,12 +11,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from partitioners.ideals import ideals, prefixes, states, within
+from tests.support.examples import examples
 from tools.load_solvers.contiguous import Objective, best_contiguous
 from tools.load_solvers.problem import Kind, Net, Problem
 from tools.load_solvers.reduce import reduced
 
 quick = settings(
-    max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=examples(60),
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
 )
 seeds = st.integers(0, 100_000)
 

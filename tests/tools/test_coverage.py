@@ -50,6 +50,7 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.mark.gate("custom-function")
 @pytest.mark.parametrize("name", VERIFIED)
 def test_a_model_splits_and_trains_bit_for_bit(name: str, tmp_path: Path) -> None:
     bench = Bench.of(find(name), tmp_path)
@@ -82,6 +83,7 @@ def test_what_no_graph_can_hold_is_refused_with_the_users_line(name: str) -> Non
     assert "help: " in str(found["detail"])
 
 
+@pytest.mark.nightly
 def test_a_module_that_no_trace_can_hold_is_kept_whole_by_itself(tmp_path: Path) -> None:
     found = examine(find("item"), "fast")
     assert found["status"] == "verified", found
@@ -107,7 +109,7 @@ def test_every_refused_case_has_a_remedy_that_works() -> None:
     assert all(not find(case.remedy).refused for case in refused.values())
 
 
-@pytest.mark.slow
+@pytest.mark.gate("python-dice", "recommender-offsets", "checkpoint-reentrant")
 @pytest.mark.parametrize("name", REMEDIES)
 def test_the_remedy_of_a_refusal_works(name: str, tmp_path: Path) -> None:
     """The help text names it, and the twin that follows it trains bit for bit."""

@@ -305,6 +305,7 @@ def test_only_the_computing_thread_is_held(net: Network, tmp_path: Path) -> None
         assert [word for word in seen["interfaces"] if word.endswith(":")] == ["lo:", "wire:"]
 
 
+@pytest.mark.nightly
 @real
 def test_ops_are_profiled_on_every_device_at_once(net: Network, tmp_path: Path) -> None:
     model = ROOT / "models" / "digits.py"
@@ -358,6 +359,7 @@ def descendants(pid: int) -> list[int]:
     return found[1:]
 
 
+@pytest.mark.nightly
 @real
 def test_nothing_is_left_of_a_killed_emulation(tmp_path: Path) -> None:
     """Relay, nursery, a device, what keeps processors awake, the watchdog, the groups."""
@@ -390,6 +392,7 @@ def described(tmp_path: Path) -> str:
     return str(tmp_path / "cluster.json")
 
 
+@pytest.mark.nightly
 @real
 def test_a_bundle_is_run_by_the_command(described: str, tmp_path: Path) -> None:
     bundle = split_small(tmp_path, cluster(2, 1))

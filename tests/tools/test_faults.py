@@ -101,6 +101,7 @@ def test_a_run_whose_last_save_fails_is_resumed_for_two_more_steps(
     assert asked == [STEPS + 2]
 
 
+@pytest.mark.nightly
 def test_a_kill_with_a_cold_replacement(here: Ground) -> None:
     (found,) = results(here, [9])
     assert found.verdict.same_bits, found.verdict.problems
@@ -119,6 +120,7 @@ def test_row_24_says_why_it_is_skipped(here: Ground) -> None:
     assert "no GPU" in found.verdict.outcome
 
 
+@pytest.mark.nightly
 def test_ctrl_c_leaves_nothing(here: Ground) -> None:
     (found,) = results(here, [22])
     problems = [text for text in found.verdict.problems if " s is over " not in text]

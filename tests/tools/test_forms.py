@@ -49,7 +49,7 @@ def test_a_seed_draws_the_same_forms_and_options() -> None:
         assert int(form.option("devices")) in (1, 2, 4, 8)
 
 
-@pytest.mark.promise
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("default")  # a user's file may warn
 @pytest.mark.parametrize("form", forms(), ids=lambda form: form.name)
 def test_every_form(form: Form) -> None:

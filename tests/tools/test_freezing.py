@@ -14,6 +14,7 @@ from tools.freezing_run import Size, read_schedule, run_schedule, written
 SMALL = Size(width=16, blocks=2, rows=16)
 
 
+@pytest.mark.nightly
 def test_what_goes_on_is_what_one_process_computes(tmp_path: Path) -> None:
     schedule = read_schedule(("2:embed,places,blocks.0",), 4)
     bundle = written(tmp_path, "AdamW", SMALL)

@@ -30,6 +30,7 @@ def test_the_largest_is_the_deepest_that_fits(monkeypatch: pytest.MonkeyPatch, m
     assert (found, plan) == (most, str(most) if most else None)
 
 
+@pytest.mark.nightly
 def test_gems_holds_one_micro_batch_where_1f1b_holds_four() -> None:
     """Of images activations are most of what is held; its step is that of no pipeline at all."""
     by_name = {each.name: each for each in CONTENDERS}

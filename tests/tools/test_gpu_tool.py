@@ -110,7 +110,6 @@ def words(place: Path) -> tuple[str, ...]:
     return ("--device", "cpu", "--sizes", TINY, "--models", "gpt", "--steps", "4", *paths)
 
 
-@pytest.mark.slow
 def test_the_whole_tool_on_the_cpu(tiny: tuple[Result, Row], place: Path) -> None:
     done, row = tiny
     assert done.exit_code == 0
@@ -127,7 +126,6 @@ def test_the_whole_tool_on_the_cpu(tiny: tuple[Result, Row], place: Path) -> Non
     assert "| gpt | tiny |" in (place / "page.md").read_text()
 
 
-@pytest.mark.slow
 def test_the_op_table_is_what_the_database_has(tiny: tuple[Result, Row], place: Path) -> None:
     _, row = tiny
     store = ProfileStore(place / "rows.work" / "profiles.sqlite", read_only=True)
@@ -144,7 +142,6 @@ def test_the_op_table_is_what_the_database_has(tiny: tuple[Result, Row], place: 
     assert row.ops == families(row.ops)  # the dearest first
 
 
-@pytest.mark.slow
 def test_rows_that_are_there_are_not_measured_again(
     tiny: tuple[Result, Row], place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

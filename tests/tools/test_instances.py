@@ -201,7 +201,6 @@ def test_published_values() -> None:
 
 
 @published
-@pytest.mark.slow
 def test_ideals_give_the_published_contiguous_optimum() -> None:
     reference = json.loads((Path(DATA) / "reference.json").read_text())["throughput"]
     for name, path in find(Path(DATA)):

@@ -63,26 +63,28 @@ def test_other_numbers_are_no_rounding() -> None:
     assert compared(pair, wanted, ([1.0], {}))["status"] == "wrong"
 
 
+@pytest.mark.gate("Z3+S", "T+Ow", "S+Ow", "G+I", "Z3+Ow")
 @pytest.mark.parametrize("name", SOME)
 def test_some_pairs(name: str) -> None:
     as_expected(name)
 
 
-@pytest.mark.promise
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", sorted(set(expected()) - set(SOME)))
 def test_every_pair(name: str) -> None:
     as_expected(name)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[pytest.mark.promise] * (n not in ADVISED)) for n in REFUSED],
+    [pytest.param(n, marks=[pytest.mark.nightly] * (n not in ADVISED)) for n in REFUSED],
 )
 def test_what_a_refusal_advises_splits(name: str, tmp_path: Path) -> None:
     assert split(named(name), tmp_path, expected()[name].remedy.split()) == {}
 
 
-@pytest.mark.promise
+@pytest.mark.nightly
 def test_what_resplit_advises_an_asynchronous_bundle(tmp_path: Path) -> None:
     """Its weights go along: from a commit by `--resume --save`, `export` and `split --weights`."""
     pair, joined = named("Ab+Q"), tmp_path / "model.safetensors"

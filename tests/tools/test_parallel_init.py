@@ -111,6 +111,7 @@ def test_an_interval_of_repetitions() -> None:
     assert Spread.of([-1.0, 1.0, 0.5]).is_zero
 
 
+@pytest.mark.nightly
 def test_the_page_says_what_was_found(tmp_path: Path) -> None:
     small = Allowance(ranks=2, steps=8, rows=8)
     runs = {

@@ -48,6 +48,7 @@ def overlapping(bench: Bench, devices: int, mode: str, **more: object) -> Plan:
     return planned(bench, where, asynchronous=mode, **{"micro_batches": MICRO, **more})
 
 
+@pytest.mark.gate("3-2bw")
 @pytest.mark.parametrize(("devices", "mode"), [(2, "stash"), (3, "2bw"), (4, "2bw"), (4, "stash")])
 def test_a_bundle_has_the_bits_of_its_recurrence(bench: Bench, devices: int, mode: str) -> None:
     plan = overlapping(bench, devices, mode)
@@ -55,6 +56,7 @@ def test_a_bundle_has_the_bits_of_its_recurrence(bench: Bench, devices: int, mod
     assert trained(bench, plan)[1] == ""
 
 
+@pytest.mark.nightly
 def test_under_2bw_batch_norms_see_all_batches_in_order(tmp_path: Path) -> None:
     found = bench_of(tmp_path / "net.py", untied(BATCH_NORM))
     assert trained(found, overlapping(found, 3, "2bw"))[1] == ""
@@ -97,7 +99,9 @@ def run(bundle: ModuleType, steps: int, **more: object) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(("devices", "mode"), [(3, "2bw"), (4, "stash")])
+@pytest.mark.parametrize(
+    ("devices", "mode"), [pytest.param(3, "2bw", marks=pytest.mark.nightly), (4, "stash")]
+)
 def test_a_plain_loop_of_the_recurrence_has_the_same_bits(
     dry: Bench, devices: int, mode: str, tmp_path: Path
 ) -> None:
@@ -127,7 +131,7 @@ def test_a_plain_loop_of_the_recurrence_has_the_same_bits(
 # --------------------------------------------------------------------------- states and policies
 
 
-@pytest.mark.parametrize("mode", ["2bw", "stash"])
+@pytest.mark.parametrize("mode", ["2bw", pytest.param("stash", marks=pytest.mark.nightly)])
 def test_a_run_that_goes_on_from_a_commit_has_the_same_bits(
     bench: Bench, mode: str, tmp_path: Path
 ) -> None:

@@ -265,6 +265,7 @@ def test_a_partitioner_that_crashes_is_a_row(model: Path, monkeypatch: pytest.Mo
     assert done.of("m-topo").plan is not None
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("once")
 def test_auto_is_a_contender(model: Path) -> None:
     done = compare(model, cluster(2), ("naive", "analytical", "auto"), FOUR)

@@ -9,11 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import bigbrain_fx
 from bigbrain_fx.bundles import RunOptions, StepLine, run
 from bigbrain_fx.plan import Options
 from bigbrain_fx.verification.bundle import verify
 from tests.support.bundles import MODEL, cluster
+
+pytestmark = pytest.mark.nightly
+
 
 LIMIT_S = 300.0
 

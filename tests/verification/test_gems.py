@@ -73,7 +73,13 @@ def test_a_bundle_has_the_bits_of_one_process(
 @pytest.mark.parametrize(
     ("tie", "name", "places", "edges"),
     [
-        ("self.head.weight = self.embed.weight", "embed.weight", {0, 3}, 2),
+        pytest.param(
+            "self.head.weight = self.embed.weight",
+            "embed.weight",
+            {0, 3},
+            2,
+            marks=pytest.mark.nightly,
+        ),
         ("self.blocks[3].up.weight = self.blocks[0].up.weight", "blocks.0.up.weight", {0, 2}, 4),
     ],
 )
@@ -100,6 +106,7 @@ def test_batch_norms_are_written_in_the_order_of_micro_batches(
     assert trained(bench, plan)[1] == ""
 
 
+@pytest.mark.nightly
 def test_state_and_activations_may_lie_in_stores(tmp_path: Path) -> None:
     bench = bench_of(tmp_path / "wide.py", MODEL.replace("16", "64"))  # a page of state and more
     where = cluster(1, 1)
@@ -150,7 +157,10 @@ def added(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, 
 
 @pytest.mark.parametrize(
     ("order", "sums"),
-    [("replica", ((0, 2, 4, 6), (1, 3, 5, 7))), ("micro", (tuple(range(8)),))],
+    [
+        ("replica", ((0, 2, 4, 6), (1, 3, 5, 7))),
+        pytest.param("micro", (tuple(range(8)),), marks=pytest.mark.nightly),
+    ],
 )
 def test_it_is_what_a_plain_loop_computes(
     tmp_path_factory: pytest.TempPathFactory, order: str, sums: Sequence[Sequence[int]]
@@ -195,6 +205,7 @@ TRAINED = {
 }
 
 
+@pytest.mark.gate("a loss scale and smaller batches")
 @pytest.mark.filterwarnings("ignore:Detected call of")  # the first step is left out, as it is meant
 @pytest.mark.parametrize("what", TRAINED)
 def test_what_a_model_file_says_of_training_goes_with_it(tmp_path: Path, what: str) -> None:

@@ -50,6 +50,7 @@ def sevenths(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     return bench_of(tmp_path_factory.mktemp("model") / "net.py", text)
 
 
+@pytest.mark.gate("2-2-zb-h1-tree")
 @pytest.mark.parametrize("order", ["micro", "tree"])
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
 @pytest.mark.parametrize("zero", [1, 2, 3])
@@ -108,6 +109,7 @@ def _held_bytes(replicas: Any) -> Iterator[int]:  # as the bundle's class has it
     yield from (storage.nbytes() for storage in storages.values())
 
 
+@pytest.mark.gate("{'schedule': 'zb-h1', 'zero_stage': 2, 'recompute': 'all'}")
 @pytest.mark.parametrize(
     "choices",
     [
@@ -134,7 +136,9 @@ def test_a_weight_that_is_used_three_times_in_bfloat16(
     assert all(torch.isfinite(tensor).all() for tensor in found.tensors.values())
 
 
-@pytest.mark.parametrize(("members", "devices"), [(2, 4), (3, 6)])
+@pytest.mark.parametrize(
+    ("members", "devices"), [(2, 4), pytest.param(3, 6, marks=pytest.mark.nightly)]
+)
 def test_norms_of_a_divided_sequence_under_a_split_backward(
     tmp_path: Path, members: int, devices: int
 ) -> None:
@@ -151,6 +155,7 @@ def test_norms_of_a_divided_sequence_under_a_split_backward(
     assert not actual.unlike
 
 
+@pytest.mark.gate("naive-list-6")
 @pytest.mark.parametrize(
     ("partitioner", "schedule", "most"),
     [("naive", "list", 6), ("naive", "zb-v", 4), ("scattered", "list", 1)],

@@ -15,7 +15,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 LLAMA = Path(__file__).resolve().parents[2] / "models" / "llama.py"
 
 
-@pytest.mark.parametrize(("members", "devices"), [(2, 4), (3, 6)])
+@pytest.mark.parametrize(
+    ("members", "devices"), [(2, 4), pytest.param(3, 6, marks=pytest.mark.nightly)]
+)
 def test_norms_of_a_llama_under_a_split_backward(
     tmp_path: Path, members: int, devices: int
 ) -> None:

@@ -102,6 +102,7 @@ def trained(bench: Bench, plan: Plan, folder: Path) -> tuple[Trace, str]:
     return actual, found or other_bytes(expected, actual)
 
 
+@pytest.mark.gate("4-2-shares3-None")
 @pytest.mark.parametrize(
     ("devices", "members", "shares", "schedule"),
     [(2, 2, (), None), (4, 2, (), "gpipe"), (3, 3, (2, 1, 1), None), (4, 2, (3, 1), None)],

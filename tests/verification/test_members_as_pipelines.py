@@ -30,6 +30,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     return bench_of(tmp_path_factory.mktemp("model") / "net.py", HEADS)
 
 
+@pytest.mark.gate("4-zb-h1-choices0", "4-1f1b-choices1", "8-zb-h1-choices2")
 @pytest.mark.parametrize(
     ("devices", "schedule", "choices"),
     [
@@ -72,7 +73,12 @@ def test_all_members_make_the_same_ops_again(bench: Bench, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("devices", "choices"),
-    [(2, {}), (4, {"tensor_shares": (3, 1), "replicas": 2, "zero_stage": 1})],
+    [
+        (2, {}),
+        pytest.param(
+            4, {"tensor_shares": (3, 1), "replicas": 2, "zero_stage": 1}, marks=pytest.mark.nightly
+        ),
+    ],
     ids=["a group", "replicas of groups"],
 )
 def test_scaled_training_has_the_bits_of_members_in_lockstep(

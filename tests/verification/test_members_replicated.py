@@ -53,6 +53,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     return Bench(file, capture(file.model, file.example_batch, file.loss, name="net"), STEPS)
 
 
+@pytest.mark.gate("zero 3, tree, again")
 @pytest.mark.parametrize(
     ("devices", "choices"),
     [

@@ -47,6 +47,7 @@ def differences(bench: Bench, devices: int, folder: Path, **choices: object) -> 
     return fault or ", ".join(actual.unlike)
 
 
+@pytest.mark.gate("2-{'tensor_shares': (3, 1)}")
 @pytest.mark.parametrize(
     ("devices", "choices"),
     [

@@ -108,6 +108,10 @@ def linked(bundle: Path, looped: Path, folder: Path, first: str = "") -> dict[st
 # --------------------------------------------------------------------------- what it catches
 
 
+@pytest.mark.gate(
+    "net.head.weight.register_hook(lambda g: g.clamp(-1e-3, 1e-3))",
+    "net.blocks[2].register_full_backward_hook(lambda m, i, o: (i[0] * 0.5,))",
+)
 @pytest.mark.parametrize("line", HOOKS)
 def test_what_the_graph_has_dropped_is_found(line: str, bundle: Path, tmp_path: Path) -> None:
     """The same model with a hook, and none in the graph: whatever `split` thinks of hooks."""
@@ -192,7 +196,9 @@ def sgd(rate: float) -> Callable[..., torch.optim.Optimizer]:
     return partial(torch.optim.SGD, lr=rate)
 
 
-@pytest.mark.parametrize("less", ["    net.blocks[1].drop.eval()\n", ""])
+@pytest.mark.parametrize(
+    "less", [pytest.param("    net.blocks[1].drop.eval()\n", marks=pytest.mark.nightly), ""]
+)
 def test_draws_elsewhere_are_named_and_never_equal(less: str, bundle: Path, tmp_path: Path) -> None:
     code = f"def model():\n    net = Net()\n{less}    net.norm = "
     code += "nn.Sequential(net.norm, nn.Dropout(0.5))\n    return net\n"
@@ -322,6 +328,7 @@ def optimizer(named):
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("code", [FROZEN, DICE, PARTS], ids=["frozen", "dice", "parts"])
 def test_what_is_right_is_equal(code: str, tmp_path: Path) -> None:
     """An own `train()`; everything that draws, in bfloat16; a mix of optimizers with groups."""
@@ -362,6 +369,7 @@ def batches(seed):
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("more", "last", "what", "help_"),
     [
@@ -479,7 +487,11 @@ def example_batch():
 """
 
 
-@pytest.mark.parametrize("more", ["", 'autocast = "bfloat16"\n'], ids=["", "of the file"])
+@pytest.mark.parametrize(
+    "more",
+    ["", pytest.param('autocast = "bfloat16"\n', marks=pytest.mark.nightly)],
+    ids=["", "of the file"],
+)
 def test_draws_in_regions_of_autocast_are_one_each(more: str, tmp_path: Path) -> None:
     """Checkpoints in them, and they in checkpoints, draw twice alike."""
     path = tmp_path / "cast.py"

@@ -13,6 +13,9 @@ from bigbrain_fx.verification.bundle import verify
 from bigbrain_fx.weights import stored_tensors
 from tests.support.bundles import MODEL, cluster
 
+pytestmark = pytest.mark.nightly
+
+
 LIMIT_S = 300.0
 LORA = (
     MODEL.replace("Dropout(0.1)", "Dropout(0.0)")

@@ -36,7 +36,7 @@ def batches(seed):
 """
 
 
-@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("mode", [pytest.param("train", marks=pytest.mark.nightly), "eval"])
 def test_an_iterator_outside_batches_is_refused(
     mode: Literal["train", "eval"], tmp_path: Path
 ) -> None:

@@ -92,14 +92,14 @@ def trained(bench: Bench, plan: Plan) -> tuple[Trace, str]:
     ("devices", "replicas", "zero", "order"),
     [
         (4, 2, 0, "replica"),
-        (4, 2, 1, "micro"),
+        pytest.param(4, 2, 1, "micro", marks=pytest.mark.nightly),
         (4, 2, 1, "tree"),
-        (3, 3, 0, "micro"),
-        (3, 3, 1, "replica"),
-        (4, 2, 2, "micro"),
+        pytest.param(3, 3, 0, "micro", marks=pytest.mark.nightly),
+        pytest.param(3, 3, 1, "replica", marks=pytest.mark.nightly),
+        pytest.param(4, 2, 2, "micro", marks=pytest.mark.nightly),
         (3, 3, 2, "tree"),
         (1, 1, 0, "tree"),
-        (3, 3, 1, "backend"),
+        pytest.param(3, 3, 1, "backend", marks=pytest.mark.nightly),
         (4, 2, 2, "backend"),
     ],
 )
@@ -118,9 +118,11 @@ def test_a_bundle_has_the_bits_of_one_process(
     ("schedule", "choices"),
     [
         ("zb-h1", {"sum_order": "tree", "zero_stage": 2}),
-        ("zb-h1", {"replica_shares": (5, 3), "recompute": "all"}),
+        pytest.param(
+            "zb-h1", {"replica_shares": (5, 3), "recompute": "all"}, marks=pytest.mark.nightly
+        ),
         ("zb-v", {"sum_order": "micro", "zero_stage": 1}),
-        ("1f1b", {"defer": (0, 3), "sum_order": "micro"}),
+        pytest.param("1f1b", {"defer": (0, 3), "sum_order": "micro"}, marks=pytest.mark.nightly),
     ],
 )
 def test_gradients_of_weights_that_wait_are_summed_too(
@@ -274,7 +276,7 @@ MAYBE = """class Maybe(nn.Module):
 class Net("""
 
 
-@pytest.mark.parametrize("zero", [0, 1])
+@pytest.mark.parametrize("zero", [pytest.param(0, marks=pytest.mark.nightly), 1])
 def test_code_that_leaves_a_weight_out_in_some_replica(tmp_path: Path, zero: int) -> None:
     """The others' gradients reach it there, too: else replicas would drift apart."""
     norm, head = "nn.LayerNorm(16)", "\n        self.head"
@@ -312,6 +314,7 @@ def batch_norm(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     return bench_of(tmp_path_factory.mktemp("norms") / "net.py", BATCH_NORM)
 
 
+@pytest.mark.gate("2-choices0")
 @pytest.mark.parametrize(
     ("devices", "choices"),
     [
@@ -355,6 +358,7 @@ SEVERAL = with_layer(
 )
 
 
+@pytest.mark.nightly
 def test_norms_that_run_twice_or_without_gradients_and_counters(tmp_path: Path) -> None:
     found = bench_of(tmp_path / "net.py", SEVERAL)
     plan = planned(found, cluster(1, 1), replicas=2, micro_batches=4)

@@ -30,7 +30,11 @@ def scheduler(optimizer):
 
 @pytest.mark.parametrize(
     "choices",
-    [{}, {"replicas": 2, "zero_stage": 1}, {"replicas": 2, "sum_order": "micro"}],
+    [
+        {},
+        {"replicas": 2, "zero_stage": 1},
+        pytest.param({"replicas": 2, "sum_order": "micro"}, marks=pytest.mark.nightly),
+    ],
     ids=["pipeline", "zero 1", "micro"],
 )
 def test_scaled_training_has_the_bits_of_one_process(

@@ -37,6 +37,7 @@ def every(name: str) -> tuple[Axis, ...]:
     return priced_axes(captured(name).graph, axes(captured(name).graph))
 
 
+@pytest.mark.gate("gpt-shares1", "llama-shares2", "llama-shares3")
 @pytest.mark.parametrize(("name", "shares"), CASES)
 def test_shares_compute_what_the_graph_does(name: str, shares: tuple[int, ...]) -> None:
     found = captured(name)
@@ -54,6 +55,7 @@ def test_shares_compute_what_the_graph_does(name: str, shares: tuple[int, ...]) 
         assert sum(result.held) > max(result.held)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["gpt", "llama", "moe", "encdec", "unet", "resnet", "digits"])
 def test_the_models_that_ship(name: str) -> None:
     file = load_model_file(f"models/{name}.py", seed=0)

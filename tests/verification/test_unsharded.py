@@ -49,6 +49,7 @@ def divided(bench: Bench, devices: int, replicas: int, **choices: object) -> Pla
     return planned(bench, cluster(*[1] * devices), **given)
 
 
+@pytest.mark.gate("6-3-choices2")
 @pytest.mark.parametrize(
     ("devices", "replicas", "choices"),
     [
@@ -65,6 +66,7 @@ def test_a_bundle_has_the_bits_of_one_process(
     assert trained(bench, plan)[1] == ""
 
 
+@pytest.mark.nightly
 def test_any_replicas_and_shares_have_the_same_bits(bench: Bench) -> None:
     first, _ = trained(bench, divided(bench, 2, 2, sum_order="tree"))
     shares = {"replica_shares": (5, 2, 1), "sum_order": "tree"}
@@ -73,12 +75,14 @@ def test_any_replicas_and_shares_have_the_same_bits(bench: Bench) -> None:
     assert same(first, second)
 
 
+@pytest.mark.nightly
 def test_replicas_may_be_cut_unlike(bench: Bench) -> None:
     where = cluster(2, 1, 1, replicas=(("d0",), ("d1", "d2")))
     plan = planned(bench, where, zero_stage=3, sum_order="micro", replica_shares=(5, 3))
     assert trained(bench, plan)[1] == ""
 
 
+@pytest.mark.nightly
 def test_batch_norms_and_weights_that_some_micro_batches_leave_out(tmp_path: Path) -> None:
     norm, head = "nn.LayerNorm(16)", "\n        self.head"
     text = BATCH_NORM.replace("class Net(", MAYBE).replace("Rows()" + head, "Maybe()" + head)

@@ -96,6 +96,7 @@ def test_a_dropout_that_is_forgotten_is_found(bundle: Path, tmp_path: Path) -> N
     assert failed(checked(copy)) == list(LINKS[4:])
 
 
+@pytest.mark.nightly
 def test_an_edited_optimizer_is_the_same_for_both(bundle: Path, tmp_path: Path) -> None:
     """How a bundle is trained is the user's to change: the reference trains the same way."""
     copy = copied(bundle, tmp_path)
@@ -103,6 +104,7 @@ def test_an_edited_optimizer_is_the_same_for_both(bundle: Path, tmp_path: Path) 
     assert failed(checked(copy)) == []
 
 
+@pytest.mark.nightly
 def test_a_model_file_that_has_changed(tmp_path: Path) -> None:
     bundle, file = split_small(tmp_path), tmp_path / "letters.py"
     edit(file, "    return Net()", "    torch.manual_seed(5)\n    return Net()")
@@ -116,6 +118,7 @@ def test_a_model_file_that_has_changed(tmp_path: Path) -> None:
     assert "split it again" in str(error.value.help)
 
 
+@pytest.mark.nightly
 def test_a_model_file_that_has_moved(tmp_path: Path) -> None:
     """Comments and another name are no change."""
     bundle, moved = split_small(tmp_path), tmp_path / "moved.py"
@@ -140,6 +143,7 @@ def test_a_module_in_memory_has_no_file_to_ask(bundle: Path, tmp_path: Path) -> 
     assert "--model" in str(error.value.help)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["bfloat16", "float64"])
 def test_clipping_a_model_of_another_type(kind: str, tmp_path: Path) -> None:
     """Norms are messages, too: they have the type of their gradients."""

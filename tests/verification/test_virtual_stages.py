@@ -36,12 +36,12 @@ def planned(bench: Bench, options: Options) -> Plan:
 @pytest.mark.parametrize(
     ("schedule", "micro_batches", "pieces", "stages"),
     [
-        ("interleaved", 4, None, 4),
+        pytest.param("interleaved", 4, None, 4, marks=pytest.mark.nightly),
         ("interleaved", 2, None, 4),  # one round: all forwards, then all backwards
         ("interleaved", 4, 4, 8),
         ("zb-v", 4, None, 4),
         ("dualpipe-v", 8, None, 4),
-        ("auto", 4, None, 2),
+        pytest.param("auto", 4, None, 2, marks=pytest.mark.nightly),
     ],
 )
 def test_every_bit_is_that_of_one_process(

@@ -114,6 +114,7 @@ def require_loops_bits(bench: Bench, path: Path, **choices: object) -> None:
     assert all(torch.equal(tensor, tensors[n]) for n, tensor in found.tensors.items())
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_one_that_looks_across_rows_has_whole_parameters(name: str, tmp_path: Path) -> None:
     path = written(tmp_path, OPTIMIZERS[name])

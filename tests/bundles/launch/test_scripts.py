@@ -141,6 +141,7 @@ def test_a_scheduler_that_is_not_here(
     assert call("launch-script", bundle, "--for", "cron").code == 2
 
 
+@pytest.mark.nightly
 def test_nobody_said_where_to_meet(bundle: Path, tmp_path: Path) -> None:
     """Several hosts without MASTER_ADDR are told at once; the deadline would be 300 s."""
     moved = tmp_path / "moved"
@@ -176,6 +177,7 @@ STUBS = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("kind", "lean"), [("torchrun", False), ("ssh", False), ("slurm", False), ("slurm", True)]
 )

@@ -68,6 +68,7 @@ def dying(bundle: Path, folder: Path, who: str, how: str) -> Path:
     return copy
 
 
+@pytest.mark.nightly
 def test_a_run_that_failed_has_the_trace_that_was(bundle: Path, tmp_path: Path) -> None:
     broken = dying(bundle, tmp_path, 'os.environ.get("RANK") == "0"', "raise OSError('gone')")
     with pytest.raises(RunError):

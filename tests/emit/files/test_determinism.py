@@ -66,6 +66,7 @@ clip_norm = 1.0
 """
 
 
+@pytest.mark.nightly
 def test_four_processes_write_the_same_bytes(tmp_path: Path) -> None:
     """Scattered: the placement with most stages, channels and names."""
     (tmp_path / "model.py").write_text(MODEL)

@@ -8,6 +8,7 @@ from hypothesis import given, settings, strategies as st
 from bigbrain_fx.core import Backward, Cluster, Device, Edge, Forward, Link, Program, Stage, Stages
 from bigbrain_fx.emit.files.loops import MicroAction, MicroLoop, is_readable, roll, unroll
 from bigbrain_fx.plan.schedule import StageCosts, build
+from tests.support.examples import examples
 
 
 def steps_of(word: str) -> list[MicroAction]:
@@ -39,13 +40,13 @@ def test_what_repeats_is_written_once(word: str, expected: str) -> None:
     assert shown(roll(steps_of(word))) == expected
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=examples(200), deadline=None, derandomize=True)
 @given(st.lists(st.builds(MicroAction, st.sampled_from("FB"), st.integers(0, 4)), max_size=40))
 def test_unrolling_gives_the_steps_back(steps: list[MicroAction]) -> None:
     assert unroll(roll(steps)) == steps
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=examples(100), deadline=None, derandomize=True)
 @given(
     st.lists(
         st.builds(

@@ -44,6 +44,7 @@ def device_lines(blocks: int, partitioner: str, schedule: str, micro_batches: in
     return [texts[f"device_d{i}.py"].count("\n") for i in range(4)]
 
 
+@pytest.mark.gate("8-chain-dp-1f1b")
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize("partitioner", ["naive", "chain-dp"])
 @pytest.mark.parametrize("blocks", [8, 12, 24])
@@ -56,7 +57,10 @@ def test_many_blocks_on_4_devices(blocks: int, partitioner: str, schedule: str) 
     assert all(abs(a - b) <= 10 for a, b in zip(few, twice, strict=True)), (few, twice)
 
 
-@pytest.mark.parametrize("model", ["gpt", "unet", "encdec", "resnet", "llama", "moe"])
+@pytest.mark.parametrize(
+    "model",
+    ["gpt", "unet", "encdec", "resnet", "llama", pytest.param("moe", marks=pytest.mark.nightly)],
+)
 def test_few_lines_are_too_long(model: str) -> None:
     """Only what has no bracket to break at, or a trailing comment, may go past the edge."""
     for name, text in samples.texts(model).items():

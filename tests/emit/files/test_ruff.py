@@ -68,7 +68,7 @@ def test_golden_files_pass(tmp_path: Path) -> None:
     assert complaints(tmp_path, bundles) == ""
 
 
-@pytest.mark.promise
+@pytest.mark.nightly
 def test_bundles_of_every_kind_pass(tmp_path: Path) -> None:
     assert complaints(tmp_path, {kind: of_gpt(kind) for kind in KINDS}) == ""
 

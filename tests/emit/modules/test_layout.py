@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from bigbrain_fx.emit.modules.layout import WIDTH, double_quoted, statement, wrapped
+from tests.support.examples import examples
 
 names = st.sampled_from(["x", "hidden", "attention_output", "self", "a_rather_long_variable_name"])
 words = st.text(st.sampled_from("ab'\"\\\n (),[]{}=é"), max_size=12)
@@ -58,7 +59,7 @@ def meaning(text: str) -> str:
     return ast.dump(ast.parse(text))
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=examples(300), deadline=None, derandomize=True)
 @given(statements, st.sampled_from([0, 8, 60]))
 def test_wrapped_text_means_the_same(node: ast.stmt, indent: int) -> None:
     text = ast.unparse(ast.fix_missing_locations(node))
@@ -70,7 +71,7 @@ def test_wrapped_text_means_the_same(node: ast.stmt, indent: int) -> None:
     assert meaning(inside) == meaning(f"if 1:\n{expected}" if indent else text)
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=examples(200), deadline=None, derandomize=True)
 @given(st.lists(st.tuples(names, st.lists(names, min_size=1, max_size=6)), min_size=1, max_size=8))
 def test_calls_of_names_keep_the_width(calls: list[tuple[str, list[str]]]) -> None:
     inner = [f"{function}({', '.join(items)})" for function, items in calls]
@@ -144,7 +145,7 @@ def test_strings_get_double_quotes_where_nothing_must_be_escaped(text: str, expe
     assert double_quoted(text) == expected
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=examples(100), deadline=None, derandomize=True)
 @given(st.lists(words, max_size=6))
 def test_double_quotes_change_no_string(found: list[str]) -> None:
     text = f"x = {found!r}\ny = {tuple(found)!r}\n"

@@ -18,6 +18,7 @@ from bigbrain_fx.emit.modules.names import (
     is_attribute,
 )
 from bigbrain_fx.runtime.modules import Stage
+from tests.support.examples import examples
 
 odd = st.text(st.sampled_from("aZ_09.'\" \n\\é字-()"), max_size=8)
 
@@ -44,7 +45,7 @@ def test_identifier(text: str, expected: str) -> None:
     assert identifier(text) == expected
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=examples(50), deadline=None, derandomize=True)
 @given(st.one_of(st.text(max_size=10), odd, st.sampled_from(sorted(RESERVED))))
 def test_any_text_becomes_a_name(text: str) -> None:
     name = identifier(text)
@@ -75,7 +76,7 @@ def test_files_of_devices(devices: list[str], modules: list[str]) -> None:
     assert [found[name].module for name in devices] == modules
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=examples(50), deadline=None, derandomize=True)
 @given(st.lists(st.one_of(odd, st.sampled_from(["1_0", "10", "1_0_2", "A", "a"])), unique=True))
 def test_no_two_devices_have_a_file_or_a_class_in_common(devices: list[str]) -> None:
     found = device_names(devices).values()
@@ -100,7 +101,7 @@ def test_names_are_handed_out_once() -> None:
     ]
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=examples(50), deadline=None, derandomize=True)
 @given(st.lists(odd.map(identifier), max_size=20))
 def test_no_name_twice(wanted: list[str]) -> None:
     names = Names()

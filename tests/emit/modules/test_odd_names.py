@@ -6,6 +6,7 @@ import ast
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from bigbrain_fx.bundles.compile import split
@@ -18,6 +19,7 @@ from tests.support import samples
 MODEL = Path(__file__).parents[2] / "support" / "odd_names.py"
 
 
+@pytest.mark.nightly
 def test_such_a_model_trains_bit_for_bit(tmp_path: Path) -> None:
     model = tmp_path / "model.py"
     model.write_text(MODEL.read_text())

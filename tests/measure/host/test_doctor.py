@@ -104,6 +104,7 @@ def test_products_are_measured_by_size_and_dtype(measured: HostProbe) -> None:
     assert as_json["link"]["latency_s"] == measured.link.latency_s
 
 
+@pytest.mark.nightly
 def test_every_pair_of_devices_is_surveyed() -> None:
     device = Device("a", "here", "cpu", GIB, 1.0, 1.0)  # its rates do not matter
     found = survey([device, replace(device, name="b"), replace(device, name="c")], window_s=0.02)

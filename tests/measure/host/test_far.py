@@ -103,6 +103,7 @@ def test_a_name_of_this_host_that_leads_nowhere_is_refused() -> None:
     assert not far._is_here("192.0.2.1")
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("ssh")
 def test_links_between_hosts_stand_in_the_cluster_file() -> None:
     found = survey_hosts(TWO, devices=2)

@@ -277,6 +277,7 @@ def test_a_gpu_alone_measures_what_needs_no_peer(tmp_path: Path) -> None:
     assert found["flops_per_s"] > 0
 
 
+@pytest.mark.nightly
 def test_unlike_kinds_are_measured_in_step(tmp_path: Path) -> None:
     found = _run_worker(tmp_path, "cpu", "cuda", hosts=("x", "y"))
     assert [result["name"] for result in found] == ["cpu 0", "cuda 0"]  # each its host's first
@@ -294,7 +295,6 @@ def test_patience_grows_with_pairs_and_gpus() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.slow
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_real_gpus_are_probed() -> None:
     found = probe(devices=1, kind="cuda")

@@ -404,6 +404,7 @@ def test_another_hosts_profiles_are_taken_over(
     assert json.loads(again.out) == {"merged": str(theirs), "profiles": 0}
 
 
+@pytest.mark.nightly
 def test_without_a_model_it_measures_twenty_dear_ops(tmp_path: Path) -> None:
     done = call("profile", "--db", tmp_path / "few.sqlite", "--rounds", "1", "--json")
     assert done.code == 0, done.err

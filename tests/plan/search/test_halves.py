@@ -87,6 +87,7 @@ def test_none_are_tried_where_they_were_never_run(graph: Graph) -> None:
     assert "zb-v" not in open_halves(graph, cluster, Options("auto", cut_at="blocks"))
 
 
+@pytest.mark.nightly
 def test_replicas_are_of_one_schedule(graph: Graph) -> None:
     cluster = equal(4, FAST)
     plan = make_plan(graph, cluster, SOURCE, Options("auto", replicas=2, tensor=1))

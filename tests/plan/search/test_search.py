@@ -102,6 +102,7 @@ def test_within_two_percent_of_brute_force(seed: int, count: int, devices: int) 
     assert plan.search.bounds[0].step_s <= best_s * (1 + 1e-9)
 
 
+@pytest.mark.nightly
 @quick
 @given(seed=seeds, count=st.integers(1, 14), devices=st.integers(1, 4))
 def test_never_worse_than_its_ingredients(seed: int, count: int, devices: int) -> None:
@@ -112,6 +113,7 @@ def test_never_worse_than_its_ingredients(seed: int, count: int, devices: int) -
         assert plan.forecast.step_s <= other.forecast.step_s * (1 + CPU + 1e-9)
 
 
+@pytest.mark.nightly
 @quick
 @given(
     seed=seeds,
@@ -148,6 +150,7 @@ def test_a_known_plan_is_scored_too() -> None:
     assert replan(first, richer(cluster, 2, 1)).forecast.step_s <= most_s
 
 
+@pytest.mark.nightly
 @quick
 @given(seed=seeds, count=st.integers(1, 12), kib=st.integers(20, 600))
 def test_memory_is_a_hard_limit(seed: int, count: int, kib: int) -> None:
@@ -315,6 +318,7 @@ def test_a_plan_with_its_search_is_saved_and_read() -> None:
     assert to_json(auto(graph, cluster)) == text
 
 
+@pytest.mark.nightly
 def test_same_plan_under_four_hash_seeds() -> None:
     runs = [_digest(str(seed)) for seed in (0, 1, 42, 4711)]
     digests = [process.communicate(timeout=90)[0].strip() for process in runs]

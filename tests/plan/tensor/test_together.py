@@ -139,6 +139,7 @@ def subsets(every: Iterator[Axis]) -> Iterator[tuple[Axis, ...]]:
 GAPS = {9: 1e-4}  # 0.006 %: how the effort `fast` misses it was not found
 
 
+@pytest.mark.gate("4")
 @pytest.mark.parametrize("seed", [4, *range(4), *range(5, 26)])
 def test_nothing_is_faster_than_what_is_planned_together(
     seed: int, monkeypatch: pytest.MonkeyPatch
@@ -180,6 +181,7 @@ def test_groups_are_what_auto_takes_where_one_micro_batch_has_much_work() -> Non
         assert planned(work(graph()), cluster(1, 1), **without).stages.members == 1
 
 
+@pytest.mark.nightly
 def test_replicas_of_groups_are_compared_where_both_are_open() -> None:
     four, found = cluster(1, 1, 1, 1), work(graph())
     plan = planned(found, four, micro_batches=2, tensor=0, replicas=0, sum_order="tree")

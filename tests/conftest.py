@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -86,6 +87,18 @@ def nursery(request: pytest.FixtureRequest) -> Iterator[Nursery]:
     with cold_starts() if cold else warm_starts(made):
         yield made
     made.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def bundles_of_the_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Where this run's processes keep the bundles that many tests need."""
+    from tests.support import cached_bundles
+
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(cached_bundles.FOLDER, str(shared / "bundles"))
+        yield
 
 
 @pytest.fixture

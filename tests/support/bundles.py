@@ -7,10 +7,10 @@ import os
 import shutil
 from pathlib import Path
 
-import bigbrain_fx
 from bigbrain_fx.bundles.launch import RunOptions
 from bigbrain_fx.core import Cluster, Device, Link
 from bigbrain_fx.plan import Options
+from tests.support.cached_bundles import split, split_once
 
 MODEL = '''"""Names the letter after five letters; embedding and head share their weight."""
 
@@ -111,13 +111,21 @@ def cluster(count: int = 2, hosts: tuple[str, ...] = HOSTS) -> Cluster:
 
 
 def split_small(
-    folder: Path, devices: Cluster | None = None, options: Options | None = None
+    folder: Path,
+    devices: Cluster | None = None,
+    options: Options | None = None,
+    *,
+    fresh: bool = False,
 ) -> Path:
-    """Write the model file into a folder and split it into `folder/bundle`; return the bundle."""
-    (folder / "letters.py").write_text(MODEL)
+    """Write the model file into a folder and its bundle into `folder/bundle`; return the bundle.
+
+    Its plan names a copy of the model file that all tests share. A `fresh` one is split anew from
+    the file in the folder, for tests that change or move that.
+    """
     chosen = options or Options("naive", schedule="1f1b", micro_batches=4)
-    made = bigbrain_fx.split(folder / "letters.py", devices or cluster(), folder / "bundle", chosen)
-    return made.bundle
+    (folder / "letters.py").write_text(MODEL)
+    make = split if fresh else split_once
+    return make(folder, "letters.py", MODEL, devices or cluster(), chosen)
 
 
 def writing_everything(folder: Path, steps: int, *, spares: int) -> RunOptions:

@@ -106,7 +106,7 @@ def test_an_edited_optimizer_is_the_same_for_both(bundle: Path, tmp_path: Path) 
 
 @pytest.mark.nightly
 def test_a_model_file_that_has_changed(tmp_path: Path) -> None:
-    bundle, file = split_small(tmp_path), tmp_path / "letters.py"
+    bundle, file = split_small(tmp_path, fresh=True), tmp_path / "letters.py"
     edit(file, "    return Net()", "    torch.manual_seed(5)\n    return Net()")
     done = call("verify", bundle, "--steps", "1")
     assert done.code == 5
@@ -121,7 +121,7 @@ def test_a_model_file_that_has_changed(tmp_path: Path) -> None:
 @pytest.mark.nightly
 def test_a_model_file_that_has_moved(tmp_path: Path) -> None:
     """Comments and another name are no change."""
-    bundle, moved = split_small(tmp_path), tmp_path / "moved.py"
+    bundle, moved = split_small(tmp_path, fresh=True), tmp_path / "moved.py"
     (tmp_path / "letters.py").rename(moved)
     with pytest.raises(InputError, match=r"letters\.py"):
         checked(bundle)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from bigbrain_fx.plan import Options
 from bigbrain_fx.runtime.agreed import CopiesError, require_same
 from bigbrain_fx.supervisor import FailedError
 from bigbrain_fx.supervisor.votes import Votes
+from tests.support import warm
 from tests.support.bundles import copied, edit, split_small
 from tests.support.replayed import supervised
 
@@ -52,7 +52,7 @@ def test_one_bit_of_one_copy_ends_the_run(
 ) -> None:
     copy = rounding_otherwise(bundles[way], tmp_path)
     words = [sys.executable, "train.py", "--in-process", "--steps", "4"]
-    done = subprocess.run(words, cwd=copy, capture_output=True, text=True, timeout=120, check=False)
+    done = warm.run(words, cwd=copy, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2, done.stderr
     assert WAYS[way][1] in done.stderr
     assert "Split again so that one computes it" in done.stderr

@@ -29,6 +29,7 @@ from bigbrain_fx.runtime.tensor_file import SaveError, UnnamedFile, write_tensor
 from bigbrain_fx.supervisor import FailedError
 from bigbrain_fx.weights import read_checkpoint, require_one_save
 from bigbrain_fx.weights.stored import facts_of
+from tests.support import warm
 from tests.support.bundles import copied, edit
 from tests.support.command_line import files, tiny_bundle
 from tests.support.replayed import supervised
@@ -117,9 +118,7 @@ def test_a_supervised_run_without_room_leaves_nothing_half(
 
 def train(bundle: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "train.py", "--in-process", "--steps", "1", *map(str, words)]
-    return subprocess.run(
-        line, cwd=bundle, capture_output=True, text=True, timeout=120, check=False
-    )
+    return warm.run(line, cwd=bundle, capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_a_folder_that_cannot_be_one_is_refused_before_the_training(

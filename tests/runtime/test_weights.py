@@ -23,6 +23,7 @@ from bigbrain_fx.runtime.weights import (
 )
 from bigbrain_fx.weights import read_header, write_index
 from bigbrain_fx.weights.checksum import checksum_of
+from tests.support import warm
 from tests.support.bundles import copied
 
 TENSORS = {
@@ -202,9 +203,7 @@ def test_reading_never_writes(folder: Path) -> None:
 
 def train(bundle: Path) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, "train.py", "--in-process", "--steps", "1"]
-    return subprocess.run(
-        words, cwd=bundle, capture_output=True, text=True, timeout=120, check=False
-    )
+    return warm.run(words, cwd=bundle, capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_a_run_ends_with_one_line(trained_bundle: Path) -> None:

@@ -99,7 +99,8 @@ class Popen(subprocess.Popen[Any]):
         shell, the two ends of stdin, of stdout and of stderr, and then how to start.
         """
         cwd, env, pipes, session = rest[4], rest[5], rest[9:15], rest[20]
-        known = _is_known([str(word) for word in args], os.environ if env is None else env)
+        plain = rest[1] is None  # no function to call before exec
+        known = plain and _is_known(list(map(str, args)), os.environ if env is None else env)
         if not known or os.getpid() != self.nursery.owner:
             super()._execute_child(args, *rest)  # type: ignore[misc]
             return
@@ -127,9 +128,16 @@ def _is_known(words: list[str], env: Mapping[str, str]) -> bool:
 
 
 def run(
-    words: list[str], *, timeout: float | None = None, check: bool = False, **options: Any
+    words: list[str],
+    *,
+    timeout: float | None = None,
+    check: bool = False,
+    capture_output: bool = False,
+    **options: Any,
 ) -> subprocess.CompletedProcess[Any]:
     """Run a process to its end, as `subprocess.run` does."""
+    if capture_output:
+        options |= {"stdin": DEVNULL, "stdout": PIPE, "stderr": PIPE}
     with Popen(words, **options) as process:
         try:
             out, err = process.communicate(timeout=timeout)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,6 +33,7 @@ from bigbrain_fx.bundles.launch.process import users_environment
 from bigbrain_fx.bundles.launch.program import allocated, peaks
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import read_plan
+from tests.support import warm
 from tests.support.bundles import cluster, copied, edit, is_running, split_small
 from tests.support.command_line import call
 
@@ -96,7 +96,7 @@ def test_a_run_reports_every_step(
 
 def in_process_losses(bundle: Path, steps: int) -> list[float]:
     words = ["train.py", "--in-process", "--json", "--steps", str(steps)]
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, *words],
         cwd=bundle,
         env={**os.environ, "OMP_NUM_THREADS": "1"},

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from bigbrain_fx.core import Cluster, Costs, Device, Graph, Op, OpCost
+from bigbrain_fx.planning import nameless
 from estimators.calls import GraphScope, PricedCall, number
 from estimators.cuda_clock import HALF, CudaClock
 from estimators.cuda_residuals import residual
@@ -95,7 +96,7 @@ def _optimizer_launches(device: Device) -> float:
 
 
 def _rates(device: Device) -> Device:
-    return replace(device, name="", host="", memory_bytes=0)
+    return replace(nameless(device), memory_bytes=0)
 
 
 def _costs(

@@ -82,7 +82,7 @@ def prepared(
         device.name: max(1, min(micro_batches, limits[min(i, len(limits) - 1)]))
         for i, device in enumerate(cluster.devices)
     }
-    cluster = canonical(cluster)
+    cluster = canonical(cluster, costs)
     known = work(graph, costs)
     if known.groups:
         known = fused(known, cluster, costs, flights)

@@ -56,7 +56,7 @@ class CPSat:
             NoPlanError: no placement to begin with fits; with the arithmetic per device.
         """
         cp_model()
-        judge = Judge(graph, canonical(cluster), costs, self.micro_batches, self.in_flight)
+        judge = Judge(graph, canonical(cluster, costs), costs, self.micro_batches, self.in_flight)
         if not judge.known.groups:
             return judge.placement((), "nothing to split")
         start = good_start(judge)
@@ -80,7 +80,11 @@ class CPSat:
         """
         cp_model()
         judge = Judge(
-            graph, canonical(cluster), costs.alone or costs, self.micro_batches, self.in_flight
+            graph,
+            canonical(cluster, costs),
+            costs.alone or costs,
+            self.micro_batches,
+            self.in_flight,
         )
         if not judge.known.groups:
             return 0.0

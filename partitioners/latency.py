@@ -52,7 +52,7 @@ class Latency:
 
     def partition(self, graph: Graph, cluster: Cluster, costs: Costs) -> Placement:
         """Place every op of a concrete graph."""
-        judge = Judge(graph, canonical(cluster), costs, self.micro_batches, self.in_flight)
+        judge = Judge(graph, canonical(cluster, costs), costs, self.micro_batches, self.in_flight)
         if not judge.known.groups:
             return judge.placement((), "nothing to split")
         found = dict[Homes, str]()

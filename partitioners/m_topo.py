@@ -33,7 +33,7 @@ class MTopo:
 
     def partition(self, graph: Graph, cluster: Cluster, costs: Costs) -> Placement:
         """Place every op of a concrete graph."""
-        known, cluster = work(graph, costs), canonical(cluster)
+        known, cluster = work(graph, costs), canonical(cluster, costs)
         names = [device.name for device in cluster.devices]
         needs = _bytes(known, names[0])
         homes = [names[home] for home in filled(needs, [d.memory_bytes for d in cluster.devices])]

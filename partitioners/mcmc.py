@@ -44,7 +44,7 @@ class MCMC:
 
     def partition(self, graph: Graph, cluster: Cluster, costs: Costs) -> Placement:
         """Place every op of a concrete graph."""
-        judge = Judge(graph, canonical(cluster), costs, self.micro_batches, self.in_flight)
+        judge = Judge(graph, canonical(cluster, costs), costs, self.micro_batches, self.in_flight)
         if not judge.known.groups:
             return judge.placement((), "nothing to split")
         start, origin = start_of(judge, self.unaided)

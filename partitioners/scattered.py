@@ -31,7 +31,7 @@ class Scattered:
     def partition(self, graph: Graph, cluster: Cluster, costs: Costs) -> Placement:
         """Place every op of a concrete graph."""
         known, listed = work(graph, costs), cluster
-        cluster = canonical(cluster)
+        cluster = canonical(cluster, costs)
         names = [device.name for device in cluster.devices]
         dice = random.Random(self.seed)
         homes = [dice.choice(names) for _ in known.groups]

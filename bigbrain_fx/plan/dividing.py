@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TypeAlias
 
-from bigbrain_fx.core import Cluster, Device
+from bigbrain_fx.core import Cluster
+from bigbrain_fx.planning import interchangeable
 
 Names: TypeAlias = tuple[str, ...]
 Price: TypeAlias = Callable[[int, Names, tuple[Names, ...]], float]
 """(job, its devices, those of each other job) -> seconds until it ends; infinity: does not fit."""
 MOST_DIVISIONS = 4000
-_NAMES = ("name", "host")  # of a device: what does not count
 _Counts: TypeAlias = tuple[tuple[int, ...], ...]  # job -> of each kind of device, how many
 
 
@@ -48,45 +48,10 @@ def divide(cluster: Cluster, jobs: int, price: Price, most_prices: int) -> Divid
     Every division is looked at where that takes no more than `most_prices` prices; else devices are
     dealt one by one to the job that ends last, then moved and swapped as long as that helps.
     """
-    kinds = alike(cluster)
+    kinds = interchangeable(cluster)
     if _prices(kinds, jobs) <= most_prices and _divisions(kinds, jobs) <= MOST_DIVISIONS:
         return _best_of_all(kinds, jobs, price)
     return _climbed(kinds, jobs, price, most_prices)
-
-
-def alike(cluster: Cluster) -> tuple[Names, ...]:
-    """Return the devices in groups within which any two could change places."""
-    kinds: list[list[str]] = []
-    for device in cluster.devices:
-        for kind in kinds:
-            if _interchangeable(cluster, kind[0], device.name):
-                kind.append(device.name)
-                break
-        else:
-            kinds.append([device.name])
-    return tuple(map(tuple, kinds))
-
-
-def _interchangeable(cluster: Cluster, a: str, b: str) -> bool:
-    first, second = cluster.device[a], cluster.device[b]
-    if _nameless(cluster, first) != _nameless(cluster, second):
-        return False
-    rest = [d.name for d in cluster.devices if d.name not in (a, b)]
-    return all(
-        cluster.link(a, c) == cluster.link(b, c) and cluster.link(c, a) == cluster.link(c, b)
-        for c in rest
-    )
-
-
-def _nameless(cluster: Cluster, device: Device) -> object:
-    """Return what counts of a device: its host's name does not, where it is the only one there."""
-    alone = sum(d.host == device.host for d in cluster.devices) == 1
-    host = next((h for h in cluster.hosts if h.name == device.host), None)
-    shared = (host.nic_bytes_per_s, host.memory_bytes_per_s, host.cores) if host else None
-    rates = tuple(
-        getattr(device, field) for field in Device.__dataclass_fields__ if field not in _NAMES
-    )
-    return rates, shared if alone else device.host
 
 
 def _divisions(kinds: Sequence[Names], jobs: int) -> int:
@@ -145,12 +110,12 @@ def _ended(kinds: Sequence[Names], counts: _Counts, price: Price) -> Divided:
     return Divided(given, ends, False, 1)
 
 
-def _rank(found: Divided) -> tuple[float, float, float, int, tuple[Names, ...]]:
+def _rank(found: Divided) -> tuple[float, float, float, int]:
     """Order divisions: what fits first, then the last end, the sum of ends, the fewest devices."""
     ends = [end for end in found.ends_s if math.isfinite(end)]
     lacking = len(found.ends_s) - len(ends)
     used = sum(map(len, found.given))
-    return lacking, max(ends, default=0.0), sum(ends), used, found.given
+    return lacking, max(ends, default=0.0), sum(ends), used
 
 
 # --------------------------------------------------------------------------- a step at a time

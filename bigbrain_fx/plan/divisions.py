@@ -9,7 +9,7 @@ its work freely. This file knows devices and what a model takes on each; it plan
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations, permutations, product
@@ -20,7 +20,7 @@ from bigbrain_fx.plan.one import estimated
 from bigbrain_fx.plan.replicas import by_speed, divide, likeness, numbers, only
 from bigbrain_fx.plan.shard import chosen_axes
 from bigbrain_fx.plan.tensor import FEW, Grouping, Prices, named_axes, shares_of
-from bigbrain_fx.planning import bytes_per_s
+from bigbrain_fx.planning import bytes_per_s, nameless, near_first
 
 Sets = tuple[tuple[str, ...], ...]
 Make = Callable[[Graph, Cluster, Source, Options], Plan]
@@ -63,7 +63,7 @@ def divisions(
     found = (
         each
         for count in members
-        for sets in _sets(cluster, count)
+        for sets in _sets(cluster, count, known.speeds)
         for each in known.all_of(sets, count)
     )
     return tuple(sorted(found, key=lambda each: each.least_s))
@@ -170,17 +170,17 @@ class _Known:
         return named_axes(self.graph, self.options)
 
 
-def _sets(cluster: Cluster, members: int) -> Iterator[Sets]:
+def _sets(cluster: Cluster, members: int, speeds: Mapping[str, float]) -> Iterator[Sets]:
     """Yield every choice of two or more disjoint sets, each of a multiple of so many devices.
 
     Those that are alike but for names once; not those that `divide` makes, of which each number of
     replicas is planned besides, and of groups where all replicas are alike.
     """
     seen = set()
-    for sets in _disjoint(tuple(cluster.device), members):
+    for sets in _disjoint(tuple(device.name for device in near_first(cluster)), members):
         if len(sets) < 2 or _is_planned_besides(cluster, sets, members):
             continue
-        key = sets if cluster.links else tuple(sorted(_kinds(cluster, sets), key=repr))
+        key = sets if cluster.links else _kinds(cluster, sets, speeds)
         if key not in seen:
             seen.add(key)
             yield sets
@@ -188,15 +188,19 @@ def _sets(cluster: Cluster, members: int) -> Iterator[Sets]:
 
 def _is_planned_besides(cluster: Cluster, sets: Sets, members: int) -> bool:
     count = len(sets)
-    if count not in numbers(cluster) or sets != divide(cluster, count):
+    if count not in numbers(cluster):
+        return False
+    if set(map(frozenset, sets)) != set(map(frozenset, divide(cluster, count))):
         return False
     return members == 1 or len({likeness(only(cluster, own)) for own in sets}) == 1
 
 
-def _kinds(cluster: Cluster, sets: Sets) -> Iterator[tuple[object, ...]]:
-    for own in sets:
-        kinds = (replace(cluster.device[name], name="") for name in own)
-        yield tuple(sorted(kinds, key=repr))
+def _kinds(cluster: Cluster, sets: Sets, speeds: Mapping[str, float]) -> tuple[object, ...]:
+    def kind(name: str) -> tuple[object, ...]:
+        device = cluster.device[name]
+        return nameless(device), device.host, speeds[name]
+
+    return tuple(sorted((tuple(sorted(map(kind, own), key=repr)) for own in sets), key=repr))
 
 
 def _disjoint(names: tuple[str, ...], members: int) -> Iterator[Sets]:

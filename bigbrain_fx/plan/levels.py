@@ -21,7 +21,7 @@ from bigbrain_fx.plan.one import estimated
 from bigbrain_fx.plan.replicas import MOST_TRIED, has_many_messages, numbers, only
 from bigbrain_fx.plan.shard import chosen_axes
 from bigbrain_fx.plan.tensor import Grouping, Prices, named_axes, neighbours
-from bigbrain_fx.planning import bytes_per_s
+from bigbrain_fx.planning import bytes_per_s, nameless
 
 ROWS = (1, 2, 4, 8)
 """Of a micro-batch; larger ones only fill a pipeline later."""
@@ -167,7 +167,7 @@ class _Known:
         """The first device that costs what each does: thousands are of a few kinds."""
         firsts: dict[object, str] = {}
         return {
-            device.name: firsts.setdefault(replace(device, name="", host=""), device.name)
+            device.name: firsts.setdefault(nameless(device), device.name)
             for device in self.cluster.devices
         }
 

@@ -13,7 +13,12 @@ from bigbrain_fx.planning.contention import (
     bytes_per_s as bytes_per_s,
     crowded as crowded,
 )
-from bigbrain_fx.planning.device_kinds import canonical as canonical
+from bigbrain_fx.planning.device_kinds import (
+    canonical as canonical,
+    interchangeable as interchangeable,
+    nameless as nameless,
+    near_first as near_first,
+)
 from bigbrain_fx.planning.device_orders import device_orders as device_orders
 from bigbrain_fx.planning.given import (
     Given as Given,

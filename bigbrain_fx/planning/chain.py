@@ -99,7 +99,7 @@ class Line:
         there, back = (float(np.quantile(each, _QUIET)) for each in crossing)
         times = 1 + self.work.state_per_byte
         held = sum(w.nbytes + times * w.trained_bytes for w in self.work.weights)
-        return Rough(whole, there, back, micro_batches, held)
+        return Rough(whole, there, back, micro_batches, held, self.work.ranks)
 
     @cached_property
     def crossing(self) -> Crossing:

@@ -1,27 +1,40 @@
-"""Which devices of a cluster are alike, told by rates, then by links, then by name.
+"""Which devices of a cluster are alike: by what they are, by what ops cost there, by their links.
 
-So what is planned does not depend on the order in which a cluster lists its devices.
+So what is planned depends neither on names nor on the order in which a cluster lists its devices.
+This file has the one rule: `nameless` for a device by itself, `seen_devices` for one in its place.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, fields, is_dataclass, replace
+from functools import cached_property, lru_cache
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from bigbrain_fx.core import Cluster, Device
+from bigbrain_fx.core import Cluster, Costs, Device, OpCost
 from bigbrain_fx.planning.contention import bytes_per_s
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
-def canonical(cluster: Cluster) -> Cluster:
-    """Return the cluster with its devices in an order that its list has no part in.
+    Numbers: TypeAlias = NDArray[np.intp]
 
-    By what each does and holds, by its links and its neighbours' (as far as these differ), by name.
+
+def nameless(device: Device) -> Device:
+    """Return what a device is, whatever it and its host are called."""
+    return replace(device, name="", host="")
+
+
+def canonical(cluster: Cluster, costs: Costs) -> Cluster:
+    """Return the cluster with its devices in an order that names and the list have no part in.
+
+    By what each does and holds, by what ops cost there, by its links and its neighbours' (as far as
+    these differ). Of devices that could change places the first by name comes first.
     """
-    return replace(cluster, devices=seen_devices(cluster).devices)
+    return replace(cluster, devices=seen_devices(cluster, ranks_of(cluster, costs)).devices)
 
 
 def natural(name: str) -> tuple[tuple[int, str], ...]:
@@ -30,110 +43,251 @@ def natural(name: str) -> tuple[tuple[int, str], ...]:
     return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in parts)
 
 
-def traits(device: Device) -> tuple[float | str, ...]:
-    """Return what a device does and holds, in numbers that compare; the fastest come first."""
-    own = device.overheads
-    numbers = (
-        device.half_flops_per_s,
-        device.blas_bytes,
-        own.message_s,
-        own.message_bytes_per_s,
-        own.instruction_s,
-        own.step_s,
-        device.tf32_flops_per_s,
-        *(took_s for _, took_s in device.kernels),
-    )
-    return (
-        -device.flops_per_s,
-        -device.memory_bytes_per_s,
-        -device.memory_bytes,
-        device.kind,
-        device.launch_s,
-        float(device.threads),
-        *(-1.0 if number is None else number for number in numbers),
-    )
+# --------------------------------------------------------------------------- one device
 
+_NAMES = ("name", "host")
+_MORE_IS_BETTER = ("flops_per_s", "memory_bytes_per_s", "memory_bytes")
+
+
+def traits(device: Device) -> tuple[Any, ...]:
+    """Return all that a device is but its names, as what compares; the fastest come first."""
+    others = (f.name for f in fields(Device) if f.name not in (*_NAMES, *_MORE_IS_BETTER))
+    rates = (-getattr(device, name) for name in _MORE_IS_BETTER)
+    return (*rates, *(_comparable(getattr(device, name)) for name in others))
+
+
+def _comparable(value: object) -> tuple[Any, ...]:
+    """Return what compares with other values of a field; None comes before any of them."""
+    if value is None:
+        return ()
+    if isinstance(value, tuple):
+        return tuple(map(_comparable, value))
+    if is_dataclass(value) and not isinstance(value, type):
+        return tuple(map(_comparable, astuple(value)))
+    return (value,)
+
+
+def _own(cluster: Cluster, device: Device) -> tuple[Any, ...]:
+    """Return a device's traits, and those of its store and its host."""
+    store = cluster.store.get(device.name)
+    host = next((each for each in cluster.hosts if each.name == device.host), None)
+    beside = (
+        store and replace(store, name="", device="", folder=store.folder and "/"),
+        host and replace(host, name=""),
+    )
+    return (*traits(device), *map(_comparable, beside))
+
+
+# --------------------------------------------------------------------------- costs
+
+_COST = attrgetter(*(f.name for f in fields(OpCost)))
+
+
+def cost_ranks(costs: Costs) -> Mapping[str, int]:
+    """Number devices by what ops cost there: those of the least work have the least number.
+
+    Two have one number where each op, and the optimizer, costs the same on both.
+    """
+    tables = {id(ops): ops for ops in costs.ops.values()}
+    of_table = _ranked({number: _of_table(ops) for number, ops in tables.items()})
+    own = {
+        device: (
+            of_table[id(ops)],
+            costs.optimizer_s_per_byte.get(device, 0.0),
+            costs.optimizer_s_per_tensor.get(device, 0.0),
+        )
+        for device, ops in costs.ops.items()
+    }
+    return _ranked(own)
+
+
+def ranks_of(cluster: Cluster, costs: Costs) -> tuple[int, ...]:
+    """Return the ranks of a cluster's devices, in its order, as `seen_devices` takes them."""
+    ranks = cost_ranks(costs)
+    return tuple(ranks[device.name] for device in cluster.devices)
+
+
+def _of_table(ops: Mapping[str, OpCost]) -> tuple[Any, ...]:
+    whole_s = sum(cost.forward_s + cost.backward_s for cost in ops.values())
+    return whole_s, tuple((name, _COST(cost)) for name, cost in ops.items())
+
+
+def _ranked(keys: Mapping[Any, Any]) -> dict[Any, int]:
+    """Return each key's place among the unlike ones."""
+    number = {key: i for i, key in enumerate(sorted(set(keys.values())))}
+    return {name: number[key] for name, key in keys.items()}
+
+
+# --------------------------------------------------------------------------- devices in places
+
+MOST_TOLD_APART = 256
+"""Devices of which those that only look alike are told apart further; it takes a while."""
 
 _Wire = tuple[float, float, bool]
 
 
-def _wire(cluster: Cluster, a: Device, b: Device) -> _Wire:
-    """Return what a message meets: latency, minus the rate, whether it leaves a shared host."""
-    leaves = bool(cluster.hosts) and a.host != b.host
-    latency_s = cluster.link(a.name, b.name).latency_s
-    return latency_s, -bytes_per_s(cluster, a.name, b.name), leaves
-
-
 @dataclass(frozen=True)
 class SeenDevices:
-    """Devices in an order that their list has no part in, and what tells them apart.
+    """Devices in an order that names and their list have no part in, and what tells them apart.
 
     Attributes:
         devices: in this order.
         wires: device -> device -> the number of what a message from one to the other meets.
         colours: equal where traits and, as far as these differ, links and neighbours are.
+        kinds: the first device that each could change places with; itself, maybe.
     """
 
     devices: tuple[Device, ...]
     wires: list[list[int]]
     colours: list[int]
+    kinds: list[int]
 
     @staticmethod
-    def of(cluster: Cluster) -> SeenDevices:
-        """Look at a cluster; its pairs of devices are asked for once, they may be a million."""
+    def of(cluster: Cluster, ranks: Sequence[int] = (), *, by_host: bool = False) -> SeenDevices:
+        """Look at a cluster; its pairs of devices are asked for once, they may be a million.
+
+        Args:
+            cluster: the devices and their links.
+            ranks: of the devices, where more than their traits tells them apart.
+            by_host: whether to share a host counts, even one that has nothing scarce.
+        """
+        import numpy as np  # not with every import of a plan
+
+        rank = dict(zip(cluster.device, ranks or [0] * len(cluster.devices), strict=True))
         devices = sorted(cluster.devices, key=lambda device: natural(device.name))
-        met = [[_wire(cluster, a, b) for b in devices] for a in devices]
-        number = {wire: i for i, wire in enumerate(sorted({w for row in met for w in row}))}
-        wires = [[number[wire] for wire in row] for row in met]
-        colours = _colours(devices, wires)
-        ranked = sorted(range(len(devices)), key=lambda i: (colours[i], i))
+        keys = _ranked({d.name: (*_own(cluster, d), rank[d.name]) for d in devices})
+        wires = _wires(cluster, devices, by_host=by_host or bool(cluster.hosts))
+        colours = _refined(np.array([*keys.values()], dtype=np.intp), wires)
+        order = np.argsort(_told_apart(colours, wires), kind="stable")
+        wires, colours = wires[np.ix_(order, order)], colours[order]
         return SeenDevices(
-            tuple(devices[i] for i in ranked),
-            [[wires[a][b] for b in ranked] for a in ranked],
-            [colours[i] for i in ranked],
+            tuple(devices[i] for i in order.tolist()),
+            wires.tolist(),
+            colours.tolist(),
+            _kinds(colours, wires),
         )
 
-    def kinds(self) -> list[int]:
-        """Return the first device that each could change places with; itself, maybe."""
-        found: list[int] = []
-        firsts: dict[int, list[int]] = {}
-        for i, colour in enumerate(self.colours):
-            alike = firsts.setdefault(colour, [])
-            found.append(next((j for j in alike if self._could_swap(j, i)), i))
-            if found[i] == i:
-                alike.append(i)
-        return found
-
-    def _could_swap(self, a: int, b: int) -> bool:
-        """Whether two devices of one colour meet the same on the way to every third."""
-        rows = [list(self.wires[i]) for i in (a, b)]
-        for row in rows:
-            row[a] = row[b] = 0
-        return rows[0] == rows[1]
+    @cached_property
+    def walk(self) -> tuple[Device, ...]:
+        """The devices such that each is as near to the one before it as any that is left."""
+        left = list(range(1, len(self.devices)))
+        found = [0]
+        while left:
+            near = self.wires[found[-1]]
+            nearest = min(left, key=lambda i: (near[i], i))
+            left.remove(nearest)
+            found.append(nearest)
+        return tuple(self.devices[i] for i in found)
 
 
-@lru_cache(maxsize=4)
-def seen_devices(cluster: Cluster) -> SeenDevices:
+def near_first(cluster: Cluster) -> tuple[Device, ...]:
+    """Return the devices such that those with quick ways between them follow each other.
+
+    Neither names nor the list have a part in it; of very many devices host by host, and no link is
+    looked at.
+    """
+    if len(cluster.devices) <= MOST_TOLD_APART:
+        return seen_devices(cluster).walk
+    return by_hosts(cluster)
+
+
+def by_hosts(cluster: Cluster) -> tuple[Device, ...]:
+    """Return the devices host by host, the hosts of the fastest first, then by name."""
+    hosts: dict[str, list[Device]] = {}
+    for device in sorted(cluster.devices, key=lambda each: (traits(each), natural(each.name))):
+        hosts.setdefault(device.host, []).append(device)
+    ranked = sorted(hosts.values(), key=lambda own: ([*map(traits, own)], natural(own[0].host)))
+    return tuple(device for own in ranked for device in own)
+
+
+def interchangeable(cluster: Cluster) -> tuple[tuple[str, ...], ...]:
+    """Return the devices' names in groups within which any two could change places."""
+    seen = seen_devices(cluster, by_host=True)
+    groups: dict[int, list[str]] = {}
+    for device, kind in zip(seen.devices, seen.kinds, strict=True):
+        groups.setdefault(kind, []).append(device.name)
+    return tuple(map(tuple, groups.values()))
+
+
+@lru_cache(maxsize=8)
+def seen_devices(
+    cluster: Cluster, ranks: tuple[int, ...] = (), *, by_host: bool = False
+) -> SeenDevices:
     """Look at a cluster once, for every number of micro-batches."""
-    return SeenDevices.of(cluster)
+    return SeenDevices.of(cluster, ranks, by_host=by_host)
 
 
-def _colours(devices: Sequence[Device], wires: Sequence[Sequence[int]]) -> list[int]:
-    """Number devices such that equal numbers have equal traits and, seen so, equal links."""
-    colours = _numbered([traits(device) for device in devices])
+def _wires(cluster: Cluster, devices: Sequence[Device], *, by_host: bool) -> Numbers:
+    """Number what a message meets between each two devices: the quickest way has the least."""
+    import numpy as np
+
+    met = [[_wire(cluster, a, b, by_host=by_host) for b in devices] for a in devices]
+    number = {wire: i for i, wire in enumerate(sorted({w for row in met for w in row}))}
+    return np.array([[number[wire] for wire in row] for row in met], dtype=np.intp)
+
+
+def _wire(cluster: Cluster, a: Device, b: Device, *, by_host: bool) -> _Wire:
+    """Return what a message meets: latency, minus the rate, whether it leaves its host."""
+    latency_s = cluster.link(a.name, b.name).latency_s
+    return latency_s, -bytes_per_s(cluster, a.name, b.name), by_host and a.host != b.host
+
+
+def _refined(colours: Numbers, wires: Numbers) -> Numbers:
+    """Tell devices of one colour apart by the colours at the ends of their wires, again and again.
+
+    The colours' own order is kept; among devices of one colour, more of the least wires come first.
+    """
+    import numpy as np
+
     while True:
-        counts = [Counter(zip(row, colours, strict=True)) for row in wires]
-        seen = [
-            # many of the least pair come before few, as in a sorted list of all pairs
-            (colour, *sorted((pair, -count) for pair, count in near.items()))
-            for colour, near in zip(colours, counts, strict=True)
-        ]
-        finer = _numbered(seen)
-        if len(set(finer)) == len(set(colours)):
+        ends = np.sort(wires * (colours.max() + 1) + colours, axis=1)
+        seen = np.concatenate((colours[:, None], ends), axis=1)
+        finer = np.unique(seen, axis=0, return_inverse=True)[1].reshape(-1)
+        if finer.max() == len(set(colours.tolist())) - 1:
             return finer
         colours = finer
 
 
-def _numbered(keys: Sequence[tuple[Any, ...]]) -> list[int]:
-    number = {key: i for i, key in enumerate(sorted(set(keys)))}
-    return [number[key] for key in keys]
+def _told_apart(colours: Numbers, wires: Numbers) -> Numbers:
+    """Refine until devices of one colour could all change places: the first of a colour is marked.
+
+    Where a cluster is symmetric, devices of one colour are, too, and it does not matter which one
+    is first; those near it then come before those far from it. Of very many devices names decide.
+    """
+    while len(colours) <= MOST_TOLD_APART:
+        unlike = _first_unlike(colours, wires)
+        if unlike is None:
+            break
+        marked = 2 * colours + 1
+        marked[unlike] -= 1
+        colours = _refined(marked, wires)
+    return colours
+
+
+def _first_unlike(colours: Numbers, wires: Numbers) -> int | None:
+    """Return the first device of the first colour whose devices could not all change places."""
+    kinds = _kinds(colours, wires)
+    firsts: dict[int, int] = {}
+    for colour, kind in sorted(zip(colours.tolist(), kinds, strict=True)):
+        if firsts.setdefault(colour, kind) != kind:
+            return firsts[colour]
+    return None
+
+
+def _kinds(colours: Numbers, wires: Numbers) -> list[int]:
+    """Return the first device that each could change places with; itself, maybe."""
+    found: list[int] = []
+    firsts: dict[int, list[int]] = {}
+    for i, colour in enumerate(colours.tolist()):
+        alike = firsts.setdefault(colour, [])
+        found.append(next((j for j in alike if _could_swap(wires, j, i)), i))
+        if found[i] == i:
+            alike.append(i)
+    return found
+
+
+def _could_swap(wires: Numbers, a: int, b: int) -> bool:
+    """Whether two devices of one colour meet the same on the way to every third."""
+    unlike = wires[a] != wires[b]
+    unlike[a] = unlike[b] = False
+    return not unlike.any()

@@ -9,8 +9,7 @@ takes (`Rough`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from itertools import islice, pairwise
 
 from bigbrain_fx.core import Cluster, Device
@@ -36,6 +35,7 @@ class Rough:
         forward_bytes, backward_bytes: that cross a cut.
         micro_batches: in one step.
         held_bytes: that all devices together must hold at least.
+        ranks: device -> a number, equal where all ops cost the same; empty: traits tell it.
     """
 
     whole_s: Mapping[str, float]
@@ -43,6 +43,7 @@ class Rough:
     backward_bytes: float
     micro_batches: int
     held_bytes: float = 0.0
+    ranks: Mapping[str, int] = field(default_factory=dict)
 
     @staticmethod
     def of(cluster: Cluster) -> Rough:
@@ -88,7 +89,8 @@ class _Known:
     """A cluster in canonical order, and what its pipelines take, roughly."""
 
     def __init__(self, cluster: Cluster, rough: Rough) -> None:
-        self.rough, self.seen = rough, seen_devices(cluster)
+        ranks = tuple(rough.ranks.get(device.name, 0) for device in cluster.devices)
+        self.rough, self.seen = rough, seen_devices(cluster, ranks)
         self.cluster, self.devices = cluster, self.seen.devices
         self.names = [device.name for device in self.devices]
         self.colours = self.seen.colours
@@ -96,10 +98,10 @@ class _Known:
         self._trip: dict[tuple[int, int, int], float] = {}
         self._wire: dict[int, float] = {}
 
-    @cached_property
+    @property
     def kinds(self) -> list[int]:
         """The first device that each could change places with; itself, maybe."""
-        return self.seen.kinds()
+        return self.seen.kinds
 
     def begun(self, i: int) -> _PathSums:
         """Return the sums of a path of one device."""
@@ -312,11 +314,12 @@ def neighbours(path: Path, devices: int) -> Iterator[Path]:
 def _sorted(known: _Known, lengths: Iterable[int]) -> Iterator[Path]:
     """Yield beginnings of the devices sorted by speed, memory and host."""
     devices, every = known.devices, range(len(known.devices))
+    hosts = list(dict.fromkeys(device.host for device in devices))
     whole = [
         tuple(every),
         tuple(sorted(every, key=lambda i: (-devices[i].memory_bytes, i))),
         tuple(sorted(every, key=lambda i: (devices[i].memory_bytes, i))),
-        tuple(sorted(every, key=lambda i: (devices[i].host, i))),
+        tuple(sorted(every, key=lambda i: (hosts.index(devices[i].host), i))),
     ]
     for length in sorted(lengths, reverse=True):
         yield from (order[:length] for order in whole)

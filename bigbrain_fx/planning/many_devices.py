@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bigbrain_fx.core import Cluster, Device
-from bigbrain_fx.planning.device_kinds import natural, traits
+from bigbrain_fx.core import Cluster
+from bigbrain_fx.planning.device_kinds import by_hosts
 
 MOST_DEVICES = 256
 
@@ -22,11 +22,7 @@ def looked_at(cluster: Cluster, most: int = MOST_DEVICES) -> Cluster:
     """
     if len(cluster.devices) <= most:
         return cluster
-    hosts: dict[str, list[Device]] = {}
-    for device in sorted(cluster.devices, key=lambda each: (traits(each), natural(each.name))):
-        hosts.setdefault(device.host, []).append(device)
-    ranked = sorted(hosts.values(), key=lambda own: ([*map(traits, own)], natural(own[0].host)))
-    taken = {device.name for device in [each for own in ranked for each in own][:most]}
+    taken = {device.name for device in by_hosts(cluster)[:most]}
     return replace(
         cluster,
         devices=tuple(device for device in cluster.devices if device.name in taken),

@@ -7,13 +7,14 @@ of splits or schedules, and no method: every planner may start from these figure
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bigbrain_fx.core import Costs, Graph, Op, OpCost
+from bigbrain_fx.planning.device_kinds import cost_ranks
 from bigbrain_fx.planning.keeping import Keeping, keeping
 from bigbrain_fx.planning.unit_io import Value, Weight, edges_of, once_s, values_of, weights_of
 from bigbrain_fx.planning.units import live_ops, spread, units
@@ -77,6 +78,7 @@ class Work:
         graded: whether the loss's gradient reaches a unit.
         rows: of the micro-batch that all this is for.
         recompute: whether every stage runs its forward again.
+        ranks: device -> a number, equal where all ops cost the same: see `cost_ranks`.
     """
 
     groups: tuple[tuple[str, ...], ...]
@@ -89,6 +91,7 @@ class Work:
     graded: tuple[bool, ...]
     rows: int = 1
     recompute: bool = False
+    ranks: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -205,6 +208,7 @@ def work(graph: Graph, costs: Costs) -> Work:
         tuple(not graph.graded.isdisjoint(group) for group in groups),
         graph.batch,
         trains and costs.recompute,
+        cost_ranks(costs),
     )
 
 

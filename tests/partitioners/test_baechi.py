@@ -265,11 +265,12 @@ def test_the_ledger_counts_what_a_placement_needs(seed: int, count: int) -> None
     homes = [dice.randrange(3) for _ in ready.known.groups]
     for unit, home in enumerate(homes):
         ledger.take(unit, home)
-    names = [f"d{home}" for home in homes]
+    called = [device.name for device in ready.cluster.devices]
+    names = [called[home] for home in homes]
     wanted = needs(ready.known, names, ready.flights, one_stage_each=False)
     held = [h + w for h, w in zip(ledger._held, ledger._workspace, strict=True)]
     for number in sorted(set(homes)):
-        assert held[number] == pytest.approx(wanted[f"d{number}"].total, abs=1)
+        assert held[number] == pytest.approx(wanted[called[number]].total, abs=1)
 
 
 def test_fusion_joins_chains_and_leaves_branches() -> None:

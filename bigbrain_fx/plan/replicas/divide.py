@@ -8,11 +8,12 @@ This file knows devices; it knows no model.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from bigbrain_fx.core import Cluster, Device, Link
 from bigbrain_fx.errors import InputError
+from bigbrain_fx.planning import nameless, near_first
 
 Group = tuple[str, ...]
 
@@ -24,7 +25,7 @@ def numbers(cluster: Cluster) -> tuple[int, ...]:
 
 
 def divide(cluster: Cluster, count: int, members: int = 1) -> tuple[Group, ...]:
-    """Divide a cluster's devices among so many replicas, in the order of the cluster file.
+    """Divide a cluster's devices among so many replicas, those that are near each other together.
 
     Where they compute in groups of so many members, each replica has whole groups, if it can be.
 
@@ -39,14 +40,14 @@ def divide(cluster: Cluster, count: int, members: int = 1) -> tuple[Group, ...]:
             f"{len(cluster.devices)}",
             help=f"--replicas {len(cluster.devices)}, or fewer",
         )
+    near, every = near_first(cluster), len(cluster.devices)
     kinds: dict[Device, list[str]] = {}
-    for device in cluster.devices:
-        kinds.setdefault(replace(device, name="", host=""), []).append(device.name)
+    for device in near:
+        kinds.setdefault(nameless(device), []).append(device.name)
     alike = all(len(names) % count == 0 for names in kinds.values())
-    groups = _mixed(kinds.values(), count) if alike else _balanced(cluster, count)
-    every = len(cluster.devices)
+    groups = _mixed(kinds.values(), count) if alike else _balanced(near, count)
     if any(len(group) % members for group in groups) and every % (count * members) == 0:
-        groups = _balanced(cluster, count, every // count)
+        groups = _balanced(near, count, every // count)
     place = {device.name: i for i, device in enumerate(cluster.devices)}
     return tuple(tuple(sorted(group, key=place.__getitem__)) for group in groups)
 
@@ -61,7 +62,7 @@ def _named(cluster: Cluster, count: int) -> tuple[Group, ...]:
 
 
 def _mixed(kinds: Iterable[list[str]], count: int) -> list[list[str]]:
-    """Give each replica as many of every kind, neighbours of the file together."""
+    """Give each replica as many of every kind, neighbours together."""
     groups: list[list[str]] = [[] for _ in range(count)]
     for names in kinds:
         size = len(names) // count
@@ -70,17 +71,17 @@ def _mixed(kinds: Iterable[list[str]], count: int) -> list[list[str]]:
     return groups
 
 
-def _balanced(cluster: Cluster, count: int, most: int | None = None) -> list[list[str]]:
+def _balanced(devices: Sequence[Device], count: int, most: int | None = None) -> list[list[str]]:
     """Give the fastest first to who has least, and to nobody more than so many."""
     groups: list[list[str]] = [[] for _ in range(count)]
     speeds = [0.0] * count
-    for device in sorted(cluster.devices, key=lambda device: -device.flops_per_s):
+    for device in sorted(devices, key=lambda device: -device.flops_per_s):
         with_room = (i for i in range(count) if most is None or len(groups[i]) < most)
         least = min(with_room, key=speeds.__getitem__)
         groups[least].append(device.name)
         speeds[least] += device.flops_per_s
-    order = [device.name for device in cluster.devices]
-    return sorted(groups, key=lambda group: min(map(order.index, group)))
+    order = {device.name: i for i, device in enumerate(devices)}
+    return sorted(groups, key=lambda group: min(map(order.__getitem__, group)))
 
 
 def only(cluster: Cluster, group: Iterable[str]) -> Cluster:
@@ -100,7 +101,7 @@ def likeness(cluster: Cluster) -> tuple[object, ...]:
     shared = {host.name: replace(host, name="") for host in cluster.hosts}
     stores = {each.device: replace(each, name="", device="") for each in cluster.stores}
     devices = tuple(
-        (replace(d, name="", host=""), hosts.index(d.host), shared.get(d.host), stores.get(d.name))
+        (nameless(d), hosts.index(d.host), shared.get(d.host), stores.get(d.name))
         for d in cluster.devices
     )
     return devices, cluster.default_link, tuple(_other_links(cluster))

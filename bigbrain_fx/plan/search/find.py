@@ -19,7 +19,6 @@ from bigbrain_fx.plan.search.nouns import (
     MANY_DEVICES,
     Ask,
     Bound,
-    Limits,
     Search,
     Trial,
     require_known,
@@ -108,11 +107,13 @@ class _Run:
     """
 
     def __init__(self, ask: Ask) -> None:
-        self.ask = ask = replace(ask, cluster=canonical(ask.cluster))
-        self.limits: Limits = LIMITS[ask.effort]
+        self.ask, self.limits = ask, LIMITS[ask.effort]
+        counts = self._counts()
+        costs = ask.costs(ask.rows(counts[0]))
+        self.ask = ask = replace(ask, cluster=canonical(ask.cluster, costs))
         self.ranking = Ranking(ask)
         self.looked_at = 0
-        self.at = tuple(self._prepared(count) for count in self._counts())
+        self.at = tuple(self._prepared(count) for count in counts)
         self._floors: dict[int, float] = {}
         self._chain_floors: dict[int, float] = {}
 

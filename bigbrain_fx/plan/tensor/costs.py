@@ -23,7 +23,7 @@ from bigbrain_fx.plan.tensor.exchange import (
 )
 from bigbrain_fx.plan.tensor.groups import Groups, column, seen_by
 from bigbrain_fx.plan.tensor.messages import waits
-from bigbrain_fx.planning import crowded
+from bigbrain_fx.planning import crowded, nameless
 
 Seconds = Callable[[OpCost], float]
 _TOUCHES = 3  # a sum reads two tensors and writes one
@@ -123,7 +123,7 @@ class _Prices:
 
 def _ways(cluster: Cluster, group: Sequence[str]) -> tuple[object, ...]:
     """Return all that exchanges of a group depend on."""
-    ends = (replace(cluster.device[name], name="", host="") for name in group)
+    ends = (nameless(cluster.device[name]) for name in group)
     pairs = [(a, b) for a in group for b in group if a != b]
     links = (cluster.link(a, b) for a, b in pairs)
     return (*ends, *links, *(_nics(cluster, pairs) if cluster.has_shared_nics else ()))

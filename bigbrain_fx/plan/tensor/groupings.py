@@ -12,12 +12,14 @@ This file knows devices and their speeds; it knows no model.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations, permutations, product
+from typing import TypeAlias
 
 from bigbrain_fx.core import Cluster, Device
 from bigbrain_fx.plan.shard import lengths
 from bigbrain_fx.plan.tensor.groups import Groups, grouped
+from bigbrain_fx.planning import nameless, near_first
 
 _NEAR, _MOST = 0.02, 12
 """How near shares come to speeds, and the parts a member that may be needed for it."""
@@ -56,7 +58,9 @@ def groupings(cluster: Cluster, speeds: Mapping[str, float], most: int) -> tuple
     found: dict[Grouping, None] = {}
     for members in range(2, min(most, max(map(len, pools), default=1)) + 1):
         wide = [pool for pool in pools if len(pool) >= members]
-        for groups in (_alike(wide, members), _dealt(wide, members), _fastest(wide, members)):
+        kinds = [[(nameless(device), speeds[device.name]) for device in pool] for pool in wide]
+        about = wide, kinds, members
+        for groups in (_alike(*about), _dealt(*about), _fastest(*about)):
             if groups:
                 found[_shared(groups, speeds)] = None
         if len(cluster.devices) <= FEW:
@@ -64,14 +68,15 @@ def groupings(cluster: Cluster, speeds: Mapping[str, float], most: int) -> tuple
             found |= dict.fromkeys(_shared(groups, speeds) for groups in every if groups)
     firsts: dict[object, Grouping] = {}
     for each in found:
-        firsts.setdefault(_likeness(cluster, each), each)
+        firsts.setdefault(_likeness(cluster, speeds, each), each)
     return tuple(firsts.values())
 
 
-def _likeness(cluster: Cluster, grouping: Grouping) -> object:
+def _likeness(cluster: Cluster, speeds: Mapping[str, float], grouping: Grouping) -> object:
     """Return what groupings have in common that are alike but for names."""
     kinds = [
-        tuple(replace(cluster.device[name], name="") for name in group) for group in grouping.groups
+        tuple((nameless(d), d.host, speeds[d.name]) for d in map(cluster.device.__getitem__, group))
+        for group in grouping.groups
     ]
     if not cluster.links:
         return grouping.shares, tuple(sorted(kinds, key=repr))
@@ -120,47 +125,52 @@ def neighbours(cluster: Cluster, members: int) -> Grouping:
 def _pools(cluster: Cluster, speeds: Mapping[str, float]) -> Iterator[list[Device]]:
     """Yield devices that may be one group, the fastest first."""
     pools: dict[tuple[str, int], list[Device]] = {}
-    for device in cluster.devices:
+    for device in near_first(cluster):
         pools.setdefault((device.host, device.threads), []).append(device)
     for pool in pools.values():
         yield sorted(pool, key=lambda device: -speeds[device.name])
 
 
-def _alike(pools: Sequence[Sequence[Device]], members: int) -> list[tuple[str, ...]]:
+_Kind: TypeAlias = tuple[Device, float]
+"""A device without its names, and its speed."""
+
+
+def _alike(
+    pools: Sequence[Sequence[Device]], kinds: Sequence[Sequence[_Kind]], members: int
+) -> list[tuple[str, ...]]:
     """Group devices of one kind where they divide; of kinds that do not, nobody."""
-    kinds: dict[tuple[str, Device], list[str]] = {}
-    for pool in pools:
-        for device in pool:
-            kind = replace(device, name="", host="")
-            kinds.setdefault((device.host, kind), []).append(device.name)
+    every: dict[tuple[str, _Kind], list[str]] = {}
+    for pool, own in zip(pools, kinds, strict=True):
+        for device, kind in zip(pool, own, strict=True):
+            every.setdefault((device.host, kind), []).append(device.name)
     return [
         tuple(names[i : i + members])
-        for names in kinds.values()
+        for names in every.values()
         if len(names) % members == 0
         for i in range(0, len(names), members)
     ]
 
 
-def _dealt(pools: Sequence[Sequence[Device]], members: int) -> list[tuple[str, ...]]:
+def _dealt(
+    pools: Sequence[Sequence[Device]], kinds: Sequence[Sequence[_Kind]], members: int
+) -> list[tuple[str, ...]]:
     """Group so that each group has as fast a first member, second member, and so on."""
-    if all(_is_of_one_kind(pool) for pool in pools):
+    if all(len(set(own)) == 1 for own in kinds):
         return []  # these are `_alike`
     found = []
-    for pool in pools:
+    for pool, own in zip(pools, kinds, strict=True):
         count = len(pool) // members
-        if not (_is_of_one_kind(pool) and len(pool) % members):
+        if not (len(set(own)) == 1 and len(pool) % members):
             found += [tuple(pool[m * count + i].name for m in range(members)) for i in range(count)]
     return found
 
 
-def _fastest(pools: Sequence[Sequence[Device]], members: int) -> list[tuple[str, ...]]:
+def _fastest(
+    pools: Sequence[Sequence[Device]], kinds: Sequence[Sequence[_Kind]], members: int
+) -> list[tuple[str, ...]]:
     """Make one group of the fastest devices of each host that has unlike ones."""
-    unlike = [pool for pool in pools if not _is_of_one_kind(pool)]
+    unlike = [pool for pool, own in zip(pools, kinds, strict=True) if len(set(own)) > 1]
     return [tuple(device.name for device in pool[:members]) for pool in unlike]
-
-
-def _is_of_one_kind(pool: Sequence[Device]) -> bool:
-    return len({replace(device, name="") for device in pool}) == 1
 
 
 def _shared(groups: Sequence[Sequence[str]], speeds: Mapping[str, float]) -> Grouping:

@@ -2,7 +2,9 @@
 
 A link is one way between two devices, carries one message at a time, in the order they were sent,
 and latency does not occupy it. Hosts may have a NIC that all messages out of the host share, and
-all into it: each takes its own part of the NIC's time, in the order they were sent.
+all into it: each takes its own part of the NIC's time, in the order they were sent. Link and NICs
+work on a message at once, and each begins with it when it is free itself: a message that has to
+wait for one of them holds up none of those that the others have to carry.
 
 It knows no programs.
 """
@@ -20,7 +22,7 @@ Message: TypeAlias = tuple[Edge, int | None]
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """One message: its link is busy from start_s to free_s, and it is there at arrival_s."""
+    """One message: it is on its way from start_s to free_s, and it is there at arrival_s."""
 
     edge: Edge
     micro: int | None
@@ -36,13 +38,14 @@ class Messages:
         self.stages, self.costs = stages, costs
         self.flights: dict[Message, Flight] = {}
         self._free_s: dict[tuple[str, str] | str, float] = {}
+        self._left_s: dict[tuple[str, str], float] = {}
 
     def overheads(self, device: str) -> Overheads:
         """Return what a device's process does beside computing."""
         return self.costs.cluster.device[device].overheads
 
     def send(self, device: str, edge: Edge, micro: int | None, now_s: float) -> None:
-        """Send a message at `now_s`: it starts when its link and its NICs are free.
+        """Send a message at `now_s`: it has left when its link and its NICs are all done with it.
 
         A bucket has left before the end of the backward that completed it.
         """
@@ -52,8 +55,8 @@ class Messages:
         taken: dict[tuple[str, str] | str, float] = {(device, target): wire_s}
         for nic, bytes_per_s in self.costs.cluster.nics(device, target):
             taken[nic] = edge.nbytes / bytes_per_s
-        start_s = max(now_s, *(self._free_s.get(way, 0.0) for way in taken))
+        start_s = max(now_s, self._left_s.get((device, target), 0.0))
         for way, occupied_s in taken.items():
-            self._free_s[way] = start_s + occupied_s
-        free_s = start_s + max(taken.values())
+            self._free_s[way] = max(now_s, self._free_s.get(way, 0.0)) + occupied_s
+        free_s = self._left_s[device, target] = max(self._free_s[way] for way in taken)
         self.flights[edge, micro] = Flight(edge, micro, start_s, free_s, free_s + latency_s)

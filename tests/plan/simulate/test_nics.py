@@ -14,16 +14,20 @@ from bigbrain_fx.core import (
     Host,
     Link,
     OptimizerStep,
+    ParamRef,
     Program,
     Recv,
+    Ref,
     Send,
     Stage,
     Stages,
 )
 from bigbrain_fx.errors import ScheduleError
+from bigbrain_fx.plan import Options, Source, make_plan
 from bigbrain_fx.plan.schedule import SCHEDULES, StageCosts
 from bigbrain_fx.plan.simulate import simulate
 from tests.support.pipelines import FREE, chain, even_costs, stepped
+from tests.support.synthetic import graph_of, op, weight
 
 FOLDED = ("forward", "auto", "interleaved", "zb-v", "dualpipe-v", "gems")  # no chain
 TRAINING = [name for name in SCHEDULES if name not in FOLDED]
@@ -66,8 +70,48 @@ def test_messages_of_one_host_share_its_nic() -> None:
 
 
 def test_a_nic_that_is_faster_than_its_links_takes_several_messages() -> None:
-    """Each takes 2 s of its link and 1 s of the NIC; the second waits for that one alone."""
-    assert arrivals(shared(8.0, Link(0.0, 4.0))) == [3.0, 4.0]
+    """Each takes 2 s of its link and 1 s of the NIC, which is done with both by then."""
+    assert arrivals(shared(8.0, Link(0.0, 4.0))) == [3.0, 3.0]
+
+
+def test_a_message_that_waits_at_the_other_end_holds_up_nothing_behind_it() -> None:
+    """d0 sends to d1, whose NIC is busy with what d2 sent, then to d3, whose NIC is idle."""
+    devices = tuple(Device(f"d{i}", f"h{i}", "cpu", 1 << 30, 1.0, 1.0) for i in range(4))
+    cluster = Cluster(devices, Link(0.0, 1e9), hosts=tuple(Host(d.host, 1.0) for d in devices))
+    pairs = ((2, 1), (0, 1), (0, 3))
+    edges = tuple(
+        Edge(f"x{i}", *ends, "activation", 10 if i == 0 else 2) for i, ends in enumerate(pairs)
+    )
+    stages = Stages(tuple(Stage(i, f"d{i}", ()) for i in range(4)), edges)
+    costs = StageCosts((0.0,) * 4, (0.0,) * 4, (1,) * 4, cluster)
+    programs = (
+        Program("d2", (Send(edges[0], 0),)),
+        Program("d0", (Send(edges[1], 0), Send(edges[2], 0))),
+        Program("d1", (Recv(edges[0], 0), Recv(edges[1], 0), Forward(1, 0))),
+        Program("d3", (Recv(edges[2], 0), Forward(3, 0))),
+    )
+    begun = {bar.what: bar.start_s for bar in simulate(programs, stages, costs).timeline}
+    assert begun["forward 1 #0"] == 12.0
+    assert begun["forward 3 #0"] == 4.0
+
+
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_replicas_sum_at_the_speed_of_a_ring(count: int) -> None:
+    """1.6 GB of gradients, one device a host of 0.115 GB/s: 21 s for four of them in a ring."""
+    rate, elements = 0.115e9, 400_000_000
+    devices = tuple(Device(f"d{i}", f"h{i}", "cpu", 1 << 40, 1e12, 1e12) for i in range(count))
+    cluster = Cluster(devices, Link(1e-4, rate), hosts=tuple(Host(d.host, rate) for d in devices))
+    params = [weight(f"w{i}", elements // 8) for i in range(8)]
+    read = ["x", *(f"v{i}" for i in range(7))]
+    ops = [
+        op(f"v{i}", "aten.mul.Tensor", Ref(value), ParamRef(f"w{i}"))
+        for i, value in enumerate(read)
+    ]
+    graph = graph_of(ops, params, rows=count)
+    options = Options("naive", micro_batches=count, replicas=count)
+    plan = make_plan(graph, cluster, Source("m.py"), options)
+    ring_s = 2 * (count - 1) / count * 4 * elements / rate
+    assert ring_s <= plan.forecast.step_s <= 1.15 * ring_s
 
 
 def test_a_nic_that_is_slower_than_a_link_holds_a_message_up() -> None:

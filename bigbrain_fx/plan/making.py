@@ -25,6 +25,7 @@ from bigbrain_fx.plan.by_hand import (
 )
 from bigbrain_fx.plan.fastest import fastest
 from bigbrain_fx.plan.judge import Maker, PipelineMaker, by_partitioner
+from bigbrain_fx.plan.least_memory import require_enough
 from bigbrain_fx.plan.memory_check import with_data
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
 from bigbrain_fx.plan.one import counts, estimated, placed, placement_of, planned_as
@@ -79,6 +80,7 @@ def make_plan(
         InputError: the batch cannot be split as asked.
     """
     options = require_agreeing(graph, cluster, source, options)
+    require_enough(graph, cluster, source, options.offload)
     if wants_mirror(options):
         require_mirror(graph, options)
         return plan_mirrored(PipelineMaker(graph, cluster, source, options), source)

@@ -8,10 +8,11 @@ each partitioner, and refuse what it finds. It knows sizes and devices; it plans
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from bigbrain_fx.core import Cluster, Graph, Param, TensorParallel
+from bigbrain_fx.core import Cluster, Graph, TensorParallel
 from bigbrain_fx.errors import NoPlanError
+from bigbrain_fx.plan.least_memory import held_bytes
 from bigbrain_fx.plan.memory_check import tensor_bytes
 from bigbrain_fx.plan.nouns import Source
 from bigbrain_fx.plan.shard import lengths
@@ -26,31 +27,14 @@ def require_room(graph: Graph, cluster: Cluster, source: Source, tensor: TensorP
         NoPlanError: one of them cannot.
         InputError: an axis has fewer parts than there are members.
     """
-    held = _held_bytes(graph, source)
+    held = held_bytes(graph, source)
     for member, least in enumerate(_parts(graph, tensor, held)):
         room = sum(tensor_bytes(cluster.device[group[member]]) + 1 for group in tensor.groups)
         if least > room:
             raise NoPlanError(WHY)
 
 
-def _held_bytes(graph: Graph, source: Source) -> dict[str, float]:
-    """Return what each tensor of the model takes where it is whole, by its own name."""
-    read = {name for op in graph.ops for name in op.params}
-    found: dict[str, float] = {}
-    for param in graph.params:
-        if param.name in read:
-            found[param.canonical] = param.spec.nbytes * (1 + _besides(param, graph, source))
-    return found
-
-
-def _besides(param: Param, graph: Graph, source: Source) -> float:
-    """Return how many times a tensor's own bytes its gradient and state take."""
-    if not (graph.training and param.kind == "parameter" and param.spec.requires_grad):
-        return 0.0
-    return 1 + source.optimizer_states.get(param.canonical, source.optimizer_state)
-
-
-def _parts(graph: Graph, tensor: TensorParallel, held: dict[str, float]) -> Iterator[float]:
+def _parts(graph: Graph, tensor: TensorParallel, held: Mapping[str, float]) -> Iterator[float]:
     """Yield what each member has of all tensors."""
     divided = {
         graph.param[place.name].canonical: axis for axis in tensor.axes for place in axis.params

@@ -51,6 +51,7 @@ def test_one_device_is_asked_of_one_partitioner(monkeypatch: pytest.MonkeyPatch)
         raise NoPlanError(f"{name} refuses")
 
     monkeypatch.setattr(Judge, "place", place)
+    monkeypatch.setattr("bigbrain_fx.plan.making.require_enough", lambda *_about: None)
     graph, cluster = case(3, 6, 1, 1)
     with pytest.raises(NoPlanError, match="naive refuses"):
         auto(graph, cluster)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from itertools import chain
 
 from bigbrain_fx.errors import BigBrainError
 from bigbrain_fx.plan.apart import times_counted
@@ -31,6 +32,44 @@ def fastest(tries: Iterable[Callable[[], Plan]], *, but: tuple[type[BigBrainErro
         assert failure is not None
         raise failure
     return min(found, key=lambda plan: plan.forecast.step_s)
+
+
+def fastest_number(
+    usual: Iterable[int],
+    more: Iterable[int],
+    make: Callable[[int], Plan],
+    *,
+    but: tuple[type[BigBrainError], ...],
+) -> Plan:
+    """Return the plan with the shortest step of some numbers of micro-batches; of equals the first.
+
+    Args:
+        usual: numbers, ascending; all are tried.
+        more: further ones: as long as no number fits, or the last one was the fastest.
+        make: plans a number.
+        but: as for `fastest`.
+
+    Raises:
+        BigBrainError: no number makes a plan; the first one's.
+    """
+    best: Plan | None = None
+    failure: BigBrainError | None = None
+    last = 0
+    for count, is_more in chain(((n, False) for n in usual), ((n, True) for n in more)):
+        if is_more and best is not None and best.micro_batches != last:
+            break
+        last = count
+        try:
+            plan = make(count)
+        except but as error:
+            failure = failure or error
+            continue
+        if best is None or plan.forecast.step_s < best.forecast.step_s:
+            best = plan
+    if best is None:
+        assert failure is not None
+        raise failure
+    return best
 
 
 def first(tries: Sequence[Callable[[], Plan]], *, but: tuple[type[BigBrainError], ...]) -> Plan:

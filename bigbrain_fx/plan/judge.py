@@ -5,7 +5,8 @@ It judges pipelines of devices and of tensor groups alike: a `Maker` turns place
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
@@ -13,17 +14,27 @@ from typing import Protocol
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement
 from bigbrain_fx.errors import BigBrainError, InputError, NoPlanError
 from bigbrain_fx.plan.apart import least_gap, times_counted
-from bigbrain_fx.plan.fastest import fastest
+from bigbrain_fx.plan.fastest import fastest, fastest_number
 from bigbrain_fx.plan.fold import FOLDS
 from bigbrain_fx.plan.halving import open_halves
 from bigbrain_fx.plan.memory_check import needed_bytes
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source, micro_text
 from bigbrain_fx.plan.offloading import as_planners_see
-from bigbrain_fx.plan.one import counts, estimated, placed, placement_of, planned_as
+from bigbrain_fx.plan.one import counts, estimated, more_counts, placed, placement_of, planned_as
 from bigbrain_fx.plan.process_clock import held_up
 from bigbrain_fx.plan.progress import stop, tell
 from bigbrain_fx.plan.schedule import require_sound
-from bigbrain_fx.plan.search import MANY_DEVICES, Ask, Score, Trial, search
+from bigbrain_fx.plan.search import (
+    MANY_DEVICES,
+    MOST_OTHERS,
+    Ask,
+    Score,
+    Search,
+    Trial,
+    most_micro_batches,
+    numbers,
+    search,
+)
 from bigbrain_fx.planning import crowded, label
 
 MOST_KEPT = 1_000_000
@@ -109,11 +120,12 @@ def by_partitioner(maker: Maker, known: Sequence[Plan] = ()) -> Plan:
     options = maker.options
     if options.partitioner == AUTO:
         return Judge(maker).plan(known)
-    tries = [partial(_made, maker, n) for n in counts(maker.graph, maker.cluster, options)]
+    usual = counts(maker.graph, maker.cluster, options)
+    more = more_counts(maker.graph, options, max(usual))
     # where the number is open, those that do not suit a schedule of virtual stages are left out
     open_count = options.schedule in FOLDS and options.micro_batches is None
     but: tuple[type[BigBrainError], ...] = (NoPlanError, *([InputError] if open_count else []))
-    return fastest(tries, but=but)
+    return fastest_number(usual, more, partial(_made, maker), but=but)
 
 
 def _made(maker: Maker, micro_batches: int) -> Plan:
@@ -150,27 +162,9 @@ class Judge:
 
     def plan(self, known: Sequence[Plan]) -> Plan:
         """Search, and return the best plan with what was tried."""
-        options = self.options
-        ask = Ask(
-            self.graph,
-            crowded(self.cluster),
-            self._seen,
-            tuple(counts(self.graph, self.cluster, options, _most_each(self.cluster))),
-            self.place,
-            self.score,
-            schedule=options.schedule,
-            in_flight=options.in_flight,
-            objective=options.objective,
-            effort=options.effort,
-            known=tuple(_trial_of(plan) for plan in known if self.can_run(plan)),
-            recompute=self.maker.recomputes,
-            apart=least_gap(self.cluster),
-            scope=self.maker.scope + ", that cuts no layer" * (options.cut_at == "blocks"),
-            cut_at=options.cut_at,
-            halves=open_halves(self.graph, self.cluster, options),
-            split=times_counted(is_split=True),
-        )
-        trial, found = search(ask)
+        usual = tuple(counts(self.graph, self.cluster, self.options, _most_each(self.cluster)))
+        runnable = tuple(_trial_of(plan) for plan in known if self.can_run(plan))
+        trial, found = self._search(usual, runnable)
         if found.stopped:
             stop()
         plan = self._whole(trial)
@@ -181,6 +175,60 @@ class Judge:
         ):  # the other bounds are of pipelines of whole backwards
             found = replace(found, bounds=found.bounds[:1])
         return replace(plan, partitioner=AUTO, search=found)
+
+    def _search(self, usual: tuple[int, ...], known: tuple[Trial, ...]) -> tuple[Trial, Search]:
+        """Search numbers of micro-batches: further ones where none fits, or the largest is best."""
+        ask = self._ask(usual, known)
+        last = max(numbers(ask))
+        further = more_counts(self.graph, self.options, last)
+        try:
+            trial, found = search(ask)
+        except NoPlanError as error:
+            return self._with_fewer_rows(further, known, error)
+        for count in further if ask.objective != "latency" else ():
+            if found.stopped or trial.micro_batches != last or count > most_micro_batches(ask):
+                break
+            last, before = count, found
+            trial, found = search(self._ask((count,), (trial,)))
+            found = _together(before, found)
+            if not _gains(before, found, ask.apart):
+                break
+        return trial, found
+
+    def _with_fewer_rows(
+        self, further: Iterator[int], known: tuple[Trial, ...], error: NoPlanError
+    ) -> tuple[Trial, Search]:
+        """Search with the first further number of micro-batches that fits.
+
+        Raises:
+            NoPlanError: none does; the one that was met first.
+        """
+        for count in further:
+            with suppress(NoPlanError):
+                return self._search((count,), known)
+        raise error
+
+    def _ask(self, counts: tuple[int, ...], known: tuple[Trial, ...]) -> Ask:
+        options = self.options
+        return Ask(
+            self.graph,
+            crowded(self.cluster),
+            self._seen,
+            counts,
+            self.place,
+            self.score,
+            schedule=options.schedule,
+            in_flight=options.in_flight,
+            objective=options.objective,
+            effort=options.effort,
+            known=known,
+            recompute=self.maker.recomputes,
+            apart=least_gap(self.cluster),
+            scope=self.maker.scope + ", that cuts no layer" * (options.cut_at == "blocks"),
+            cut_at=options.cut_at,
+            halves=open_halves(self.graph, self.cluster, options),
+            split=times_counted(is_split=True),
+        )
 
     def can_run(self, plan: Plan) -> bool:
         """Whether a plan's devices are all here, and its micro-batches divide the batch."""
@@ -240,6 +288,24 @@ class Judge:
         self._fastest_s = min(self._fastest_s, plan.forecast.step_s)
         tell(f"{len(self._plans):,} plans simulated, the fastest {self._fastest_s:.3g} s a step")
         return _score(plan)
+
+
+def _together(before: Search, after: Search) -> Search:
+    """Return what two searches tried, the second of which knew the first one's winner."""
+    is_new = after.winner.micro_batches != before.winner.micro_batches
+    return replace(
+        after,
+        others=tuple(dict.fromkeys((*after.others, *before.others)))[:MOST_OTHERS],
+        refused=tuple(dict.fromkeys((*after.refused, *before.refused)))[:MOST_OTHERS],
+        bounds=after.bounds if is_new else before.bounds,
+        looked_at=before.looked_at + after.looked_at,
+        simulated=before.simulated + after.simulated,
+    )
+
+
+def _gains(before: Search, after: Search, least: float) -> bool:
+    """Whether the second search's winner is faster by more than forecasts can tell apart."""
+    return (after.winner.step_s or 0.0) < (before.winner.step_s or 0.0) * (1 - least)
 
 
 def _most_each(cluster: Cluster) -> int:

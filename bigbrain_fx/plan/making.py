@@ -23,12 +23,12 @@ from bigbrain_fx.plan.by_hand import (
     require_placeable,
     with_homes,
 )
-from bigbrain_fx.plan.fastest import fastest
+from bigbrain_fx.plan.fastest import fastest, fastest_number
 from bigbrain_fx.plan.judge import Maker, PipelineMaker, by_partitioner
 from bigbrain_fx.plan.least_memory import require_enough
 from bigbrain_fx.plan.memory_check import with_data
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
-from bigbrain_fx.plan.one import counts, estimated, placed, placement_of, planned_as
+from bigbrain_fx.plan.one import counts, estimated, more_counts, placed, placement_of, planned_as
 from bigbrain_fx.plan.replicas import (
     plan_mirrored,
     plan_replicas,
@@ -176,12 +176,16 @@ def _by_hand(graph: Graph, cluster: Cluster, source: Source, options: Options) -
         fixed = filled(graph, homes, "placed around what is pinned by hand")
     if isinstance(maker, GroupMaker):
         homes, fixed = maker.homes_of(homes), _of_members(maker, fixed)
-    wanted = counts(maker.graph, maker.cluster, options)
-    tries = [partial(_pinned, maker, count, {}, fixed) for count in wanted]
-    if not options.place:
-        tries += [partial(_pinned, maker, count, homes) for count in wanted]
-    try:
+    usual = counts(maker.graph, maker.cluster, options)
+    more = more_counts(maker.graph, options, max(usual))
+
+    def make(count: int) -> Plan:
+        tries = [partial(_pinned, maker, count, {}, fixed)]
+        tries += [] if options.place else [partial(_pinned, maker, count, homes)]
         return fastest(tries, but=(NoPlanError,))
+
+    try:
+        return fastest_number(usual, more, make, but=(NoPlanError,))
     except NoPlanError as error:
         said = ", ".join(f"{modules}={device}" for modules, device in options.pins)
         note = f"placed by hand: {options.place or said}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from dataclasses import replace
 from functools import partial
@@ -94,6 +94,18 @@ def counts(graph: Graph, cluster: Cluster, options: Options, per_device: int = 4
             help=_of_rows(batch, options.micro_batches, _taken(batch, cluster, options)),
         )
     return [options.micro_batches]
+
+
+def more_counts(graph: Graph, options: Options, last: int) -> Iterator[int]:
+    """Yield further numbers of micro-batches than `counts`: of half the rows each, down to one row.
+
+    They are for batches of many rows, of which 4 micro-batches a device are too large for its
+    memory, or leave a long pipeline idle for long.
+    """
+    is_open = options.micro_batches is None and graph.static_batch is None and graph.rows_apart
+    while is_open and 2 * last <= graph.batch:
+        last = next(n for n in range(2 * last, graph.batch + 1) if graph.batch % n == 0)
+        yield last
 
 
 def _one(graph: Graph, options: Options) -> int:

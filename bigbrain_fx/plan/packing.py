@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from bigbrain_fx.core import Cluster, Graph, Host
@@ -19,7 +20,7 @@ from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan.dividing import Divided, Names, divide
 from bigbrain_fx.plan.making import make_plan
 from bigbrain_fx.plan.nouns import Options, Plan, Source
-from bigbrain_fx.plan.one import counts, estimated
+from bigbrain_fx.plan.one import counts, estimated, more_counts
 from bigbrain_fx.planning import crowded
 
 if TYPE_CHECKING:
@@ -293,7 +294,8 @@ def _unit_s(job: PackJob, cluster: Cluster) -> Array:
     from bigbrain_fx.planning import work
 
     each = []
-    for count in counts(job.graph, cluster, job.options, 8):
+    usual = counts(job.graph, cluster, job.options, 8)
+    for count in chain(usual, more_counts(job.graph, job.options, max(usual))):
         concrete = job.graph.at(job.graph.batch // count)
         costs = estimated(concrete, cluster, job.source, job.options.estimator)
         found = work(concrete, costs.alone or costs)

@@ -5,21 +5,20 @@ Replicas on clusters that are alike but for names share a plan. This file places
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import partial
 from typing import TypeAlias
 
 from bigbrain_fx.core import Cluster, Graph, Placement, Replica, TensorParallel, sums_each
 from bigbrain_fx.errors import InputError, NoPlanError, ScheduleError
 from bigbrain_fx.plan.deferring import Defer
-from bigbrain_fx.plan.fastest import fastest
+from bigbrain_fx.plan.fastest import fastest_number
 from bigbrain_fx.plan.gathered_parts import in_parts
 from bigbrain_fx.plan.judge import Maker
 from bigbrain_fx.plan.nouns import Options, Plan, Source, micro_text
-from bigbrain_fx.plan.one import counts
+from bigbrain_fx.plan.one import counts, more_counts
 from bigbrain_fx.plan.progress import is_stopped, tell, until_stopped
 from bigbrain_fx.plan.replica_cut import with_breaks
 from bigbrain_fx.plan.replicas.as_alone import again_of, in_flight_of, schedule_of
@@ -111,8 +110,7 @@ def _planned(
         return best
     tries = _micro_batches(graph, cluster, options, count)
     with until_stopped():  # whoever presses Ctrl-C in one search wants no other
-        wanted = (partial(work.plan, n) for n in tries if n == tries[0] or not is_stopped())
-        best = _fastest(wanted, rival)
+        best = _fastest(work, tries, rival)
     _require_one_kind(best)
     if best.stages.by_backend:
         require_collectives(best)
@@ -122,9 +120,17 @@ def _planned(
     return halved(best, graph, cluster, options, work.as_said)
 
 
-def _fastest(tries: Iterable[Callable[[], Plan]], rival: Rival) -> Plan:
+def _fastest(work: _Work, tries: Sequence[int], rival: Rival) -> Plan:
+    """Return the fastest of some numbers of micro-batches, and of more where these may be."""
+    shared = sum(work.options.replica_shares) or 1
+    wanted = (n for n in tries if n == tries[0] or not is_stopped())
+    more = (
+        n
+        for n in more_counts(work.graph, work.options, max(tries))
+        if n % shared == 0 and rival.outdone_s == float("inf") and not is_stopped()
+    )
     try:
-        return fastest(tries, but=(NoPlanError, InputError))
+        return fastest_number(wanted, more, work.plan, but=(NoPlanError, InputError))
     except (NoPlanError, InputError):
         if rival.outdone_s < float("inf"):  # whichever was first: some could be planned
             raise OutdoneError(rival.outdone_s) from None

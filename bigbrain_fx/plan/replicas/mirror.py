@@ -16,11 +16,11 @@ from functools import partial
 from bigbrain_fx.core import Cluster, Graph, Placement, Replica
 from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan.conflicts import Conflict, require_none, with_members, with_split_backwards
-from bigbrain_fx.plan.fastest import fastest
+from bigbrain_fx.plan.fastest import fastest, fastest_number
 from bigbrain_fx.plan.fold import micro_option
 from bigbrain_fx.plan.judge import Maker
 from bigbrain_fx.plan.nouns import Options, Plan, Source
-from bigbrain_fx.plan.one import counts, estimated, placement_of, planned_as
+from bigbrain_fx.plan.one import counts, estimated, more_counts, placement_of, planned_as
 from bigbrain_fx.plan.replica_cut import cut_replicas
 from bigbrain_fx.plan.replicas.divide import Group, divide, likeness, only
 from bigbrain_fx.plan.replicas.share import numbered
@@ -98,12 +98,17 @@ def plan_mirrored(maker: Maker, source: Source) -> Plan:
     _require_alike(cluster, groups)
     mirrored = _Mirrored(maker, source, groups)
     is_level = len({device.memory_bytes for device in cluster.devices}) == 1
-    tries = [
-        partial(mirrored.plan, count, told, room)
-        for count in _micro_batches(maker.graph, cluster, options, 2 * len(groups))
-        for told, room in (CUTS if is_level else (*CUTS, LEVEL))
-    ]
-    return fastest(tries, but=(NoPlanError,))
+    cuts = CUTS if is_level else (*CUTS, LEVEL)
+    turns = 2 * len(groups)
+    usual = _micro_batches(maker.graph, cluster, options, turns)
+    further = more_counts(maker.graph, options, max(usual))
+
+    def make(count: int) -> Plan:
+        tries = (partial(mirrored.plan, count, told, room) for told, room in cuts)
+        return fastest(tries, but=(NoPlanError,))
+
+    more = (count for count in further if count % turns == 0)
+    return fastest_number(usual, more, make, but=(NoPlanError,))
 
 
 def _require_alike(cluster: Cluster, groups: Sequence[Group]) -> None:

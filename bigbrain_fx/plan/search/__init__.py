@@ -12,6 +12,7 @@ from __future__ import annotations
 from bigbrain_fx.plan.search.nouns import (
     MANY_DEVICES as MANY_DEVICES,
     MEMORY_SLACK as MEMORY_SLACK,
+    MOST_OTHERS as MOST_OTHERS,
     Ask as Ask,
     Bound as Bound,
     Candidate as Candidate,
@@ -22,6 +23,10 @@ from bigbrain_fx.plan.search.nouns import (
     Score as Score,
     Search as Search,
     Trial as Trial,
+)
+from bigbrain_fx.plan.search.numbers import (
+    most_micro_batches as most_micro_batches,
+    numbers as numbers,
 )
 
 

@@ -14,15 +14,13 @@ from bigbrain_fx.plan.search.bound import bound_of_all, bound_of_chains, bound_o
 from bigbrain_fx.plan.search.halves import halved
 from bigbrain_fx.plan.search.moves import Floor, Homes, climb, placements
 from bigbrain_fx.plan.search.nouns import (
-    LATENCY_MICRO_BATCHES,
     LIMITS,
-    MANY_DEVICES,
     Ask,
     Bound,
     Search,
     Trial,
-    require_known,
 )
+from bigbrain_fx.plan.search.numbers import INSTRUCTIONS, numbers
 from bigbrain_fx.plan.search.pool import (
     by_pace,
     is_tight,
@@ -32,7 +30,6 @@ from bigbrain_fx.plan.search.pool import (
     settings,
     shifted,
     splits,
-    spread,
 )
 from bigbrain_fx.plan.search.ranking import Ranking
 from bigbrain_fx.planning import (
@@ -57,13 +54,10 @@ _NEAREST = 24
 """Sequences of devices to look at for a split that needs the least memory."""
 _MOST_NEAREST = 4
 """Such splits to simulate, with those beside them."""
-_INSTRUCTIONS = 6
-"""Of a stage and micro-batch: forward, backward, and the messages of both."""
 
 
 def find(ask: Ask) -> tuple[Trial, Search]:
     """Run a search: see `bigbrain_fx.plan.search.search`."""
-    require_known(ask.objective, ask.effort)
     run = _Run(ask)
     stopped = run.is_stopped()
     chosen = run.ranking.chosen()
@@ -108,7 +102,7 @@ class _Run:
 
     def __init__(self, ask: Ask) -> None:
         self.ask, self.limits = ask, LIMITS[ask.effort]
-        counts = self._counts()
+        counts = numbers(ask)
         costs = ask.costs(ask.rows(counts[0]))
         self.ask = ask = replace(ask, cluster=canonical(ask.cluster, costs))
         self.ranking = Ranking(ask)
@@ -133,19 +127,6 @@ class _Run:
                 raise
             return True
         return False
-
-    def _counts(self) -> tuple[int, ...]:
-        """Return the numbers of micro-batches; for `latency` few, or the fewest there are.
-
-        Of very many devices those whose programs, on all of them, are soon simulated.
-        """
-        devices, known = len(self.ask.cluster.devices), self.ask.micro_batches
-        most = self.limits.instructions // (_INSTRUCTIONS * devices)
-        every = tuple(n for n in known if n <= most) or (min(known),)
-        if self.ask.objective != "latency":
-            return spread(every, 4 * devices, self.limits.counts, many=devices > MANY_DEVICES)
-        few = tuple(n for n in every if n <= LATENCY_MICRO_BATCHES)
-        return few or (min(every),)
 
     def _prepared(self, count: int) -> _At:
         graph = self.ask.graph.at(self.ask.rows(count))
@@ -238,7 +219,7 @@ class _Run:
             firsts.setdefault(key, entry)
         most = self.limits.shortlist
         if ranked:
-            each = _INSTRUCTIONS * len(ranked[0].split.sequence) * ranked[0].micro_batches
+            each = INSTRUCTIONS * len(ranked[0].split.sequence) * ranked[0].micro_batches
             most = min(most, max(2, self.limits.instructions // each))
         if self.ask.objective == "memory":
             most *= 4

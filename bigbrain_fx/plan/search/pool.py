@@ -195,20 +195,6 @@ def is_tight(line: Line, setting: Setting) -> bool:
     )
 
 
-def spread(every: Sequence[int], around: int, most: int, *, many: bool) -> tuple[int, ...]:
-    """Return the least number, and those nearest to `around` by ratio, `most` at all.
-
-    Of `many` devices the largest instead: one micro-batch keeps a long pipeline idle, and all that
-    is in flight on one fits only where micro-batches are small.
-    """
-    if len(every) <= most:
-        return tuple(every)
-    end = every[-1] if many else every[0]
-    others = (n for n in every if n != end)
-    nearest = sorted(others, key=lambda n: (max(n / around, around / n), n))
-    return tuple(sorted((end, *nearest[: most - 1])))
-
-
 def by_pace(entry: Found) -> tuple[object, ...]:
     """Order splits by the step that their pace gives; of equals the simplest."""
     return (

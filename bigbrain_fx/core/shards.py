@@ -139,8 +139,10 @@ class RuleTrial:
 
     Attributes:
         ops: (name of the axis, op): those that it stands for, all alike.
+        reduced: the same at smaller sizes, where its own take long; for an op that computes there.
     """
 
     ops: tuple[tuple[str, str], ...]
     whole: Graph
     sharded: Sharded
+    reduced: tuple[Graph, Sharded] | None = None

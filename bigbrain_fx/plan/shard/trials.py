@@ -7,12 +7,15 @@ Rules are checked like everything else: whoever runs the trials tells which fail
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
-from bigbrain_fx.core import Arg, Axis, Graph, Input, Op, ParamRef, Ref, RuleTrial
+from bigbrain_fx.core import Arg, Axis, Graph, Input, Op, ParamRef, Ref, RuleTrial, Sharded
+from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan.shard.choose import priced_axes
 from bigbrain_fx.plan.shard.memory import is_sound
 from bigbrain_fx.plan.shard.rewrite import Shares, sharded
+from bigbrain_fx.plan.shard.small_sizes import with_small_sizes
 
 _ROWS = 3  # of the batch in a trial
 
@@ -64,10 +67,25 @@ def _without(axis: Axis, bad: Container[tuple[str, str]]) -> Axis:
 
 def _trial(graph: Graph, alike: Sequence[tuple[Axis, str]], shares: Shares) -> RuleTrial:
     axis, name = alike[0]
-    small = _alone(graph, graph.op[name])
-    made = sharded(small, [_within(axis, small)], shares)
-    copied = replace(made, members=tuple(map(_writable, made.members)))
-    return RuleTrial(tuple((own.name, op) for own, op in alike), small, copied)
+    alone = _alone(graph, graph.op[name])
+    within = _within(axis, alone)
+    ops = tuple((own.name, op) for own, op in alike)
+    return RuleTrial(ops, alone, _divided(alone, within, shares), _reduced(alone, within, shares))
+
+
+def _reduced(alone: Graph, axis: Axis, shares: Shares) -> tuple[Graph, Sharded] | None:
+    """Return a trial's graphs at smaller sizes; None where it is small, or has no smaller ones."""
+    small = with_small_sizes(alone, axis)
+    if small is None:
+        return None
+    with suppress(InputError):  # an axis of positions is too short then, say
+        return small, _divided(small, axis, shares)
+    return None
+
+
+def _divided(alone: Graph, axis: Axis, shares: Shares) -> Sharded:
+    found = sharded(alone, [axis], shares)
+    return replace(found, members=tuple(map(_writable, found.members)))
 
 
 def _writable(member: Graph) -> Graph:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from bigbrain_fx.core import Cluster, Graph, Link
-from bigbrain_fx.errors import NoPlanError
+from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan import Options, Source, make_plan
 from bigbrain_fx.plan.fastest import fastest_number
 from bigbrain_fx.plan.one import counts, more_counts
@@ -63,6 +63,21 @@ def test_replicas_have_as_few_rows(partitioner: str) -> None:
     plan = make_plan(wide(), one_device(100 * MIB, 2), Source("m.py"), options)
     assert plan.stages.replicas == 2
     assert plan.rows < ROWS // 8
+
+
+@pytest.mark.parametrize("options", [Options("chain-dp"), Options("auto", sum_order="backend")])
+def test_a_number_of_replicas_that_divides_no_batch_goes(options: Options) -> None:
+    """14 replicas share 1,024 rows, which no number of equal shares does."""
+    devices = one_device(100 * MIB, 14)
+    plan = make_plan(wide(1024), devices, Source("m.py"), replace(options, replicas=14, tensor=1))
+    each = [len(replica.micros) for replica in plan.placement.replicas]
+    assert sum(each) * plan.rows == 1024
+    assert len(each) == 14
+    assert max(each) - min(each) <= 1
+    shares = replace(options, replica_shares=(1,) * 14, tensor=1)
+    with pytest.raises(InputError) as caught:
+        make_plan(wide(1024), devices, Source("m.py"), shares)
+    assert "--replicas 14" in (caught.value.help or "")
 
 
 def test_no_further_number_is_tried_but_where_the_last_is_best() -> None:

@@ -30,19 +30,21 @@ def asked(count: int, shares: Sequence[int], batch: int) -> tuple[int, ...]:
         raise InputError(
             f"{count} micro-batches cannot be shared {listed}: {whole} does not divide {count}",
             at="--replica-shares",
-            help=_instead(count, whole, batch),
+            help=_instead(count, shares, batch),
         )
     return tuple(share * count // whole for share in shares)
 
 
-def _instead(count: int, whole: int, batch: int) -> str:
+def _instead(count: int, shares: Sequence[int], batch: int) -> str:
     """Return what can be shared so: the nearest number of micro-batches, else other shares."""
+    whole, replicas = sum(shares), len(shares)
     numbers = [n for n in range(whole, batch + 1, whole) if batch % n == 0]
     if numbers:
         return f"--micro-batches {min(numbers, key=lambda n: abs(n - count))}"
     return (
         f"no number of micro-batches that divides the batch of {batch} is divided by {whole}: use "
         f"shares whose sum divides {batch}, or another batch"
+        + (f"; or --replicas {replicas} alone, which shares any" if len(set(shares)) == 1 else "")
     )
 
 

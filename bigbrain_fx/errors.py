@@ -1,5 +1,8 @@
 """The errors a user may see; each says what was expected, what was found, where, and what to do.
 
+Each place that raises one has a code of its own, `code="BX1203"`: tests, scripts and other code go
+by it, so that sentences can change. docs/errors.md lists the codes. Plug-ins of others need none.
+
 This room knows nothing of torch or the terminal: `cli` decides how an error is shown.
 """
 
@@ -10,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-_SAID = "what", "at", "notes", "help", "nearest"
+_SAID = "what", "code", "at", "notes", "help", "nearest"
 
 
 class BigBrainError(Exception):
@@ -18,6 +21,8 @@ class BigBrainError(Exception):
 
     Args:
         what: one sentence: what went wrong, what was expected and what was found.
+        code: of the place that raises it, such as "BX1203"; a letter after the number tells apart
+            places of one kind of fault ("BX0160c"). None: a plug-in of a third party raised it.
         at: where: `model.py:31` or `cluster.json: devices[2].memory`.
         notes: the arithmetic or the circumstances, one line each.
         help: one edit or one command that mends it.
@@ -29,12 +34,14 @@ class BigBrainError(Exception):
         self,
         what: str,
         *,
+        code: str | None = None,
         at: str | None = None,
         notes: tuple[str, ...] = (),
         help: str | None = None,
     ) -> None:
         super().__init__(what)
         self.what = what
+        self.code = code
         self.at = at
         self.notes = notes
         self.help = help
@@ -42,8 +49,19 @@ class BigBrainError(Exception):
     @property
     def fields(self) -> dict[str, object]:
         """What a child process says of it to its parent; `from_fields` makes it again there."""
-        said = {"what": self.what, "at": self.at, "notes": self.notes, "help": self.help}
-        return {"kind": type(self).__name__, **said}
+        where = {"code": self.code, "at": self.at}
+        said = {"what": self.what, "notes": self.notes, "help": self.help}
+        return {"kind": type(self).__name__, **where, **said}
+
+    @property
+    def family(self) -> str | None:
+        """The code's number: several places may report one kind of fault."""
+        return self.code and self.code[:6]
+
+    @property
+    def headline(self) -> str:
+        """What a terminal shows: `error[BX1203]: ...`, and the lines of `str` below it."""
+        return f"error[{self.code}]: {self}" if self.code else f"error: {self}"
 
     def __str__(self) -> str:
         lines = [self.what]
@@ -73,12 +91,13 @@ class NoPlanError(BigBrainError):
         self,
         what: str,
         *,
+        code: str | None = None,
         at: str | None = None,
         notes: tuple[str, ...] = (),
         help: str | None = None,
         nearest: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(what, at=at, notes=notes, help=help)
+        super().__init__(what, code=code, at=at, notes=notes, help=help)
         self.nearest = nearest
 
     @classmethod
@@ -138,7 +157,8 @@ def from_fields(fields: Mapping[str, Any]) -> BigBrainError:
     kinds = InputError, NoPlanError, CaptureError, VerificationError, ScheduleError
     kind = {each.__name__: each for each in kinds}.get(fields["kind"], BigBrainError)
     notes = tuple(map(str, fields["notes"]))
-    return kind(str(fields["what"]), at=fields["at"], notes=notes, help=fields["help"])
+    where = {"code": fields["code"], "at": fields["at"]}
+    return kind(str(fields["what"]), **where, notes=notes, help=fields["help"])
 
 
 @contextmanager

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.support import examples, recording, selection
+from tests.support.message_plugin import MessagesPlugin
+from tests.support.messages import UPDATE, recorder
 from tests.support.slices import Slice, SliceError, parsed
 from tests.support.warm import Nursery, cold_starts, warm_starts
 
@@ -22,6 +24,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--update-golden",
         action="store_true",
         help="write tests/golden/ anew instead of comparing with it; then review `git diff`",
+    )
+    parser.addoption(
+        UPDATE,
+        action="store_true",
+        help="write tests/*/messages.json anew for the tests that run; then review `git diff`",
     )
     parser.addoption(
         "--cold",
@@ -41,6 +48,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if file is not None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(recording.Recorder(file), "recorder")
     _part(config)  # a slice that does not exist is refused before anything is collected
+    recorder.updates = bool(config.getoption(UPDATE))
+    config.pluginmanager.register(MessagesPlugin(config))
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m "not nightly"` is looked at

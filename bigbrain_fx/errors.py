@@ -162,7 +162,7 @@ def from_fields(fields: Mapping[str, Any]) -> BigBrainError:
 
 
 @contextmanager
-def os_error_as(what: str, *, help: str, at: str | Path | None = None) -> Iterator[None]:
+def os_error_as(what: str, *, code: str, help: str, at: str | Path | None = None) -> Iterator[None]:
     """Tell an OSError within as an InputError: what could not be done, and the system's reason.
 
     `at` is an option; or the place, where the system names no file.
@@ -172,4 +172,6 @@ def os_error_as(what: str, *, help: str, at: str | Path | None = None) -> Iterat
     except OSError as error:
         place = at if isinstance(at, str) else error.filename or at
         where = None if place is None or f"{place}" in what else f"{place}"
-        raise InputError(f"{what}: {error.strerror or error}", at=where, help=help) from error
+        raise InputError(
+            f"{what}: {error.strerror or error}", code=code, at=where, help=help
+        ) from error

@@ -68,6 +68,7 @@ class Measured:
         if not path:
             raise InputError(
                 "the estimator 'measured' needs a profile database, and none was named",
+                code="BX1430",
                 notes=(f"the environment has no {VARIABLE}",),
                 help="bigbrain-fx profile model.py --db profiles.sqlite; "
                 f"then {VARIABLE}=profiles.sqlite",

@@ -76,7 +76,7 @@ def prepared(
         InputError: no micro-batches.
     """
     if micro_batches < 1:
-        raise InputError(f"a step needs at least 1 micro-batch, not {micro_batches}")
+        raise InputError(f"a step needs at least 1 micro-batch, not {micro_batches}", code="BX1400")
     limits = in_flight if isinstance(in_flight, tuple) else (in_flight or micro_batches,)
     flights = {
         device.name: max(1, min(micro_batches, limits[min(i, len(limits) - 1)]))

@@ -76,7 +76,9 @@ class ChainDP:
 
     def __post_init__(self) -> None:
         if self.micro_batches < 1:
-            raise InputError(f"a step needs at least 1 micro-batch, not {self.micro_batches}")
+            raise InputError(
+                f"a step needs at least 1 micro-batch, not {self.micro_batches}", code="BX1401"
+            )
 
     def partition(self, graph: Graph, cluster: Cluster, costs: Costs) -> Placement:
         """Place every op of a concrete graph."""

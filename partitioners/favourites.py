@@ -110,6 +110,7 @@ def _scipy() -> tuple[Any, Any]:
     except ImportError as error:
         raise InputError(
             "m-sct solves a linear program with scipy, which is not installed",
+            code="BX1402",
             help="pip install scipy, or use --partitioner m-etf",
         ) from error
     return optimize, sparse

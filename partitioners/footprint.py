@@ -148,6 +148,7 @@ def require_fits(
         return
     error = NoPlanError(
         f"the {name} split does not fit into the devices' memory",
+        code="BX1403",
         notes=tuple(note(device, need, cluster) for device, need in found.items()),
         help="use --partitioner analytical, which splits by memory too, or more micro-batches",
     )

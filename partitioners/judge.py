@@ -104,4 +104,4 @@ class Judge:
 def require_micro_batches(micro_batches: int) -> None:
     """Raise unless there is one at least."""
     if micro_batches < 1:
-        raise InputError(f"a step needs at least 1 micro-batch, not {micro_batches}")
+        raise InputError(f"a step needs at least 1 micro-batch, not {micro_batches}", code="BX1404")

@@ -106,7 +106,7 @@ class _WithoutScipy:
         try:
             return self.method.partition(graph, cluster, costs)
         except InputError as error:
-            raise NoPlanError(error.what, help=error.help) from error
+            raise NoPlanError(error.what, code=error.code, help=error.help) from error
 
 
 def _heft(judge: Judge) -> Homes | None:

@@ -34,6 +34,7 @@ def _said(
         count = len(known.groups)
         return NoPlanError(
             f"{len(cluster.devices)} devices cannot share {count} groups of ops that stay together",
+            code="BX1405",
             help=f"use at most {count} devices, or let the planner leave some out",
         )
     sequence = list(dict.fromkeys(homes))
@@ -41,6 +42,7 @@ def _said(
     found = needs(known, homes, flights)
     return NoPlanError(
         "no split fits into the devices' memory; this is the nearest",
+        code="BX1406",
         notes=tuple(note(device, need, cluster) for device, need in found.items()),
         help=f"give every device {scale:.1f} times the memory, or use more micro-batches, or more "
         "devices",

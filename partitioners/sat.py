@@ -44,6 +44,7 @@ def cp_model() -> ModuleType:
     except ImportError as error:
         raise InputError(
             "cp-sat needs OR-tools, which is not installed",
+            code="BX1407",
             help="pip install ortools; or use ideal-dp, or mcmc, which need nothing",
         ) from error
     found: ModuleType = module

@@ -123,7 +123,7 @@ def main(
                 rows.append(row)
                 click.echo(json.dumps(asdict(row)) if as_json else _line(row))
     except InputError as error:
-        click.echo(f"error: {error}", err=True)
+        click.echo(error.headline, err=True)
         raise SystemExit(2) from error
     if not as_json:
         click.echo("\n".join(_summary(rows)))

@@ -58,7 +58,7 @@ def main(
                 if doctor:
                     _measure(net, out, force)
     except BigBrainError as error:
-        click.echo(f"error: {error}", err=True)
+        click.echo(error.headline, err=True)
         sys.exit(error.exit_code)
 
 

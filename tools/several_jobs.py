@@ -112,7 +112,7 @@ def refusal(known: dict[str, PackJob]) -> tuple[int, str]:
         try:
             pack(jobs, cluster((1, 1), LAN, memory_mib))
         except NoPlanError as error:
-            if "do not fit together" not in error.what:
+            if error.code != "BX1257":  # they do not fit together
                 raise
             return memory_mib, str(error)
     raise AssertionError("these two were meant not to fit together")

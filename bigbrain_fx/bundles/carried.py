@@ -117,6 +117,7 @@ class _Text:
         ):
             raise InputError(
                 f"{whose}: two things are called `{name}`, {_said(known)} and {_said(value)}",
+                code="BX3000",
                 help="rename one of them",
             )
 
@@ -125,7 +126,9 @@ class _Text:
     def _import_module(self, name: str, module: types.ModuleType, whose: str) -> None:
         if module.__name__ == "__main__" or module.__spec__ is None:
             raise InputError(
-                f"{whose} uses the module {module.__name__}, which no device can import", help=_HELP
+                f"{whose} uses the module {module.__name__}, which no device can import",
+                code="BX3001",
+                help=_HELP,
             )
         self._ship(module.__name__)
         self.parts.append(ast.unparse(ast.Import([ast.alias(module.__name__, name)])))
@@ -197,7 +200,9 @@ class _Text:
                 self.define(used, scope[used], f"{whose}, by `{used}`,")
             elif used not in vars(builtins) and used != own:
                 raise InputError(
-                    f"{whose} uses `{used}`, which is not defined", help="define it before"
+                    f"{whose} uses `{used}`, which is not defined",
+                    code="BX3002",
+                    help="define it before",
                 )
         if isinstance(node, ast.Lambda):
             self.parts.append(_assigned(name, node))
@@ -214,6 +219,7 @@ def _node_of(value: object, whose: str) -> ast.FunctionDef | ast.ClassDef | ast.
     if not text.strip():
         raise InputError(
             f"{whose} has no source: {_said(value)} was defined where Python keeps no text of it",
+            code="BX3003",
             help=_HELP,
         )
     tree = ast.parse(text)
@@ -221,6 +227,7 @@ def _node_of(value: object, whose: str) -> ast.FunctionDef | ast.ClassDef | ast.
     if not set(codes) <= set(_all_codes(compile(text, "code", "exec", flags, True))):
         raise InputError(
             f"{whose} is not what its file says now: {_said(value)}",
+            code="BX3004",
             at=f"{codes[0].co_filename}:{codes[0].co_firstlineno}",
             help="import the file again, or start Python anew",
         )
@@ -228,6 +235,7 @@ def _node_of(value: object, whose: str) -> ast.FunctionDef | ast.ClassDef | ast.
     if len(found) != 1:
         raise InputError(
             f"{whose} cannot be told from others on its line: {_said(value)}",
+            code="BX3005",
             help="define it with `def`, on a line of its own",
         )
     return found[0]  # type: ignore[return-value]
@@ -388,6 +396,7 @@ def _literal(value: object, whose: str) -> ast.expr:
         return _call(type(value).__name__)
     raise InputError(
         f"{whose} uses {_said(value)}, which cannot be carried to the devices as text",
+        code="BX3006",
         help="use numbers, texts and collections of them, functions, classes and modules; what has "
         "weights belongs into the model",
     )

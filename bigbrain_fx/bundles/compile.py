@@ -180,6 +180,7 @@ def _of_whole_tensors(options: Options) -> Options:
     if wants_tensor(options):
         raise InputError(
             "--weights-by-reference leaves whole tensors in the checkpoint, and --tensor cuts them",
+            code="BX3007",
             help="leave --weights-by-reference out",
         )
     return replace(options, tensor=1)
@@ -211,6 +212,7 @@ def _with_cache(options: Options) -> Options:
     if options.mode != "eval":
         raise InputError(
             "--cache keeps keys and values for generation, and this bundle trains",
+            code="BX3008",
             help="add --mode eval, or leave --cache out",
         )
     asked = {
@@ -225,6 +227,7 @@ def _with_cache(options: Options) -> Options:
         raise InputError(
             "--cache keeps keys and values whole, where they are made and as the model makes them, "
             f"and does not go with {flag}",
+            code="BX3009",
             help=f"leave {flag} out",
         )
     return replace(options, tensor=1)
@@ -235,6 +238,7 @@ def _require_training(plan: Plan, *, lean: bool) -> None:
     if lean and plan.mode != "train":
         raise InputError(
             "--lean is for training: a bundle for inference replaces no process anyway",
+            code="BX3010",
             help="leave --lean out",
         )
 
@@ -308,12 +312,15 @@ def checked(options: Options | None, model: str | Path | nn.Module) -> Options:
     chosen = of_its_types(options or Options(), but=("partitioner",))
     estimator(chosen.estimator)
     if chosen.mode not in (None, "train", "eval"):
-        raise InputError(f"there is no mode '{chosen.mode}'", help="choose train or eval")
+        raise InputError(
+            f"there is no mode '{chosen.mode}'", code="BX3011", help="choose train or eval"
+        )
     if chosen.schedule is not None and chosen.schedule not in SCHEDULES:
         close = difflib.get_close_matches(chosen.schedule, SCHEDULES, n=1, cutoff=0.5)
         listed = ", ".join(sorted(SCHEDULES))
         raise InputError(
             f"there is no schedule '{chosen.schedule}'",
+            code="BX3012",
             help=(f"did you mean {close[0]}? " if close else "") + f"choose one of {listed}",
         )
     onnx = isinstance(model, str | Path) and is_onnx(model)
@@ -321,6 +328,7 @@ def checked(options: Options | None, model: str | Path | nn.Module) -> Options:
     if mode == "eval" and chosen.schedule in SPLIT - SEARCHED:
         raise InputError(
             f"schedule '{chosen.schedule}' splits backwards, and inference has none",
+            code="BX3013",
             help="leave --schedule out, or use forward or list",
         )
     given = chosen.partitioner
@@ -334,7 +342,7 @@ def _cluster_or(devices: str | Path | Cluster | None, followed: Plan | None) -> 
     if devices is not None:
         return _cluster(devices)
     if followed is None:
-        raise InputError("no devices were given", help="add --devices cluster.json")
+        raise InputError("no devices were given", code="BX3014", help="add --devices cluster.json")
     return followed.cluster
 
 
@@ -365,11 +373,13 @@ def _require_followable(options: Options, followed: Plan | None) -> None:
     if options.pins or options.place:
         raise InputError(
             "--like places all ops, and so does the hand",
+            code="BX3015",
             help="leave --like out, or --pin, --place",
         )
     if options.cut_at is not None:
         raise InputError(
             "--like cuts where another plan did, and knows nothing of --cut-at",
+            code="BX3016",
             at="--cut-at",
             help="leave one of them out",
         )
@@ -377,11 +387,13 @@ def _require_followable(options: Options, followed: Plan | None) -> None:
     if options.rewrite:
         raise InputError(
             "--like places ops by their names, and --rewrite puts others in",
+            code="BX3017",
             help="leave one of them out",
         )
     if wants_tensor(options):
         raise InputError(
             "--like places ops as another plan did, and --tensor in groups",
+            code="BX3018",
             help="leave one of them out",
         )
 
@@ -392,6 +404,7 @@ def _require_one_replica(graph: Graph, options: Options, followed: Plan) -> None
     if asked or options.all_reduce_order != "replica" or options.schedule in TOGETHER:
         raise InputError(
             "--like places one replica, as another plan did",
+            code="BX3019",
             help="leave --like out, or --replicas, --replica-shares, --zero, --sum-order and "
             "--schedule gems",
         )
@@ -399,6 +412,7 @@ def _require_one_replica(graph: Graph, options: Options, followed: Plan) -> None
         raise InputError(
             f"the plan to follow has {followed.stages.replicas} replicas, which --like does not "
             "make again",
+            code="BX3020",
             help=f"split with --replicas {followed.stages.replicas}, or --mode eval --like to "
             "infer as the first replica",
         )
@@ -414,10 +428,16 @@ def _require_writable(out: Path) -> None:
     while not folder.exists():
         folder = folder.parent
     if not folder.is_dir():
-        raise InputError(f"cannot write {out}: {folder} is not a folder", help="give another --out")
+        raise InputError(
+            f"cannot write {out}: {folder} is not a folder",
+            code="BX3021",
+            help="give another --out",
+        )
     if not os.access(folder, os.W_OK | os.X_OK):
         raise InputError(
-            f"cannot write {out}: no permission to write in {folder}", help="give another --out"
+            f"cannot write {out}: no permission to write in {folder}",
+            code="BX3022",
+            help="give another --out",
         )
 
 
@@ -427,6 +447,7 @@ def _on(plan: Plan, cluster: Cluster) -> Plan:
     if len(used) > len(there):
         raise InputError(
             f"the plan has parts for {len(used)} devices, the cluster has {len(there)}",
+            code="BX3023",
             help="place the model again for that cluster: `bigbrain-fx simulate ... --again`",
         )
     same = set(used) <= set(there)

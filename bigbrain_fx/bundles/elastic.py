@@ -96,6 +96,7 @@ def run_elastic(
     if options.spares is None:
         raise InputError(
             "a run that replaces no process cannot go on without a device",
+            code="BX3028",
             help="leave --no-replay out, or --elastic",
         )
     aside = Aside()  # who waits, or is gone, keeps no step from being taken note of

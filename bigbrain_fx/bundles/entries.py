@@ -71,6 +71,7 @@ def _reached(batch: object, key: tuple[str | int, ...]) -> object:
         except (KeyError, IndexError, TypeError) as error:
             raise InputError(
                 f"the batch has no entry {'.'.join(map(str, key))!r}",
+                code="BX3029",
                 help="give batches like example_batch",
             ) from error
     return found
@@ -96,6 +97,7 @@ def entry_tensor(name: str, batch: object, entry: SentEntry) -> Tensor:
     if isinstance(found, torch.Tensor) and not is_plain(found):
         raise InputError(
             f"batch entry {name!r} is {said(found)}, and messages take plain tensors",
+            code="BX3030",
             help="give x.to_dense(), or what is nested filled up to one length",
         )
     if isinstance(found, torch.Tensor) and 0 < entry.dim < found.dim():
@@ -108,6 +110,7 @@ def entry_tensor(name: str, batch: object, entry: SentEntry) -> Tensor:
     if shown != wanted and not (isinstance(found, torch.Tensor) and _may_be(entry, found)):
         raise InputError(
             f"batch entry {name!r} is {shown}, but the model was split for {wanted}",
+            code="BX3031",
             help="give all batches one shape: drop_last=False trains on a smaller last one, "
             "drop_last=True leaves it out, and pad={entry: number} fills up what is shorter, all "
             "beside example_batch; or give an example_batch of that size",
@@ -131,4 +134,6 @@ def require_one_number(found: Mapping[str, Tensor], known: Mapping[str, SentEntr
     rows = {name: len(tensor) for name, tensor in found.items() if known[name].is_split}
     if len({*rows.values()}) > 1:
         said = ", ".join(f"{name} {count}" for name, count in rows.items())
-        raise InputError(f"the batch's entries have unequal rows: {said}", help="give equal rows")
+        raise InputError(
+            f"the batch's entries have unequal rows: {said}", code="BX3032", help="give equal rows"
+        )

@@ -47,6 +47,7 @@ def checkpoint_of(model: str | Path | nn.Module, weights: str | Path | None) -> 
     if not isinstance(model, str | Path):
         raise InputError(
             "a module in memory has its weights already",
+            code="BX3033",
             help="load them into it, or give the model file",
         )
     return read_checkpoint(weights)
@@ -119,6 +120,7 @@ def _ended(plan: Plan, tensor: TensorParallel, error: TrialEndedError) -> InputE
     return InputError(
         f"'{name}' ends its process ({error.how}) where a member has its part of {axis}: torch's "
         f"{op.target.removesuffix('.default')} cannot compute that",
+        code="BX3034",
         at=op.source or error.at,
         notes=error.notes,
         help=_without(tensor, {axis for axis, _ in error.trial.ops}),
@@ -234,6 +236,7 @@ def captured_model(
     if example_batch is not None or loss is not None or recipe is not None:
         raise InputError(
             "a model file defines its own example_batch, loss and optimizer",
+            code="BX3035",
             at=str(model),
             help="leave the arguments out, or give the module itself",
         )
@@ -265,11 +268,13 @@ def _require_numbers(model: str | Path | nn.Module, options: Options, given: Giv
     if not isinstance(model, str | Path):
         raise InputError(
             "--quantize changes the module's layers, and a module in memory is yours",
+            code="BX3036",
             help="give the model file, or put quantised layers into the module yourself",
         )
     if given is not None and given.checkpoint is not None:
         raise InputError(
             "--quantize rounds the numbers that model() has, and --weights brings others",
+            code="BX3037",
             at="--weights",
             help="load the checkpoint in model(), and leave --weights out",
         )

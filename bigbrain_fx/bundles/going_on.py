@@ -89,6 +89,7 @@ def export_training(
         if path.suffix != ".safetensors":
             raise InputError(
                 f"expected a name that ends in .safetensors, found {path.name}",
+                code="BX3038",
                 help="--to model.safetensors --optimizer optimizer.safetensors",
             )
     _require_apart(Path(to), out)
@@ -99,6 +100,7 @@ def export_training(
         if named.optimizer is None:
             raise InputError(
                 "no device of this run has an optimizer",
+                code="BX3039",
                 at=str(commits),
                 help="leave --optimizer and --commits out",
             )
@@ -124,14 +126,16 @@ def _require_apart(to: Path, out: Path) -> None:
     if out.resolve() == to.resolve() or (is_name and out.parent.resolve() == to.parent.resolve()):
         raise InputError(
             f"{out} would be a file of the model and the optimizer's",
+            code="BX3040",
             help="give --to and --optimizer two names",
         )
     if os.path.lexists(out):
-        raise InputError(f"{out} exists already", help="give another --optimizer")
+        raise InputError(f"{out} exists already", code="BX3041", help="give another --optimizer")
     loader = out.parent / LOADER
     if os.path.lexists(loader) and not (loader.is_file() and _is_ours(loader)):
         raise InputError(
             f"{loader} exists already, and is another file",
+            code="BX3042",
             help="name another folder for --optimizer, or move that file away",
         )
 
@@ -221,7 +225,9 @@ def _write_optimizer(named: Named, out: Path) -> None:
             shutil.copyfile(_PLAIN, out.parent / LOADER)
     except OSError as error:
         raise InputError(
-            f"cannot write {out}: {error.strerror or error}", help="give another --optimizer"
+            f"cannot write {out}: {error.strerror or error}",
+            code="BX3043",
+            help="give another --optimizer",
         ) from error
     finally:
         named.forget()
@@ -239,7 +245,9 @@ def list_commits(folder: str | Path, say: Callable[[str], None]) -> list[Record]
     try:
         return committed(Path(folder), say)
     except CommitError as error:
-        raise InputError(str(error), at=str(folder), help="give another folder") from error
+        raise InputError(
+            str(error), code=error.code, at=str(folder), help="give another folder"
+        ) from error
 
 
 def rollback(folder: str | Path, step: int, say: Callable[[str], None]) -> list[Path]:
@@ -260,11 +268,16 @@ def rollback(folder: str | Path, step: int, say: Callable[[str], None]) -> list[
     if wanted is None:
         steps = ", ".join(str(record.step) for record in found)
         raise InputError(
-            f"there is no commit of step {step}", at=str(place), help=f"there are those of {steps}"
+            f"there is no commit of step {step}",
+            code="BX3044",
+            at=str(place),
+            help=f"there are those of {steps}",
         )
     _require_whole(place, wanted, say)
     newer = found[: found.index(wanted)]
-    with os_error_as("commits cannot be set aside", at=str(place), help="see who owns it"):
+    with os_error_as(
+        "commits cannot be set aside", code="BX3045", at=str(place), help="see who owns it"
+    ):
         if newer:
             open_generation(place)  # whoever still writes there is of an older one, and stops
         with locked(place):  # the newest last: until then a run would go on from it, as before
@@ -278,6 +291,7 @@ def _require_whole(folder: Path, record: Record, say: Callable[[str], None]) -> 
         except (BrokenError, CommitError) as error:
             raise InputError(
                 f"the commit of step {record.step} is broken: {error}",
+                code="BX3046",
                 at=str(folder),
                 help="choose another",
             ) from error

@@ -111,11 +111,13 @@ def _require_given(module: nn.Module, example_batch: object) -> None:
     if not isinstance(module, nn.Module):
         raise InputError(
             f"expected a model file or a torch.nn.Module, found {type(module).__name__}",
+            code="BX3047",
             help='give "model.py", or an instance of the module',
         )
     if example_batch is None:
         raise InputError(
             "a module in memory needs an example batch",
+            code="BX3048",
             help="split(module, devices, out, example_batch={...}, loss=...)",
         )
 
@@ -176,8 +178,9 @@ def _called(captured: Captured, loss: Loss | None) -> Iterator[tuple[str, object
     for target in captured.functions:
         if target.startswith((LEAF, LINES)):
             raise InputError(
-                f"BX0140: {target} is kept whole: a device would have to build "
+                f"{target} is kept whole: a device would have to build "
                 "it, and only a model file says how",
+                code="BX0140a",
                 help="write a model.py with model(), example_batch() and loss, and give that",
             )
         if target == LOSS:

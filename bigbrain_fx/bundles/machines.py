@@ -112,12 +112,15 @@ class Machine(Shown):
         if epochs > 1 and isinstance(data, Iterator):  # `iter` would draw from a loader's generator
             raise InputError(
                 f"the data are an iterator, which is read once, and epochs is {epochs}",
+                code="BX3083",
                 help="give what `iter` begins anew: a DataLoader, a list; or epochs=1",
             )
         batches = chain.from_iterable(data for _ in range(epochs))
         first = next(iter(batches), None)
         if first is None:
-            raise InputError("there is no batch to train on", help="give data that yield batches")
+            raise InputError(
+                "there is no batch to train on", code="BX3084", help="give data that yield batches"
+            )
         waiting: deque[int] = deque()
         with self(model, example_batch=first, loss=loss, **how) as session:
             kept = (batch for batch in chain([first], batches) if not session.leaves_out(batch))
@@ -153,7 +156,11 @@ def _recipe(given: dict[str, Any]) -> Recipe:
     known = [field.name for field in fields(Recipe)]
     strange = sorted(set(given) - set(known))
     if strange:
-        raise InputError(f"there is no option {strange[0]!r}", help=f"there are {', '.join(known)}")
+        raise InputError(
+            f"there is no option {strange[0]!r}",
+            code="BX3085",
+            help=f"there are {', '.join(known)}",
+        )
     return Recipe(**given)
 
 

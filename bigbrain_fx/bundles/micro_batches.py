@@ -76,6 +76,7 @@ def _require_mean(plan: Plan, effect: MicroBatchEffect) -> None:
         raise InputError(
             "drop_last = False, and the loss is a sum over rows: micro-batches that weigh their "
             "rows would count them twice",
+            code="BX3159",
             help="divide it by the rows in loss(), as with .mean(); or drop_last = True",
         )
 

@@ -49,11 +49,13 @@ def pack(
     if len(models) < 2:
         raise InputError(
             f"expected several jobs, found {len(models)}",
+            code="BX3089",
             help="for one, `estimate` says what it takes",
         )
     if len(steps) not in (1, len(models)):
         raise InputError(
             f"expected the steps of each of {len(models)} jobs, found {len(steps)} numbers",
+            code="BX3090",
             help="repeat --steps in the order of the jobs, or give one for all",
         )
     chosen = replace(options or Options(effort="fast"), partitioner=AUTO)
@@ -108,7 +110,9 @@ def require_free_parts(models: Sequence[str | Path], folder: str | Path) -> None
         path = Path(folder) / f"{name}.json"
         if path.exists():
             raise InputError(
-                f"{path} exists already", help="give another folder, or --force to replace it"
+                f"{path} exists already",
+                code="BX3091",
+                help="give another folder, or --force to replace it",
             )
 
 
@@ -124,7 +128,7 @@ def write_parts(
     out = Path(folder)
     paths = {job.name: out / f"{job.name}.json" for job in packing.jobs}
     texts = {job.name: to_json(_part(job, packing, cluster)) for job in packing.jobs}
-    with os_error_as(f"cannot write {out}", help="give another --out"):
+    with os_error_as(f"cannot write {out}", code="BX3092", help="give another --out"):
         out.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
             paths[name].write_text(text, encoding="utf-8")

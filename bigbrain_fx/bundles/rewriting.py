@@ -72,6 +72,7 @@ def _require_some(classes: Sequence[Sequence[RewritePlace]], options: Options) -
     if lacking:
         raise InputError(
             f"nothing in the model can be rewritten by {', '.join(lacking)}",
+            code="BX3104",
             at="--rewrite",
             help=f"{_LACKS[lacking[0]]}; leave it out, or use --rewrite auto",
         )

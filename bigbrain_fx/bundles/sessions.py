@@ -209,7 +209,9 @@ class Session(Shown):
         self._require_open()
         if self.leaves_out(batch):
             what = "the batch has fewer rows than the example, and drop_last = True leaves it out"
-            raise InputError(what, help="pass it over: if not session.leaves_out(batch)")
+            raise InputError(
+                what, code="BX3138", help="pass it over: if not session.leaves_out(batch)"
+            )
         found = {n: entry_tensor(n, batch, entry) for n, entry in self._entries.items()}
         require_one_number(found, self._entries)
         self._constants.require(batch)
@@ -229,7 +231,9 @@ class Session(Shown):
     def loss(self, step: int) -> float:
         """Wait for the loss of a step."""
         if not 0 <= step < self.steps:
-            raise InputError(f"no batch of step {step} was sent", help="give what `send` returned")
+            raise InputError(
+                f"no batch of step {step} was sent", code="BX3139", help="give what `send` returned"
+            )
         self._wait(lambda: step in self._losses)
         return self._losses[step]
 
@@ -241,6 +245,7 @@ class Session(Shown):
         """
         raise InputError(
             "a session is a loop, no model: its devices return losses, not outputs",
+            code="BX3140",
             help=f"{_WHOLE}; session.eval()(x) computes outputs here",
         )
 
@@ -346,7 +351,9 @@ class Session(Shown):
         if self._error is not None:
             raise self._error
         if self._ended:
-            raise InputError("this session has ended", help="make another: machine(model, ...)")
+            raise InputError(
+                "this session has ended", code="BX3141", help="make another: machine(model, ...)"
+            )
 
 
 def require_session(
@@ -356,17 +363,20 @@ def require_session(
     if options is not None and wants_tensor(options):
         raise InputError(
             "a session's devices compute by themselves, not in groups",
+            code="BX3142",
             help="leave tensor out of the options, or split a model file, and run the bundle",
         )
     if options is not None and options.all_reduce_order == "backend":
         raise InputError(
             "a session replaces processes, which torch's collectives do not allow",
+            code="BX3143",
             help="use another sum_order, or split a model file, and run the bundle",
         )
     if backend != "gloo" and all(device.kind == "cuda" for device in devices):
         raise InputError(
             "all its devices are GPUs, whose messages go over nccl, and a session "
             "replaces processes, which nccl does not allow",
+            code="BX3144",
             help='give run=RunOptions(backend="gloo"): messages go through host memory then; or '
             "split a model file, and `bigbrain-fx run` the bundle: it trains there over nccl, "
             "without replacement",
@@ -376,6 +386,7 @@ def require_session(
         raise InputError(
             f"these are devices of {len(used)} hosts ({', '.join(used)}), and a session "
             "starts all processes on this one",
+            code="BX3145",
             help="give a cluster of this host's devices; or split a model file, and `bigbrain-fx "
             "run` prints what to type on each host",
         )

@@ -48,6 +48,7 @@ def _read(given: DataclassInstance, name: str) -> object:
         expected = " or ".join(dict.fromkeys(whys))
         raise InputError(
             f"{type(given).__name__}({name}={value!r}): expected {expected}",
+            code="BX3146",
             help=f"{name} is of type {_told(type(given), name)}",
         ) from None
 

@@ -123,7 +123,9 @@ def validations(
     if commits is None or not script.is_file():
         none = "a validation is of a commit, and this run writes none"
         what = none if commits is None else f"there is no file {script}"
-        raise InputError(what, at="--validate", help="--validate FILE.py --commits FOLDER")
+        raise InputError(
+            what, code="BX3147", at="--validate", help="--validate FILE.py --commits FOLDER"
+        )
     validator = Validator(bundle, script.resolve(), commits, tell)
     try:
         yield validator.hear_step

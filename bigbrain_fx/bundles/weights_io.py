@@ -62,6 +62,7 @@ def export_weights(
     if not out.name.endswith(".safetensors"):
         raise InputError(
             f"expected a name that ends in .safetensors, found {out.name}",
+            code="BX3148",
             help="--to model.safetensors",
         )
     plan = read_plan(folder)
@@ -122,6 +123,7 @@ def _given(plan: Plan, checkpoint: str | Path, by_reference: bool) -> Checkpoint
     if by_reference:
         raise InputError(
             "--by-reference: a checkpoint of torch.distributed.checkpoint holds chunks of tensors",
+            code="BX3149",
             at=str(checkpoint),
             help="leave it out: their numbers are put together and copied",
         )
@@ -179,6 +181,7 @@ def _require_all(plan: Plan, saved: Mapping[str, Stored], folder: Path) -> None:
     if lost:
         raise InputError(
             f"{folder} lacks {len(lost)} of the {len(held)} tensors that the devices hold",
+            code="BX3150",
             at=str(folder),
             notes=(f"missing: {', '.join(lost[:5])}",),
             help="gather the files of all devices in one folder: "

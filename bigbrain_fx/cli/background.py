@@ -35,7 +35,7 @@ def start_aside(bundle: Path, logs: Path | None, as_json: bool) -> None:
     from bigbrain_fx.bundles import run_folder
     from bigbrain_fx.cli.console import json_line
 
-    with os_error_as("the run cannot be started", help="give --logs FOLDER"):
+    with os_error_as("the run cannot be started", code="BX3535", help="give --logs FOLDER"):
         folder = (logs or run_folder(bundle)).absolute()
     words: list[str] = click.get_current_context().find_root().obj
     again = [word for word in words if word != FLAG]
@@ -43,7 +43,7 @@ def start_aside(bundle: Path, logs: Path | None, as_json: bool) -> None:
     path = os.pathsep.join(filter(None, [str(_PACKAGES), os.environ.get("PYTHONPATH", "")]))
     environment = {**os.environ, "PYTHONPATH": path}
     environment.pop("BIGBRAIN_FX_RUN_BACKGROUND", None)
-    with os_error_as("the run cannot be started", help="give --logs FOLDER"):
+    with os_error_as("the run cannot be started", code="BX3500", help="give --logs FOLDER"):
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / LOG).open("ab") as log:
             begun = log.tell()

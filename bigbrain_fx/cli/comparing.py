@@ -67,7 +67,7 @@ def compare(
     from bigbrain_fx.verification import compare as compare_all
 
     if devices is None:
-        raise InputError("no devices were given", help="add --devices cluster.json")
+        raise InputError("no devices were given", code="BX3501", help="add --devices cluster.json")
     model = located(model, choices)
     options = chosen({**choices, "partitioner": "analytical", "estimator": None})
     with working(f"comparing splits of {model}") as say:

@@ -369,6 +369,7 @@ def _contender_json(each: Contender) -> dict[str, object]:
         "name": each.name,
         "planned": each.plan is not None,
         "reason": each.reason,
+        "code": each.code,
         "help": each.help,
         "planning_s": each.planning_s,
     }

@@ -48,7 +48,7 @@ def read_duration(text: str, flag: str) -> float:
     try:
         return duration_s(text)
     except BadValueError as error:
-        raise InputError(error.what, at=flag, help=error.help) from error
+        raise InputError(error.what, code=error.code, at=flag, help=error.help) from error
 
 
 def print_failures(
@@ -59,7 +59,9 @@ def print_failures(
     from bigbrain_fx.plan import Assumptions, choose, closed_form, restart_all, tried
 
     if plan.mode != "train":
-        raise InputError("--mtbf is for training", help="inference has no state to recover")
+        raise InputError(
+            "--mtbf is for training", code="BX3502", help="inference has no state to recover"
+        )
     mtbf_s = read_duration(mtbf, "--mtbf")
     recovery = choose(plan, Assumptions(mtbf_s, host_share))
     trial, formula = tried(recovery, mtbf_s, hours, seed), closed_form(recovery, mtbf_s)

@@ -37,7 +37,9 @@ def read_rows(text: str | None) -> tuple[int, ...]:
         return ()
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise InputError(f"expected positive numbers, found {text!r}", at="--rows", help="4,8")
+        raise InputError(
+            f"expected positive numbers, found {text!r}", code="BX3503", at="--rows", help="4,8"
+        )
     return tuple(dict.fromkeys(int(part) for part in parts))
 
 
@@ -51,7 +53,9 @@ def read_number(text: str | None, at: str) -> int | None:
         return None if text is None else 0
     assert text is not None
     if not text.isdecimal() or int(text) < 1:
-        raise InputError(f"expected a number or auto, found {text!r}", at=at, help=f"{at} 2")
+        raise InputError(
+            f"expected a number or auto, found {text!r}", code="BX3504", at=at, help=f"{at} 2"
+        )
     return int(text)
 
 
@@ -67,6 +71,7 @@ def read_members(count: int | None, text: str | None) -> tuple[int, ...]:
     if len(shares) != count:
         raise InputError(
             f"{len(shares)} shares for {count} devices that compute together",
+            code="BX3505",
             at="--tensor-shares",
             help=f"give one share for each: --tensor {len(shares)}",
         )
@@ -83,6 +88,7 @@ def read_shares(text: str | None, at: str = "--replica-shares") -> tuple[int, ..
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
         raise InputError(
             f"expected positive numbers with colons, found {text!r}",
+            code="BX3506",
             at=at,
             help="3:1 gives the first three parts of four",
         )
@@ -99,6 +105,7 @@ def read_axes(text: str | None) -> tuple[str, ...]:
     if not all(names):
         raise InputError(
             f"expected names with commas, found {text!r}",
+            code="BX3507",
             at="--tensor-axes",
             help="heads,hidden divides these two; leave it out, and all is divided that can be",
         )
@@ -113,6 +120,7 @@ def _require_no_partitioner(choices: Mapping[str, Any]) -> None:
         if given:
             raise InputError(
                 f"--place says where all modules go, and {flag} is for a partitioner",
+                code="BX3508",
                 help=f"leave {flag} out, or --place; --pin holds some modules, and a partitioner "
                 "places the rest",
             )

@@ -75,7 +75,7 @@ def main(arguments: list[str] | None = None) -> None:
         with _terminable():
             cli.main(words, prog_name="bigbrain-fx", standalone_mode=False, obj=words)
     except BigBrainError as error:
-        _fail(error, debug, error.exit_code, str(error))
+        _fail(error, debug, error.exit_code, error.headline)
     except (click.exceptions.Abort, KeyboardInterrupt):
         click.echo("stopped", err=True)
         sys.exit(130)
@@ -86,12 +86,12 @@ def main(arguments: list[str] | None = None) -> None:
         if isinstance(error, PrintError) or (isinstance(error, OSError) and _is_of_printing(error)):
             _leave_stdout()
             why = f"stdout cannot be written ({_reason(error)}); what it would have said is lost"
-            _fail(error, debug, 1, f"{why}\n  help: let stdout go elsewhere")
+            _fail(error, debug, 1, f"error[BX3590]: {why}\n  help: let stdout go elsewhere")
         from bigbrain_fx.supervisor import remedy_of
 
         if (remedy := remedy_of(error)) is not None:
-            _fail(error, debug, 1, f"{error}\n  help: {remedy}")
-        text = f"internal error: {type(error).__name__}: {error}"
+            _fail(error, debug, 1, f"error[BX3591]: {error}\n  help: {remedy}")
+        text = f"error[BX3592]: internal error: {type(error).__name__}: {error}"
         _fail(
             error, debug, 1, f"{text}\n  help: run it again with --debug and report what it shows"
         )
@@ -100,7 +100,7 @@ def main(arguments: list[str] | None = None) -> None:
 def _fail(error: BaseException, debug: bool, code: int, text: str) -> None:
     if debug:
         traceback.print_exception(error)
-    click.echo(f"error: {text}", err=True)
+    click.echo(text, err=True)
     sys.exit(code)
 
 

@@ -64,7 +64,7 @@ def launch_script(
     require_absent(path, force)
     where = at or str(bundle.resolve())
     text = starter.text(Script(plan, where, arguments, image, claim, python, is_lean(bundle)))
-    with os_error_as(f"cannot write {path}", help="give another -o"):
+    with os_error_as(f"cannot write {path}", code="BX3509", help="give another -o"):
         path.write_text(text, encoding="utf-8")
     click.echo(f"wrote {path}; start it with: {starter.start.format(path)}")
     if check:
@@ -77,6 +77,7 @@ def _require_here(kind: str, program: str) -> None:
     if shutil.which(program) is None:
         raise InputError(
             f"--check asks {program}, which is not on this machine",
+            code="BX3510",
             help=f"write it without --check, and check it where {kind} is",
         )
 
@@ -91,9 +92,11 @@ def _check(words: tuple[str, ...]) -> None:
         done = subprocess.run(words, capture_output=True, text=True, timeout=CHECK_S, check=False)
     except subprocess.TimeoutExpired as error:
         raise InputError(
-            f"{words[0]} gave no answer within {CHECK_S:g} s", help="see if it runs"
+            f"{words[0]} gave no answer within {CHECK_S:g} s", code="BX3511", help="see if it runs"
         ) from error
     said = (done.stdout + done.stderr).strip()
     if done.returncode:
-        raise InputError(f"{' '.join(words)}: {said}", help="leave --check out to keep the file")
+        raise InputError(
+            f"{' '.join(words)}: {said}", code="BX3512", help="leave --check out to keep the file"
+        )
     click.echo(f"{words[0]} takes it{': ' + said if said else ''}")

@@ -22,6 +22,7 @@ from bigbrain_fx.cli.options import (
     require_absent,
 )
 from bigbrain_fx.cli.progress import working
+from bigbrain_fx.errors import InputError
 
 if TYPE_CHECKING:
     from bigbrain_fx.measure import HostProbe, Survey
@@ -59,7 +60,7 @@ def fit(
     if base is None:
         _fit_anew(profiles, model, two_stage, out, as_json)
     elif model is not None or two_stage:
-        raise click.UsageError("--model and --two-stage fit a model, --base corrects one")
+        raise InputError("--model and --two-stage fit a model, --base corrects one", code="BX3513")
     else:
         _correct(profiles, base, out, as_json)
 

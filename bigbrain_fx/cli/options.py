@@ -77,7 +77,9 @@ def require_absent(out: Path, force: bool) -> None:
     """Refuse to replace a file, before anything is computed for it, unless that was asked for."""
     if os.path.lexists(out) and not force:
         raise InputError(
-            f"{out} exists already", help="give another file, or --force to replace it"
+            f"{out} exists already",
+            code="BX3514",
+            help="give another file, or --force to replace it",
         )
 
 

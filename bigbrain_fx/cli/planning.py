@@ -84,7 +84,9 @@ def split(
     from bigbrain_fx.plan import telling
 
     if weights_by_reference and weights is None:
-        raise InputError("--weights-by-reference is for --weights", help="add --weights FOLDER")
+        raise InputError(
+            "--weights-by-reference is for --weights", code="BX3515", help="add --weights FOLDER"
+        )
     model, options = located(model, choices), chosen(choices)
     with split_warnings(), working(f"splitting {model}") as say, telling(say):
         made = bundles.split(
@@ -131,7 +133,7 @@ def estimate(
     from bigbrain_fx.plan import telling, write_plan
 
     if devices is None:
-        raise InputError("no devices were given", help="add --devices cluster.json")
+        raise InputError("no devices were given", code="BX3516", help="add --devices cluster.json")
     if price is not None:
         hourly(price)
     if out is not None:
@@ -208,10 +210,12 @@ def simulate(
     from bigbrain_fx.plan import read_plan
 
     if again and not devices:
-        raise InputError("--again is for another cluster", help="add --devices cluster.json")
+        raise InputError(
+            "--again is for another cluster", code="BX3517", help="add --devices cluster.json"
+        )
     if len(devices) > 1:
         if mtbf is not None:
-            raise InputError("--mtbf is for one cluster", help="give one --devices")
+            raise InputError("--mtbf is for one cluster", code="BX3518", help="give one --devices")
         print_offers(offers(read_plan(plan), devices, price, again=again), as_json)
         return
     found = simulate_plan(read_plan(plan), devices[0] if devices else None, again=again)

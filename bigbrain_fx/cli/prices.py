@@ -30,6 +30,7 @@ def hourly(text: str) -> float:
     if found is None or float(found[1]) <= 0:
         raise InputError(
             f"expected a price by the hour, found {text!r}",
+            code="BX3519",
             help="--price 2.1/h, for all devices of the cluster together",
         )
     return float(found[1])
@@ -62,7 +63,10 @@ def tokens(graph: Graph) -> int:
 
 @dataclass(frozen=True)
 class Offer:
-    """A cluster file, and what a plan would give there; `refused` says why it would not."""
+    """A cluster file, and what a plan would give there; `refused` says why it would not.
+
+    `code` is that of the error.
+    """
 
     devices: str
     step_s: float | None = None
@@ -70,6 +74,7 @@ class Offer:
     spread: Spread | None = None
     cost: Price | None = None
     refused: str = ""
+    code: str | None = None
 
 
 def offers(
@@ -83,6 +88,7 @@ def offers(
     if prices and len(prices) not in (1, len(clusters)):
         raise InputError(
             f"expected a price for each of {len(clusters)} clusters, found {len(prices)}",
+            code="BX3520",
             help="repeat --price in the order of --devices, or give one for all",
         )
     each = [hourly(text) for text in prices] * (len(clusters) if len(prices) == 1 else 1)
@@ -95,7 +101,7 @@ def _offer(plan: Plan, path: Path, price: float | None, again: bool) -> Offer:
     try:
         moved = simulate(plan, path, again=again)
     except BigBrainError as error:
-        return Offer(str(path), refused=error.what)
+        return Offer(str(path), refused=error.what, code=error.code)
     return Offer(
         str(path),
         moved.forecast.step_s,

@@ -60,7 +60,9 @@ def resplit(
     from bigbrain_fx.cli.console import json_line
 
     if commits is not None and from_dcp is not None:
-        raise InputError("expected one of --commits and --from-dcp", help="leave one out")
+        raise InputError(
+            "expected one of --commits and --from-dcp", code="BX3521", help="leave one out"
+        )
     names = tuple(name.strip() for name in freeze.split(",")) if freeze is not None else ()
     how: dict[str, Any] = {"partitioner": partitioner, "force": force, "from_dcp": from_dcp}
     how |= {"freeze": names, "tensor": tensor}

@@ -249,9 +249,9 @@ def _require_together(choices: Mapping[str, Any], elastic: bool) -> None:
     if choices["commits"] is None:
         for flag, what in _OF_COMMITS.items():
             if choices[flag] not in (None, False):
-                raise click.UsageError(f"--{flag} needs --commits FOLDER{what}")
+                raise InputError(f"--{flag} needs --commits FOLDER{what}", code="BX3522")
     if choices["trace"] is not None and elastic:
-        raise click.UsageError("--trace is of one plan, and --elastic may make others")
+        raise InputError("--trace is of one plan, and --elastic may make others", code="BX3523")
 
 
 def _print_commands(plan: Plan, options: RunOptions, as_json: bool) -> None:
@@ -322,6 +322,7 @@ def _require_one_host(given: Mapping[str, object]) -> None:
     for flag in (flag for flag, value in given.items() if value):
         raise InputError(
             f"{flag} is for a run on one host, and this plan has several",
+            code="BX3524",
             help="leave it out, or add --local to run all of it here; "
             "`launch.py --json` on the first host prints each step",
         )
@@ -345,7 +346,9 @@ def intervals(plan: Plan, mtbf: str, choices: dict[str, Any]) -> dict[str, Any]:
     from bigbrain_fx.plan import Assumptions, choose
 
     if plan.mode != "train":
-        raise InputError("--mtbf is for training", help="inference has no state to recover")
+        raise InputError(
+            "--mtbf is for training", code="BX3525", help="inference has no state to recover"
+        )
     found = choose(plan, Assumptions(read_duration(mtbf, "--mtbf")))
     commit_every = found.commit_every if choices["commits"] is not None else None
     # of a dead device's state a peer has a copy: no snapshots, unless the run may leave one behind

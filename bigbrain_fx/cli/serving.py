@@ -67,9 +67,11 @@ def _token(path: Path) -> str:
     try:
         found = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read the token: {error}", at=str(path)) from error
+        raise InputError(f"cannot read the token: {error}", code="BX3526", at=str(path)) from error
     if not found:
-        raise InputError("the token is empty", at=str(path), help="write a long random text to it")
+        raise InputError(
+            "the token is empty", code="BX3527", at=str(path), help="write a long random text to it"
+        )
     return found
 
 

@@ -176,7 +176,9 @@ def example(name: str) -> str:
         return MODEL
     if name not in _FILES:
         raise InputError(
-            f"there is no example '{name}'", help=f"choose one of {', '.join(EXAMPLES)}"
+            f"there is no example '{name}'",
+            code="BX3528",
+            help=f"choose one of {', '.join(EXAMPLES)}",
         )
     places = (folder / _FILES[name] for folder in (_INSTALLED, _CHECKOUT))
     return next(path for path in places if path.is_file()).read_text(encoding="utf-8")
@@ -218,11 +220,15 @@ def write_starter(
     elif there and not force:
         raise InputError(
             f"{' and '.join(there)} exist{'' if len(there) > 1 else 's'} already",
+            code="BX3529",
             at=str(folder),
             help="name another folder, or add --force to replace them",
         )
     with os_error_as(
-        "cannot write the starter files", at=folder, help="name a folder that can be written"
+        "cannot write the starter files",
+        code="BX3530",
+        at=folder,
+        help="name a folder that can be written",
     ):
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():

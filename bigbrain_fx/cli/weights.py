@@ -51,12 +51,14 @@ def export(
     if sum(place is not None for place in (to, onnx, dcp)) != 1:
         raise InputError(
             "expected one of --to, --onnx and --dcp",
+            code="BX3531",
             help="--to model.safetensors, --onnx FOLDER, or --dcp FOLDER",
         )
     if dcp is not None:
         if optimizer is not None or shard_bytes is not None:
             raise InputError(
                 "--optimizer and --shard-bytes are for --to",
+                code="BX3532",
                 help="leave them out: with --commits the optimizer's state is in the folder",
             )
         _export_dcp(bundle, dcp, weights, commits, as_json)
@@ -69,6 +71,7 @@ def export(
         if commits is None or weights is not None:
             raise InputError(
                 "--optimizer takes weights and state from a commit",
+                code="BX3533",
                 help="give --commits FOLDER, and leave --weights out",
             )
         _export_training(bundle, to, optimizer, commits, shard_bytes, as_json)
@@ -88,7 +91,9 @@ def _export_model(
     from bigbrain_fx.cli.console import json_line
 
     if weights is not None and commits is not None:
-        raise InputError("expected one of --weights and --commits", help="leave one out")
+        raise InputError(
+            "expected one of --weights and --commits", code="BX3534", help="leave one out"
+        )
     if commits is None:
         done = export_weights(bundle, to, weights=weights, shard_bytes=shard_bytes)
         more, said = {}, ""

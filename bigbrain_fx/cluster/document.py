@@ -39,11 +39,15 @@ class Document:
         return next(path[:n] for n in range(len(path), -1, -1) if path[:n] in self.lines)
 
     def error(
-        self, path: JsonPath, what: str, help: str, notes: tuple[str, ...] = ()
+        self, path: JsonPath, what: str, help: str, notes: tuple[str, ...] = (), *, code: str
     ) -> InputError:
         """Build the error for a fault at `path`; the field's path opens the sentence."""
         return InputError(
-            f"{path_text(path)}: {what}" if path else what, at=self.at(path), notes=notes, help=help
+            f"{path_text(path)}: {what}" if path else what,
+            code=code,
+            at=self.at(path),
+            notes=notes,
+            help=help,
         )
 
     def require_known(
@@ -57,6 +61,7 @@ class Document:
                 path,
                 f"no {what} {quoted(name)} in this cluster",
                 f"{hint}known: {', '.join(known[:8])}{', ...' if len(known) > 8 else ''}",
+                code="BX1000",
             )
 
 
@@ -82,6 +87,7 @@ def read_text(path: str | Path) -> str:
     with (
         os_error_as(
             "cannot read the cluster file",
+            code="BX1001",
             at=str(path),
             help="`bigbrain-fx doctor --write cluster.json` makes one for this host",
         ),
@@ -91,6 +97,7 @@ def read_text(path: str | Path) -> str:
     if len(data) > MAX_BYTES:
         raise InputError(
             f"the file is larger than {MAX_BYTES:,} bytes; a cluster file is a few kilobytes",
+            code="BX1002",
             at=str(path),
             help="check that --devices names the cluster file and not, say, a snapshot",
         )
@@ -100,6 +107,7 @@ def read_text(path: str | Path) -> str:
         line = data.count(b"\n", 0, error.start) + 1
         raise InputError(
             f"the file is not UTF-8 text: byte {error.start} is {data[error.start]:#04x}",
+            code="BX1003",
             at=f"{path}:{line}",
             help="save it as UTF-8",
         ) from error
@@ -114,6 +122,7 @@ def read_document(text: str, source: str) -> Document:
     if len(text) > MAX_BYTES:
         raise InputError(
             f"the text is longer than {MAX_BYTES:,} characters",
+            code="BX1004",
             at=source,
             help="a cluster file is a few kilobytes; list each device once",
         )
@@ -127,11 +136,15 @@ def read_document(text: str, source: str) -> Document:
                 path,
                 f"the key {quoted(path[-1])} is here twice; it is also on line {lines[path]}",
                 "keep one of the two",
+                code="BX1005",
             )
         lines[path] = line
         if token in _CONSTANTS:
             raise Document(source, value, lines).error(
-                path, f"{token} is not JSON", 'write a finite value with its unit, like "1GB/s"'
+                path,
+                f"{token} is not JSON",
+                'write a finite value with its unit, like "1GB/s"',
+                code="BX1006",
             )
     return Document(source, value, lines)
 
@@ -144,12 +157,16 @@ def _parse(text: str, source: str) -> object:
     except RecursionError as error:
         raise InputError(
             "the file is nested too deeply",
+            code="BX1007",
             at=source,
             help="a cluster file is five levels deep; see `bigbrain-fx schema`",
         ) from error
     except ValueError as error:  # Python refuses numbers of more than 4300 digits
         raise InputError(
-            "a number in the file has too many digits", at=source, help="shorten the number"
+            "a number in the file has too many digits",
+            code="BX1008",
+            at=source,
+            help="shorten the number",
         ) from error
 
 
@@ -157,25 +174,32 @@ def _syntax_error(text: str, source: str, error: json.JSONDecodeError) -> InputE
     before, rest = text[: error.pos].rstrip(), text[error.pos :].lstrip()
     at = f"{source}:{error.lineno}:{error.colno}"
     if not text.strip():
-        return InputError("the file is empty", at=at, help="start from `bigbrain-fx init`")
+        return InputError(
+            "the file is empty", code="BX1009", at=at, help="start from `bigbrain-fx init`"
+        )
     if rest[:1] in ("]", "}") and before.endswith(","):
         comma = len(before) - 1
         line, column = text.count("\n", 0, comma) + 1, comma - text.rfind("\n", 0, comma)
         return InputError(
             f"not JSON: a comma before the closing {rest[0]}",
+            code="BX1010",
             at=f"{source}:{line}:{column}",
             help="delete the comma",
         )
     if rest.startswith(("//", "/*", "#")):
         return InputError(
             "not JSON: JSON has no comments",
+            code="BX1011",
             at=at,
             help='delete the comment, or write it as "$comment": "..."',
         )
     if rest.startswith("'"):
-        return InputError("not JSON: a single quote", at=at, help='write "double quotes"')
+        return InputError(
+            "not JSON: a single quote", code="BX1012", at=at, help='write "double quotes"'
+        )
     return InputError(
         f"not JSON: {error.msg} at line {error.lineno}, column {error.colno}",
+        code="BX1013",
         at=at,
         help="mend the text there; `bigbrain-fx schema` prints what the file may hold",
     )

@@ -6,6 +6,8 @@ This room translates; it decides nothing about what is allowed.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -58,21 +60,33 @@ _SHAPES: Mapping[str, str] = {
 _SHOWN = 4  # further faults are named by place only; a long list hides the first
 
 
+@dataclass(frozen=True, slots=True)
+class _Fault:
+    """One fault of a file: where, what is wrong, what to do, and the code of the sentence."""
+
+    path: JsonPath
+    what: str
+    help: str
+    code: str
+
+
 def file_error(document: Document, error: ValidationError) -> InputError:
     """Turn the first fault, in file order, into the user's error; the others become notes."""
     order = {path: i for i, path in enumerate(document.lines)}  # it was filled in file order
     faults = sorted(
         (_fault(detail) for detail in error.errors()),
-        key=lambda fault: order[document.known(fault[0])],
+        key=lambda fault: order[document.known(fault.path)],
     )
-    (path, what, help), *others = faults
+    first, *others = faults
     notes = tuple(
-        f"also {document.at(other)}: {text}{_near(hint)}" if other else f"also: {text}"
-        for other, text, hint in others[:_SHOWN]
+        f"also {document.at(other.path)}: {other.what}{_near(other.help)}"
+        if other.path
+        else f"also: {other.what}"
+        for other in others[:_SHOWN]
     )
     if len(others) > _SHOWN:
         notes += (f"and {len(others) - _SHOWN} more",)
-    return document.error(path, what, help, notes)
+    return document.error(first.path, first.what, first.help, notes, code=first.code)
 
 
 def _near(help: str) -> str:
@@ -81,35 +95,59 @@ def _near(help: str) -> str:
     return f" ({question}?)" if mark and question.startswith("did you mean") else ""
 
 
-def _fault(detail: Any) -> tuple[JsonPath, str, str]:  # noqa: ANN401  # pydantic's ErrorDetails: untyped context
-    """Return path, what is wrong, and help for one entry of pydantic's list."""
+def _fault(detail: Any) -> _Fault:  # noqa: ANN401  # pydantic's ErrorDetails: untyped context
+    """Return what one entry of pydantic's list says."""
     path: JsonPath = detail["loc"]
+    fault = partial(_Fault, path)
     context = detail.get("ctx", {})
     found = quoted(detail["input"])
     match detail["type"]:
         case "value_error" if isinstance(context["error"], BadValueError):
-            return path, context["error"].what, context["error"].help
+            error = context["error"]
+            return fault(error.what, error.help, code=error.code)
         case "missing":
             name = str(path[-1])
-            return path, "this field is missing", f"add {_EXAMPLES.get(name, quoted(name))}"
+            return fault(
+                "this field is missing", f"add {_EXAMPLES.get(name, quoted(name))}", code="BX1014"
+            )
         case "extra_forbidden":
-            return path, f"unknown field {quoted(path[-1])}", _known_fields(path)
+            return fault(f"unknown field {quoted(path[-1])}", _known_fields(path), code="BX1015")
         case "literal_error":
             which = context["expected"]
-            return path, f"expected {which}, found {found}", "write " + which.replace("'", '"')
+            return fault(
+                f"expected {which}, found {found}",
+                "write " + which.replace("'", '"'),
+                code="BX1016",
+            )
         case "too_short" if path == ("devices",):
-            return path, "the cluster has no devices", f"add one: {_EXAMPLES['devices']}"
+            return fault(
+                "the cluster has no devices", f"add one: {_EXAMPLES['devices']}", code="BX1017"
+            )
         case "too_short" | "too_long" if path[-1] in ("devices", "hosts") and len(path) > 1:
-            return path, f"expected two names, found {len(detail['input'])}", 'like ["a", "b"]'
+            return fault(
+                f"expected two names, found {len(detail['input'])}",
+                'like ["a", "b"]',
+                code="BX1018",
+            )
         case "too_long":
             most = context["max_length"]
-            return path, f"more than {most} devices", f"describe at most {most} devices"
+            return fault(
+                f"more than {most} devices", f"describe at most {most} devices", code="BX1019"
+            )
         case "greater_than_equal" | "less_than_equal":
-            return path, f"expected 1 to 4096, found {found}", f'for example "{path[-1]}": 1'
+            return fault(
+                f"expected 1 to 4096, found {found}", f'for example "{path[-1]}": 1', code="BX1020"
+            )
         case kind if kind in _SHAPES:
-            return path, f"expected {_SHAPES[kind]}, found {found}", "see `bigbrain-fx schema`"
+            return fault(
+                f"expected {_SHAPES[kind]}, found {found}",
+                "see `bigbrain-fx schema`",
+                code="BX1021",
+            )
         case _:
-            return path, f"{detail['msg']}, found {found}", "see `bigbrain-fx schema`"
+            return fault(
+                f"{detail['msg']}, found {found}", "see `bigbrain-fx schema`", code="BX1022"
+            )
 
 
 def _known_fields(path: JsonPath) -> str:

@@ -30,6 +30,7 @@ def _device_name(name: str) -> str:
     raise BadValueError(
         f"not a device name: {quoted(name)}",
         "use letters, digits, '_', '-' and '.', a letter or digit first, 63 at most: \"gpu0\"",
+        code="BX1023",
     )
 
 
@@ -39,6 +40,7 @@ def _host_name(name: str) -> str:
     raise BadValueError(
         f"not a host name or address: {quoted(name)}",
         'use a name like "node-1.lab" or an IP address, without user, port or shell characters',
+        code="BX1024",
     )
 
 

@@ -45,7 +45,9 @@ def preset_name(name: str) -> str:
     """Return how `PRESETS` writes a card's name; raises as `preset` does."""
     asked, alike = _parts(name), _alike(name)
     if _NOT_THE_CARD.search(name.lower()):
-        raise BadValueError(f"unknown preset {quoted(name)}: it is slower than the card", _BY_HAND)
+        raise BadValueError(
+            f"unknown preset {quoted(name)}: it is slower than the card", _BY_HAND, code="BX1025"
+        )
     if exact := next((known for known in alike if _key(known) == _key(name)), None):
         return exact
     fitting = [known for known in alike if asked.may_be(_whole(known))]
@@ -55,16 +57,20 @@ def preset_name(name: str) -> str:
         raise BadValueError(
             f"unknown preset {quoted(name)}: there are {len(fitting)} of unlike memory or power",
             f"nearest: {', '.join(fitting)}; write which",
+            code="BX1026",
         )
     if _APPLE.match(asked.core):
         raise BadValueError(
             f"{quoted(name)} is Apple's, and bundles run on cpu and cuda",
             'for a plan write "kind": "cpu", memory, flops and memory_bandwidth yourself',
+            code="BX1027",
         )
     near = alike or _nearest(asked.core)
     hint = f"nearest: {', '.join(near)}; " if near else ""
     raise BadValueError(
-        f"unknown preset {quoted(name)}", f"{hint}known: {', '.join(PRESETS)}; or {_BY_HAND}"
+        f"unknown preset {quoted(name)}",
+        f"{hint}known: {', '.join(PRESETS)}; or {_BY_HAND}",
+        code="BX1028",
     )
 
 

@@ -28,12 +28,14 @@ class BadValueError(ValueError):
     Args:
         what: one sentence: what was expected and what was found.
         help: one edit that mends it.
+        code: of the place that raises it.
     """
 
-    def __init__(self, what: str, help: str) -> None:
+    def __init__(self, what: str, help: str, *, code: str) -> None:
         super().__init__(what)
         self.what = what
         self.help = help
+        self.code = code
 
 
 @dataclass(frozen=True)
@@ -65,26 +67,30 @@ class Quantity:
             BadValueError: no text, no unit, an unknown unit, negative, zero or absurdly large.
         """
         if not isinstance(value, str):
-            raise BadValueError(self._expected(value), self._help(value))
+            raise BadValueError(self._expected(value), self._help(value), code="BX1029")
         match = _AMOUNT.fullmatch(value.strip()) if len(value) <= _MAX_LENGTH else None
         if not match or match["unit"] not in self.units:
             raise BadValueError(
-                self._expected(value), self._help(match["unit"] if match else value)
+                self._expected(value), self._help(match["unit"] if match else value), code="BX1030"
             )
         amount = _OURS.multiply(Decimal(match["number"]), self.units[match["unit"]])
         if match["sign"] == "-" and amount:
             raise BadValueError(
-                f"{self.noun} cannot be negative: {quoted(value)}", f'for example "{self.example}"'
+                f"{self.noun} cannot be negative: {quoted(value)}",
+                f'for example "{self.example}"',
+                code="BX1031",
             )
         if not amount and not self.may_be_zero:
             raise BadValueError(
                 f"{self.noun} must be more than zero: {quoted(value)}",
                 f'for example "{self.example}"',
+                code="BX1032",
             )
         if amount > _MAX_VALUE:
             raise BadValueError(
                 f"{self.noun} is too large to be true: {quoted(value)}",
                 f'for example "{self.example}"',
+                code="BX1033",
             )
         return amount
 
@@ -173,7 +179,9 @@ def memory_bytes(value: object) -> int:
     whole = int(MEMORY.read(value))
     if not whole:
         raise BadValueError(
-            f"{MEMORY.noun} must be at least one byte: {quoted(value)}", 'for example "24GiB"'
+            f"{MEMORY.noun} must be at least one byte: {quoted(value)}",
+            'for example "24GiB"',
+            code="BX1034",
         )
     return whole
 
@@ -228,7 +236,9 @@ def time_text(time_s: float) -> str:
 def _digits(value: float, power: int) -> str:
     """Write value / 10**power exactly: Decimal shifts the point in the shortest text."""
     if not math.isfinite(value):
-        raise BadValueError(f"{value} has no text with a unit", "use a finite number")
+        raise BadValueError(
+            f"{value} has no text with a unit", "use a finite number", code="BX1035"
+        )
     shifted = _OURS.scaleb(Decimal(repr(float(value))), -power)
     return f"{_OURS.normalize(shifted):f}"
 

@@ -140,11 +140,12 @@ def _preset(document: Document, path: JsonPath, entry: DeviceEntry) -> str:
             (*path, "kind"),
             f"the preset {quoted(entry.preset)} is a GPU, but kind is cpu",
             'delete "kind", or delete "preset" and write memory, flops and memory_bandwidth',
+            code="BX1036",
         )
     try:
         return preset_name(entry.preset)
     except BadValueError as error:
-        raise document.error((*path, "preset"), error.what, error.help) from error
+        raise document.error((*path, "preset"), error.what, error.help, code=error.code) from error
 
 
 def _missing_fields(document: Document, path: JsonPath, entry: DeviceEntry) -> InputError:
@@ -160,6 +161,7 @@ def _missing_fields(document: Document, path: JsonPath, entry: DeviceEntry) -> I
         (*path, next(iter(missing))),
         f"this field is missing, and device {quoted(entry.name)} has no preset to take it from",
         f'add {wanted}; or name a card, "preset": "h200"; or let `bigbrain-fx doctor` measure',
+        code="BX1037",
     )
 
 
@@ -176,7 +178,9 @@ def _check_names(document: Document, devices: tuple[Device, ...]) -> None:
             if device.name == devices[before].name
             else f"{name} differs from {same} in case only: on some disks both write one file"
         )
-        raise document.error(("devices", i, "name"), what, "give every device its own name")
+        raise document.error(
+            ("devices", i, "name"), what, "give every device its own name", code="BX1038"
+        )
 
 
 # --------------------------------------------------------------------------- hosts
@@ -195,12 +199,14 @@ def _hosts(
                 ("hosts", i, "name"),
                 f"no device is on a host {quoted(entry.name)}",
                 f"{hint}known: {', '.join(known[:8])}{', ...' if len(known) > 8 else ''}",
+                code="BX1039",
             )
         if entry.name in first:
             raise document.error(
                 ("hosts", i, "name"),
                 f"duplicate of hosts[{first[entry.name]}].name: {quoted(entry.name)}",
                 "keep one of the two",
+                code="BX1040",
             )
         first[entry.name] = i
     return tuple(Host(e.name, e.nic, e.memory_bandwidth, e.cores) for e in entries)
@@ -225,6 +231,7 @@ def _links(
                 f"the pair {quoted(a)}, {quoted(b)} is already in "
                 f"links.between[{first[field, pair]}]",
                 "keep one of the two; a link holds both ways",
+                code="BX1041",
             )
         first[field, pair] = i
         if field == "devices":
@@ -286,6 +293,7 @@ def _ends(
             path,
             f'expected either "devices" or "hosts", found {both}',
             '"devices": ["d0", "d1"] for one pair, "hosts": ["a", "b"] for all pairs of two hosts',
+            code="BX1042",
         )
     if entry.devices is None:
         assert entry.hosts is not None  # one of the two is there
@@ -300,6 +308,7 @@ def _ends(
             (*path, field),
             f"device {quoted(names[0])} is linked to itself",
             "name two devices; moving data inside one device costs nothing here",
+            code="BX1043",
         )
     return field, names
 
@@ -320,7 +329,10 @@ def _replicas(
     for i, group in enumerate(groups):
         if not group:
             raise document.error(
-                ("replicas", i), "a replica without a device", "name one at least, or leave it out"
+                ("replicas", i),
+                "a replica without a device",
+                "name one at least, or leave it out",
+                code="BX1044",
             )
         for k, name in enumerate(group):
             document.require_known(("replicas", i, k), name, known)
@@ -329,6 +341,7 @@ def _replicas(
                     ("replicas", i, k),
                     f"device {quoted(name)} is already in replicas[{first[name]}]",
                     "a device computes for one replica: name it once",
+                    code="BX1045",
                 )
             first[name] = i
     return tuple(tuple(sorted(group, key=known.index)) for group in groups)
@@ -360,7 +373,9 @@ def to_json(cluster: Cluster) -> str:
         if cluster.stores:
             content["stores"] = [store_json(store) for store in cluster.stores]
     except BadValueError as error:
-        raise InputError(f"cannot write the cluster: {error.what}", help=error.help) from error
+        raise InputError(
+            f"cannot write the cluster: {error.what}", code="BX1046", help=error.help
+        ) from error
     return json.dumps(content, indent=2) + "\n"
 
 

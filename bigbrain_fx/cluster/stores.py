@@ -28,6 +28,7 @@ def read_stores(
                     (*path, field),
                     f"{quoted(getattr(entry, field))} is already in stores[{first[key]}]",
                     "give every store a name and a device of its own",
+                    code="BX1047",
                 )
             first[key] = i
         if entry.folder is None and kind[entry.device] == "cpu":
@@ -36,6 +37,7 @@ def read_stores(
                 f"the store of {quoted(entry.device)} has no folder, and its host's memory is what "
                 "a cpu device computes in",
                 'add "folder": "/scratch", a folder on a disk',
+                code="BX1048",
             )
     return tuple(
         DeviceStore(e.name, e.device, e.capacity, e.bandwidth, e.folder or "") for e in entries

@@ -22,7 +22,11 @@ def timed_kernels(
             near = nearest(name, list(KERNEL))
             hint = f'did you mean "{near[0]}"? ' if near else ""
             again = "`bigbrain-fx doctor --kind cuda` times those that this version knows"
-            raise document.error(place, f"no kernel {quoted(name)} is known", hint + again)
+            raise document.error(
+                place, f"no kernel {quoted(name)} is known", hint + again, code="BX1049"
+            )
         if not took_s > 0.0:
-            raise document.error(place, "no call takes no time", "delete it, or time it again")
+            raise document.error(
+                place, "no call takes no time", "delete it, or time it again", code="BX1050"
+            )
     return tuple((name, given[name]) for name in KERNEL if name in given)

@@ -133,6 +133,7 @@ def _only_machine(rows: Sequence[Row]) -> Machine:
     if len(machines) != 1:
         raise InputError(
             f"a base is corrected for one device, found profiles of {len(machines)}",
+            code="BX1450",
             notes=tuple(sorted(machines)),
             help="profile the new device into a database of its own; "
             "without --base a model is fitted to all of them",
@@ -146,11 +147,13 @@ def _require_known(base: CostModel, found: Sequence[OffBy]) -> None:
         names = ", ".join(sorted({each.family for each in found}))
         raise InputError(
             f"the base knows none of the ops that were profiled: {names}",
+            code="BX1451",
             notes=(f"it knows {', '.join(base.families)}",),
             help="profile a model of such ops too: bigbrain-fx profile model.py",
         )
     if len(ops) < FEWEST:
         raise InputError(
             f"expected at least {FEWEST} measured ops that the base knows, found {len(ops)}",
+            code="BX1452",
             help="profile a model, or more of them: bigbrain-fx profile model.py",
         )

@@ -170,6 +170,7 @@ def fit(
 def _too_few(wanted: int, count: int) -> InputError:
     return InputError(
         f"expected at least {wanted} measured ops, found {count}",
+        code="BX1453",
         help="profile more models, or more sizes: bigbrain-fx profile model.py --rows 4,8,16",
     )
 
@@ -248,10 +249,14 @@ def folds(keys: Sequence[str]) -> list[int]:
 
 def _learner(kind: str) -> Learner:
     if importlib.util.find_spec("sklearn") is None:
-        raise InputError("expected scikit-learn, found none", help="pip install 'bigbrain-fx[ml]'")
+        raise InputError(
+            "expected scikit-learn, found none", code="BX1454", help="pip install 'bigbrain-fx[ml]'"
+        )
     if kind not in MODELS:
         raise InputError(
-            f"there is no model '{kind}' to fit", help=f"choose one of {', '.join(MODELS)}"
+            f"there is no model '{kind}' to fit",
+            code="BX1455",
+            help=f"choose one of {', '.join(MODELS)}",
         )
     return MODELS[kind]
 

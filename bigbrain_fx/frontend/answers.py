@@ -23,8 +23,11 @@ def read_answers(texts: Sequence[str]) -> dict[str, bool]:
         if not (file and line.isdigit() and answer.lower() in ("true", "false")):
             raise InputError(
                 f"expected FILE:LINE=true or FILE:LINE=false, found {text!r}",
+                code="BX2000",
                 help="--assume model.py:31=false",
             )
         if found.setdefault(place, answer.lower() == "true") != (answer.lower() == "true"):
-            raise InputError(f"{place} is assumed to be true and false", help="give one of them")
+            raise InputError(
+                f"{place} is assumed to be true and false", code="BX2001", help="give one of them"
+            )
     return found

@@ -113,6 +113,7 @@ def _goes_by(file: ModelFile, reader: str, writer: str) -> InputError:
     return InputError(
         f"{reader}() goes by what {writer}(){step and ', or a step of it,'} leaves outside it: "
         "every process of a bundle calls both for itself, and draws data some steps ahead",
+        code="BX2002",
         at=place_of(getattr(file, reader)),
         help="let rates go by the number of the step (the epoch is step // 100 where one has 100 "
         "steps), and data by what batches(seed) itself counts: a batch is drawn for each step",
@@ -123,6 +124,7 @@ def _changes(who: str, name: str, at: str) -> InputError:
     return InputError(
         f"{who} changes {name} of the file as training goes on: a bundle trains with what it was "
         "when the file was read",
+        code="BX2003",
         at=at,
         help=_CLIPPED
         if name == "clip_norm"

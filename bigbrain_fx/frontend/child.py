@@ -190,7 +190,7 @@ class _Service:
                 "weights, batch, convert, optimizer, copies, calls, micro-batches, rules, lay or "
                 "prove"
             )
-            raise InputError(f"expected {expected}, found {request['do']!r}")
+            raise InputError(f"expected {expected}, found {request['do']!r}", code="BX2028")
         return {"done": request["do"]}
 
     def write_weights(self, folder: Path, files: Mapping[str, list[str]]) -> None:
@@ -204,11 +204,15 @@ class _Service:
             tensors = self.captured.tensors
             if self.meta or any(is_blank(tensors[name]) for name in names if name in tensors):
                 raise InputError(
-                    "the model was captured without weights", help="capture it with meta=False"
+                    "the model was captured without weights",
+                    code="BX2029",
+                    help="capture it with meta=False",
                 )
             unknown = [name for name in names if name not in self.captured.tensors]
             if unknown:
-                raise InputError(f"the model has no tensors {', '.join(unknown)}", at=file)
+                raise InputError(
+                    f"the model has no tensors {', '.join(unknown)}", code="BX2030", at=file
+                )
             save_file(_apart({name: self.captured.tensors[name] for name in names}), folder / file)
         as_umask_says(*(folder / file for file in files))
 

@@ -156,7 +156,7 @@ class Child:
         self.close(at_once=True)
         task = self._task
         what = task.slow.format(f"took longer than {task.limit_s:g} s")
-        return InputError(what, at=task.at, help=task.slow_help)
+        return InputError(what, code="BX2031", at=task.at, help=task.slow_help)
 
     def _ended(self) -> EndedError:
         self.close()
@@ -164,6 +164,7 @@ class Child:
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         found = EndedError(
             f"{self._task.subject} ended its process ({how})",
+            code="BX2032",
             at=self._task.at,
             notes=("SIGKILL often means: out of memory",) if code == -signal.SIGKILL else (),
             help=self._task.ended_help,

@@ -56,6 +56,7 @@ def _functions(module: ModuleType, path: Path) -> dict[str, object]:
         if value is not None and not callable(value):
             raise InputError(
                 f"`{name}` must be a function, found {type(value).__name__}",
+                code="BX2033",
                 at=path.name,
                 help=_MADE if name == "optimizer" else f"define it: def {name}(...)",
             )
@@ -65,6 +66,7 @@ def _functions(module: ModuleType, path: Path) -> dict[str, object]:
     if found["lr_scale"] is not None and found["scheduler"] is not None:
         raise InputError(
             "the file has both `lr_scale` and `scheduler`, and each sets the learning rates",
+            code="BX2034",
             at=definition(found["scheduler"], path),
             help="leave one out; torch.optim.lr_scheduler.LambdaLR(optimizer, lr_scale) is a "
             "scheduler that does what lr_scale does",
@@ -85,6 +87,7 @@ def _require_seeded(batches: object, path: Path) -> None:
     except TypeError as error:
         raise InputError(
             f"`batches` is called as batches(seed), and takes other arguments: {error}",
+            code="BX2035",
             at=definition(batches, path),
             help="define it: def batches(seed): ..., and draw what is random by the seed, which "
             "a run that is started with --seed chooses",
@@ -98,6 +101,7 @@ def _clip_norm(module: ModuleType, path: Path) -> float | None:
     if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
         raise InputError(
             f"`clip_norm` must be a number above 0, found {value!r}",
+            code="BX2036",
             at=path.name,
             help="clip_norm = 1.0",
         )
@@ -122,19 +126,24 @@ def _grad_scaler(module: ModuleType, path: Path, model: nn.Module) -> dict[str, 
     if not isinstance(given, Mapping):
         raise InputError(
             f"`grad_scaler` must be True or a dict, found {type(value).__name__}",
+            code="BX2037",
             at=path.name,
             help=_SCALER_HELP,
         )
     for name, number in given.items():
         if name not in _SCALING or not _is_number(number) or not _SCALING[name][1](number):
             raise InputError(
-                f"`grad_scaler` has {name!r}: {number!r}", at=path.name, help=_SCALER_HELP
+                f"`grad_scaler` has {name!r}: {number!r}",
+                code="BX2038",
+                at=path.name,
+                help=_SCALER_HELP,
             )
     halves = [n for n, p in model.named_parameters() if p.requires_grad and p.dtype == torch.half]
     if halves:
         raise InputError(
             f"`grad_scaler` with trained parameters in float16 ({halves[0]}): their gradients "
             "cannot be unscaled, as torch.amp.GradScaler says, too",
+            code="BX2039",
             at=path.name,
             help='keep the weights in float32 and compute in float16: autocast = "float16"',
         )
@@ -153,6 +162,7 @@ def _autocast(module: ModuleType, path: Path) -> str | None:
     if value not in _DTYPES:
         raise InputError(
             f"`autocast` must be one of {', '.join(_DTYPES)}, found {value!r}",
+            code="BX2040",
             at=path.name,
             help='autocast = "bfloat16"',
         )
@@ -165,6 +175,7 @@ def _drop_last(module: ModuleType, path: Path) -> bool | None:
         return value
     raise InputError(
         f"`drop_last` must be True or False, found {value!r}",
+        code="BX2041",
         at=path.name,
         help="drop_last = True: a smaller last batch is left out; False: its rows weigh the same",
     )
@@ -178,6 +189,7 @@ def _batch_dims(module: ModuleType, path: Path) -> Mapping[str | int, int | str 
     if not fits:
         raise InputError(
             f"`batch_dims` must be a dict from entries of the batch to dimensions, found {value!r}",
+            code="BX2042",
             at=path.name,
             help='batch_dims = {"x": 1, "mask": None, "cu_seqlens": "ragged:x"}: x has its rows in '
             "dimension 1, every micro-batch gets the whole mask, and offsets into its own rows; "
@@ -201,6 +213,7 @@ def _pad(module: ModuleType, path: Path) -> Mapping[str | int, int | float]:
     if not fits:
         raise InputError(
             f"`pad` must be a dict from entries of the batch to numbers, found {value!r}",
+            code="BX2043",
             at=path.name,
             help='pad = {"tokens": 0, "labels": -100}: what a shorter one is filled up with, to '
             "the example's shape",
@@ -214,6 +227,7 @@ def kept_whole(module: ModuleType, path: Path) -> tuple[str, ...]:
     if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
         raise InputError(
             f"`leaves` must be a list of module paths or class names, found {value!r}",
+            code="BX2044",
             at=path.name,
             help='leaves = ["blocks.0.experts", "Router"]',
         )

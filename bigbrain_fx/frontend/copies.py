@@ -109,6 +109,7 @@ def _require_copied(path: Path, sets: Sequence[str]) -> None:
         raise InputError(
             f"a call at the top of {path.name} sets {setting}, and a bundle has a copy of lines of "
             "the top that set it themselves",
+            code="BX2045",
             at=path.name,
             help=f"set it in a line of its own at the top of the file: {sets[0]}",
         )
@@ -130,6 +131,7 @@ def _require_seeded(
         raise InputError(
             f"the top of {path.name} draws {by_dice[0]} with Python's or NumPy's random numbers, "
             "without a seed: every process of a bundle would have another",
+            code="BX2046",
             at=f"{path.name}:{_line(path, by_dice[0])}",
             help="seed them at the top, before they draw: random.seed(0), numpy.random.seed(0); or "
             "draw in batches(seed), by its seed",

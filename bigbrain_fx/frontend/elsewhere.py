@@ -60,6 +60,7 @@ def told_of_gpus(found: Elsewhere | None, gpus: Sequence[str]) -> tuple[str, ...
         raise InputError(
             f"forward or loss asks what device it is on ({lines}), and computes other numbers on a "
             f"GPU than on the CPU that it is traced on: {', '.join(gpus)} would compute the CPU's",
+            code="BX2047",
             at=found.lines[0],
             help="autocast is kept as `torch.autocast(x.device.type, dtype=torch.bfloat16)`, or as "
             '`autocast = "bfloat16"` in the model file; of a condition on the device leave that '

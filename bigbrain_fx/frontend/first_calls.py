@@ -140,6 +140,7 @@ def _refusal(calls: FirstCalls, who: str, moved: Sequence[str]) -> InputError:
     return InputError(
         f"{who}() sets {what or 'something'}, which {reader} goes by, and no process of a bundle "
         f"calls {who}(): there it would be what the top of {calls.path.name} has left",
+        code="BX2048",
         at=f"{calls.path.name}:{line or _defined_at(calls.path, who)}",
         help=f"set it at the top of the file, outside {who}(); data that example_batch() draws "
         "come from generators and iterators of its own, or are made in batches(seed)",

@@ -51,6 +51,7 @@ def require_no_hash_order(path: Path, question: Mapping[str, Any]) -> None:
         raise InputError(
             f"{moved[0]} goes by the order of a set of texts, or by hash() of one, which are other "
             "ones in each process: so would be what each device trains on, and each resume",
+            code="BX2049",
             at=f"{path.name}:{line}",
             help="sort it, as in sorted(set(words)); for hash(text) take zlib.crc32(text.encode())",
         )

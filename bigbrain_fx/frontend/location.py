@@ -75,6 +75,7 @@ def onnx_location(text: str) -> OnnxLocation:
     if not Path(place).is_file():
         raise InputError(
             f"expected an ONNX file at {place}, found nothing",
+            code="BX2060",
             at=place,
             help="give the path of an .onnx file, or of a model file",
         )
@@ -106,6 +107,7 @@ def resolved(
         raise InputError(
             f"--{next(iter(given))} is for hf:config.json and ONNX files, "
             f"and {location} is a model file",
+            code="BX2061",
             help="write it into example_batch() or model() of the model file",
         )
     path, name = split_location(location)
@@ -127,7 +129,7 @@ def _chosen(found: Location, words: Mapping[str, str], at: str) -> Location:
     """Return a location with these words in place of its own."""
     for key, value in words.items():
         if key not in found.sizes:
-            raise InputError(f"{key!r} is none of {', '.join(found.sizes)}", at=at)
+            raise InputError(f"{key!r} is none of {', '.join(found.sizes)}", code="BX2062", at=at)
         read = _float if key == "dtype" else partial(_number, key)
         chosen: dict[str, Any] = {key: read(value, at)}
         found = replace(found, **chosen)
@@ -137,13 +139,17 @@ def _chosen(found: Location, words: Mapping[str, str], at: str) -> Location:
 def _number(key: str, value: str, at: str) -> int:
     if value.isdecimal() and int(value) > 0:
         return int(value)
-    raise InputError(f"expected {key} to be a number above 0, found {value!r}", at=at)
+    raise InputError(
+        f"expected {key} to be a number above 0, found {value!r}", code="BX2063", at=at
+    )
 
 
 def _float(value: str, at: str) -> str:
     if value in FLOATS:
         return value
-    raise InputError(f"expected dtype to be one of {', '.join(FLOATS)}, found {value!r}", at=at)
+    raise InputError(
+        f"expected dtype to be one of {', '.join(FLOATS)}, found {value!r}", code="BX2064", at=at
+    )
 
 
 def _config(place: Path) -> Path:
@@ -151,6 +157,7 @@ def _config(place: Path) -> Path:
     if not path.is_file():
         raise InputError(
             f"expected a Hugging Face configuration at {path}, found nothing",
+            code="BX2065",
             at=str(place),
             notes=("models are not downloaded: this is a path on this machine",),
             help="give a config.json, or a folder that has one: hf:path/to/config.json",
@@ -170,6 +177,7 @@ def split_location(location: str | Path) -> tuple[Path, str | None]:
     if name is not None and not name.isidentifier():
         raise InputError(
             f"expected a Python name after the colon, found {name!r}",
+            code="BX2066",
             at=text,
             help=f"write {path.name}:model",
         )
@@ -182,6 +190,7 @@ def split_location(location: str | Path) -> tuple[Path, str | None]:
         )
         raise InputError(
             f"expected a model file at {path}, found {found}",
+            code="BX2067",
             at=str(path),
             notes=(f"Python files there: {', '.join(beside)}",) if beside else (),
             help=_as_hf(path)
@@ -190,6 +199,7 @@ def split_location(location: str | Path) -> tuple[Path, str | None]:
     if path.suffix != ".py":
         raise InputError(
             f"expected a model file that ends in .py or .onnx, found {path.name}",
+            code="BX2068",
             at=text,
             help=_as_hf(path) or "give a Python file that defines model() and example_batch()",
         )
@@ -204,6 +214,7 @@ def _traceable(path: Path) -> Path:
     what = "has a line break" if b"\n" in folder else "is not UTF-8"
     raise InputError(
         f"the model file's full path {what}, and torch.export reads it in stack traces",
+        code="BX2069",
         at=str(path).replace("\n", "\\n"),
         help="copy the model file and what it imports into another folder, and split it there",
     )

@@ -154,7 +154,10 @@ def _of_onnx(location: str, seed: int, blank: bool) -> ModelFile:
     at = onnx_location(location)
     if blank:
         raise InputError(
-            "an ONNX file holds its weights itself", at=at.path.name, help="leave --weights out"
+            "an ONNX file holds its weights itself",
+            code="BX2070",
+            at=at.path.name,
+            help="leave --weights out",
         )
     model = load_onnx(at.path)
     batch = example_inputs(model, at.batch or 8, at.seq or 16, seed)
@@ -173,6 +176,7 @@ def _reserve(model: nn.Module, meta: bool, blank: bool) -> None:
     if (meta or blank) and not reserve(model) and blank:
         raise InputError(
             "this system grants no memory addresses without memory behind them",
+            code="BX2071",
             notes=("vm.overcommit_memory is 2, or the address space is limited",),
             help="raise `ulimit -v`, or leave --weights out and use `bigbrain-fx load` afterwards",
         )
@@ -198,11 +202,13 @@ def _only_model(module: ModuleType, path: Path) -> str:
     if not names:
         raise InputError(
             f"{path.name} must define `model`, and defines no torch module at all",
+            code="BX2072",
             at=path.name,
             help="add: def model() -> nn.Module: return MyModel()",
         )
     raise InputError(
         f"{path.name} defines no `model`, and {len(names)} modules could be meant",
+        code="BX2073",
         at=path.name,
         notes=("candidates: " + ", ".join(f"{path.name}:{name}" for name in names),),
         help=f"say which: {path.name}:{names[-1]}, or add: def model() -> nn.Module",
@@ -214,6 +220,7 @@ def _build(module: ModuleType, path: Path, name: str, seed: int) -> nn.Module:
         names = ", ".join(f"{path.name}:{entry}" for entry in _candidates(module)) or "none"
         raise InputError(
             f"{path.name} defines no `{name}`",
+            code="BX2074",
             at=path.name,
             notes=(f"candidates: {names}",),
             help="name one of the candidates, or leave the name out",
@@ -238,6 +245,7 @@ def _no_module(path: Path, name: str, found: object, module: ModuleType) -> Inpu
     names = ", ".join(f"{path.name}:{entry}" for entry in _candidates(module)) or "none"
     return InputError(
         f"`{name}` must be or return a torch.nn.Module, found {type(found).__name__}",
+        code="BX2075",
         at=definition(getattr(module, name), path),
         notes=(f"candidates: {names}",),
         help=f"return the module from {name}()",
@@ -254,6 +262,7 @@ def _check_arguments(value: Callable[..., object], path: Path, name: str) -> Non
     if needed:
         raise InputError(
             f"{name}({', '.join(needed)}) needs arguments, expected something to call without any",
+            code="BX2076",
             at=definition(value, path),
             help=f"add: def model() -> nn.Module: return {name}(...)",
         )
@@ -264,6 +273,7 @@ def _example(module: ModuleType, path: Path, seed: int) -> object:
     if value is None:
         raise InputError(
             f"{path.name} must define `example_batch`",
+            code="BX2077",
             at=path.name,
             help="add: def example_batch(): return one mini-batch as a dict or tuple of tensors",
         )
@@ -274,6 +284,7 @@ def _example(module: ModuleType, path: Path, seed: int) -> object:
     if not isinstance(value, Mapping | tuple | list | Tensor):
         raise InputError(
             f"example_batch() must return a dict or a tuple, found {type(value).__name__}",
+            code="BX2078",
             at=definition(getattr(module, "example_batch"), path),  # noqa: B009  # a module's attribute
             help='return {"x": ..., "y": ...} or (x, y)',
         )

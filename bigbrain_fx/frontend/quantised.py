@@ -105,6 +105,7 @@ def quantise(model: nn.Module) -> QuantisedModel:
         raise InputError(
             "--quantize int8 is for frozen weights, and "
             + (f"{left[0][0]} stays as it is: {left[0][1]}" if left else _no_layer(model)),
+            code="BX2099",
             at="--quantize",
             help=_HELP,
         )
@@ -185,6 +186,7 @@ def require_read_by_layers(graph: Graph) -> None:
                 raise InputError(
                     f"{name.removesuffix('_scale')} is quantised, and {op.name}{where} reads it "
                     "outside its layer",
+                    code="BX2100",
                     at="--quantize",
                     help="call the layer there, or leave --quantize out",
                 )

@@ -60,7 +60,7 @@ def _telling_needs() -> Iterator[None]:
     try:
         yield
     except NeedsError as error:
-        raise InputError(error.what, help=error.remedy) from error
+        raise InputError(error.what, code=error.code, help=error.remedy) from error
 
 
 def memory_error(error: BaseException) -> InputError | None:
@@ -69,7 +69,10 @@ def memory_error(error: BaseException) -> InputError | None:
         return None
     first = str(error).partition("\n")[0]
     return InputError(
-        "memory has run out", notes=(first,) if first else (), help=memory_remedy(error)
+        "memory has run out",
+        code="BX2101",
+        notes=(first,) if first else (),
+        help=memory_remedy(error),
     )
 
 

@@ -82,7 +82,9 @@ class TrialEndedError(InputError):
     """
 
     def __init__(self, trial: RuleTrial, error: EndedError) -> None:
-        super().__init__(error.what, at=error.at, notes=error.notes, help=error.help)
+        super().__init__(
+            error.what, code=error.code, at=error.at, notes=error.notes, help=error.help
+        )
         self.trial, self.how = trial, error.how
 
 
@@ -224,7 +226,7 @@ class CaptureSession:
             path.write_bytes(adapter.dump_json((graph, tuple(fresh))))
             why = self._child.ask({"do": "lay", "path": str(path)})["why"]
             if why is not None:
-                raise CaptureError(str(why))
+                raise CaptureError(str(why), code="BX2102")
             return adapter.validate_json(path.read_bytes())[0]
 
     def prove(self, trials: Sequence[RewriteTrial]) -> list[RewriteProof]:

@@ -144,6 +144,7 @@ def require_unset(before: Settings, at: str, name: str) -> None:
             raise InputError(
                 f"{name}() changes a setting of torch, {setting}, from {was} to {said(now)}, "
                 "and a bundle does not call it before it reads batches or computes",
+                code="BX2103",
                 at=at,
                 help=_INSTEAD.get(what, _AT_THE_TOP).format(name=name, what=what),
             )

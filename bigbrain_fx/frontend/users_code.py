@@ -94,22 +94,24 @@ def errors_of(path: Path, what: str) -> Iterator[None]:
     except SyntaxError as error:
         at = f"{Path(error.filename or path).name}:{error.lineno}"
         raise InputError(
-            f"{what}: syntax error: {error.msg}", at=at, help="mend that line"
+            f"{what}: syntax error: {error.msg}", code="BX2186", at=at, help="mend that line"
         ) from error
     except SystemExit as error:
         raise InputError(
             f"{what}: it called sys.exit({error.code!r})",
+            code="BX2187",
             at=_line(error, path),
             help='put the part that runs the program under `if __name__ == "__main__":`',
         ) from error
     except ImportError as error:
         raise InputError(
-            f"{what}: {error}", at=_line(error, path), help=_import_help(error, path)
+            f"{what}: {error}", code="BX2188", at=_line(error, path), help=_import_help(error, path)
         ) from error
     except Exception as error:
         text = (str(error).splitlines() or [""])[0]
         raise InputError(
             f"{what}: {type(error).__name__}: {text}",
+            code="BX2189",
             at=_line(error, path),
             help=help_without_gpu(error) or f"make `python {path.name}` build the model first",
         ) from error

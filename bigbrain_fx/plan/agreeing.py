@@ -91,6 +91,7 @@ def _require_cuts(options: Options) -> None:
     if options.schedule in FOLDS:
         raise InputError(
             f"schedule '{options.schedule}' cuts the line itself, wherever devices are busy alike",
+            code="BX1200",
             at="--cut-at",
             help="leave --cut-at out, or use --schedule 1f1b, gpipe or list",
         )
@@ -101,6 +102,7 @@ def _require_cuts(options: Options) -> None:
         whose = "--place" if options.place else f"partitioner '{label(options.partitioner)}'"
         raise InputError(
             f"{whose} says where each op goes, and knows nothing of --cut-at",
+            code="BX1201",
             at="--cut-at",
             help="leave --cut-at out, or use --partitioner analytical or auto",
         )

@@ -23,13 +23,13 @@ _INFERENCE = ("inference: nothing is trained there", "split for training")
 def require_asynchronous_options(cluster: Cluster, options: Options) -> None:
     """Refuse what does not go with --asynchronous, whatever the model is."""
     if options.asynchronous is not None:
-        require_none("--asynchronous", _not_with_options(cluster, options))
+        require_none("--asynchronous", _not_with_options(cluster, options), code="BX1202")
 
 
 def require_asynchronous(graph: Graph, source: Source, options: Options) -> None:
     """Refuse a model that does not go with --asynchronous, whatever the cut is."""
     if options.asynchronous is not None:
-        require_none("--asynchronous", _not_with(graph, source, options))
+        require_none("--asynchronous", _not_with(graph, source, options), code="BX1203")
 
 
 def _not_with(graph: Graph, source: Source, options: Options) -> Iterator[Conflict]:
@@ -90,6 +90,7 @@ def overlapping(
         raise NoPlanError(
             f"--asynchronous needs as many micro-batches as stages: {micro_text(micro_batches)} "
             f"and {count} stages, so a step would run into the one after the next",
+            code="BX1204",
             at="--asynchronous",
             help=_of_so_many(graph.batch, count),
         )
@@ -112,6 +113,7 @@ def require_pipeline(
     if len(stages.stages) == 1:
         raise InputError(
             f"{what} lets steps of several devices overlap, and this plan has one device",
+            code="BX1205",
             at="--asynchronous",
             help=f"use more devices, {or_leave}",
         )
@@ -119,6 +121,7 @@ def require_pipeline(
         raise InputError(
             f"{what} needs one stage per device, and {len(stages.devices)} devices have "
             f"{len(stages.stages)} stages",
+            code="BX1206",
             at="--asynchronous",
             help=f"use a partitioner that gives a line (--partitioner analytical), {or_leave}",
         )
@@ -127,6 +130,7 @@ def require_pipeline(
         raise InputError(
             f"{what} does not go with '{tied}', which several devices hold: each would have "
             "another version of it",
+            code="BX1207",
             at="--asynchronous",
             help=f"untie it in the model file, use fewer devices, {or_leave}",
         )
@@ -136,12 +140,14 @@ def require_pipeline(
     if idle:
         raise InputError(
             f"{what} needs something to train on every device, and {idle[0].device} trains nothing",
+            code="BX1208",
             at="--asynchronous",
             help=f"use fewer devices, --pin a trained module to it, {or_leave}",
         )
     if graph.loss not in stages.stages[-1].ops:
         raise InputError(
             f"{what} needs the loss on the last device of the line",
+            code="BX1209",
             at="--asynchronous",
             help=f"--pin the model's last modules to {stages.stages[-1].device}, {or_leave}",
         )
@@ -153,6 +159,7 @@ def require_no_overlap(plan: Plan, what: str, help_: str) -> None:
         raise InputError(
             f"{what} does not go with --asynchronous yet: which weights a step computes with is "
             "said for these devices",
+            code="BX1210",
             help=help_,
         )
 

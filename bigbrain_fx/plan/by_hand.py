@@ -40,7 +40,10 @@ def read_pins(texts: Iterable[str]) -> tuple[tuple[str, str], ...]:
         modules, equals, device = text.partition("=")
         if not (modules.strip() and equals and device.strip()):
             raise InputError(
-                f"expected MODULES=DEVICE, found {text!r}", at="--pin", help="--pin blocks.0-1=d0"
+                f"expected MODULES=DEVICE, found {text!r}",
+                code="BX1211",
+                at="--pin",
+                help="--pin blocks.0-1=d0",
             )
         found.append((modules.strip(), device.strip()))
     return tuple(found)
@@ -52,6 +55,7 @@ def require_placeable(options: Options, cluster: Cluster) -> None:
     if (options.pins or options.place) and options.partitioner == AUTO:
         raise InputError(
             "auto chooses devices itself, and this places modules by hand",
+            code="BX1212",
             at=at,
             help=f"give another --partitioner, or leave {at} out",
         )
@@ -84,6 +88,7 @@ def homes_of(graph: Graph, cluster: Cluster, pins: Pins, at: str = "--pin") -> d
             if said.setdefault(path, device) != device:
                 raise InputError(
                     f"{path} is to be on {said[path]} and on {device}",
+                    code="BX1213",
                     at=at,
                     help="say one of them",
                 )
@@ -135,12 +140,15 @@ def write_placement(plan: Plan, path: str | Path, force: bool = False) -> None:
     if plan.stages.replicas > 1:
         raise InputError(
             f"the plan has {plan.stages.replicas} replicas, and a placement is of one",
+            code="BX1214",
             help="split without --replicas to place by hand",
         )
     if os.path.lexists(path) and not force:
-        raise InputError(f"{path} exists already", help="give another file, or --force")
+        raise InputError(
+            f"{path} exists already", code="BX1215", help="give another file, or --force"
+        )
     text = json.dumps(placement_json(plan), indent=2) + "\n"
-    with os_error_as(f"cannot write {path}", help="give a file that can be written"):
+    with os_error_as(f"cannot write {path}", code="BX1216", help="give a file that can be written"):
         replace_file(path, text.encode())
 
 
@@ -188,6 +196,7 @@ def read_placement(path: str | Path, graph: Graph, cluster: Cluster) -> Placemen
     if found.get("model", graph.name) != graph.name:
         raise InputError(
             f"it is a placement of model {found['model']!r}, and this is {graph.name!r}",
+            code="BX1217",
             at=str(path),
             help='remove its line "model" if it is meant for this one, too',
         )
@@ -200,7 +209,7 @@ def read_placement(path: str | Path, graph: Graph, cluster: Cluster) -> Placemen
         _require_device(device, cluster, f"{path}: ops.{name}")
         homes[name] = device
     if not homes:
-        raise InputError(f"{path} places nothing", help=_HOW)
+        raise InputError(f"{path} places nothing", code="BX1218", help=_HOW)
     return filled(graph, homes, f"placed by hand, {path.name}")
 
 
@@ -208,19 +217,29 @@ def _file(path: Path) -> Mapping[str, Any]:
     try:
         found = json.loads(path.read_bytes(), object_pairs_hook=partial(_once, path))
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}", help=_HOW) from error
+        raise InputError(
+            f"cannot read {path}: {error.strerror or error}", code="BX1219", help=_HOW
+        ) from error
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is no JSON: {error}", help="mend it, or write it anew") from error
+        raise InputError(
+            f"{path} is no JSON: {error}", code="BX1220", help="mend it, or write it anew"
+        ) from error
     number = found.get("format") if isinstance(found, dict) else None
     if number != FORMAT:
         raise InputError(
             f'expected a placement with "format": {FORMAT}, found {number!r}',
+            code="BX1221",
             at=str(path),
             help=_HOW,
         )
     strange = sorted(set(found) - {"format", "$comment", "model", "devices", "modules", "ops"})
     if strange:
-        raise InputError(f"a placement has no field {strange[0]!r}", at=str(path), help="remove it")
+        raise InputError(
+            f"a placement has no field {strange[0]!r}",
+            code="BX1222",
+            at=str(path),
+            help="remove it",
+        )
     checked: Mapping[str, Any] = found
     return checked
 
@@ -230,7 +249,10 @@ def _once(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     twice = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
     if twice:
         raise InputError(
-            f"{twice[0]!r} is there twice", at=str(path), help="remove one of the two lines"
+            f"{twice[0]!r} is there twice",
+            code="BX1223",
+            at=str(path),
+            help="remove one of the two lines",
         )
     return dict(pairs)
 
@@ -239,7 +261,10 @@ def _table(found: Mapping[str, Any], key: str, path: Path) -> Mapping[str, str]:
     table = found.get(key, {})
     if not isinstance(table, dict) or not all(isinstance(v, str) for v in table.values()):
         raise InputError(
-            "expected names and devices", at=f"{path}: {key}", help='{"blocks.0": "d0"}'
+            "expected names and devices",
+            code="BX1224",
+            at=f"{path}: {key}",
+            help='{"blocks.0": "d0"}',
         )
     return table
 
@@ -272,6 +297,7 @@ def named_paths(modules: str, known: Sequence[str], at: str) -> list[str]:
         if not found:
             raise InputError(
                 f"{modules} are no modules: {first} is above {end}",
+                code="BX1225",
                 at=at,
                 help=f"{head}{dot}{end}-{first}",
             )
@@ -287,6 +313,7 @@ def _unknown(kind: str, name: str, known: Sequence[str], at: str) -> InputError:
     listed = ", ".join(close or beside[:12] or known[:12])
     return InputError(
         f"there is no {kind} '{name}'",
+        code="BX1226",
         at=at,
         help=f"did you mean {listed}?" if close else f"there are {listed}",
     )

@@ -21,13 +21,13 @@ from bigbrain_fx.plan.nouns import Options, Source
 def require_compilable_options(options: Options) -> None:
     """Refuse what does not go with --compile, whatever the model is."""
     if options.compiled:
-        require_none("--compile", _not_with_options(options))
+        require_none("--compile", _not_with_options(options), code="BX1227")
 
 
 def require_compilable(graph: Graph, source: Source, options: Options) -> None:
     """Refuse a model that does not go with --compile, whatever the cut is."""
     if options.compiled:
-        require_none("--compile", _not_with(graph, source))
+        require_none("--compile", _not_with(graph, source), code="BX1228")
 
 
 def _not_with_options(options: Options) -> Iterator[Conflict]:

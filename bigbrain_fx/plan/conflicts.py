@@ -11,7 +11,7 @@ from bigbrain_fx.plan.schedule import SPLIT
 Conflict = tuple[str, str]  # what was asked for besides, and why not; what to do
 
 
-def require_none(flag: str, conflicts: Iterable[Conflict]) -> None:
+def require_none(flag: str, conflicts: Iterable[Conflict], *, code: str) -> None:
     """Refuse the first of what an option does not go with.
 
     Raises:
@@ -19,7 +19,10 @@ def require_none(flag: str, conflicts: Iterable[Conflict]) -> None:
     """
     for what, help_ in conflicts:
         raise InputError(
-            f"{flag} does not go with {what}", at=flag, help=f"{help_}, or leave {flag} out"
+            f"{flag} does not go with {what}",
+            code=code,
+            at=flag,
+            help=f"{help_}, or leave {flag} out",
         )
 
 
@@ -49,6 +52,7 @@ def require_backwards(options: Options, *, trains: bool) -> None:
         if asked and not trains:
             raise InputError(
                 f"nothing is trained in inference: {flag} is for training",
+                code="BX1229",
                 at=flag,
                 help=f"leave {flag} out, or split with --mode train",
             )

@@ -44,12 +44,16 @@ class DevicePart:
 
 @dataclass(frozen=True)
 class Alternative:
-    """The same plan with one block moved over a cut: its forecast, or why it is none."""
+    """The same plan with one block moved over a cut: its forecast, or why it is none.
+
+    `code` is that of the error which says why.
+    """
 
     block: str
     to_device: str
     step_s: float | None
     reason: str = ""
+    code: str | None = None
 
 
 @dataclass(frozen=True)
@@ -326,7 +330,7 @@ def _moved(
     except ScheduleError:  # replicas cut unlike may meet in unlike orders
         return Alternative(name, to.device, None, "replicas would wait for each other in a circle")
     except (NoPlanError, InputError) as error:
-        return Alternative(name, to.device, None, error.what)
+        return Alternative(name, to.device, None, error.what, code=error.code)
 
 
 def _with_ops_on(placement: Placement, ops: Sequence[str], to: Stage) -> Placement:

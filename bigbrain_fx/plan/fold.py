@@ -109,6 +109,7 @@ def folded(
         raise InputError(
             f"schedule '{schedule}' needs {len(line)} pieces, and the model has {known.count} "
             "units that can be cut apart",
+            code="BX1230",
             help=_fewer(schedule, known.count, len(names), pieces),
         )
     numbers = {device.name: i for i, device in enumerate(costs.cluster.devices)}
@@ -139,6 +140,7 @@ def require_pieces(schedule: str | None, pieces: int | None) -> None:
         asked = "--pieces alone" if schedule is None else f"schedule '{schedule}'"
         raise InputError(
             f"{asked} cannot have {pieces} pieces a device",
+            code="BX1231",
             at="--pieces",
             help="use --schedule interleaved with --pieces 2 or more, or leave --pieces out",
         )
@@ -191,6 +193,7 @@ def require_free(schedule: str, is_given: bool) -> None:
     if is_given:
         raise InputError(
             f"schedule '{schedule}' cuts the line anew, and would move what was placed by hand",
+            code="BX1232",
             help="use --schedule auto or list, which keep every placement, or leave --pin and "
             "--place out",
         )
@@ -205,6 +208,7 @@ def _line_of(
         raise InputError(
             f"schedule '{schedule}' goes over several devices, and all of the model is on "
             f"{stages.devices[0]}",
+            code="BX1233",
             help="use --partitioner naive, which uses all devices, or --schedule 1f1b"
             if devices > 1
             else "use more devices, or --schedule 1f1b",
@@ -214,6 +218,7 @@ def _line_of(
         raise InputError(
             f"schedule '{schedule}' folds a line of one piece a device, and this placement is "
             f"none: device '{twice}' has {len(stages.of(twice))}",
+            code="BX1234",
             help="use --partitioner chain-dp or naive, or --schedule list",
         )
     return stages.devices
@@ -302,5 +307,6 @@ def _require_pieces(
         raise InputError(
             f"schedule '{schedule}' needs the stages {' '.join(line)}, but the model's branches "
             f"make {' '.join(found)}",
+            code="BX1235",
             help="use --schedule list, which runs any stage graph",
         )

@@ -31,18 +31,25 @@ def with_frozen(graph: Graph, modules: Sequence[str], at: str = "--freeze") -> G
         found = _inside(name, graph, trained, at)
         if not found:
             raise InputError(
-                f"nothing of '{name}' is trained", at=at, help="leave it out: it is frozen already"
+                f"nothing of '{name}' is trained",
+                code="BX1236",
+                at=at,
+                help="leave it out: it is frozen already",
             )
         chosen |= found
     if chosen == {p.canonical for p in trained}:
         raise InputError(
-            "nothing is left to train", at=at, help="leave a module out that is to be trained"
+            "nothing is left to train",
+            code="BX1237",
+            at=at,
+            help="leave a module out that is to be trained",
         )
     params = tuple(_frozen(p) if p.canonical in chosen else p for p in graph.params)
     made = replace(graph, params=params, ops=_regraded(graph, chosen))
     if made.loss is not None and not made.op[made.loss].requires_grad:
         raise InputError(
             "the loss has no gradient then: what is left to train does not reach it",
+            code="BX1238",
             at=at,
             help="leave a module out that the loss is made of",
         )

@@ -33,7 +33,9 @@ def layer_by_layer(options: Options, cluster: Cluster, source: Source | None = N
         return options
     for is_asked, what, remedy in _unfit(options, cluster, source):
         if is_asked:
-            raise InputError(f"{what}: --offload weights does not go with it", help=remedy)
+            raise InputError(
+                f"{what}: --offload weights does not go with it", code="BX1239", help=remedy
+            )
     return replace(options, offload=WORDS, recompute="all", schedule=GPipe.name, tensor=1)
 
 

@@ -55,6 +55,7 @@ def require_enough(
     raise NoPlanError(
         f"no split fits into the devices' memory: the model needs {mib(int(least))} at least, and "
         f"together they have room for {mib(int(room))} of tensors",
+        code="BX1343",
         notes=(_arithmetic(graph, source, offload, room), *map(_has, cluster.devices)),
         help="use more devices, or devices with more memory",
     )

@@ -145,6 +145,7 @@ def _require_whole_backwards(stages: Stages, trained: list[int]) -> None:
     if not trained:
         raise InputError(
             "there is no backward to make ops again for",
+            code="BX1240",
             at="--recompute",
             help="leave it out: nothing trains",
         )
@@ -152,6 +153,7 @@ def _require_whole_backwards(stages: Stages, trained: list[int]) -> None:
         raise InputError(
             f"stage {stages.deferring[0]} splits its backward, and keeps for its second half what "
             "making ops again would let go of",
+            code="BX1241",
             at="--recompute",
             help="use --schedule 1f1b and no --defer, or --recompute all",
         )

@@ -148,7 +148,9 @@ def _searched(
         plan = by_partitioner(replace(maker, scope=f"{some}, {maker.scope}"), known)
     except NoPlanError as error:
         notes = (*error.notes, f"a pipeline was searched {some}")
-        raise NoPlanError(error.what, at=error.at, notes=notes, help=error.help) from None
+        raise NoPlanError(
+            error.what, code=error.code, at=error.at, notes=notes, help=error.help
+        ) from None
     return replace(plan, cluster=cluster)
 
 
@@ -165,6 +167,7 @@ def _by_hand(graph: Graph, cluster: Cluster, source: Source, options: Options) -
     if wants_replicas(graph, cluster, options):
         raise InputError(
             "what is placed by hand is a plan of one replica",
+            code="BX1242",
             at="--place" if options.place else "--pin",
             help="leave --replicas (or what the cluster file says of them) out",
         )
@@ -190,7 +193,9 @@ def _by_hand(graph: Graph, cluster: Cluster, source: Source, options: Options) -
         said = ", ".join(f"{modules}={device}" for modules, device in options.pins)
         note = f"placed by hand: {options.place or said}"
         notes = (*error.notes, note)
-        raise NoPlanError(error.what, at=error.at, notes=notes, help=error.help) from None
+        raise NoPlanError(
+            error.what, code=error.code, at=error.at, notes=notes, help=error.help
+        ) from None
 
 
 def _maker_by_hand(graph: Graph, cluster: Cluster, source: Source, options: Options) -> Maker:
@@ -233,6 +238,7 @@ def plan_placed(
     if lacking:
         raise InputError(
             f"the cluster has no device {', '.join(lacking)}, where the placement puts ops",
+            code="BX1243",
             help="leave --devices out: the plan to follow has its cluster",
         )
     plans = []

@@ -140,6 +140,7 @@ def require_fits(forecast: Forecast, cluster: Cluster, *, compiled: bool = False
         names = ", ".join(entry.device for entry in lacking)
         raise NoPlanError(
             f"the plan does not fit: {names} would run out of memory",
+            code="BX1244",
             notes=(
                 *(arithmetic(e, cluster.device[e.device]) for e in forecast.devices),
                 *of_compiler(compiled=compiled),

@@ -48,7 +48,10 @@ def read_offload(text: str | None) -> tuple[Offloaded, ...]:
             near = difflib.get_close_matches(word, WORDS, n=1, cutoff=0.4)
             hint = f"did you mean {near[0]}? " if near else ""
             raise InputError(
-                f"there is no {word!r} to offload", at="--offload", help=f"{hint}write {_listed()}"
+                f"there is no {word!r} to offload",
+                code="BX1245",
+                at="--offload",
+                help=f"{hint}write {_listed()}",
             )
     return tuple(word for word in WORDS if word in words)
 
@@ -66,18 +69,21 @@ def require_stores(
     if not trains:
         raise InputError(
             "nothing is trained in inference: --offload is for training",
+            code="BX1246",
             at="--offload",
             help="leave --offload out",
         )
     if groups and "weights" in offload:
         raise InputError(
             "--offload weights does not go with tensor groups: a device runs its layers by itself",
+            code="BX1247",
             at="--offload",
             help="use --offload activations,state, or leave --tensor out",
         )
     if zero_stage == 3:
         raise InputError(
             "--offload does not go with --zero 3 yet",
+            code="BX1248",
             at="--offload",
             help="write --replicas 1, and no --zero and no --sum-order"
             if "weights" in offload
@@ -87,6 +93,7 @@ def require_stores(
     if lacking:
         raise InputError(
             f"device {lacking[0]} has no store to offload to",
+            code="BX1249",
             at="--offload",
             help='name one for it in "stores" of the cluster file: '
             + NO_STORE.replace("NAME", lacking[0]),
@@ -182,6 +189,7 @@ def require_capacity(forecast: Forecast, cluster: Cluster) -> None:
     ]
     raise NoPlanError(
         f"the plan does not fit: the store {names} is too small",
+        code="BX1250",
         notes=tuple(notes),
         help='give it more "capacity" in the cluster file, use more devices, or leave --offload '
         "out",

@@ -79,6 +79,7 @@ def counts(graph: Graph, cluster: Cluster, options: Options, per_device: int = 4
             raise InputError(
                 f"the trace of {graph.name} holds for {graph.static_batch} rows only, "
                 f"so a batch of {batch} has {fixed} micro-batches, not {options.micro_batches}",
+                code="BX1251",
                 help=f"use --micro-batches {fixed}, or another batch size in example_batch()",
             )
         return [fixed]
@@ -91,6 +92,7 @@ def counts(graph: Graph, cluster: Cluster, options: Options, per_device: int = 4
         raise InputError(
             f"a batch of {batch} rows cannot be split into {options.micro_batches} equal "
             "micro-batches",
+            code="BX1252",
             help=_of_rows(batch, options.micro_batches, _taken(batch, cluster, options)),
         )
     return [options.micro_batches]
@@ -114,6 +116,7 @@ def _one(graph: Graph, options: Options) -> int:
         raise InputError(
             f"rows of {graph.name} do not stand alone in inference: a row's output is another one "
             f"where a batch of {graph.batch} is cut into {options.micro_batches} micro-batches",
+            code="BX1253",
             help="use --micro-batches 1, and give example_batch() the rows of a batch",
         )
     return 1
@@ -176,6 +179,7 @@ def placement_of(
 def _told_more(error: NoPlanError, notes: tuple[str, ...]) -> NoPlanError:
     return NoPlanError(
         error.what,
+        code=error.code,
         at=error.at,
         notes=(*error.notes, *notes),
         help=error.help,

@@ -126,11 +126,13 @@ def _require_possible(jobs: Sequence[PackJob], cluster: Cluster) -> None:
     if len(jobs) > len(cluster.devices):
         raise InputError(
             f"{len(jobs)} jobs need a device each, and the cluster has {len(cluster.devices)}",
+            code="BX1254",
             help="run them one after the other, or give more devices",
         )
     if cluster.replicas:
         raise InputError(
             'the cluster file says which devices are "replicas", and pack gives devices itself',
+            code="BX1255",
             help='leave "replicas" out of the cluster file',
         )
 
@@ -139,6 +141,7 @@ def _require_alone(job: PackJob, found: Plan | NoPlanError) -> None:
     if isinstance(found, NoPlanError):
         raise NoPlanError(
             f"{job.name} does not fit, even with every device: {found.what}",
+            code="BX1256",
             notes=found.notes,
             help=found.help,
         )
@@ -272,6 +275,7 @@ def _no_room(jobs: Sequence[PackJob], plans: _Plans, found: Divided) -> NoPlanEr
     return NoPlanError(
         f"{all_jobs} do not fit together on {len(plans.cluster.devices)} devices "
         f"(divisions tried: {found.looked_at}, {which})",
+        code="BX1257",
         notes=tuple(notes),
         help="run them one after the other: each fits on its own with every device; or add devices",
     )

@@ -24,7 +24,7 @@ from bigbrain_fx.plan.nouns import Options, Plan
 def require_quantisable(options: Options) -> None:
     """Refuse what does not go with --quantize, whatever the model is."""
     if options.quantize is not None:
-        require_none("--quantize", _not_with(options))
+        require_none("--quantize", _not_with(options), code="BX1258")
 
 
 def _not_with(options: Options) -> Iterator[Conflict]:
@@ -98,5 +98,6 @@ def require_float(plan: Plan, what: str) -> None:
         raise InputError(
             f"{what}: frozen weights of this bundle are {plan.source.quantize}, and those would "
             "have to be rounded, too",
+            code="BX1259",
             help="load them in the model file's model(), and split it again with --quantize",
         )

@@ -31,6 +31,7 @@ def from_json(text: bytes, where: str) -> Plan:
         at = ".".join(str(part) for part in first["loc"])
         raise InputError(
             f"not a plan: {first['msg']}",
+            code="BX1260",
             at=f"{where}: {at}",
             help="make it again with `bigbrain-fx split`",
         ) from error
@@ -48,12 +49,16 @@ def _require_format(text: bytes, where: str) -> None:
         return  # the reader says where it is broken
     except ValueError as error:
         raise InputError(
-            f"not a plan: {error}", at=where, help="make it again with `bigbrain-fx split`"
+            f"not a plan: {error}",
+            code="BX1261",
+            at=where,
+            help="make it again with `bigbrain-fx split`",
         ) from error
     number = found.get("format", FORMAT) if isinstance(found, dict) else FORMAT
     if number not in READABLE:
         raise InputError(
             f"plan format {number!r} is not {FORMAT}",
+            code="BX1262",
             at=where,
             help="use the bigbrain-fx that wrote it, or make it again with `bigbrain-fx split`",
         )
@@ -65,7 +70,7 @@ def write_plan(plan: Plan, path: str | Path) -> None:
     Raises:
         InputError: it cannot be written.
     """
-    with os_error_as(f"cannot write {path}", help="give a file that can be written"):
+    with os_error_as(f"cannot write {path}", code="BX1263", help="give a file that can be written"):
         replace_file(Path(path), to_json(plan))
 
 
@@ -84,6 +89,7 @@ def read_plan(path: str | Path) -> Plan:
     except OSError as error:
         raise InputError(
             f"cannot read {file}: {error.strerror or error}",
+            code="BX1264",
             help="give a bundle folder or a plan.json",
         ) from error
     return from_json(text, str(file))

@@ -45,6 +45,7 @@ def read_stages(text: str, flag: str, words: str) -> tuple[int, ...]:
     if not all(part.isascii() and part.isdecimal() for part in parts):
         raise InputError(
             f"expected {words} or numbers of stages, found {text!r}",
+            code="BX1265",
             at=flag,
             help=f"write {flag} {words.partition(',')[0]}, or {flag} 0,2",
         )
@@ -109,6 +110,7 @@ def require_trained(
         found = f"stage {number} has no backward" if exists else f"there is no stage {number}"
         raise InputError(
             f"{found} {what}",
+            code="BX1266",
             at=flag,
             help=f"choose from {listed}, or write all" if known else "leave it out: nothing trains",
         )
@@ -131,6 +133,7 @@ def _require_repeatable(graph: Graph, stage: Stage) -> None:
             raise InputError(
                 f"stage {stage.index} writes into the trained parameter '{name}' in its forward, "
                 "so it cannot run again",
+                code="BX1267",
                 at=graph.op[op].source or None,
                 help="leave the stage out of --recompute",
             )

@@ -41,7 +41,9 @@ def plan_or_remedy(graph: Graph, cluster: Cluster, source: Source, options: Opti
         if found is None:
             raise
         help_ = f"a plan was found with {found}"
-        raise NoPlanError(error.what, at=error.at, notes=error.notes, help=help_) from None
+        raise NoPlanError(
+            error.what, code=error.code, at=error.at, notes=error.notes, help=help_
+        ) from None
 
 
 @dataclass(frozen=True)

@@ -243,6 +243,7 @@ def _require_alike(graph: Graph, stages: Stages, places: Sequence[dict[Leaf, int
                 raise InputError(
                     f"replica {number} makes the gradient of '{name}' in {len(theirs)} stages, "
                     f"replica 0 in {len(ours)}, of other uses of it",
+                    code="BX1268",
                     help="cut the replicas alike: give each the same number of equal devices, or "
                     'name them under "replicas" in the cluster file',
                 )
@@ -280,12 +281,14 @@ def _require_updated(graph: Graph, stages: Stages) -> None:
                     raise InputError(
                         f"'{name}' is read in stage {stage.index} where no gradient of it is made: "
                         "no bucket gathers it there",
+                        code="BX1269",
                         help="use --zero 2: weights stay where they are",
                     )
                 if stage.device not in makers:
                     raise InputError(
                         f"'{name}' is read on {stage.device} where no gradient of it is made, and "
                         f"with --zero {stages.zero_stage} its updates do not come there",
+                        code="BX1270",
                         help="leave --zero out, or use another --partitioner",
                     )
 

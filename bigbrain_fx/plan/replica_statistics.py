@@ -129,11 +129,13 @@ def _require_exchanged(graph: Graph, writes: Iterable[_Write], rows: int) -> Non
             raise InputError(
                 f"the BatchNorm that writes '{name}' reads a tensor whose strides are not those of "
                 "its shape, and torch rounds its statistics otherwise then",
+                code="BX1271",
                 at=where,
                 help=f"call .contiguous() on what it reads, or {_ONE}",
             )
         raise InputError(
             f"the forward writes into '{name}', and each replica would write its own",
+            code="BX1272",
             at=where,
             notes=(_exchanged(name),),
             help="".join(text for kind, text in _HELP.items() if op.target.startswith(kind))
@@ -206,6 +208,7 @@ def _require_unread(graph: Graph, writes: Iterable[_Write]) -> None:
                 raise InputError(
                     f"the forward writes '{name}' and reads it elsewhere, and what it reads would "
                     "depend on the replica",
+                    code="BX1273",
                     at=each.op.source or each.outer.source or None,
                     help=f"read it between steps, not in the forward; else {_ALONE}",
                 )

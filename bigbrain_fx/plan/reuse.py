@@ -87,6 +87,7 @@ def _require_same_model(graph: Graph, plan: Plan) -> None:
     differing = sorted(n for n in {*ours, *theirs} if ours.get(n) != theirs.get(n))
     raise InputError(
         f"the plan to follow is of another model: {len(differing)} parameters differ",
+        code="BX1299",
         notes=(f"first: {', '.join(differing[:3])}",),
         help="give the bundle that was split from this model file",
     )

@@ -36,6 +36,7 @@ def read_rewrites(text: str) -> tuple[Rewrite | Literal["auto"], ...]:
             close = difflib.get_close_matches(word, REWRITES, n=1, cutoff=0.5)
             raise InputError(
                 f"there is no rewrite '{word}'",
+                code="BX1300",
                 at="--rewrite",
                 help=(f"did you mean {close[0]}? " if close else "")
                 + f"choose none, auto, or some of {', '.join(REWRITES)}",
@@ -54,7 +55,7 @@ def rewrites_of(options: Options) -> tuple[Rewrite, ...]:
 def require_rewritable(options: Options) -> None:
     """Refuse what does not go with --rewrite, whatever the model is."""
     if options.rewrite:
-        require_none("--rewrite", _not_with(options))
+        require_none("--rewrite", _not_with(options), code="BX1301")
 
 
 def _not_with(options: Options) -> Iterator[Conflict]:

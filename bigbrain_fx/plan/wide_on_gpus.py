@@ -63,6 +63,7 @@ def _refused(first: Op, sent: Op | None, sender: str) -> InputError:
     return InputError(
         f"under autocast a GPU keeps {name} in float32, and the CPU that traces the model does "
         f"not: what comes of it{at} is sent by {sender}, in the type that was traced",
+        code="BX1342",
         at=first.source or None,
         help=f"write .float() after the {name}, as a GPU has it anyway",
     )

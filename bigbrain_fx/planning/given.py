@@ -57,6 +57,7 @@ def asked(method: Partitioner, graph: Graph, cluster: Cluster, costs: Costs) -> 
         frame = traceback.extract_tb(error.__traceback__)[-1]
         raise InputError(
             f"the partitioner '{method.name}' failed: {type(error).__name__}: {error}",
+            code="BX1100",
             at=f"{frame.filename}:{frame.lineno}",
             help="partition(graph, cluster, costs) returns core.Placement({op name: device name})",
         ) from error
@@ -66,6 +67,7 @@ def asked(method: Partitioner, graph: Graph, cluster: Cluster, costs: Costs) -> 
         what = f"places no {', '.join(lacking[:3])}" if lacking else f"knows devices {strange}"
         raise InputError(
             f"the partitioner '{method.name}' {what}: every op goes to a device of the cluster",
+            code="BX1101",
             at=type(method).__qualname__,
             notes=(f"{len(graph.ops)} ops; devices {', '.join(cluster.device)}",),
             help="return Placement({op.name: cluster.devices[i].name for op in graph.ops})",
@@ -88,6 +90,7 @@ def with_fields(given: Partitioner | type[Partitioner], fields: Mapping[str, Any
     except TypeError as error:
         raise InputError(
             f"the partitioner '{given.name}' does not take these options: {error}",
+            code="BX1102",
             help="make it a dataclass with such fields, or leave them out",
         ) from error
 
@@ -103,6 +106,7 @@ def class_of(name: str) -> Callable[..., object]:
     if not path.is_file():
         raise InputError(
             f"expected a partitioner in {path}, found no such file",
+            code="BX1103",
             at=name,
             help="give the path of a Python file with a class that has `name` and `partition`",
         )
@@ -115,6 +119,7 @@ def class_of(name: str) -> Callable[..., object]:
     listed = ", ".join(f"{path}:{each}" for each in found)
     raise InputError(
         f"{path} has no partitioner {tail!r}" if colon else f"{path} has {len(found)} partitioners",
+        code="BX1104",
         at=name,
         help=f"choose one of {listed}"
         if found
@@ -151,6 +156,7 @@ def _run(path: Path) -> ModuleType:
         sys.modules.pop(name, None)
         raise InputError(
             f"{path.name} cannot be run: {type(error).__name__}: {error}",
+            code="BX1105",
             at=str(path),
             help=f"mend it until `python {path.name}` ends well",
         ) from error

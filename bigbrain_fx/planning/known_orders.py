@@ -87,6 +87,7 @@ def interleaved(devices: int, micro_batches: int, pieces: int) -> Ranked:
         raise InputError(
             f"interleaved needs rounds of equally many micro-batches, but {micro_batches} on "
             f"{devices} devices make {rounds} rounds",
+            code="BX1106",
             help=f"use --micro-batches {micro_batches - micro_batches % devices} or "
             f"{micro_batches - micro_batches % devices + devices}",
         )
@@ -154,6 +155,7 @@ def dualpipe_v(devices: int, micro_batches: int) -> Ranked:
         raise InputError(
             f"dualpipe-v needs at least as many micro-batches as stages, {2 * devices}, "
             f"not {micro_batches}",
+            code="BX1107",
             help=f"use --micro-batches {2 * devices}, or --schedule zb-v",
         )
     return _each(devices, lambda rank: iter(_dualpipe_v(devices, micro_batches, rank)))

@@ -71,6 +71,7 @@ def require_ready(given: Given, **options: object) -> None:
     if lacking:
         raise InputError(
             f"the partitioner '{made.name}' needs {' and '.join(lacking)}, which is not installed",
+            code="BX1108",
             help=f"pip install {' '.join(lacking)}, or choose another --partitioner",
         )
 
@@ -202,6 +203,7 @@ def load(kind: Kind) -> ModuleType:
     if found.parent.parent != home or not hasattr(module, "TABLE"):
         raise InputError(
             f"expected bigbrain-fx's own folder '{kind}s', found another module of that name",
+            code="BX1109",
             at=str(found),
             help=f"rename it, or run from another folder; ours is {home / f'{kind}s'}",
         )
@@ -222,6 +224,7 @@ def _foreign(kind: Kind) -> Mapping[str, EntryPoint]:
         if point.name in found or point.name in _table(kind):
             raise InputError(
                 f"the {kind} name '{point.name}' is registered twice",
+                code="BX1110",
                 notes=(f"once by the package '{_package(point)}', as {point.value}",),
                 help=f"uninstall one of the packages, or rename the {kind}",
             )
@@ -252,6 +255,7 @@ def _class(kind: Kind, name: str) -> Callable[..., object]:
     except Exception as error:  # whatever a foreign package raises when it is imported
         raise InputError(
             f"the {kind} '{name}' cannot be loaded: {type(error).__name__}: {error}",
+            code="BX1111",
             at=f"{point.value}, package '{_package(point)}'",
             help=_moved(error) or "mend or uninstall the package",
         ) from error
@@ -275,7 +279,9 @@ def _make(kind: Kind, name: str, options: Mapping[str, Any]) -> object:
     except TypeError as error:
         taken = ", ".join(sorted(options_of(kind, name))) or "no option"
         raise InputError(
-            f"the {kind} '{name}' does not take these options: {error}", help=f"it takes {taken}"
+            f"the {kind} '{name}' does not take these options: {error}",
+            code="BX1112",
+            help=f"it takes {taken}",
         ) from error
     return made(**options)
 
@@ -284,11 +290,14 @@ def _unknown(kind: str, name: str, known: tuple[str, ...] | list[str]) -> InputE
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     guess = f"did you mean {', '.join(close)}? " if close else ""
     listed = ", ".join(known)
-    return InputError(f"there is no {kind} '{name}'", help=f"{guess}choose one of {listed}")
+    return InputError(
+        f"there is no {kind} '{name}'", code="BX1113", help=f"{guess}choose one of {listed}"
+    )
 
 
 def _not_a_plugin(kind: Kind, name: str, wanted: str) -> InputError:
     return InputError(
         f"'{name}' is registered as a {kind}, but is none: it needs `name` and {wanted}",
+        code="BX1114",
         help=f"see bigbrain_fx.core.{kind.capitalize()}",
     )

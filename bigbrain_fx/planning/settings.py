@@ -42,9 +42,12 @@ def _read(given: Given, text: str) -> tuple[str, Choice]:
     shown = ", ".join(f"{key}={_shown(each)}" for key, each in known.items())
     takes = f"{label(given)} takes {shown}" if known else f"{label(given)} has nothing to set"
     if not equals:
-        raise InputError(f"expected NAME=VALUE, found {text!r}", at="--set", help=takes)
+        raise InputError(
+            f"expected NAME=VALUE, found {text!r}", code="BX1115", at="--set", help=takes
+        )
     raise InputError(
         f"the partitioner '{label(given)}' has no option '{name}' to set",
+        code="BX1116",
         at="--set",
         help=CHOSEN_ELSEWHERE.get(name, takes),
     )
@@ -63,13 +66,14 @@ def _value(name: str, text: str, default: object) -> Choice:
     if not isinstance(found, bool | int | float | str | None):
         found = text
     if isinstance(found, float) and not math.isfinite(found):
-        raise InputError(f"expected a number, found {text}", at=f"--set {name}")
+        raise InputError(f"expected a number, found {text}", code="BX1117", at=f"--set {name}")
     if default is None or default is Parameter.empty or _fits(found, default):
         return _not_below(found, default, name)
     words = {bool: "true or false", int: "a whole number", float: "a number"}
     wanted = words.get(type(default), "a word")
     raise InputError(
         f"expected {wanted}, found {text!r}",
+        code="BX1118",
         at=f"--set {name}",
         help=f"as it is by default: --set {name}={json.dumps(default, default=str)}",
     )
@@ -80,7 +84,10 @@ def _not_below(found: Choice, default: object, name: str) -> Choice:
     numbers = int | float
     if isinstance(found, numbers) and found < 0 and isinstance(default, numbers) and default >= 0:
         raise InputError(
-            f"expected 0 or more, found {found}", at=f"--set {name}", help=f"--set {name}={default}"
+            f"expected 0 or more, found {found}",
+            code="BX1119",
+            at=f"--set {name}",
+            help=f"--set {name}={default}",
         )
     return found
 

@@ -179,6 +179,7 @@ def _require_possible(stages: VirtualStages) -> None:
         ends = [stages.timed.device_of[end] for end in (never[0].source, never[0].target)]
         raise NoPlanError(
             f"no order ends: a message from device {ends[0]} to device {ends[1]} never arrives",
+            code="BX1120",
             help="give their link a bandwidth, or place nothing across it",
         )
     short = _short(stages)
@@ -200,6 +201,7 @@ def _short(stages: VirtualStages) -> tuple[str, ...]:
 def _no_room(notes: tuple[str, ...] = ()) -> NoPlanError:
     return NoPlanError(
         "no order has room for what is saved from forward to backward",
+        code="BX1121",
         notes=notes,
         help="use more micro-batches, --recompute, or more devices",
     )

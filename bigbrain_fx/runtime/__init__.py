@@ -9,7 +9,9 @@ from __future__ import annotations
 import sys
 
 if sys.version_info < (3, 10):  # noqa: UP036  # whoever takes an old one reads no traceback
-    sys.stderr.write(f"error: this is Python {sys.version.split()[0]}: take 3.11 or newer\n")
+    sys.stderr.write(
+        f"error[BX5900]: this is Python {sys.version.split()[0]}: take 3.11 or newer\n"
+    )
     sys.exit(2)
 
 import ast

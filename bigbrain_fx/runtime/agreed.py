@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from .coded import CodedError
 from .entries import BatchError
 
 COPIES = "the copies of "  # so begins the name of weights that several devices hold
 
 
-class CopiesError(RuntimeError):
+class CopiesError(CodedError, RuntimeError):
     """Report that devices hold other numbers of one weight, which each of them updates."""
 
 
@@ -35,10 +36,12 @@ def require_same(what: str, mine: str, first: str) -> None:
             "for itself drifts apart. Split again so that one computes it and the others are sent "
             "it: replicas with --zero 1, a tensor group of devices of one host, stages that share "
             "a weight on one device; where the processors are alike, `bigbrain-fx verify FOLDER` "
-            "says which numbers part"
+            "says which numbers part",
+            code="BX5000",
         )
     raise BatchError(
         f"{what} differs {differs}: every process must "
         "get the same from batches(seed): seed all random numbers with it, use no time or process "
-        "id, sort listings of files and sets, and let no file change meanwhile"
+        "id, sort listings of files and sets, and let no file change meanwhile",
+        code="BX5001",
     )

@@ -77,7 +77,8 @@ class Versions:
             oldest = self.newest - len(self.held) + 1
             raise VersionError(
                 f"weights after {number} updates are wanted, those after {oldest} to "
-                f"{self.newest} are held: split the model again"
+                f"{self.newest} are held: split the model again",
+                code="BX5003",
             )
         return place
 
@@ -174,7 +175,8 @@ class AsynchronousDevice(Device):
         if self.on_nan == POLICIES[1]:
             raise VersionError(
                 "--on-nan skip asks all devices before each update, and asynchronous ones are in "
-                "unlike steps: use --on-nan stop, or split without --asynchronous"
+                "unlike steps: use --on-nan stop, or split without --asynchronous",
+                code="BX5004",
             )
         self.goes_on = self.goes_on_after(step)
         loss = super().run_step(step)

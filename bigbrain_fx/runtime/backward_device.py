@@ -247,7 +247,7 @@ class BackwardDevice(ForwardDevice):
     def _require_finite(self, parts: Parts = _NOTHING) -> None:
         found = self._not_finite(parts)
         if found is not None:
-            raise NotFiniteError(f"{found} (device {self.name})")
+            raise NotFiniteError(f"{found} (device {self.name})", code="BX5005")
 
     def _not_finite(self, parts: Parts) -> str | None:
         stage = self.loss[0] if self.loss else None

@@ -91,7 +91,7 @@ def read_buckets(folder: Path) -> Listed:
             if (_SAID | more) - set(entry):
                 raise ValueError(f"{name} needs {', '.join(sorted(_SAID | more))}")
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise WeightsError(f"{path} cannot be read ({error}): {AGAIN}") from error
+        raise WeightsError(f"{path} cannot be read ({error}): {AGAIN}", code="BX5006") from error
     return found
 
 

@@ -80,7 +80,8 @@ def _owners(bundle: Bundle) -> Mapping[str, str]:
     if strangers:
         raise WeightsError(
             f"weights/index.json: it names {strangers[0]!r} as an owner, which is none of the "
-            f"devices {', '.join(sorted(names))}: {AGAIN}"
+            f"devices {', '.join(sorted(names))}: {AGAIN}",
+            code="BX5007",
         )
     return owner
 

@@ -13,10 +13,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .coded import CodedError
+
 HEADER_LENGTH = 33  # number of dimensions, then up to 16 sizes and 16 strides
 _HEADER = 8 * HEADER_LENGTH  # bytes
 MAX_DIMS = 16
 _NOTHING = -1  # dimensions of None
+
+
+class LayoutError(CodedError, ValueError):
+    """Report a tensor that a channel cannot carry as it is laid out."""
 
 
 @dataclass(frozen=True)
@@ -123,8 +129,9 @@ class Layout:
         """Return the layout as the int64 message that opens a channel."""
         dims = len(self.shape)
         if dims > MAX_DIMS:
-            raise ValueError(
-                f"a tensor of {dims} dimensions cannot be sent; {MAX_DIMS} is the most"
+            raise LayoutError(
+                f"a tensor of {dims} dimensions cannot be sent; {MAX_DIMS} is the most",
+                code="BX5008",
             )
         pad = (0,) * (MAX_DIMS - dims)
         return torch.tensor((dims, *self.shape, *pad, *self.strides, *pad), dtype=torch.int64)
@@ -145,7 +152,7 @@ def pack(tensor: Tensor, layout: Layout) -> Tensor:
     `layout` is the channel's; a tensor of other strides is first copied into it.
 
     Raises:
-        ValueError: the channel's layout repeats elements that differ in this tensor.
+        LayoutError: the channel's layout repeats elements that differ in this tensor.
     """
     tensor = tensor.resolve_conj().resolve_neg()  # numbers travel, no note to turn a sign
     if Layout.of(tensor) != layout:
@@ -187,12 +194,14 @@ def enclose(channel: Channel, tensor: Tensor) -> Tensor:
     """Return a message of a channel that varies: its layout, its elements, and room to spare.
 
     Raises:
-        ValueError: it has more elements than the channel has room for.
+        LayoutError: it has more elements than the channel has room for.
     """
     layout, (shape, kind) = Layout.of(tensor), channel.wire
     flat = pack(tensor, layout).view(torch.uint8)
     if flat.numel() > shape[0] - _HEADER:
-        raise ValueError(f"{channel}: {layout.shape} is larger than {channel.shape}")
+        raise LayoutError(
+            f"{channel}: {layout.shape} is larger than {channel.shape}", code="BX5009"
+        )
     made = torch.zeros(shape, dtype=kind, device=tensor.device)
     made[:_HEADER] = layout.header().view(torch.uint8).to(tensor.device)
     made[_HEADER : _HEADER + flat.numel()] = flat
@@ -216,9 +225,10 @@ def _require_room(tensor: Tensor, layout: Layout) -> None:
         for planned, step, size in zip(layout.strides, tensor.stride(), layout.shape, strict=True)
     )
     if repeated or (layout.numel > 0 and not layout.is_dense and layout.overlaps):
-        raise ValueError(
+        raise LayoutError(
             f"the first message had strides {layout.strides}, which repeat elements; "
-            f"this one has {tuple(tensor.stride())}: make the value contiguous in the model"
+            f"this one has {tuple(tensor.stride())}: make the value contiguous in the model",
+            code="BX5010",
         )
 
 

@@ -49,7 +49,7 @@ class _Called:
             self.work.wait()
         except RuntimeError as error:
             what = f"the sum of {self.bucket.name} over replicas"
-            raise PeerLostError(f"a peer is gone, or too slow: {what}") from error
+            raise PeerLostError(f"a peer is gone, or too slow: {what}", code="BX5011") from error
         return self.result
 
 

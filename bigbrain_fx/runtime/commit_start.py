@@ -57,7 +57,8 @@ class CommitStart:
             if found and not (resume or ours):
                 raise CommitError(
                     f"{self.folder} has commits up to step {found[0].step}: add --resume to go on "
-                    "from there, or give an empty folder"
+                    "from there, or give an empty folder",
+                    code="BX5012",
                 )
             if restarted:
                 self.say("restarted: all devices go on from the last commit; none kept its state")
@@ -66,11 +67,11 @@ class CommitStart:
             generation = open_generation(self.folder, self.disk, launcher(), keep)
             rescue = self._opened_rescue(resume or ours)
         except CommitError as error:
-            return {"error": str(error)}
+            return {"error": str(error), "code": error.code}
         except OSError as error:
             where = error.filename or self.folder
             why = f"commits cannot be written, {where}: {reason_of(error)}: give another folder"
-            return {"error": why}
+            return dict(error=why, code="BX5903")
         texts = [record.text for record in found]
         return {"generation": generation, "rescue": rescue, "keep": keep, "records": texts}
 
@@ -80,10 +81,13 @@ class CommitStart:
             return 0
         open_folder(self.rescue, self.say)
         if self.rescue.samefile(self.folder):
-            raise CommitError(f"{self.rescue}: --rescue and --commits need two folders")
+            raise CommitError(
+                f"{self.rescue}: --rescue and --commits need two folders", code="BX5013"
+            )
         if not goes_on and read_records(self.rescue, self.say):
             raise CommitError(
-                f"{self.rescue} has commits already: give an empty folder to --rescue"
+                f"{self.rescue} has commits already: give an empty folder to --rescue",
+                code="BX5014",
             )
         return open_generation(self.rescue, self.disk, launcher())
 
@@ -98,7 +102,7 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CommitError(
-            f"{folder} cannot be made: {reason_of(error)}: give another folder"
+            f"{folder} cannot be made: {reason_of(error)}: give another folder", code="BX5015"
         ) from error
 
 

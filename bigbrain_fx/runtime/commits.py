@@ -69,7 +69,7 @@ def open_folder(folder: Path, say: Say) -> None:
     """
     refuse_link(folder)
     if folder.exists() and not folder.is_dir():
-        raise CommitError(f"{folder}: expected a folder of commits, found a file")
+        raise CommitError(f"{folder}: expected a folder of commits, found a file", code="BX5016")
     folder.mkdir(parents=True, exist_ok=True)
     warn_of_others(folder, say)
 
@@ -138,7 +138,8 @@ def require_newest(folder: Path, generation: int) -> None:
     newest = newest_generation(folder)
     if newest > generation:
         raise FencedError(
-            f"generation {generation} was replaced by {newest}: it writes no commits any more"
+            f"generation {generation} was replaced by {newest}: it writes no commits any more",
+            code="BX5017",
         )
 
 

@@ -133,7 +133,7 @@ class Committer:
             self.ledger.post("begin", json.dumps(self._start().decided(resume, restarted)))
         decided = json.loads(self.ledger.wait("begin"))
         if "error" in decided:
-            raise CommitError(decided["error"])
+            raise CommitError(decided["error"], code=decided["code"])
         make_folder(self.folder)
         self._take_over(decided)
         if decided["records"]:
@@ -155,19 +155,19 @@ class Committer:
         loaded: list[Loaded] = []
 
         def problems(record: Record) -> list[str]:
-            mine = {"broken": "", "refused": ""}
+            mine = {"broken": "", "refused": "", "code": ""}
             try:
                 loaded.append(load_shard(self.folder, record, self.name, expected, self._warn))
             except BrokenError as error:
                 mine["broken"] = str(error)
             except CommitError as error:
-                mine["refused"] = str(error)
+                mine |= {"refused": str(error), "code": error.code}
             except Exception as error:  # the others wait for a word
                 mine["broken"] = f"{self.name}: {reason_of(error)}"
             all_of_us = self._gathered(f"load/{record.folder}", mine)
-            refused = [found["refused"] for found in all_of_us if found["refused"]]
+            refused = [found for found in all_of_us if found["refused"]]
             if refused:
-                raise CommitError(refused[0])
+                raise CommitError(refused[0]["refused"], code=refused[0]["code"])
             return [found["broken"] for found in all_of_us if found["broken"]]
 
         quiet = (lambda _: None) if not self.leads else self._warn
@@ -304,7 +304,7 @@ class Committer:
         fenced = [report["fenced"] for report in found.values() if "fenced" in report]
         try:
             if fenced:
-                raise FencedError(fenced[0])
+                raise FencedError(fenced[0], code="BX5018")
             if missed:
                 raise OSError(None, missed[0])
             shards = [Shard(n, state.step, r["manifest"], r["size"]) for n, r in found.items()]

@@ -10,10 +10,12 @@ import shutil
 import sysconfig
 from pathlib import Path
 
+from .coded import CodedError
+
 LONGEST_COMPILE_S = 1800.0  # of a wait for a device whose first step compiles
 
 
-class CompilerError(RuntimeError):
+class CompilerError(CodedError, RuntimeError):
     """Report a host on which stages cannot be compiled; says what to install."""
 
 
@@ -28,11 +30,13 @@ def require_compiler(device: str) -> None:
         raise CompilerError(
             f"device {device}: its stages are compiled (split --compile), and this host has no "
             f"C++ compiler {name!r}: install g++, name another one in CXX, or split without "
-            "--compile"
+            "--compile",
+            code="BX5019",
         )
     header = Path(sysconfig.get_path("include")) / "Python.h"
     if not header.is_file():
         raise CompilerError(
             f"device {device}: its stages are compiled (split --compile), and there is no "
-            f"{header}: install Python's headers (python3-dev), or split without --compile"
+            f"{header}: install Python's headers (python3-dev), or split without --compile",
+            code="BX5020",
         )

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from .duties import Duty, FedBatch, LastDuty, Meeting, TapeCheck
 from .launcher import end_with_parent
-from .limits import SHORT, said, told
+from .limits import SHORT, said, shown
 from .lost_prints import let_prints_be_lost
 from .packets import LATER, LATER_S, JsonLine
 from .peers import PEER_LOST, HeadLostError, PeerLostError
@@ -104,7 +104,7 @@ class Control:
     def fail(self, error: BaseException, code: int) -> NoReturn:
         """Say why this process ends, and end it in words."""
         self.say_failed(error, code)
-        print(f"error: {told(error)}", file=sys.stderr)
+        print(shown(error), file=sys.stderr)
         sys.exit(code)
 
     def say_failed(self, error: BaseException, code: int) -> None:
@@ -188,7 +188,7 @@ class Control:
         """
         self.changed.wait_for(lambda: is_so() or self.last is not None)
         if self.last is not None and not is_so():
-            raise HeadLostError("the supervisor that decides is lost")
+            raise HeadLostError("the supervisor that decides is lost", code="BX5021")
 
     def take(self, key: str, generation: int, timeout_s: float) -> bytes:
         """Wait for a value that some device has put.
@@ -202,7 +202,7 @@ class Control:
                 lambda: key in self.values or self.generation > generation, timeout_s
             )
             if self.generation > generation:
-                raise PeerLostError(f"generation {generation} was given up")
+                raise PeerLostError(f"generation {generation} was given up", code="BX5022")
             if not found:
                 raise TimeoutError(f"no device has put {key} within {timeout_s:g} s")
             return self.values[key]
@@ -221,7 +221,7 @@ class Control:
         with self.changed:
             self.changed.wait_for(lambda: is_done() or self.generation > generation)
             if self.generation > generation:
-                raise PeerLostError(f"generation {generation} was given up")
+                raise PeerLostError(f"generation {generation} was given up", code="BX5023")
 
     def first(self, what: str, mine: str) -> str:
         """Return what the first process that asked has said of something."""

@@ -179,12 +179,14 @@ class Stream:
                 batch = next(self.iterator, _END)
             if batch is None:
                 raise BatchError(
-                    f"step {step}: batches(seed) gave None: yield a batch, or leave it out"
+                    f"step {step}: batches(seed) gave None: yield a batch, or leave it out",
+                    code="BX5024",
                 )
             if batch is _END:
                 raise BatchError(
                     f"batches(seed) ended before step {step}; yield one batch per step: begin "
-                    "anew at its end (`while True:` around the loop), or run fewer --steps"
+                    "anew at its end (`while True:` around the loop), or run fewer --steps",
+                    code="BX5025",
                 )
             require_plain(self.inputs, batch, step)
             if not (self.drop_last and self._is_small(batch)):
@@ -194,7 +196,8 @@ class Stream:
                 return batch
         raise BatchError(
             f"step {step}: two batches in a row have too few rows, and drop_last = True leaves "
-            "them out: let batches() give larger ones, or split again with drop_last = False"
+            "them out: let batches() give larger ones, or split again with drop_last = False",
+            code="BX5026",
         )
 
     def _is_small(self, batch: object) -> bool:
@@ -251,7 +254,8 @@ class Stream:
             raise BatchError(
                 f"step {self.step}: batch entry {name!r} holds offsets that end at "
                 f"{int(offsets[-1])}, expected {rows * per_row}, the positions of {rows} rows: "
-                "fill it up with that number"
+                "fill it up with that number",
+                code="BX5190",
             )
         starts = [m * each * per_row for m in range(self.micro_batches)]
         return [offsets.clamp(start, start + each * per_row) - start for start in starts]
@@ -272,13 +276,15 @@ class Stream:
         if more and self.drop_last is not False:
             raise BatchError(
                 f"step {self.step}: batch entry {name!r} has {rows} rows, "
-                f"not a multiple of {self.micro_batches} micro-batches{_FEWER_ROWS}"
+                f"not a multiple of {self.micro_batches} micro-batches{_FEWER_ROWS}",
+                code="BX5027",
             )
         sizes = (each + 1,) * more + (each,) * (self.micro_batches - more)
         if rows == 0 or self.sizes not in ((), sizes):
             raise BatchError(
                 f"step {self.step}: batch entry {name!r} has {rows} rows, "
-                f"expected {sum(self.sizes) or 'at least 1'}: give all entries as many"
+                f"expected {sum(self.sizes) or 'at least 1'}: give all entries as many",
+                code="BX5028",
             )
         self.sizes = sizes
 
@@ -289,7 +295,8 @@ class Stream:
         if not isinstance(value, Tensor) or (wanted and found != expected):
             raise BatchError(
                 f"step {self.step}: batch entry {name!r} is {found}, "
-                f"but the model was split for {expected}{self._remedy(name, value)}"
+                f"but the model was split for {expected}{self._remedy(name, value)}",
+                code="BX5029",
             )
         return value.resolve_conj().resolve_neg()
 
@@ -408,7 +415,9 @@ def _in_words(step: int) -> Iterator[None]:
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames[1:] if "site-packages" not in frame.filename]
         at = f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
-        raise BatchError(f"batches(seed) fails at the batch of step {step}: {text}{at}") from error
+        raise BatchError(
+            f"batches(seed) fails at the batch of step {step}: {text}{at}", code="BX5030"
+        ) from error
 
 
 def _comes_again(error: Exception) -> bool:

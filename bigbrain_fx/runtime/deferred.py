@@ -91,7 +91,8 @@ class DeferringDevice(Device):
             if gradient is not None and id(parameter) in self._tapped:
                 raise DeferredError(
                     f"stage {self._backward_of}: a layer's gradient of {name} waits, but something "
-                    "else of the stage uses it too: leave the stage out of --defer"
+                    "else of the stage uses it too: leave the stage out of --defer",
+                    code="BX5031",
                 )
             return add(gradient)
 
@@ -106,7 +107,9 @@ class DeferringDevice(Device):
         """
         waiting = self._waiting.pop((stage, micro), None)
         if waiting is None:
-            raise DeferredError(f"stage {stage}, micro-batch {micro}: no gradients of weights wait")
+            raise DeferredError(
+                f"stage {stage}, micro-batch {micro}: no gradients of weights wait", code="BX5032"
+            )
         names = {id(parameter): name for name, parameter in self.parameters.items()}
         looks = self._looks_at_once()
         with torch.no_grad():
@@ -115,7 +118,8 @@ class DeferringDevice(Device):
                 if looks and _is_spoiled(gradient):
                     raise NotFiniteError(
                         f"step {self.step}, stage {stage}, micro-batch {micro}: the gradient of "
-                        f"{name} is not finite (device {self.name})"
+                        f"{name} is not finite (device {self.name})",
+                        code="BX5033",
                     )
                 self._add(name, stage, micro, gradient)
 
@@ -135,7 +139,8 @@ class DeferringDevice(Device):
             stage, micro = min(self._waiting)
             raise DeferredError(
                 f"stage {stage}, micro-batch {micro}: gradients of weights still wait at the "
-                f"optimizer's step: step_once lacks weights_{stage}"
+                f"optimizer's step: step_once lacks weights_{stage}",
+                code="BX5034",
             )
         super().optimizer_step()
 

@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from .coded import CodedError
 from .deferred_layers import Make, Tap
 
 
-class DeferredError(RuntimeError):
+class DeferredError(CodedError, RuntimeError):
     """Report a gradient that waits and cannot be made as an undivided backward would make it."""
 
 
@@ -52,7 +53,8 @@ class WaitingTap:
         if (self.x._version, self.gradient._version) != self.versions:
             raise DeferredError(
                 "the input of a layer whose weight's gradient waits was written in place after the "
-                "layer read it: write into a copy, or leave the stage out of --defer"
+                "layer read it: write into a copy, or leave the stage out of --defer",
+                code="BX5035",
             )
         x = self.x if self.cast is None or not self.x.is_floating_point() else self.x.to(self.cast)
         return self.make(x, self.gradient)

@@ -329,7 +329,8 @@ class Device(BackwardDevice):
         if not fine and scale.scale < LEAST and self.on_nan == "stop":
             raise NotFiniteError(
                 f"step {self.step}: the loss or a gradient is not finite, and the loss scale has "
-                f"fallen to {scale.scale:g} for it (device {self.name})"
+                f"fallen to {scale.scale:g} for it (device {self.name})",
+                code="BX5036",
             )
         return fine
 

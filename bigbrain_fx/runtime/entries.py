@@ -14,11 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .coded import CodedError
+
 _MOST = 2**24  # bytes: of larger entries of one memory it is not looked at which places they share
 Key = tuple[str | int, ...]  # what leads to an entry: dict keys and positions
 
 
-class BatchError(ValueError):
+class BatchError(CodedError, ValueError):
     """Report a batch that is not like the one the model was split with; names step and entry."""
 
 
@@ -55,9 +57,11 @@ def require_known(first: object, batch: object, step: int) -> None:
     """
     new = sorted(_shown(key) for key in _new(first, batch, ()))
     if new:
-        raise BatchError(_NEW_ENTRY.format(step=step, names=", ".join(new)))
+        raise BatchError(_NEW_ENTRY.format(step=step, names=", ".join(new)), code="BX5037")
     for key, before, now in _turned(first, batch, ()):
-        raise BatchError(_TURNED.format(step=step, name=_shown(key), before=before, now=now))
+        raise BatchError(
+            _TURNED.format(step=step, name=_shown(key), before=before, now=now), code="BX5038"
+        )
 
 
 def _new(first: Any, batch: object, key: tuple[object, ...]) -> Iterator[tuple[object, ...]]:  # noqa: ANN401
@@ -124,27 +128,31 @@ def require_fixed(fixed: Sequence[tuple[Key, object]], batch: object, step: int)
         if isinstance(found, Tensor) or not (found == want or found != found):  # NaN
             name, shown = ".".join(map(str, key)), said(found)
             shown = shown if isinstance(found, Tensor) else repr(found)[:80]
-            raise BatchError(_OTHERWISE.format(step=step, name=name, shown=shown, want=want))
+            raise BatchError(
+                _OTHERWISE.format(step=step, name=name, shown=shown, want=want), code="BX5039"
+            )
 
 
 def _require_order(found: Mapping[object, object], want: object, key: Key, step: int) -> None:
     order = ", ".join(map(str, found))
     if order != want:
         name = f"entries of {'.'.join(map(str, key))!r}" if key else "batch's entries"
-        raise BatchError(_ORDER.format(step=step, name=name, order=order, want=want))
+        raise BatchError(_ORDER.format(step=step, name=name, order=order, want=want), code="BX5040")
 
 
 def _require_laid(found: Tensor, want: str, key: Key, step: int) -> None:
     if laid(found) != want:
         name = ".".join(map(str, key))
-        raise BatchError(_LAYOUT.format(step=step, name=name, found=laid(found), want=want))
+        raise BatchError(
+            _LAYOUT.format(step=step, name=name, found=laid(found), want=want), code="BX5041"
+        )
 
 
 def _require_apart(found: Tensor, batch: object, key: Key, step: int) -> None:
     for place, other in _tensors(batch, ()):
         if place != key and overlap(found, other):
             name, shared = (".".join(map(str, each)) for each in (key, place))
-            raise BatchError(_SHARED.format(step=step, name=name, shared=shared))
+            raise BatchError(_SHARED.format(step=step, name=name, shared=shared), code="BX5042")
 
 
 def _tensors(batch: object, key: tuple[object, ...]) -> Iterator[tuple[tuple[object, ...], Tensor]]:
@@ -195,7 +203,9 @@ def pick(batch: object, key: Key, step: int) -> object:
             found = found[part]
         except (KeyError, IndexError, TypeError) as error:
             where = ".".join(map(str, key))
-            raise BatchError(f"step {step}: the batch has no entry {where!r}") from error
+            raise BatchError(
+                f"step {step}: the batch has no entry {where!r}", code="BX5043"
+            ) from error
     return found
 
 
@@ -215,7 +225,9 @@ def require_plain(inputs: Mapping[str, Key], batch: object, step: int) -> None:
         with suppress(BatchError):  # there is none: said where it is read
             found = pick(batch, key, step)
         if isinstance(found, Tensor) and not is_plain(found):
-            raise BatchError(_NOT_PLAIN.format(step=step, name=name, shown=said(found)))
+            raise BatchError(
+                _NOT_PLAIN.format(step=step, name=name, shown=said(found)), code="BX5044"
+            )
 
 
 def is_plain(value: Tensor) -> bool:

@@ -16,11 +16,13 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from .coded import CodedError
+
 NOT_FINITE = 65  # exit code: EX_DATAERR of sysexits.h
 POLICIES = ("stop", "skip", "ignore")
 
 
-class NotFiniteError(ArithmeticError):
+class NotFiniteError(CodedError, ArithmeticError):
     """Report a loss or a gradient that is not finite: step, stage, and micro-batch or parameter."""
 
 

@@ -84,7 +84,8 @@ class HeldWeights:
         if self.untrained and not self.owner:
             raise WeightsError(
                 f"weights/index.json: expected the owner of each trained parameter, as of "
-                f"{min(self.untrained)!r}, found none: {AGAIN}"
+                f"{min(self.untrained)!r}, found none: {AGAIN}",
+                code="BX5045",
             )
         wrong = {
             n for n in self.owned_by(self.device) if self.parameter_of(n) not in self.parameters
@@ -92,7 +93,8 @@ class HeldWeights:
         if wrong:
             raise WeightsError(
                 f"weights/index.json: {min(wrong)!r} has the owner {self.device}, "
-                f"which holds none of that name: {AGAIN}"
+                f"which holds none of that name: {AGAIN}",
+                code="BX5046",
             )
 
     def owned_by(self, device: str) -> list[str]:

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from .coded import CodedError
+
 Buffer: TypeAlias = Any  # bytes, bytearray, memoryview, mmap: what has bytes
 
 FORMAT = 1  # of a state
@@ -28,7 +30,7 @@ WIDTHS: Mapping[str, int] = {
 }
 
 
-class ImageError(ValueError):
+class ImageError(CodedError, ValueError):
     """Report bytes that are no whole image."""
 
 
@@ -91,21 +93,22 @@ def read_layout(buffer: Buffer) -> ImageLayout:
     view = memoryview(buffer)
     length = int.from_bytes(view[:8], "little")
     if len(view) < 8 or not 0 < length <= min(HEADER_LIMIT, len(view) - 8):
-        raise ImageError(f"its header claims {length} of {len(view)} bytes")
+        raise ImageError(f"its header claims {length} of {len(view)} bytes", code="BX5047")
     head = bytes(view[: 8 + length])
     try:
         text = json.loads(head[8:])
         facts = json.loads(text.pop("__metadata__")["facts"])
         entries = {name: _entry(name, found, 8 + length) for name, found in text.items()}
     except BROKEN as error:
-        raise ImageError("its header cannot be read") from error
+        raise ImageError("its header cannot be read", code="BX5048") from error
     if not isinstance(facts, dict):
-        raise ImageError("its header cannot be read")
+        raise ImageError("its header cannot be read", code="BX5049")
     size = max((entry.end for entry in entries.values()), default=len(head))
     if size > len(view):
         cut = min((e for e in entries.values() if e.end > len(view)), key=lambda e: e.start)
         raise ImageError(
-            f"it ends inside tensor {cut.name!r}: expected {size} bytes, found {len(view)}"
+            f"it ends inside tensor {cut.name!r}: expected {size} bytes, found {len(view)}",
+            code="BX5050",
         )
     return ImageLayout(head, entries, facts, size)
 

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .coded import headline
 from .command_line import words
 from .compiler import LONGEST_COMPILE_S, CompilerError
 from .data import Spec
@@ -269,7 +270,7 @@ def infer_main(inference: Inference) -> None:
         else:
             _run(inference, batches, places, steps, seed, options, shown.batch)
     except (BatchError, CompilerError, NoGpuError, WeightsError, SaveError) as error:
-        tell(f"error: {error}")
+        tell(headline(error))
         sys.exit(1 if isinstance(error, SaveError) else BAD_INPUT)
     shown.end()
 

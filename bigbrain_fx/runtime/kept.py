@@ -48,7 +48,7 @@ def _require(condition: Tensor, answer: bool, place: str) -> None:
     text = _ANSWERED.format(place=place, answer=answer, other=not answer)
     if value.device.type == "cpu":
         if bool(value) is not answer:
-            raise AssumptionError(text)
+            raise AssumptionError(text, code="BX5051")
         return
     torch._assert_async((value != 0) if answer else (value == 0), text)
 

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from .coded import CodedError, headline, note_code
 from .needs import is_of_memory, memory_told
 from .telling import tell
 
@@ -55,9 +56,17 @@ def told(error: BaseException) -> str:
     return str(error) if remedy is None else f"{error}: {remedy}"
 
 
+def shown(error: BaseException) -> str:
+    """Return what a terminal shows of an error."""
+    if is_of_memory(error):
+        return f"error[BX5901]: {memory_told(error)}"
+    return headline(error) if isinstance(error, CodedError) else f"error[BX5902]: {told(error)}"
+
+
 def said(error: BaseException) -> str:
-    """Return an error as one line, short enough to travel."""
-    return f"{type(error).__name__}: {told(error)}"[:LONGEST_TEXT]
+    """Return an error as one line, short enough to travel: its class, its code and its words."""
+    code = f"[{error.code}]" if isinstance(error, CodedError) else ""
+    return f"{type(error).__name__}{code}: {told(error)}"[:LONGEST_TEXT]
 
 
 def require_threads(count: int) -> None:
@@ -84,11 +93,12 @@ def saying_limits() -> Iterator[None]:
     """End this process in words where the system gives it no more of something."""
     try:
         yield
-    except (RuntimeError, OSError, MemoryError) as error:
+    except (CodedError, RuntimeError, OSError, MemoryError) as error:
         code = SHORT if is_of_memory(error) else code_of(error)
         if code is None:
+            note_code(error)
             raise
-        tell(f"error: {memory_told(error) if is_of_memory(error) else told(error)}")
+        tell(shown(error))
         raise SystemExit(code) from error
 
 

@@ -96,7 +96,8 @@ def first_loadable(
         unusable.append(record)
     raise CommitError(
         f"none of the {len(found)} commits is whole: nothing was started; "
-        "leave --resume out and give an empty --commits folder to train from the bundle's weights"
+        "leave --resume out and give an empty --commits folder to train from the bundle's weights",
+        code="BX5052",
     )
 
 
@@ -109,12 +110,14 @@ def committed(folder: Path, say: Say) -> list[Record]:
     refuse_link(folder)
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "is not there"
-        raise CommitError(f"{folder} {what}: give the folder that --commits had")
+        raise CommitError(f"{folder} {what}: give the folder that --commits had", code="BX5053")
     found = read_records(folder, say)
     if not found:
         pickled = sorted(p.name for p in folder.rglob("*") if p.suffix in PICKLED)[:3]
         why = f" ({', '.join(pickled)}: pickled files are code and not read)" if pickled else ""
-        raise CommitError(f"{folder} has no commit{why}: give the folder that --commits had")
+        raise CommitError(
+            f"{folder} has no commit{why}: give the folder that --commits had", code="BX5054"
+        )
     return found
 
 
@@ -130,7 +133,8 @@ def load_shard(
     if device not in record.devices:
         raise CommitError(
             f"device: expected {device}, found {', '.join(sorted(record.devices))}: this is the "
-            "commit of another plan; `bigbrain-fx resplit` moves it to other devices"
+            "commit of another plan; `bigbrain-fx resplit` moves it to other devices",
+            code="BX5055",
         )
     place = folder / record.folder
     refuse_link(place)
@@ -143,9 +147,11 @@ def load_shard(
     try:
         layout = _whole(image, head, checks, file)
     except ImageError as error:
-        raise BrokenError(f"{file}: {error}") from error
+        raise BrokenError(f"{file}: {error}", code="BX5056") from error
     if (step := layout.facts.get("step")) != record.step:
-        raise BrokenError(f"{file}: it is of step {step}, and the record of step {record.step}")
+        raise BrokenError(
+            f"{file}: it is of step {step}, and the record of step {record.step}", code="BX5057"
+        )
     return Loaded(record, image, layout, checks)
 
 
@@ -154,10 +160,12 @@ def _manifest(path: Path, check: str) -> dict[str, Any]:
     try:
         text = read_regular(path)
     except OSError as error:
-        raise BrokenError(f"{path}: {error.strerror or error}") from error
+        raise BrokenError(f"{path}: {error.strerror or error}", code="BX5058") from error
     found = unsealed(text, str(path))
     if digest(text) != check:
-        raise BrokenError(f"{path}: it is not the one that the commit's record names")
+        raise BrokenError(
+            f"{path}: it is not the one that the commit's record names", code="BX5059"
+        )
     return found
 
 
@@ -172,7 +180,8 @@ def _require_same(
             raise CommitError(
                 f"{place}: {field}: expected {want!r}, found {have!r}: it is of another bundle: "
                 "go on with that one, or move it: `bigbrain-fx resplit THAT --devices CLUSTER "
-                f"--commits {place.parent} --out NEW`, and NEW goes on"
+                f"--commits {place.parent} --out NEW`, and NEW goes on",
+                code="BX5060",
             )
         if _minor(str(have)) != _minor(str(want)):
             say(
@@ -188,7 +197,7 @@ def _minor(version: str) -> list[str]:
 def _require_file(path: Path) -> None:
     refuse_link(path)
     if not path.is_file():
-        raise BrokenError(f"{path}: the file is missing")
+        raise BrokenError(f"{path}: the file is missing", code="BX5061")
 
 
 def _mapped(path: Path) -> mmap.mmap:
@@ -198,7 +207,9 @@ def _mapped(path: Path) -> mmap.mmap:
         with path.open("rb") as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     except (OSError, ValueError) as error:  # ValueError: it is empty
-        raise BrokenError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+        raise BrokenError(
+            f"{path}: {getattr(error, 'strerror', None) or error}", code="BX5062"
+        ) from error
 
 
 def _checks(manifest: Mapping[str, Any], path: Path) -> tuple[str, dict[str, str]]:
@@ -211,7 +222,7 @@ def _checks(manifest: Mapping[str, Any], path: Path) -> tuple[str, dict[str, str
         checks = {str(name): str(at["sha256"]) for name, at in manifest["tensors"].items()}
         return str(manifest["head"]["sha256"]), checks
     except (KeyError, TypeError, AttributeError) as error:
-        raise BrokenError(f"{path}: it is no manifest of a commit") from error
+        raise BrokenError(f"{path}: it is no manifest of a commit", code="BX5063") from error
 
 
 def _whole(image: mmap.mmap, head: str, checks: Mapping[str, str], file: Path) -> ImageLayout:
@@ -222,11 +233,13 @@ def _whole(image: mmap.mmap, head: str, checks: Mapping[str, str], file: Path) -
     view = memoryview(image)
     layout = read_layout(view)
     if digest(layout.head) != head:
-        raise BrokenError(f"{file}: its header is not as it was written")
+        raise BrokenError(f"{file}: its header is not as it was written", code="BX5064")
     if set(layout.entries) != set(checks):
         name = min(set(layout.entries) ^ set(checks))
-        raise BrokenError(f"{file}: its manifest and its header differ in tensor {name!r}")
+        raise BrokenError(
+            f"{file}: its manifest and its header differ in tensor {name!r}", code="BX5065"
+        )
     for name, entry in layout.entries.items():
         if digest(view[entry.start : entry.end]) != checks[name]:
-            raise BrokenError(f"{file}: tensor {name!r} is not as it was written")
+            raise BrokenError(f"{file}: tensor {name!r} is not as it was written", code="BX5066")
     return layout

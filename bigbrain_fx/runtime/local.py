@@ -18,6 +18,7 @@ from torch import Tensor
 
 from .agreed import require_same
 from .channel import Channel, Layout, pack, unpack
+from .coded import MisuseError
 from .limits import require_threads
 
 T = TypeVar("T")
@@ -84,7 +85,7 @@ class Hub:
         """Let others run until something is there; the caller holds `turn`.
 
         Raises:
-            RuntimeError: another device failed, or all wait: for `what`, this one.
+            MisuseError: another device failed, or all wait: for `what`, this one.
         """
         me = threading.get_ident()
         self.waiting[me] = is_there
@@ -94,9 +95,13 @@ class Hub:
         is_stuck = not is_there() and self._is_stuck()
         del self.waiting[me]
         if self.failed is not None:
-            raise RuntimeError("another device of this process failed") from self.failed
+            raise MisuseError(
+                "another device of this process failed", code="BX5067"
+            ) from self.failed
         if is_stuck:
-            raise RuntimeError(f"nobody is left to send: this device waits for {what}")
+            raise MisuseError(
+                f"nobody is left to send: this device waits for {what}", code="BX5068"
+            )
 
     def _use_threads(self) -> None:
         """Compute with this device's number: the last device's turn may have left another."""
@@ -130,7 +135,7 @@ class LocalTransport:
         """Wait for the channel's next message.
 
         Raises:
-            RuntimeError: another device failed, or none is left to send one; names the channel.
+            MisuseError: another device failed, or none is left to send one; names the channel.
         """
         queue = self.hub.queues.setdefault(channel.tag, deque())
         if not queue:

@@ -42,7 +42,8 @@ class LossWeight:
         if not sum(found) > 0:
             raise BatchError(
                 f"step {step}: loss_weight of the batch is 0, so nothing would be trained on: "
-                "leave such batches out in batches()"
+                "leave such batches out in batches()",
+                code="BX5191",
             )
         return found
 
@@ -56,7 +57,8 @@ class LossWeight:
             shown = value if is_number or not isinstance(value, Tensor) else tuple(value.shape)
             raise BatchError(
                 f"step {step}: loss_weight must return one number, 0 or more, found {shown!r}: "
-                'return a count such as (batch["labels"] != -100).sum()'
+                'return a count such as (batch["labels"] != -100).sum()',
+                code="BX5192",
             )
         return number
 

@@ -236,7 +236,8 @@ def _take_state(bundle: Bundle, device: Device, snapshots: OwnSnapshots, epoch: 
     if control.peers and not can_take_from_peers(bundle):
         raise StateError(
             "the other processes take states from peers, and this one has functions in "
-            "`on_step_begin`: give all of them the same hooks, or --snapshot-every N"
+            "`on_step_begin`: give all of them the same hooks, or --snapshot-every N",
+            code="BX5069",
         )
     if can_take_from_peers(bundle):
         transport.peers = PeerStates(bundle, device, control, epoch if by_peers else None)

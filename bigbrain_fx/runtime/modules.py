@@ -15,6 +15,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
+from .coded import MisuseError
+
 Shape = tuple[int, ...]
 
 
@@ -152,12 +154,13 @@ class Region(Tensors):
         """The devices that run this stage together, each with a part of its tensors.
 
         Raises:
-            RuntimeError: it runs by itself.
+            MisuseError: it runs by itself.
         """
         if active.group is None:
-            raise RuntimeError(
+            raise MisuseError(
                 "this stage has one member's part of its tensors, and its group is not there: "
-                "run it by train.py, or split the model without --tensor"
+                "run it by train.py, or split the model without --tensor",
+                code="BX5070",
             )
         return active.group
 

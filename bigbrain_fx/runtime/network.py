@@ -294,7 +294,7 @@ class NetworkTransport:
     def _opened(self, arrived: Tensor, numel: int, dtype: torch.dtype, channel: Channel) -> Tensor:
         nbytes = numel * dtype.itemsize
         if self.mesh is not None and not is_whole(arrived, nbytes):
-            raise SpoiledError(f"a message's checksum is wrong: {channel}")
+            raise SpoiledError(f"a message's checksum is wrong: {channel}", code="BX5087")
         return arrived[:nbytes].view(dtype)
 
     def _wait(self, work: Work, channel: Channel) -> None:
@@ -307,8 +307,10 @@ class NetworkTransport:
             work.wait(self.deadline)
         except RuntimeError as error:
             if time.monotonic() - start < seconds:
-                raise PeerLostError(f"the peer is gone: {channel}") from error
-            raise LateMessageError(f"no message within {seconds:g} s: {channel}") from error
+                raise PeerLostError(f"the peer is gone: {channel}", code="BX5088") from error
+            raise LateMessageError(
+                f"no message within {seconds:g} s: {channel}", code="BX5089"
+            ) from error
 
     def _wait_on_gpu(self, work: Work, channel: Channel) -> None:
         """Let the stream that computes wait for a message over nccl; this thread goes on.
@@ -336,7 +338,7 @@ def _to_a_living_peer(channel: Channel) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise PeerLostError(f"the peer is gone: {channel}") from error
+        raise PeerLostError(f"the peer is gone: {channel}", code="BX5090") from error
 
 
 def _alarms(mesh: dist.ProcessGroup) -> list[tuple[Tensor, Work]]:
@@ -346,14 +348,14 @@ def _alarms(mesh: dist.ProcessGroup) -> list[tuple[Tensor, Work]]:
         PeerLostError: a peer is gone already.
     """
     posted: list[tuple[Tensor, Work]] = []
-    for peer in range(mesh.size()):
-        if peer == mesh.rank():
-            continue
+    for peer in (rank for rank in range(mesh.size()) if rank != mesh.rank()):
         nothing = torch.empty(1, dtype=torch.uint8)
         try:
             posted.append((nothing, mesh.recv([nothing], peer, ALARM)))
         except RuntimeError as error:
-            raise PeerLostError("a peer was gone before all were connected") from error
+            raise PeerLostError(
+                "a peer was gone before all were connected", code="BX5091"
+            ) from error
     return posted
 
 
@@ -391,7 +393,8 @@ class _Background:
         if self.failed is not None:
             channel, error = self.failed
             raise PeerLostError(
-                f"a message could not be sent; the peer is gone or too slow: {channel}"
+                f"a message could not be sent; the peer is gone or too slow: {channel}",
+                code="BX5092",
             ) from error
 
     def drain(self) -> None:

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .coded import CodedError
+
 Optimizer = torch.optim.Optimizer
 Parameters = Mapping[str, nn.Parameter]
 Keep = Callable[[nn.Parameter, str, Tensor], Tensor]
@@ -22,7 +24,7 @@ NOT_HYPER = ("params", "param_names")
 OLDER = "optimizer:older_"  # "optimizer:older_1:NAME" are the weights of one update ago
 
 
-class StateError(ValueError):
+class StateError(CodedError, ValueError):
     """Report a state that cannot be taken, or that does not fit; names what."""
 
 
@@ -94,17 +96,21 @@ def require_optimizer(
         if (optimizer is None) != (found is None):
             has = "none" if found is None else found["class"]
             own = "none" if optimizer is None else _class_of(optimizer)
-            raise StateError(f"optimizer: expected {own}, found {has}")
+            raise StateError(f"optimizer: expected {own}, found {has}", code="BX5093")
         return
     _require_separable(optimizer, parameters)
     if found["class"] not in (None, _class_of(optimizer)):  # None: nothing says whose it is
-        raise StateError(f"optimizer: expected {_class_of(optimizer)}, found {found['class']}")
+        raise StateError(
+            f"optimizer: expected {_class_of(optimizer)}, found {found['class']}", code="BX5094"
+        )
     for name in sorted(set(parameters) ^ set(found["of"])):
         where = "lacks" if name in parameters else "has another parameter,"
-        raise StateError(f"the optimizer's state {where} {name}")
+        raise StateError(f"the optimizer's state {where} {name}", code="BX5095")
     known = {name.partition(":")[2].partition(":")[2] for name in tensors if _is_ours(name)}
     for name in sorted(known - set(parameters)):
-        raise StateError(f"the state has tensors for {name}, which is no parameter here")
+        raise StateError(
+            f"the state has tensors for {name}, which is no parameter here", code="BX5096"
+        )
     for group, names in _groups(optimizer, parameters):
         _require_group(group, names, found)
 
@@ -152,13 +158,15 @@ def _require_group(group: Mapping[str, Any], names: list[str], found: Mapping[st
         if entry != entries[0]:
             raise StateError(
                 f"{names[0]} and {name} are in one group of the optimizer here, "
-                "but were trained with other hyperparameters"
+                "but were trained with other hyperparameters",
+                code="BX5097",
             )
     expected, has = set(group) - set(NOT_HYPER), set(entries[0]["group"])
     more = has - expected - {"initial_lr"} if found["class"] is None else set()
     if expected - has or more:  # of the same class, more is what its steps have put there
         raise StateError(
-            f"hyperparameters of {names[0]}: expected {sorted(expected)}, found {sorted(has)}"
+            f"hyperparameters of {names[0]}: expected {sorted(expected)}, found {sorted(has)}",
+            code="BX5098",
         )
 
 
@@ -169,7 +177,8 @@ def _require_separable(optimizer: Optimizer, parameters: Parameters) -> None:
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise StateError(
             f"optimizer {kind} couples parameters: its step asks for a closure that computes the "
-            "loss again; its state cannot be kept by parameter name"
+            "loss again; its state cannot be kept by parameter name",
+            code="BX5099",
         )
     known = {id(parameter) for parameter in parameters.values()}
     stepped = [p for group in optimizer.param_groups for p in group["params"]]
@@ -178,11 +187,13 @@ def _require_separable(optimizer: Optimizer, parameters: Parameters) -> None:
         raise StateError(
             f"optimizer {kind} steps a tensor of shape {tuple(foreign[0].shape)} that is no "
             "parameter of the model: parameters fused or flattened into one have no names, and "
-            "nothing says which slice of it is whose; give the optimizer the parameters themselves"
+            "nothing says which slice of it is whose; give the optimizer the parameters themselves",
+            code="BX5100",
         )
     if any(id(key) not in known for key in optimizer.state):
         raise StateError(
-            f"optimizer {kind} couples parameters: it keeps state that belongs to none of them"
+            f"optimizer {kind} couples parameters: it keeps state that belongs to none of them",
+            code="BX5101",
         )
 
 
@@ -201,7 +212,9 @@ def _state(optimizer: Optimizer, parameters: Parameters) -> Iterator[tuple[str, 
             yield name, None, None
             for key, value in optimizer.state[parameter].items():
                 if not isinstance(key, str) or ":" in key:
-                    raise StateError(f"the optimizer keeps {key!r} for {name}: no plain name")
+                    raise StateError(
+                        f"the optimizer keeps {key!r} for {name}: no plain name", code="BX5102"
+                    )
                 yield name, key, value
 
 
@@ -218,7 +231,10 @@ def _dense_strides(key: str, name: str, value: Tensor) -> list[int]:
     """Return strides under which kernels walk as before; views with holes cannot be made again."""
     pairs = zip(value.shape, value.stride(), strict=True)
     if value.numel() != 1 + sum((size - 1) * stride for size, stride in pairs):
-        raise StateError(f"{key} of {name} is a view with holes, which cannot be restored as it is")
+        raise StateError(
+            f"{key} of {name} is a view with holes, which cannot be restored as it is",
+            code="BX5103",
+        )
     return list(value.stride())
 
 
@@ -234,7 +250,9 @@ def _class_of(optimizer: Optimizer) -> str:
 def _encoded(what: str, value: object) -> Any:  # noqa: ANN401  # JSON
     if isinstance(value, Tensor):
         if value.dim():
-            raise StateError(f"the optimizer's {what} is a tensor of shape {tuple(value.shape)}")
+            raise StateError(
+                f"the optimizer's {what} is a tensor of shape {tuple(value.shape)}", code="BX5104"
+            )
         dtype = str(value.dtype).removeprefix("torch.")
         return {"tensor": _encoded(what, value.item()), "dtype": dtype}
     if isinstance(value, tuple):
@@ -245,7 +263,9 @@ def _encoded(what: str, value: object) -> Any:  # noqa: ANN401  # JSON
         return {"float": str(value)}
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise StateError(f"the optimizer's {what} is of type {type(value).__name__}, which is no data")
+    raise StateError(
+        f"the optimizer's {what} is of type {type(value).__name__}, which is no data", code="BX5105"
+    )
 
 
 def decoded(value: Any, before: object = None) -> Any:  # noqa: ANN401  # JSON

@@ -90,7 +90,8 @@ class Shell:
             left = [path for path, rest in self._left.items() if rest]
         if left:
             raise AssumptionError(
-                f"forward did not call {left[0]}, as it did for the example batch: {_EVERY_TIME}"
+                f"forward did not call {left[0]}, as it did for the example batch: {_EVERY_TIME}",
+                code="BX5106",
             )
         return found
 
@@ -98,7 +99,7 @@ class Shell:
         left = self._left.get(path)
         if not left:
             raise AssumptionError(
-                f"forward calls {path}, as it did not for the example: {_EVERY_TIME}"
+                f"forward calls {path}, as it did not for the example: {_EVERY_TIME}", code="BX5107"
             )
         return left.pop(0)
 

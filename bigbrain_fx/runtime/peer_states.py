@@ -133,7 +133,9 @@ class PeerStates:
     def _give(self, inner: NetworkTransport, taker: str, names: Names, step: int) -> None:
         state = state_before_update(self.device).part(names)
         if state.step != step:
-            raise StateError(f"{taker} wants the state of step {step}, found {state.step}")
+            raise StateError(
+                f"{taker} wants the state of step {step}, found {state.step}", code="BX5108"
+            )
         size, piece = state.nbytes, min(PIECE, state.nbytes)
         room = bytearray(-(-size // piece) * piece)
         state.copy_into(room)
@@ -150,7 +152,9 @@ class PeerStates:
         images = {giver: self._image(inner, giver) for giver in givers}
         restore(self.device, State.joined([State.from_buffer(image) for image in images.values()]))
         if self.device.finished != step:
-            raise StateError(f"the state of step {step} is wanted, found {self.device.finished}")
+            raise StateError(
+                f"the state of step {step} is wanted, found {self.device.finished}", code="BX5109"
+            )
         self.lacks = None
         self.control.say("took", step=step, peers=[*givers], bytes=_total(images.values()))
 
@@ -170,7 +174,7 @@ class PeerStates:
         """Let all begin again: what this device held is nowhere any more."""
         self.control.say("orphaned", text=name)
         self.control.wait_generation(self.control.generation)  # it is ended while it waits
-        raise PeerLostError("nobody has the state of this device")
+        raise PeerLostError("nobody has the state of this device", code="BX5110")
 
     def _channels(self, giver: str, taker: str, piece: int) -> tuple[Channel, Channel]:
         """Return the channels of a state: how long it is, and its pieces."""

@@ -11,10 +11,12 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 
+from .coded import CodedError, headline
+
 PEER_LOST = 75  # exit code: EX_TEMPFAIL of sysexits.h
 
 
-class PeerLostError(ConnectionError):
+class PeerLostError(CodedError, ConnectionError):
     """The process at the other end of a channel is gone: look for the reason there."""
 
 
@@ -26,11 +28,11 @@ class StepAgainError(Exception):
     """Report that a step is begun again, by fewer devices: what this one has of it is gone."""
 
 
-class HeadLostError(RuntimeError):
+class HeadLostError(CodedError, RuntimeError):
     """Report that the supervisor that decides is lost: nobody takes another step."""
 
 
-class LateMessageError(TimeoutError):
+class LateMessageError(CodedError, TimeoutError):
     """Report a message that did not come within the deadline: its sender is slow, or stuck."""
 
 
@@ -39,6 +41,9 @@ def blaming_peers() -> Iterator[None]:
     """End this process with PEER_LOST when a peer, or the store that all share, is gone."""
     try:
         yield
-    except (PeerLostError, LateMessageError, dist.DistError) as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (PeerLostError, LateMessageError) as error:
+        print(headline(error), file=sys.stderr)
+        sys.exit(PEER_LOST)
+    except dist.DistError as error:
+        print(f"error[BX5909]: {error}", file=sys.stderr)
         sys.exit(PEER_LOST)

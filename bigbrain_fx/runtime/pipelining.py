@@ -29,9 +29,14 @@ from torch.distributed.pipelining import PipelineStage
 from torch.utils.checkpoint import checkpoint
 
 from .channel import Channel
+from .coded import CodedError
 from .device import Device
 from .promises import making_again
 from .recompute import Twice
+
+
+class ChainError(CodedError, ValueError):
+    """Report a bundle that torch's PipelineStage cannot run."""
 
 
 def as_pipeline_stage(
@@ -55,7 +60,7 @@ def as_pipeline_stage(
         group: the processes; the default group if None.
 
     Raises:
-        ValueError: the bundle is no chain with one stage per device, or trains no loss at its end.
+        ChainError: the bundle is no chain with one stage per device, or trains no loss at its end.
     """
     relay = Relay(devices, index).to(device)
     return PipelineStage(relay, index, len(devices), device, group=group)
@@ -232,13 +237,19 @@ def _crossing(channels: Sequence[Channel], border: int) -> tuple[str, ...]:
 
 def _require_chain(devices: Sequence[type[Device]]) -> None:
     if any(len(device.micros) > 1 for device in devices):
-        raise ValueError("PipelineStage runs one pipeline, but this bundle has replicas")
+        raise ChainError(
+            "PipelineStage runs one pipeline, but this bundle has replicas", code="BX5111"
+        )
     stages = [tuple(device.stages) for device in devices]
     if stages != [(number,) for number in range(len(devices))]:
         held = "; ".join(f"{d.name} has {', '.join(map(str, d.stages))}" for d in devices)
-        raise ValueError(f"PipelineStage needs one stage per device, in order, but {held}")
+        raise ChainError(
+            f"PipelineStage needs one stage per device, in order, but {held}", code="BX5112"
+        )
     if devices[-1].loss is None:
-        raise ValueError(f"the last stage, on {devices[-1].name}, makes no loss to train on")
+        raise ChainError(
+            f"the last stage, on {devices[-1].name}, makes no loss to train on", code="BX5113"
+        )
 
 
 def _global_rank(number: int, group: dist.ProcessGroup | None) -> int:

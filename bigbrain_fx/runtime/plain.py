@@ -19,6 +19,14 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 
+class ResumeError(ValueError):
+    """Report a state that an optimizer cannot take; `code` names the place that raises it."""
+
+    def __init__(self, what: str, *, code: str) -> None:
+        super().__init__(what)
+        self.code = code
+
+
 def load_optimizer(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -36,7 +44,7 @@ def load_optimizer(
         scheduler: of this optimizer, made as it was for training: it is stepped as often.
 
     Raises:
-        ValueError: it is of another class, its parameters are not the model's, or there is a loss
+        ResumeError: it is of another class, its parameters are not the model's, or there is a loss
             scale and no scaler that takes it, or the scheduler is another optimizer's, or not new.
     """
     tensors: dict[str, Tensor] = {}
@@ -48,11 +56,15 @@ def load_optimizer(
     found, names = about["optimizer"], _names(model, optimizer)
     kind = type(optimizer).__qualname__
     if found["class"].rpartition(".")[2] != kind.rpartition(".")[2]:
-        raise ValueError(f"the state is of {found['class']}, the optimizer is {kind}")
+        raise ResumeError(
+            f"the state is of {found['class']}, the optimizer is {kind}", code="BX5002"
+        )
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     if set(names.values()) & trained != set(found["of"]) & trained:
         other = min(set(names.values()) & trained ^ set(found["of"]) & trained)
-        raise ValueError(f"the optimizer's parameters are not those of the state: {other}")
+        raise ResumeError(
+            f"the optimizer's parameters are not those of the state: {other}", code="BX5184"
+        )
     _step(scheduler, optimizer, int(about["step"]))
     for group in optimizer.param_groups:  # what the scheduler has set among it, bit by bit
         _set_group(group, [names[id(p)] for p in group["params"]], found)
@@ -71,9 +83,10 @@ def load_optimizer(
 
 def _require_scaler(scaler: torch.amp.GradScaler | None, kept: list[float] | None) -> None:
     if kept is not None and (scaler is None or not scaler.is_enabled()):
-        raise ValueError(
+        raise ResumeError(
             f"training had a loss scale, {kept[0]:g} by now: give "
-            "scaler=torch.amp.GradScaler(DEVICE), made as in training"
+            "scaler=torch.amp.GradScaler(DEVICE), made as in training",
+            code="BX5185",
         )
 
 
@@ -86,9 +99,11 @@ def _step(
     if scheduler is None:
         return
     if scheduler.optimizer is not optimizer:
-        raise ValueError("the scheduler is of another optimizer than the one given")
+        raise ResumeError("the scheduler is of another optimizer than the one given", code="BX5186")
     if getattr(scheduler, "last_epoch", 0) != 0:
-        raise ValueError(f"the scheduler is at {scheduler.last_epoch}: make it anew, not stepped")
+        raise ResumeError(
+            f"the scheduler is at {scheduler.last_epoch}: make it anew, not stepped", code="BX5187"
+        )
     with warnings.catch_warnings():  # torch misses the optimizer's own steps
         warnings.simplefilter("ignore")
         for _ in range(steps):
@@ -107,14 +122,18 @@ def _names(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[int, str]
     known = {id(parameter): name for name, parameter in model.named_parameters()}
     stepped = [p for group in optimizer.param_groups for p in group["params"]]
     if any(id(p) not in known for p in stepped):
-        raise ValueError("the optimizer steps a tensor that is no parameter of the model")
+        raise ResumeError(
+            "the optimizer steps a tensor that is no parameter of the model", code="BX5188"
+        )
     return {id(p): known[id(p)] for p in stepped}
 
 
 def _set_group(group: dict[str, Any], names: list[str], found: dict[str, Any]) -> None:
     entries = [found["hyper"][found["of"][name]] for name in names if name in found["of"]]
     if any(entry != entries[0] for entry in entries):
-        raise ValueError(f"{names[0]} and others of its group had other hyperparameters")
+        raise ResumeError(
+            f"{names[0]} and others of its group had other hyperparameters", code="BX5189"
+        )
     for entry in entries[:1]:
         group.update({key: _decoded(value) for key, value in entry["group"].items()})
         if "initial_lr" not in entry["group"]:  # a scheduler's own is not always the first rate

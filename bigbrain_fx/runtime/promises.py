@@ -28,10 +28,11 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from .coded import CodedError
 from .device import Device
 
 
-class AgainError(RuntimeError):
+class AgainError(CodedError, RuntimeError):
     """Report a value that cannot be made again as it was."""
 
 
@@ -116,7 +117,8 @@ class _Kept:
         if self.value._version != self.version:
             raise AgainError(
                 "a value that its backward needs was written in place after it was read: write "
-                "into a copy, or leave out --recompute"
+                "into a copy, or leave out --recompute",
+                code="BX5114",
             )
         return self.value
 
@@ -134,7 +136,9 @@ class _Argument:
 
 def _argument(value: Any) -> Any:  # noqa: ANN401  # numbers and modules stay as they are
     if isinstance(value, tuple | list) and any(isinstance(part, Tensor) for part in value):
-        raise AgainError("a list of tensors is no argument of again(...): give each by itself")
+        raise AgainError(
+            "a list of tensors is no argument of again(...): give each by itself", code="BX5115"
+        )
     if not isinstance(value, Tensor):
         return value
     return _Argument(_pack(value.detach()), value.requires_grad)
@@ -225,17 +229,20 @@ class _Made:
         if len(found) != self.saved:
             raise AgainError(
                 f"{self.function} saved {self.saved} tensors when it first ran and {len(found)} "
-                "when it ran again: leave out --recompute"
+                "when it ran again: leave out --recompute",
+                code="BX5116",
             )
         self.inner = dict(enumerate(found))
         if self.users > 0 and isinstance(result, Tensor):
             self.result = result.detach()
             if self.result.untyped_storage().nbytes() != self.nbytes:
-                raise AgainError(f"{self.function} gave another size when it ran again")
+                raise AgainError(
+                    f"{self.function} gave another size when it ran again", code="BX5117"
+                )
 
 
 def _never(_: Any) -> Tensor:  # noqa: ANN401  # nothing is kept of a second run
-    raise AgainError("a gradient was asked for through a value that was made again")
+    raise AgainError("a gradient was asked for through a value that was made again", code="BX5118")
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,10 +23,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .coded import CodedError
 from .modules import owner_of
 
 
-class RecomputeError(RuntimeError):
+class RecomputeError(CodedError, RuntimeError):
     """Report a forward that cannot be run a second time; says why."""
 
 
@@ -140,7 +141,8 @@ def _require_known(writes: set[str], known: frozenset[str]) -> None:
     if not writes <= known:
         raise RecomputeError(
             f"{', '.join(sorted(writes - known))}: written now, but not when this stage first ran, "
-            "so it cannot run again: leave the stage out of `recompute`"
+            "so it cannot run again: leave the stage out of `recompute`",
+            code="BX5119",
         )
 
 

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from .coded import CodedError
 from .disk import listed
 from .image import Buffer, ImageLayout
 from .regular import once, read_regular
@@ -27,15 +28,15 @@ AGREED = ("plan", "graph", "seed", "torch", "micro_batches")
 Say = Callable[[str], None]
 
 
-class CommitError(ValueError):
+class CommitError(CodedError, ValueError):
     """Report commits that must not be used, or that there are none; for the user to act on."""
 
 
-class BrokenError(ValueError):
+class BrokenError(CodedError, ValueError):
     """Report a file of a commit that is not as it was written; an older commit may do."""
 
 
-class FencedError(RuntimeError):
+class FencedError(CodedError, RuntimeError):
     """Report that a newer generation has taken over: this one writes nothing more."""
 
 
@@ -99,7 +100,9 @@ def graph_in(bundle: Path) -> str:
     try:
         return graph_hash(read_regular(path))
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CommitError(f"{path} is not as it was written: copy the bundle again") from error
+        raise CommitError(
+            f"{path} is not as it was written: copy the bundle again", code="BX5120"
+        ) from error
 
 
 def manifest_of(
@@ -140,12 +143,12 @@ def record_of(text: bytes, where: str) -> Record:
     try:
         record = Record(**{name: found[name] for name in Record.__slots__})
         if record.folder != folder_name(record.step, record.generation):
-            raise BrokenError(f"{where}: it names the folder {record.folder!r}")
+            raise BrokenError(f"{where}: it names the folder {record.folder!r}", code="BX5121")
         is_sound = _is_sound(record)
     except (KeyError, TypeError, AttributeError) as error:
-        raise BrokenError(f"{where}: it is no record of a commit") from error
+        raise BrokenError(f"{where}: it is no record of a commit", code="BX5122") from error
     if not is_sound:
-        raise BrokenError(f"{where}: it is no record of a commit")
+        raise BrokenError(f"{where}: it is no record of a commit", code="BX5123")
     return record
 
 
@@ -182,7 +185,9 @@ def refuse_link(path: Path) -> None:
         CommitError: it is one.
     """
     if path.is_symlink():
-        raise CommitError(f"{path} is a symbolic link: give the folder of commits itself")
+        raise CommitError(
+            f"{path} is a symbolic link: give the folder of commits itself", code="BX5124"
+        )
 
 
 def digest(data: Buffer) -> str:
@@ -209,13 +214,14 @@ def unsealed(text: bytes, where: str) -> dict[str, Any]:
         number = found["format"]
         is_sound = check == _check(found)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise BrokenError(f"{where}: it is not whole") from error
+        raise BrokenError(f"{where}: it is not whole", code="BX5125") from error
     if not is_sound:
-        raise BrokenError(f"{where}: its checksum is wrong")
+        raise BrokenError(f"{where}: its checksum is wrong", code="BX5126")
     if number != FORMAT:
         raise CommitError(
             f"{where}: format: expected {FORMAT}, found {number!r}: "
-            "use the bundle of the bigbrain-fx that wrote it"
+            "use the bundle of the bigbrain-fx that wrote it",
+            code="BX5127",
         )
     del found["format"]
     return dict(found)

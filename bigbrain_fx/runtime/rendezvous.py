@@ -25,6 +25,7 @@ import torch.distributed as dist
 # torch exports these, but not for mypy
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
+from .coded import CodedError
 from .limits import remedy_of, require_threads
 from .peers import PeerLostError
 from .regular import once, read_regular
@@ -50,11 +51,11 @@ MESH_THREADS = 4  # that gloo and `form_mesh` start: gloo aborts where it cannot
 GLOO_PATIENCE = 5  # gloo waits for connections five times as long as its timeout says
 
 
-class NoGpuError(RuntimeError):
+class NoGpuError(CodedError, RuntimeError):
     """Report a plan for more GPUs than this host has."""
 
 
-class NoAddressError(RuntimeError):
+class NoAddressError(CodedError, RuntimeError):
     """Report processes of several hosts that were not told where to meet."""
 
 
@@ -74,7 +75,8 @@ def require_gpu(kinds: Sequence[str], rank: int) -> None:
     raise NoGpuError(
         f"this plan wants a GPU number {number} on this host, which has {found} GPUs{built}: "
         "--in-process computes it on the CPU; or split for what `bigbrain-fx doctor` finds here"
-        + (f"; or set {SHARE_GPUS}=1: processes share a GPU then, over gloo" if found else "")
+        + (f"; or set {SHARE_GPUS}=1: processes share a GPU then, over gloo" if found else ""),
+        code="BX5128",
     )
 
 
@@ -93,7 +95,9 @@ def require_address(folder: Path) -> None:
         host = {device["name"]: device["host"] for device in found["cluster"]["devices"]}
         used = list(dict.fromkeys(host[stage["device"]] for stage in found["stages"]["stages"]))
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise NoAddressError(f"{path} is not as it was written: copy the bundle again") from error
+        raise NoAddressError(
+            f"{path} is not as it was written: copy the bundle again", code="BX5129"
+        ) from error
     nodes = environment_number("SLURM_NNODES", 1)
     if len(used) > 1 or nodes > 1:
         what = f"this plan has devices of {len(used)} hosts ({', '.join(used)})"
@@ -101,7 +105,8 @@ def require_address(folder: Path) -> None:
         raise NoAddressError(
             f"{what}, and MASTER_ADDR does not say where rank 0 is: set MASTER_ADDR to the host of "
             "rank 0 for all processes (127.0.0.1 where all are on one); `bigbrain-fx "
-            "launch-script` writes a file that does"
+            "launch-script` writes a file that does",
+            code="BX5130",
         )
 
 
@@ -119,7 +124,9 @@ def join(
     """
     world = len(kinds)
     if (started := environment_number("WORLD_SIZE", world)) != world:
-        raise SystemExit(f"this bundle needs {world} processes, one per device; found {started}")
+        raise SystemExit(
+            f"error[BX5904]: this bundle needs {world} processes, one per device; found {started}"
+        )
     require_threads(MESH_THREADS)
     _prepare_cuda(kinds)
     timeout = timedelta(seconds=deadline_s)
@@ -139,7 +146,7 @@ def join(
     for other, found in enumerate(plans):
         if found != plan:
             raise SystemExit(
-                f"rank {other} runs plan {found}, this process runs {plan}: "
+                f"error[BX5905]: rank {other} runs plan {found}, this process runs {plan}: "
                 "copy one bundle to all hosts"
             )
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
@@ -160,7 +167,8 @@ def _tcp_store(rank: int, world: int, timeout: timedelta) -> TCPStore:
         listener.bind((host, port))
     except OSError as error:
         raise SystemExit(
-            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another MASTER_PORT"
+            f"error[BX5906]: cannot listen on {host}:{port}: {error.strerror or error}; choose "
+            "another MASTER_PORT"
         ) from error
     listener.listen(128)
     return TCPStore(
@@ -248,7 +256,7 @@ def form_mesh(store: PassedOn, rank: int, world: int) -> dist.ProcessGroup:
     if isinstance(mesh, Exception):
         if remedy_of(mesh) is not None:
             raise mesh
-        raise PeerLostError(f"the devices could not be connected: {mesh}") from mesh
+        raise PeerLostError(f"the devices could not be connected: {mesh}", code="BX5131") from mesh
     return cast(dist.ProcessGroup, mesh)
 
 
@@ -270,12 +278,15 @@ def _gloo_device(place: tuple[tuple[str, str], ...]) -> Any:  # noqa: ANN401  # 
             raise
         if not _is_unknown(kind, name):
             if "find address" in str(error):
-                raise NoAddressError(_DOWN.get(name, _NO_ADDRESS.format(name=name))) from error
+                raise NoAddressError(
+                    _DOWN.get(name, _NO_ADDRESS.format(name=name)), code="BX5132"
+                ) from error
             raise
         there = ", ".join(name for _, name in socket.if_nameindex())
         raise NoAddressError(
             f"GLOO_SOCKET_IFNAME is {name!r}, and this host has {there}: unset it, or name the one "
-            "by which the other hosts are reached"
+            "by which the other hosts are reached",
+            code="BX5133",
         ) from error
 
 
@@ -369,7 +380,7 @@ def environment_number(name: str, default: int | None) -> int:
     text = os.environ.get(name, os.environ.get(of_launcher.get(name, name)))
     if text is None and default is None:
         raise SystemExit(
-            f"{name} is not set: start with torchrun, mpirun, srun, `bigbrain-fx run`, or give "
-            "--rank"
+            f"error[BX5907]: {name} is not set: start with torchrun, mpirun, srun, `bigbrain-fx "
+            "run`, or give --rank"
         )
     return int(text) if text is not None else int(default or 0)

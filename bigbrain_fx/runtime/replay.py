@@ -26,6 +26,7 @@ from torch import Tensor
 from .agreed import require_same
 from .channel import Channel, Layout, pack
 from .checksum import seal
+from .coded import CodedError
 from .control import Control
 from .duties import Meeting
 from .limits import said
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 Connect = Callable[[int], NetworkTransport]  # a generation's number -> its transport
 
 
-class LogError(RuntimeError):
+class LogError(CodedError, RuntimeError):
     """Report that a message cannot be sent again."""
 
 
@@ -333,7 +334,8 @@ class ReplayTransport:
         if sent.peer_next < oldest:
             raise LogError(
                 f"{sent.channel}: message {sent.peer_next} is wanted again, "
-                f"but the log starts at {oldest}"
+                f"but the log starts at {oldest}",
+                code="BX5134",
             )
         for entry in sent.log:
             if entry.number >= sent.peer_next:
@@ -346,7 +348,7 @@ class ReplayTransport:
     def _living(self) -> NetworkTransport:
         """Return the transport of the newest generation."""
         if self.inner is None or self.control.generation > self.generation:
-            raise PeerLostError(f"generation {self.generation} has ended")
+            raise PeerLostError(f"generation {self.generation} has ended", code="BX5135")
         return self.inner
 
     def _wake(self) -> None:

@@ -344,11 +344,15 @@ def _offsets(bucket: Bucket, parameters: Mapping[str, nn.Parameter]) -> dict[str
     start = 0
     for name in bucket.params:
         if name not in parameters:
-            raise WeightsError(f"buckets.json: {bucket.name} has {name!r}, not held here: {AGAIN}")
+            raise WeightsError(
+                f"buckets.json: {bucket.name} has {name!r}, not held here: {AGAIN}", code="BX5136"
+            )
         place = sum(end <= start for end in ends)
         skip = bucket.start(place) - sum(bucket.pieces[:place])  # what else lies before its piece
         found[name] = start + skip, start + skip + parameters[name].numel()
         start += parameters[name].numel()
     if start != sum(bucket.pieces):
-        raise WeightsError(f"buckets.json: the pieces of {bucket.name} are not all of it: {AGAIN}")
+        raise WeightsError(
+            f"buckets.json: the pieces of {bucket.name} are not all of it: {AGAIN}", code="BX5137"
+        )
     return found

@@ -56,7 +56,8 @@ class RowStream(Stream):
         if found == 0 or self.rows not in (0, found):
             raise BatchError(
                 f"step {self.step}: batch entry {name!r} has {found} rows, "
-                f"expected {self.rows or 'at least 1'}"
+                f"expected {self.rows or 'at least 1'}",
+                code="BX5138",
             )
         if not self.apart:
             require_whole(found, self.room)
@@ -81,7 +82,8 @@ def require_whole(rows: int, room: int) -> None:
         raise BatchError(
             f"expected whole batches of {room} rows, found {rows} rows: an output's row depends on "
             f"the others in its batch; give a multiple of {room}, or split with an example_batch() "
-            "of as many rows as a batch has"
+            "of as many rows as a batch has",
+            code="BX5139",
         )
 
 
@@ -94,12 +96,14 @@ def count_rows(path: Path, inputs: Sequence[str], whole: Sequence[str]) -> int:
     with _opened(path) as file:
         missing = [name for name in inputs if name not in file.keys()]  # noqa: SIM118  # no mapping
         if missing:
-            raise BatchError(f"{path} has no tensor {', '.join(map(repr, missing))}")
+            raise BatchError(f"{path} has no tensor {', '.join(map(repr, missing))}", code="BX5140")
         lengths = {name: _length(file, name) for name in inputs if name not in whole}
     counts = set(lengths.values())
     if len(counts) > 1 or 0 in counts:
         found = ", ".join(f"{name} {count}" for name, count in lengths.items())
-        raise BatchError(f"{path}: the tensors need one number of rows, found {found}")
+        raise BatchError(
+            f"{path}: the tensors need one number of rows, found {found}", code="BX5141"
+        )
     return counts.pop() if counts else 1
 
 
@@ -127,7 +131,7 @@ def batches_of_tensors(
     """
     missing = [name for name in inputs if name not in tensors]
     if missing:
-        raise BatchError(f"expected a tensor for {', '.join(map(repr, missing))}")
+        raise BatchError(f"expected a tensor for {', '.join(map(repr, missing))}", code="BX5142")
     batched = [name for name in inputs if name not in whole]
     rows = max((tensors[name].shape[0] for name in batched), default=1)
     return [
@@ -144,9 +148,9 @@ def _opened(path: Path) -> Any:  # noqa: ANN401  # safetensors names no type for
         require_regular(path)
         return safe_open(path, framework="pt")
     except (OSError, ValueError) as error:
-        raise BatchError(f"cannot read {path}: {error}") from error
+        raise BatchError(f"cannot read {path}: {error}", code="BX5143") from error
     except Exception as error:  # SafetensorError is no OSError
-        raise BatchError(f"{path} is no safetensors file: {error}") from error
+        raise BatchError(f"{path} is no safetensors file: {error}", code="BX5144") from error
 
 
 def _length(file: Any, name: str) -> int:  # noqa: ANN401  # as above

@@ -62,10 +62,13 @@ def require_room(folder: str | None) -> None:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SaveError(
-            f"cannot save in {folder}: {error.strerror or error}: give another folder"
+            f"cannot save in {folder}: {error.strerror or error}: give another folder",
+            code="BX5145",
         ) from error
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise SaveError(f"cannot save in {folder}: it may not be written in: give another folder")
+        raise SaveError(
+            f"cannot save in {folder}: it may not be written in: give another folder", code="BX5146"
+        )
 
 
 def save_together(device: Device, folder: Path, store: Store, rank: int, deadline_s: float) -> None:
@@ -89,7 +92,7 @@ def save_together(device: Device, folder: Path, store: Store, rank: int, deadlin
     failed = [text for key in others if (text := store.get(key).decode())]
     if failed:
         file.drop()
-        raise SaveError(failed[0])
+        raise SaveError(failed[0], code="BX5147")
     file.put()
 
 
@@ -112,7 +115,7 @@ def save_replayed(device: Device, folder: Path, transport: ReplayTransport) -> N
             file.drop()
         transport.control.post(f"dropped/{device.name}", failed[0])
         _told(device, transport, "dropped")
-        raise SaveError(failed[0])
+        raise SaveError(failed[0], code="BX5148")
     assert file is not None
     file.put()
     for lost in device.stands_for:

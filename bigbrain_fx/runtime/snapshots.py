@@ -136,7 +136,8 @@ def _make_room(file: int, nbytes: int) -> None:
         raise StateError(
             f"no room for a snapshot of {nbytes} bytes: {error.strerror or error}: raise the limit "
             "(`ulimit -f unlimited`), give another folder to --snapshots, or run without replacing "
-            "processes (--no-replay)"
+            "processes (--no-replay)",
+            code="BX5149",
         ) from error
 
 

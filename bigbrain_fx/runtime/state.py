@@ -78,7 +78,9 @@ class State:
         """
         layout = self.layout
         if len(buffer) < layout.size:
-            raise StateError(f"the state has {layout.size} bytes, the buffer {len(buffer)}")
+            raise StateError(
+                f"the state has {layout.size} bytes, the buffer {len(buffer)}", code="BX5150"
+            )
         start = len(layout.head)
         memoryview(buffer)[:start] = layout.head
         if layout.size > start:
@@ -101,7 +103,7 @@ class State:
         facts = dict(layout.facts)
         found = facts.pop("format", None)
         if found != FORMAT or type(facts.get("step")) is not int:
-            raise StateError(f"format: expected {FORMAT}, found {found!r}")
+            raise StateError(f"format: expected {FORMAT}, found {found!r}", code="BX5151")
         start = len(layout.head)
         tensors: dict[str, Tensor] = {}
         if layout.size > start:
@@ -140,7 +142,9 @@ class State:
             pairs |= {name: (first.facts.get(name), part.facts.get(name)) for name in SAME}
             for field, (expected, found) in pairs.items():
                 if expected != found:
-                    raise StateError(f"{field}: one peer has {expected!r}, another {found!r}")
+                    raise StateError(
+                        f"{field}: one peer has {expected!r}, another {found!r}", code="BX5152"
+                    )
         tensors = {name: tensor for part in parts for name, tensor in part.tensors.items()}
         optimizer = joined_facts(part.facts["optimizer"] for part in parts)
         return cls(first.step, tensors, {**first.facts, "optimizer": optimizer})
@@ -156,7 +160,9 @@ def _places(room: Tensor, layout: ImageLayout) -> Iterator[tuple[str, Tensor]]:
 
 def _code(name: str, tensor: Tensor) -> str:
     if tensor.layout is not torch.strided or tensor.dtype not in CODES:
-        raise StateError(f"{name} is {tensor.layout} of {tensor.dtype}, which cannot be saved")
+        raise StateError(
+            f"{name} is {tensor.layout} of {tensor.dtype}, which cannot be saved", code="BX5153"
+        )
     return CODES[tensor.dtype]
 
 
@@ -174,7 +180,9 @@ def state_of(device: Device, about: Mapping[str, Any] | None = None) -> State:
         StateError: it is within a step; or its optimizer's state cannot be told apart by parameter.
     """
     if device._saved or any(device._kept.values()):
-        raise StateError(f"{device.name} is within a step: its state is taken between two")
+        raise StateError(
+            f"{device.name} is within a step: its state is taken between two", code="BX5154"
+        )
     return _state(device, about)
 
 
@@ -284,28 +292,34 @@ def _require(device: Device, state: State) -> None:
         found = state.facts.get(field)
         if found != expected:
             hint = f": give --seed {found}, as the run that is resumed had" * (field == "seed")
-            raise StateError(f"{field}: expected {expected!r}, found {found!r}{hint}")
+            raise StateError(
+                f"{field}: expected {expected!r}, found {found!r}{hint}", code="BX5155"
+            )
     names = set()
     for name, tensor in _held(device):
         names.add(name)
         _require_like(name, tensor, state.tensors.get(name))
     own = {name for name in state.tensors if not name.startswith("optimizer:")}
     if own - names:
-        raise StateError(f"the state has {sorted(own - names)[0]}, which this device does not hold")
+        raise StateError(
+            f"the state has {sorted(own - names)[0]}, which this device does not hold",
+            code="BX5156",
+        )
     require_optimizer(device.optimizer, device.updated, state.tensors, state.facts)
     given = {name for name in state.tensors if name.startswith(OLDER)}
     needed = device.versions.wanted(state.step) if device.versions is not None else set[str]()
     for name in sorted(given ^ needed):
         raise StateError(
             f"the state {'lacks' if name in needed else 'has'} {name[len('optimizer:') :]}, which "
-            "runs of --asynchronous have: it is of another bundle's run"
+            "runs of --asynchronous have: it is of another bundle's run",
+            code="BX5157",
         )
 
 
 def _require_like(name: str, expected: Tensor, found: Tensor | None) -> None:
     if found is None:
-        raise StateError(f"the state lacks {name}")
+        raise StateError(f"the state lacks {name}", code="BX5158")
     pairs = {"shape": (expected.shape, found.shape), "dtype": (expected.dtype, found.dtype)}
     for field, (want, have) in pairs.items():
         if want != have:
-            raise StateError(f"{field} of {name}: expected {want}, found {have}")
+            raise StateError(f"{field} of {name}: expected {want}, found {have}", code="BX5159")

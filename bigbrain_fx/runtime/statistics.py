@@ -192,7 +192,8 @@ class Statistics:
             except IndexError:
                 raise WeightsError(
                     f"stage {group.stage} ran a BatchNorm less often than planned, in micro-batch "
-                    f"{micro}: {AGAIN}"
+                    f"{micro}: {AGAIN}",
+                    code="BX5160",
                 ) from None
         return found
 
@@ -253,7 +254,8 @@ def groups_of(
                 counters = [(held[key], int(added)) for key, added in entry["counters"]]
             except KeyError as error:
                 raise WeightsError(
-                    f"buckets.json: {name} has {error}, no buffer of stage {stage}: {AGAIN}"
+                    f"buckets.json: {name} has {error}, no buffer of stage {stage}: {AGAIN}",
+                    code="BX5161",
                 ) from None
             yield Group(
                 stage,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from .coded import MisuseError
 from .data import mean_loss
 from .gradients import laid_out, norm, summed
 from .held_weights import HeldWeights
@@ -115,13 +116,14 @@ class StepSums:
         """Return the norms of all gradients of the model, in its order.
 
         Raises:
-            RuntimeError: a device sends none.
+            MisuseError: a device sends none.
         """
         lacking = [owner for name, owner in self.held.owner.items() if name not in self.norms]
         if lacking:
-            raise RuntimeError(
+            raise MisuseError(
                 f"clipping needs the norms of device {lacking[0]}, which sends none: "
-                "split the model again with clip_norm in its file"
+                "split the model again with clip_norm in its file",
+                code="BX5162",
             )
         return [self.norms[name] for name in self.held.owner]
 

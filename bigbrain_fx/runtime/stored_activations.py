@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from .coded import MisuseError
 from .malloc import caches_small_blocks, give_freed_memory_back
 from .recompute import Read
 from .stores import STORED_FROM_BYTES, StoreRoom
@@ -118,9 +119,10 @@ class _AsItIs:
 
     def tensor(self) -> Tensor:
         if self.value._version != self.version:
-            raise RuntimeError(
+            raise MisuseError(
                 "a value that its backward needs was written in place after it was read: write "
-                "into a copy"
+                "into a copy",
+                code="BX5163",
             )
         return self.value
 

@@ -52,7 +52,7 @@ class Board:
             if key in self.control.board:
                 return self.control.board[key]
         if self.control.last is not None:
-            raise HeadLostError("the supervisor that decides is lost")
+            raise HeadLostError("the supervisor that decides is lost", code="BX5168")
         raise TimeoutError(f"waited {self.deadline_s:g} s for {key}")
 
     def claim(self, key: str) -> bool:
@@ -204,7 +204,8 @@ class SupervisedCommitter(Committer):
         if before is not None and mine.get("broken") and not json.loads(before).get("broken"):
             raise CommitError(
                 f"{mine['broken']}: the run has begun with this commit, and there is no snapshot "
-                "yet: go on from the newest one with --resume"
+                "yet: go on from the newest one with --resume",
+                code="BX5169",
             )
         return super()._gathered(what, mine)
 

@@ -64,7 +64,8 @@ def require_repeatable(bundle: Bundle) -> None:
     for what, is_so in found.items():
         if is_so:
             raise StateError(
-                f"no step can be computed again of a bundle that {what}: leave --suspect out"
+                f"no step can be computed again of a bundle that {what}: leave --suspect out",
+                code="BX5170",
             )
 
 

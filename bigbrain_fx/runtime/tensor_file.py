@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from .coded import CodedError
 from .disk import Disk
 from .image import Buffer, TensorEntry, layout_of
 
@@ -35,7 +36,7 @@ CODES: Mapping[torch.dtype, str] = {
 }
 
 
-class SaveError(RuntimeError):
+class SaveError(CodedError, RuntimeError):
     """Report that tensors cannot be written: which file, why, and what to do."""
 
 
@@ -83,7 +84,8 @@ class UnnamedFile:
         why = error.strerror or error
         return SaveError(
             f"cannot write {self.path}: {why}: nothing was changed there; give a folder with room, "
-            "or free some"
+            "or free some",
+            code="BX5171",
         )
 
 

@@ -24,6 +24,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from .bundle import Bundle, make_device, save_first_gradients
+from .coded import headline
 from .command_line import words
 from .commit_options import CommitOptions, add_options, options_of
 from .commit_start import is_restart
@@ -125,7 +126,7 @@ def _stopping_on_bad_input() -> Iterator[None]:
     try:
         yield
     except (*INPUT_ERRORS, FencedError, NotFiniteError, SaveError) as error:
-        tell(f"error: {error}")
+        tell(headline(error))
         codes = {FencedError: TAKEN_OVER, SaveError: 1, NotFiniteError: NOT_FINITE}
         sys.exit(codes.get(type(error), BAD_INPUT))
 
@@ -217,7 +218,9 @@ def _again_and_again(path: Path) -> Iterator[dict[str, Tensor]]:
         require_regular(path)
         batch = load_file(path)
     except (OSError, SafetensorError) as error:
-        raise BatchError(f"{path} cannot be read ({error}): copy the bundle again") from error
+        raise BatchError(
+            f"{path} cannot be read ({error}): copy the bundle again", code="BX5172"
+        ) from error
     while True:
         yield batch
 
@@ -328,4 +331,4 @@ def _parser(bundle: Bundle) -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit("run train.py of the bundle")
+    sys.exit("error[BX5908]: run train.py of the bundle")

@@ -129,5 +129,7 @@ def _runs(listed: Listed, bucket: Bucket, channel: Channel) -> list[int]:
     """
     found = listed[bucket.name].get("sends", {}).get(str(channel.tag), [])
     if len(found) != channel.messages(0):
-        raise WeightsError(f"buckets.json: {bucket.name} lacks sends of {channel}: {AGAIN}")
+        raise WeightsError(
+            f"buckets.json: {bucket.name} lacks sends of {channel}: {AGAIN}", code="BX5173"
+        )
     return [int(run) for run in found]

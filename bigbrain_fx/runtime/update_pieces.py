@@ -82,7 +82,8 @@ class OncePerStep:
                     f"the optimizer's step leaves {key!r} of a group as {found.get(key)} after "
                     f"some parameters and {known.get(key)} after others: it depends on all of "
                     "them, and with --offload state it is stepped over a few at a time: keep it "
-                    "for each parameter (self.state[p]), or split without --offload state"
+                    "for each parameter (self.state[p]), or split without --offload state",
+                    code="BX5174",
                 )
 
 

@@ -22,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from .checksum import checksum
+from .coded import CodedError
 from .regular import once, read_regular, require_regular
 
 BY_REFERENCE = (
@@ -34,7 +35,7 @@ AGAIN = "copy the bundle again, or put a checkpoint into it with `bigbrain-fx lo
 IN_UNICODE = "its name is not UTF-8, and safetensors takes no other: move the bundle elsewhere"
 
 
-class WeightsError(ValueError):
+class WeightsError(CodedError, ValueError):
     """Report weights that must not be used: which file and tensor, and what to do."""
 
 
@@ -65,9 +66,11 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(read_regular(path), object_pairs_hook=once)
     except (OSError, ValueError, RecursionError) as error:
-        raise WeightsError(f"{path} cannot be read ({_why(error)}): {AGAIN}") from error
+        raise WeightsError(
+            f"{path} cannot be read ({_why(error)}): {AGAIN}", code="BX5175"
+        ) from error
     if not isinstance(found, dict):
-        raise WeightsError(f"{path} is no JSON object: {AGAIN}")
+        raise WeightsError(f"{path} is no JSON object: {AGAIN}", code="BX5176")
     return found
 
 
@@ -79,7 +82,7 @@ def _whole(key: str) -> str:
 
 def _texts(found: object, path: Path) -> dict[str, str]:
     if not isinstance(found, dict) or not all(isinstance(text, str) for text in found.values()):
-        raise WeightsError(f"{path} is not as it was written: {AGAIN}")
+        raise WeightsError(f"{path} is not as it was written: {AGAIN}", code="BX5177")
     return found
 
 
@@ -107,7 +110,7 @@ class OwnWeights(Mapping[str, Tensor]):
         self.checks: deque[Future[None]] = deque()
         self.own = folder / f"{device}.safetensors"
         if not (folder / "index.json").exists():
-            raise WeightsError(f"{folder / 'index.json'} is missing: {COPY}")
+            raise WeightsError(f"{folder / 'index.json'} is missing: {COPY}", code="BX5178")
         self.checksums = read_index(folder).checksums
         with _opened(self.own, COPY) as file:
             keys = list(file.keys())  # a name may look like a part's
@@ -119,7 +122,7 @@ class OwnWeights(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._places:
-            raise WeightsError(f"{self.own} has no tensor {name!r}: {AGAIN}")
+            raise WeightsError(f"{self.own} has no tensor {name!r}: {AGAIN}", code="BX5179")
         path, key = self._places[name]
         is_own = path == self.own
         found = _read(path, key, COPY if is_own else f"{name} was left there by {BY_REFERENCE}")
@@ -161,7 +164,8 @@ class OwnWeights(Mapping[str, Tensor]):
             said = f"is {expected}" if expected else "is missing"
             raise WeightsError(
                 f"{path}: tensor {name!r} is not as it was written (its checksum in {index} "
-                f"{said}): {AGAIN}; that is also how to replace weights by hand"
+                f"{said}): {AGAIN}; that is also how to replace weights by hand",
+                code="BX5180",
             )
 
     def __iter__(self) -> Iterator[str]:
@@ -189,7 +193,9 @@ def _referred(listing: Path) -> dict[str, tuple[Path, str]]:
     try:
         return {name: (Path(at["file"]), str(at["key"])) for name, at in _json(listing).items()}
     except (KeyError, TypeError) as error:
-        raise WeightsError(f"{listing} names no file and key for each tensor: {AGAIN}") from error
+        raise WeightsError(
+            f"{listing} names no file and key for each tensor: {AGAIN}", code="BX5181"
+        ) from error
 
 
 @contextmanager
@@ -201,7 +207,9 @@ def _opened(path: Path, remedy: str) -> Iterator[Any]:
             yield file
     except (OSError, SafetensorError) as error:
         remedy = remedy if _is_unicode(path) else IN_UNICODE
-        raise WeightsError(f"{path} cannot be read ({_why(error)}): {remedy}") from error
+        raise WeightsError(
+            f"{path} cannot be read ({_why(error)}): {remedy}", code="BX5182"
+        ) from error
 
 
 def _is_unicode(path: Path) -> bool:
@@ -235,6 +243,7 @@ def fill(module: nn.Module, tensors: Mapping[str, Tensor], but: Collection[str] 
         if found.shape != held.shape:
             raise WeightsError(
                 f"{name} should have the shape {tuple(held.shape)}, found {tuple(found.shape)}: "
-                + AGAIN
+                + AGAIN,
+                code="BX5183",
             )
         held.copy_(found)

@@ -7,7 +7,9 @@ and replaces what dies. It imports nothing of ours and knows neither torch nor w
 import sys
 
 if sys.version_info < (3, 10):  # noqa: UP036  # whoever takes an old one reads no traceback
-    sys.stderr.write(f"error: this is Python {sys.version.split()[0]}: take 3.11 or newer\n")
+    sys.stderr.write(
+        f"error[BX6900]: this is Python {sys.version.split()[0]}: take 3.11 or newer\n"
+    )
     sys.exit(2)
 
 from .command import (

@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Protocol
 
 from .arguments import parser_of
+from .coded import headline
 from .console import Console, hold_streams
 from .events import Event, EventLog, status
 from .host import Supervisor
@@ -52,8 +53,6 @@ def main(folder: Path, devices: Sequence[str], program: str, hosts: Sequence[str
     parser = parser_of(program)
     options, words = parser.parse_known_args()
     _require_hosts(parser, options, hosts)
-    if sys.platform != "linux":
-        parser.exit(BAD_INPUT, "error: this needs Linux; elsewhere start it with torchrun\n")
     logs = _logs(parser, options)
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", CALLED_IN: _called_in()}
     bridges: dict[str, Bridge] = {}
@@ -67,12 +66,14 @@ def main(folder: Path, devices: Sequence[str], program: str, hosts: Sequence[str
             bridges = _bridges(door, options, hosts)
             environment |= _address_of(next(iter(bridges.values())).connection)
     except SilentError as error:
-        parser.exit(1, f"error: {_lost_head(error)}\n")
-    except (StrangerError, OSError) as error:
-        parser.exit(BAD_INPUT, f"error: {error}\n")
+        parser.exit(1, f"{headline(error, _lost_head(error))}\n")
+    except StrangerError as error:
+        parser.exit(BAD_INPUT, f"{headline(error)}\n")
+    except OSError as error:
+        parser.exit(BAD_INPUT, f"error[BX6907]: {error}\n")
     except RuntimeError as error:
         _require_limit(error)
-        parser.exit(1, f"error: {with_remedy(error)}\n")
+        parser.exit(1, f"error[BX6902]: {with_remedy(error)}\n")
     job = Job(
         devices=tuple(devices),
         words=(sys.executable, program, *words),
@@ -105,7 +106,7 @@ def _logs(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Path:
         logs = Path(options.logs or tempfile.mkdtemp(prefix="logs-")).resolve()
         logs.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        parser.exit(BAD_INPUT, f"error: no logs can be kept: {with_remedy(error)}\n")
+        parser.exit(BAD_INPUT, f"error[BX6903]: no logs can be kept: {with_remedy(error)}\n")
     return logs
 
 
@@ -121,6 +122,10 @@ def _require_hosts(
     parser: argparse.ArgumentParser, options: argparse.Namespace, hosts: Sequence[str]
 ) -> None:
     """Refuse what no supervisor of another host could be found by."""
+    if sys.platform != "linux":
+        parser.exit(
+            BAD_INPUT, "error[BX6901]: this needs Linux; elsewhere start it with torchrun\n"
+        )
     if options.suspect and (hosts or not options.spares):
         parser.error("--suspect needs --spares 1 or more, and all devices on one host")
     if (options.listen or options.join) and not options.secret:
@@ -148,7 +153,9 @@ def _door(address: tuple[str, int]) -> socket.socket:
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or error
         remedy = "--listen takes a name or address of this host, and a port that is free"
-        raise StrangerError(f"cannot listen at {_shown(address)}: {why}: {remedy}") from error
+        raise StrangerError(
+            f"cannot listen at {_shown(address)}: {why}: {remedy}", code="BX6000"
+        ) from error
 
 
 def _shown(address: tuple[str, int]) -> str:
@@ -190,7 +197,7 @@ def _join(
         code = agent.run(options.host)
     if code:
         err = Console(sys.stderr)
-        err.say(f"error: the run has ended with exit code {code}: the first host says why")
+        err.say(f"error[BX6904]: the run has ended with exit code {code}: the first host says why")
         err.close()
     return code
 
@@ -209,7 +216,9 @@ def _reached(address: tuple[str, int]) -> socket.socket:
         except (socket.gaierror, UnicodeError) as error:  # a name may be too long to be one
             reason = getattr(error, "strerror", None) or error
             why = f"no host {address[0]!r} is known here ({reason})"
-            raise StrangerError(f"{why}: --join takes the first host's name or address") from error
+            raise StrangerError(
+                f"{why}: --join takes the first host's name or address", code="BX6001"
+            ) from error
         except ConnectionRefusedError:
             if time.monotonic() > until:
                 raise
@@ -224,7 +233,9 @@ def _address_of(connection: Secured) -> dict[str, str]:
 def _address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not port.isdecimal() or int(port) > MOST_PORT:
-        raise StrangerError(f"expected HOST:PORT after --listen or --join, found {text!r}")
+        raise StrangerError(
+            f"expected HOST:PORT after --listen or --join, found {text!r}", code="BX6002"
+        )
     return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
 
 
@@ -233,7 +244,7 @@ def _run(job: Job, bridges: Mapping[str, Bridge], events: Path | None, as_json: 
     try:
         out, err = Console(sys.stdout), Console(sys.stderr)
     except RuntimeError as error:  # each has a thread
-        sys.stderr.write(f"error: {error}: {THREADS}\n")
+        sys.stderr.write(f"error[BX6905]: {error}: {THREADS}\n")
         return 1
     try:
         return _run_telling(job, bridges, events, as_json, out, err)
@@ -269,14 +280,14 @@ def _run_telling(
         said = tail(error.death) or tuple(filter(None, (error.death.text,)))
         help_ = of_abort(error.death.code, said)
         more = () if help_ is None else (f"help: {help_}",)
-        err.say("\n  ".join((f"error: {error}", f"log: {error.death.log}", *said, *more)))
+        err.say("\n  ".join((headline(error), f"log: {error.death.log}", *said, *more)))
         return BAD_INPUT if error.death.code == BAD_INPUT else 1
     except KeyboardInterrupt:
         err.say("interrupted; all processes are ended")
         return INTERRUPTED
     except (OSError, RuntimeError) as error:
         _require_limit(error)
-        err.say(f"error: {with_remedy(error)}")
+        err.say(f"error[BX6906]: {with_remedy(error)}")
         return BAD_INPUT if log is None else 1
     finally:
         if log is not None:

@@ -15,6 +15,7 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from .awake import AwakeClock
+from .coded import CodedError
 from .events import EventLog
 from .hanging import Pulse
 from .job import Job
@@ -35,7 +36,7 @@ from .processes import (
 AGAIN_S = (0.1, 0.5)  # a process that cannot be started for want of memory or files is tried again
 
 
-class StartError(Exception):
+class StartError(CodedError):
     """Report that no process can be started here."""
 
 
@@ -195,7 +196,9 @@ class Crew:
         try:
             return self._start_once(name, own, host)
         except OSError as error:
-            raise StartError(f"no process can be started: {with_remedy(error)}") from error
+            raise StartError(
+                f"no process can be started: {with_remedy(error)}", code="BX6003"
+            ) from error
 
     def _start_once(self, name: str, own: str, host: str) -> Member:
         environment = {

@@ -46,7 +46,9 @@ class Ending:
             late = min(left, key=lambda m: not m.pulse.computes)
             what = f"the process of device {late.device} is late"
             failure = Failure(late.device, what, str(late.log))
-            raise FailedError(failure, f"it did not stop within {grace_s:g} s (see --grace)")
+            raise FailedError(
+                failure, f"it did not stop within {grace_s:g} s (see --grace)", code="BX6004"
+            )
 
     def _grace_s(self) -> float:
         """Return how long the end of a step, or then of the last commit, may take."""

@@ -138,7 +138,7 @@ class Supervisor:
         except FailedError as error:
             device = error.death.device
             named = {} if device is None else {"device": device}
-            self.crew.report("failed", **named, text=str(error))
+            self.crew.report("failed", **named, text=str(error), code=error.code)
             self._rescue(error)
             raise
         finally:
@@ -205,7 +205,7 @@ class Supervisor:
         except StartError as error:
             what = f"the process of device {name} does not start"
             failure = Failure(name, what, str(self.job.logs))
-            raise FailedError(failure, str(error)) from error
+            raise FailedError(failure, str(error), code=error.code) from error
 
     def _become(self, member: Member, device: str) -> None:
         """Let a process be a device, from the newest step that all devices have."""
@@ -286,7 +286,7 @@ class Supervisor:
     def _go_on_without(self, death: Death, stop: Stop) -> None:
         """Leave a device out that cannot be replaced, with its replica, or end the run."""
         if not (stop.moves and self.losing.can_leave_out(death.device)):
-            raise FailedError(death, self.losing.why_not(stop), moves=stop.moves)
+            raise FailedError(death, self.losing.why_not(stop), code="BX6005", moves=stop.moves)
         self.losing.leave_out(death, stop.reason)
         self.stopping.move(self.crew.clock.now())
         self.ending.look_where()
@@ -416,7 +416,7 @@ class Supervisor:
         death = Death(tape.device, tape.step, 1, text, str(found.log), True, was_suspect=True)
         stop = self.judge.stop_for(death, self.crew.clock.now())
         if stop is not None:
-            raise FailedError(death, stop.reason, moves=True)
+            raise FailedError(death, stop.reason, code="BX6006", moves=True)
         if tape.checker is not None:
             self.crew.recall_one(tape.checker)
         self.suspicion.forget()

@@ -274,7 +274,7 @@ class Agent:
                 return self.code
             self._keep_last()
             kept = said_of(self.remaining, is_gone=self.is_gone)
-            raise SilentError(f"{self.lost}; {kept}") from None
+            raise SilentError(f"{self.lost}; {kept}", code="BX6007") from None
         finally:
             self.connection.close()
             for process in self.processes.values():
@@ -334,11 +334,14 @@ class Agent:
                 self.heard.put(said)
                 self.button.send(b"!")
             if self.lost is None:
-                self.lost, self.is_gone = SilentError("its process has ended without a word"), True
+                self.lost, self.is_gone = (
+                    SilentError("its process has ended without a word", code="BX6008"),
+                    True,
+                )
         except SilentError as error:
             self.lost = error
         except (OSError, StrangerError) as error:
-            self.lost = SilentError(str(error))
+            self.lost = SilentError(str(error), code="BX6009")
         self.is_gone = self.is_gone or self.connection.is_gone()
         self.heard.put(None)
         self.button.send(b"!")
@@ -354,7 +357,7 @@ class Agent:
         elif "kill" in said:
             self._kill(said["kill"])
         elif "given_up" in said:
-            self.lost = SilentError(f"it has given this host up: {said['given_up']}")
+            self.lost = SilentError(f"it has given this host up: {said['given_up']}", code="BX6010")
             raise _OverError
         elif "over" in said:
             self.code = int(said["over"])
@@ -371,7 +374,9 @@ class Agent:
     def _require_ours(self, words: list[str]) -> None:
         program = Path(words[0])
         if program.name != words[0] or not (self.folder / program).is_file():
-            raise StrangerError(f"asked to run {words[0]!r}, which is no file of {self.folder}")
+            raise StrangerError(
+                f"asked to run {words[0]!r}, which is no file of {self.folder}", code="BX6011"
+            )
 
     def _begin(self, number: int, name: str, words: list[str], more: dict[str, str]) -> None:
         environment = {**self.environment, **more, CONTROL: "0"}

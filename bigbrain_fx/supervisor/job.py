@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from .coded import CodedError
 from .judging import Death, Failure
 
 BEATS = 8  # heartbeats within the time after which a process is said to hang
@@ -83,7 +84,7 @@ class Outcome:
     restarts: int
 
 
-class FailedError(Exception):
+class FailedError(CodedError):
     """Report a run that ended before its time: what failed, and why the run does not go on.
 
     Attributes:
@@ -94,8 +95,10 @@ class FailedError(Exception):
 
     left_out: tuple[str, ...] = ()
 
-    def __init__(self, death: Death | Failure, reason: str, *, moves: bool = False) -> None:
-        super().__init__(f"{death.what}: {reason}")
+    def __init__(
+        self, death: Death | Failure, reason: str, *, code: str, moves: bool = False
+    ) -> None:
+        super().__init__(f"{death.what}: {reason}", code=code)
         self.death = death
         self.reason = reason
         self.moves = moves

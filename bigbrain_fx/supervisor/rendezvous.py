@@ -141,5 +141,7 @@ class Rendezvous:
         spent = self.relinks.spent(now)
         if spent is not None:
             failure = Failure(lost.device, lost.what, str(self.crew.job.logs), text=lost.text)
-            raise FailedError(failure, f"connections are lost again and again: {spent}")
+            raise FailedError(
+                failure, f"connections are lost again and again: {spent}", code="BX6012"
+            )
         return True

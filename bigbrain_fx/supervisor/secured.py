@@ -30,6 +30,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from .coded import CodedError
+
 LONGEST = 4 << 20  # characters of a line
 CALL_S = 2.0  # for a port to take a call, or to refuse it
 CALL_AGAIN_S = 0.2
@@ -45,11 +47,11 @@ NO_CHECK_TIME = 0x200000  # X509_V_FLAG_NO_CHECK_TIME of OpenSSL, which Python d
 Object = dict[str, Any]
 
 
-class SilentError(OSError):
+class SilentError(CodedError, OSError):
     """Report that nothing was heard for too long."""
 
 
-class StrangerError(Exception):
+class StrangerError(CodedError):
     """Report an end that does not have our certificate, or says what ours would not."""
 
 
@@ -76,7 +78,9 @@ class Pair:
         try:
             found = path.stat()
             if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
-                raise StrangerError(f"{path} must be readable by its owner only: chmod 600 {path}")
+                raise StrangerError(
+                    f"{path} must be readable by its owner only: chmod 600 {path}", code="BX6013"
+                )
             if not stat.S_ISREG(found.st_mode):  # reading a pipe would wait for ever
                 raise ValueError("it is no file")
             self.certificate = ssl.PEM_cert_to_DER_cert(
@@ -85,10 +89,10 @@ class Pair:
             self.head = self._context(path, ssl.PROTOCOL_TLS_SERVER)
             self.agent = self._context(path, ssl.PROTOCOL_TLS_CLIENT)
         except FileNotFoundError as error:
-            raise StrangerError(f"{path} is not there: {remedy}") from error
+            raise StrangerError(f"{path} is not there: {remedy}", code="BX6014") from error
         except (OSError, ValueError) as error:  # ssl's errors are OSErrors
             why = f"{path} is not a certificate with its key ({_reason(error)})"
-            raise StrangerError(f"{why}: {remedy}") from error
+            raise StrangerError(f"{why}: {remedy}", code="BX6015") from error
 
     @staticmethod
     def _context(path: Path, protocol: int) -> ssl.SSLContext:
@@ -158,23 +162,23 @@ class Secured:
         except (SilentError, TimeoutError) as error:
             self.dispose()
             why = f"the other end did not introduce itself within {patience_s:g} s"
-            raise StrangerError(why) from error
+            raise StrangerError(why, code="BX6016") from error
         except (OSError, StrangerError) as error:
             self.dispose()
             why = f"the other end does not have our certificate ({_reason(error)})"
-            raise StrangerError(why) from error
+            raise StrangerError(why, code="BX6017") from error
         self._until = None
         self.allow_silence(SILENCE_S)
 
     def _introduce(self, pair: Pair) -> None:
         while not self._has_shaken_hands():
             if not self._more():
-                raise StrangerError("it has closed the connection")
+                raise StrangerError("it has closed the connection", code="BX6018")
         if self._tls.getpeercert(binary_form=True) != pair.certificate:
-            raise StrangerError("it shows another one")
+            raise StrangerError("it shows another one", code="BX6019")
         self.say({"known": True})  # an agent learns only so that its own was taken
         if self.hear() != {"known": True}:
-            raise StrangerError("it is no supervisor of ours")
+            raise StrangerError("it is no supervisor of ours", code="BX6020")
 
     def _has_shaken_hands(self) -> bool:
         try:
@@ -219,7 +223,7 @@ class Secured:
     def _object(self) -> Object | None:
         while (end := self._find_end()) < 0:
             if len(self._read) > LONGEST:
-                raise StrangerError("a message is too long")
+                raise StrangerError("a message is too long", code="BX6021")
             if not self._more():
                 return None
         line = bytes(self._read[:end])
@@ -233,7 +237,9 @@ class Secured:
                 while some := self._tls.read(PIECE):
                     self._read += some
         except ssl.SSLError as error:
-            raise StrangerError(f"a message was refused, or changed: {_reason(error)}") from error
+            raise StrangerError(
+                f"a message was refused, or changed: {_reason(error)}", code="BX6022"
+            ) from error
         return self._read.find(b"\n")
 
     def _more(self) -> bool:
@@ -247,7 +253,9 @@ class Secured:
         while not waiter.poll(1000 * self.tick_s):
             silent_s += self.tick_s
             if silent_s >= self.silence_s:
-                raise SilentError(f"nothing was heard of it for {self.silence_s:g} s")
+                raise SilentError(
+                    f"nothing was heard of it for {self.silence_s:g} s", code="BX6023"
+                )
             self._require_in_time()
         self._require_in_time()
         try:
@@ -256,14 +264,14 @@ class Secured:
             self._was_reset = True
             raise
         if not some and self._broken is not None:  # it has not ended: this end listens no more
-            raise SilentError(self._broken)
+            raise SilentError(self._broken, code="BX6024")
         with self._ciphers:
             self._in.write(some)
         return bool(some)
 
     def _require_in_time(self) -> None:
         if self._until is not None and time.monotonic() > self._until:
-            raise SilentError("it did not introduce itself in time")
+            raise SilentError("it did not introduce itself in time", code="BX6025")
 
     def is_gone(self) -> bool:
         """Whether a connection that was reset was so by the end of the process that took it."""
@@ -306,9 +314,9 @@ def _object_of(text: bytes) -> Object:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise StrangerError("a message is no object") from error
+        raise StrangerError("a message is no object", code="BX6026") from error
     if not isinstance(found, dict):
-        raise StrangerError("a message is no object")
+        raise StrangerError("a message is no object", code="BX6027")
     return found
 
 

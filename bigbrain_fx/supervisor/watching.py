@@ -114,4 +114,4 @@ class Watch:
                 what = f"the process of device {member.device} hangs"
                 failure = Failure(member.device, what, str(member.log))
                 why = f"{END_S:g} s after it was ended it is still there"
-                raise FailedError(failure, why, moves=True)
+                raise FailedError(failure, why, code="BX6028", moves=True)

@@ -136,17 +136,21 @@ def read_archive(where: FileRange) -> Any:  # noqa: ANN401  # a SavedTensor, or 
             return TableUnpickler(text, _TABLE, storage).load()
     except OSError as error:
         raise InputError(
-            f"cannot read {where.file}: {error.strerror or error}", help="look at the path"
+            f"cannot read {where.file}: {error.strerror or error}",
+            code="BX3700",
+            help="look at the path",
         ) from error
     except UnknownCallError as error:
         raise InputError(
             f"{where.file.name} holds {error}, which is no tensor and no plain value: not read",
+            code="BX3701",
             at=str(where.file),
             help="save tensors, numbers and words alone",
         ) from error
     except Exception as error:  # a damaged pickle, or archive, fails in any way
         raise InputError(
             f"{where.file.name} is not as torch.save wrote it: {str(error)[:SHOWN]}",
+            code="BX3702",
             at=str(where.file),
             help="copy the checkpoint again",
         ) from error

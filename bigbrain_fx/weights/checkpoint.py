@@ -41,6 +41,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     if not place.is_file():
         raise InputError(
             f"expected a checkpoint at {place}, found nothing",
+            code="BX3703",
             at=str(place),
             help="give a .safetensors file, or a folder of them",
         )
@@ -57,6 +58,7 @@ def _of_folder(folder: Path) -> dict[str, Stored]:
     if not files and (folder / ".metadata").is_file():
         raise InputError(
             f"{folder} is a checkpoint of torch.distributed.checkpoint, expected .safetensors",
+            code="BX3704",
             at=str(folder),
             help="split without weights, then `bigbrain-fx load BUNDLE --from` it; with the "
             "optimizer's state: `bigbrain-fx resplit BUNDLE --from-dcp` it",
@@ -85,6 +87,7 @@ def require_one_save(folder: Path) -> None:
     if len(set(told.values())) > 1:
         raise InputError(
             f"{folder} has files of different runs",
+            code="BX3705",
             at=str(folder),
             notes=tuple(f"{f.name}: {facts or 'it does not say'}" for f, facts in told.items()),
             help="a run was ended while it gave its files their names: run it again with --save, "
@@ -105,6 +108,7 @@ def joined(files: Sequence[Path]) -> dict[str, Stored]:
             if (first.shape, first.dtype) != (stored.shape, stored.dtype):
                 raise InputError(
                     f"{first.file.name} and {file.name} have different tensors called {name!r}",
+                    code="BX3706",
                     at=str(file),
                     help="give one of the files, or a folder with one checkpoint in it",
                 )
@@ -116,13 +120,16 @@ def _of_index(index: Path) -> dict[str, Stored]:
     shards = {}
     for name in dict.fromkeys(where.values()):
         if Path(name).name != name:
-            raise InputError(f"the index names {name!r}, expected a file beside it", at=str(index))
+            raise InputError(
+                f"the index names {name!r}, expected a file beside it", code="BX3707", at=str(index)
+            )
         shards[name] = read_header(index.with_name(name)) if (index.parent / name).is_file() else {}
     lost = [name for name, file in where.items() if name not in shards[file]]
     if lost:
         files = ", ".join(dict.fromkeys(where[name] for name in lost))
         raise InputError(
             f"the checkpoint lacks {len(lost)} of the {len(where)} tensors that its index lists",
+            code="BX3708",
             at=str(index),
             notes=(f"missing: {listed(lost)}", f"expected in {files}"),
             help="copy all shards into the folder",
@@ -137,6 +144,7 @@ def _weight_map(index: Path) -> dict[str, str]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"{index.name} is no index of a checkpoint",
+            code="BX3709",
             at=str(index),
             help='expected JSON with "weight_map": {tensor: file}',
         ) from error
@@ -148,6 +156,7 @@ def _no_tensors(folder: Path) -> InputError:
     )
     return InputError(
         f"expected .safetensors files in {folder}, found none",
+        code="BX3710",
         at=str(folder),
         notes=(f"pickled files are code and are not read: {listed(pickled)}",) if pickled else (),
         help="safetensors.torch.save_file(torch.load(FILE, weights_only=True), 'model.safetensors')"

@@ -48,7 +48,9 @@ class SpreadTensor(Stored):
         ends = [(0, 0), *((at, at + n) for at, n, *_ in runs), (self.size, self.size)]
         if any(one[1] != other[0] for one, other in pairwise(ends)):
             raise _broken(
-                self.file, f"the chunks of {self.key!r} are not the whole tensor, each part once"
+                self.file,
+                f"the chunks of {self.key!r} are not the whole tensor, each part once",
+                code="BX3711",
             )
         for _, size, file, start in runs:
             yield from _read(Path(file), start, size)
@@ -60,7 +62,11 @@ class SpreadTensor(Stored):
     def _raw(self, sizes: tuple[int, ...], where: FileRange) -> SavedTensor:
         found = read_archive(where)
         if not isinstance(found, SavedTensor) or (found.dtype, found.shape) != (self.dtype, sizes):
-            raise _broken(where.file, f"it has another tensor than its index says of {self.key!r}")
+            raise _broken(
+                where.file,
+                f"it has another tensor than its index says of {self.key!r}",
+                code="BX3712",
+            )
         return found
 
     def _runs(
@@ -132,7 +138,7 @@ def read_distributed(path: str | Path) -> DistributedCheckpoint:
             _require_boxes(tensors[key])
         paths = {key: tuple(p) for key, p in (found.planner_data or {}).items()}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise _broken(folder / METADATA, "its entries cannot be read") from error
+        raise _broken(folder / METADATA, "its entries cannot be read", code="BX3713") from error
     own = {key: paths.get(key, (key,)) for key in (*tensors, *values)}
     return DistributedCheckpoint(folder, tensors, values, own)
 
@@ -153,9 +159,13 @@ def _sizes(found: Any) -> tuple[int, ...]:  # noqa: ANN401  # as the metadata ha
 def _place(folder: Path, info: _State) -> FileRange:
     name = info.relative_path
     if PurePath(name).name != name:
-        raise _broken(folder / METADATA, f"it names the file {name!r}, expected one beside it")
+        raise _broken(
+            folder / METADATA, f"it names the file {name!r}, expected one beside it", code="BX3714"
+        )
     if getattr(info, "transform_descriptors", None):
-        raise _broken(folder / METADATA, f"{name} was written by an extension of its own")
+        raise _broken(
+            folder / METADATA, f"{name} was written by an extension of its own", code="BX3715"
+        )
     return FileRange(folder / name, int(info.offset), int(info.length))
 
 
@@ -168,19 +178,21 @@ def _metadata(path: Path) -> _State:
         raise InputError(
             f"expected a checkpoint of torch.distributed.checkpoint, cannot read {path}: "
             f"{error.strerror or error}",
+            code="BX3716",
             help="give the folder that dcp.save wrote",
         ) from error
     except UnknownCallError as error:
         raise InputError(
             f"{METADATA} names {error}, which no checkpoint needs: not read, since a pickle may "
             "run anything",
+            code="BX3717",
             at=str(path),
             help="save it again with torch.distributed.checkpoint.save and its own planner",
         ) from error
     except Exception as error:  # a damaged pickle fails in any way
-        raise _broken(path, "it is no pickle of a checkpoint's metadata") from error
+        raise _broken(path, "it is no pickle of a checkpoint's metadata", code="BX3718") from error
     if not isinstance(found, _State):
-        raise _broken(path, "it is no checkpoint's metadata")
+        raise _broken(path, "it is no checkpoint's metadata", code="BX3719")
     return found
 
 
@@ -190,14 +202,17 @@ def _read(path: Path, start: int, size: int) -> Iterator[bytes]:
         while size:
             data = file.read(min(size, _PIECE))
             if not data:
-                raise _broken(path, "it ends inside a tensor")
+                raise _broken(path, "it ends inside a tensor", code="BX3720")
             size -= len(data)
             yield data
 
 
-def _broken(path: Path, why: str) -> InputError:
+def _broken(path: Path, why: str, *, code: str) -> InputError:
     return InputError(
-        f"{path.name} cannot be read: {why}", at=str(path), help="copy the checkpoint again"
+        f"{path.name} cannot be read: {why}",
+        code=code,
+        at=str(path),
+        help="copy the checkpoint again",
     )
 
 

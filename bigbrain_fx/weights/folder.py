@@ -66,6 +66,7 @@ class FromCheckpoint:
         """
         with os_error_as(
             "cannot write weights",
+            code="BX3721",
             at=folder,
             help="free some space, or leave the numbers where they are: --weights-by-reference",
         ):
@@ -108,7 +109,10 @@ def write_index(folder: Path, owner: Mapping[str, str]) -> None:
         InputError: a file cannot be read or written.
     """
     with os_error_as(
-        f"cannot write {INDEX}", at=folder, help="free some space, or give another place"
+        f"cannot write {INDEX}",
+        code="BX3722",
+        at=folder,
+        help="free some space, or give another place",
     ):
         stored = joined(sorted(folder.glob(f"[!.]*{ENDING}")))
         checksums = {name: checksum_of(tensor) for name, tensor in stored.items()}
@@ -164,9 +168,13 @@ def _source(folder: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise InputError(f"{SOURCE} cannot be read", at=str(folder / SOURCE)) from error
+        raise InputError(
+            f"{SOURCE} cannot be read", code="BX3723", at=str(folder / SOURCE)
+        ) from error
     if not isinstance(found, dict) or not found.keys() & {"checkpoint", "trained_steps"}:
-        raise InputError(f"{SOURCE} says nothing of the weights", at=str(folder / SOURCE))
+        raise InputError(
+            f"{SOURCE} says nothing of the weights", code="BX3724", at=str(folder / SOURCE)
+        )
     return found
 
 
@@ -180,6 +188,7 @@ def stored_tensors(folder: Path) -> dict[str, Stored]:
     if not files:
         raise InputError(
             f"expected weights in {folder}, found none",
+            code="BX3725",
             at=str(folder),
             help="give a folder that `run --save` wrote, or a bundle's weights/",
         )
@@ -199,6 +208,7 @@ def _followed(listing: Path) -> dict[str, Stored]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"{listing.name} does not lead to the tensors that it lists",
+            code="BX3726",
             at=str(listing),
             help="put the checkpoint back, or `bigbrain-fx load` one into the bundle",
         ) from error

@@ -43,6 +43,7 @@ def state(params: Sequence[Param], stored: Mapping[str, Stored]) -> list[Copy]:
     if lost:
         raise InputError(
             f"{len(lost)} of the model's {len(kept)} tensors are in no file",
+            code="BX3727",
             notes=(f"missing: {listed(lost)}",),
             help="give the folder that `run --save` wrote, of this very bundle",
         )
@@ -68,10 +69,13 @@ def write_joined(copies: Sequence[Copy], out: Path, shard_bytes: int | None = No
     there = [name for name in (*names, *index) if (out.parent / name).exists()]
     if there:
         raise InputError(
-            f"{listed(there)} exists already", at=str(out.parent), help="give another --to"
+            f"{listed(there)} exists already",
+            code="BX3728",
+            at=str(out.parent),
+            help="give another --to",
         )
     total = sum(copy.size for copy in copies)
-    with os_error_as(f"cannot write {out}", at=out, help="give another --to"):
+    with os_error_as(f"cannot write {out}", code="BX3729", at=out, help="give another --to"):
         out.parent.mkdir(parents=True, exist_ok=True)
         with scratch_folder(out) as scratch:
             for name, shard in zip(names, shards, strict=True):

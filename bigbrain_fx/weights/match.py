@@ -107,6 +107,7 @@ def _share(
 def _untied(checkpoint: Checkpoint, first: str, second: str) -> InputError:
     return InputError(
         f"{first!r} and {second!r} are one tensor in the model, but differ in the checkpoint",
+        code="BX3730",
         at=str(checkpoint.path),
         help="build the model untied (Hugging Face: tie_word_embeddings=false in config.json)",
     )
@@ -130,6 +131,7 @@ def _mismatch(
     return InputError(
         f"the checkpoint does not fit the model: {len(missing)} of the model's {count} tensors are "
         f"missing, {len(left)} of the checkpoint's {len(checkpoint.tensors)} are left over",
+        code="BX3731",
         at=str(checkpoint.path),
         notes=tuple(notes),
         help="give the checkpoint of this very class; or load it into the model in plain PyTorch "
@@ -149,6 +151,7 @@ def _require_fit(
     if wrong:
         raise InputError(
             f"{len(wrong)} tensors of the checkpoint have another shape or type than the model's",
+            code="BX3732",
             at=str(checkpoint.path),
             notes=tuple(wrong[:5]),
             help="build the model with the sizes that the checkpoint was made with",

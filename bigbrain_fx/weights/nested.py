@@ -72,6 +72,7 @@ def optimizer_keys(found: DistributedCheckpoint, names: Mapping[str, str]) -> Op
     if not of:
         raise InputError(
             "the checkpoint has no optimizer's state by parameter name",
+            code="BX3733",
             at=str(found.path),
             help=f"{_HELP}; weights alone: `bigbrain-fx load BUNDLE --from {found.path}`",
         )
@@ -96,6 +97,7 @@ def finished_steps(
         raise InputError(
             f"how many steps are done: the checkpoint's step is {_listed(said)}, "
             f"the optimizer's {_listed(counted)}",
+            code="BX3734",
             at=str(found.path),
             help='save {"model": ..., "optimizer": ..., "step": N}',
         )
@@ -167,6 +169,7 @@ def _encoded(value: object, key: str, found: DistributedCheckpoint) -> Any:  # n
 def _no_data(key: str, what: str, found: DistributedCheckpoint) -> InputError:
     return InputError(
         f"{key}: expected a number, a word or a list of them, found {what}",
+        code="BX3735",
         at=str(found.path),
         help="leave it out of what is saved",
     )

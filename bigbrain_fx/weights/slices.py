@@ -142,6 +142,7 @@ def whole_tensors(
             if part is None or part.shape != part_shape(whole, shard):
                 raise InputError(
                     f"the part of {name!r} that member {shard.member} has is not there as a whole",
+                    code="BX3736",
                     help="gather the files of all devices of this bundle in one folder",
                 )
         pairs = tuple((p, s) for p, s in zip(stored, own, strict=True) if p is not None)
@@ -164,7 +165,7 @@ def _write(path: Path, made: Sequence[_ToWrite], *, joins: bool) -> None:
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     help_ = "free some space, or give another place"
-    with os_error_as(f"cannot write {path}", help=help_), path.open("xb") as file:
+    with os_error_as(f"cannot write {path}", code="BX3737", help=help_), path.open("xb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for each in ordered:
             file.write(each.data(joins=joins))

@@ -88,18 +88,18 @@ def read_header(path: Path) -> dict[str, Stored]:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if length > HEADER_LIMIT:
-                raise _broken(path, f"its header claims {length} bytes")
+                raise _broken(path, f"its header claims {length} bytes", code="BX3738")
             text = file.read(length)
         total = path.stat().st_size
         entries = json.loads(text)
     except OSError as error:
         raise InputError(
-            f"cannot read {path}: {error.strerror or error}", help="look at the path"
+            f"cannot read {path}: {error.strerror or error}", code="BX3739", help="look at the path"
         ) from error
     except (ValueError, RecursionError) as error:
-        raise _broken(path, "its header is no JSON") from error
+        raise _broken(path, "its header is no JSON", code="BX3740") from error
     if not isinstance(entries, dict):
-        raise _broken(path, "its header is no JSON object")
+        raise _broken(path, "its header is no JSON object", code="BX3741")
     entries.pop("__metadata__", None)
     return {key: _stored(path, key, entry, 8 + length, total) for key, entry in entries.items()}
 
@@ -125,15 +125,16 @@ def _stored(path: Path, key: str, entry: object, base: int, total: int) -> Store
         is_whole = end - start == math.prod(found.shape) * width and start >= 0
         is_whole = is_whole and base + end <= total and all(n >= 0 for n in found.shape)
     except (KeyError, TypeError, ValueError) as error:
-        raise _broken(path, f"its entry {key!r} cannot be read") from error
+        raise _broken(path, f"its entry {key!r} cannot be read", code="BX3742") from error
     if not is_whole:
-        raise _broken(path, f"the bytes of {key!r} are not all there")
+        raise _broken(path, f"the bytes of {key!r} are not all there", code="BX3743")
     return found
 
 
-def _broken(path: Path, why: str) -> InputError:
+def _broken(path: Path, why: str, *, code: str) -> InputError:
     return InputError(
         f"{path.name} is no whole safetensors file: {why}",
+        code=code,
         at=str(path),
         help="copy or download it again; .bin and .pt files: save them with safetensors first",
     )

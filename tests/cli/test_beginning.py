@@ -187,6 +187,6 @@ def test_a_reader_that_is_gone_fails_no_run_and_is_told(bundle: Path, tmp_path: 
     code, said = _unread("plugins")
     assert (code, said) == (
         1,
-        "error: stdout cannot be written (Broken pipe); what it would have said is lost\n"
+        "error[BX3590]: stdout cannot be written (Broken pipe); what it would have said is lost\n"
         "  help: let stdout go elsewhere\n",
     )

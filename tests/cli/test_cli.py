@@ -145,7 +145,9 @@ def test_verify_fails_with_exit_code_5(bundle: Path, tmp_path: Path) -> None:
     done = call("verify", changed, "--steps", "1", "--json")
     assert done.code == 5
     assert done.objects[0]["passed"] is False
-    assert done.err.startswith("error: the bundle does not compute what the model computes: ")
+    assert done.err.startswith(
+        "error[BX3800]: the bundle does not compute what the model computes: "
+    )
 
 
 def test_doctor_writes_a_cluster_that_can_be_used(
@@ -166,7 +168,7 @@ def test_doctor_writes_a_cluster_that_can_be_used(
     assert call("simulate", bundle, "--devices", out).code == 0
     again = call("doctor", "--write", out)
     assert again.code == 2
-    assert again.err.startswith(f"error: {out} exists already")
+    assert again.err.startswith(f"error[BX3514]: {out} exists already")
 
 
 def _probed(threads: int, devices: int) -> HostProbe:
@@ -281,7 +283,7 @@ def test_a_fault_of_ours_is_called_so(monkeypatch: pytest.MonkeyPatch, bundle: P
     monkeypatch.setattr(show, "show_forecast", broken)
     done = call("simulate", bundle)
     assert done.code == 1
-    assert done.err.startswith("error: internal error: LookupError: no such cell\n  help: ")
+    assert done.err.startswith("error[BX3592]: internal error: LookupError: no such cell\n  help: ")
 
 
 def test_the_program_is_installed_under_its_name() -> None:

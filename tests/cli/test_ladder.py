@@ -75,7 +75,7 @@ def test_an_estimate_needs_the_answer(tmp_path: Path) -> None:
     model, cluster = write_model(tmp_path, MODEL, "branch.py"), write_cluster(tmp_path)
     refused = call("estimate", model, "--devices", cluster)
     assert refused.code == 4
-    assert "BX0101" in refused.err
+    assert "error[BX0101a]: " in refused.err
     assert f"--assume branch.py:{LINE}=false" in refused.err
     told = call("estimate", model, "--devices", cluster, "--assume", f"branch.py:{LINE}=true")
     assert told.code == 0, told.err

@@ -57,7 +57,7 @@ def test_clusters_in_the_order_of_what_they_cost(plan: Plan, tmp_path: Path) -> 
     few = written("few", 1, "1TFLOP/s")
     found = offers(plan, [*files, few], ["1/h", "2/h", "1/h"], again=False)
     assert [Path(each.devices).name for each in found][-1] == "few"
-    assert "parts for 2 devices" in found[-1].refused
+    assert found[-1].code == "BX3023"
     first, second = found[:2]
     assert first.cost is not None
     assert second.cost is not None

@@ -53,7 +53,8 @@ def test_a_port_in_use_is_named_with_its_holder(bundle: Path, listener: socket.s
     done = call("run", bundle, "--port", str(port), "--steps", "1")
     assert done.code == 2
     assert done.err == (
-        f"error: port {port} is in use by process {os.getpid()}\n  help: give another port\n"
+        f"error[BX3054]: port {port} is in use by process {os.getpid()}\n"
+        "  help: give another port\n"
     )
 
 
@@ -61,7 +62,7 @@ def test_a_port_in_use_is_named_with_its_holder(bundle: Path, listener: socket.s
 def test_a_port_out_of_range(bundle: Path, port: str) -> None:
     done = call("run", bundle, "--port", port)
     assert done.code == 2
-    assert done.err.startswith(f"error: port {port} is not between 1 and 65535\n")
+    assert done.err.startswith(f"error[BX3053]: port {port} is not between 1 and 65535\n")
 
 
 @pytest.mark.parametrize("words", [("--steps", "0"), ("--deadline", "0"), ("--port", "http")])
@@ -88,7 +89,7 @@ def test_a_plan_alone_cannot_be_run(bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_bytes((bundle / "plan.json").read_bytes())
     done = call("run", tmp_path)
     assert done.code == 2
-    assert done.err.startswith(f"error: {tmp_path} is not a bundle: it has no train.py\n")
+    assert done.err.startswith(f"error[BX3056]: {tmp_path} is not a bundle: it has no train.py\n")
 
 
 # --------------------------------------------------------------------------- several hosts
@@ -172,8 +173,8 @@ def test_a_batch_unlike_the_example_is_named(
     assert done.code == 2
     # The device that makes the loss may be ended before it has told that of step 0.
     assert [line["step"] for line in done.objects] in ([], [0])
-    pattern = "error: " + re.escape(message).replace(r"\[xy\]", "[xy]")
-    error = done.err[done.err.index("error: ") :]
+    pattern = r"error\[BX5029\]: " + re.escape(message).replace(r"\[xy\]", "[xy]")
+    error = done.err[done.err.index("error[") :]
     assert re.match(pattern, error), done.err
     assert "help: every batch must be like example_batch()" in error
     assert "Traceback" not in error
@@ -296,8 +297,8 @@ def test_a_killed_device_is_an_error_that_shows_its_log(faulty: Path, tmp_path: 
     assert done.code == 1
     # both processes import both device files: either may be the first to end
     assert re.search(
-        r"^error: the process of device d[01] ended with exit code 1: it ended twice before it had "
-        r"finished a step\n  at: ",
+        r"^error\[BX3050\]: the process of device d[01] ended with exit code 1: it ended twice "
+        r"before it had finished a step\n  at: ",
         done.err,
         re.MULTILINE,
     )

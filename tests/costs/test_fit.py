@@ -268,7 +268,7 @@ def test_the_command_writes_a_model(tmp_path: Path) -> None:
     assert (model.kind, model.two_stage) == ("linear", True)
     again = call("fit", base, "--out", out)
     assert again.code == 2
-    assert again.err.startswith(f"error: {out} exists already")
+    assert again.err.startswith(f"error[BX3514]: {out} exists already")
     replaced = call("fit", base, "--model", "svm", "--out", out, "--force")
     assert replaced.code == 0, replaced.err
     assert "BIGBRAIN_LEARNED_COSTS" in replaced.out

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from bigbrain_fx.errors import CaptureError, InputError
 from bigbrain_fx.frontend import capture
+from tests.support.messages import refused
 
 
 class Running(nn.Module):
@@ -126,7 +127,6 @@ def test_where_compiled_code_rounds_otherwise_the_remedy_is_to_leave_it_out() ->
 
     compiled, batch = net(), torch.randn(4, 3)
     compiled[1] = cast(nn.Module, torch.compile(compiled[1], backend=_rounding))
-    with pytest.raises(CaptureError, match="BX0201") as caught:
+    with refused("BX0201", CaptureError, vary=(r"\d\.\de[+-]\d+",)):
         capture(compiled, (batch,), lambda output, _: output.sum())
-    assert "take torch.compile out" in (caught.value.help or "")
     assert capture(net(), (batch,), lambda output, _: output.sum()).graph.loss is not None

@@ -22,6 +22,7 @@ from bigbrain_fx.frontend.translation.translate import translate
 from bigbrain_fx.plan.cut import live_ops
 from bigbrain_fx.planning.units import is_size, units
 from tests.support.captured import assert_same, run
+from tests.support.messages import refused
 
 
 def assumed(graph: Graph) -> list[str]:
@@ -130,7 +131,7 @@ class Loop(nn.Module):
 @pytest.mark.parametrize("kind", [TwoWays, Loop])
 def test_a_branch_that_goes_both_ways_is_refused(kind: type[nn.Module]) -> None:
     torch.manual_seed(0)
-    with pytest.raises(CaptureError, match=r"BX0101.*true in one run and false") as caught:
+    with refused("BX0101b", CaptureError) as caught:
         capture(kind(), (torch.randn(4, 4),))
     assert caught.value.at is not None
     assert caught.value.at.startswith("test_ladder.py:")
@@ -153,13 +154,13 @@ def test_answers_by_hand() -> None:
 def test_without_weights_only_answers_by_hand_help() -> None:
     with torch.device("meta"):
         model = Guarded()
-    with pytest.raises(CaptureError, match="BX0101") as caught:
+    with refused("BX0101a", CaptureError) as caught:
         capture(model, (torch.randn(4, 4),))
     first = f"test_ladder.py:{line_of('finite')}"
     assert caught.value.at == first
     given = {first: False}
     for _ in range(3):  # each refusal names the next line: the remedy works when tried
-        with pytest.raises(CaptureError, match="BX0101") as caught:
+        with refused("BX0101a", CaptureError) as caught:
             capture(model, (torch.randn(4, 4),), assume=given)
         given[caught.value.at or ""] = "assert" in caught.value.what
     assert len(assumed(capture(model, (torch.randn(4, 4),), assume=given).graph)) == 4
@@ -211,9 +212,8 @@ class TorchDrop(nn.Module):
 
 def test_dice_of_torch_that_skip_layers_are_refused() -> None:
     for rate in (0.5, 0.004):  # the latter is seen by rolling the dice alone, a thousand times
-        with pytest.raises(CaptureError, match="BX0120: random numbers decide") as caught:
+        with refused("BX0120a", CaptureError):
             capture(TorchDrop(rate), (torch.randn(4, 4),))
-        assert "layerdrop=0" in (caught.value.help or "")
     model = TorchDrop(0.0)
     found = capture(model, (torch.randn(4, 4),))
     assert_same(model, found, model)
@@ -231,7 +231,7 @@ class PythonDrop(TorchDrop):
 
 def test_dice_of_python_are_refused_where_they_count() -> None:
     state = random.getstate()
-    with pytest.raises(CaptureError, match="BX0120") as caught:
+    with refused("BX0120b", CaptureError) as caught:
         capture(PythonDrop(0.5), (torch.randn(4, 4),))
     assert caught.value.at == f"test_ladder.py:{line_of('rolls')}"
     found = capture(PythonDrop(0.0), (torch.randn(4, 4),))
@@ -309,7 +309,7 @@ class Between(Scaled):
 
 
 def test_numbers_that_a_module_is_called_by_are_refused() -> None:
-    with pytest.raises(CaptureError, match="BX0130") as caught:
+    with refused("BX0130d", CaptureError) as caught:
         capture(Between(), (torch.randn(4, 4),))
     assert (caught.value.at or "").startswith("test_ladder.py:")
     found = capture(Whole(Between()), (torch.randn(4, 4),), leaves=["Between"])
@@ -387,7 +387,7 @@ def test_the_check_sees_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
         return replace(graph, ops=ops), store
 
     monkeypatch.setattr(capture_job, "translate", without_backward)
-    with pytest.raises(CaptureError, match=r"BX0201.*gradient of linear"):
+    with refused("BX0201", CaptureError, vary=(r"\d\.\de[+-]\d+",)):
         capture(Rounded(), (torch.randn(4, 4),))
 
 
@@ -398,7 +398,7 @@ def _plain(op: Op) -> Op:
 def test_any_other_error_names_the_line_and_a_way_out() -> None:
     found = explain(ValueError("what torch said"))
     assert isinstance(found, CaptureError)
-    assert found.what.startswith("BX0199")
+    assert found.code == "BX0199d"
     assert "--leaf" in (found.help or "")
 
 

@@ -15,6 +15,7 @@ from bigbrain_fx.errors import CaptureError, InputError
 from bigbrain_fx.frontend import capture, leaf_paths
 from bigbrain_fx.frontend.translation.refusals import explain
 from tests.support.captured import assert_same
+from tests.support.messages import refused
 
 
 class Gpt(nn.Module):
@@ -123,11 +124,8 @@ def test_sparse_gradients_are_refused_at_their_line(kind: type[Any]) -> None:
     def loss(output: Tensor, batch: object) -> Tensor:
         return output.square().mean()
 
-    with pytest.raises(
-        CaptureError, match=r"BX0190: the gradient of 0\.weight is sparse"
-    ) as caught:
+    with refused("BX0190", CaptureError):
         capture(nn.Sequential(kind(16, 8, sparse=True)), tokens()[:1], loss)
-    assert "sparse=False" in (caught.value.help or "")
     capture(nn.Sequential(kind(16, 8)), tokens()[:1], loss)
 
 
@@ -149,9 +147,8 @@ def test_a_part_that_asks_autograd_is_kept_whole() -> None:
 
 
 def test_a_model_that_asks_autograd_itself_is_told_of_leaves() -> None:
-    with pytest.raises(CaptureError, match="BX0185: forward asks autograd") as caught:
+    with refused("BX0185", CaptureError) as caught:
         capture(Force(), (torch.randn(8, 4),))
-    assert "--leaf" in (caught.value.help or "")
     assert (caught.value.at or "").startswith("test_objective.py:")
 
 
@@ -174,9 +171,8 @@ def test_a_part_that_changes_how_torch_computes_is_kept_whole() -> None:
 @pytest.mark.parametrize("seed", [0, 24, 41])  # of the last two one and three rows are alike
 def test_a_model_that_changes_how_torch_computes_is_told_of_leaves(seed: int) -> None:
     torch.manual_seed(seed)
-    with pytest.raises(CaptureError, match="BX0187: forward changes how torch computes") as caught:
+    with refused("BX0187", CaptureError):
         capture(ByMath(), (torch.randn(8, 4),))
-    assert "--leaf" in (caught.value.help or "")
 
 
 class Graphs(nn.Module):
@@ -213,7 +209,7 @@ def test_torchs_words_for_itself_stay_out() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return (x + torch.ones(8, 1)).sum() * int(x.sum())
 
-    with pytest.raises(CaptureError, match="BX0130") as caught:
+    with refused("BX0130d", CaptureError) as caught:
         capture(Sized(), (torch.randn(8, 4),))
     assert not any(
         mark in str(caught.value) for mark in ("unhinted", "TORCH_LOGS", "u0 (", "issue")
@@ -289,10 +285,9 @@ class Turned(nn.Module):
 
 def test_a_constant_that_no_weights_file_holds_is_refused() -> None:
     """Its number would be in a file of weights; joined of real ones it is an op's result."""
-    with pytest.raises(CaptureError, match=r"BX0161: .* of the type complex128") as caught:
+    with refused("BX0161", CaptureError) as caught:
         capture(Turned(joined=False), {"x": torch.ones(4, 4)}, loss_needed=True)
     assert caught.value.at
-    assert "torch.complex" in (caught.value.help or "")
     model = Turned(joined=True)
     assert_same(model, capture(model, {"x": torch.ones(4, 4)}, loss_needed=True), model)
 
@@ -331,10 +326,9 @@ class Aggregated(nn.Module):
 def test_a_sparse_attribute_is_refused_with_its_line(layout: str) -> None:
     """It has no `nbytes`, and a buffer may not be sparse either: the help names another way."""
     model = Aggregated(Aggregate(getattr(torch.eye(6), layout)()))
-    with pytest.raises(CaptureError, match="BX0199: forward has a sparse tensor") as caught:
+    with refused("BX0199g", CaptureError) as caught:
         capture(model, {"x": torch.ones(4, 6)}, loss_needed=True)
     assert caught.value.at
-    assert ".index_add(1, index[0], h[:, index[1]] * value)" in (caught.value.help or "")
 
 
 def test_the_entries_of_a_sparse_matrix_are_buffers() -> None:

@@ -298,5 +298,6 @@ class Recurrent(nn.Module):
 
 def test_an_op_of_another_type_than_its_trace_is_refused() -> None:
     """Some processors have no such LSTM; others give bfloat16, and torch's shapes say float32."""
-    with pytest.raises(BigBrainError, match=r"BX0202: aten\.lstm|fails on its example batch"):
+    with pytest.raises(BigBrainError) as caught:
         capture(Recurrent(), (torch.randn(4, 5, 6),), energy, autocast="bfloat16")
+    assert caught.value.code in ("BX0202", "BX2105")

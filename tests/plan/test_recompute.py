@@ -261,9 +261,9 @@ def test_a_stage_that_is_not_there_is_refused_on_the_command_line(tmp_path: Path
     cluster.write_text(samples.cluster_text(2))
     digits = ROOT / "models" / "digits.py"
     done = call("estimate", digits, "--devices", cluster, "--recompute", "9")
-    message = "error: there is no stage 9 to recompute for\n  at: --recompute\n"
+    message = "error[BX1266]: there is no stage 9 to recompute for\n  at: --recompute\n"
     assert (done.out, done.err.startswith(message)) == ("", True)
     done = call("estimate", digits, "--devices", cluster, "--recompute", "x")
     assert done.err.startswith(
-        "error: expected auto, ops, all, none or numbers of stages, found 'x'"
+        "error[BX1265]: expected auto, ops, all, none or numbers of stages, found 'x'"
     )

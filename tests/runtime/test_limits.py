@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from bigbrain_fx.bundles.launch.process import users_environment
 from bigbrain_fx.runtime import committing
+from bigbrain_fx.runtime.coded import MisuseError, headline
 from bigbrain_fx.runtime.committing import Committer, begin_together
 from bigbrain_fx.runtime.control import Control
 from bigbrain_fx.runtime.ledger import LocalLedger
@@ -29,6 +30,7 @@ from bigbrain_fx.runtime.limits import (
     code_of,
     remedy_of,
     require_threads,
+    said,
     saying_limits,
 )
 from bigbrain_fx.runtime.local import Hub
@@ -45,7 +47,7 @@ NO_THREAD = RuntimeError("can't start new thread")
 
 def chained() -> PeerLostError:
     """An error that was raised for one of gloo's."""
-    error = PeerLostError("the devices could not be connected")
+    error = PeerLostError("the devices could not be connected", code="BX5131")
     error.__cause__ = RuntimeError("Resource temporarily unavailable")
     return error
 
@@ -117,7 +119,7 @@ def test_devices_of_one_process_start_all_or_none(capsys: pytest.CaptureFixture[
         Hub().run(programs)
     assert ended.value.code == SHORT
     assert not ran
-    assert capsys.readouterr().err == f"error: {NO_THREAD}: {THREADS}\n"
+    assert capsys.readouterr().err == f"error[BX5902]: {NO_THREAD}: {THREADS}\n"
 
 
 def test_a_process_that_cannot_listen_says_so_to_its_supervisor(
@@ -248,3 +250,15 @@ def test_a_bundle_finds_its_own_files_whatever_python_is_told(
 ) -> None:
     monkeypatch.setenv("PYTHONSAFEPATH", "1")
     assert "PYTHONSAFEPATH" not in users_environment()
+
+
+def test_traceback_of_an_error_that_is_no_limit_ends_with_its_code() -> None:
+    with pytest.raises(MisuseError) as caught, saying_limits():
+        raise MisuseError("its group is not there", code="BX5070")
+    assert caught.value.__notes__ == ["code: BX5070"]
+
+
+def test_error_that_travels_has_its_class_its_code_and_its_words() -> None:
+    assert said(MisuseError("it is so", code="BX5070")) == "MisuseError[BX5070]: it is so"
+    assert said(RuntimeError("it is so")) == "RuntimeError: it is so"
+    assert headline(MisuseError("it is so", code="BX5070")) == "error[BX5070]: it is so"

@@ -129,7 +129,8 @@ def test_a_folder_that_cannot_be_one_is_refused_before_the_training(
     assert done.returncode == 1
     assert done.stdout == ""
     assert (
-        done.stderr == f"error: cannot save in {tmp_path}/file: File exists: give another folder\n"
+        done.stderr
+        == f"error[BX5145]: cannot save in {tmp_path}/file: File exists: give another folder\n"
     )
 
 

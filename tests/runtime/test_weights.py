@@ -215,6 +215,6 @@ def test_a_run_ends_with_one_line(trained_bundle: Path) -> None:
     finally:
         file.write_bytes(whole)
     assert done.returncode == 2
-    assert done.stderr.startswith("error: ")
+    assert done.stderr.startswith("error[BX5180]: ")
     assert done.stderr.count("\n") == 1
     assert "is not as it was written" in done.stderr

@@ -240,6 +240,6 @@ def test_events_are_json_lines(tmp_path: Path) -> None:
 
 
 def test_a_failure_says_whose_and_why() -> None:
-    assert str(FailedError(death(code=1), "it is over")) == (
+    assert str(FailedError(death(code=1), "it is over", code="BX6005")) == (
         "the process of device d1 ended with exit code 1: it is over"
     )

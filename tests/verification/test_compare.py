@@ -125,7 +125,7 @@ def test_who_has_no_plan_is_a_row_that_says_what_to_do(found: Comparison) -> Non
     assert learned.plan is None
     assert learned.step_s is None
     assert learned.measured_step_s is None
-    assert "found no readable file" in learned.reason
+    assert learned.code == "BX1461"  # it found no file
     assert "bigbrain-fx fit" in learned.help
     assert str(found).count("\n  learned: ") == 1
 

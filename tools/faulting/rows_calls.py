@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ from tools.faulting.verdicts import (
     same_bits,
     together,
 )
+
+ERROR = re.compile(r"error(\[BX\w+\])?: ")
 
 MOST_RUNS = 8  # of a pass: each that ends before its time leaves places to the next
 PASSES = (0, 2)  # the first call of each place in a process, and the third
@@ -104,7 +107,7 @@ def _judged(ground: Ground, run: Run, commits: Path, fresh: list[str]) -> Verdic
     problems = losses_differ(run, reference)
     checks = {
         f"exit code {run.code}: {last_line(run.said)}": run.code in (0, *ENDS),
-        "it ends without an error": run.code == 0 or "error: " in run.said,
+        "it ends without an error": run.code == 0 or ERROR.search(run.said) is not None,
         "other bits at the end": bits is not False,
         "no commit at the end, and no warning": run.code != 0 or _is_kept(run, commits),
         f"processes {run.orphans} were left": not run.orphans,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Sequence
@@ -159,7 +160,7 @@ def hopeless(ground: Ground) -> Verdict:
 def _stop(run: Run, device: str, step: int, reason: str) -> Verdict:
     at = run.struck.get(1)
     ended_s = run.ended_s - at if at else None
-    last = [line for line in run.said.splitlines() if line.startswith("error: ")]
+    last = [line for line in run.said.splitlines() if re.match(r"error(\[BX\w+\])?: ", line)]
     named = f"{device} was killed" in run.said or f"{device} ended" in run.said
     checks = {
         f"exit code {run.code}": run.code == 1,

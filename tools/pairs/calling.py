@@ -25,7 +25,7 @@ def called(*words: str) -> tuple[int, str]:
 
 def refusal(code: int, text: str) -> Mapping[str, str]:
     """Say what was refused and what to do instead, or that it was no refusal."""
-    error = re.search(r"^error: (.*)", text, re.MULTILINE)
+    error = re.search(r"^error(?:\[BX\w+\])?: (.*)", text, re.MULTILINE)
     if code not in REFUSALS or error is None:
         return {"status": "crash", "detail": text[-2000:]}
     advice = re.search(r"^ *help: (.*)", text, re.MULTILINE | re.DOTALL)

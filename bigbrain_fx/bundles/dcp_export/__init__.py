@@ -56,11 +56,13 @@ def export_dcp(
     """
     out = Path(folder)
     if os.path.lexists(out) and not (out.is_dir() and not any(out.iterdir())):
-        raise InputError(f"{out} exists already", help="give another --dcp")
+        raise InputError(f"{out} exists already", code="BX3024", help="give another --dcp")
     if weights is not None and commits is not None:
-        raise InputError("expected one of --weights and --commits", help="leave one out")
+        raise InputError(
+            "expected one of --weights and --commits", code="BX3025", help="leave one out"
+        )
     help_ = "free some space, or give another --dcp"
-    with os_error_as(f"cannot write {out}", at=out, help=help_):
+    with os_error_as(f"cannot write {out}", code="BX3026", at=out, help=help_):
         out.parent.mkdir(parents=True, exist_ok=True)
         with scratch_folder(out) as scratch:
             return _written(Path(bundle), out, scratch, weights, commits, time_limit_s)

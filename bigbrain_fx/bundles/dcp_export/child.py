@@ -47,7 +47,7 @@ def write(model: Path, folder: Path, optimizer: Path | None = None) -> int:
     if optimizer is not None:
         state |= _training(optimizer)
     help_ = "free some space, or give another --dcp"
-    with os_error_as(f"cannot write {folder}", at=folder, help=help_):
+    with os_error_as(f"cannot write {folder}", code="BX3027", at=folder, help=help_):
         save(state, storage_writer=_ManyNames(folder, _other_names(state)), no_dist=True)
     return len(tensors)
 

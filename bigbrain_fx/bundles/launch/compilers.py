@@ -23,7 +23,7 @@ def require_compilers(plan: Plan) -> None:
                 require_compiler(name)
             except CompilerError as error:
                 what, _, help_ = str(error).rpartition(": ")
-                raise InputError(what, help=help_) from error
+                raise InputError(what, code=error.code, help=help_) from error
 
 
 def patience_s(plan: Plan, asked_s: float | None) -> float:

@@ -17,6 +17,7 @@ SHORT = (
 )
 NOT_FINITE = 65  # and of one whose loss or gradients are not finite
 OF_BUNDLE = re.compile(r"No module named '(runtime|supervisor|device_\w+)[.']")
+SHOWN = re.compile(r"error(\[(?P<code>BX\w+)\])?: ")  # how a process's last line begins
 NOT_SAVED = 73  # and of one that could not write the files of --save
 OF_LIMITS = (71, 74)  # and of one that has met a limit of the system
 TAKEN_OVER = 77  # and of one whose commits are another run's, or were gone back behind
@@ -54,10 +55,10 @@ def failure(
     """
     tail = last_lines(log) or tuple(filter(None, (text,)))
     if code == BAD_INPUT and tail:
-        last = tail[-1].removeprefix("error: ")
-        return InputError(last, at=str(log), help=_missing(last) or _mending(last))
+        return _refused(tail[-1], log)
     return RunError(
         what if reason is None else f"{what}: {reason}",
+        code="BX3050",
         at=str(log),
         notes=tail,
         help=_missing(tail[-1] if tail else "")
@@ -66,6 +67,16 @@ def failure(
         or of_abort(code, tail)
         or _advice(code, program),
     )
+
+
+def _refused(line: str, log: Path) -> InputError:
+    """Return the error that a process has printed, with the code that it has there."""
+    shown = SHOWN.match(line)
+    last = line[shown.end() :] if shown else line
+    help_ = _missing(last) or _mending(last)
+    if shown is None or shown["code"] is None:
+        return InputError(last, code="BX3049", at=str(log), help=help_)
+    return InputError(last, code=shown["code"], at=str(log), help=help_)
 
 
 def _mending(last: str) -> str:
@@ -104,7 +115,7 @@ def _starting(reason: str | None) -> str | None:
 
 def _own_word(code: int, tail: tuple[str, ...]) -> str | None:
     """Return what to do where a process said why it cannot go on, and was ended then."""
-    if code == -signal.SIGKILL and tail and tail[-1].startswith("error: "):
+    if code == -signal.SIGKILL and tail and SHOWN.match(tail[-1]):
         return "do what its last line says, and run it again"
     return None
 

@@ -32,6 +32,7 @@ def require_gpus(devices: Iterable[Device], dev: Path | None = None) -> None:
     raise InputError(
         f"{', '.join(gpus)} of this plan {'is a GPU' if len(gpus) == 1 else 'are GPUs'}, and this "
         "host has none: no driver has a file in /dev",
+        code="BX3051",
         help="run it where they are; `python train.py --in-process --steps 2` in the bundle "
         "computes it here on the CPU; or split for what `bigbrain-fx doctor` finds here",
     )

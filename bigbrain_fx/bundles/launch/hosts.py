@@ -35,6 +35,7 @@ def commands(plan: Plan, options: RunOptions) -> list[tuple[str, str]]:
     if options.suspect:
         raise InputError(
             "--suspect is for a run on one host, and this plan has several",
+            code="BX3052",
             help="leave it out, or add --local to run all of it here",
         )
     if options.spares is not None:

@@ -25,7 +25,9 @@ def require_free(port: int) -> None:
     """Raise when a port is taken; name its holder where the system shows it."""
     _require_loopback()
     if not 0 < port < 65536:
-        raise InputError(f"port {port} is not between 1 and 65535", help="give another port")
+        raise InputError(
+            f"port {port} is not between 1 and 65535", code="BX3053", help="give another port"
+        )
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -33,7 +35,9 @@ def require_free(port: int) -> None:
         except OSError as error:
             holder = _holder(port)
             by = f" by process {holder}" if holder else ""
-            raise InputError(f"port {port} is in use{by}", help="give another port") from error
+            raise InputError(
+                f"port {port} is in use{by}", code="BX3054", help="give another port"
+            ) from error
 
 
 def _require_loopback() -> None:
@@ -45,6 +49,7 @@ def _require_loopback() -> None:
             raise InputError(
                 f"the loopback interface lo is down ({error.strerror or error}), by which "
                 "processes of one host connect",
+                code="BX3055",
                 help="`ip link set lo up` as root (a new network namespace, as of `unshare -n`, "
                 "has it down); or train in one process: `python train.py --in-process`",
             ) from error

@@ -33,6 +33,7 @@ def require_program(bundle: Path, plan: Plan) -> None:
     if not (bundle / entry(plan)).is_file():
         raise InputError(
             f"{bundle} is not a bundle: it has no {entry(plan)}",
+            code="BX3056",
             help="make one with `bigbrain-fx split`",
         )
     seen, waiting = set[str](), [entry(plan).removesuffix(".py")]
@@ -53,6 +54,7 @@ def _imports(bundle: Path, file: Path) -> list[str]:
         line = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         raise InputError(
             f"{file.name} cannot be imported: {error}",
+            code="BX3057",
             at=f"{file}{line}",
             help="undo what was edited, copy the bundle again, or split again",
         ) from error
@@ -67,6 +69,7 @@ def _imports(bundle: Path, file: Path) -> list[str]:
         if is_ours and not (bundle / f"{name}.py").is_file():
             raise InputError(
                 f"{file.name} imports {name}, and {name}.py is not in the bundle",
+                code="BX3058",
                 at=f"{file}:{line_number}",
                 help="copy the bundle again, or split again",
             )
@@ -82,6 +85,7 @@ def reporter(plan: Plan) -> str:
             return stage.device
     raise InputError(
         f"{plan.graph.name} has no loss to train on",
+        code="BX3059",
         help="add `loss(output, batch)` to the model file, or split it with --mode eval",
     )
 

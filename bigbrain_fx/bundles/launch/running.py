@@ -200,7 +200,7 @@ class Told:
 
 def _logs(bundle: Path, options: RunOptions) -> Path:
     remedy = "give another --logs; or let TMPDIR name a folder that files can be written in"
-    with os_error_as("no logs can be kept", help=remedy):
+    with os_error_as("no logs can be kept", code="BX3060", help=remedy):
         logs = options.logs or run_folder(bundle)
         logs.mkdir(parents=True, exist_ok=True)
     return logs
@@ -243,12 +243,14 @@ def _require_fitting(plan: Plan, options: RunOptions) -> None:
         other = "eval" if plan.mode == "train" else "train"
         raise InputError(
             f"{given[0]} cannot be given: this bundle {what}",
+            code="BX3061",
             help=f"leave it out, or split the model with --mode {other}",
         )
     if options.on_nan == "skip" and plan.stages.asynchronous:
         raise InputError(
             "--on-nan skip asks all devices before each update, and this bundle's are in unlike "
             "steps",
+            code="BX3062",
             at="--on-nan",
             help="use --on-nan stop, or split the model without --asynchronous",
         )
@@ -256,13 +258,18 @@ def _require_fitting(plan: Plan, options: RunOptions) -> None:
     if options.store is not None and not plan.stages.offload:
         raise InputError(
             "--store cannot be given: this bundle offloads nothing",
+            code="BX3063",
             help="leave it out, or split the model with --offload state",
         )
     for flag, folder in (("--store", options.store), ("--snapshots", options.snapshots)):
         if folder is not None and not folder.is_dir():
-            raise InputError(f"{folder} is no folder", at=flag, help="make it, or another")
+            raise InputError(
+                f"{folder} is no folder", code="BX3064", at=flag, help="make it, or another"
+            )
     if options.inputs is not None and not options.inputs.is_file():
-        raise InputError(f"there is no file {options.inputs}", help="give a .safetensors file")
+        raise InputError(
+            f"there is no file {options.inputs}", code="BX3065", help="give a .safetensors file"
+        )
 
 
 def _require_folders(options: RunOptions) -> None:
@@ -275,10 +282,11 @@ def _require_folders(options: RunOptions) -> None:
     }
     for flag, path in named.items():
         if path is not None and path.exists() and not path.is_dir():
-            raise InputError(f"{path} is a file", at=flag, help="give a folder")
+            raise InputError(f"{path} is a file", code="BX3066", at=flag, help="give a folder")
     if options.resume and options.commits is not None and not options.commits.exists():
         raise InputError(
             f"{options.commits} is not there, so there is nothing to resume",
+            code="BX3067",
             at="--commits",
             help="give the folder that --commits had; to begin one, leave --resume out",
         )

@@ -130,6 +130,7 @@ def _torchrun(script: Script) -> str:
         raise InputError(
             "torchrun numbers processes host by host, and this plan's devices go to and fro: "
             + ", ".join(f"{d.name} on {d.host}" for d in script.devices),
+            code="BX3068",
             help="use --for ssh or --for slurm; or order the devices of cluster.json by host and "
             "split again",
         )
@@ -213,6 +214,7 @@ def _kubernetes(script: Script) -> str:
     if script.image is None or script.claim is None:
         raise InputError(
             "Kubernetes needs a container image and a volume claim with the bundle",
+            code="BX3069",
             help="--image IMAGE (with torch and safetensors) --claim CLAIM or CLAIM/FOLDER",
         )
     name = _name(script.plan)

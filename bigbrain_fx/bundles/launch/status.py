@@ -156,6 +156,7 @@ def read_status(run: str | Path) -> Status:
     if not folder.exists():
         raise InputError(
             f"there is no file or folder {run}",
+            code="BX3070",
             help="give the folder that `run` names at its end (or --logs), or the bundle",
         )
     return _read(folder / FILE if folder.is_dir() else folder)
@@ -170,6 +171,7 @@ def _read(file: Path) -> Status:
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise InputError(
             f"there is no status of a run in {file.parent}: {error}",
+            code="BX3071",
             help="give the folder that `run` names at its end (or --logs), or the bundle",
         ) from error
 
@@ -207,6 +209,7 @@ def _newest(bundle: Path) -> Status:
     if not found:
         raise InputError(
             f"no run of {bundle} without --logs has left logs in {bundle / RUNS}",
+            code="BX3072",
             help="give the folder that --logs had",
         )
     return max(found, key=lambda status: status.started)
@@ -278,7 +281,7 @@ def _handler(status: Callable[[], Status]) -> type[BaseHTTPRequestHandler]:
             try:
                 text = prometheus(status()).encode()
             except InputError as error:
-                self.send_error(503, str(error.what))
+                self.send_error(503, f"{error.what} [{error.code}]")
                 return
             self.send_response(200 if self.path in ("/", "/metrics") else 404)
             self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")

@@ -100,11 +100,13 @@ def _opened(path: Path) -> StepFile:
     if path.suffix and not is_csv and not path.is_dir():
         raise InputError(
             f"{path} would be a folder for TensorBoard, and its name looks like a file's",
+            code="BX3073",
             at="--log-to",
             help="give a file name.csv, or a folder that is there or has no suffix",
         )
     with os_error_as(
         f"steps cannot be written to {path}",
+        code="BX3074",
         at="--log-to",
         help="give a file name.csv, or a folder for TensorBoard",
     ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -37,6 +38,7 @@ from bigbrain_fx.supervisor import (
 )
 
 MIB = 2**20
+CODED = re.compile(r"\w+\[(?P<code>BX\w+)\]: ")  # how a process says its error
 
 
 def can_supervise(plan: Plan, backend: Backend | None = None) -> bool:
@@ -59,6 +61,7 @@ def require_not_lean(bundle: Path) -> None:
         raise InputError(
             f"no process of {bundle} can be replaced: it was made by `split --lean`, or with "
             "--sum-order backend, whose sums are no messages",
+            code="BX3075",
             help="split again without --lean and --sum-order backend, or leave --spares and "
             "--elastic out: --commits FOLDER keeps the training's state, and --resume goes on",
         )
@@ -75,6 +78,7 @@ def require_supervised(plan: Plan, spawn: Spawn | None, backend: Backend | None 
     if plan.mode != "train" or sys.platform != "linux" or spawn is not None:
         raise InputError(
             "processes are replaced in training only, on Linux, and as plain children",
+            code="BX3076",
             help="leave `spares` out",
         )
 
@@ -85,6 +89,7 @@ def require_checkable(options: RunOptions, *, is_fed: bool) -> None:
         raise InputError(
             "--suspect needs a spare process, in a training that reads its own batches: it "
             "computes steps again",
+            code="BX3077",
             help="give --spares 1 or more, without --no-replay; or leave --suspect out",
         )
 
@@ -99,6 +104,7 @@ def require_not_nccl(plan: Plan, backend: Backend | None = None) -> None:
         raise InputError(
             "no process of this plan can be replaced: all its devices are GPUs, and their messages "
             "go over nccl",
+            code="BX3078",
             help="add --backend gloo: they go through host memory then, which is slower than was "
             "forecast; or leave --spares and --elastic out: --commits FOLDER keeps the training's "
             "state, and --resume goes on from there",
@@ -112,6 +118,7 @@ def require_backend(plan: Plan, backend: Backend | None) -> None:
         raise InputError(
             f"nccl goes between GPUs, and {', '.join(others)} of this plan "
             f"{'is none' if len(others) == 1 else 'are none'}",
+            code="BX3079",
             at="--backend",
             help="use --backend gloo, or leave it out",
         )
@@ -153,7 +160,7 @@ def run_supervised(
         except FailedError as error:
             raise _failed(error, plan) from error
         except OSError as error:
-            raise RunError(f"the run has ended: {error}", help=SHORT) from error
+            raise RunError(f"the run has ended: {error}", code="BX3080", help=SHORT) from error
     ends = outcome.restarts, outcome.stopped_at
     return Run(tuple(steps), peaks(plan, logs), logs, (), *ends, allocated(plan, logs))
 
@@ -165,7 +172,7 @@ def event_log(path: Path | None, tell: Callable[[Event], None] | None) -> Iterat
     Raises:
         InputError: the file cannot be opened.
     """
-    with os_error_as("no events can be kept", help="give another --events"):
+    with os_error_as("no events can be kept", code="BX3081", help="give another --events"):
         log = EventLog(path, tell)
     try:
         yield log
@@ -179,14 +186,21 @@ def _failed(error: FailedError, plan: Plan) -> BigBrainError:
     found = failure(*own, _plain_word(death.text))
     if not error.moves or death.device is None:
         return found
-    lost = DeviceLostError(found.what, at=found.at, notes=found.notes, help=found.help)
+    lost = DeviceLostError(
+        found.what, code=found.code, at=found.at, notes=found.notes, help=found.help
+    )
     lost.device, lost.left_out = death.device, error.left_out
     return lost
 
 
 def _plain_word(text: str | None) -> str | None:
-    """Return a process's own word on its end, without the name of the error's class."""
-    return None if text is None else text.partition(": ")[2] or text
+    """Return a process's own word on its end as it prints it: no class, but the error's code."""
+    if text is None:
+        return None
+    coded = CODED.match(text)
+    if coded is None:
+        return text.partition(": ")[2] or text
+    return f"error[{coded['code']}]: {text[coded.end() :]}"
 
 
 def _job(plan: Plan, bundle: Path, options: RunOptions, logs: Path) -> Job:

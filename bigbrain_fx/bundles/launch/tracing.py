@@ -40,7 +40,7 @@ class RunTrace:
             InputError: it cannot be written.
         """
         help_ = "give --trace a file in a folder that can be written to"
-        with os_error_as("the trace cannot be written", at=self.path, help=help_):
+        with os_error_as("the trace cannot be written", code="BX3082", at=self.path, help=help_):
             self.notes.mkdir(parents=True, exist_ok=True)
             for old in self.notes.iterdir():
                 old.unlink()

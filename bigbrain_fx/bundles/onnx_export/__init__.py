@@ -69,6 +69,7 @@ class OnnxExport:
         if failed:
             raise CaptureError(
                 f"{len(failed)} of {len(self.stages)} stages cannot be exported to ONNX",
+                code="BX3086",
                 notes=tuple(map(str, failed)),
                 help="replace that op in the model, or keep the stage as PyTorch: "
                 "the other stages' files work without it",
@@ -119,7 +120,8 @@ def _require_usable(plan: Plan, out: Path) -> None:
     if plan.mode != "eval":
         raise InputError(
             "this bundle trains, and ONNX is for inference",
+            code="BX3087",
             help="split the model with --mode eval --like this bundle, and export that one",
         )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"{out} exists already", help="give another folder")
+        raise InputError(f"{out} exists already", code="BX3088", help="give another folder")

@@ -59,7 +59,7 @@ def read_dcp(folder: Path, plan: Plan, bundle: Path, image: Path) -> Named:
     held |= {f"optimizer:{kind}:{name}": t for (kind, name), t in optimizer.tensors.items()}
     copies = [Copy(name, tensor.dtype, tensor) for name, tensor in held.items()]
     told = "cannot put the checkpoint's tensors together"
-    with os_error_as(told, at=image, help="free some space, or give another --out"):
+    with os_error_as(told, code="BX3093", at=image, help="free some space, or give another --out"):
         write_file(image, copies)
     facts = {
         "seed": plan.seed,
@@ -85,6 +85,7 @@ def _require_first_rates(plan: Plan, facts: Mapping[str, Any], where: Path) -> N
         raise InputError(
             f"the model file has {what}, and the checkpoint does not say with which rate "
             f"{lacking[0]} began: expected initial_lr beside lr in its parameter group",
+            code="BX3094",
             at=str(where),
             help="make a torch.optim.lr_scheduler there before the state is loaded: it puts "
             "initial_lr into param_groups, which get_state_dict then loads and saves",
@@ -104,6 +105,7 @@ def _require_types(plan: Plan, sources: Mapping[str, Stored], where: Path) -> No
         if stored.dtype != wanted:
             raise InputError(
                 f"{name}: expected {wanted}, found {stored.dtype} in the checkpoint",
+                code="BX3095",
                 at=str(where),
                 help="split the model with its parameters as they are trained there",
             )

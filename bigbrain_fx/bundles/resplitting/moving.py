@@ -161,11 +161,14 @@ def _training_plan(bundle: Path) -> Plan:
     if plan.mode != "train":
         raise InputError(
             "this bundle is for inference: it has no run to go on with",
+            code="BX3096",
             at=str(bundle),
             help="split the model for the other devices with --mode eval",
         )
     if not bundle.is_dir():
-        raise InputError(f"{bundle} is no folder", help="give the bundle, not its plan.json")
+        raise InputError(
+            f"{bundle} is no folder", code="BX3097", help="give the bundle, not its plan.json"
+        )
     return plan
 
 
@@ -175,6 +178,7 @@ def _require_micro_batches(plan: Plan, named: Named) -> None:
     if plan.micro_batches != found:
         raise InputError(
             f"micro_batches: expected {plan.micro_batches}, found {found} in the commit",
+            code="BX3098",
             help="give the commits of this bundle",
         )
 
@@ -194,7 +198,10 @@ class _Moved:
             InputError: the disk is full.
         """
         with os_error_as(
-            "cannot write the bundle", at=folder, help="free some space, or give another --out"
+            "cannot write the bundle",
+            code="BX3099",
+            at=folder,
+            help="free some space, or give another --out",
         ):
             rest = stored_tensors(self.old / "weights")
             trained = {name: read_header(path) for name, path in self.named.files.items()}
@@ -218,6 +225,7 @@ class _Moved:
         if found is None:
             raise InputError(
                 f"{name} is neither in the commit nor in the bundle's weights",
+                code="BX3100",
                 at=str(self.old),
                 help="give the commits of this bundle",
             )
@@ -270,6 +278,7 @@ class _Moved:
         if lost:
             raise InputError(
                 f"the commit lacks {lost[0]}",
+                code="BX3101",
                 at=str(next(iter(self.named.files.values())).parent),
                 help="give the commits of this bundle",
             )

@@ -139,7 +139,11 @@ def read_members(
         record, _ = first_loadable(found, problems, notes.append)
     except CommitError as error:
         raise InputError(
-            str(error), at=str(folder), notes=tuple(notes), help="give another --commits"
+            str(error),
+            code=error.code,
+            at=str(folder),
+            notes=tuple(notes),
+            help="give another --commits",
         ) from error
     states = []
     for devices in columns:
@@ -173,6 +177,7 @@ def differs(what: str, device: str, where: Path) -> InputError:
     """Return the error for a commit whose devices do not have one state."""
     return InputError(
         f"{what} of {device} is not what the other devices have",
+        code="BX3102",
         at=str(where),
         help="this commit is no state of one model; give another --commits",
     )

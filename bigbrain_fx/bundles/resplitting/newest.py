@@ -52,6 +52,8 @@ def scratch_beside(target: Path) -> Iterator[Path]:
     """Give a folder on the disk that something is to be on, for as long as it is needed."""
     there = next(folder for folder in target.absolute().parents if folder.is_dir())
     with ExitStack() as stack:
-        with os_error_as(f"cannot write {target}", at=target, help="give another place"):
+        with os_error_as(
+            f"cannot write {target}", code="BX3103", at=target, help="give another place"
+        ):
             folder = stack.enter_context(scratch_folder(there / "state"))
         yield folder

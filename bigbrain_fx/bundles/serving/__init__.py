@@ -124,17 +124,20 @@ def _inference_plan(bundle: Path) -> Plan:
     if plan.mode != "eval":
         raise InputError(
             f"{bundle} trains; a server needs a bundle for inference",
+            code="BX3105",
             help=f"split MODEL --mode eval --like {bundle} --out served",
         )
     if not plan.graph.rows_apart:
         raise InputError(
             f"rows of {plan.graph.name} do not stand alone, and requests share batches: whoever "
             "asks would get other numbers beside others",
+            code="BX3106",
             help=f"bigbrain-fx run {bundle} --inputs rows.safetensors, of whole batches",
         )
     if not (bundle / "runtime" / "serving.py").is_file():
         raise InputError(
             f"{bundle} was split before bundles could be served",
+            code="BX3107",
             at=str(bundle / "runtime"),
             help="split the model again",
         )
@@ -145,6 +148,7 @@ def _require_address(options: ServeOptions) -> None:
     if options.token is None and not _is_loopback(options.host):
         raise InputError(
             f"whoever reaches {options.host} could ask: a token is needed beyond loopback",
+            code="BX3108",
             help="add --token-file FILE, or leave --host out",
         )
     if options.port and _is_loopback(options.host):
@@ -164,5 +168,6 @@ def _listening(options: ServeOptions) -> Front:
     except (OSError, OverflowError) as error:
         raise InputError(
             f"cannot listen on {options.host}:{options.port}: {error}",
+            code="BX3109",
             help="give another --port, or 0 for any free one",
         ) from error

@@ -86,7 +86,9 @@ class CachedText:
         try:
             return self._free.get(timeout=self.deadline_s)
         except queue.Empty:
-            raise UnansweredError(f"no row came free within {self.deadline_s:g} s") from None
+            raise UnansweredError(
+                f"no row came free within {self.deadline_s:g} s", code="BX3110"
+            ) from None
         finally:
             with self._lock:
                 self._waiting -= 1

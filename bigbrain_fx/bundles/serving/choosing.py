@@ -46,7 +46,9 @@ def sampling_of(asked: Mapping[str, Any]) -> Sampling:
     """
     for name, fits, expected in _RANGES:
         if name in asked and not (type(asked[name]) in (int, float) and fits(asked[name])):
-            raise InputError(f"expected {name} to be {expected}, found {asked[name]!r}")
+            raise InputError(
+                f"expected {name} to be {expected}, found {asked[name]!r}", code="BX3111"
+            )
     return Sampling(**{name: asked[name] for name, *_ in _RANGES if name in asked})
 
 
@@ -79,7 +81,9 @@ def greedy(scores: RawTensor, position: int) -> int:
 def _numbers(scores: RawTensor, position: int) -> Sequence[float]:
     found = scores_at(scores, position)
     if math.isnan(sum(found)):
-        raise UnansweredError(f"the model's scores at position {position} are not all numbers")
+        raise UnansweredError(
+            f"the model's scores at position {position} are not all numbers", code="BX3112"
+        )
     return found
 
 

@@ -119,7 +119,10 @@ class ServingCrew:
             found = said.get(timeout=max(0.0, until - time.monotonic()))
         except queue.Empty:
             raise InputError(
-                "the devices were not ready in time", at=str(self.logs), help="give more --deadline"
+                "the devices were not ready in time",
+                code="BX3113",
+                at=str(self.logs),
+                help="give more --deadline",
             ) from None
         if found is None:
             raise self.failure()

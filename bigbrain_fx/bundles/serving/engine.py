@@ -23,16 +23,23 @@ from bigbrain_fx.errors import BigBrainError, InputError
 _FORGETTING = 0.8  # of the mean seconds of a slot
 
 
-class QueueFullError(Exception):
+class UnansweredError(Exception):
+    """Say why a request has no answer, though it was a good one."""
+
+    def __init__(self, what: str, *, code: str) -> None:
+        super().__init__(what)
+        self.code = code
+
+
+class QueueFullError(UnansweredError):
     """Say that as many requests wait as may; `retry_s` is when there may be room."""
 
     def __init__(self, limit: int, retry_s: int) -> None:
-        super().__init__(f"{limit} requests are waiting, and no more may: try again in {retry_s} s")
+        super().__init__(
+            f"{limit} requests are waiting, and no more may: try again in {retry_s} s",
+            code="BX3114",
+        )
         self.retry_s = retry_s
-
-
-class UnansweredError(Exception):
-    """Say why a request has no answer, though it was a good one."""
 
 
 @dataclass(eq=False)
@@ -144,7 +151,7 @@ class Engine:
         assert 0 < request.rows <= self.spec.rows, "a request fits into one slot"
         with self._moved:
             if self._closing or self.ended is not None:
-                raise UnansweredError("the server is closing")
+                raise UnansweredError("the server is closing", code="BX3115")
             if len(self._waiting) >= self.limit:
                 each_s = self.slot_s * (len(self._waiting) + len(self._under_way))
                 raise QueueFullError(self.limit, max(1, math.ceil(each_s)))
@@ -289,5 +296,6 @@ def require_rows(spec: SlotSpec) -> None:
     if without:
         raise InputError(
             f"output {without[0]!r} has one value for a whole micro-batch, not one for each row",
+            code="BX3116",
             help="let the model return it per row, or use `run --inputs --outputs`",
         )

@@ -73,11 +73,14 @@ def require_fitting(prompt: Sequence[int], count: int, length: int, words: int) 
         raise InputError(
             f"the prompt has {len(prompt)} tokens and max_tokens is {count}: expected one at "
             f"least of each, and together {length + 1} at most, which is what the model "
-            "was split for"
+            "was split for",
+            code="BX3117",
         )
     wrong = [token for token in prompt if not 0 <= token < words]
     if wrong:
-        raise InputError(f"there is no token {wrong[0]}: they go from 0 to {words - 1}")
+        raise InputError(
+            f"there is no token {wrong[0]}: they go from 0 to {words - 1}", code="BX3118"
+        )
 
 
 def answered(engine: Engine, request: Request, deadline_s: float) -> dict[str, RawTensor]:
@@ -97,9 +100,9 @@ def answer_to(request: Request, deadline_s: float) -> dict[str, RawTensor]:
         UnansweredError: none came in time, or will come.
     """
     if not request.done.wait(deadline_s):
-        raise UnansweredError(f"no answer within {deadline_s:g} s")
+        raise UnansweredError(f"no answer within {deadline_s:g} s", code="BX3119")
     if request.error:
-        raise UnansweredError(request.error)
+        raise UnansweredError(request.error, code="BX3120")
     return dict(request.outputs)
 
 

@@ -43,8 +43,9 @@ _KNOWN = (
 class HttpError(Exception):
     """Say what is wrong with a request: a status and words."""
 
-    def __init__(self, status: int, what: str, **headers: str) -> None:
+    def __init__(self, status: int, what: str, *, code: str, **headers: str) -> None:
         super().__init__(what)
+        self.code = code
         self.status, self.headers = status, {n.replace("_", "-"): v for n, v in headers.items()}
 
 
@@ -89,13 +90,14 @@ class _Handler(BaseHTTPRequestHandler):
             self._require_token()
             handle()
         except HttpError as error:
-            self._refuse(error.status, str(error), error.headers)
+            self._refuse(error.status, str(error), error.code, error.headers)
         except InputError as error:
-            self._refuse(400, f"{error.what}{f' ({error.help})' if error.help else ''}")
+            help_ = f" ({error.help})" if error.help else ""
+            self._refuse(400, f"{error.what}{help_}", error.code)
         except QueueFullError as error:
-            self._refuse(503, str(error), {"Retry-After": str(error.retry_s)})
+            self._refuse(503, str(error), error.code, {"Retry-After": str(error.retry_s)})
         except UnansweredError as error:
-            self._refuse(503, str(error), {"Retry-After": "1"})
+            self._refuse(503, str(error), error.code, {"Retry-After": "1"})
         except OSError:  # the client has gone
             self.close_connection = True
 
@@ -106,7 +108,12 @@ class _Handler(BaseHTTPRequestHandler):
             given.encode(), f"Bearer {wanted}".encode()
         ):
             self.close_connection = True
-            raise HttpError(401, "expected Authorization: Bearer TOKEN", WWW_Authenticate="Bearer")
+            raise HttpError(
+                401,
+                "expected Authorization: Bearer TOKEN",
+                code="BX3151",
+                WWW_Authenticate="Bearer",
+            )
 
     # ------------------------------------------------------------------ routes
 
@@ -117,7 +124,9 @@ class _Handler(BaseHTTPRequestHandler):
             entry = {"id": self.server.model, "object": "model", "owned_by": "bigbrain-fx"}
             self._say(200, {"object": "list", "data": [entry]})
         else:
-            raise HttpError(404, f"there is nothing at {self.path}: POST /infer, GET /health")
+            raise HttpError(
+                404, f"there is nothing at {self.path}: POST /infer, GET /health", code="BX3152"
+            )
 
     def _health(self) -> dict[str, object]:
         engine = self.server.engine
@@ -136,7 +145,9 @@ class _Handler(BaseHTTPRequestHandler):
         routes = {"/infer": self._infer, "/v1/completions": self._complete}
         if self.path not in routes:
             self.close_connection = True
-            raise HttpError(404, f"there is nothing at {self.path}: {', '.join(routes)}")
+            raise HttpError(
+                404, f"there is nothing at {self.path}: {', '.join(routes)}", code="BX3153"
+            )
         routes[self.path](self._body())
 
     def _body(self) -> bytes:
@@ -144,12 +155,14 @@ class _Handler(BaseHTTPRequestHandler):
         text = self.headers.get("Content-Length")
         if text is None or not text.isdecimal():
             self.close_connection = True
-            raise HttpError(411, "expected a Content-Length")
+            raise HttpError(411, "expected a Content-Length", code="BX3154")
         most = self.server.most_bytes
         if int(text) > most:
             self.close_connection = True
             raise HttpError(
-                413, f"the body has {text} bytes, and a slot's rows take {most} at most"
+                413,
+                f"the body has {text} bytes, and a slot's rows take {most} at most",
+                code="BX3155",
             )
         found = self.rfile.read(int(text))
         if len(found) < int(text):
@@ -162,6 +175,7 @@ class _Handler(BaseHTTPRequestHandler):
                 400,
                 "this bundle keeps keys and values in rows that are the server's to give: POST "
                 "/v1/completions (for scores of whole rows split without --cache)",
+                code="BX3156",
             )
         is_raw = self.headers.get_content_type() == TENSORS
         tensors = self._inputs(decode(body) if is_raw else _object(body).get("inputs"))
@@ -179,7 +193,9 @@ class _Handler(BaseHTTPRequestHandler):
         spec = self.server.engine.spec
         if not isinstance(given, Mapping) or set(given) != set(spec.inputs):
             found = ", ".join(map(str, given)) if isinstance(given, Mapping) else "none"
-            raise InputError(f"expected inputs {', '.join(spec.inputs)}, found {found}")
+            raise InputError(
+                f"expected inputs {', '.join(spec.inputs)}, found {found}", code="BX3122"
+            )
         return {name: self._input(name, given[name]) for name in spec.inputs}
 
     def _input(self, name: str, content: object) -> RawTensor:
@@ -191,7 +207,9 @@ class _Handler(BaseHTTPRequestHandler):
         if raw.kind != kind or not fits:
             rows = "" if is_whole else ", of any number of rows"
             raise InputError(
-                f"input {name!r} is {raw.kind}{list(raw.shape)}, expected {kind}{list(shape)}{rows}"
+                f"input {name!r} is {raw.kind}{list(raw.shape)}, "
+                f"expected {kind}{list(shape)}{rows}",
+                code="BX3123",
             )
         return raw
 
@@ -199,11 +217,15 @@ class _Handler(BaseHTTPRequestHandler):
         spec = self.server.engine.spec
         counts = {raw.shape[0] for name, raw in tensors.items() if name not in spec.whole}
         if len(counts) > 1 or 0 in counts:
-            raise InputError(f"the inputs need one number of rows, found {sorted(counts)}")
+            raise InputError(
+                f"the inputs need one number of rows, found {sorted(counts)}", code="BX3124"
+            )
         rows = counts.pop() if counts else spec.rows
         if rows > spec.rows:
             raise HttpError(
-                413, f"{rows} rows in a request, and a slot has {spec.rows}: send several requests"
+                413,
+                f"{rows} rows in a request, and a slot has {spec.rows}: send several requests",
+                code="BX3157",
             )
         return rows
 
@@ -212,12 +234,16 @@ class _Handler(BaseHTTPRequestHandler):
     def _complete(self, body: bytes) -> None:
         writer = self.server.writer
         if isinstance(writer, str):
-            raise HttpError(400, f"this model does not generate text: {writer}; POST /infer")
+            raise HttpError(
+                400, f"this model does not generate text: {writer}; POST /infer", code="BX3158"
+            )
         asked = _object(body)
         _require_known(asked)
         prompt, count = _prompt(asked.get("prompt"), writer), asked.get("max_tokens", 16)
         if not isinstance(count, int) or isinstance(count, bool):
-            raise InputError(f"expected a whole number of max_tokens, found {count!r}")
+            raise InputError(
+                f"expected a whole number of max_tokens, found {count!r}", code="BX3125"
+            )
         choose, stops = chooser(sampling_of(asked)), _stops(asked)
         made = writer.tokens(prompt, count, Request({}, 0, self._is_gone), choose)
         with closing(made):  # a text that ends early gives its row back
@@ -285,17 +311,20 @@ class _Handler(BaseHTTPRequestHandler):
                 422,
                 json.dumps(
                     _error(
-                        "the outputs have NaN or infinity, which JSON lacks: ask for safetensors"
+                        "the outputs have NaN or infinity, which JSON lacks: ask for safetensors",
+                        code="BX3121",
                     )
                 ),
             )
         self._write(status, text.encode(), "application/json", {})
 
-    def _refuse(self, status: int, what: str, headers: Mapping[str, str] | None = None) -> None:
+    def _refuse(
+        self, status: int, what: str, code: str | None, headers: Mapping[str, str] | None = None
+    ) -> None:
         if self.begun:  # in the middle of a stream: its end says that it is not whole
             self.close_connection = True
             return
-        content = json.dumps(_error(what)).encode()
+        content = json.dumps(_error(what, code=code)).encode()
         try:
             self._write(status, content, "application/json", headers or {})
         except OSError:
@@ -313,17 +342,17 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
 
-def _error(what: str) -> dict[str, object]:
-    return {"error": {"message": what}}
+def _error(what: str, *, code: str | None) -> dict[str, object]:
+    return {"error": {"message": what, "code": code}}
 
 
 def _object(body: bytes) -> dict[str, Any]:
     try:
         found = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"the body is no JSON: {error}") from error
+        raise InputError(f"the body is no JSON: {error}", code="BX3126") from error
     if not isinstance(found, dict):
-        raise InputError("expected a JSON object")
+        raise InputError("expected a JSON object", code="BX3127")
     return found
 
 
@@ -331,15 +360,19 @@ def _require_known(asked: Mapping[str, Any]) -> None:
     """Refuse what would be answered otherwise than it was asked."""
     unknown = sorted(set(asked) - set(_KNOWN))
     if unknown:
-        raise InputError(f"{unknown[0]!r} is not known here: {', '.join(_KNOWN)} are")
+        raise InputError(
+            f"{unknown[0]!r} is not known here: {', '.join(_KNOWN)} are", code="BX3128"
+        )
     if asked.get("n", 1) != 1:
-        raise InputError("one text is generated at a time: n is 1")
+        raise InputError("one text is generated at a time: n is 1", code="BX3129")
 
 
 def _stops(asked: Mapping[str, Any]) -> frozenset[int]:
     given = asked.get("stop_token_ids", [])
     if not isinstance(given, list) or not all(type(token) is int for token in given):
-        raise InputError(f"expected stop_token_ids to be a list of tokens, found {given!r}")
+        raise InputError(
+            f"expected stop_token_ids to be a list of tokens, found {given!r}", code="BX3130"
+        )
     return frozenset(given)
 
 
@@ -362,8 +395,12 @@ def _end(last: int, stops: Collection[int]) -> str:
 def _prompt(given: object, writer: Writer) -> list[int]:
     if isinstance(given, str):
         if writer.words != BYTES:
-            raise InputError("there is no tokenizer here: give the prompt as a list of tokens")
+            raise InputError(
+                "there is no tokenizer here: give the prompt as a list of tokens", code="BX3131"
+            )
         return list(given.encode())
     if not isinstance(given, list) or not all(type(token) is int for token in given):
-        raise InputError("expected a prompt: a list of tokens, or a string for a model of bytes")
+        raise InputError(
+            "expected a prompt: a list of tokens, or a string for a model of bytes", code="BX3132"
+        )
     return given

@@ -64,7 +64,9 @@ def kind_of(dtype: str) -> str:
         InputError: none that can be served.
     """
     if dtype not in _CODES:
-        raise InputError(f"inputs of type {dtype} cannot be served", help="use `run --inputs`")
+        raise InputError(
+            f"inputs of type {dtype} cannot be served", code="BX3133", help="use `run --inputs`"
+        )
     return _CODES[dtype][0]
 
 
@@ -88,6 +90,7 @@ def of_json(name: str, content: object, kind: str, shape: tuple[int, ...]) -> Ra
     except (struct.error, TypeError, OverflowError) as error:
         raise InputError(
             f"input {name!r} is of type {kind}, and its numbers are not: {error}",
+            code="BX3134",
             help="send safetensors (Content-Type: application/octet-stream) for any type",
         ) from error
     return RawTensor(kind, (len(rows), *shape[1:]), data)
@@ -96,7 +99,9 @@ def of_json(name: str, content: object, kind: str, shape: tuple[int, ...]) -> Ra
 def _flatten(name: str, content: object, shape: Sequence[int], flat: list[Any]) -> None:
     if not shape:
         if not isinstance(content, int | float):
-            raise InputError(f"input {name!r}: expected a number, found {_short(content)}")
+            raise InputError(
+                f"input {name!r}: expected a number, found {_short(content)}", code="BX3135"
+            )
         flat.append(content)
         return
     if not isinstance(content, list) or len(content) != shape[0]:
@@ -104,6 +109,7 @@ def _flatten(name: str, content: object, shape: Sequence[int], flat: list[Any]) 
         raise InputError(
             f"input {name!r}: expected lists of {shape[0]}, found {found}: every row has the shape "
             f"{list(shape)} or lies in one",
+            code="BX3136",
             help="fill up what is shorter, and cut what is longer, as example_batch() has it",
         )
     for entry in content:
@@ -155,7 +161,7 @@ def decode(content: bytes) -> dict[str, RawTensor]:
         base = _LENGTH_BYTES + length
         found = {name: _decoded(entry, content[base:]) for name, entry in header.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise InputError(f"the body is no safetensors: {error}") from error
+        raise InputError(f"the body is no safetensors: {error}", code="BX3137") from error
     return found
 
 

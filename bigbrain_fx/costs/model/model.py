@@ -142,12 +142,14 @@ class CostModel:
         if rates.kind not in kinds:
             raise InputError(
                 f"the learned costs are of {', '.join(kinds)} devices, not of {rates.kind}",
+                code="BX1456",
                 help=f"profile a {rates.kind} device, merge, and fit again; "
                 "or use --estimator analytical",
             )
         if phase not in self.phases:
             raise InputError(
                 f"the learned costs say nothing of the phase '{phase}'",
+                code="BX1457",
                 help="profile a model that trains, and fit again",
             )
 
@@ -182,7 +184,9 @@ def read_model(path: Path) -> CostModel:
     if body.get("version") == _OF_SECONDS:
         body |= {"correction": asdict(Correction()), "of_seconds": True}
     elif body.get("version") != VERSION:
-        raise _wrong(path, f"expected version {VERSION}, found {body.get('version')}")
+        raise _wrong(
+            path, f"expected version {VERSION}, found {body.get('version')}", code="BX1458"
+        )
     try:
         model = CostModel(
             kind=str(body["kind"]),
@@ -197,9 +201,11 @@ def read_model(path: Path) -> CostModel:
             of_seconds=bool(body["of_seconds"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise _wrong(path, f"it is damaged: {type(error).__name__}: {error}") from error
+        raise _wrong(
+            path, f"it is damaged: {type(error).__name__}: {error}", code="BX1459"
+        ) from error
     if body.get("features") != list(names(model.families)):
-        raise _wrong(path, "its features are not those of this bigbrain-fx")
+        raise _wrong(path, "its features are not those of this bigbrain-fx", code="BX1460")
     _check_columns(path, model)
     return model
 
@@ -210,13 +216,14 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise InputError(
             f"expected learned costs, found no readable file: {error.strerror or error}",
+            code="BX1461",
             at=str(path),
             help="bigbrain-fx fit profiles.sqlite --out costs.json writes one",
         ) from error
     except (ValueError, RecursionError) as error:
-        raise _wrong(path, "it is no JSON") from error
+        raise _wrong(path, "it is no JSON", code="BX1462") from error
     if not isinstance(body, dict) or body.get("format") != FORMAT:
-        raise _wrong(path, "it is another file")
+        raise _wrong(path, "it is another file", code="BX1463")
     return body
 
 
@@ -225,9 +232,17 @@ def _check_columns(path: Path, model: CostModel) -> None:
     for name, stages in model.phases.items():
         extra = 0 if stages.share is None else 1
         if stages.time.columns != wide + extra:
-            raise _wrong(path, f"'{name}' takes {stages.time.columns} features, not {wide + extra}")
+            raise _wrong(
+                path,
+                f"'{name}' takes {stages.time.columns} features, not {wide + extra}",
+                code="BX1464",
+            )
         if stages.share is not None and stages.share.columns != shape_columns(model.families):
-            raise _wrong(path, f"the first stage of '{name}' takes {stages.share.columns} features")
+            raise _wrong(
+                path,
+                f"the first stage of '{name}' takes {stages.share.columns} features",
+                code="BX1465",
+            )
 
 
 def _correction(found: Mapping[str, Any]) -> Correction:
@@ -240,9 +255,10 @@ def _correction(found: Mapping[str, Any]) -> Correction:
     return made
 
 
-def _wrong(path: Path, why: str) -> InputError:
+def _wrong(path: Path, why: str, *, code: str) -> InputError:
     return InputError(
         f"expected learned costs: {why}",
+        code=code,
         at=str(path),
         help="fit again: bigbrain-fx fit profiles.sqlite --out costs.json",
     )

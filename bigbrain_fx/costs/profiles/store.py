@@ -178,6 +178,7 @@ class ProfileStore:
         if read_only and not self.path.is_file():
             raise InputError(
                 "expected a profile database, found no such file",
+                code="BX1466",
                 at=str(self.path),
                 help="bigbrain-fx profile model.py writes one",
             )
@@ -294,6 +295,7 @@ class ProfileStore:
         except sqlite3.Error as error:
             raise InputError(
                 f"expected a profile database, found: {error}",
+                code="BX1467",
                 at=str(self.path),
                 help="name another file; one that is not there is made",
             ) from error
@@ -309,12 +311,14 @@ class ProfileStore:
         elif application != APPLICATION_ID:
             raise InputError(
                 "expected a profile database, found another program's SQLite file",
+                code="BX1468",
                 at=str(self.path),
                 help="name another file; one that is not there is made",
             )
         elif version != SCHEMA_VERSION:
             raise InputError(
                 f"expected a profile database of version {SCHEMA_VERSION}, found {version}",
+                code="BX1469",
                 at=str(self.path),
                 notes=(_OLD,) if version < SCHEMA_VERSION else (),
                 help="profile the models again, into another file"

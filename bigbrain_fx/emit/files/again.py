@@ -66,6 +66,7 @@ def shipped_like(like: Path) -> list[Path]:
 def _read(path: Path) -> str:
     with os_error_as(
         f"cannot read {path}",
+        code="BX3600",
         at=str(path),
         help="put it back: what it says of training goes into the new bundle",
     ):
@@ -83,7 +84,7 @@ def _moved(text: str, plan: Plan, where: Path) -> str:
     own = {entry.arg: entry.value for entry in call.keywords if entry.arg}
     lost = [name for name in fields if name not in own]
     if lost:
-        raise _changed(where, f"Bundle(...) lacks {lost[0]}=")
+        raise _changed(where, f"Bundle(...) lacks {lost[0]}=", code="BX3601")
     names = ("plan", "devices", "kinds", "threads", "seed")
     edits: list[tuple[int, int, str | None]] = [
         (*_span(text, own[name]), _field(name, fields[name])) for name in names
@@ -91,7 +92,7 @@ def _moved(text: str, plan: Plan, where: Path) -> str:
     old = _device_modules(call, where)
     imports = [_span(text, node) for node in ast.parse(text).body if _imports_one(node, old)]
     if not imports:
-        raise _changed(where, f"it does not import {min(old)}")
+        raise _changed(where, f"it does not import {min(old)}", code="BX3602")
     lines = "\n".join(sorted((f"import {names.module}" for names in devices), key=by_number))
     edits += [(start, end, lines if n == 0 else None) for n, (start, end) in enumerate(imports)]
     for start, end, new in sorted(edits, reverse=True):
@@ -110,12 +111,12 @@ def _call_of(text: str, where: Path) -> ast.Call:
     try:
         tree = ast.parse(text)
     except SyntaxError as error:
-        raise _changed(where, f"line {error.lineno} is no Python") from error
+        raise _changed(where, f"line {error.lineno} is no Python", code="BX3603") from error
     for node in ast.walk(tree):
         match node:
             case ast.Call(func=ast.Name(id="Bundle")):
                 return node
-    raise _changed(where, "it has no Bundle(...)")
+    raise _changed(where, "it has no Bundle(...)", code="BX3604")
 
 
 def _device_modules(call: ast.Call, where: Path) -> frozenset[str]:
@@ -126,7 +127,9 @@ def _device_modules(call: ast.Call, where: Path) -> frozenset[str]:
                 found = {ast.unparse(c.value) for c in classes if isinstance(c, ast.Attribute)}
                 if len(found) == len(classes):
                     return frozenset(found)
-    raise _changed(where, "Bundle(devices=...) is no tuple of classes of the devices' files")
+    raise _changed(
+        where, "Bundle(devices=...) is no tuple of classes of the devices' files", code="BX3605"
+    )
 
 
 def _imports_one(node: ast.stmt, modules: frozenset[str]) -> bool:
@@ -147,9 +150,10 @@ def _span(text: str, node: ast.expr | ast.stmt) -> tuple[int, int]:
     return start, place(node.end_lineno, node.end_col_offset)
 
 
-def _changed(where: Path, why: str) -> InputError:
+def _changed(where: Path, why: str, *, code: str) -> InputError:
     return InputError(
         f"{where.name} is not as `split` wrote it: {why}",
+        code=code,
         at=str(where),
         help="keep `BUNDLE = Bundle(...)` with plan, devices, kinds, threads and seed by name",
     )

@@ -50,14 +50,18 @@ class Weights(Protocol):
 def check_out(out: Path, *, force: bool) -> None:
     """Refuse a folder that is there already, before any work is done."""
     if out.is_symlink():
-        raise InputError(f"{out} is a symbolic link", help="give the folder itself")
+        raise InputError(f"{out} is a symbolic link", code="BX3606", help="give the folder itself")
     if out.exists() and not force:
         raise InputError(
-            f"{out} exists already", help="give another --out, or --force to replace it"
+            f"{out} exists already",
+            code="BX3607",
+            help="give another --out, or --force to replace it",
         )
     if out.exists() and not _is_bundle(out):
         raise InputError(
-            f"{out} is not a bundle: --force replaces bundles only", help="give another --out"
+            f"{out} is not a bundle: --force replaces bundles only",
+            code="BX3608",
+            help="give another --out",
         )
 
 
@@ -88,11 +92,11 @@ def write_bundle(
     _check_devices(plan)
     texts, shipped = _texts(plan, like, lean or plan.stages.by_backend)
     _check_names(shipped, texts)
-    with os_error_as(f"cannot write in {out.parent}", help="give another --out"):
+    with os_error_as(f"cannot write in {out.parent}", code="BX3609", help="give another --out"):
         out.parent.mkdir(parents=True, exist_ok=True)
         scratch = new_folder(out)
     try:
-        with os_error_as(f"cannot write {out}", at=str(out), help=NO_ROOM):
+        with os_error_as(f"cannot write {out}", code="BX3610", at=str(out), help=NO_ROOM):
             _fill(scratch, plan, texts, shipped, weights)
             replace_folder(out, scratch)
     finally:
@@ -118,6 +122,7 @@ def _check_devices(plan: Plan) -> None:
         if not device or set(device) & set("/\\\0") or device.startswith("."):
             raise InputError(
                 f"device {device!r} cannot be the name of a file",
+                code="BX3611",
                 help="use letters, digits, '-' and '_' in device names",
             )
 
@@ -137,6 +142,7 @@ def _check_names(shipped: Sequence[Path], texts: Mapping[str, str]) -> None:
         if path.stem in ours:
             raise InputError(
                 f"the model file needs {path.name}, but a bundle has a {path.stem} of its own",
+                code="BX3612",
                 at=str(path),
                 help=f"rename it: {', '.join(sorted(ours))} are taken",
             )

@@ -53,7 +53,8 @@ def loading(statement: str, indent: int) -> list[str]:
         "try:",
         f"    {statement}",
         "except ImportError as error:",
-        '    print(f"error: the bundle lacks a file ({error}): copy it again", file=sys.stderr)',
+        '    print(f"error[BX3690]: the bundle lacks a file ({error}): copy it again", '
+        "file=sys.stderr)",
         "    sys.exit(2)",
     ]
     return [" " * indent + line for line in lines]

@@ -149,7 +149,8 @@ def _require_no_file(plan: Plan, own: Sequence[str]) -> SourceSlice:
     found = [wanted[name] for name in own if name in wanted]
     if found:
         raise InputError(
-            f"BX0140: {found[0]} is the user's own Python: a bundle takes it from a model file",
+            f"{found[0]} is the user's own Python: a bundle takes it from a model file",
+            code="BX0140b",
             help="write a model.py with model(), example_batch() and loss, and split that",
         )
     return EMPTY

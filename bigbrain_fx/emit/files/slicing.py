@@ -74,6 +74,7 @@ def _import_of(path: Path, wanted: Sequence[str], seed: int | None) -> str:
     if not path.stem.isidentifier() or keyword.iskeyword(path.stem):
         raise InputError(
             f"a bundle takes {path.name} whole, and Python cannot import a file of that name",
+            code="BX3613",
             at=str(path),
             help="rename it: letters, digits and _, such as model.py",
         )

@@ -77,7 +77,9 @@ def _library_call(op: Op, argument: Argument) -> ast.expr:
     """
     parts = op.target.split(".")
     if not all(part.isidentifier() and not keyword.iskeyword(part) for part in parts):
-        raise InputError(f"op {op.name!r} has the target {op.target!r}: expected Python names")
+        raise InputError(
+            f"op {op.name!r} has the target {op.target!r}: expected Python names", code="BX3614"
+        )
     named = [ast.keyword(name, argument(value)) for name, value in op.kwargs]
     function = dotted(f"torch.ops.{parts[1]}.{parts[2]}")
     return ast.Call(function, [argument(arg) for arg in op.args], named)

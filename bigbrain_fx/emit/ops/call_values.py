@@ -70,6 +70,7 @@ class Writer:
                 return ast.Constant(complex(const))
         raise InputError(
             f"expected a constant such as torch.float32, device or inf; found {const!r}",
+            code="BX3615",
             help="write the plan again with `bigbrain-fx split`",
         )
 

@@ -104,6 +104,7 @@ def _is_identifier(word: str) -> bool:
 def _unknown(op: core.Op) -> InputError:
     return InputError(
         f"op {op.name!r} has the target {op.target!r}; expected an aten op or arithmetic on sizes",
+        code="BX3616",
         at=op.source or None,
         notes=(f"the line is: {op.code}",) if op.code else (),
         help="write this line with functions of torch or torch.nn.functional",

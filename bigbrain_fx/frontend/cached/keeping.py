@@ -63,7 +63,11 @@ class Caches:
         """Write a value into its cache at the rows' positions, and read all of the rows."""
         positions, shape = self.made.row.positions(node), shape_of(node)
         if len(positions) != 1 or positions[0] == 0 or not self.made.row.is_rows(shape[0]):
-            refuse(node, "keys and values are not laid out as (rows, ..., positions, ...)")
+            refuse(
+                node,
+                "keys and values are not laid out as (rows, ..., positions, ...)",
+                code="BX2004",
+            )
         (dim,) = positions
         now = self.made.one[node]
         if dim != 1:

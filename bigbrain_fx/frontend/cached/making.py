@@ -80,7 +80,7 @@ class Making:
             raise
         except Exception as error:  # whatever an op raises of shapes that do not fit
             first = (str(error).splitlines() or [""])[0]
-            refuse(like or node, f"on one position this fails ({first[:120]})")
+            refuse(like or node, f"on one position this fails ({first[:120]})", code="BX2005")
         return node
 
     def size(self, node: fx.Node, length: int) -> Any:  # noqa: ANN401  # node or number
@@ -94,7 +94,7 @@ class Making:
             return self.call(None, aten.sym_size.int, (self.inputs[TOKENS], 0))
         how = {sympy.Mul: operator.mul, sympy.Add: operator.add}.get(size.func)
         if how is None:
-            refuse(node, f"a size is {size}")
+            refuse(node, f"a size is {size}", code="BX2006")
         parts = [self._written(node, part) for part in size.args]
         return reduce(lambda a, b: self.call(None, how, (a, b)), parts)
 

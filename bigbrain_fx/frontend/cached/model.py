@@ -68,6 +68,7 @@ def _require_memory(module: Cached, places: int) -> None:
         raise CaptureError(
             f"--cache: keys and values of {places:,} rows take {each:,} bytes each, and a capture "
             f"holds them {COPIES} times: this host has {there:,} bytes",
+            code="BX2007",
             help=f"keep fewer rows: {max(1, there // (COPIES * each) - 1):,} at most",
         )
 

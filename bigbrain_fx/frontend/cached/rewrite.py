@@ -81,12 +81,12 @@ class _Rules:
             aten.einsum.default: self._einsum,
         }
         if _draws(node):
-            refuse(node, "random numbers are drawn at inference")
+            refuse(node, "random numbers are drawn at inference", code="BX2008")
         self.made.one[node] = special.get(node.target, self._general)(node)
 
     def _general(self, node: fx.Node) -> fx.Node:
         if node.op != "call_function":
-            refuse(node, f"a {node.op} of the trace")
+            refuse(node, f"a {node.op} of the trace", code="BX2009")
         return self._op(node, self._arguments(node))
 
     def _arguments(self, node: fx.Node) -> tuple[Any, ...]:
@@ -147,18 +147,22 @@ class _Rules:
         query, key, value = (given.pop(name) for name in names[:3])
         mask, is_causal = given.pop("attn_mask", None), given.pop("is_causal", False)
         if given.pop("dropout_p", 0.0):
-            refuse(node, "random numbers are drawn at inference")
+            refuse(node, "random numbers are drawn at inference", code="BX2010")
         along = self.made.row.positions(query)
         if query not in self.made.one or along != [len(shape_of(query)) - 2]:
-            refuse(node, "the query has no positions")
+            refuse(node, "the query has no positions", code="BX2011")
         if mask is None and not is_causal:
-            refuse(node, "every position looks at those after it: the model is not causal")
+            refuse(
+                node,
+                "every position looks at those after it: the model is not causal",
+                code="BX2012",
+            )
         scores = (*shape_of(query)[:-1], shape_of(key)[-2])
         last = frozenset({len(scores) - 1})
         if mask is None:
             seen = self.made.seen_as(len(scores), len(scores) - 1, "seen")
         elif mask in self.made.row.dependent:
-            refuse(node, "the mask depends on the tokens")
+            refuse(node, "the mask depends on the tokens", code="BX2013")
         elif self.made.row.positions(mask):
             seen = self.table.indexed(mask, node, scores, last)
         else:
@@ -182,7 +186,7 @@ class _Rules:
         if self.made.row.is_length(shape_of(left)[-1]):
             now = shape_of(self.made.one[left]) if left in self.made.one else ()
             if not now or now[-1] != self.made.row.longest:
-                refuse(node, "positions are mixed")
+                refuse(node, "positions are mixed", code="BX2014")
             right_now = self.cache.full(right, "values")
         elif self.made.row.is_length(shape_of(right)[-1]):
             right_now = self.cache.full(right, "keys")
@@ -209,7 +213,7 @@ class _Rules:
         summed = (letters[0] | letters[1]) - set(result)
         keys = set(lengths[1:]) | summed
         if len(lengths) > 2 or len(summed) > 1:
-            refuse(node, "positions are mixed")
+            refuse(node, "positions are mixed", code="BX2015")
         now = [
             self._letter_operand(n, own & keys, node)
             for n, own in zip(operands, letters, strict=True)

@@ -166,7 +166,9 @@ class Row:
         expr = size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
         found = expr.subs(dict(sizes))
         if not found.is_number:
-            raise CaptureError(f"the size {expr} depends on more than rows and positions")
+            raise CaptureError(
+                f"the size {expr} depends on more than rows and positions", code="BX2016"
+            )
         return int(found)
 
 
@@ -194,6 +196,7 @@ def row_of(
         raise InputError(
             "--cache is for models of rows of tokens, and example_batch() has none: int64, "
             "(rows, positions)",
+            code="BX2017",
             help="leave --cache out",
         )
     step = Step(model, loss, batch, how, training=False)
@@ -222,6 +225,7 @@ def _exported(step: Step, batch: Batch, autocast: str | None, longest: int) -> E
         raise CaptureError(
             f"--cache needs a trace that any number of tokens fits, and this model has none: "
             f"{type(error).__name__}: {first[:200]}",
+            code="BX2018",
             help=LEAVE_OUT,
         ) from error
 
@@ -231,12 +235,16 @@ def _found(step: Step, program: ExportedProgram, batch: Batch, longest: int) -> 
     signature = program.graph_signature
     if signature.buffers_to_mutate:
         name = inside(next(iter(signature.buffers_to_mutate.values())))
-        raise CaptureError(f"--cache: forward writes into the buffer {name}", help=LEAVE_OUT)
+        raise CaptureError(
+            f"--cache: forward writes into the buffer {name}", code="BX2019", help=LEAVE_OUT
+        )
     given = zip(step.seen.output_names, signature.user_outputs, strict=False)
     scores = next(((n, nodes[v]) for n, v in given if v in nodes and _is_scores(nodes[v])), None)
     if scores is None:
         raise CaptureError(
-            "--cache: no output has scores (rows, positions, words)", help="leave --cache out"
+            "--cache: no output has scores (rows, positions, words)",
+            code="BX2020",
+            help="leave --cache out",
         )
     inputs = [nodes[name] for name in signature.user_inputs]
     row = Row(step, program, batch, inputs[0], scores[1], "", scores[0], longest)
@@ -246,6 +254,7 @@ def _found(step: Step, program: ExportedProgram, batch: Batch, longest: int) -> 
         listed = ", ".join(entry.name for entry, _ in used) or "nothing"
         raise CaptureError(
             f"--cache: the scores must come from the tokens alone, and come from {listed}",
+            code="BX2021",
             help=LEAVE_OUT,
         )
     row.entry, row.tokens = used[0][0].name, used[0][1]
@@ -253,6 +262,7 @@ def _found(step: Step, program: ExportedProgram, batch: Batch, longest: int) -> 
         raise CaptureError(
             f"--cache: the trace holds for rows of {longest} tokens only: the model has a table or "
             "a size of that length that it does not cut, or a layer goes over them one by one",
+            code="BX2022",
             help="take as many positions as there are tokens: table[:tokens.shape[1]]; for LSTM "
             f"or GRU layers {LEAVE_OUT}",
         )
@@ -285,15 +295,16 @@ def _free(size: object) -> Iterator[sympy.Basic]:
         yield from size.node.expr.free_symbols
 
 
-def refuse(node: fx.Node, why: str) -> NoReturn:
+def refuse(node: fx.Node, why: str, *, code: str) -> NoReturn:
     """Refuse the form with an op's place.
 
     Raises:
         CaptureError: always.
     """
-    at, code = line_of(node.meta.get("stack_trace"))
+    at, line = line_of(node.meta.get("stack_trace"))
     raise CaptureError(
-        f"--cache: no form of one position was found: {why}: {code or node.target}",
+        f"--cache: no form of one position was found: {why}: {line or node.target}",
+        code=code,
         at=at or None,
         help=LEAVE_OUT,
     )

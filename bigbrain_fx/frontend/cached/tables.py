@@ -44,7 +44,7 @@ class Tables:
             return self.made.constant(node, tensor) if is_made else self.made.tensor(name, tensor)
         if (node, world) not in self._whole:
             if node.op != "call_function":
-                refuse(node, f"a {node.op} of the trace")
+                refuse(node, f"a {node.op} of the trace", code="BX2023")
             args, kwargs = fx.map_arg(
                 (node.args, dict(node.kwargs)), lambda n: self._copied(n, world, length)
             )
@@ -70,7 +70,11 @@ class Tables:
         (dim, *more) = along
         fits = not more and dim > 0 and offset >= 0 and self.made.row.is_length(shape[dim])
         if not fits or not self.made.row.is_rows(shape[0]):
-            refuse(reader, "a table along the positions meets what is laid out otherwise")
+            refuse(
+                reader,
+                "a table along the positions meets what is laid out otherwise",
+                code="BX2024",
+            )
         if (
             node.target is aten.embedding.default
             and node.args[1] not in self.made.row.of_parameters
@@ -83,7 +87,7 @@ class Tables:
         table = self.made.row.table(node)
         table = table.reshape((1,) * offset + tuple(table.shape))
         if table.shape[0] != 1:
-            refuse(reader, "a table along the positions has rows of its own")
+            refuse(reader, "a table along the positions has rows of its own", code="BX2025")
         kept = self.made.constant(node, table.transpose(0, dim))
         return self.made.at_first(
             aten.index_select.default, kept, 0, self.made.inputs[POSITION], like=node

@@ -132,8 +132,10 @@ def _unlike(
     culprit = first_unlike(row, module, most)
     what = f"scores at position {position} of row {number} differ by {unlike:.2g} of the largest"
     if culprit is not None:
-        refuse(culprit, f"{what}, first where positions are mixed")
-    raise CaptureError(f"--cache: one position at a time is another model: {what}", help=LEAVE_OUT)
+        refuse(culprit, f"{what}, first where positions are mixed", code="BX2026")
+    raise CaptureError(
+        f"--cache: one position at a time is another model: {what}", code="BX2027", help=LEAVE_OUT
+    )
 
 
 def first_unlike(row: Row, module: Cached, most: float) -> fx.Node | None:

@@ -70,6 +70,7 @@ def example_batch(model: nn.Module, at: HfLocation) -> dict[str, object]:
         raise InputError(
             f"no example batch can be made up for {type(model).__name__}: forward needs "
             f"{', '.join(lacking) or facts.main}",
+            code="BX2050",
             at=str(at.path),
             help=_HELP.format(
                 kind=type(model).__name__,

@@ -62,6 +62,7 @@ def _transformers() -> Any:  # noqa: ANN401  # a module without type information
     except ImportError as error:
         raise InputError(
             "Hugging Face models need transformers, which is not installed",
+            code="BX2051",
             notes=(str(error),),
             help="pip install transformers",
         ) from error
@@ -73,7 +74,10 @@ def _config(transformers: Any, path: Path) -> Any:  # noqa: ANN401  # transforme
         fields = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(
-            f"{path.name} is no JSON: {error}", at=str(path), help="download it again"
+            f"{path.name} is no JSON: {error}",
+            code="BX2052",
+            at=str(path),
+            help="download it again",
         ) from error
     kind = fields.get("model_type") if isinstance(fields, Mapping) else None
     known = transformers.CONFIG_MAPPING
@@ -82,6 +86,7 @@ def _config(transformers: Any, path: Path) -> Any:  # noqa: ANN401  # transforme
     if fields.get("quantization_config"):
         raise InputError(
             "the configuration is of a quantized model, which cannot be trained as it is",
+            code="BX2053",
             at=str(path),
             help="take the configuration (and checkpoint) of the model it was made from",
         )
@@ -90,6 +95,7 @@ def _config(transformers: Any, path: Path) -> Any:  # noqa: ANN401  # transforme
     except Exception as error:  # whatever its validation raises
         raise InputError(
             f"transformers cannot read this {kind} configuration: {_first_line(error)}",
+            code="BX2054",
             at=str(path),
             help="compare it with the defaults of its class in transformers",
         ) from error
@@ -99,6 +105,7 @@ def _unknown_kind(kind: object, known: list[str], path: Path) -> InputError:
     close = difflib.get_close_matches(str(kind), known, n=1, cutoff=0.6)
     return InputError(
         f'expected "model_type" of a model that transformers has, found {kind!r}',
+        code="BX2055",
         at=str(path),
         notes=("code that comes with a checkpoint is never run",),
         help=f"did you mean {close[0]!r}?" if close else "write a model.py that builds the model",
@@ -116,6 +123,7 @@ def _class(transformers: Any, config: Any, path: Path) -> type[nn.Module]:  # no
         return cast("type[nn.Module]", bare[0] if isinstance(bare, tuple) else bare)
     raise InputError(
         f"transformers {transformers.__version__} has no class {named!r}",
+        code="BX2056",
         at=f"{path}: architectures",
         help="name a class of transformers there, leave `architectures` out for the usual one, or "
         "write a model.py that builds the model",
@@ -158,12 +166,14 @@ def _errors(path: Path, kind: type[nn.Module]) -> Iterator[None]:
     except ImportError as error:
         raise InputError(
             f"{kind.__name__} needs a module that is not installed: {_first_line(error)}",
+            code="BX2057",
             at=str(path),
             help="install it into this Python",
         ) from error
     except Exception as error:
         raise InputError(
             f"{kind.__name__} cannot be built from this configuration: {_first_line(error)}",
+            code="BX2058",
             at=where(error) or str(path),
             help="mend the configuration, or write a model.py that builds the model",
         ) from error

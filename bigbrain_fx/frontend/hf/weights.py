@@ -113,6 +113,7 @@ def _joined(
         first = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
         raise InputError(
             f"transformers cannot make {name!r} of this checkpoint: {first}",
+            code="BX2059",
             at=str(group.parts[0][0].file),
             help="load it with from_pretrained and save it again with save_pretrained",
         ) from error

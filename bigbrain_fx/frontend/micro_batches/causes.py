@@ -219,6 +219,7 @@ def undeclared(batch: Batch, effect: MicroBatchEffect) -> InputError:
     return InputError(
         f"which dimension is the batch cannot be told from {shapes}, and it matters: cut on "
         f"{batch.rows} rows the loss is {parts}, whole it is {whole}",
+        code="BX2150",
         at="example_batch",
         help=f"say it in the model file, such as batch_dims = {{{names}}}: each entry's dimension "
         "that is the batch, or None where every micro-batch gets all of it",

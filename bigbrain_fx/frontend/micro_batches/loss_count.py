@@ -135,16 +135,21 @@ def _number(value: object) -> float:
         raise InputError(
             f"loss_weight(batch) must return one number, found a tensor of shape "
             f"{tuple(value.shape)}",
+            code="BX2162",
             help=_HELP,
         )
     if not isinstance(value, int | float | Tensor):
         raise InputError(
-            f"loss_weight(batch) must return a number, found {type(value).__name__}", help=_HELP
+            f"loss_weight(batch) must return a number, found {type(value).__name__}",
+            code="BX2190",
+            help=_HELP,
         )
     found = float(value)
     if not math.isfinite(found) or found < 0:
         raise InputError(
-            f"loss_weight(batch) must be finite and not negative, found {found}", help=_HELP
+            f"loss_weight(batch) must be finite and not negative, found {found}",
+            code="BX2191",
+            help=_HELP,
         )
     return found
 
@@ -159,11 +164,16 @@ def require_additive(
     """
     total, found = count(whole), [count(part) for part in parts]
     if not total > 0:
-        raise InputError("loss_weight(example_batch) is 0: nothing would be trained on", help=_HELP)
+        raise InputError(
+            "loss_weight(example_batch) is 0: nothing would be trained on",
+            code="BX2192",
+            help=_HELP,
+        )
     if abs(total - sum(found)) > _ADDS_UP * total:
         listed = " + ".join(f"{each:g}" for each in found)
         raise InputError(
             f"loss_weight(batch) must add up over micro-batches: {total:g} of the whole batch, "
             f"{listed} of its parts",
+            code="BX2193",
             help=_HELP,
         )

@@ -286,10 +286,12 @@ def run_node(node: Node, values: Environment) -> None:
         raise
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         first = (str(error).splitlines() or [""])[0]
-        raise CaptureError(f"{type(error).__name__}: {first}", at=node.at) from error
+        raise CaptureError(f"{type(error).__name__}: {first}", code="BX2079", at=node.at) from error
     if node.unread():
         raise CaptureError(
-            f"{node.op} with {', '.join(node.unread())} has no counterpart here", at=node.at
+            f"{node.op} with {', '.join(node.unread())} has no counterpart here",
+            code="BX2080",
+            at=node.at,
         )
     results = result if isinstance(result, tuple | list) else (result,)
     values.update(zip(node.outputs, results, strict=False))
@@ -300,6 +302,7 @@ def _run_if(node: Node, values: Environment) -> None:
     if not isinstance(condition, np.ndarray):
         raise CaptureError(
             "the condition of If depends on the data",
+            code="BX2081",
             at=node.at,
             help="export the model with torch.onnx.export(..., dynamo=True), or simplify it first",
         )

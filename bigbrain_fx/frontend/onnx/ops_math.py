@@ -325,7 +325,9 @@ def _reduce(node: Node, x: Value, axes: Value = None) -> Value:
 def _arg(node: Node, x: Value) -> Tensor:
     a, axis = tensor_of(x), node.attribute("axis", 0)
     if node.attribute("select_last_index", 0):
-        raise CaptureError(f"{node.op} with select_last_index has no counterpart here", at=node.at)
+        raise CaptureError(
+            f"{node.op} with select_last_index has no counterpart here", code="BX2082", at=node.at
+        )
     find = torch.argmax if node.op == "ArgMax" else torch.argmin
     return find(a, axis, keepdim=bool(node.attribute("keepdims", 1)))
 

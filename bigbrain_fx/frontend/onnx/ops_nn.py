@@ -111,7 +111,9 @@ def _max_pool(node: Node, x: Value) -> Tensor:
     if any(2 * pad > k for pad, k in zip(pads, kernel, strict=True)):
         a, pads = F.pad(a, [p for pad in reversed(pads) for p in (pad, pad)], value=low), [0] * rank
     if len(node.outputs) > 1:
-        raise CaptureError("MaxPool with indices has no counterpart here", at=node.at)
+        raise CaptureError(
+            "MaxPool with indices has no counterpart here", code="BX2083", at=node.at
+        )
     ceil = bool(node.attribute("ceil_mode", 0))
     return cast("Tensor", _MAX_POOL[rank](a, kernel, strides, pads, dilations, ceil))
 
@@ -122,7 +124,9 @@ def _average_pool(node: Node, x: Value) -> Tensor:
     rank = len(kernel)
     strides, dilations = _ints(node, "strides", [1] * rank), _ints(node, "dilations", [1] * rank)
     if any(step != 1 for step in dilations):
-        raise CaptureError("AveragePool with dilations has no counterpart in torch", at=node.at)
+        raise CaptureError(
+            "AveragePool with dilations has no counterpart in torch", code="BX2084", at=node.at
+        )
     given = _pads(node, a, kernel, strides, dilations)
     counted, ceil = (
         bool(node.attribute("count_include_pad", 0)),
@@ -157,6 +161,7 @@ def _batch_norm(node: Node, x: Value, *more: Value) -> Result:
     if node.attribute("training_mode", 0):
         raise CaptureError(
             "BatchNormalization in training mode returns its statistics instead of keeping them",
+            code="BX2085",
             at=node.at,
             help="export the model in eval mode",
         )
@@ -290,7 +295,9 @@ def _align(node: Node, sized: bool) -> bool:
 
 
 def _cannot_resize(node: Node, what: str) -> CaptureError:
-    return CaptureError(f"{node.op} with {what} has no counterpart in torch", at=node.at)
+    return CaptureError(
+        f"{node.op} with {what} has no counterpart in torch", code="BX2086", at=node.at
+    )
 
 
 def _resize_mode(node: Node, rank: int) -> str:
@@ -335,9 +342,13 @@ def _attention(
 ) -> Tensor:
     """Scaled dot-product attention of opset 23, without cache, soft cap and further outputs."""
     if any(value is not None for value in past) or len(node.outputs) > 1:
-        raise CaptureError("Attention with a cache has no counterpart here", at=node.at)
+        raise CaptureError(
+            "Attention with a cache has no counterpart here", code="BX2087", at=node.at
+        )
     if node.attribute("softcap", 0.0):
-        raise CaptureError("Attention with softcap has no counterpart here", at=node.at)
+        raise CaptureError(
+            "Attention with softcap has no counterpart here", code="BX2088", at=node.at
+        )
     query, key, value = tensor_of(q), tensor_of(k), tensor_of(v)
     flat = query.dim() == 3
     if flat:

@@ -69,7 +69,9 @@ def _require_plain(node: Node, lengths: Value, peephole: Value) -> None:
     }
     found = [what for what, is_there in odd.items() if is_there]
     if found:
-        raise CaptureError(f"{node.op} with {', '.join(found)} has no counterpart here", at=node.at)
+        raise CaptureError(
+            f"{node.op} with {', '.join(found)} has no counterpart here", code="BX2089", at=node.at
+        )
 
 
 def _rnn(node: Node) -> Callable[..., tuple[Tensor, ...]]:

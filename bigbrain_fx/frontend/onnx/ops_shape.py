@@ -292,7 +292,9 @@ def _scatter_nd(node: Node, x: Value, index: Value, updates: Value) -> Tensor:
     a, where = tensor_of(x), tensor_of(index).to(torch.int64)
     kind = node.attribute("reduction", "none")
     if kind not in ("none", "add"):
-        raise CaptureError(f"ScatterND with reduction {kind} has no counterpart here", at=node.at)
+        raise CaptureError(
+            f"ScatterND with reduction {kind} has no counterpart here", code="BX2090", at=node.at
+        )
     return a.index_put(where.unbind(-1), tensor_of(updates, a, a.dtype), accumulate=kind == "add")
 
 

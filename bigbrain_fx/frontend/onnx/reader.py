@@ -73,6 +73,7 @@ def read_onnx(path: Path) -> OnnxFile:
     if opset < _OLDEST:
         raise InputError(
             f"expected operator set {_OLDEST} or newer, found {opset}",
+            code="BX2091",
             at=path.name,
             help=f"export again with opset_version={_OLDEST} or newer",
         )
@@ -89,7 +90,9 @@ def read_onnx(path: Path) -> OnnxFile:
 
 def _load(path: Path) -> onnx.ModelProto:
     if not path.is_file():
-        raise InputError(f"expected an ONNX file at {path}, found nothing", at=str(path))
+        raise InputError(
+            f"expected an ONNX file at {path}, found nothing", code="BX2092", at=str(path)
+        )
     try:
         proto = onnx.load(path)
         onnx.checker.check_model(path)
@@ -97,6 +100,7 @@ def _load(path: Path) -> onnx.ModelProto:
         first = (str(error).splitlines() or [""])[0]
         raise InputError(
             f"this is no ONNX file that can be read: {first}",
+            code="BX2093",
             at=path.name,
             help="check it with onnx.checker.check_model; external data must lie beside it",
         ) from error
@@ -154,7 +158,7 @@ def _tensor(proto: onnx.TensorProto) -> Tensor:
 def _input(entry: onnx.ValueInfoProto) -> InputSpec:
     kind = entry.type.tensor_type
     if not entry.type.HasField("tensor_type"):
-        raise InputError(f"input {entry.name} is no tensor", at=entry.name)
+        raise InputError(f"input {entry.name} is no tensor", code="BX2094", at=entry.name)
     shape = tuple(
         dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None
         for dim in kind.shape.dim
@@ -206,6 +210,7 @@ def _require_known(path: Path, body: NodeBody) -> None:
         listed = [f"{op}, first in node {node.name}" for op, node in unknown.items()]
         raise InputError(
             f"{path.name} uses operators that are not known here: {', '.join(unknown)}",
+            code="BX2095",
             at=path.name,
             notes=tuple(listed[:8]),
             help="export without them (another opset, or torch.onnx.export(..., dynamo=True)), or "

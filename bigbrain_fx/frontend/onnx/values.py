@@ -41,7 +41,9 @@ def torch_dtype(code: int, at: str) -> torch.dtype:
     """
     if code not in _DTYPES:
         name = onnx.TensorProto.DataType.Name(code)
-        raise CaptureError(f"the ONNX type {name} has no counterpart in torch", at=at)
+        raise CaptureError(
+            f"the ONNX type {name} has no counterpart in torch", code="BX2096", at=at
+        )
     return _DTYPES[code]
 
 
@@ -80,6 +82,7 @@ def numbers(value: Value, at: str) -> list[Number]:
         return list(value.reshape(-1))
     raise CaptureError(
         "a shape or an index here is computed from the data, so it is not known when splitting",
+        code="BX2097",
         at=at,
         help="export the model with fixed sizes (only the batch may stay free), or simplify it "
         "first (onnxsim, onnxruntime's offline optimizer)",
@@ -101,7 +104,7 @@ def tensor_of(value: Value, like: Tensor | None = None, dtype: torch.dtype | Non
     if isinstance(value, Tensor):
         return value
     if value is None:
-        raise CaptureError("an input that this operator needs is missing")
+        raise CaptureError("an input that this operator needs is missing", code="BX2098")
     entries = list(value.reshape(-1))
     kind = dtype or _kind(entries, like)
     device = like.device if like is not None else None

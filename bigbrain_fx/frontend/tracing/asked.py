@@ -35,8 +35,9 @@ def asks_within(given: Sequence[Tensor], what: str) -> Iterator[None]:
         inputs = args[_INPUTS] if len(args) > _INPUTS else named.get("inputs", ())
         if _goes_past(outputs, before, inputs):
             raise CaptureError(
-                f"BX0186: {what} asks autograd for gradients of what it is given, with respect to "
+                f"{what} asks autograd for gradients of what it is given, with respect to "
                 "what that was computed from outside of it: on its device nobody knows how",
+                code="BX0186",
                 help="put what asks, with the modules that it asks about, into a module of its own "
                 'and keep that whole: --leaf with its class (or leaves = ["Class"] in the model '
                 "file)",

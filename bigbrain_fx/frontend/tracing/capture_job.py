@@ -55,7 +55,7 @@ from bigbrain_fx.frontend.translation.batch import Batch, Entry
 from bigbrain_fx.frontend.translation.opaque import recording
 from bigbrain_fx.frontend.translation.oracle import WrongAnswerError
 from bigbrain_fx.frontend.translation.refusals import (
-    DRAWS_BY_ITS_OWN,
+    OWN_GENERATOR,
     as_whole,
     asks_autograd,
     explain,
@@ -180,18 +180,19 @@ class CaptureJob:
     def other_numbers(self, found: Captured, wrong: str) -> BigBrainError:
         """Refuse a graph that computes something else; look for what makes it so."""
         error: BigBrainError = CaptureError(
-            f"BX0201: the captured graph does not compute what the model computes: {wrong}",
+            f"the captured graph does not compute what the model computes: {wrong}",
+            code="BX0201",
             at=where_differs(found.graph, wrong),
             help=COMPILED if is_compiled(self.step.model) else advice(wrong, found.graph),
         )
         error = self.diagnosed(error)
-        if self.by_data and error.what.startswith("BX0201"):
+        if self.by_data and error.family == "BX0201":
             error.at, error.help = self.by_data[0], BY_DATA
         return error
 
     def diagnosed(self, error: BigBrainError) -> BigBrainError:
         """Say what in forward no graph holds, where that is the cause of a refusal."""
-        if self.on_meta or not error.what.startswith(_MAY_REACH_PAST):
+        if self.on_meta or error.family not in _MAY_REACH_PAST:
             return error
         made = made_of_weights(self.step.model, " ".join(error.notes))
         if made is not None:
@@ -204,10 +205,10 @@ class CaptureJob:
         if cause.what in _REFUSED:
             own = cause.module not in (None, type(self.step.model).__name__)
             return _REFUSED[cause.what](cause.at, cause.module if own else None)
-        if error.what.startswith("BX0201") and "gradient" not in error.what:
+        if error.family == "BX0201" and "gradient" not in error.what:
             return error
         error.at = cause.at
-        if error.what.startswith("BX0201") and cause.what != "data":
+        if error.family == "BX0201" and cause.what != "data":
             error.help = WITHOUT_GRADIENT if cause.what == "requires_grad" else FUNCTION
         return error
 
@@ -360,7 +361,7 @@ class CaptureJob:
         """Explain an error; where forward computes the loss, say how to take that out."""
         model = type(self.step.model).__name__
         found = explain(error, model)
-        if found.what.startswith(DRAWS_BY_ITS_OWN) and not (found.at or self.on_meta):
+        if found.code == OWN_GENERATOR and not (found.at or self.on_meta):
             rows = list(self.batch.sized(self.batch.rows).values())
             found.at = line_of_generator(lambda: self._quiet_run(rows))
         if isinstance(found, CaptureError):
@@ -384,6 +385,7 @@ class CaptureJob:
                 return InputError(
                     f"the model fails on {rows} of the {self.batch.rows} rows of its example "
                     f"batch: {type(error).__name__}: {first}",
+                    code="BX2104",
                     at=where(error),
                     notes=(said_axis(self.batch, whole),),
                     help="fewer micro-batches have more rows each: --micro-batches"
@@ -396,6 +398,7 @@ class CaptureJob:
             return InputError(
                 f"the {'loss' if in_loss else 'model'} fails on its example batch: "
                 f"{type(error).__name__}: {first}",
+                code="BX2105",
                 at=where(error),
                 help=OF_CRITERION if in_loss and is_criterion else first_remedy(error),
             )

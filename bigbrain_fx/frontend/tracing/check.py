@@ -166,8 +166,9 @@ class CheckRun:
             return
         own = next((op for op in self.graph.ops if op.target.startswith(PREFIX)), None)
         raise CaptureError(
-            "BX0171: the backward pass draws random numbers, which depend on what else has drawn "
+            "the backward pass draws random numbers, which depend on what else has drawn "
             "some before it: between devices that is another order",
+            code="BX0171",
             at=own.source if own else None,
             help="draw in forward and keep what was drawn: noise = torch.randn_like(x); "
             "ctx.save_for_backward(noise); of checkpoint(..., preserve_rng_state=False) leave that "
@@ -225,6 +226,7 @@ def _require_unwritten(error: RuntimeError) -> None:
         return
     raise InputError(
         f"the model's backward fails on its example batch: {str(error).partition(' Hint:')[0]}",
+        code="BX2106",
         help="make loss(...).backward() run in plain PyTorch first: write into a copy, as "
         "h = h * 0.5 for h.mul_(0.5), where a layer before has read h "
         "(torch.autograd.set_detect_anomaly(True) there names the layer)",
@@ -301,8 +303,9 @@ def _require_type(op: Op, value: object) -> None:
     for spec, found in zip(op.outputs, values, strict=False):
         if isinstance(found, Tensor) and dtype_name(found) != spec.dtype:
             raise CaptureError(
-                f"BX0202: {op.target} gives {dtype_name(found)} on this processor, and "
+                f"{op.target} gives {dtype_name(found)} on this processor, and "
                 f"{spec.dtype} in a trace: messages between devices would have the wrong type",
+                code="BX0202",
                 at=op.source or None,
                 help=_TYPED,
             )

@@ -57,6 +57,7 @@ def _unlike(name: str, member: int, error: float, make: Make, is_part: bool) -> 
     return InputError(
         f"optimizer(named_params) looks at more than one number at a time: with --tensor it "
         f"updates {what} otherwise, by {error:.1e} of its update",
+        code="BX2107",
         at=place_of(make),
         notes=("every member makes an optimizer of its own, and gives it the parts it has",),
         help="update each number by its own gradient alone, as torch.optim.AdamW does, or leave "

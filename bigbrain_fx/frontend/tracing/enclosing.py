@@ -54,7 +54,7 @@ class KeptWhole:
         if self.lines is None:
             return None
         if blank:
-            raise CaptureError("BX0140: a model without numbers cannot be run")
+            raise CaptureError("a model without numbers cannot be run", code="BX0140c")
         return KeptLines(self.lines, model.get_submodule(self.lines))
 
 
@@ -72,14 +72,14 @@ def enclosing(
         try:
             found = attempt(whole)
         except BigBrainError as error:
-            if error.what.startswith(_WHEREVER):
+            if error.family in _WHEREVER:
                 raise
             more = _more(model, whole, error, len(leaves), is_first=first is None)
             first = first or error
             if more is None:
                 raise first from None if first is not error else error.__cause__
             whole = more
-            said = said or f"{first.at}: {first.what.partition(': ')[2]}"
+            said = said or f"{first.at}: {first.what}"
         else:
             return found if not said else _told(found, model, whole, len(leaves), said)
     assert first is not None

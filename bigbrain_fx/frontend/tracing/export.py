@@ -63,7 +63,7 @@ def export_step(
         )
     free = [node.meta["val"].shape[0] for node, is_free in _inputs(program, batched) if is_free]
     if any(isinstance(size, int) for size in free):
-        raise CaptureError("the trace fixed the batch size")
+        raise CaptureError("the trace fixed the batch size", code="BX2108")
     return program
 
 

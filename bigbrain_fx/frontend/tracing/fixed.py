@@ -92,6 +92,7 @@ def _kept(key: Key, value: object) -> PlainValue:
     raise InputError(
         f"the model goes by {name} of the batch, an object of {type(value).__name__}: a trace "
         "keeps what it is in the example, and a run cannot tell whether it stays so",
+        code="BX2109",
         at="example_batch",
         help="give as tensors what is read of it (torch.from_numpy(array), torch.tensor(number)); "
         "or as a number or a text, which must be the same in all batches",

@@ -83,24 +83,27 @@ def check_global_hooks() -> None:
     """
     for hook in _hooks(sys.modules[Optimizer.__module__], _OF_ALL_STEPS):
         raise CaptureError(
-            f"BX0170: every optimizer of torch has a hook{_named(hook)} on its step, which a "
+            f"every optimizer of torch has a hook{_named(hook)} on its step, which a "
             "bundle's do not have",
+            code="BX0170a",
             at=_line(hook),
             help="set it on the optimizer: made.register_step_post_hook(hook) in "
             "optimizer(named_params), before it returns made",
         )
     for hook in torch._C._autograd._top_saved_tensors_default_hooks(False) or ():
         raise CaptureError(
-            f"BX0170: all tensors that a backward needs go through a hook{_named(hook)}, which a "
+            f"all tensors that a backward needs go through a hook{_named(hook)}, which a "
             "bundle's do not",
+            code="BX0170b",
             at=_line(hook),
             help="take it out of the model file; what is kept for a backward can be made again "
             "instead: --recompute all",
         )
     for hook in _hooks(torch_modules, _OF_ALL_FORWARD):
         raise CaptureError(
-            f"BX0170: every module of torch has a forward hook{_named(hook)}, those that are not "
+            f"every module of torch has a forward hook{_named(hook)}, those that are not "
             "the model's included",
+            code="BX0170c",
             at=_line(hook),
             help="set it on the model's own modules: for part in model.modules(): "
             "part.register_forward_hook(hook)",
@@ -280,8 +283,9 @@ def _user_of_autograd(frame: FrameType | None) -> str | None:
 
 def _refused(owner: str, hook: object, remedy: str, at: str | None = None) -> CaptureError:
     return CaptureError(
-        f"BX0170: {owner} has a gradient hook{_named(hook)}, and a bundle's backward pass would "
+        f"{owner} has a gradient hook{_named(hook)}, and a bundle's backward pass would "
         "run without it",
+        code="BX0170d",
         at=at or _line(hook),
         help=remedy,
     )

@@ -75,7 +75,9 @@ def run_graph(
     read = {name for op in ops for name in op.refs}.union(wanted)
     missing = [e.name for e in graph.inputs if e.name not in inputs and e.name in read]
     if missing:
-        raise InputError(f"the graph needs inputs {', '.join(missing)}, found {', '.join(inputs)}")
+        raise InputError(
+            f"the graph needs inputs {', '.join(missing)}, found {', '.join(inputs)}", code="BX2110"
+        )
     with autocast(graph.autocast, machine.device):
         return machine.run(ops, dict(inputs), wanted, key)
 
@@ -153,7 +155,9 @@ class Interpreter:
         if isinstance(own, nn.Module) and op.target != LOSS:  # a loss has its tensors itself
             return run_leaf(own, tensors, given)
         if not callable(own):
-            raise InputError(f"op {op.name} needs the user's own {op.target}, found none")
+            raise InputError(
+                f"op {op.name} needs the user's own {op.target}, found none", code="BX2111"
+            )
         if op.target.startswith(LINES):
             return own(tensors, given)
         return own(*cast("tuple[object, ...]", given))
@@ -217,7 +221,7 @@ def resolve(target: str) -> Callable[..., object]:
         packet = getattr(getattr(torch.ops, space), name, None)
         found = getattr(packet, overload, None)
     if found is None:
-        raise InputError(f"torch {torch.__version__} has no operator {target}")
+        raise InputError(f"torch {torch.__version__} has no operator {target}", code="BX2112")
     return found  # type: ignore[no-any-return]
 
 

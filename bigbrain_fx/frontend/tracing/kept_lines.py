@@ -70,7 +70,7 @@ class KeptLines:
         try:
             self._shell = Shell(self.module, torch.device("cpu"))
         except Exception as error:  # whatever a copy of the user's objects may raise
-            raise self._refused("the model cannot be copied") from error
+            raise self._refused("the model cannot be copied", code="BX0140d") from error
 
     # ------------------------------------------------------------------ plain runs
 
@@ -94,27 +94,33 @@ class KeptLines:
             except CaptureError:
                 raise
             except Exception as error:  # the user's own lines
-                raise self._refused(f"run apart they fail: {type(error).__name__}") from error
+                raise self._refused(
+                    f"run apart they fail: {type(error).__name__}", code="BX0140n"
+                ) from error
             return found
 
         with _forward_as(self.module, observe):
             yield
         if len(seen) != 1 or self.known.setdefault(rows, seen[0]) != seen[0]:
-            raise self._refused("they do other things for other data of the same batch size")
+            raise self._refused(
+                "they do other things for other data of the same batch size", code="BX0140o"
+            )
 
     def _run_again(
         self, found: object, nest: _Nest, calls: _Calls, passed: Sequence[Tensor]
     ) -> LinesRun:
         """Run the lines once more, given what modules gave; it must give the same."""
         if not calls:
-            raise self._refused("they call no module that could be apart from them")
+            raise self._refused("they call no module that could be apart from them", code="BX0140p")
         given: list[Tensor] = []
         encoded, own = place(nest, given, lenient=True), own_tensors(self.module)
         ends: list[Tensor] = []
         result, reads = place(found, ends), TensorReads()
         self._run(nest, own, reads)
         if any(id(tensor) in reads.seen for tensor in self._shell.plain_tensors()):
-            raise self._refused("they read a tensor that is neither a parameter nor a buffer")
+            raise self._refused(
+                "they read a tensor that is neither a parameter nor a buffer", code="BX0140q"
+            )
         reads.seen |= {id(tensor) for tensor in ends}
         numbers = tuple(sorted(reads.numbers(given, apart_from=passed)))
         held = {n: t for n, t in own.items() if id(t) in reads.seen or _may_read(n, reads)}
@@ -130,7 +136,9 @@ class KeptLines:
         held = own_tensors(self.module)
         for name in (name for name in read if name in before):
             if not torch.equal(held[name], before[name]):
-                raise self._refused(f"they read the buffer {name}, which forward writes")
+                raise self._refused(
+                    f"they read the buffer {name}, which forward writes", code="BX0140r"
+                )
 
     def _run(
         self, nest: _Nest, own: Mapping[str, Tensor], reads: TensorReads | None = None
@@ -145,9 +153,11 @@ class KeptLines:
         found: list[Tensor] = []
         same = place(again, found) == result and all(map(same_numbers, found, ends))
         if facts.random or not same:
-            raise self._refused("they draw random numbers, or do something else when run again")
+            raise self._refused(
+                "they draw random numbers, or do something else when run again", code="BX0140s"
+            )
         if facts.written:
-            raise self._refused("they write into tensors")
+            raise self._refused("they write into tensors", code="BX0140t")
 
     # ------------------------------------------------------------------ traces and graphs
 
@@ -161,7 +171,9 @@ class KeptLines:
         """
         runs = [self.known[rows] for rows in sizes]
         if not runs or any(run.calls != runs[0].calls for run in runs):
-            raise self._refused("they were not run, or call other modules at another batch size")
+            raise self._refused(
+                "they were not run, or call other modules at another batch size", code="BX0140u"
+            )
 
         def stand_in(forward: Callable[..., object], *args: object, **kwargs: object) -> object:
             calls: _Calls = []
@@ -170,7 +182,7 @@ class KeptLines:
                     forward(*args, **kwargs)
             except _EndError:
                 return self._node(keeper, runs, _nest(args, kwargs, calls), calls)
-            raise self._refused("they call fewer modules in a trace")
+            raise self._refused("they call fewer modules in a trace", code="BX0140v")
 
         with _forward_as(self.module, stand_in):
             yield
@@ -180,7 +192,7 @@ class KeptLines:
         encoded, own = place(nest, given, lenient=True), own_tensors(self.module)
         called = tuple(path for path, _ in calls)
         if called != run.calls or max(run.reads, default=-1) >= len(given):
-            raise self._refused("they call other modules in a trace")
+            raise self._refused("they call other modules in a trace", code="BX0140w")
         kept, held = [given[i] for i in run.reads], [own[name] for name in run.own]
 
         def shapes(call: KeptCall, tensors: list[Tensor]) -> list[Tensor]:
@@ -201,9 +213,10 @@ class KeptLines:
         result = place(self._run(cast("_Nest", nest), held), found)
         return found if isinstance(result, tuple) else found[0]
 
-    def _refused(self, why: str) -> CaptureError:
+    def _refused(self, why: str, *, code: str) -> CaptureError:
         return CaptureError(
-            f"BX0140: the lines of {self._kind}.forward cannot be apart from its modules: {why}",
+            f"the lines of {self._kind}.forward cannot be apart from its modules: {why}",
+            code=code,
             help="put what no trace can hold into a module of its own and keep that whole: --leaf "
             "with its class",
         )

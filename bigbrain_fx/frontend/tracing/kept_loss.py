@@ -65,7 +65,7 @@ class KeptLoss:
             kept = [t for i, t in enumerate(given) if self.reads is None or i in self.reads]
             if not kept:
                 raise CaptureError(
-                    "BX0150: the loss reads no tensor", help="let it read the output"
+                    "the loss reads no tensor", code="BX0150", help="let it read the output"
                 )
             numbers = [i for i in range(len(given)) if self.reads is None or i in self.reads]
             call = KeptCall(LOSS, "loss", fewer(nest, numbers), (), self._shapes)

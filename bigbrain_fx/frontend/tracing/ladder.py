@@ -294,6 +294,6 @@ def _why(error: Exception) -> tuple[str | None, str]:
     """
     what = error.what if isinstance(error, BigBrainError) else ""
     if isinstance(error, BigBrainError) and error.at:
-        return error.at, what.split(": ", 2)[-1]
+        return error.at, what.partition(": ")[2] or what
     at, code = place(error)
     return at, code if at else what.partition(" (")[0]

@@ -114,8 +114,9 @@ def counting(looks: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def _turns(error: WrongAnswerError, calls: int) -> CaptureError:
     averages = "update_parameters" in str(error)
     return CaptureError(
-        f"BX0102: {error}. That is so {calls} call{'s' if calls > 1 else ''} later, with the same "
+        f"{error}. That is so {calls} call{'s' if calls > 1 else ''} later, with the same "
         "batch: it goes by a buffer that forward writes, and a run would stop there",
+        code="BX0102",
         at=error.at or None,
         help=_OF_AVERAGES if averages else _HELP,
     )

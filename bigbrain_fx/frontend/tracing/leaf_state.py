@@ -33,8 +33,9 @@ def require_found(module: nn.Module, before: Mapping[str, Tensor]) -> None:
     if name is not None:
         dense = plain[name].layout is torch.strided if name in plain else True
         raise CaptureError(
-            f"BX0140: the leaf {type(module).__name__} keeps the tensor {name!r} where no state "
+            f"the leaf {type(module).__name__} keeps the tensor {name!r} where no state "
             "dict finds it",
+            code="BX0140e",
             help=_BUFFER if dense else _SPARSE_BUFFERS,
         )
 
@@ -67,8 +68,9 @@ def require_unread(module: nn.Module, written: Mapping[str, Tensor], result: obj
     if name is None:
         return
     raise CaptureError(
-        f"BX0140: the leaf {type(module).__name__} writes into {name!r}, and its backward reads "
+        f"the leaf {type(module).__name__} writes into {name!r}, and its backward reads "
         "it: forwards of several micro-batches run before the first backward",
+        code="BX0140f",
         help=f"compute with a copy: self.{name}.clone(), where what follows uses self.{name}",
     )
 

@@ -117,7 +117,8 @@ def _unsteady(before: Mapping[str, list[Facts]], now: Mapping[str, list[Facts]])
             "return tensors of a fixed shape (pad them)",
         )
     return CaptureError(
-        f"BX0140: the leaf {path} {what} of the same batch size",
+        f"the leaf {path} {what} of the same batch size",
+        code="BX0140g",
         help=f"let it {how}, or make a larger module the leaf",
     )
 
@@ -277,7 +278,7 @@ class _StandIn:
         if not self.facts:
             return self._on_shapes(call, given, own)
         if any(len(calls) <= number for calls in self.facts):
-            raise CaptureError(f"BX0140: the leaf {self.path} is called in the trace only")
+            raise CaptureError(f"the leaf {self.path} is called in the trace only", code="BX0140h")
         shapes = [tuple(tensor.shape) for tensor in given]
         return fitted([calls[number] for calls in self.facts], shapes, self.path)
 
@@ -290,8 +291,9 @@ class _StandIn:
                 _, facts = facts_of(lambda: self.own.call(names, args, kwargs), nest, own)
         except Exception as error:
             raise CaptureError(
-                f"BX0140: the leaf {self.path} cannot run on shapes alone: "
+                f"the leaf {self.path} cannot run on shapes alone: "
                 f"{type(error).__name__}: {str(error).splitlines()[0]}",
+                code="BX0140i",
                 help="capture the model with its weights (split), not without (estimate)",
             ) from error
         return replace(facts, fixed=frozenset())  # nothing carries a gradient here
@@ -302,7 +304,8 @@ def applied(call: KeptCall, facts: Facts, tensors: Sequence[Tensor], given: int)
     inputs = [i for i in facts.written if i < given]
     if inputs:
         raise CaptureError(
-            f"BX0140: the leaf {call.target.removeprefix(LEAF)} writes into what it is given",
+            f"the leaf {call.target.removeprefix(LEAF)} writes into what it is given",
+            code="BX0140j",
             help="let it write into a copy: x = x.clone()",
         )
     call.result, call.outputs = facts.result, len(facts.tensors)
@@ -383,6 +386,7 @@ def _size(
 
 def _uneven(path: str) -> CaptureError:
     return CaptureError(
-        f"BX0140: what the leaf {path} gives does not grow evenly with the batch",
+        f"what the leaf {path} gives does not grow evenly with the batch",
+        code="BX0140k",
         help="let it return tensors whose sizes are a multiple of the batch's, or pad them",
     )

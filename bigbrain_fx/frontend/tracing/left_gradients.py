@@ -40,8 +40,9 @@ def refused_by_gradients(
     except Exception:
         return None  # `trace` says what is wrong with the example
     return CaptureError(
-        "BX0160: forward or loss computes otherwise where a backward has left gradients (p.grad) "
+        "forward or loss computes otherwise where a backward has left gradients (p.grad) "
         "in the weights: a trace has none, and devices run some forwards before others' backward",
+        code="BX0160a",
         at=cause.at if cause is not None and cause.what == "grad" else forward_line(step.model),
         help="let the optimizer's step() do what goes by gradients, which has p.grad: a class "
         "whose step() scales p.grad and then calls super().step(), returned by "

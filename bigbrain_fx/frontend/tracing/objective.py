@@ -44,6 +44,7 @@ def require_python(model: nn.Module, loss: object) -> None:
             raise InputError(
                 f"the model{f' has a part, {path}, that' if path else ''} is TorchScript, which no "
                 "trace can enter",
+                code="BX2113",
                 help="let model() return the nn.Module itself, and its parts be plain modules, not "
                 "torch.jit.script or trace of them",
             )
@@ -54,6 +55,7 @@ def require_python(model: nn.Module, loss: object) -> None:
     if name is not None:
         raise InputError(
             f"the loss has a parameter of its own, {name}, which is no part of the model",
+            code="BX2114",
             help="make the loss a part of the model, whose forward takes the targets and returns "
             "the loss; or freeze it: requires_grad_(False)",
         )
@@ -75,6 +77,7 @@ def require_sizes(model: nn.Module) -> None:
             raise InputError(
                 f"{path or 'the model'} ({type(part).__name__}) has no sizes before a first "
                 "forward, so its weights are not made yet",
+                code="BX2115",
                 help="give the sizes (Linear(6, 8) for LazyLinear(8)), or run the model once where "
                 "it is made: def model(): made = Net(); made(example_batch()['x']); return made",
             )
@@ -101,6 +104,7 @@ def require_names(model: nn.Module) -> None:
         raise InputError(
             f"the model's own {function}() {verb} {min(wrong)[0]}, unlike nn.Module's: a bundle "
             f"has all {kind} that a model holds, by their names in nn.Module",
+            code="BX2116",
             help=f"give that function (or named_modules) another name than {function}; what is "
             "not to be trained, freeze in model(): p.requires_grad_(False)",
         )
@@ -125,6 +129,7 @@ def _require_dense(path: str, part: nn.Module) -> None:
             raise InputError(
                 f"{path}{'.' if path else ''}{name} is a sparse tensor ({tensor.layout}), and a "
                 "bundle's weights are dense",
+                code="BX2117",
                 at=forward_line(part),
                 help="hold it dense, adj.to_dense(); or, of coo = adj.to_sparse_coo().coalesce(), "
                 "hold coo.indices().clone() and coo.values().clone() as buffers, and compute "
@@ -140,6 +145,7 @@ def _require_stored(path: str, part: nn.Module) -> None:
             raise InputError(
                 f"{path}{'.' if path else ''}{name} has the type {kind}, which no safetensors "
                 "file of a bundle's weights holds",
+                code="BX2118",
                 at=forward_line(part),
                 help="hold its real and imaginary parts, and join them in forward: nn.Parameter("
                 "torch.view_as_real(w)), and torch.view_as_complex(self.w); or take complex64",
@@ -155,6 +161,7 @@ def made_of_weights(model: nn.Module, code: str) -> InputError | None:
                 return InputError(
                     f"{path}{'.' if path else ''}{name} was computed from weights when the model "
                     "was made, and is in no state dict: a trace does not see whose it is",
+                    code="BX2119",
                     help=f"keep the weight alone in __init__, and compute {name} in forward: w = "
                     "self.flat[:48].view(6, 8); or make it a property of the class",
                 )
@@ -170,6 +177,7 @@ def require_loss(graph: Graph) -> None:
     if graph.loss is None:
         raise InputError(
             f"{graph.name} has no loss to train on: forward returns {_outputs(graph)}",
+            code="BX2120",
             help=_which_way(graph),
         )
     op = graph.op.get(graph.loss)
@@ -179,6 +187,7 @@ def require_loss(graph: Graph) -> None:
     raise InputError(
         f"the loss of {graph.name} has no gradient: "
         + ("no parameter requires one" if frozen else "no path leads from it to a parameter"),
+        code="BX2121",
         at=op.source or None,
         help="leave requires_grad of the parameters to be trained True"
         if frozen
@@ -224,8 +233,9 @@ def require_dense(graph: Graph) -> None:
             given = op.args[position]
         if given is True and op.outputs[0].requires_grad:
             raise CaptureError(
-                f"BX0190: the gradient of {', '.join(op.params) or op.name} is sparse, and devices "
+                f"the gradient of {', '.join(op.params) or op.name} is sparse, and devices "
                 "exchange and add dense ones",
+                code="BX0190",
                 at=op.source or None,
                 notes=(op.code,) if op.code else (),
                 help="sparse=False: the same numbers (in the optimizer Adam for SparseAdam)",
@@ -242,8 +252,9 @@ def require_parameters_unwritten(graph: Graph) -> None:
     for op in _all(graph.ops):
         for name in trained.intersection(op.mutates):
             raise CaptureError(
-                f"BX0180: forward writes into the parameter {name}, which is trained: "
+                f"forward writes into the parameter {name}, which is trained: "
                 "micro-batches in flight would read what others wrote",
+                code="BX0180",
                 at=op.source or None,
                 notes=(op.code,) if op.code else (),
                 help="compute it instead (w = F.normalize(self.weight, dim=1)), or write after the "
@@ -271,9 +282,10 @@ def require_constants_unwritten(
         if name in constants and _address(tensors[name]) in outside:
             said = "x".join(map(str, graph.param[name].spec.shape)) or "one number"
             raise CaptureError(
-                "BX0160: forward or loss writes into a tensor that is no buffer of the model "
+                "forward or loss writes into a tensor that is no buffer of the model "
                 f"({name}, {said}): no state dict has it, "
                 "and no bundle would keep it",
+                code="BX0160b",
                 at=op.source or None,
                 notes=(op.code,) if op.code else (),
                 help="make it a buffer: self.register_buffer('seen', torch.zeros(8)) in __init__; "
@@ -334,6 +346,7 @@ def _shared_buffer(one: str, other: str, written: Mapping[str, Op]) -> InputErro
     return InputError(
         f"{one} and {other} share memory, which forward writes into: what is written under one "
         "name would not reach the other, since devices have memory of their own",
+        code="BX2122",
         at=writer.source or None,
         notes=(writer.code,) if writer.code else (),
         help="use one name: a module that is called twice is called under the same one; of a "
@@ -355,6 +368,7 @@ def _shared(trained: str, other: str) -> InputError:
     return InputError(
         f"{other} is a view of the memory of {trained}, which is trained: an update of one would "
         "change both, and devices have memory of their own",
+        code="BX2123",
         help="tie the parameter itself: self.b.weight = self.a.weight (without .data, .view() and "
         "nn.Parameter()); what a closure or a list holds is read from its module in forward: "
         "self.a.weight; what has another shape is computed in forward: F.linear(x, "
@@ -381,8 +395,9 @@ def _not_stored(graph: Graph, name: str, dtype: torch.dtype) -> CaptureError:
     reader = next((op for op in graph.ops if name in op.params), None)
     kind = str(dtype).removeprefix("torch.")
     return CaptureError(
-        f"BX0161: forward or loss holds a constant of the type {kind} ({name}), which no "
+        f"forward or loss holds a constant of the type {kind} ({name}), which no "
         "safetensors file of a bundle's weights holds",
+        code="BX0161",
         at=(reader.source if reader else "") or None,
         notes=(reader.code,) if reader and reader.code else (),
         help="give it the type complex64 (dtype=torch.complex64); or join it there of two real "

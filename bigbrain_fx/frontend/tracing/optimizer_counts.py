@@ -46,6 +46,7 @@ def require_counts_kept(make: Make, shapes: Mapping[str, Shape]) -> None:
             f"optimizer(named_params) goes by {found.name}, which moves with each step and is in "
             f"no state of a parameter: {found.runs} steps later the same gradients give other "
             "updates, and a process that replaces a dead one begins to count anew",
+            code="BX2124",
             at=place_of(make),
             help="count in a group or for each parameter: group['calls'] = group.get('calls', 0) + "
             "1, or self.state[p]['calls']; rates go by scheduler(optimizer) or lr_scale(step)",

@@ -77,6 +77,7 @@ def _goes_by(make: Make, turned: str, name: str) -> InputError:
     return InputError(
         f"optimizer(named_params) goes by how weights lie in memory: the model holds {turned} "
         f"otherwise than row by row, a bundle row by row, and there it updates {name} otherwise",
+        code="BX2125",
         at=place_of(make),
         help="let model() end with: for p in made.parameters(): p.data = p.data.contiguous(); or "
         "let step() compute with p and p.grad alone, without is_contiguous(), stride() and "

@@ -49,6 +49,7 @@ def _by_object(make: Make, unlike: Sequence[str], own: Said, other: Said) -> Inp
         "optimizer(named_params) chooses parameters by the objects that they are: of the model's "
         f"own, {name}{more} has {_differing(own.get(name), other.get(name))}; of others with their "
         f"names and shapes, {_differing(other.get(name), own.get(name))}",
+        code="BX2126",
         at=place_of(make),
         notes=("a bundle's devices have parameters of their own, of the same names",),
         help="choose by the names that it is given: [p for name, p in named_params if "

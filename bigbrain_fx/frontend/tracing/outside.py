@@ -74,6 +74,7 @@ def require_optimizer_apart(
         raise InputError(
             "optimizer(named_params) goes by the clock: a day after it was made it updates "
             "otherwise, and every process of a bundle has made its own at another time",
+            code="BX2127",
             at=place_of(make),
             help="let rates go by the number of steps: lr_scale(step) or scheduler(optimizer) in "
             "the model file",
@@ -82,6 +83,7 @@ def require_optimizer_apart(
         raise InputError(
             "optimizer(named_params) goes by what forward or batches() leave outside it: after "
             "them it updates otherwise, and every process of a bundle runs a part of them alone",
+            code="BX2128",
             at=place_of(make),
             help="let rates go by the number of steps: lr_scale(step) or scheduler(optimizer) in "
             "the model file; what step() needs of a parameter it keeps in self.state[p]",
@@ -147,6 +149,7 @@ def _fed(name: str, reader: object, moved: Sequence[str], weights: Sequence[str]
     return InputError(
         f"{name} reads {what}, {left}: every process of a bundle calls {name} for itself, and "
         "runs a part of forward alone",
+        code="BX2129",
         at=place_of(cast("Make", reader)),
         help="let rates go by the number of the step, and data by the seed: what is known of the "
         "model only as it trains is computed in forward or loss, of what the batch brings",

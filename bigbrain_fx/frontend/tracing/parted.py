@@ -141,6 +141,7 @@ def require_all_stepped(model: nn.Module, make: Make, held: Mapping[str, Sequenc
         raise InputError(
             f"grad_scaler with {lacking[0]}, which is trained and in no group of the optimizer: "
             "its gradient would stay scaled, and count so in clip_norm",
+            code="BX2130",
             at=place_of(make),
             help="freeze it in model(), with requires_grad_(False), or give it to the optimizer "
             "in a group of its own with lr=0.0",
@@ -156,7 +157,7 @@ def _require_pieces(make: Make, shapes: Mapping[str, Shape], whole: Numbers) -> 
     found = _by_pieces(make, shapes)
     unlike = [name for name in shapes if apart(found[name], whole[name]).any()]
     if unlike:
-        raise _once_a_step(make, f"it updates {unlike[0]} otherwise")
+        raise _once_a_step(make, f"it updates {unlike[0]} otherwise", code="BX2131")
     few = cut_short(shapes)
     largest = max(few, key=lambda name: math.prod(few[name].size))  # a piece of its own
     for when, odd in _odd({name for name in few if name != largest}).items():
@@ -168,7 +169,7 @@ def _require_pieces(make: Make, shapes: Mapping[str, Shape], whole: Numbers) -> 
         unlike = [name for name in few if apart(found[name], want[name]).any()]
         if unlike:
             does = f"it updates {unlike[0]} otherwise where gradients {when}"
-            raise _once_a_step(make, does)
+            raise _once_a_step(make, does, code="BX2132")
 
 
 def _by_pieces(make: Make, shapes: Mapping[str, Shape], odd: _Odd = _AS_IT_IS) -> Numbers:
@@ -176,13 +177,16 @@ def _by_pieces(make: Make, shapes: Mapping[str, Shape], odd: _Odd = _AS_IT_IS) -
         return run_trial(make, shapes, list(shapes), by_pieces=True, stir=odd.stir, turn=odd.turn)
     except Exception as error:  # the user's own code, or groups that depend on the piece
         first = (str(error).splitlines() or [""])[0]
-        raise _once_a_step(make, f"it fails: {type(error).__name__}: {first}") from error
+        raise _once_a_step(
+            make, f"it fails: {type(error).__name__}: {first}", code="BX2133"
+        ) from error
 
 
-def _once_a_step(make: Make, does: str) -> InputError:
+def _once_a_step(make: Make, does: str, *, code: str) -> InputError:
     return InputError(
         "optimizer(named_params) does something once a step for all parameters: stepped over a "
         f"few at a time, as --offload state needs it, {does}",
+        code=code,
         at=place_of(make),
         help="keep it for each parameter (self.state[p]); clip_norm and grad_scaler in the model "
         "file are for all of them; or leave --offload out",
@@ -200,20 +204,23 @@ def _require_alone(make: Make, shapes: Mapping[str, Shape]) -> None:
         first, second, thrown = (run_trial(make, few, list(few), seed=seed) for seed in (0, 0, 1))
         renewed = run_trial(make, few, list(few), renewed_at=1)
     except StateError as error:
-        raise _keeps(str(error), make) from error
+        raise _keeps(str(error), make, code="BX2134") from error
     except Exception:
         return  # it wants the shapes that it is made for, and has run with those
     if _unlike(first, second):
-        raise _keeps("the second one that is made here updates otherwise than the first", make)
+        raise _keeps(
+            "the second one that is made here updates otherwise than the first", make, code="BX2135"
+        )
     if _unlike(first, thrown):
         raise InputError(
             "optimizer(named_params) draws random numbers in step(), and every device draws others",
+            code="BX2136",
             at=place_of(make),
             help="let the model add the noise: torch.randn_like in forward is drawn by keys, the "
             "same in every run; or leave it out",
         )
     if _unlike(first, renewed):
-        raise _keeps("a new one that is given its state goes on otherwise", make)
+        raise _keeps("a new one that is given its state goes on otherwise", make, code="BX2137")
 
 
 def _require_rest_left(
@@ -240,6 +247,7 @@ def _require_rest_left(
     raise InputError(
         f"optimizer(named_params) {does} which no gradient flows from the loss: a bundle gives its "
         "optimizers what is trained",
+        code="BX2138",
         at=place_of(make),
         help="freeze it in model(), with requires_grad_(False), or take it out of the model; or "
         "pass over parameters whose grad is None in step(), as torch's optimizers do",
@@ -250,9 +258,10 @@ def _unlike(one: Numbers, other: Numbers) -> bool:
     return any(apart(one[name], other[name]).any() for name in one)
 
 
-def _keeps(what: str, make: Make) -> InputError:
+def _keeps(what: str, make: Make, *, code: str) -> InputError:
     return InputError(
         f"optimizer(named_params) keeps what a process that replaces a dead one would lack: {what}",
+        code=code,
         at=place_of(make),
         notes=("what is kept: state[p], for each parameter p, and the numbers of param_groups",),
         help="keep it there: self.state[p]['count'] for a counter, torch.stack(old) for a list of "
@@ -277,6 +286,7 @@ def _require_alike(
     raise InputError(
         f"optimizer(named_params) looks at more than one parameter at a time: on {share}, it "
         f"updates {name}{more} otherwise, by {error:.1e} of its update",
+        code="BX2139",
         at=place_of(make),
         notes=(_OWN,),
         help="update each parameter by its own gradient alone, as torch.optim.AdamW does, and "
@@ -306,6 +316,7 @@ def _require_alike_when_odd(
             raise InputError(
                 f"optimizer(named_params) looks at more than one parameter where gradients {when}: "
                 f"on {share}, it updates {wrong[0]} otherwise then",
+                code="BX2140",
                 at=place_of(make),
                 notes=(_OWN,),
                 help=_OF_ALL if odd.turn is None else _OF_GROUP,
@@ -395,6 +406,7 @@ def _tried(make: Make, shapes: Mapping[str, Shape], names: Sequence[str], share:
             raise _fails_apart(what, share, at) from error
         raise InputError(
             f"optimizer(named_params), or a step of it, fails: {what}",
+            code="BX2141",
             at=at,
             notes=(
                 "it was given parameters of the model's names, shapes and types, and gradients",
@@ -408,6 +420,7 @@ def _tried(make: Make, shapes: Mapping[str, Shape], names: Sequence[str], share:
 def _fails_apart(what: str, share: str, at: str) -> InputError:
     return InputError(
         f"optimizer(named_params) fails on {share}: {what}",
+        code="BX2142",
         at=at,
         notes=(_OWN,),
         help="choose by the names it is given, in groups that may be empty: {'params': [p for n, p "

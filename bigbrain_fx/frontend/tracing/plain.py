@@ -162,8 +162,9 @@ def _joined(model: nn.Module, before: Mapping[str, int]) -> CaptureError | None:
         owner = homes.get(home, name)
         if before.get(name, home) != home and before.get(owner) != before[name]:
             return CaptureError(
-                f"BX0181: forward gives {name} the memory of {owner}: what is written into one is "
+                f"forward gives {name} the memory of {owner}: what is written into one is "
                 "from then on written into both, and no graph holds that",
+                code="BX0181a",
                 at=forward_line(model),
                 help=f"copy the numbers: {name}.data.copy_({owner}.data) for {name}.data = "
                 f"{owner}.data",
@@ -174,8 +175,9 @@ def _joined(model: nn.Module, before: Mapping[str, int]) -> CaptureError | None:
 def _require_shape(part: nn.Module, name: str, tensor: Tensor, before: Tensor) -> None:
     if tensor.shape != before.shape:
         raise CaptureError(
-            f"BX0160: forward gives the buffer {name} of {type(part).__name__} another shape: "
+            f"forward gives the buffer {name} of {type(part).__name__} another shape: "
             f"{tuple(tensor.shape)} for {tuple(before.shape)}",
+            code="BX0160c",
             at=forward_line(part),
             help="give it that shape in __init__; or run the model once where it is made: def "
             "model(): made = Net(); made(example_batch()['x']); return made",
@@ -186,9 +188,10 @@ def _require_order(part: nn.Module, name: str, tensor: Tensor, strides: tuple[in
     """Refuse what turns a buffer round in place (t_, transpose_): no numbers are written."""
     if tensor.stride() != strides:
         raise CaptureError(
-            f"BX0160: forward turns the buffer {name} of {type(part).__name__} round in place "
+            f"forward turns the buffer {name} of {type(part).__name__} round in place "
             "(t_(), transpose_(), also on what .contiguous() gives, which may be the buffer "
             "itself), and no graph holds that",
+            code="BX0160d",
             at=forward_line(part),
             help=f"compute with a view: self.{name}.t() for self.{name}.t_(); to have it turned in "
             f"the next call, too, write the numbers: self.{name}.copy_(self.{name}.t().clone())",

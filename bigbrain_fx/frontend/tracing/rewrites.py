@@ -105,12 +105,16 @@ def _laid(op: Op, runs: Sequence[_Run]) -> tuple[TensorSpec, ...]:
         CaptureError: it cannot be run so, or gives something else.
     """
     if not op.target.startswith(("aten.", "operator.", "region.")):
-        raise CaptureError(f"{op.target}, no op of torch, would get a tensor that lies otherwise")
+        raise CaptureError(
+            f"{op.target}, no op of torch, would get a tensor that lies otherwise", code="BX2143"
+        )
     try:
         found = [run.results(op) for run in runs]
     except Exception as error:  # whatever an op raises of tensors that lie otherwise
         first = (str(error).splitlines() or [""])[0]
-        raise CaptureError(f"{op.name} ({op.target}) fails on it: {first[:160]}") from error
+        raise CaptureError(
+            f"{op.name} ({op.target}) fails on it: {first[:160]}", code="BX2144"
+        ) from error
     return tuple(_spec(op, i, spec, runs, found) for i, spec in enumerate(op.outputs))
 
 
@@ -121,7 +125,9 @@ def _spec(
     for run, tensor in zip(runs, made, strict=True):
         known = spec.at(run.rows)
         if tuple(tensor.shape) != known.shape or str(tensor.dtype) != f"torch.{spec.dtype}":
-            raise CaptureError(f"{op.name} would be {tuple(tensor.shape)} of {tensor.dtype}")
+            raise CaptureError(
+                f"{op.name} would be {tuple(tensor.shape)} of {tensor.dtype}", code="BX2145"
+            )
     rows = [run.rows for run in runs]
     known_at = list(zip(*(spec.at(n).strides for n in rows), strict=True))
     laid = tuple(

@@ -119,6 +119,7 @@ def _run(
         raise InputError(
             f"scheduler(optimizer), or a step of it, fails on the optimizer{whose}: "
             f"{type(error).__name__}: {first}",
+            code="BX2146",
             at=where(error) or _place(scheduler),
             notes=("every device makes an optimizer of its own parameters, and a scheduler of it",),
             help="give a scheduler that sets rates by the number of steps, for any number of "
@@ -132,6 +133,7 @@ def _checked(scheduler: Make) -> Make:
         if not callable(getattr(made, "step", None)):
             raise InputError(
                 f"scheduler(optimizer) must return a scheduler, found {type(made).__name__}",
+                code="BX2147",
                 at=_place(scheduler),
                 help="return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)",
             )
@@ -144,6 +146,7 @@ def _checked(scheduler: Make) -> Make:
             raise InputError(
                 f"{type(made).__name__}.step({', '.join(needed)}) cannot be called: it needs a "
                 "number of the training, such as the loss, which one device alone has",
+                code="BX2148",
                 at=_place(scheduler),
                 help="give a scheduler that sets rates by the number of steps, such as "
                 "torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)",
@@ -181,6 +184,7 @@ def _require_alike(
                     f"scheduler(optimizer) gives {name} at step {step} the {key} {hyper[key]!r} on "
                     f"device {device}, and {all_[name].get(key)!r} where one optimizer has all "
                     "parameters",
+                    code="BX2149",
                     at=_place(scheduler),
                     help="let it depend on the number of steps alone; groups may be empty on a "
                     "device, and are in the same order on all of them",

@@ -130,6 +130,7 @@ def _require_by_number(lr_scale: LrScale) -> None:
             raise InputError(
                 f"lr_scale({step}) is {one:.6g} first and {other:.6g} {when}: "
                 "every device asks for itself, and one that replaces a dead one begins anew",
+                code="BX2151",
                 at=_place(lr_scale),
                 help="let it go by its argument alone: def lr_scale(step): return min(1.0, (step + "
                 "1) / 100)",
@@ -220,6 +221,7 @@ class Copied:
             raise InputError(
                 f"the module's {name} has changed since the session began (it was "
                 f"{self.before.said(name)}, it is {now.said(name)}), and devices train what it was",
+                code="BX2152",
                 help="change the module first, and make a session of it then; rates change by "
                 "lr_scale, numbers of each step are entries of the batch",
             )
@@ -255,6 +257,7 @@ def _changes(name: str, function: Callable[..., object], moved: list[str]) -> In
     return InputError(
         f"{name} {what}, and what forward computes depends on it: a trace would keep what it is "
         "now for ever",
+        code="BX2153",
         at=_place(function),
         help=_BY_RATES if _freezes(moved) else _BY_THE_BATCH,
     )

@@ -111,8 +111,9 @@ class State:
         said = f"before the first call: {before.said(name)}; after it: {after.said(name)}"
         more = f" (and {', '.join(names[1:4])})" if len(names) > 1 else ""
         return CaptureError(
-            f"BX0160: forward leaves {name}{more} for the next call where no state dict finds it, "
+            f"forward leaves {name}{more} for the next call where no state dict finds it, "
             "and what forward computes depends on it: a trace would keep what it is now for ever",
+            code="BX0160e",
             at=at,
             notes=(said,) if before.said(name) != after.said(name) else (),
             help=_FIRST_CALL if settles else _remedy(name, after),
@@ -162,8 +163,9 @@ def _stale(names: Sequence[str], at: str | None) -> CaptureError:
     """Refuse what is kept of the first weights: a trace computes it of those of each step."""
     last = names[0].rpartition(".")[2]
     return CaptureError(
-        f"BX0160: forward keeps {', '.join(names[:4])} from one call to the next, and what was "
+        f"forward keeps {', '.join(names[:4])} from one call to the next, and what was "
         "made of the first weights is no longer what those of a later step would give",
+        code="BX0160f",
         at=at,
         help="compute it in every forward, without the cache; or, where it is to stay as the first "
         f"weights make it, in __init__: self.register_buffer({last!r}, value.detach().clone())",

@@ -76,9 +76,10 @@ def require_steady_calls(
 
 def _goes_on(call: int, at: str | None) -> CaptureError:
     return CaptureError(
-        f"BX0160: call {call} of forward gives other numbers than the first, with the same batch, "
+        f"call {call} of forward gives other numbers than the first, with the same batch, "
         "weights, buffers and seed: something that no attribute of a module holds counts calls, or "
         "goes on by itself, and a trace would keep what it is now for ever",
+        code="BX0160g",
         at=at,
         help=f"{_IN_BUFFER}; leave out the clock; a loss that is a module with buffers is held "
         "by the model, whose forward returns the loss",
@@ -145,9 +146,10 @@ def _is_moved_by_backward(step: Step, plain: Plain, example: Sequence[Tensor]) -
 
 def _left_by_backward(at: str | None) -> CaptureError:
     return CaptureError(
-        "BX0160: after a backward the same batch, weights, buffers and seed give other numbers: it "
+        "after a backward the same batch, weights, buffers and seed give other numbers: it "
         "leaves something outside (an attribute of a class, a number of the file) that forward or "
         "backward goes by, and a trace would keep what it is now for ever",
+        code="BX0160h",
         at=at,
         help=_IN_BUFFER,
     )
@@ -163,9 +165,10 @@ _IN_BUFFER = (
 
 def _counted(found: Decision, at: str | None) -> CaptureError:
     return CaptureError(
-        f"BX0160: forward leaves {found.name} for the next call where no state dict finds it, and "
+        f"forward leaves {found.name} for the next call where no state dict finds it, and "
         f"{found.runs} calls later the same batch, weights, buffers and seed give other numbers: a "
         "trace would keep what it is now for ever",
+        code="BX0160i",
         at=at,
         help=_IN_BUFFER,
     )
@@ -173,8 +176,9 @@ def _counted(found: Decision, at: str | None) -> CaptureError:
 
 def _by_clock(later_s: int, at: str | None) -> CaptureError:
     return CaptureError(
-        f"BX0160: forward or loss goes by the clock: {later_s:,} s later the same batch, weights, "
+        f"forward or loss goes by the clock: {later_s:,} s later the same batch, weights, "
         "buffers and seed give other numbers, and a trace would keep what it is now for ever",
+        code="BX0160j",
         at=at,
         help=f"go by the number of steps: {_IN_BUFFER}",
     )
@@ -256,8 +260,8 @@ def _first_unlike(plain: Plain, example: Sequence[Tensor]) -> int | None:
             if not alike(first, plain.written(example, 0)):
                 return call
     except Exception as error:
-        if "BX0160" in str(error):  # a buffer is not what it was, and cannot be put back
-            raise
+        if isinstance(error, CaptureError) and error.family == "BX0160":
+            raise  # a buffer is not what it was, and cannot be put back
         return None  # `trace` says what is wrong with the example
     return None
 

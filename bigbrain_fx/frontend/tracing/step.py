@@ -171,6 +171,7 @@ def _mismatch(
     what = f"the example batch does not fit {kind}.forward({', '.join(parameters)})"
     return InputError(
         what,
+        code="BX2154",
         notes=(
             f"batch: {', '.join(map(str, have))}",
             f"missing: {', '.join(missing) or 'nothing'}",
@@ -370,5 +371,7 @@ def _check_loss(loss: object) -> None:
     elif not isinstance(loss, Tensor):
         advice = "keep it a tensor: leave out .item() and float()"
     raise CaptureError(
-        f"loss(output, batch) must return a scalar tensor, found {found}", help=advice
+        f"loss(output, batch) must return a scalar tensor, found {found}",
+        code="BX0151",
+        help=advice,
     )

@@ -117,6 +117,7 @@ def _require_untouched(
             raise InputError(
                 f"optimizer(named_params) {does[0]} {name}: it is made once for each device, and "
                 "again where one is replaced, and no plan knows of what else it does",
+                code="BX2155",
                 at=at,
                 help=does[1],
             )
@@ -157,6 +158,7 @@ def _require_usable(made: Any, params: Mapping[str, nn.Parameter], at: str) -> N
     if not hasattr(made, "param_groups") or not hasattr(made, "step"):
         raise InputError(
             f"optimizer(named_params) must return an optimizer, found {kind}",
+            code="BX2156",
             at=at,
             help=_one_optimizer(made),
         )
@@ -171,6 +173,7 @@ def _require_usable(made: Any, params: Mapping[str, nn.Parameter], at: str) -> N
         raise InputError(
             f"{kind}.step({', '.join(needed)}) cannot be called: a bundle computes the loss once a "
             "step, over all devices",
+            code="BX2157",
             at=at,
             help="give an optimizer whose step() needs no argument, such as "
             "torch.optim.AdamW(named_params)",
@@ -179,6 +182,7 @@ def _require_usable(made: Any, params: Mapping[str, nn.Parameter], at: str) -> N
     if not any(id(p) in own for group in made.param_groups for p in group["params"]):
         raise InputError(
             f"the {kind} of optimizer(named_params) holds none of the parameters it was given",
+            code="BX2158",
             at=at,
             notes=("a bundle has parameters of its own, by the names of the model's",),
             help="take the parameters from named_params: torch.optim.AdamW(named_params)",
@@ -186,6 +190,7 @@ def _require_usable(made: Any, params: Mapping[str, nn.Parameter], at: str) -> N
     if any("lr" not in group for group in made.param_groups):
         raise InputError(
             f"the groups of {kind} have no 'lr', which a bundle scales",
+            code="BX2159",
             at=at,
             help="give an optimizer with a learning rate, such as torch.optim.AdamW(named_params)",
         )

@@ -57,6 +57,7 @@ def require_rows(drop_last: bool | None, captured: Captured, training: bool) -> 
     if not training and any(entry.dim for entry in captured.batch.entries):
         raise InputError(
             "batch_dims has rows in another dimension than 0, and inference reads rows first",
+            code="BX2160",
             help="let forward take rows first, and begin with x = x.transpose(0, 1)",
         )
     if drop_last is not False or not training:
@@ -65,6 +66,7 @@ def require_rows(drop_last: bool | None, captured: Captured, training: bool) -> 
     if fixed is not None:
         raise InputError(
             f"drop_last = False, and the trace holds for micro-batches of {fixed} rows only",
+            code="BX2161",
             notes=captured.warnings[:1],
             help=f"{FROM_THE_INPUT}; or drop_last = True, which leaves a smaller last batch out",
         )
@@ -177,6 +179,7 @@ def _counts(one: float, other: float) -> InputError:
     return InputError(
         f"pad fills up what counts: the example, cut by a quarter, has the loss {one:.4g}, and "
         f"filled up again {other:.4g}",
+        code="BX2163",
         at="pad",
         help="give a mask with the batch, filled up with 0, that forward and loss multiply by; and "
         "labels that the loss leaves out, such as -100 for F.cross_entropy",

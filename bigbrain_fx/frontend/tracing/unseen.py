@@ -209,7 +209,8 @@ def require_seen(plain: Mapping[Line, object], trace: Asked) -> None:
     file, number = unseen[0]
     code = linecache.getline(file, number).strip()
     error = CaptureError(
-        f"BX0130: training asks a tensor for its number here, and a trace gets past: {code}",
+        f"training asks a tensor for its number here, and a trace gets past: {code}",
+        code="BX0130a",
         at=f"{file.rpartition('/')[2]}:{number}",
         notes=("a try whose except hears the trace's own error, or a question about tracing",),
         help="let a tensor decide: h = torch.where(h.abs().max() > 6, h / 2, h); or ask outside of "

@@ -168,6 +168,7 @@ def _changes(key: Key, before: object, value: object) -> InputError:
     return InputError(
         f"batches() changes {name} from {_shown(before)} to {_shown(value)}, and the model "
         "reads it: a trace would keep the first for ever",
+        code="BX2164",
         at="batches",
         help=_remedy(before, value),
     )

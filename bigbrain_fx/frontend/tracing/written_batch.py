@@ -26,6 +26,7 @@ def on_written(names: Sequence[str], batch: Batch) -> tuple[str, ...]:
             raise InputError(
                 f"forward or loss writes into {name} of the batch in place, and {shared[name]} is "
                 "the same memory: in a bundle each entry has its own, and is not written with it",
+                code="BX2165",
                 at="example_batch",
                 help=f"compute with a copy: x = x * 2 for x.mul_(2); or give {shared[name]} as a "
                 "copy, if it is to stay as it was: y = x.clone()",

@@ -155,13 +155,16 @@ def take_apart(
     if not lengths:
         raise InputError(
             f"example_batch() must hold a tensor with a batch dimension, found {_said(batch)}",
+            code="BX2166",
             help="return a dict or a tuple of tensors, e.g. "
             '{"tokens": torch.zeros(8, 128).long()}; '
             "arrays become tensors by torch.from_numpy(array), in batches() as well",
         )
     rows = lengths.most_common(1)[0][0]
     if rows == 0:
-        raise InputError("example_batch() has tensors of 0 rows, expected at least 1")
+        raise InputError(
+            "example_batch() has tensors of 0 rows, expected at least 1", code="BX2167"
+        )
     given = _named([key for key, _ in found], names or {}, set(taken))
     entries = tuple(
         Entry(given[key], key, tensor, _has_rows(key, tensor, rows, said), said.get(key) or 0)
@@ -184,6 +187,7 @@ def _require_plain_keys(keys: Sequence[Key]) -> None:
             raise InputError(
                 f"the batch has the key {step!r}, of type {type(step).__name__}: expected texts or "
                 "whole numbers, by which a bundle finds its entries",
+                code="BX2168",
                 help="name the entry by a text, and read it so in forward and loss: "
                 '{"pair": tensor} for {(0, 1): tensor}, {kind.name: tensor} for an enum',
             )
@@ -196,6 +200,7 @@ def _require_strided(found: Sequence[tuple[Key, Tensor]]) -> None:
             raise InputError(
                 f"batch entry {'.'.join(map(str, key)) or 'x'!r} is a {kind} tensor, and only "
                 "tensors of plain memory (strided) are split by rows and sent",
+                code="BX2169",
                 help="give what it is made of, and put it together in forward: padded values and "
                 "lengths for a nested tensor; dense rows, or indices and values with "
                 "batch_dims = {...: None}, for a sparse one",
@@ -223,6 +228,7 @@ def dims_of(found: Sequence[tuple[Key, Tensor]], dims: BatchDims) -> dict[Key, i
                 raise InputError(
                     f"batch_dims says dimension {dim} of {name!r}, which has the shape "
                     f"{list(tensor.shape)}",
+                    code="BX2170",
                     help="count from 0; None where every micro-batch gets all of it",
                 )
             said[key] = dim
@@ -230,6 +236,7 @@ def dims_of(found: Sequence[tuple[Key, Tensor]], dims: BatchDims) -> dict[Key, i
     if len(rows) > 1:
         raise InputError(
             f"batch_dims gives the example batch {', '.join(map(str, sorted(rows)))} rows",
+            code="BX2171",
             help="name the dimension of each entry that is the batch: its length is that of all",
         )
     return said
@@ -275,6 +282,7 @@ def named(
         known = ", ".join(repr(".".join(map(str, key))) for key, _ in found)
         raise InputError(
             f"{what} names {name!r}, and example_batch() has no such tensor",
+            code="BX2172",
             help=f"name one of {known}",
         )
     return own
@@ -306,10 +314,13 @@ def _reach(batch: object, key: Key) -> Tensor:
     except (KeyError, IndexError, TypeError) as error:
         raise InputError(
             f"a batch has no entry {said!r}",
+            code="BX2173",
             help="every batch must be like example_batch(): mend batches() and split again",
         ) from error
     if not isinstance(batch, Tensor):
-        raise InputError(f"batch entry {said!r} must be a tensor, found {type(batch).__name__}")
+        raise InputError(
+            f"batch entry {said!r} must be a tensor, found {type(batch).__name__}", code="BX2174"
+        )
     return batch
 
 

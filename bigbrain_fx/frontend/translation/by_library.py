@@ -19,8 +19,9 @@ def by_library(error: BaseException, at: str | None, code: str) -> CaptureError 
     causes = list(with_causes(error))
     if any(_KEPT_FROM_COMPILERS in str(cause) for cause in causes):
         return CaptureError(
-            "BX0199: a function of the model has @torch.compiler.disable(recursive=False), which "
+            "a function of the model has @torch.compiler.disable(recursive=False), which "
             "no trace goes through",
+            code="BX0199a",
             help="write @torch.compiler.disable, or leave it out: a bundle's stages are not "
             "compiled unless --compile says so",
         )
@@ -28,8 +29,9 @@ def by_library(error: BaseException, at: str | None, code: str) -> CaptureError 
     files = {Path(frame.filename).name for frames in walked for frame in frames}
     if "copy.py" in files:
         return CaptureError(
-            "BX0199: forward copies a module or a tensor with the module copy, which looks at "
+            "forward copies a module or a tensor with the module copy, which looks at "
             "memory that a trace has not",
+            code="BX0199b",
             at=at,
             notes=(code,) if code else (),
             help="x.clone() for a tensor; a module with the weights of now, without gradient: "

@@ -28,7 +28,8 @@ def asks_a_compiler(error: BaseException) -> bool:
 def control_flow(at: str | None, code: str) -> CaptureError:
     """Refuse it, in a part that is kept whole, too."""
     return CaptureError(
-        f"BX0199: forward calls control flow of torch, which no graph of ops holds: {code}",
+        f"forward calls control flow of torch, which no graph of ops holds: {code}",
+        code="BX0199c",
         at=at,
         help=CHOICE,
     )

@@ -92,7 +92,9 @@ _active: list[Keeper] = []
     "bigbrain_fx::kept", mutates_args=(), schema="(Tensor[] tensors, str key) -> Tensor[]"
 )
 def _kept(tensors: list[Tensor], key: str) -> list[Tensor]:
-    raise CaptureError(f"kept call {key} exists in a trace only; run the captured graph instead")
+    raise CaptureError(
+        f"kept call {key} exists in a trace only; run the captured graph instead", code="BX2175"
+    )
 
 
 @_kept.register_fake

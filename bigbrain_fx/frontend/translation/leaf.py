@@ -60,7 +60,8 @@ def _no_such_leaf(model: nn.Module, name: str) -> InputError:
     known = {key for path, part in model.named_modules() for key in (path, type(part).__name__)}
     close = difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.5)
     return InputError(
-        f"BX0140: no module inside the model has the path or class name {name!r}",
+        f"no module inside the model has the path or class name {name!r}",
+        code="BX0140l",
         help=f"did you mean {' or '.join(close)}?" if close else "see model.named_modules()",
     )
 
@@ -114,7 +115,8 @@ def _has_numbers(tensor: Tensor) -> bool:
 
 def _assigns(module: nn.Module, name: str) -> CaptureError:
     return CaptureError(
-        f"BX0140: the leaf {type(module).__name__} puts another tensor in the place of {name!r}",
+        f"the leaf {type(module).__name__} puts another tensor in the place of {name!r}",
+        code="BX0140m",
         help=f"write into it: with torch.no_grad(): self.{name}.copy_(...), where it says "
         f"self.{name} = ...",
     )

@@ -56,6 +56,7 @@ def literal(value: object) -> Arg:
         return number
     raise CaptureError(
         f"an op takes a {type(value).__name__} as argument, which a graph cannot hold",
+        code="BX2176",
         help="pass numbers, strings and tensors only (a torch.Generator: leave it out; of a dict "
         "or an object what is read of it, each as an argument: apply(x, config['rate']))",
     )
@@ -113,7 +114,8 @@ def specs_of(node: fx.Node, needs: bool) -> tuple[TensorSpec | None, ...]:
         raise inside(
             node,
             CaptureError(
-                f"BX0130: the shape of a result depends on data: {what}",
+                f"the shape of a result depends on data: {what}",
+                code="BX0130b",
                 at=at or None,
                 notes=(str(error),),
                 help="use a mask and torch.where instead of selecting rows: shapes must be fixed; "

@@ -52,6 +52,7 @@ def no_offsets(name: str, tensor: Tensor, into: str, shapes: Sequence[object]) -
         f"batch_dims says that {name!r} holds offsets into {into!r}, of shape "
         f"{', '.join(map(str, shapes))}: expected whole numbers that rise from 0 to the number of "
         f"its positions, found {dtype}{list(tensor.shape)}",
+        code="BX2194",
         at="example_batch",
         help="end them with the number of positions of all rows, as cu_seqlens do; a batch with "
         "fewer documents is filled up with that number",

@@ -84,7 +84,9 @@ _active: list[Recorder] = []
     "bigbrain_fx::opaque", mutates_args=(), schema="(Tensor[] tensors, str key) -> Tensor[]"
 )
 def _opaque(tensors: list[Tensor], key: str) -> list[Tensor]:
-    raise CaptureError(f"opaque call {key} exists in a trace only; run the captured graph instead")
+    raise CaptureError(
+        f"opaque call {key} exists in a trace only; run the captured graph instead", code="BX2177"
+    )
 
 
 @_opaque.register_fake
@@ -120,6 +122,7 @@ def _learn(call: Call, tensors: list[Tensor]) -> list[Tensor]:
     if getattr(ctx, "dirty_tensors", None):
         raise CaptureError(
             f"{call.target.removeprefix(PREFIX)} writes into its argument (ctx.mark_dirty)",
+            code="BX2178",
             help="return a new tensor from its forward instead",
         )
     results = result if isinstance(result, tuple | list) else (result,)
@@ -193,6 +196,7 @@ def _require_no_modules(function: type, args: tuple[object, ...]) -> None:
         raise CaptureError(
             f"the autograd.Function {function.__name__} is given a {type(given).__name__}, and its "
             "backward may call that again, with other weights than forward had",
+            code="BX2179",
             help="call the module in plain code, which autograd goes through: z = z + h * f(z); to "
             "save its memory: torch.utils.checkpoint.checkpoint(f, z, use_reentrant=False)",
         )
@@ -252,6 +256,7 @@ def function_of(target: str) -> type:
             return found
     raise InputError(
         f"custom autograd.Function {path} cannot be imported",
+        code="BX2180",
         help="define the class at the top level of a module that can be imported",
     )
 

@@ -1,8 +1,9 @@
-"""What capture refuses, in the user's words: a short code, the line, and an edit that helps.
+"""What capture refuses: the code, whose number is the kind of fault, the line, an edit that helps.
 
     BX0101 a branch that depends on data      BX0120 random numbers of Python that are baked in
     BX0110 a custom autograd.Function         BX0130 a tensor's number read in Python
     BX0140 a leaf module                      BX0150 a loss that cannot be traced
+    BX0121 a torch.Generator of its own       BX0151 a loss that is no scalar tensor
     BX0160 state in a plain attribute         BX0170 a hook on gradients
     BX0199 anything else that torch.export cannot follow
     BX0201 a graph that computes something else   BX0202 ... numbers of another type
@@ -33,15 +34,12 @@ _READS_A_VALUE = (
     "data-dependent",
     "an op takes a SymBool",
 )
-_BOTH_WAYS = "true in one run and false in another"
 _OWN_PART = (
     "those lines into a module of their own (self.part = Part() in __init__), which is kept whole"
 )
-_FINAL = (
-    *(_BOTH_WAYS, "gives other shapes for other data"),
-    *(" for some data, and ", "does other things for other data"),
-    *("BX0120", "BX0160", "BX0170", "must return a scalar tensor"),
-)
+OWN_GENERATOR = "BX0121"
+# The last three: a branch and a leaf that go by data, and a loss that is no scalar tensor.
+_FINAL = ("BX0120", "BX0160", "BX0170", "BX0101b", "BX0140g", "BX0151")
 _OF_A_TRACE = ("BX0101", "BX0130", "BX0185", "BX0187", "BX0199")
 _ABOUT_SIZE = ("Constraints violated", "the trace fixed the batch size", "specialized it to be")
 _UNKNOWN_SIZE = re.compile(r"data-dependent expression (?!Eq\(u\d+, 1\)).*Size-like symbols: u\d")
@@ -68,15 +66,12 @@ def reads_a_value(error: BaseException) -> bool:
 def is_final(error: BaseException) -> bool:
     """Whether an error is a refusal that no other batch size or tracer would take back."""
     causes = [cause for cause in with_causes(error) if isinstance(cause, CaptureError)]
-    return any(mark in cause.what for cause in causes for mark in _FINAL)
-
-
-DRAWS_BY_ITS_OWN = "forward or loss draws from a torch.Generator"
+    return any(cause.family in _FINAL or cause.code in _FINAL for cause in causes)
 
 
 def is_broken(error: BaseException) -> bool:
     """Whether an error says that a graph was made, and computes something else."""
-    return isinstance(error, CaptureError) and error.what.startswith("BX0201")
+    return isinstance(error, CaptureError) and error.family == "BX0201"
 
 
 def is_about_size(error: BaseException) -> bool:
@@ -103,6 +98,7 @@ def explain(error: BaseException, model: str = "") -> BigBrainError:
         return CaptureError(
             "the model holds a size that only this number of rows fits: a buffer, a constant, a "
             "branch or len(x)",
+            code="BX2181",
             at=at,
             notes=(code,) if code else (),
             help=FROM_THE_INPUT,
@@ -111,7 +107,9 @@ def explain(error: BaseException, model: str = "") -> BigBrainError:
         return written_by_data()
     if "CustomObjArgument" in first:
         return CaptureError(
-            f"{DRAWS_BY_ITS_OWN} of its own: a bundle seeds each draw by its step and micro-batch",
+            "forward or loss draws from a torch.Generator of its own: a bundle seeds each draw by "
+            "its step and micro-batch",
+            code="BX0121",
             at=at,
             help="leave generator= out; numbers that are to be the same in every call are drawn "
             "once, in __init__, and held: self.register_buffer('noise', torch.randn(8))",
@@ -132,7 +130,8 @@ def explain(error: BaseException, model: str = "") -> BigBrainError:
             return number_read(at, code, first, module)
         return branch(at, code, first)
     return CaptureError(
-        f"BX0199: torch.export cannot follow the model: {type(error).__name__}: {first[:300]}",
+        f"torch.export cannot follow the model: {type(error).__name__}: {first[:300]}",
+        code="BX0199d",
         at=at,
         notes=(code,) if code else (),
         help=_AS_TEXT
@@ -155,7 +154,8 @@ def branch(at: str | None, code: str, note: str = "") -> CaptureError:
     """Refuse a branch whose side no plain run could tell."""
     there = at or "model.py:31"
     return CaptureError(
-        f"BX0101: the model reads a tensor's value in Python, so its path depends on data: {code}",
+        f"the model reads a tensor's value in Python, so its path depends on data: {code}",
+        code="BX0101a",
         at=at,
         notes=(note[:200],) if note else (),
         help=_AS_TEXT
@@ -169,15 +169,17 @@ def undecided(at: str, code: str, by_dice: bool = False) -> CaptureError:
     """Refuse a branch that goes both ways: from one seed to the next, or one batch to another."""
     if by_dice:
         return CaptureError(
-            f"BX0120: random numbers decide which way the model goes: {code}",
+            f"random numbers decide which way the model goes: {code}",
+            code="BX0120a",
             at=at,
             help="switch that off (layerdrop=0), or use torch.where; --assume "
             f"{at}=false (or =true) keeps one side, and whoever runs the bundle is told where it "
             "does not hold",
         )
     return CaptureError(
-        f"BX0101: the model reads a tensor's value in Python, and its path depends on it: it is "
-        f"{_BOTH_WAYS}: {code}",
+        "the model reads a tensor's value in Python, and its path depends on it: it is true in "
+        f"one run and false in another: {code}",
+        code="BX0101b",
         at=at,
         help=f"decide with torch.where instead of if, or keep one side with --assume {at}=false "
         f"(or =true): whoever runs the bundle is told where it does not hold; or put {_OWN_PART}; "
@@ -188,7 +190,7 @@ def undecided(at: str, code: str, by_dice: bool = False) -> CaptureError:
 def with_loss_remedy(error: BigBrainError, names: Sequence[str]) -> BigBrainError:
     """Say how to take the loss out of forward, when it may be what cannot be traced."""
     labels = [name for name in names if "label" in name or "target" in name]
-    elsewhere = error.what.startswith(("BX0101", "BX0120"))  # --assume and a seed help there
+    elsewhere = error.family in ("BX0101", "BX0120")  # --assume and a seed help there
     if labels and isinstance(error, CaptureError) and not elsewhere:
         error.help = (
             f"if that line belongs to the loss: call {labels[0]!r} otherwise in example_batch() "
@@ -232,7 +234,7 @@ def modules_of(error: BaseException) -> tuple[object, ...]:
 
 def may_stay_whole(error: BaseException) -> bool:
     """Whether keeping the module whole that an error is about would take it back."""
-    return isinstance(error, CaptureError) and error.what.startswith(_OF_A_TRACE)
+    return isinstance(error, CaptureError) and error.family in _OF_A_TRACE
 
 
 def _frames(error: BaseException) -> list[FrameType]:
@@ -248,7 +250,8 @@ def _frames(error: BaseException) -> list[FrameType]:
 def size_read(at: str | None, code: str, module: str | None) -> CaptureError:
     """Refuse a question about the size of a tensor that data decide: rows selected by value."""
     return CaptureError(
-        f"BX0130: data decide how many rows a tensor has, and the model asks for it: {code}",
+        f"data decide how many rows a tensor has, and the model asks for it: {code}",
+        code="BX0130c",
         at=at,
         help="use a mask and torch.where instead of selecting rows (x[x > 0], nonzero()); or "
         f"{_whole(module)}",
@@ -267,8 +270,9 @@ def number_read(
 ) -> CaptureError:
     """Refuse a number of a tensor that would be a constant of the trace."""
     return CaptureError(
-        f"BX0130: the model reads a tensor's value in Python, and it may be another one for "
+        f"the model reads a tensor's value in Python, and it may be another one for "
         f"every batch: {code}",
+        code="BX0130d",
         at=at,
         notes=(note[:200],) if note else (),
         help=_AS_TEXT
@@ -291,8 +295,9 @@ _AT_A_PLACE = (
 def baked_dice(at: str) -> CaptureError:
     """Refuse random numbers of Python or NumPy that decide what is computed."""
     return CaptureError(
-        f"BX0120: {at} draws random numbers with Python or NumPy, and a trace would keep one draw: "
+        f"{at} draws random numbers with Python or NumPy, and a trace would keep one draw: "
         "two runs that differ in that seed alone compute other numbers",
+        code="BX0120b",
         at=at,
         help="draw with torch.rand and decide with torch.where, or switch it off for training on "
         "several devices: a probability of 0 (layerdrop=0, mask_time_prob=0)",
@@ -306,6 +311,7 @@ def last_rows(error: BaseException, batch: Batch, whole: Entry | None) -> InputE
     return InputError(
         "the model takes the first half of the rows of its example batch, and not the second, as "
         f"a micro-batch would have them: {type(error).__name__}: {first[:200]}",
+        code="BX2182",
         at=at,
         notes=(said_axis(batch, whole), *((code,) if code else ())),
         help="let every row stand alone: instead of offsets into another entry of the batch give "
@@ -318,7 +324,8 @@ def last_rows(error: BaseException, batch: Batch, whole: Entry | None) -> InputE
 def asks_autograd(at: str, module: str | None) -> CaptureError:
     """Refuse a forward that asks autograd for gradients: forces, a gradient penalty."""
     error = CaptureError(
-        "BX0185: forward asks autograd for gradients (torch.autograd.grad), and a trace has none",
+        "forward asks autograd for gradients (torch.autograd.grad), and a trace has none",
+        code="BX0185",
         at=at,
         help=_kept_whole("asks, with the modules that it asks about,", module),
     )
@@ -329,7 +336,8 @@ def asks_autograd(at: str, module: str | None) -> CaptureError:
 def in_threads(at: str, module: str | None) -> CaptureError:
     """Refuse a forward that computes in threads: a trace follows one."""
     error = CaptureError(
-        "BX0199: forward computes in threads of its own, and a trace follows one",
+        "forward computes in threads of its own, and a trace follows one",
+        code="BX0199e",
         at=at,
         help="call the parts one after another: torch's ops use the cores by themselves; or "
         f"{_whole(module)}",
@@ -341,8 +349,9 @@ def in_threads(at: str, module: str | None) -> CaptureError:
 def other_ways(at: str, module: str | None) -> CaptureError:
     """Refuse lines under sdpa_kernel, mkldnn.flags, a dispatch mode: no op says that."""
     error = CaptureError(
-        "BX0187: forward changes how torch computes for some of its lines (sdpa_kernel, flags of "
+        "forward changes how torch computes for some of its lines (sdpa_kernel, flags of "
         "torch.backends, a mode of torch), and a graph of ops has none of that",
+        code="BX0187",
         at=at,
         help=_kept_whole("computes so", module),
     )
@@ -389,8 +398,8 @@ def transformed(at: str, code: str) -> CaptureError:
     if "sparse" in code:
         return _sparse(at, code)
     return CaptureError(
-        "BX0199: forward computes inside torch.vmap or torch.func, whose tensors no graph holds: "
-        f"{code}",
+        f"forward computes inside torch.vmap or torch.func, whose tensors no graph holds: {code}",
+        code="BX0199f",
         at=at or None,
         help="put that call, with the parameters that it uses, into a module of its own "
         "(self.part = Part() in __init__): a module inside the model is kept whole",
@@ -399,7 +408,8 @@ def transformed(at: str, code: str) -> CaptureError:
 
 def _sparse(at: str, code: str) -> CaptureError:
     return CaptureError(
-        f"BX0199: forward has a sparse tensor, and a graph's are dense: {code}",
+        f"forward has a sparse tensor, and a graph's are dense: {code}",
+        code="BX0199g",
         at=at or None,
         help="multiply by its entries: torch.zeros_like(h).index_add(1, index[0], h[:, index[1]] * "
         "value), where index and value are buffers: coo.indices().clone() and "
@@ -410,7 +420,8 @@ def _sparse(at: str, code: str) -> CaptureError:
 def without_code(name: str, at: str, code: str) -> CaptureError:
     """Refuse an operator of torch.library: what a bundle calls is torch's, or the user's Python."""
     return CaptureError(
-        f"BX0199: forward calls the custom operator {name}, which a bundle does not know: {code}",
+        f"forward calls the custom operator {name}, which a bundle does not know: {code}",
+        code="BX0199h",
         at=at or None,
         help="call it in a module of its own (self.part = Part() in __init__): a module inside the "
         "model is kept whole, with the code that registers the operator",
@@ -424,7 +435,8 @@ def written_by_data(at: str | None = None) -> CaptureError:
         at: the line, where it is known.
     """
     return CaptureError(
-        "BX0181: forward reads or writes through .data of a tensor, and a trace does not see that",
+        "forward reads or writes through .data of a tensor, and a trace does not see that",
+        code="BX0181b",
         at=at,
         help="read .detach() for .data; write in place under torch.no_grad(), to buffers and "
         "frozen parameters: b.mul_(0.9).add_(a, alpha=0.1) for b.data = b.data * 0.9 + a.data * "

@@ -171,7 +171,9 @@ def _value_name(scope: Scope, arg: Arg) -> str:
     if isinstance(arg, Ref):
         return arg.value
     if not isinstance(arg, ParamRef):
-        raise CaptureError(f"the model returns a constant, {arg}, where a tensor was expected")
+        raise CaptureError(
+            f"the model returns a constant, {arg}, where a tensor was expected", code="BX2183"
+        )
     spec = scope.world.store.spec(arg.param)
     name = unique("output", scope.world.names)
     return scope.add(Op(name, "aten.alias.default", (arg,), outputs=(spec,), view_of=arg.param))
@@ -184,6 +186,7 @@ def _check_inputs_unwritten(ops: Sequence[Op], inputs: Sequence[Input]) -> None:
             if name in names:
                 raise CaptureError(
                     f"the model writes into its input {name!r}: {op.code}",
+                    code="BX2184",
                     at=op.source or None,
                     help="write into a copy: x = x.clone()",
                 )
@@ -196,6 +199,7 @@ def _check_no_reads(ops: Sequence[Op]) -> None:
         if op.target in _READS:
             raise CaptureError(
                 f"the model reads a tensor's value in Python: {op.code}",
+                code="BX2185",
                 at=op.source or None,
                 help="keep the value in a tensor: leave out .item()",
             )

@@ -73,11 +73,15 @@ def write_cluster(cluster: Cluster, path: str | Path, force: bool = False) -> No
             file.write(text)
     except FileExistsError as error:
         raise InputError(
-            "the cluster file exists already", at=str(path), help="add --force to replace it"
+            "the cluster file exists already",
+            code="BX1500",
+            at=str(path),
+            help="add --force to replace it",
         ) from error
     except OSError as error:
         raise InputError(
             f"cannot write the cluster file: {error.strerror or error}",
+            code="BX1501",
             at=str(path),
             help="name a file in a folder that exists and can be written",
         ) from error

@@ -114,13 +114,17 @@ def _require_names(names: Sequence[str]) -> None:
     for name in names:
         if not _HOST.fullmatch(name):
             raise InputError(
-                f"{name!r} is no host's name", at="--hosts", help="--hosts node1,node2"
+                f"{name!r} is no host's name",
+                code="BX1502",
+                at="--hosts",
+                help="--hosts node1,node2",
             )
     twice = [name for name, count in Counter(names).items() if count > 1]
     if len(names) < 2 or twice:
         what = f"{twice[0]} twice" if twice else f"{len(names)} host"
         raise InputError(
             f"expected two hosts or more, found {what}",
+            code="BX1503",
             at="--hosts",
             help="name each once; `doctor` without --hosts measures this one",
         )
@@ -136,7 +140,10 @@ def require_answers(hosts: Hosts) -> None:
     far = [host for host in hosts.names if not _is_here(host)]
     if far and shutil.which(_SSH[0]) is None:
         raise InputError(
-            "ssh is not on this machine", at="--hosts", help="install it: hosts are asked by it"
+            "ssh is not on this machine",
+            code="BX1504",
+            at="--hosts",
+            help="install it: hosts are asked by it",
         )
     asked = {host: _ask(host, hosts.python) for host in far}
     try:
@@ -165,11 +172,13 @@ def _require_answer(host: str, process: subprocess.Popen[str], python: str) -> N
     if process.returncode == 0:
         raise InputError(
             f"{host} has bigbrain-fx {found[0]}, this host {VERSION}",
+            code="BX1505",
             at="--hosts",
             help="install the same one on all hosts",
         )
     raise InputError(
         f"{host} does not run {python} with bigbrain-fx",
+        code="BX1506",
         at="--hosts",
         notes=tuple(err.strip().splitlines()[-3:]),
         help=f"`ssh {host} {shlex.quote(python)} -c 'import bigbrain_fx'` must work without a "
@@ -195,6 +204,7 @@ def _require_reachable(names: Sequence[str]) -> None:
         if address.startswith("127.") and len(own) < len(names):
             raise InputError(
                 f"{host} is {address} here, where the other hosts cannot reach it",
+                code="BX1507",
                 at="--hosts",
                 help="give this host's address in the network of the others",
             )

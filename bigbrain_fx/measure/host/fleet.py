@@ -181,7 +181,7 @@ def _wait(fleet: Fleet, children: Sequence[Process], folder: Path) -> None:
             except subprocess.TimeoutExpired:
                 continue
             if code:
-                raise _failure(fleet, f"ended with code {code}", folder, rank)
+                raise _failure(fleet, f"ended with code {code}", folder, rank, code="BX1508")
             del waiting[rank]
         now = _progress(folder)
         if now != seen:
@@ -189,7 +189,7 @@ def _wait(fleet: Fleet, children: Sequence[Process], folder: Path) -> None:
         waited_s, whole_s = time.monotonic() - since, time.monotonic() - start
         if waiting and (waited_s > patience_s or whole_s > _MOST_DEADLINES * patience_s):
             what = f"did not get on for {waited_s:.0f} s, {whole_s:.0f} s after the start"
-            raise _failure(fleet, what, folder, min(waiting))
+            raise _failure(fleet, what, folder, min(waiting), code="BX1509")
 
 
 def _progress(folder: Path) -> frozenset[tuple[str, int]]:
@@ -203,7 +203,7 @@ def crowding() -> float:
     return os.getloadavg()[0] / usable_cores()
 
 
-def _failure(fleet: Fleet, what: str, folder: Path, rank: int) -> BigBrainError:
+def _failure(fleet: Fleet, what: str, folder: Path, rank: int, *, code: str) -> BigBrainError:
     text = (folder / f"{rank}.log").read_text(encoding="utf-8", errors="replace")
     lines = [line for line in text.splitlines() if line.strip(" .")]
     if (told := told_error(lines[-1] if lines else "")) is not None:
@@ -216,6 +216,7 @@ def _failure(fleet: Fleet, what: str, folder: Path, rank: int) -> BigBrainError:
     by_hand = "`bigbrain-fx init` writes a cluster.json to fill in by hand"
     return ProbeError(
         f"the probe's {process} {what}",
+        code=code,
         notes=tuple(lines[-_TAIL_LINES:]),
         help=f"{_reason(fleet)}; {spared}{by_hand}",
     )

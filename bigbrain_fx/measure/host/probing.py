@@ -90,6 +90,7 @@ def _check(threads: int, devices: int, cores: int) -> None:
     if not 1 <= threads <= cores:
         raise InputError(
             f"expected 1 to {cores} threads, as this host has {cores} cores, found {threads}",
+            code="BX1510",
             at="--threads",
             help="--threads 1",
         )
@@ -97,6 +98,7 @@ def _check(threads: int, devices: int, cores: int) -> None:
     if not 1 <= devices <= most:
         raise InputError(
             f"expected 1 to {most} devices on {cores} cores, found {devices}",
+            code="BX1511",
             at="--devices",
             help=f"probe with --devices {min(2, most)}; "
             "for a larger cluster copy the entries and change their hosts",
@@ -107,6 +109,7 @@ def _require_gpus(devices: int, found: int) -> None:
     if found < devices:
         raise InputError(
             f"expected {devices} GPUs, found {found}",
+            code="BX1512",
             at="--devices" if found else "--kind cuda",
             help=f"ask for --devices {found}" if found else "probe the CPU instead: --kind cpu",
         )

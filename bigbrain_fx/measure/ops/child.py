@@ -58,6 +58,7 @@ def fitting(model: str, device: torch.device) -> Iterator[None]:
     except torch.cuda.OutOfMemoryError as error:
         raise InputError(
             f"a step of {model} does not fit into the memory of {device}",
+            code="BX1513",
             at="--device",
             notes=(str(error).partition("\n")[0],),
             help="give fewer --rows, or end what else uses that GPU",
@@ -153,6 +154,7 @@ class _Profiler:
         if fixed is not None and asked and set(asked) != {fixed}:
             raise InputError(
                 f"the trace of {graph.name} holds for {fixed} rows only",
+                code="BX1514",
                 at="--rows",
                 help=f"--rows {fixed}",
             )

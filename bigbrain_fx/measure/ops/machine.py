@@ -37,7 +37,9 @@ def chosen_device(text: str) -> torch.device:
         return torch.device("cuda", 0) if first else torch.device("cpu")
     if kind != "cuda" or (colon and not (index.isascii() and index.isdecimal())):
         known = "auto, cpu, cuda or cuda:1"
-        raise InputError(f"expected {known}, found {text!r}", at="--device", help="--device auto")
+        raise InputError(
+            f"expected {known}, found {text!r}", code="BX1515", at="--device", help="--device auto"
+        )
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if int(index or 0) >= count:
         raise _no_such_gpu(text, count)
@@ -48,6 +50,7 @@ def _no_such_gpu(text: str, count: int) -> InputError:
     if count == 0:
         return InputError(
             f"this host has no CUDA device for {text!r}",
+            code="BX1516",
             at="--device",
             notes=(f"torch {torch.__version__} says so: torch.cuda.is_available()",),
             help="--device cpu, or run it where nvidia-smi lists a GPU, with a CUDA build of torch",
@@ -55,6 +58,7 @@ def _no_such_gpu(text: str, count: int) -> InputError:
     last = "cuda:0" if count == 1 else f"cuda:0 to cuda:{count - 1}"
     return InputError(
         f"this host has no CUDA device {text!r}, it has {last}",
+        code="BX1517",
         at="--device",
         help=f"--device cuda:{count - 1}",
     )

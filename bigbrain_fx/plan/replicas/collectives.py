@@ -26,12 +26,14 @@ def require_collectives(plan: Plan) -> None:
     if len(set(map(len, _cuts(stages)))) > 1 or len(set(_cuts(stages))) > 1:
         raise InputError(
             "--sum-order backend sums stage by stage, and these replicas are cut unlike",
+            code="BX1274",
             help=f"give each replica as many equal devices, or {_WITHOUT}",
         )
     kinds = sorted({plan.cluster.device[name].kind for name in stages.devices})
     if len(kinds) > 1:
         raise InputError(
             f"--sum-order backend is for devices of one kind, and these are {' and '.join(kinds)}",
+            code="BX1275",
             help=_WITHOUT,
         )
     if stages.zero_stage == 2:
@@ -52,6 +54,7 @@ def _require_alike_micros(stages: Stages) -> None:
         raise InputError(
             f"--zero 2 --sum-order backend sums micro-batches one of each replica together, and "
             f"they have {', '.join(map(str, counts))}",
+            code="BX1276",
             at="--replica-shares",
             help=f"--replica-shares {':'.join('1' * len(counts))}, --zero 1, or --sum-order micro",
         )
@@ -59,5 +62,6 @@ def _require_alike_micros(stages: Stages) -> None:
         raise InputError(
             "--zero 2 --sum-order backend sums a stage's gradients after its backward, and here "
             "some come later",
+            code="BX1277",
             help="use --schedule 1f1b, --zero 1, or --sum-order micro",
         )

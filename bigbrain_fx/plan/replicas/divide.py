@@ -38,6 +38,7 @@ def divide(cluster: Cluster, count: int, members: int = 1) -> tuple[Group, ...]:
         raise InputError(
             f"{count} replicas need as many devices at least, and the cluster has "
             f"{len(cluster.devices)}",
+            code="BX1278",
             help=f"--replicas {len(cluster.devices)}, or fewer",
         )
     near, every = near_first(cluster), len(cluster.devices)
@@ -56,6 +57,7 @@ def _named(cluster: Cluster, count: int) -> tuple[Group, ...]:
     if len(cluster.replicas) != count:
         raise InputError(
             f"the cluster file names {len(cluster.replicas)} replicas, not {count}",
+            code="BX1279",
             help=f'--replicas {len(cluster.replicas)}, or take "replicas" out of the cluster file',
         )
     return cluster.replicas

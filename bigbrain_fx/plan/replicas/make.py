@@ -198,6 +198,7 @@ def _require_one_kind(plan: Plan) -> None:
             raise InputError(
                 f"{' and '.join(devices)} hold the same weights, and a {kinds[0]} and a {kinds[1]} "
                 "do not update them to the same bits",
+                code="BX1280",
                 help="add --zero 1: one of them updates a weight, and the others take it",
             )
 
@@ -219,6 +220,7 @@ def _micro_batches(graph: Graph, cluster: Cluster, options: Options, count: int)
         more = next((n for n in range(count, graph.batch + 1) if graph.batch % n == 0), None)
         raise InputError(
             f"{count} replicas need a micro-batch each, and a step has {max(tried)}",
+            code="BX1281",
             at="--replicas",
             help=f"--replicas {max(tried)}, or a larger batch"
             if options.micro_batches is None or more is None
@@ -404,6 +406,7 @@ class _Work:
             raise InputError(
                 "replicas would wait for each other in a circle: they sum micro-batches in the "
                 "order of their numbers, and do not come to them in one order",
+                code="BX1282",
                 notes=(error.what,),
                 help="--sum-order replica, or --schedule 1f1b on a --partitioner that makes chains",
             ) from error

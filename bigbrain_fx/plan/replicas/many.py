@@ -29,6 +29,7 @@ def require_few_messages(replicas: int) -> None:
     raise InputError(
         f"{replicas:,} replicas that each send to each other are {_messages(replicas):,} messages "
         f"a step for one stage alone, and a plan has room for {MOST_MESSAGES:,}",
+        code="BX1283",
         at="--replicas",
         help=f"use at most --replicas {most}, each of several devices",
     )

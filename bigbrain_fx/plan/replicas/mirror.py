@@ -53,6 +53,7 @@ def require_mirror(graph: Graph, options: Options) -> None:
     if graph.loss is None or not graph.training:
         raise InputError(
             f"nothing is trained in inference: {FLAG} is for training",
+            code="BX1284",
             at="--schedule",
             help="leave --schedule out",
         )
@@ -61,7 +62,7 @@ def require_mirror(graph: Graph, options: Options) -> None:
 
 def require_mirror_options(options: Options) -> None:
     """Refuse what replicas that share devices do not go with, whatever the model is."""
-    require_none(FLAG, _not_with(options))
+    require_none(FLAG, _not_with(options), code="BX1285")
 
 
 def _not_with(options: Options) -> Iterator[Conflict]:
@@ -116,6 +117,7 @@ def _require_alike(cluster: Cluster, groups: Sequence[Group]) -> None:
         raise InputError(
             f"{FLAG} cuts {len(groups)} groups of devices alike, and these are unlike: "
             f"{', '.join('+'.join(group) for group in groups)}",
+            code="BX1286",
             at="--replicas",
             help="leave --replicas out"
             + (_BY_NAME if _could_be_alike(cluster, len(groups)) else ""),
@@ -140,6 +142,7 @@ def _micro_batches(graph: Graph, cluster: Cluster, options: Options, turns: int)
         raise InputError(
             f"{FLAG} takes micro-batches of {turns} replicas in turn, and {turns} does not divide "
             f"{' or '.join(map(str, tried))}",
+            code="BX1287",
             at="--micro-batches",
             help=f"use {micro_option(fitting)}"
             if fitting
@@ -248,6 +251,7 @@ def _line_of(graph: Graph, placement: Placement, rows: int) -> tuple[str, ...]:
         raise InputError(
             f"{FLAG} needs a line of an even number of devices, one stage each, and the "
             f"partitioner made {what}",
+            code="BX1288",
             at="--schedule",
             help="use an even number of devices and --partitioner analytical, or --schedule 1f1b",
         )

@@ -29,7 +29,7 @@ class OutdoneError(NoPlanError):
     """
 
     def __init__(self, least_s: float) -> None:
-        super().__init__(f"takes about {least_s:.4g} s at the least")
+        super().__init__(f"takes about {least_s:.4g} s at the least", code="BX1289")
         self.least_s = least_s
 
 

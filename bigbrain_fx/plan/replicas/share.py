@@ -29,6 +29,7 @@ def asked(count: int, shares: Sequence[int], batch: int) -> tuple[int, ...]:
         listed = ":".join(map(str, shares))
         raise InputError(
             f"{count} micro-batches cannot be shared {listed}: {whole} does not divide {count}",
+            code="BX1290",
             at="--replica-shares",
             help=_instead(count, shares, batch),
         )

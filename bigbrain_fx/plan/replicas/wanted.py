@@ -43,12 +43,14 @@ def require_one(options: Options) -> None:
     if options.zero_stage:
         raise InputError(
             f"--zero {options.zero_stage} shares among replicas, and this plan has one",
+            code="BX1291",
             help="add --replicas 2, or more",
         )
     count = len(options.replica_shares)
     if count:
         raise InputError(
             f"{count} shares, and this plan has one replica" if count > 1 else "one share is all",
+            code="BX1292",
             at="--replica-shares",
             help=f"add --replicas {count}" if count > 1 else "3:1 gives two replicas their shares",
         )
@@ -59,6 +61,7 @@ def require_sensible(graph: Graph, options: Options) -> None:
     if graph.loss is None or not graph.training:
         raise InputError(
             "nothing is trained in inference: --replicas is for training",
+            code="BX1293",
             help="leave it out; to infer faster, start the bundle several times",
         )
     require_zero(options)
@@ -66,6 +69,7 @@ def require_sensible(graph: Graph, options: Options) -> None:
     if shares and options.replicas not in (None, 0, len(shares)):
         raise InputError(
             f"{len(shares)} shares for {options.replicas} replicas",
+            code="BX1294",
             at="--replica-shares",
             help=f"give one share for each: --replicas {len(shares)}",
         )
@@ -84,6 +88,7 @@ def require_room_to_fold(options: Options, groups: Sequence[Sequence[str]]) -> N
         raise InputError(
             f"schedule '{options.schedule}' goes over several {what}s, and {len(single)} of "
             f"{len(groups)} replicas {'has' if len(single) == 1 else 'have'} one",
+            code="BX1295",
             at="--schedule",
             help="leave --replicas out, use --schedule 1f1b, or a cluster of more devices",
         )
@@ -95,11 +100,13 @@ def require_zero(options: Options) -> None:
     if options.zero_stage >= 2 and options.sum_order == "replica":
         raise InputError(
             f"{zero} keeps no replica's own sum of gradients, which --sum-order replica adds up",
+            code="BX1296",
             help="leave --sum-order out, which gives micro, or use --sum-order tree",
         )
     if options.zero_stage == 3 and options.all_reduce_order == "backend":
         raise InputError(
             f"{zero} gathers weights when the plan says, and --sum-order backend has no such plan",
+            code="BX1297",
             help="use --zero 2, or --sum-order micro",
         )
     splits = options.schedule in SPLIT and options.defer != ()
@@ -107,6 +114,7 @@ def require_zero(options: Options) -> None:
         raise InputError(
             f"{zero} lets go of a stage's weights after its backward, and a split backward has "
             "more to do later",
+            code="BX1298",
             help="use --zero 2, --defer none, or a schedule whose backwards are whole: 1f1b, "
             "gpipe, interleaved, list",
         )

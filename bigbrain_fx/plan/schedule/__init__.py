@@ -148,10 +148,12 @@ def build(
     """
     if name not in SCHEDULES:
         raise InputError(
-            f"there is no schedule '{name}'", help=f"choose one of {', '.join(sorted(SCHEDULES))}"
+            f"there is no schedule '{name}'",
+            code="BX1302",
+            help=f"choose one of {', '.join(sorted(SCHEDULES))}",
         )
     if micro_batches < 1:
-        raise InputError(f"a step needs at least 1 micro-batch, not {micro_batches}")
+        raise InputError(f"a step needs at least 1 micro-batch, not {micro_batches}", code="BX1303")
     _require_in_flight(stages, in_flight)
     _require_gradients_between(stages, trained)
     told: dict[str, object] = {"room_bytes": room_bytes} if name in SEARCHED else {}
@@ -192,6 +194,7 @@ def _require_in_flight(stages: Stages, in_flight: tuple[int, ...] | None) -> Non
     raise InputError(
         f"in_flight needs one number of at least 1 for each of {len(stages.devices)} devices, "
         f"but is {list(in_flight)}",
+        code="BX1304",
         help=f"the devices are {', '.join(stages.devices)}, in this order",
     )
 
@@ -203,6 +206,7 @@ def _require_gradients_between(stages: Stages, trained: frozenset[int]) -> None:
             without = edge.source if edge.source not in trained else edge.target
             raise ScheduleError(
                 f"edge '{edge}' carries a gradient, but stage {without} has no Backward",
+                code="BX1305",
                 notes=(f"stages with a Backward: {sorted(trained)}",),
                 help="cut gradient edges only between stages that are trained",
             )

@@ -14,5 +14,6 @@ def require_chain(name: str, stages: Stages) -> None:
     indices = ", ".join(str(stage.index) for stage in stages.of(device))
     raise InputError(
         f"schedule '{name}' needs one stage per device, but device '{device}' has stages {indices}",
+        code="BX1306",
         help="use --schedule list, which runs any stage graph",
     )

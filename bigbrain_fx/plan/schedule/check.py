@@ -91,6 +91,7 @@ def require_sound(
     is_full = isinstance(findings[0], OutOfMemory)
     raise ScheduleError(
         f"the programs cannot run: {findings[0]}",
+        code="BX1307",
         notes=(
             *more,
             *((f"and {left} more",) if left else ()),

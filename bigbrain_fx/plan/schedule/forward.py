@@ -39,11 +39,13 @@ class ForwardOnly:
         if trained:
             raise InputError(
                 "schedule 'forward' has no backward, and this plan trains",
+                code="BX1308",
                 help="use --schedule 1f1b, gpipe or list, or split with --mode eval",
             )
         if self.in_flight is not None:
             raise InputError(
                 "schedule 'forward' keeps nothing in flight and takes no in_flight",
+                code="BX1309",
                 help="leave in_flight out",
             )
         return {device: _diagonal(stages, device, micro_batches) for device in stages.devices}

@@ -41,6 +41,7 @@ class Gems:
         if self.in_flight is not None:
             raise InputError(
                 "schedule 'gems' has one micro-batch in flight on each device",
+                code="BX1310",
                 help="use --schedule 1f1b, or leave in_flight out",
             )
         _require_mirrored(stages)
@@ -68,6 +69,7 @@ def _require_mirrored(stages: Stages) -> None:
         raise InputError(
             "schedule 'gems' needs two replicas on one line of an even number of devices, the "
             f"second in reverse, and stages are on {found}",
+            code="BX1311",
             help="split with --schedule gems, a partitioner that makes a line, and an even number "
             "of devices, or use --schedule 1f1b",
         )
@@ -76,6 +78,7 @@ def _require_mirrored(stages: Stages) -> None:
         raise InputError(
             "schedule 'gems' takes micro-batches in turn, and replicas have "
             f"{', '.join(map(str, counts))}",
+            code="BX1312",
             help=f"use a number of micro-batches that {stages.replicas} divides",
         )
 

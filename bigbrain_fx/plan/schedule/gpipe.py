@@ -41,6 +41,7 @@ class GPipe:
         if self.in_flight is not None:
             raise InputError(
                 "schedule 'gpipe' keeps every micro-batch in flight and takes no in_flight",
+                code="BX1313",
                 help="use --schedule 1f1b, or leave in_flight out",
             )
         micros = range(micro_batches)

@@ -73,6 +73,7 @@ def require_falling(in_flight: tuple[int, ...], trained: frozenset[int]) -> None
             raise InputError(
                 f"in_flight must not grow along the chain, but stage {earlier} has "
                 f"{in_flight[earlier]} and stage {later} has {in_flight[later]}",
+                code="BX1314",
                 notes=(
                     f"stage {later} would wait for a micro-batch that stage {earlier} holds back",
                 ),

@@ -52,6 +52,7 @@ def _require_apart(stages: Stages, found: Orders, part: Stages) -> None:
                 f"device {device} is part of replicas "
                 f"{' and '.join(map(str, stages.replicas_on(device)))}, and this schedule orders "
                 "each replica by itself",
+                code="BX1315",
                 help="use --schedule gems, or give each replica devices of its own",
             )
 

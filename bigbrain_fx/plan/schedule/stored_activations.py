@@ -43,6 +43,7 @@ def with_saved_in_stores(
             "no stage's activations can lie in a store: all stages split their backward, make "
             "ops again for it, or run code of your own, or rrelu, which may write into what is "
             "saved",
+            code="BX1316",
             at="--offload",
             help="leave activations out of --offload, or --defer (zb-h1, zb-v, --recompute ops) "
             "out",

@@ -41,6 +41,7 @@ class Synthesised:
         if self.in_flight is not None:
             raise InputError(
                 "schedule 'auto' goes by the bytes that are in flight, and takes no in_flight",
+                code="BX1317",
                 help="use --schedule list, or leave in_flight out",
             )
         found = self.found(stages, micro_batches, costs, trained)

@@ -24,6 +24,7 @@ def require_line(
     if in_flight is not None:
         raise InputError(
             f"schedule '{name}' says itself how many micro-batches are in flight",
+            code="BX1318",
             help="use --schedule list, or leave in_flight out",
         )
     if line_of(stages) != tuple(line):
@@ -31,6 +32,7 @@ def require_line(
         found = " ".join(stage.device for stage in stages.stages)
         raise InputError(
             f"schedule '{name}' needs stages on {wanted}, but they are on {found}",
+            code="BX1319",
             help="use --schedule list, which runs any stage graph",
         )
 

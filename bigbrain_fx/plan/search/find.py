@@ -62,7 +62,7 @@ def find(ask: Ask) -> tuple[Trial, Search]:
     stopped = run.is_stopped()
     chosen = run.ranking.chosen()
     if chosen is None:
-        raise run.ranking.first_error or NoPlanError("no plan can be run as asked")
+        raise run.ranking.first_error or NoPlanError("no plan can be run as asked", code="BX1320")
     winner, others = run.ranking.table()
     found = Search(
         ask.objective,

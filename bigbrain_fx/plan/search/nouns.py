@@ -274,5 +274,7 @@ def require_known(objective: str, effort: str) -> None:
     for what, word, known in (("objective", objective, OBJECTIVES), ("effort", effort, EFFORTS)):
         if word not in known:
             raise InputError(
-                f"there is no {what} '{word}'", help=f"choose one of {', '.join(known)}"
+                f"there is no {what} '{word}'",
+                code="BX1321",
+                help=f"choose one of {', '.join(known)}",
             )

@@ -57,11 +57,14 @@ def lengths(size: int, shares: Shares) -> tuple[int, ...]:
     """
     if not all(share > 0 for share in shares):
         raise InputError(
-            f"expected shares above 0, found {':'.join(map(str, shares))}", at="--tensor-shares"
+            f"expected shares above 0, found {':'.join(map(str, shares))}",
+            code="BX1322",
+            at="--tensor-shares",
         )
     if size < len(shares):
         raise InputError(
             f"an axis of {size} cannot be split over {len(shares)} members",
+            code="BX1323",
             at="--tensor",
             help=f"use at most {size} members, or leave the axis out",
         )
@@ -145,6 +148,7 @@ def _require_apart(axes: Sequence[Axis]) -> None:
             if other is not axis:
                 raise InputError(
                     f"'{place.name}' has two of the axes: {other.name} and {axis.name}",
+                    code="BX1324",
                     at="--tensor-axes",
                     help=f"leave out {axis.name}",
                 )
@@ -291,6 +295,7 @@ class _Rewriting:
             raise InputError(
                 f"'{op.name}' strides over memory of which it is given a part, and a copy of that "
                 "part has other neighbours",
+                code="BX1325",
                 at=op.source or "--tensor",
                 help="call .contiguous() or .clone() before as_strided, or leave --tensor out",
             )

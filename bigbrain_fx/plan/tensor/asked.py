@@ -32,6 +32,7 @@ def _require_no_shares(options: Options) -> None:
     if options.tensor_shares:
         raise InputError(
             "--tensor auto finds shares by speed",
+            code="BX1326",
             at="--tensor-shares",
             help=f"leave it out, or say --tensor {max(2, len(options.tensor_shares))}",
         )
@@ -53,6 +54,7 @@ def wants_tensor(options: Options) -> bool:
             count = max(2, len(options.tensor_shares))
             raise InputError(
                 f"{flag} is for several devices that compute together",
+                code="BX1327",
                 at=flag,
                 help=f"add --tensor {count}, on a cluster of a multiple of {count} devices; on "
                 "another leave it out, or give it for as many as divide the cluster's",
@@ -66,17 +68,19 @@ def require_possible(graph: Graph, cluster: Cluster, options: Options) -> None:
     if shares and len(shares) != count:
         raise InputError(
             f"{len(shares)} shares for {count} devices that compute together",
+            code="BX1328",
             at="--tensor-shares",
             help=f"give one share for each: --tensor {len(shares)}"
             if len(cluster.devices) % len(shares) == 0
             else f"give one share for each: --tensor-shares {':'.join(['1'] * count)}, say",
         )
     for what, help_ in not_yet(graph, cluster, options):
-        raise InputError(f"--tensor does not go with {what} yet", help=help_)
+        raise InputError(f"--tensor does not go with {what} yet", code="BX1329", help=help_)
     if options.schedule in FOLDS and len(cluster.devices) == count:
         raise InputError(
             f"schedule '{options.schedule}' goes over several groups of devices, and these "
             f"{count} devices are one",
+            code="BX1330",
             at="--schedule",
             help="use --schedule 1f1b, or a cluster of more devices",
         )
@@ -85,6 +89,7 @@ def require_possible(graph: Graph, cluster: Cluster, options: Options) -> None:
         listed = " or ".join(f"--tensor {n}" for n in fitting)
         raise InputError(
             f"groups of {count} devices, and the cluster has {len(cluster.devices)}",
+            code="BX1331",
             at="--tensor",
             help=f"use {listed}, or a cluster of a multiple of {count} devices"
             if fitting
@@ -103,13 +108,14 @@ def not_yet(graph: Graph, cluster: Cluster, options: Options) -> Iterator[tuple[
 def require_grid(graph: Graph, cluster: Cluster, options: Options) -> None:
     """Refuse what does not go with replicas of tensor groups, before anything is planned."""
     for what, help_ in not_yet(graph, cluster, options):
-        raise InputError(f"--tensor does not go with {what} yet", help=help_)
+        raise InputError(f"--tensor does not go with {what} yet", code="BX1332", help=help_)
     replicas = options.replicas or len(options.replica_shares) or len(cluster.replicas) or 1
     members = options.tensor or 1
     for number, group in enumerate(divide(cluster, replicas, members)):
         if len(group) % members:
             raise InputError(
                 f"groups of {members} devices, and replica {number} of {replicas} has {len(group)}",
+                code="BX1333",
                 at="--tensor",
                 help=f"use a cluster of a multiple of {members * replicas} devices, or name each "
                 'replica\'s under "replicas" in the cluster file',
@@ -122,6 +128,7 @@ def require_no_groups(plan: Plan, what: str, help_: str) -> None:
         raise InputError(
             f"{what} does not go with --tensor yet, and this bundle's devices compute in groups "
             f"of {plan.placement.tensor.members}",
+            code="BX1334",
             help=help_,
         )
 
@@ -181,6 +188,7 @@ def _require_known(every: Sequence[Axis], asked: Sequence[str]) -> None:
             listed = ", ".join(close or kinds) or "none"
             raise InputError(
                 f"the model has no axis '{name}'",
+                code="BX1335",
                 at="--tensor-axes",
                 help=f"{'the nearest are' if close else 'it has'} {listed}; {_all_names(every)}",
             )
@@ -198,12 +206,14 @@ def _none_fits(graph: Graph, axes: Sequence[Axis], members: int) -> InputError:
     if sizes and max(sizes) > 1:
         return InputError(
             f"no axis can be split over {members} members: the longest has {max(sizes)}",
+            code="BX1336",
             at="--tensor",
             help=f"use --tensor {max(sizes)} or fewer",
         )
     return InputError(
         f"{graph.name} has no axis that can be split: no dimension of its parameters runs through "
         "ops with rules",
+        code="BX1337",
         at="--tensor",
         help="leave --tensor out: pipelines and replicas need no axis",
     )

@@ -35,6 +35,7 @@ class AxisChoice:
             without these axes; of all groups together. Below zero where they save exchanges.
         whole_s: forecast step with them whole; None where that does not fit.
         reason: why not.
+        code: of the error that says so.
     """
 
     name: str
@@ -45,6 +46,7 @@ class AxisChoice:
     sent_bytes: int
     whole_s: float | None
     reason: str = ""
+    code: str | None = None
 
 
 def alike(axes: Iterable[Axis]) -> dict[tuple[str, int], list[Axis]]:
@@ -93,7 +95,7 @@ def _choices(plan: Plan, tensor: TensorParallel) -> Iterator[AxisChoice]:
         try:
             yield AxisChoice(*about, step_with(plan, rest))
         except (NoPlanError, InputError) as error:
-            yield AxisChoice(*about, None, error.what)
+            yield AxisChoice(*about, None, error.what, code=error.code)
 
 
 def _sent(plan: Plan, tensor: TensorParallel, axes: Sequence[Axis]) -> int:

@@ -102,6 +102,7 @@ def _require_same(first: Stages, other: Stages) -> None:
     if list(map(_way, first.edges)) != list(map(_way, other.edges)):
         raise InputError(
             "members of a group have parts of so few numbers that some replicas sum none of them",
+            code="BX1338",
             at="--tensor-shares",
             help="leave --tensor-shares out, or use fewer --replicas",
         )

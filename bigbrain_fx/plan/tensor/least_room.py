@@ -31,7 +31,7 @@ def require_room(graph: Graph, cluster: Cluster, source: Source, tensor: TensorP
     for member, least in enumerate(_parts(graph, tensor, held)):
         room = sum(tensor_bytes(cluster.device[group[member]]) + 1 for group in tensor.groups)
         if least > room:
-            raise NoPlanError(WHY)
+            raise NoPlanError(WHY, code="BX1340")
 
 
 def _parts(graph: Graph, tensor: TensorParallel, held: Mapping[str, float]) -> Iterator[float]:

@@ -74,6 +74,7 @@ class Verification(Shown):
             notes = tuple(f"{check.name}: {check.detail}" for check in failed)
             raise VerificationError(
                 f"the bundle does not compute what the model computes: {failed[0].name}",
+                code="BX3800",
                 notes=notes,
                 help="please report the model; until then, "
                 "try `--partitioner naive` or fewer devices",
@@ -109,7 +110,9 @@ def verify(
     plan = read_plan(folder)
     if not model and (not plan.source.path or plan.source.module == IN_MEMORY):
         raise InputError(
-            "this bundle was split from a module in memory", help="give the model file with --model"
+            "this bundle was split from a module in memory",
+            code="BX3801",
+            help="give the model file with --model",
         )
     require_compilers(plan)
     with Scratch("verify") as scratch:
@@ -160,11 +163,15 @@ def _ask_child(wanted: dict[str, Any], time_limit_s: float) -> dict[str, Any]:
         done = run_group(command, time_limit_s, environment, output, errors=None)
     except subprocess.TimeoutExpired as error:
         raise InputError(
-            f"verification took longer than {time_limit_s:g} s", help="use fewer --steps"
+            f"verification took longer than {time_limit_s:g} s",
+            code="BX3802",
+            help="use fewer --steps",
         ) from error
     if done.returncode:
         raise InputError(
-            f"the model ended its process ({done.returncode})", help="look at its output above"
+            f"the model ended its process ({done.returncode})",
+            code="BX3803",
+            help="look at its output above",
         )
     answer: dict[str, Any] = json.loads(Path(wanted["answer"]).read_text(encoding="utf-8"))
     return answer

@@ -41,6 +41,7 @@ def capture_again(file: ModelFile, plan: Plan) -> Captured:
     if frozen := _frozen_since(found, plan.graph):
         raise InputError(
             f"{file.path.name} trains {frozen[0]}, which this bundle has frozen (resplit --freeze)",
+            code="BX3804",
             at=str(file.path),
             help="give --model a copy of the file whose model() freezes it, too, with "
             f"requires_grad_(False), and all of {len(frozen)} parameters that the bundle trains no "
@@ -48,6 +49,7 @@ def capture_again(file: ModelFile, plan: Plan) -> Captured:
         )
     raise InputError(
         f"{file.path.name} gives another graph than the one that was split",
+        code="BX3805",
         at=str(file.path),
         help="split it again, or give the file it was split from with --model",
     )

@@ -60,6 +60,7 @@ class Alone:
             raise InputError(
                 "the bundle trains where model() was called, and fails in a process of its own: "
                 f"{found['error']}",
+                code="BX3806",
                 at=str(self.folder),
                 help="set at the top of the model file, outside model() and example_batch(), what "
                 "batches, optimizer and the like go by",

@@ -95,6 +95,7 @@ def verify_here(wanted: Mapping[str, Any]) -> list[dict[str, object]]:
     if plan.mode == "train" and plan.graph.loss is None:
         raise InputError(
             "this bundle has no loss to train on",
+            code="BX3807",
             at=str(folder),
             help="add loss(output, batch) to the model file and split it again, "
             "or split it with --mode eval",

@@ -72,6 +72,7 @@ def error_of(error: Exception, bundle: Path, model: Path | None) -> InputError |
         what, remedy = _parted(first)
         return InputError(
             f"the data do not fit the bundle: {what}",
+            code="BX3808",
             at=f"{model.name if model else bundle.name}: batches",
             help=remedy,
         )
@@ -80,6 +81,7 @@ def error_of(error: Exception, bundle: Path, model: Path | None) -> InputError |
         line = named[0] if named else "FILE:LINE"
         return InputError(
             f"the data contradict what the bundle assumes: {first.partition(', for which')[0]}",
+            code="BX3809",
             at=line,
             help=f"decide with torch.where instead of if; --assume {line}=true (or =false) when it "
             "is split chooses the other side; or keep the module that holds the line whole: --leaf",
@@ -90,6 +92,7 @@ def error_of(error: Exception, bundle: Path, model: Path | None) -> InputError |
     at = (where(error, model.parent) if model else None) or where(error, bundle)
     return InputError(
         f"the bundle cannot be run: {type(error).__name__}: {first}",
+        code="BX3810",
         at=at or (model.name if model else str(bundle)),
         help=f"`cd {bundle} && python train.py --in-process --steps 1` shows the whole traceback",
     )

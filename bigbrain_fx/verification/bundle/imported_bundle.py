@@ -51,7 +51,7 @@ def weights_of(folder: Path, plan: Plan) -> dict[str, Tensor]:
         for name, tensor in joined_weights(folder / "weights", plan).items():
             found[name] = tensor.clone()
     except WeightsError as error:
-        raise InputError(str(error), at=str(folder / "weights")) from error
+        raise InputError(str(error), code=error.code, at=str(folder / "weights")) from error
     for param in plan.graph.params:  # a tied name that no stage uses has its twin's weights
         if param.canonical in found or param.name in found:
             twin = found.get(param.name, found.get(param.canonical))

@@ -324,6 +324,7 @@ def _require_type(entry: Input, value: Tensor) -> None:
         raise InputError(
             f"batches() gives {entry.name} as {found}, but the model was split for "
             f"{entry.spec.dtype}",
+            code="BX3811",
             at="batches",
             help=f"give it the type of example_batch(): .to(torch.{entry.spec.dtype})",
         )

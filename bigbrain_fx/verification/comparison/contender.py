@@ -23,6 +23,7 @@ class Contender:
         plan: None where none was found.
         reason: why there is no plan, or why it did not run; empty if all went well.
         help: what to do about it.
+        code: of the error that the reason is, where that has one.
         bundle: where it was written and kept, as text; empty if it was not kept.
         steps_s: measured seconds of each step (or batch of inference) but the first of each round.
         losses: of the first round, by step; none for inference.
@@ -40,6 +41,7 @@ class Contender:
     steps_s: tuple[float, ...] = ()
     losses: tuple[float, ...] = ()
     max_rss_bytes: tuple[tuple[str, int], ...] = ()
+    code: str | None = None
 
     @property
     def step_s(self) -> float | None:
@@ -125,6 +127,7 @@ class Comparison(Shown):
         if not done:
             raise InputError(
                 "no contender has a plan" if not self._planned else "no contender's bundle ran",
+                code="BX3812",
                 notes=tuple(f"{c.name}: {c.reason}" for c in self.contenders),
                 help=self.contenders[0].help or None,
             )
@@ -132,6 +135,7 @@ class Comparison(Shown):
         if failed:
             raise VerificationError(
                 "contenders computed different things, though their micro-batches are equal",
+                code="BX3813",
                 notes=tuple(map(str, failed)),
                 help="`bigbrain-fx verify BUNDLE` says which differs from the model; "
                 "--save FOLDER keeps the bundles",

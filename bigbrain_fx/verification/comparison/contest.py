@@ -103,17 +103,20 @@ def _require_countable(steps: int | None, rounds: int) -> None:
     if steps is not None and steps < 2:
         raise InputError(
             f"{steps} step cannot be measured: the first one does not count",
+            code="BX3814",
             help="run 2 steps or more",
         )
     if rounds < 1:
-        raise InputError(f"there are no {rounds} rounds", help="run 1 round or more")
+        raise InputError(f"there are no {rounds} rounds", code="BX3815", help="run 1 round or more")
 
 
 def _distinct(partitioners: Sequence[str]) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name.strip() for name in partitioners if name.strip()))
     if not names:
         raise InputError(
-            "there is nothing to compare", help="name partitioners: naive,analytical,m-sct"
+            "there is nothing to compare",
+            code="BX3816",
+            help="name partitioners: naive,analytical,m-sct",
         )
     return names
 
@@ -201,7 +204,8 @@ def _failed(contender: Contender, error: Exception) -> Contender:
         help_ = f"`bigbrain-fx estimate --debug --partitioner {contender.name}` shows where"
         return replace(contender, reason=reason, help=help_)
     notes = f" ({'; '.join(error.notes)})" if error.notes else ""
-    return replace(contender, reason=f"{error.what}{notes}", help=error.help or "")
+    reason = f"{error.what}{notes}"
+    return replace(contender, reason=reason, help=error.help or "", code=error.code)
 
 
 def _written(found: FoundModel, contender: Contender, folder: Path) -> Contender:

@@ -84,7 +84,9 @@ def _run_once(record: _Record, steps: int, runner: Runner) -> None:
         except BigBrainError as error:
             said = f" ({'; '.join(error.notes[-2:])})" if error.notes else ""
             reason = f"its bundle did not run: {error.what}{said}"
-            record.contender = replace(record.contender, reason=reason, help=error.help or "")
+            record.contender = replace(
+                record.contender, reason=reason, help=error.help or "", code=error.code
+            )
             return
         computed = _losses(done) if plan.mode == "train" else _outputs(outputs)
     record.computed.append(computed)

@@ -136,9 +136,13 @@ def test_what_is_missing_in_a_bundle_is_said(last: str, advice: str, tmp_path: P
 
 def test_data_that_end_early_are_no_wrong_batch(tmp_path: Path) -> None:
     log = tmp_path / "d0.log"
-    log.write_text("error: batches(seed) ended before step 3; yield one batch per step\n")
+    said = "batches(seed) ended before step 3; yield one batch per step"
+    log.write_text(f"error[BX5025]: {said}\n")
     found = failure("d0 ended", 2, log, "train.py")
-    assert (found.exit_code, found.what) == (2, log.read_text().strip().removeprefix("error: "))
+    assert (found.exit_code, found.code, found.what) == (2, "BX5025", said)
+    log.write_text(f"error: {said}\n")  # of an older bundle
+    older = failure("d0 ended", 2, log, "train.py")
+    assert (older.exit_code, older.code, older.what) == (2, "BX3049", said)
     assert "--steps" in (found.help or "")
     assert "like example_batch" not in (found.help or "")
 
@@ -157,7 +161,7 @@ def test_a_host_that_gives_no_process_is_named(tmp_path: Path) -> None:
 
 def test_a_process_that_said_why_and_was_killed_is_no_question_of_memory(tmp_path: Path) -> None:
     log = tmp_path / "d0.log"
-    log.write_text("error: can't start new thread: raise the limit (`ulimit -u`)\n")
+    log.write_text("error[BX5902]: can't start new thread: raise the limit (`ulimit -u`)\n")
     assert "last line" in (failure("d0 was killed", -9, log, "train.py").help or "")
     log.write_text("step 3\n")
     assert "dmesg" in (failure("d0 was killed", -9, log, "train.py").help or "")

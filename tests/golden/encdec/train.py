@@ -16,7 +16,7 @@ if __name__ == "__main__":  # `python -P` and `-I` leave this folder out
     try:
         from runtime import needs
     except ImportError as error:
-        print(f"error: the bundle lacks a file ({error}): copy it again", file=sys.stderr)
+        print(f"error[BX3690]: the bundle lacks a file ({error}): copy it again", file=sys.stderr)
         sys.exit(2)
 
     needs.require("train")  # torch; where it cannot be loaded, a sentence says why

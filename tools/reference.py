@@ -1,7 +1,8 @@
-"""Write docs/api.md and docs/bundle_files.md from the code: `python -m tools.reference`.
+"""Write docs/api.md, docs/bundle_files.md and docs/errors.md: `python -m tools.reference`.
 
 The first lists the public names as `bigbrain_fx` exports them, the second what each file that a
-bundle copies is for, and which bundles copy it. A test holds both pages equal to the code.
+bundle copies is for, and which bundles copy it, the third the codes of all errors. A test holds the
+pages equal to the code.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import bigbrain_fx
@@ -22,19 +23,22 @@ from bigbrain_fx.emit import (
     UNSHARDED,
     runtime_files,
 )
+from tools.error_codes import Site, collected
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ROOT / "bigbrain_fx"
 API = ROOT / "docs" / "api.md"
 FILES = ROOT / "docs" / "bundle_files.md"
+ERRORS = ROOT / "docs" / "errors.md"
 TRAIN = "from runtime import Bundle, Hooks, Training, main, Device, Stage, adamw, example_batches\n"
 INFER = "from runtime import Inference, infer_in_process, infer_main, InferenceDevice, Stage\n"
 
 
 def main() -> None:
-    """Write both pages."""
+    """Write the pages."""
     API.write_text(api_page(), encoding="utf-8")
     FILES.write_text(files_page(), encoding="utf-8")
+    ERRORS.write_text(errors_page(), encoding="utf-8")
 
 
 # --------------------------------------------------------------------------- the public names
@@ -136,6 +140,41 @@ def files_page() -> str:
 
 def _purpose(file: Path) -> str:
     return (ast.get_docstring(ast.parse(file.read_text())) or "").partition("\n")[0]
+
+
+# --------------------------------------------------------------------------- error codes
+
+
+def errors_page() -> str:
+    """Return docs/errors.md."""
+    lines = [
+        "# Error codes",
+        "",
+        "Written by `python -m tools.reference`. The command line shows an error as",
+        "`error[BX1203]: sentence`; a Python program reads `error.code`; `--json` prints it as",
+        '`"code"`. Each place in the source that reports an error has a code of its own. Codes',
+        "stay when sentences change. Where several places report one kind of fault, a letter",
+        "follows the number: `error.family` is the code without it. Words in braces stand for what",
+        "the error names. An option that the parser of options itself refuses has no code.",
+    ]
+    for package, found in _by_package(collected(ROOT).sites).items():
+        lines += ["", f"## `{package}`", "", "| code | sentence | file |", "|---|---|---|"]
+        lines += [f"| {each.code} | {_cell(each.text)} | `{each.path}` |" for each in found]
+    return "\n".join(lines) + "\n"
+
+
+def _by_package(sites: Sequence[Site]) -> dict[str, list[Site]]:
+    """Group sites by package, in the order of its first code."""
+    found: dict[str, list[Site]] = {}
+    for site in sites:
+        first, _, rest = site.path.partition("/")
+        package = rest.partition("/")[0] if first == "bigbrain_fx" else first
+        found.setdefault(package, []).append(site)
+    return found
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from bigbrain_fx.cluster.quantity import (
     Quantity,
     time_text,
 )
+from tests.support.messages import refused
 
 
 @pytest.mark.parametrize(
@@ -30,7 +31,7 @@ from bigbrain_fx.cluster.quantity import (
 def test_what_was_meant_is_not_eight_or_a_million_times_it(
     quantity: Quantity, written: str, meant: str
 ) -> None:
-    with pytest.raises(BadValueError) as caught:
+    with refused("BX1030", BadValueError) as caught:
         quantity.read(written)
     assert caught.value.help.endswith(f"did you mean {meant}?")
 
@@ -52,7 +53,7 @@ def test_what_was_meant_is_not_eight_or_a_million_times_it(
 def test_a_plain_number_is_taken_in_the_unit_that_makes_it_likely(
     quantity: Quantity, number: float, meant: str
 ) -> None:
-    with pytest.raises(BadValueError) as caught:
+    with refused("BX1029", BadValueError) as caught:
         quantity.read(number)
     assert f'write the unit: "{meant}", for' in caught.value.help
     quantity.read(meant)
@@ -60,7 +61,7 @@ def test_a_plain_number_is_taken_in_the_unit_that_makes_it_likely(
 
 @pytest.mark.parametrize("number", [10**500, -1, float("inf"), float("nan")])
 def test_no_plain_number_is_too_odd_for_its_message(number: float) -> None:
-    with pytest.raises(BadValueError, match="found the plain number"):
+    with refused("BX1029", BadValueError):
         MEMORY.read(number)
 
 

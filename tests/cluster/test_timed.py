@@ -9,7 +9,7 @@ import pytest
 
 from bigbrain_fx.cluster import parse_cluster, to_json
 from bigbrain_fx.core import KERNELS
-from bigbrain_fx.errors import InputError
+from tests.support.messages import refused
 
 
 def _text(kernels: Mapping[str, object]) -> str:
@@ -26,15 +26,14 @@ def test_timed_kernels_come_back_in_their_own_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kernels", "what"),
+    ("kernels", "code"),
     [
-        ({"linear-half-8192x4096x409": "4ms"}, "no kernel"),
-        ({KERNELS[0].name: "0s"}, "no call takes no time"),
-        ({KERNELS[0].name: "-1ms"}, "time"),
-        ({KERNELS[0].name: 0.004}, "time"),
+        ({"linear-half-8192x4096x409": "4ms"}, "BX1049"),
+        ({KERNELS[0].name: "0s"}, "BX1050"),
+        ({KERNELS[0].name: "-1ms"}, "BX1031"),
+        ({KERNELS[0].name: 0.004}, "BX1029"),
     ],
 )
-def test_what_is_no_timed_kernel_is_refused(kernels: dict[str, object], what: str) -> None:
-    with pytest.raises(InputError) as raised:
+def test_what_is_no_timed_kernel_is_refused(kernels: dict[str, object], code: str) -> None:
+    with refused(code):
         parse_cluster(_text(kernels), "x")
-    assert what in str(raised.value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bigbrain_fx.core import Param, TensorSpec
-from bigbrain_fx.errors import InputError
 from bigbrain_fx.weights import (
     Copy,
     FromCheckpoint,
@@ -26,6 +24,7 @@ from bigbrain_fx.weights import (
     write_joined,
 )
 from bigbrain_fx.weights.cast import FLOATS, cast
+from tests.support.messages import refused
 
 
 def param(name: str, *shape: int, dtype: str = "float32", canonical: str = "") -> Param:
@@ -98,13 +97,13 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     save_file({"a": torch.ones(100)}, path)
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
-    with pytest.raises(InputError, match="the bytes of 'a' are not all there"):
+    with refused("BX3743"):
         read_header(path)
     path.write_bytes(b"PK\x03\x04 a pickled file of torch.save, which is a zip")
-    with pytest.raises(InputError, match="no whole safetensors file"):
+    with refused("BX3738"):
         read_header(path)
     path.write_bytes(whole[:8] + b"[" + whole[9:])
-    with pytest.raises(InputError, match="its header is no JSON"):
+    with refused("BX3740"):
         read_header(path)
 
 
@@ -131,22 +130,21 @@ def test_a_checkpoint_may_be_a_file_a_folder_an_index_or_several_files(tmp_path:
 
 
 def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="found nothing"):
+    with refused("BX3703"):
         read_checkpoint(tmp_path / "gone")
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(InputError, match="pickled files are code") as refused:
+    with refused("BX3710"):
         read_checkpoint(tmp_path)
-    assert "save_file" in str(refused.value)
     tensors = {"a": torch.ones(2)}
     folder = shards(tmp_path / "s", {"m-1.safetensors": tensors, "m-2.safetensors": {}})
     (folder / "m-1.safetensors").unlink()
-    with pytest.raises(InputError, match="lacks 1 of the 1 tensors"):
+    with refused("BX3708"):
         read_checkpoint(folder)
     (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../x"}}')
-    with pytest.raises(InputError, match="expected a file beside it"):
+    with refused("BX3707"):
         read_checkpoint(folder)
     (folder / "model.safetensors.index.json").write_text("[]")
-    with pytest.raises(InputError, match="no index"):
+    with refused("BX3709"):
         read_checkpoint(folder)
 
 
@@ -181,20 +179,19 @@ def test_tied_names_share_one_source(tmp_path: Path) -> None:
     path = checkpoint_of(tmp_path, {"head": torch.ones(2), "embed": torch.ones(2)})
     assert len({s.key for s in match(params, read_checkpoint(path)).sources.values()}) == 1
     path = checkpoint_of(tmp_path, {"head": torch.ones(2), "embed": torch.zeros(2)})
-    with pytest.raises(InputError, match="are one tensor in the model, but differ"):
+    with refused("BX3730"):
         match(params, read_checkpoint(path))
 
 
 def test_what_does_not_fit_is_listed(tmp_path: Path) -> None:
     path = checkpoint_of(tmp_path, {f"x{i}": torch.ones(2) for i in range(9)})
-    with pytest.raises(InputError, match="1 of the model's 1 tensors are missing") as refused:
+    with refused("BX3731"):
         match([param("w", 2)], read_checkpoint(path))
-    assert "x0, x1, x2, x3, x4 and 4 more" in str(refused.value)
     path = checkpoint_of(tmp_path, {"w": torch.ones(3)})
-    with pytest.raises(InputError, match=re.escape("w: expected float32[2], found float32[3]")):
+    with refused("BX3732"):
         match([param("w", 2)], read_checkpoint(path))
     path = checkpoint_of(tmp_path, {"w": torch.ones(2).long()})
-    with pytest.raises(InputError, match="found int64"):
+    with refused("BX3732"):
         match([param("w", 2)], read_checkpoint(path))
 
 
@@ -271,12 +268,12 @@ def test_shards_are_read_back(tmp_path: Path) -> None:
     found = read_checkpoint(tmp_path / "out").tensors
     assert list(found) == list(numbers)
     assert done.bytes == 200
-    with pytest.raises(InputError, match="exists already"):
+    with refused("BX3728"):
         write_joined(copies, tmp_path / "out" / "model.safetensors", shard_bytes=90)
 
 
 def test_a_tensor_that_is_nowhere_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="1 of the model's 1 tensors are in no file"):
+    with refused("BX3727"):
         state([param("w", 2)], {})
 
 

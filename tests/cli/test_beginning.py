@@ -180,7 +180,8 @@ def _unread(*words: str | Path) -> tuple[int, str]:
 
 def test_a_reader_that_is_gone_fails_no_run_and_is_told(bundle: Path, tmp_path: Path) -> None:
     saved = tmp_path / "saved"
-    code, said = _unread("run", bundle, "--steps", "2", "--save", saved)
+    logs = tmp_path / "logs"  # not in the bundle, which other tests compare
+    code, said = _unread("run", bundle, "--steps", "2", "--save", saved, "--logs", logs)
     assert code == 0, said
     assert "what it came to was not written: nobody read it" in said
     assert list(saved.glob("*.safetensors"))

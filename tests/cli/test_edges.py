@@ -187,7 +187,8 @@ def test_a_plan_is_written_and_a_bundle_is_named_by_its_plan(here: Path, bundle:
 
 def test_events_are_kept_where_nobody_is_replaced(bundle: Path, tmp_path: Path) -> None:
     file = tmp_path / "events.jsonl"
-    done = call("run", bundle, "--no-replay", "--steps", "1", "--events", file)
+    words = ("--steps", "1", "--events", file, "--logs", tmp_path / "logs")
+    done = call("run", bundle, "--no-replay", *words)
     assert done.code == 0, done.err
     events = [json.loads(line) for line in file.read_text().splitlines()]
     assert [(e["event"], e.get("device")) for e in events] == [

@@ -83,6 +83,7 @@ def network(measuring: bool) -> Iterator[Callable[..., Run]]:
         yield net.run
 
 
+@pytest.mark.gate("analytical")
 @pytest.mark.benchmark(group="step, two processes of this host")
 @pytest.mark.parametrize("name", SPLITS)
 def test_step_on_this_host(

@@ -207,6 +207,7 @@ def test_simulate_elsewhere_keeps_the_parts_together(bundle: Path, tmp_path: Pat
 # --------------------------------------------------------------------------- the example, the names
 
 
+@pytest.mark.nightly
 def test_the_example_of_the_docs_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -252,6 +253,7 @@ def test_verbs_stay_verbs_when_rooms_of_the_same_name_are_imported() -> None:
     assert done.stdout.splitlines() == ["explain simulate verify verify", "False"]
 
 
+@pytest.mark.gate("bigbrain_fx", "bigbrain_fx.core")
 @pytest.mark.parametrize("name", ["bigbrain_fx", "bigbrain_fx.core", "bigbrain_fx.bundles.compile"])
 def test_importing_imports_no_torch(name: str) -> None:
     code = f"import sys, {name}; print([m for m in ('torch', 'numpy') if m in sys.modules])"
@@ -273,6 +275,7 @@ def test_limits_agree() -> None:
     assert option.default == road.TIME_LIMIT_S
 
 
+@pytest.mark.nightly
 def test_out_of_a_folder_that_is_the_working_one(
     bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -147,6 +147,7 @@ def steps(pair: Mapping[str, Any], net: Any, optimizer: Any, first: int, until: 
     return losses
 
 
+@pytest.mark.gate("nested")
 @pytest.mark.parametrize("flat", [False, True], ids=["nested", "flat"])
 def test_a_run_goes_on_in_plain_pytorch_and_comes_back(
     trained: Path, tmp_path: Path, flat: bool

@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -70,6 +71,7 @@ def test_rollback_goes_back_as_far_as_was_said_or_not_at_all(tmp_path: Path) -> 
     assert set(newest) == {40, 10}
 
 
+@pytest.mark.nightly
 def test_an_export_in_shards_is_one_when_its_index_is_there(tmp_path: Path) -> None:
     source, out = tmp_path / "source.safetensors", tmp_path / "out" / "model.safetensors"
     save_file({f"t{i}": torch.full((4,), float(i)) for i in range(5)}, source)
@@ -87,6 +89,7 @@ def test_an_export_in_shards_is_one_when_its_index_is_there(tmp_path: Path) -> N
     assert not whole[0]
 
 
+@pytest.mark.nightly
 def test_new_weights_take_the_old_ones_place_in_one_step(tmp_path: Path) -> None:
     place = tmp_path / "weights"
     place.mkdir()

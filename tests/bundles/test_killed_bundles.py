@@ -68,6 +68,7 @@ def test_a_split_over_a_bundle_leaves_the_old_one_or_the_new(tmp_path: Path) -> 
     assert set(seen) == {old, content(out)}
 
 
+@pytest.mark.nightly
 def test_a_resplit_in_its_own_place_leaves_the_run_as_it_was_or_moved(
     trained: Path, tmp_path: Path
 ) -> None:

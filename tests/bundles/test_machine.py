@@ -145,6 +145,7 @@ def test_train_returns_the_model_trained(machine: bb.Machine) -> None:
     assert same(trained.state_dict(), module.state_dict())
 
 
+@pytest.mark.nightly
 def test_a_loader_shuffles_as_it_does_in_a_loop_of_plain_pytorch(machine: bb.Machine) -> None:
     """What it draws from, a generator or torch's own dice, is drawn from as often as there."""
     rows = [{name: part[0] for name, part in batch.items()} for batch in data(24)]

@@ -101,6 +101,7 @@ def test_a_part_of_a_bundle_that_is_gone_is_named(
     _one_sentence(_python(str(copied / program), *words), said)
 
 
+@pytest.mark.nightly
 def test_what_was_edited_into_no_python_is_named(bundle: Path, tmp_path: Path) -> None:
     copied = tmp_path / "copied"
     shutil.copytree(bundle, copied)
@@ -115,6 +116,7 @@ def test_what_was_edited_into_no_python_is_named(bundle: Path, tmp_path: Path) -
         _one_sentence(done, "training.py:", "is no Python (invalid syntax): mend that line")
 
 
+@pytest.mark.nightly
 def test_a_setting_that_torch_refuses_is_named(bundle: Path, tmp_path: Path) -> None:
     environment = {"TORCH_LOGS": "nonsense"}
     remedy = "unset TORCH_LOGS, or see TORCH_LOGS=help"
@@ -124,6 +126,7 @@ def test_a_setting_that_torch_refuses_is_named(bundle: Path, tmp_path: Path) -> 
     _one_sentence(_split(tmp_path, environment=environment), "nonsense", remedy)
 
 
+@pytest.mark.nightly
 def test_a_limit_of_memory_is_named(bundle: Path, tmp_path: Path) -> None:
     program, *words = TRAINS
     for done in (
@@ -155,6 +158,7 @@ def _split(
     return _python(*_split_words(folder), environment=environment, limit=limit)
 
 
+@pytest.mark.nightly
 def test_files_are_read_alike_in_every_locale(tmp_path: Path) -> None:
     """Where Python takes ASCII for the encoding of files, ours are UTF-8 all the same."""
     plain = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
@@ -162,6 +166,7 @@ def test_files_are_read_alike_in_every_locale(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.nightly
 def test_warnings_as_errors_leave_no_traceback(tmp_path: Path) -> None:
     done = _split(tmp_path, environment={"PYTHONWARNINGS": "error"})
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
@@ -178,6 +183,7 @@ def _unread(*words: str | Path) -> tuple[int, str]:
     return process.returncode, said
 
 
+@pytest.mark.nightly
 def test_a_reader_that_is_gone_fails_no_run_and_is_told(bundle: Path, tmp_path: Path) -> None:
     saved = tmp_path / "saved"
     logs = tmp_path / "logs"  # not in the bundle, which other tests compare

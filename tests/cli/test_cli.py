@@ -82,6 +82,7 @@ def _train_line() -> str:
     return "train it: bigbrain-fx run bundle\n"
 
 
+@pytest.mark.nightly
 def test_split_json_and_the_plan_agree(bundle: Path, tmp_path: Path) -> None:
     model = bundle.parent / "model.py"
     made = call("split", model, *_for(bundle), "--out", tmp_path / "b", "--json")
@@ -97,6 +98,7 @@ def test_split_json_and_the_plan_agree(bundle: Path, tmp_path: Path) -> None:
     assert files(tmp_path / "b") == files(bundle)  # the same plan, the same bytes
 
 
+@pytest.mark.nightly
 def test_force_replaces_a_bundle_as_a_whole(bundle: Path, tmp_path: Path) -> None:
     out = Path(shutil.copytree(bundle, tmp_path / "b"))
     (out / "weights" / "index.json").write_text("broken")
@@ -136,6 +138,7 @@ def test_explain_says_the_same_as_json_and_as_text(bundle: Path) -> None:
     assert len(found["cuts"][0]["alternatives"]) == 1  # the head alone is no neighbour to move
 
 
+@pytest.mark.nightly
 def test_verify_fails_with_exit_code_5(bundle: Path, tmp_path: Path) -> None:
     changed = Path(shutil.copytree(bundle, tmp_path / "changed"))
     device = changed / "device_d0.py"
@@ -179,6 +182,7 @@ def _probed(threads: int, devices: int) -> HostProbe:
 # --------------------------------------------------------------------------- conventions
 
 
+@pytest.mark.nightly
 def test_json_is_alone_on_stdout_whatever_the_model_file_prints(bundle: Path) -> None:
     words = map(str, ("estimate", bundle.parent / "model.py", *_for(bundle), "--json"))
     done = python("-m", "bigbrain_fx", *words)
@@ -187,6 +191,7 @@ def test_json_is_alone_on_stdout_whatever_the_model_file_prints(bundle: Path) ->
     assert "a model file may print" in done.stderr
 
 
+@pytest.mark.nightly
 def test_no_control_codes_in_a_pipe(bundle: Path) -> None:
     done = python("-m", "bigbrain_fx", "explain", str(bundle))
     assert done.returncode == 0, done.stderr
@@ -256,6 +261,7 @@ print(json.dumps(sorted({{name.split(".")[0] for name in sys.modules}})), file=s
 """
 
 
+@pytest.mark.nightly
 def test_split_imports_no_torch_in_this_process(bundle: Path, tmp_path: Path) -> None:
     model, cluster = str(write_model(tmp_path)), str(bundle.parent / "cluster.json")
     words = ["split", model, "--devices", cluster, "--out", str(tmp_path / "b")]

@@ -126,6 +126,7 @@ _BAD_MODELS = {
 }
 
 
+@pytest.mark.gate("import error")
 @pytest.mark.parametrize("case", _BAD_MODELS)
 def test_bad_model_file(here: Path, case: str) -> None:
     text, exit_code, code = _BAD_MODELS[case]
@@ -136,6 +137,7 @@ def test_bad_model_file(here: Path, case: str) -> None:
     assert "\n  help: " in done.err
 
 
+@pytest.mark.nightly
 def test_the_error_is_all_there_is_to_read(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     write_model(here, _CONTROL_FLOW)
     done = refused(here)
@@ -157,6 +159,7 @@ def test_slow_model_file(here: Path) -> None:
     shows("BX2031", done.err)
 
 
+@pytest.mark.nightly
 def test_batch_that_micro_batches_do_not_divide(here: Path) -> None:
     done = refused(here, "--micro-batches", "3")
     assert done.code == 2
@@ -255,6 +258,7 @@ def test_unknown_command_and_missing_devices() -> None:
 # --------------------------------------------------------------------------- it does not fit
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("partitioner", ["analytical", "naive"])
 def test_a_model_that_does_not_fit(here: Path, partitioner: str) -> None:
     write_cluster(here, memory="2KiB")

@@ -38,6 +38,7 @@ def unlike() -> Cluster:
     return cluster_of(device("slow"), device("fast", 4), gpu)
 
 
+@pytest.mark.gate("analytical", "compiled", "measured")
 @quick
 @given(seed=seeds, count=st.integers(1, 25))
 def test_every_op_has_sensible_figures_on_every_device(name: str, seed: int, count: int) -> None:
@@ -57,6 +58,7 @@ def test_every_op_has_sensible_figures_on_every_device(name: str, seed: int, cou
             assert cost.workspace_bytes >= 0
 
 
+@pytest.mark.gate("analytical", "compiled", "measured")
 @quick
 @given(seed=seeds, count=st.integers(1, 25))
 def test_no_gradient_no_backward(name: str, seed: int, count: int) -> None:
@@ -81,6 +83,7 @@ def test_a_faster_device_is_no_slower(name: str, seed: int, count: int) -> None:
     assert costs.optimizer_s_per_tensor["fast"] <= costs.optimizer_s_per_tensor["slow"]
 
 
+@pytest.mark.gate("analytical", "compiled", "measured")
 @quick
 @given(seed=seeds, count=st.integers(1, 25))
 def test_the_same_again(name: str, seed: int, count: int) -> None:
@@ -89,6 +92,7 @@ def test_the_same_again(name: str, seed: int, count: int) -> None:
     assert first == plugins.estimator(name).estimate(graph, unlike())
 
 
+@pytest.mark.gate("learned")
 def test_same_figures_under_four_hash_seeds(name: str) -> None:
     code = (
         "import sys; from bigbrain_fx.planning import registry as plugins; "

@@ -76,6 +76,7 @@ def placed(
     return graph, cluster, costs, make(name).partition(graph, cluster, costs)
 
 
+@pytest.mark.gate("ideal-dp", "m-etf", "m-sct", "m-topo", "naive", "scattered")
 @quick
 @given(seed=seeds, count=st.integers(1, 30), devices=st.integers(1, 4))
 def test_every_op_gets_a_known_device(name: str, seed: int, count: int, devices: int) -> None:
@@ -144,6 +145,7 @@ def test_memory_is_kept_or_no_plan_made(
         assert entry.peak_bytes <= cluster.device[entry.device].memory_bytes
 
 
+@pytest.mark.gate("ideal-dp", "m-etf", "m-sct", "m-topo", "scattered")
 @settings(quick, max_examples=examples(4))
 @given(seed=seeds, count=st.integers(1, 20), devices=st.integers(2, 4))
 def test_the_order_of_the_list_does_not_matter(

@@ -145,6 +145,7 @@ def assert_happens_before(programs: tuple[Program, ...], stages: Stages, costs: 
             assert reader.start_s >= bars[what].end_s + crossing_s - 1e-9
 
 
+@pytest.mark.gate("list")
 @pytest.mark.parametrize("name", TRAINING)
 @settings(max_examples=examples(60), deadline=None)
 @given(case=cases(chain=True))
@@ -365,6 +366,7 @@ def fingerprint() -> str:
     return digest.hexdigest()
 
 
+@pytest.mark.gate("1")
 @pytest.mark.parametrize("hash_seed", ["0", "1", "2", "1234"])
 def test_same_programs_under_every_hash_seed(hash_seed: str) -> None:
     root = Path(bigbrain_fx.plan.schedule.__file__).parents[3]

@@ -100,6 +100,7 @@ def test_a_model_is_the_same_from_its_file(kind: str, two_stage: bool, tmp_path:
     assert predictions(again, some) == predictions(model, some)
 
 
+@pytest.mark.gate("linear-False", "linear-True", "random-forest-False", "svm-False", "svm-True")
 @pytest.mark.parametrize(("kind", "two_stage"), VARIANTS)
 def test_a_formula_is_found(kind: str, two_stage: bool) -> None:
     """Times are a roofline and 5 % of noise; sizes that were not seen come out near."""

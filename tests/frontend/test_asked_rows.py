@@ -85,6 +85,7 @@ class Told(nn.Module):
         return (self.layer(x) * self.told(x)).square().mean()
 
 
+@pytest.mark.gate("str")
 @pytest.mark.parametrize(
     "told",
     [

@@ -192,6 +192,7 @@ def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert torch.zeros(1).device == torch.device("cpu")
 
 
+@pytest.mark.gate("cuda")
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 def test_a_plan_of_gpus_is_refused_and_one_of_cpus_is_not(tmp_path: Path, kind: str) -> None:
     model, cluster = written(tmp_path, OTHERWISE["autocast"]), tmp_path / "cluster.json"
@@ -209,6 +210,7 @@ NO_GPU = {
 }
 
 
+@pytest.mark.gate("model")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this host has a GPU")
 @pytest.mark.parametrize("name", NO_GPU)
 def test_what_wants_a_gpu_here_is_told_to_leave_that_out(name: str, tmp_path: Path) -> None:

@@ -32,6 +32,12 @@ def broken(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
 
 
+@pytest.mark.gate(
+    "bigbrain_fx.bundles.dcp_export.child",
+    "bigbrain_fx.bundles.resplitting.child",
+    "bigbrain_fx.frontend.child",
+    "bigbrain_fx.measure.ops.child",
+)
 @pytest.mark.usefixtures("cold")
 @pytest.mark.parametrize("module", MODULES)
 def test_a_broken_library_is_a_sentence_whatever_the_program(

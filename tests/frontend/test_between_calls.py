@@ -140,6 +140,7 @@ def _tried(folder: Path, text: str) -> None:
         found[0].close()
 
 
+@pytest.mark.gate("lr_scale() changes clip_norm", "lr_scale() goes by what batches()")
 @pytest.mark.parametrize("said", REFUSED)
 def test_what_goes_by_another_is_refused(said: str, tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
@@ -149,6 +150,7 @@ def test_what_goes_by_another_is_refused(said: str, tmp_path: Path) -> None:
     assert caught.value.help
 
 
+@pytest.mark.gate("nothing")
 @pytest.mark.parametrize("text", LET_BE.values(), ids=LET_BE)
 def test_what_is_the_same_everywhere_is_let_be(text: str, tmp_path: Path) -> None:
     _tried(tmp_path, text)

@@ -413,6 +413,7 @@ class Checkpointed(nn.Module):
         return checkpoint(self.linear, x, use_reentrant=self.reentrant).square().sum()
 
 
+@pytest.mark.gate("True")
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointing_is_plain_code_in_a_trace(reentrant: bool) -> None:
     model = Checkpointed(reentrant)
@@ -421,6 +422,7 @@ def test_checkpointing_is_plain_code_in_a_trace(reentrant: bool) -> None:
     assert not any(op.body for op in found.graph.ops)
 
 
+@pytest.mark.nightly
 def test_meta_gives_the_same_graph_without_numbers() -> None:
     with torch.device("meta"):
         model = TiedGPT()

@@ -29,6 +29,7 @@ class Running(nn.Module):
         return (h / self.size).pow_(2).mean()
 
 
+@pytest.mark.nightly
 def test_what_computes_with_a_written_buffer_computes_with_a_copy() -> None:
     graph = capture(Running(), {"x": torch.randn(4, 4)}).graph
     (copy,) = (op for op in graph.ops if op.target == "aten.clone.default")
@@ -81,6 +82,7 @@ class Nested(nn.Module):
         return cast("Tensor", checkpoint(self._outer, x, use_reentrant=False)).square().mean()
 
 
+@pytest.mark.nightly
 def test_a_checkpoint_within_a_checkpoint_keeps_its_gradients() -> None:
     graph = capture(Nested(), {"x": torch.randn(4, 4)}).graph  # which compares them
     assert not [op for op in graph.ops if op.target.startswith("region.")]

@@ -254,6 +254,7 @@ def found(calls: Calls, decides: Callable[[int], float]) -> int | None:
     return None if made is None else made.runs
 
 
+@pytest.mark.gate("_in_cached_object", "_in_frozen", "_in_list", "_in_pair")
 @pytest.mark.parametrize("place", PLACES)
 def test_a_count_is_found_where_it_decides_late_and_let_be_where_it_does_not(
     place: Callable[[], Calls],
@@ -369,6 +370,7 @@ def test_weights_that_a_late_call_copies_are_a_reason() -> None:
     assert (caught.value.at or "").startswith("test_counters.py:")
 
 
+@pytest.mark.nightly
 def test_what_is_counted_for_a_look_alone_is_let_be_and_left_as_it_was() -> None:
     model = Logging()
     capture(model, (torch.randn(8, 4),))

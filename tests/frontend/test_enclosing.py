@@ -82,6 +82,7 @@ def captured(model: nn.Module, **options: Any) -> Captured:
     )
 
 
+@pytest.mark.nightly
 def test_layers_of_one_class_are_kept_whole_together() -> None:
     model = Net(Hit(), nn.Tanh(), Hit())
     found = captured(model)

@@ -104,6 +104,7 @@ def test_what_the_example_sets_is_told_from_it(tmp_path: Path) -> None:
         left(calls(tmp_path, example="SEEN['x'] = 1", what="batches"))
 
 
+@pytest.mark.gate("torch.rand(3)-batches")
 @pytest.mark.parametrize(
     ("model", "what"),
     [
@@ -150,6 +151,7 @@ READERS = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", NOWHERE)
 def test_what_is_set_where_nobody_looks_is_refused(name: str, tmp_path: Path) -> None:
     line, reader = NOWHERE[name]
@@ -165,6 +167,7 @@ def test_a_generator_that_the_example_draws_from_is_as_no_bundle_has_drawn(tmp_p
         left(calls(tmp_path, model="next(batches(0))", what=drawn))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["a context", "a library"])
 def test_a_copy_without_what_a_call_at_the_top_sets_does_otherwise(
     name: str, tmp_path: Path

@@ -102,6 +102,7 @@ class Tricks(nn.Module):
         return Output(mixed.cumsum(1).mean() * scale + noise, h)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", [Recurrent, Transformer, Norms, Tricks])
 def test_layers_of_torch(kind: type[nn.Module]) -> None:
     torch.manual_seed(0)

@@ -204,6 +204,7 @@ def test_a_model_without_weights_gives_the_graph_of_one_with(tmp_path: Path) -> 
     assert any(param.name != param.canonical for param in graphs[0].params)
 
 
+@pytest.mark.nightly
 def test_estimating_70_billion_numbers_holds_none_of_them(tmp_path: Path) -> None:
     write_config(
         tmp_path,

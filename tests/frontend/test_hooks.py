@@ -149,6 +149,7 @@ class Toggling(Net):
         return fooled + self.down(h.detach()).mean()
 
 
+@pytest.mark.gate("OnMany", "OnNode")
 @pytest.mark.parametrize("kind", [OnActivation, OnMany, OnNode, Toggling])
 def test_what_forward_does_to_gradients_is_refused_at_its_line(kind: type[Net]) -> None:
     with pytest.raises(CaptureError, match=r"gradient") as caught:

@@ -133,6 +133,7 @@ APART = (
 )
 
 
+@pytest.mark.gate("counted", "drawn", "plain tensor", "read after a module wrote")
 @pytest.mark.parametrize("how", APART)
 def test_what_cannot_be_apart_is_refused_as_before(how: str) -> None:
     torch.manual_seed(2)
@@ -141,6 +142,7 @@ def test_what_cannot_be_apart_is_refused_as_before(how: str) -> None:
     assert (caught.value.at or "").startswith("test_kept_lines.py:")
 
 
+@pytest.mark.nightly
 def test_the_class_and_its_calls_are_as_before() -> None:
     model, call = Picked(), nn.Module.__call__
     capture(model, picked_batch())

@@ -56,6 +56,7 @@ def loss_op(graph: Graph) -> Op:
     return next(op for op in graph.ops if op.target == "user.loss")
 
 
+@pytest.mark.nightly
 def test_ctc_is_one_op_that_gets_what_it_reads() -> None:
     model, batch = Speech(), speech_batch()
     found = capture(model, batch, ctc)
@@ -297,6 +298,7 @@ def test_a_loss_that_asks_data_is_asked_for_each_batch() -> None:
     assert torch.equal(loss, guarded(model(batch["sound"]), batch))
 
 
+@pytest.mark.nightly
 def test_an_assertion_of_a_loss_is_assumed_and_checked() -> None:
     found = capture(Speech(), speech_batch(), checked)
     assert not [op for op in found.graph.ops if op.target == "user.loss"]

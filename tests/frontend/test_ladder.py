@@ -61,6 +61,7 @@ class Guarded(nn.Module):
         return h.square().mean()
 
 
+@pytest.mark.nightly
 def test_one_sided_branches_are_kept_as_assumptions() -> None:
     model = Guarded()
     found = capture(model, (torch.randn(4, 4),))
@@ -151,6 +152,7 @@ def test_answers_by_hand() -> None:
     assert "--assume other.py:1: no tensor is asked for yes or no there" in elsewhere.warnings
 
 
+@pytest.mark.nightly
 def test_without_weights_only_answers_by_hand_help() -> None:
     with torch.device("meta"):
         model = Guarded()
@@ -291,6 +293,7 @@ def test_the_strict_tracer_follows_int_and_float() -> None:
         assert run(found, {"x": x})[found.graph.loss or ""] == model(x)
 
 
+@pytest.mark.gate("Branched")
 @pytest.mark.parametrize("kind", [Branched, Alone])
 def test_numbers_that_no_tensor_can_be_stay_in_the_lines_of_forward(kind: type[nn.Module]) -> None:
     model = kind()
@@ -308,6 +311,7 @@ class Between(Scaled):
         return self.linear(self.linear(x)[: int((x > 0).sum())]).sum()
 
 
+@pytest.mark.nightly
 def test_numbers_that_a_module_is_called_by_are_refused() -> None:
     with refused("BX0130d", CaptureError) as caught:
         capture(Between(), (torch.randn(4, 4),))

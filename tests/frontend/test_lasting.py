@@ -32,6 +32,7 @@ class Counting(nn.Module):
         return found.square().mean()
 
 
+@pytest.mark.gate("700-1000 calls later")
 @pytest.mark.parametrize(("most", "said"), [(3, "2 calls later"), (700, "1000 calls later")])
 def test_a_count_that_ends_something_is_refused(most: int, said: str) -> None:
     with pytest.raises(CaptureError, match=said) as caught:
@@ -40,6 +41,7 @@ def test_a_count_that_ends_something_is_refused(most: int, said: str) -> None:
     assert "torch.where" in (caught.value.help or "")
 
 
+@pytest.mark.nightly
 def test_what_no_count_reaches_is_let_be() -> None:
     found = capture(Counting(10**9), (torch.ones(4, 3),))
     assert any("assumed True" in said for said in found.warnings)

@@ -156,6 +156,7 @@ class Plain(nn.Module):
         return self.b(self.a(x).relu()).square().mean()
 
 
+@pytest.mark.nightly
 def test_leaves_by_path_and_by_class() -> None:
     model = Plain()
     one = capture(model, (torch.randn(4, 4),), leaves=["b"])

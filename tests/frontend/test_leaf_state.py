@@ -64,6 +64,7 @@ class Around(nn.Module):
         return found
 
 
+@pytest.mark.gate("Normed")
 @pytest.mark.parametrize("inner", [Range(), Same(), Normed(4)], ids=lambda m: type(m).__name__)
 def test_what_is_kept_in_place_is_right(inner: nn.Module) -> None:
     model = Around(inner)

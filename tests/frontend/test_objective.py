@@ -119,6 +119,7 @@ def test_lazy_modules_need_sizes() -> None:
     assert_same(model, capture(model, (torch.randn(8, 4),)), model)
 
 
+@pytest.mark.gate("Embedding")
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
 def test_sparse_gradients_are_refused_at_their_line(kind: type[Any]) -> None:
     def loss(output: Tensor, batch: object) -> Tensor:
@@ -161,6 +162,7 @@ class ByMath(nn.Module):
             return F.scaled_dot_product_attention(x, x, x, is_causal=True).reshape(-1, 4)
 
 
+@pytest.mark.nightly
 def test_a_part_that_changes_how_torch_computes_is_kept_whole() -> None:
     torch.manual_seed(0)
     found = capture(nn.Sequential(Plain(), ByMath()), (torch.randn(8, 4),))
@@ -168,6 +170,7 @@ def test_a_part_that_changes_how_torch_computes_is_kept_whole() -> None:
     assert "changes how torch computes" in found.warnings[0]
 
 
+@pytest.mark.gate("41")
 @pytest.mark.parametrize("seed", [0, 24, 41])  # of the last two one and three rows are alike
 def test_a_model_that_changes_how_torch_computes_is_told_of_leaves(seed: int) -> None:
     torch.manual_seed(seed)

@@ -167,6 +167,7 @@ def test_one_that_does_something_once_a_step_is_refused_where_it_is_stepped_by_p
         require_parted(net(), kind.of, held, by_pieces=True)
 
 
+@pytest.mark.gate("of")
 @pytest.mark.parametrize("make", [OfGroup.of, torch.optim.AdamW])
 def test_one_that_counts_in_its_groups_is_stepped_by_pieces(make: Any) -> None:
     assert require_parted(net(), make, HELD, by_pieces=True) is None

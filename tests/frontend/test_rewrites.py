@@ -61,6 +61,7 @@ def gradients(found: Captured) -> dict[str, Tensor]:
     return {"loss": loss.detach()} | dict(zip(names, made, strict=True))
 
 
+@pytest.mark.gate("False")
 @pytest.mark.parametrize("bias", [True, False])
 def test_each_parameter_gets_the_gradient_of_plain_pytorch(bias: bool) -> None:
     model = Attention(bias).double()
@@ -92,6 +93,7 @@ def test_a_view_that_a_part_has_not_is_refused() -> None:
         rewritten(captured(Flattened(), 16, 8), "linears")
 
 
+@pytest.mark.gate("4.0-True")
 @pytest.mark.parametrize(("scale", "same"), [(4.0, True), (3.0, False)])
 def test_a_power_of_two_moves_with_the_same_bits(scale: float, same: bool) -> None:
     graph = captured(Attention(scale=scale), 16, 8).graph
@@ -132,6 +134,7 @@ def detached(after: Graph) -> Graph:
     return replace(after, ops=tuple(ops))
 
 
+@pytest.mark.gate("scales-unscaled-allowed")
 @pytest.mark.parametrize(
     ("name", "broken", "why"),
     [

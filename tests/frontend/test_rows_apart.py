@@ -161,6 +161,7 @@ class Padded(nn.Module):
         return output
 
 
+@pytest.mark.gate("lengths1")
 @pytest.mark.parametrize("lengths", [(5, 3, 4, 2), (5, 5, 5, 5)])
 def test_a_fused_path_with_other_numbers_is_said(lengths: tuple[int, ...]) -> None:
     torch.manual_seed(1)

@@ -72,6 +72,7 @@ def test_a_folder_of_data_is_no_package(tmp_path: Path, monkeypatch: pytest.Monk
         monkeypatch.delitem(sys.modules, name)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("cold")
 def test_capture_file_brings_the_graph_and_later_the_weights(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -110,6 +111,7 @@ def test_capture_file_brings_the_graph_and_later_the_weights(
     assert printed.err.startswith("loading\nhello\n")
 
 
+@pytest.mark.nightly
 def test_the_parent_imports_no_torch(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
     code = (
@@ -153,6 +155,7 @@ def test_a_file_that_takes_too_long(tmp_path: Path) -> None:
         capture_file(path, time_limit_s=1)
 
 
+@pytest.mark.nightly
 def test_errors_of_the_child_arrive_as_they_are(tmp_path: Path) -> None:
     text = (
         HEAD

@@ -176,6 +176,7 @@ def test_a_generator_of_the_file_is_no_hindrance_to_a_trace() -> None:
     assert_same(model, found, model)
 
 
+@pytest.mark.gate("Hidden", "Late", "Made", "OfClass", "OwnDice")
 @pytest.mark.parametrize("kind", REFUSED)
 def test_state_that_counts_is_refused_by_name(kind: type[Net]) -> None:
     model = nn.Sequential(kind())
@@ -234,6 +235,7 @@ class Looked(Net):
         return h
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", [AtFirstUse, Looked])
 def test_what_changes_nothing_is_let_be(kind: type[Net]) -> None:
     model = kind()
@@ -333,6 +335,7 @@ class ByData(Momentum):
         return (self.query(x) * self.key(x)).mean()
 
 
+@pytest.mark.nightly
 def test_a_momentum_twin_is_traced_where_it_writes_in_place() -> None:
     model = Momentum()
     before = model.key.weight.clone()

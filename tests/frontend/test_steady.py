@@ -93,6 +93,7 @@ class Steady(nn.Module):
         return (noisy * torch.clamp(self.calls / 3, max=1.0)).sum()
 
 
+@pytest.mark.nightly
 def test_what_is_put_back_counts_no_calls() -> None:
     model = Steady()
     capture(model, (torch.randn(2, 4),))

@@ -98,6 +98,7 @@ def of(model: nn.Module, loss: object = plain_loss) -> Captured:
     return capture(model, {"x": torch.randn(8, 3), "y": torch.randn(8, 2)}, loss)  # type: ignore[arg-type]
 
 
+@pytest.mark.gate("divided")
 @pytest.mark.parametrize("guard", UNSEEN, ids=lambda guard: guard.__name__)
 def test_in_the_middle_of_the_models_own_forward_it_is_refused(guard: Guard) -> None:
     with refused("BX0130a", CaptureError) as caught:
@@ -105,6 +106,7 @@ def test_in_the_middle_of_the_models_own_forward_it_is_refused(guard: Guard) -> 
     assert (caught.value.at or "").startswith("test_unseen.py:")
 
 
+@pytest.mark.gate("swallowed")
 @pytest.mark.parametrize("guard", [swallowed, told], ids=lambda guard: guard.__name__)
 def test_a_part_that_asks_is_kept_whole(guard: Guard) -> None:
     found = of(Model(guard, part=True))
@@ -130,6 +132,7 @@ def by_number(h: Tensor) -> Tensor:
     return h / h.abs().max().item()
 
 
+@pytest.mark.nightly
 def test_strict_traces_are_listened_to() -> None:
     assert any("strict" in said for said in of(Noting(by_number)).warnings)
     with refused("BX0130a", CaptureError) as caught:
@@ -146,6 +149,7 @@ capture(Noting(torch.relu), batch, lambda output, batch: F.mse_loss(output, batc
 """
 
 
+@pytest.mark.nightly
 def test_the_strict_tracer_knows_who_asks_in_a_process_that_has_not_loaded_it() -> None:
     done = subprocess.run([sys.executable, "-c", ALONE], cwd=Path(__file__).parents[2], check=False)
     assert done.returncode == 0

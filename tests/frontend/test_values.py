@@ -95,6 +95,7 @@ class Two(nn.Module):
         return self.b(torch.tanh(self.a(x))).square().mean()
 
 
+@pytest.mark.gate("False")
 @pytest.mark.parametrize("turned", [False, True])
 def test_views_of_one_memory_are_refused(turned: bool) -> None:
     model = Two()
@@ -127,6 +128,7 @@ class Running(Two):
         return super().forward(x - getattr(self, "other", self.mean))
 
 
+@pytest.mark.gate("part1")
 @pytest.mark.parametrize("part", [slice(None), slice(2, 3)])
 def test_what_is_written_under_one_name_has_no_other(part: slice) -> None:
     model = Running()
@@ -269,6 +271,7 @@ class Giving(nn.Module):
         return Given.apply(self.part, x)  # type: ignore[no-untyped-call]
 
 
+@pytest.mark.gate("leaves1")
 @pytest.mark.parametrize("leaves", [(), ("Giving",)])
 def test_a_module_given_to_an_autograd_function_is_refused(leaves: tuple[str, ...]) -> None:
     model = nn.Sequential(nn.Linear(6, 6), Giving(), nn.Linear(6, 2))

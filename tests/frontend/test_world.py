@@ -61,6 +61,7 @@ def by_day() -> float:
     return float(datetime.date.today().year < 2_030) + 1.0
 
 
+@pytest.mark.gate("by_day", "by_hour", "by_minutes")
 @pytest.mark.parametrize("scale", [by_minutes, by_hour, by_day, Timer()])
 def test_a_clock_that_decides_is_refused(scale: Callable[[], float]) -> None:
     with pytest.raises(CaptureError, match=r"goes by the clock: .* s later") as caught:
@@ -107,6 +108,7 @@ def asks_a_cache() -> float:
     return cached() if cached.cache_info().hits < 10**9 else 2.0
 
 
+@pytest.mark.gate("asks_the_network-the network")
 @pytest.mark.parametrize(
     ("scale", "what"),
     [

@@ -50,6 +50,7 @@ def _shifted() -> dict[str, Tensor]:
     return {"x": both[:, :-1], "y": both[:, 1:]}
 
 
+@pytest.mark.gate("_same")
 @pytest.mark.parametrize("made", [_same, _shifted])
 def test_entries_of_one_memory_that_are_written_are_refused(
     made: Callable[[], dict[str, Tensor]],

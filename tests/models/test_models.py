@@ -83,6 +83,7 @@ def test_the_loss_falls(file: ModuleType) -> None:
     assert sum(losses[-4:]) < 0.93 * sum(losses[:4])
 
 
+@pytest.mark.gate("digits")
 def test_export_follows_any_batch_size(file: ModuleType) -> None:
     batch = file.example_batch()
     tensors = tensors_of(batch)

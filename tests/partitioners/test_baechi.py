@@ -304,6 +304,7 @@ def test_micro_batches_must_be_positive() -> None:
         METF(0).partition(graph, cluster, random_costs(1, graph, cluster))
 
 
+@pytest.mark.gate("METF")
 @pytest.mark.parametrize("method", [METF, MSCT])
 def test_two_thousand_ops_take_seconds(method: type[METF] | type[MSCT]) -> None:
     """The limit is 30 s; one quiet core takes about 5."""

@@ -246,6 +246,7 @@ def test_pieces_need_what_a_placement_of_them_needs(seed: int, count: int, fligh
             assert matrix[first, after] >= need.weights + need.optimizer
 
 
+@pytest.mark.nightly
 @quick
 @given(seed=seeds, count=st.integers(2, 20), devices=st.integers(2, 4), gpipe=st.booleans())
 def test_what_is_reserved_covers_what_the_schedule_holds(
@@ -323,6 +324,7 @@ def deep_graph(count: int) -> tuple[Graph, Cluster, Costs]:
     return graph, cluster, random_costs(5, graph, cluster)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("count", "limit_s"), [(700, 4.0), pytest.param(2000, 10.0, marks=pytest.mark.nightly)]
 )

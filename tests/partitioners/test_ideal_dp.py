@@ -136,6 +136,7 @@ def test_fits_or_nothing_does(seed: int, count: int, kib: int) -> None:
     assert found >= best * (1 - 1e-9)  # dearer where stages may change places, and would not fit
 
 
+@pytest.mark.nightly
 @quick
 @given(seed=seeds, count=st.integers(1, 25), devices=st.integers(1, 4))
 def test_is_never_behind_chain_dp(seed: int, count: int, devices: int) -> None:

@@ -82,6 +82,7 @@ def test_heft_says_what_fits_nowhere() -> None:
     assert heft(fork(1.0), Full()) == (-1,) * 4
 
 
+@pytest.mark.nightly
 @quick
 @given(seed=seeds, count=st.integers(1, 25), devices=st.integers(1, 3))
 def test_is_never_behind_its_parts(seed: int, count: int, devices: int) -> None:

@@ -150,6 +150,7 @@ def test_two_towers_that_chain_dp_cannot_part() -> None:
     assert walk_s < chain_s
 
 
+@pytest.mark.nightly
 def test_what_the_walk_gains_the_simulator_confirms() -> None:
     """Irregular graphs on three devices; on the chains of real models chain-dp leaves little."""
     ratios = []

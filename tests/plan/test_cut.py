@@ -221,6 +221,7 @@ def test_inference_has_outputs_and_no_gradients() -> None:
 # --------------------------------------------------------------------------- models of people
 
 
+@pytest.mark.gate("2-encdec", "2-gpt")
 @pytest.mark.parametrize("name", ["unet", "resnet", "gpt", "encdec"])
 @pytest.mark.parametrize("devices", [2, 3, 4])
 def test_a_chain_of_devices_gives_as_many_stages(name: str, devices: int) -> None:

@@ -38,6 +38,7 @@ def cut_layers(plan: Plan) -> list[int]:
     return [i for i in range(3) if len({home[name] for name in names[4 * i : 4 * i + 4]}) > 1]
 
 
+@pytest.mark.gate("chain-dp")
 @pytest.mark.parametrize("partitioner", ["chain-dp", "auto"])
 def test_blocks_stay_whole_whatever_that_costs(partitioner: str) -> None:
     whole = plan_of(partitioner, cut_at="blocks")

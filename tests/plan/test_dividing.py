@@ -46,6 +46,7 @@ def brute_force(cluster: Cluster, jobs: int, price: Price) -> float:
     return best
 
 
+@pytest.mark.gate("2")
 @pytest.mark.parametrize("jobs", [2, 3])
 def test_the_best_of_all_divisions(jobs: int) -> None:
     for seed in range(25):

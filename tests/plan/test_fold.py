@@ -74,6 +74,7 @@ def steps(program: Program) -> list[MicroAction]:
     ]
 
 
+@pytest.mark.gate("16", "32", "4", "8")
 @pytest.mark.parametrize("micro_batches", [4, 8, 16, 32, 64])
 def test_two_by_two_interleaved_is_twelve_statements_for_any_number(micro_batches: int) -> None:
     options = Options("naive", schedule="interleaved", micro_batches=micro_batches)
@@ -82,6 +83,7 @@ def test_two_by_two_interleaved_is_twelve_statements_for_any_number(micro_batche
         assert sum(len(loop.body) for loop in roll(steps(program))) <= 12
 
 
+@pytest.mark.gate("zb-v")
 @pytest.mark.parametrize("schedule", ["zb-v", "auto"])
 def test_a_program_is_loops_or_a_table_that_a_reader_is_told_of(schedule: str) -> None:
     options = Options("naive", schedule=schedule, micro_batches=32)
@@ -199,6 +201,7 @@ def test_few_micro_batches_are_not_padded() -> None:
 # --------------------------------------------------------------------------- searched
 
 
+@pytest.mark.nightly
 def test_a_searched_order_is_no_slower_than_what_has_a_name() -> None:
     searched = plan_of("auto", 3)
     assert searched.stages.is_chain
@@ -206,6 +209,7 @@ def test_a_searched_order_is_no_slower_than_what_has_a_name() -> None:
     assert searched == plan_of("auto", 3)
 
 
+@pytest.mark.nightly
 def test_a_searched_order_keeps_to_the_memory_down_to_one_micro_batch() -> None:
     source = Source("model.py")
     options = Options("naive", schedule="auto", micro_batches=16)
@@ -237,6 +241,7 @@ def test_a_folded_plan_keeps_its_schedule_on_devices_of_other_names() -> None:
 # --------------------------------------------------------------------------- explained
 
 
+@pytest.mark.nightly
 def test_explain_says_what_was_found_how_near_the_bound_and_what_loops_cost() -> None:
     text = explain(plan_of("auto", 3)).order
     assert "order: auto, searched from" in text

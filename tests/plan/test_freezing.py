@@ -29,6 +29,7 @@ def captured(folder: Path, text: str) -> Graph:
     return capture(file.model, file.example_batch, file.loss).graph
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("text", "asked", "names"),
     [

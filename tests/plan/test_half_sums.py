@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -87,6 +88,7 @@ def test_of_other_types_verify_says_it_and_split_does_not() -> None:
     assert in_turn_text(*branches(("i.",), Branches())) == ""
 
 
+@pytest.mark.nightly
 def test_a_value_that_stages_read_one_after_another_is_not() -> None:
     assert half_values(*branches(("i.", "b."), Branches().bfloat16())) == ()
     assert half_values(*branches(("i.",), Branches().bfloat16())) == ()

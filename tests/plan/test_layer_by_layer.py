@@ -107,6 +107,7 @@ def test_a_model_of_four_times_the_memory_is_planned(partitioner: str) -> None:
     assert plan.forecast.of("d0").stored_bytes > 4 * memory_bytes
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("has_stores", [True, False])
 def test_where_nothing_else_makes_a_plan_fit_it_is_the_remedy(has_stores: bool) -> None:
     small = with_stores(device("d0", memory_bytes=16 * MIB + (40 << 20)))

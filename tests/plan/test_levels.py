@@ -36,6 +36,7 @@ def planned(where: Cluster, found: Graph | None = None, **choices: Any) -> Plan:
     return make_plan(found or graph(), where, SOURCE, Options(**given))
 
 
+@pytest.mark.nightly
 def test_one_that_the_closed_form_puts_first_is_planned_and_all_others_are_named() -> None:
     where = cluster(MOST_TRIED + 3)
     plan = planned(where, graph(1, batch=35))
@@ -72,6 +73,7 @@ def test_the_closed_form_takes_many_replicas_only_where_sums_are_soon_sent() -> 
         assert about_s[1e6][count] - about_s[1e15][count] == pytest.approx(sums_s, rel=1e-3)
 
 
+@pytest.mark.nightly
 def test_alike_replicas_of_many_devices_run_what_one_does() -> None:
     plan = planned(cluster(48), replicas=8)
     assert plan.stages.replicas == 8
@@ -101,6 +103,7 @@ def test_a_thousand_devices_are_answered_by_a_pipeline_on_some() -> None:
     assert said
 
 
+@pytest.mark.gate("0")
 @pytest.mark.parametrize("replicas", [0, 8])
 def test_ctrl_c_in_one_replicas_search_ends_all_searches(
     replicas: int, monkeypatch: pytest.MonkeyPatch

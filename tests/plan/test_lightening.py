@@ -140,6 +140,7 @@ def example_batch():
 """
 
 
+@pytest.mark.nightly
 def test_a_stage_that_keeps_only_what_it_received_makes_nothing_again(tmp_path: Path) -> None:
     path = tmp_path / "free.py"
     path.write_text(FREE)

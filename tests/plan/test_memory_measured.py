@@ -149,6 +149,7 @@ def test_needs_are_tensors_the_allocators_share_and_the_context() -> None:
     assert parts == entry.peak_bytes
 
 
+@pytest.mark.nightly
 def test_a_gpu_gives_memory_in_multiples_of_512_bytes() -> None:
     graph = capture(Net(), (torch.randn(4, 3, 8, 8),)).graph
     concrete, cluster = graph.at(2), samples.cluster(1)

@@ -50,6 +50,7 @@ def test_a_plan_that_is_read_again_gives_the_same_forecast() -> None:
     assert replan(again, again.cluster).forecast == plan.forecast
 
 
+@pytest.mark.gate("host1")
 @pytest.mark.parametrize("host", [ONE_CORE, Host("here", None, 13e9)])
 def test_auto_is_never_below_its_bounds_where_devices_share(host: Host) -> None:
     plan = plan_of(on_one_host(host, devices=3), "auto")
@@ -57,6 +58,7 @@ def test_auto_is_never_below_its_bounds_where_devices_share(host: Host) -> None:
     assert all(bound.step_s <= plan.forecast.step_s for bound in plan.search.bounds)
 
 
+@pytest.mark.nightly
 def test_auto_knows_that_a_device_alone_is_not_slowed() -> None:
     """24 units on three devices are too many to try all; a pipeline on one core gains nothing."""
     graph = chain_graph(1, 24)
@@ -67,6 +69,7 @@ def test_auto_knows_that_a_device_alone_is_not_slowed() -> None:
     assert plan.forecast.step_s <= single.forecast.step_s * (1 + 1e-9)
 
 
+@pytest.mark.gate("1")
 @pytest.mark.parametrize("micro_batches", [1, 4])
 def test_a_single_micro_batch_goes_to_the_fastest_device(micro_batches: int) -> None:
     """Three devices of 60 share a core, one of 40 is alone: in a crowd they do 20."""

@@ -50,6 +50,7 @@ def test_what_waits_for_no_process_is_seen_as_it_is(kind: str) -> None:
     assert held_up(estimator(name).estimate(graph_of("gpt").at(2), cluster)) is None
 
 
+@pytest.mark.gate("gpt-m-etf", "gpt-m-sct")
 @pytest.mark.parametrize("partitioner", ["chain-dp", "m-sct", "m-etf"])
 @pytest.mark.parametrize("name", ["gpt", "moe"])
 def test_no_plan_is_slower_and_some_are_much_faster(

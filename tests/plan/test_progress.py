@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from bigbrain_fx.core import Link
 from bigbrain_fx.plan import Options, Source, make_plan, telling
 from tests.support.synthetic import chain_graph, cluster_of, device
@@ -9,6 +11,7 @@ from tests.support.synthetic import chain_graph, cluster_of, device
 CLUSTER = cluster_of(device("d0"), device("d1"), link=Link(1e-4, 1e9))
 
 
+@pytest.mark.nightly
 def test_a_search_tells_how_many_plans_it_has_simulated() -> None:
     graph, said = chain_graph(0, 8), list[str]()
     options = Options("auto", "analytical", effort="fast")

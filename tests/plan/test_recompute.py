@@ -106,6 +106,7 @@ def test_a_stage_that_writes_into_a_trained_parameter_is_refused() -> None:
 # --------------------------------------------------------------------------- the same bits
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("model", "cells"),
     [
@@ -159,6 +160,7 @@ class Net(nn.Module):
         return self.blocks(x).square().mean()
 
 
+@pytest.mark.nightly
 def test_buffers_that_are_read_and_written_are_those_of_the_unsplit_model(tmp_path: Path) -> None:
     torch.manual_seed(0)
     module = Net()
@@ -256,6 +258,7 @@ def test_recomputing_is_named_where_it_makes_a_plan_fit() -> None:
 # --------------------------------------------------------------------------- the command line
 
 
+@pytest.mark.nightly
 def test_a_stage_that_is_not_there_is_refused_on_the_command_line(tmp_path: Path) -> None:
     cluster = tmp_path / "cluster.json"
     cluster.write_text(samples.cluster_text(2))

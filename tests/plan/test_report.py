@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from bigbrain_fx.core import Slice
 from bigbrain_fx.plan.picture import MOST_BARS, gantt, ticks
 from bigbrain_fx.plan.report import report
@@ -21,6 +23,7 @@ def test_a_step_has_an_axis_numbers_and_links() -> None:
     assert "What auto compared" not in page
 
 
+@pytest.mark.nightly
 def test_what_auto_compared_stands_beside_what_it_took() -> None:
     page = report(samples.plan("gpt", "auto", 2, None, 4))
     assert "<h2>What auto compared</h2>" in page

@@ -44,6 +44,7 @@ def asks(output: Tensor, batch: object) -> Tensor:
     return output.square().mean() if output.sum().item() > 0 else output.mean()
 
 
+@pytest.mark.nightly
 def test_what_all_ways_give_a_gradient_to_is_sure_of_one() -> None:
     x = torch.randn(8, 3)
     assert may_be_ungiven(capture(Model(""), x, square).graph) == frozenset()

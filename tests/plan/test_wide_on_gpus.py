@@ -60,6 +60,7 @@ def planned(how: str, autocast: str | None = "bfloat16", kinds: str = "gg") -> P
     return make_plan(graph, replace(two, devices=tuple(devices)), Source(""), options)
 
 
+@pytest.mark.gate("adds in place")
 @pytest.mark.parametrize("how", ["normalised", "region, on", "adds in place"])
 def test_what_comes_of_a_layer_norm_is_not_sent_by_a_gpu(how: str) -> None:
     with pytest.raises(InputError, match="a GPU keeps layer_norm in float32") as caught:
@@ -80,6 +81,7 @@ FINE: Mapping[str, tuple[str, str | None, str]] = {
 }
 
 
+@pytest.mark.gate("a region without", "multiplied since")
 @pytest.mark.parametrize("name", FINE)
 def test_what_has_one_type_everywhere_is_planned(name: str) -> None:
     require_sent_types(planned(*FINE[name]))

@@ -67,6 +67,7 @@ def test_the_order_of_the_list_does_not_matter(partitioner: str, seed: int) -> N
     assert step_s(graph, relisted(cluster, seed), partitioner) == pytest.approx(first, rel=0.01)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(2))
 def test_a_fast_path_is_found_whatever_the_names(seed: int) -> None:
     """Eight alike devices along a path of fast links, listed along it, and by drawn names."""

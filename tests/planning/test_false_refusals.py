@@ -81,6 +81,7 @@ def every_plan(graph: Graph, wide: Cluster) -> Iterator[Plan]:
                         yield plan_placed(graph, wide, SOURCE, options, Placement(homes))
 
 
+@pytest.mark.gate("0-False", "1-False")
 @pytest.mark.parametrize("measured", [True, False])
 @pytest.mark.parametrize("seed", range(4))
 def test_what_fits_with_three_percent_to_spare_is_found(seed: int, measured: bool) -> None:

@@ -184,6 +184,7 @@ def test_no_order_of_two_devices_and_three_micro_batches_is_one_percent_faster(s
     assert found.bound_s <= least_s * (1 + 1e-9)
 
 
+@pytest.mark.gate("1")
 @pytest.mark.parametrize("seed", range(3))
 def test_no_order_of_a_v_of_two_devices_is_one_percent_faster(seed: int) -> None:
     stages = unlike(seed, v_line(2), 2).whole()

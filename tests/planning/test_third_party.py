@@ -71,6 +71,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return write_model(folder), path
 
 
+@pytest.mark.nightly
 def test_it_is_in_the_table(site: Path) -> None:
     (found,) = [entry for entry in rows(site, "plugins") if entry["name"] == "fastest"]
     assert (found["kind"], found["package"]) == ("partitioner", "bigbrain-fx-fastest")

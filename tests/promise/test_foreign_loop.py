@@ -164,6 +164,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("schedule", [pytest.param("gpipe", marks=pytest.mark.nightly), "1f1b"])
 def test_stages_under_torchs_own_pipeline(
     schedule: str, letters: Path, outside: Outside, tmp_path: Path, script: Callable[[str], str]

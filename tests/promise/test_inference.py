@@ -197,6 +197,7 @@ def test_a_model_without_a_loss_in_real_processes(
     assert_bitwise(read_outputs(tmp_path / "o"), expected(file, plan, rows, ["letters"]))
 
 
+@pytest.mark.nightly
 def test_run_gives_the_same_as_one_process(
     letters_eval: tuple[Path, Plan], outside: Outside, tmp_path: Path
 ) -> None:
@@ -242,6 +243,7 @@ def test_verify_sees_a_changed_bundle(letters_eval: tuple[Path, Plan], tmp_path:
     assert failed == both
 
 
+@pytest.mark.nightly
 def test_verify_holds(letters_eval: tuple[Path, Plan]) -> None:
     bundle, _ = letters_eval
     found = bb.verify(bundle, steps=2)

@@ -37,6 +37,7 @@ def test_the_blocker_blocks(outside: Outside, tmp_path: Path) -> None:
         assert outside.python(tmp_path, "-c", code) == f"{name.split('.')[0]} is blocked\n"
 
 
+@pytest.mark.nightly
 def test_under_torchrun(letters: Path, outside: Outside, losses: list[float]) -> None:
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
     port = ["--master-port", str(free_port())]
@@ -60,6 +61,7 @@ def test_with_rank_and_world_size(letters: Path, outside: Outside, losses: list[
     assert reported(second) == losses
 
 
+@pytest.mark.nightly
 def test_in_one_process_and_from_another_folder(
     letters: Path, outside: Outside, losses: list[float], tmp_path: Path
 ) -> None:

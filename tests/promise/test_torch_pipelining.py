@@ -48,6 +48,7 @@ def refusal(model: nn.Module, *inputs: Tensor) -> str:
     return ""
 
 
+@pytest.mark.nightly
 def test_torch_cannot_split_a_rope_model() -> None:
     """cos and sin are made once and read by every layer; torch's splitter loses them (#184361)."""
     torch.manual_seed(0)
@@ -56,6 +57,7 @@ def test_torch_cannot_split_a_rope_model() -> None:
     assert "Expected positional argument for parameter" in refusal(model, *inputs), MENDED
 
 
+@pytest.mark.nightly
 def test_a_bundle_of_the_rope_model_gives_its_loss(tmp_path: Path) -> None:
     """The same model in two stages, as two processes: the loss of the unsplit one."""
     source = Path(llama.__file__)
@@ -101,6 +103,7 @@ def test_torch_trains_tied_weights_apart(
     assert not torch.equal(embed, head)  # from here on they are two weights
 
 
+@pytest.mark.nightly
 def test_a_bundle_trains_them_as_one(
     tied: tuple[nn.Module, dict[str, Tensor], Tensor], tmp_path: Path
 ) -> None:

@@ -62,6 +62,7 @@ def test_all_three_packages_are_typed(wheel: Path) -> None:
     assert {f"{room}/py.typed" for room in ("bigbrain_fx", "partitioners", "estimators")} <= names
 
 
+@pytest.mark.nightly
 def test_it_splits_and_runs_the_starter(fresh: Path, tmp_path: Path) -> None:
     where = "import bigbrain_fx, partitioners; print(bigbrain_fx.__file__, partitioners.__file__)"
     places = done([str(fresh / "python"), "-c", where], tmp_path).split()

@@ -48,6 +48,7 @@ def test_under_a_supervisor(trained_bundle: Path, tmp_path: Path) -> None:
     assert "the batch of step 2 differs between devices" in refusal(copy, tmp_path, 6)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("device", NAMES)
 def test_in_a_replacement_only(trained_bundle: Path, tmp_path: Path, device: str) -> None:
     """Those who live have read what it now reads otherwise, in steps that are long over."""

@@ -120,6 +120,7 @@ def test_no_change_of_words_or_of_their_places_goes_unnoticed(nbytes: int, kind:
         assert not is_whole(sealed, nbytes), what
 
 
+@pytest.mark.nightly
 @given(st.lists(st.integers(0, 3), min_size=2, max_size=9), st.data())
 def test_no_order_of_a_few_words_is_another(numbers: list[int], draw: st.DataObject) -> None:
     other = draw.draw(st.permutations(numbers))

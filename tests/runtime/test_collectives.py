@@ -78,6 +78,7 @@ print(json.dumps([made, result]))
 """
 
 
+@pytest.mark.nightly
 def test_two_processes_sum_by_torchs_collectives() -> None:
     words = [sys.executable, "-c", RANK]
     port = str(free_port())

@@ -120,6 +120,7 @@ def calls_of_a_commit(tmp_path: Path) -> int:
     return disk.calls
 
 
+@pytest.mark.gate("process")
 @pytest.mark.parametrize("loses", [False, True], ids=["process", "power"])
 def test_after_a_crash_at_any_call_there_is_a_commit_that_loads(
     tmp_path: Path, loses: bool
@@ -170,6 +171,7 @@ commit(folder, 30, 1, KilledDisk(at))
 """
 
 
+@pytest.mark.nightly
 def test_after_sigkill_at_any_call_there_is_a_commit_that_loads(tmp_path: Path) -> None:
     calls, outcomes = calls_of_a_commit(tmp_path), []
     for at in range(1, calls + 1, 2):

@@ -50,6 +50,7 @@ def train(made: dict[str, One], parts: dict[str, Committer], first: int, last: i
         part.settle()
 
 
+@pytest.mark.nightly
 def test_a_run_goes_on_from_its_last_commit(tmp_path: Path) -> None:
     folder, made = tmp_path / "commits", devices()
     parts = committers(folder)
@@ -83,6 +84,7 @@ def test_the_end_is_committed(tmp_path: Path) -> None:
     assert [record.step for record in read_records(tmp_path / "commits", print)] == [3, 0]
 
 
+@pytest.mark.nightly
 def test_a_new_run_does_not_begin_over_an_old_one(tmp_path: Path) -> None:
     begin_together(committers(tmp_path / "commits"), devices(), resume=False)
     with pytest.raises(CommitError, match="has commits up to step 0: add --resume"):
@@ -185,6 +187,7 @@ def test_any_number_of_missed_commits_ends_no_run_and_the_last_ones_are_told(
     )
 
 
+@pytest.mark.gate("removed")
 @pytest.mark.parametrize("breaks", ["removed", "not ours"])
 def test_a_folder_of_commits_that_is_gone_ends_no_run(tmp_path: Path, breaks: str) -> None:
     made = device(OPTIMIZERS["sgd"])
@@ -198,6 +201,7 @@ def test_a_folder_of_commits_that_is_gone_ends_no_run(tmp_path: Path, breaks: st
     assert [entry["event"] for entry in told] == ["missed"] * 3 + ["at_risk"]
 
 
+@pytest.mark.gate("error2")
 @pytest.mark.parametrize("error", [MemoryError("none left"), OSError(5, "I/O error"), ValueError()])
 def test_whatever_a_write_raises_is_a_missed_commit(tmp_path: Path, error: Exception) -> None:
     """The others wait for a word from the thread that writes."""
@@ -248,6 +252,7 @@ class FullUnder(QuickDisk):
         super().write(path, pieces)
 
 
+@pytest.mark.nightly
 def test_a_missed_commit_goes_to_the_rescue_folder_of_all_devices(tmp_path: Path) -> None:
     made, other = devices(), tmp_path / "rescue"
     disk = FullUnder(tmp_path / "commits")
@@ -292,6 +297,7 @@ def test_another_graph_is_refused_by_all(tmp_path: Path) -> None:
         begin_together(parts, devices(), resume=True)
 
 
+@pytest.mark.nightly
 def test_training_does_not_wait_for_the_disk(tmp_path: Path) -> None:
     class Slow(QuickDisk):
         def __init__(self) -> None:

@@ -46,6 +46,7 @@ def rounding_otherwise(bundle: Path, folder: Path) -> Path:
     return copy
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("way", WAYS)
 def test_one_bit_of_one_copy_ends_the_run(
     bundles: dict[str, Path], tmp_path: Path, way: str
@@ -66,6 +67,7 @@ def test_under_a_supervisor(bundles: dict[str, Path], tmp_path: Path) -> None:
     assert "after step 1 differ" in str(failed.value.death.text)
 
 
+@pytest.mark.nightly
 def test_only_bundles_with_copies_take_the_file_along(tmp_path: Path) -> None:
     for way, kept in (
         ({"replicas": 2}, True),

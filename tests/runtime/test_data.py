@@ -165,6 +165,7 @@ def test_a_digest_is_of_every_byte() -> None:
     assert one.digest() != same.digest()
 
 
+@pytest.mark.gate("dtype0", "dtype1", "dtype3")
 @pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.int64, torch.complex64])
 def test_a_digest_takes_any_type(dtype: torch.dtype) -> None:
     def typed(seed: int) -> Iterator[Any]:

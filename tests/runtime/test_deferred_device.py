@@ -121,6 +121,7 @@ def ready(cls: type[Device]) -> Device:
     return device
 
 
+@pytest.mark.gate("Again")
 @pytest.mark.parametrize("cls", [Divided, InTurn, Again])
 def test_a_device_trains_to_the_same_bits_whenever_weights_are_made(cls: type[Device]) -> None:
     plain, split = ready(Plain), ready(cls)

@@ -158,6 +158,7 @@ def sgd(named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
     return torch.optim.SGD(list(named), lr=0.5, momentum=0.9)
 
 
+@pytest.mark.gate("clip")
 @pytest.mark.parametrize(
     "training",
     [

@@ -174,6 +174,7 @@ def test_the_places_are_many(calm: tuple[Mapping[str, Any], Counter[Place]]) -> 
     assert len(calm[1]) > 15
 
 
+@pytest.mark.gate("first")
 @pytest.mark.parametrize(
     "occurrence", ["first", pytest.param("middle", marks=pytest.mark.nightly), "last"]
 )

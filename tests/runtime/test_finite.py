@@ -131,6 +131,7 @@ def assert_same(one: Path, other: Path) -> None:
         assert torch.equal(tensor, second[name]), name
 
 
+@pytest.mark.nightly
 def test_a_run_stops_and_says_where(bundle: Path) -> None:
     done = in_process(bundle, 5)
     assert done.returncode == NOT_FINITE

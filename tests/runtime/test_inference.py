@@ -95,6 +95,7 @@ def test_live_values_are_those_with_a_reader_to_come() -> None:
     assert plan.forecast.devices[0].activations_bytes == 2 * 4 * 8 * 4
 
 
+@pytest.mark.nightly
 def test_the_page_and_the_explanation_speak_of_forwards() -> None:
     plan = plan_of(captured("gpt"))
     assert explain(plan).cuts[0].back_nbytes == 0

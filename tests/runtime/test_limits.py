@@ -149,6 +149,7 @@ def test_a_process_that_cannot_listen_says_so_to_its_supervisor(
     assert "ulimit -u" in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 def test_a_run_that_may_write_no_file_says_which_limit(tmp_path: Path) -> None:
     bundle = split_small(tmp_path)
     # a folder that torch would look for a temporary one for; other tests of this process name it
@@ -196,6 +197,7 @@ def test_a_commit_is_written_where_no_thread_is_left_for_it(
     assert newest_loads(tmp_path / "c") == 2
 
 
+@pytest.mark.nightly
 def test_a_path_that_safetensors_cannot_be_told_has_its_own_remedy(tmp_path: Path) -> None:
     bundle = split_small(tmp_path)
     place = Path(os.fsdecode(os.fsencode(tmp_path) + b"/a\xff"))

@@ -220,10 +220,12 @@ def test_each_channel_keeps_its_order_and_its_strides(tmp_path: Path) -> None:
     assert {tuple(strides) for strides in seen["strides"]} == {(1, 2)}
 
 
+@pytest.mark.nightly
 def test_receives_are_posted_before_anyone_asks(tmp_path: Path) -> None:
     assert scenario(tmp_path, "ahead")[1] == [1, 2]
 
 
+@pytest.mark.nightly
 def test_a_message_that_never_comes_is_named_in_time(tmp_path: Path) -> None:
     seen = scenario(tmp_path, "silent", deadline_s=1.0)[1]
     assert seen["error"] == "LateMessageError"
@@ -232,6 +234,7 @@ def test_a_message_that_never_comes_is_named_in_time(tmp_path: Path) -> None:
     assert 0.9 < seen["seconds"] < 10
 
 
+@pytest.mark.nightly
 def test_a_peer_that_dies_is_named_in_time(tmp_path: Path) -> None:
     seen = scenario(tmp_path, "dies", deadline_s=20.0, expected=7)[1]
     assert seen["error"] == "PeerLostError"
@@ -239,6 +242,7 @@ def test_a_peer_that_dies_is_named_in_time(tmp_path: Path) -> None:
     assert seen["seconds"] < 20
 
 
+@pytest.mark.nightly
 def test_a_peer_that_does_not_listen_is_named_in_time(tmp_path: Path) -> None:
     seen = scenario(tmp_path, "deaf", deadline_s=1.0)[0]
     assert seen["error"] == "PeerLostError"
@@ -246,18 +250,21 @@ def test_a_peer_that_does_not_listen_is_named_in_time(tmp_path: Path) -> None:
     assert seen["seconds"] < 10
 
 
+@pytest.mark.nightly
 def test_a_shape_that_was_not_planned_is_refused(tmp_path: Path) -> None:
     seen = scenario(tmp_path, "shape")[1]
     assert seen["error"] == "ValueError"
     assert "planned shape (2, 3), sent (3, 3)" in seen["text"]
 
 
+@pytest.mark.nightly
 def test_a_message_that_is_not_due_is_not_waited_for(tmp_path: Path) -> None:
     seen = scenario(tmp_path, "surplus")[1]
     assert seen["text"].startswith("no message is due on activation 'one'")
     assert seen["seconds"] < 1
 
 
+@pytest.mark.nightly
 def test_processes_must_agree(tmp_path: Path) -> None:
     seen = scenario(tmp_path, "agree")[1]
     assert seen["error"] == "BatchError"

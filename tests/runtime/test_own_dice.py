@@ -63,6 +63,7 @@ def test_those_of_a_file_are_found_and_none_that_all_share() -> None:
     assert own_dice(partial(sorted, COIN)) == [COIN]
 
 
+@pytest.mark.gate("loaded")
 @pytest.mark.parametrize("batches", [drawn, loaded])
 def test_streams_of_one_process_draw_the_same_in_any_order(batches: object) -> None:
     one, two = streams(batches)

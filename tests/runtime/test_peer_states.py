@@ -69,6 +69,7 @@ def image_of(state: State) -> State:
     return State.from_buffer(room)
 
 
+@pytest.mark.gate("sgd")
 @pytest.mark.parametrize("name", ["adamw", "two groups", "adafactor", "sgd"])
 def test_parts_of_a_state_make_the_whole(name: str) -> None:
     first, second = device(OPTIMIZERS[name]), device(OPTIMIZERS[name])

@@ -121,6 +121,7 @@ def train(bundle: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
     return warm.run(line, cwd=bundle, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.nightly
 def test_a_folder_that_cannot_be_one_is_refused_before_the_training(
     trained_bundle: Path, tmp_path: Path
 ) -> None:
@@ -142,6 +143,7 @@ def test_a_full_log_is_no_error() -> None:
     show("another", full)  # closed
 
 
+@pytest.mark.nightly
 def test_a_step_that_nobody_reads_stops_no_training(trained_bundle: Path, tmp_path: Path) -> None:
     reader, number = os.pipe()
     os.close(reader)
@@ -177,6 +179,7 @@ def test_files_of_two_runs_are_not_joined(tmp_path: Path) -> None:
     require_one_save(tmp_path)
 
 
+@pytest.mark.nightly
 def test_a_run_says_in_each_file_of_which_run_it_is(tmp_path: Path) -> None:
     bundle = tiny_bundle(tmp_path)
     words = [sys.executable, str(bundle / "train.py"), "--in-process", "--steps", "3"]

@@ -161,6 +161,7 @@ OPTIMIZERS: dict[str, Make] = {
 }
 
 
+@pytest.mark.gate("1-sgd nesterov", "3-nadam")
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("at", [0, 1, 3])
 def test_restored_and_continued_is_the_run_that_was_not_interrupted(name: str, at: int) -> None:

@@ -68,6 +68,7 @@ def test_a_second_step_takes_the_rooms_of_the_first(tmp_path: Path) -> None:
     assert room.used == used > 0
 
 
+@pytest.mark.nightly
 def test_a_storage_is_written_once_and_what_others_hold_is_not() -> None:
     x = torch.randn(ROWS, DIM, requires_grad=True)
     layers = [nn.Linear(DIM, DIM, bias=False) for _ in range(3)]

@@ -191,6 +191,7 @@ def mapped_bytes() -> int:
     return found
 
 
+@pytest.mark.gate("InTurns-0.01-adamw", "Stored-None-adamw")
 @pytest.mark.parametrize("make", [adamw, momentum])
 @pytest.mark.parametrize("limit", [None, 0.01])
 @pytest.mark.parametrize("cls", [Stored, InTurns])
@@ -204,6 +205,7 @@ def test_the_bits_are_those_of_memory(
     assert list(tmp_path.iterdir()) == []  # no name: nothing is left behind
 
 
+@pytest.mark.nightly
 def test_between_two_steps_no_weight_is_in_memory_and_all_can_be_read(tmp_path: Path) -> None:
     gc.collect()  # devices of other tests
     before = mapped_bytes()
@@ -218,6 +220,7 @@ def test_between_two_steps_no_weight_is_in_memory_and_all_can_be_read(tmp_path: 
     assert mapped_bytes() == before
 
 
+@pytest.mark.nightly
 def test_while_a_stage_runs_no_other_ones_weights_are_in_memory(tmp_path: Path) -> None:
     device = made(Stored, tmp_path)
     device.run_step(0)

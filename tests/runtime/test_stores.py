@@ -40,6 +40,7 @@ def lies_in(room: object, tensor: Tensor) -> bool:
     return any(start <= tensor.data_ptr() < start + len(mapped) for start, mapped in starts)
 
 
+@pytest.mark.gate("adagrad")
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 def test_training_and_its_state_are_those_of_memory(tmp_path: Path, name: str) -> None:
     plain, stored = device(OPTIMIZERS[name]), offloading(OPTIMIZERS[name], tmp_path)
@@ -84,6 +85,7 @@ def test_a_copy_does_not_share_what_goes_on_being_written(tmp_path: Path) -> Non
     assert state_of(made).tensors["optimizer:exp_avg:a"].tolist() != []
 
 
+@pytest.mark.nightly
 def test_commits_go_on_where_the_state_is_in_stores(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()

@@ -23,6 +23,7 @@ def calm(trained_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Seen
     return supervised(trained_bundle, tmp_path_factory.mktemp("calm"), NAMES, STEPS)
 
 
+@pytest.mark.gate("")
 @pytest.mark.parametrize("faults", [[], [Fault("d1", 4, 2), Fault("d0", 5, 2)]], ids=["", "deaths"])
 def test_misses_are_events_and_the_rescue_folder_has_what_is_missing(
     trained_bundle: Path, tmp_path: Path, calm: Seen, faults: list[Fault]

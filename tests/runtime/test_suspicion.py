@@ -35,6 +35,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
         yield Rig(bundle)
 
 
+@pytest.mark.nightly
 def test_steps_that_are_right_come_out_the_same(rig: Rig) -> None:
     counted = rig.run(STEPS, 1.0)
     assert len(counted.checked) == 2 * STEPS

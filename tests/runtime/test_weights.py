@@ -185,6 +185,7 @@ def test_a_reference_to_something_else_is_refused(folder: Path) -> None:
         read_all(folder)
 
 
+@pytest.mark.nightly
 def test_an_owner_that_is_no_device_is_refused(trained_bundle: Path, tmp_path: Path) -> None:
     copy = copied(trained_bundle, tmp_path)
     index = copy / "weights" / "index.json"
@@ -206,6 +207,7 @@ def train(bundle: Path) -> subprocess.CompletedProcess[str]:
     return warm.run(words, cwd=bundle, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.nightly
 def test_a_run_ends_with_one_line(trained_bundle: Path) -> None:
     file = trained_bundle / "weights" / "d1.safetensors"
     whole = file.read_bytes()

@@ -166,6 +166,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_every_place_fails_once(
     bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -214,6 +215,7 @@ def is_met(place: str, strikes: Strikes) -> bool:
     return any((file, function, name) in strikes.struck for name in names)
 
 
+@pytest.mark.gate("supervisor-table1")
 @pytest.mark.parametrize(("room", "table"), [("runtime", RUNTIME), ("supervisor", SUPERVISOR)])
 def test_nothing_is_excused_that_is_not_there(room: str, table: Mapping[str, str]) -> None:
     assert table.keys() <= set(places(room))

@@ -228,6 +228,7 @@ def test_a_socket_that_fails_once(
 # --------------------------------------------------------------------------- who is told
 
 
+@pytest.mark.nightly
 def test_a_listener_whose_pipe_is_gone_changes_nothing(bundle: Path, tmp_path: Path) -> None:
     copy, calls = copied(bundle, tmp_path), list[StepLine]()
 
@@ -240,6 +241,7 @@ def test_a_listener_whose_pipe_is_gone_changes_nothing(bundle: Path, tmp_path: P
     assert len(calls) == 1
 
 
+@pytest.mark.nightly
 def test_a_listener_that_waits_does_not_hold_up_the_run(bundle: Path, tmp_path: Path) -> None:
     copy, gate = copied(bundle, tmp_path), threading.Event()
 

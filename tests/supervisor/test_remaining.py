@@ -188,6 +188,7 @@ def test_who_listens_no_more_itself_has_not_heard_an_end() -> None:
 STEPS = 8
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "blow", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.nightly)]
 )

@@ -64,6 +64,7 @@ def test_a_killed_device_is_replayed(
     require_same(seen, undisturbed, [fault.device for fault in faults])
 
 
+@pytest.mark.nightly
 def test_a_spare_takes_over(bundle: Path, undisturbed: Seen, tmp_path: Path) -> None:
     """One after another: also the spare that has become a device."""
     faults = [Fault("d1", 3, 7), Fault("d1", 4, 3)]
@@ -73,6 +74,7 @@ def test_a_spare_takes_over(bundle: Path, undisturbed: Seen, tmp_path: Path) -> 
     assert seen.of("assigned")[0]["pid"] in spares
 
 
+@pytest.mark.nightly
 def test_neighbours_die_together(bundle: Path, undisturbed: Seen, tmp_path: Path) -> None:
     faults = [Fault("d0", 3, 5), Fault("d1", 3, 6)]
     seen = supervised(bundle, tmp_path, NAMES, STEPS, faults, spares=1)
@@ -98,6 +100,7 @@ def test_a_replacement_dies_while_it_replays(
     require_same(seen, undisturbed, ["d1"] * 3)
 
 
+@pytest.mark.nightly
 def test_connections_that_are_lost_are_made_again(
     bundle: Path, undisturbed: Seen, tmp_path: Path
 ) -> None:
@@ -107,6 +110,7 @@ def test_connections_that_are_lost_are_made_again(
     assert [e["generation"] for e in seen.of("formed")] == [0, 1]
 
 
+@pytest.mark.nightly
 def test_a_stopped_process_is_ended(bundle: Path, undisturbed: Seen, tmp_path: Path) -> None:
     faults = [Fault("d1", 3, 6, "stop")]
     seen = supervised(bundle, tmp_path, NAMES, STEPS, faults, hang_s=HANG_S)
@@ -114,6 +118,7 @@ def test_a_stopped_process_is_ended(bundle: Path, undisturbed: Seen, tmp_path: P
     assert [e["device"] for e in seen.of("hang")] == ["d1"]
 
 
+@pytest.mark.nightly
 def test_of_those_that_make_no_progress_only_the_cause_is_ended(
     bundle: Path, undisturbed: Seen, tmp_path: Path
 ) -> None:
@@ -124,6 +129,7 @@ def test_of_those_that_make_no_progress_only_the_cause_is_ended(
     assert [e["device"] for e in seen.of("hang")] == ["d1"]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("place", [pytest.param("ready", marks=pytest.mark.nightly), "addressed"])
 def test_a_device_dies_while_all_connect(
     bundle: Path, undisturbed: Seen, tmp_path: Path, place: str
@@ -136,6 +142,7 @@ def test_a_device_dies_while_all_connect(
 # --------------------------------------------------------------------------- beside the deaths
 
 
+@pytest.mark.nightly
 def test_it_is_what_runs_without_a_supervisor(bundle: Path, tmp_path: Path) -> None:
     plain = run(bundle, RunOptions(STEPS, save=tmp_path / "plain"))
     kept = run(bundle, RunOptions(STEPS, save=tmp_path / "kept", spares=0, snapshot_every=2))
@@ -157,6 +164,7 @@ def test_messages_are_kept_until_all_devices_have_a_later_snapshot(undisturbed: 
     assert undisturbed.of("snapshot")[-1]["step"] == STEPS
 
 
+@pytest.mark.nightly
 def test_an_error_that_comes_once_is_no_reason_to_stop(
     bundle: Path, undisturbed: Seen, tmp_path: Path
 ) -> None:
@@ -165,6 +173,7 @@ def test_an_error_that_comes_once_is_no_reason_to_stop(
     assert seen.of("died")[0]["text"] == "ZeroDivisionError: on purpose"
 
 
+@pytest.mark.nightly
 def test_an_error_that_comes_again_stops_the_run(bundle: Path, tmp_path: Path) -> None:
     faults = [Fault("d1", 3, 6, "raise")] * 2
     with pytest.raises(FailedError, match="device d1 ended with exit code 1: the same error") as no:
@@ -173,6 +182,7 @@ def test_an_error_that_comes_again_stops_the_run(bundle: Path, tmp_path: Path) -
     assert "ZeroDivisionError: on purpose" in Path(no.value.death.log).read_text()
 
 
+@pytest.mark.nightly
 def test_too_many_deaths_stop_the_run(bundle: Path, tmp_path: Path) -> None:
     faults = [Fault("d1", 2, 6), Fault("d0", 3, 6)]
     with pytest.raises(FailedError, match="1 restarts within") as no:
@@ -180,6 +190,7 @@ def test_too_many_deaths_stop_the_run(bundle: Path, tmp_path: Path) -> None:
     assert (no.value.death.device, no.value.death.step) == ("d0", 3)
 
 
+@pytest.mark.nightly
 def test_a_slow_device_is_told_of_and_left_alone(
     bundle: Path, undisturbed: Seen, tmp_path: Path
 ) -> None:

@@ -51,6 +51,7 @@ def python(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.nightly
 def test_launch_py_replaces_a_process(bundle: Path, tmp_path: Path) -> None:
     """With new Pythons only, as a user has it; the losses are those of one process."""
     copy = copied(bundle, tmp_path)
@@ -84,6 +85,7 @@ def test_launch_py_replaces_a_process(bundle: Path, tmp_path: Path) -> None:
     assert not any(map(is_running, pids))
 
 
+@pytest.mark.nightly
 def test_paths_are_those_of_the_folder_of_the_call(bundle: Path, tmp_path: Path) -> None:
     """They went into the bundle, whose folder its processes work in."""
     copy = copied(bundle, tmp_path)
@@ -109,6 +111,7 @@ def test_launch_py_says_what_cannot_go_on(bundle: Path, tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.nightly
 def test_hooks_are_called_where_they_stand(bundle: Path, tmp_path: Path) -> None:
     copy = copied(bundle, tmp_path)
     text = (copy / "train.py").read_text()
@@ -131,6 +134,7 @@ def test_a_run_can_be_told_to_replace_processes(bundle: Path, tmp_path: Path) ->
     assert '"event": "died"' in (tmp_path / "events.jsonl").read_text()
 
 
+@pytest.mark.nightly
 def test_a_bundle_that_knows_fewer_orders_runs(bundle: Path, tmp_path: Path) -> None:
     """One of an earlier version: the supervisor that is installed here has learnt since."""
     copy = copied(bundle, tmp_path)

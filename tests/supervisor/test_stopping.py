@@ -185,6 +185,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return split_small(tmp_path_factory.mktemp("stopping"))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("pause_s", [0.0, 0.005, 0.02])
 @pytest.mark.parametrize("kill_first", [True, False], ids=["killed", "asked"])
 def test_a_death_and_a_request_together(

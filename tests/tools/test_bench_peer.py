@@ -10,6 +10,7 @@ from tools.bench_peer import ALL, _quartiles
 from tools.peer_side import SCHEDULES, parts_of
 
 
+@pytest.mark.gate("zb-v-mine1")
 @pytest.mark.parametrize(("schedule", "mine"), [("1f1b", ([0], [1])), ("zb-v", ([0, 3], [1, 2]))])
 def test_stages_of_theirs_are_the_whole_model(
     schedule: str, mine: tuple[list[int], list[int]]

@@ -78,6 +78,7 @@ def rows(text: str) -> list[Mapping[str, object]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+@pytest.mark.nightly
 def test_a_row_for_each_planner_and_variant(tmp_path: Path) -> None:
     data = written(tmp_path)
     reference = {"LayerGraphs_toy": {"best_known": 4.1, "lower_bound": 4.0}}
@@ -94,6 +95,7 @@ def test_a_row_for_each_planner_and_variant(tmp_path: Path) -> None:
     assert each[1]["ratio"] == 1.0
 
 
+@pytest.mark.nightly
 def test_the_table_for_people(tmp_path: Path) -> None:
     options = ["--data", str(written(tmp_path, "latency")), "--partitioner", "ideal-dp"]
     found = CliRunner().invoke(main, options, catch_exceptions=False)
@@ -131,6 +133,7 @@ def test_a_missing_folder_is_said(tmp_path: Path) -> None:
     assert "no instances" in found.stderr
 
 
+@pytest.mark.nightly
 def test_other_numbers_of_devices_and_a_bound_for_what_fits_nowhere(tmp_path: Path) -> None:
     data = written(tmp_path)
     options = ["--data", str(data), "--json", "--partitioner", "best-load", "--effort", "fast"]
@@ -143,6 +146,7 @@ def test_other_numbers_of_devices_and_a_bound_for_what_fits_nowhere(tmp_path: Pa
     assert found.stdout == ""  # the toy is no inference pass
 
 
+@pytest.mark.nightly
 def test_best_load_says_when_it_is_proven_that_nothing_fits() -> None:
     instance = toy()
     tight = replace(instance, kinds=(Kind("accelerator", 2, 3.0),), transfer=(1.0,),

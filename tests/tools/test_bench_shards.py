@@ -38,6 +38,7 @@ def test_a_rank_of_theirs_computes_its_own_heads(world: int) -> None:
     assert torch.allclose(total, whole(x), atol=1e-6)
 
 
+@pytest.mark.nightly
 def test_gradients_of_members_are_put_together(tmp_path: Path) -> None:
     (tmp_path / "letters.py").write_text(MODEL)
     options = Options("naive", micro_batches=1, tensor=2, tensor_shares=(3, 1))
@@ -68,6 +69,7 @@ def test_sums_over_members_are_compared_to_rounding() -> None:
     }
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != "linux", reason="processor time is read from /proc")
 def test_a_supervised_run_takes_steps_when_told_and_ends_with_the_block(tmp_path: Path) -> None:
     (tmp_path / "letters.py").write_text(MODEL)

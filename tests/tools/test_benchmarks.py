@@ -55,6 +55,7 @@ def test_a_saved_file_has_times_and_forecasts(saved: Path) -> None:
     assert set(machine) == {"cpu", "node", "python_version", "system", "torch"}
 
 
+@pytest.mark.nightly
 def test_saved_figures_are_compared_with_those_of_now(saved: Path) -> None:
     done = bench(
         *PLANNING, f"--benchmark-storage={saved.parents[1]}", "--benchmark-compare=*_before"
@@ -81,6 +82,7 @@ def test_what_got_slower_fails(saved: Path, tmp_path: Path) -> None:
     assert "Performance has regressed" in done.stdout + done.stderr
 
 
+@pytest.mark.nightly
 def test_figures_of_another_machine_are_refused(saved: Path, tmp_path: Path) -> None:
     text = json.loads(saved.read_text())
     text["machine_info"]["cpu"] = {"brand_raw": "Another", "count": 4}

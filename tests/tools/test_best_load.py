@@ -53,6 +53,7 @@ def least(problem: Problem) -> float:
     return min((problem.max_load(h) for h in every if problem.fits(h)), default=float("inf"))
 
 
+@pytest.mark.nightly
 @quick
 @given(seed=seeds, count=st.integers(1, 6), tight=st.booleans())
 def test_is_between_the_bound_and_the_contiguous_optimum(

@@ -38,6 +38,7 @@ def test_no_order_of_a_line_is_below_its_floor() -> None:
     assert below([2.0], 3) == 6.0
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", QUICK)
 def test_nothing_is_faster_than_auto(seed: int) -> None:
     found = compared(drawn(seed), "normal")

@@ -192,6 +192,7 @@ def test_a_cpu_that_is_a_multiple_is_found_out(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------- the command
 
 
+@pytest.mark.nightly
 def test_the_command_writes_a_table_and_a_plot(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     base, out = tmp_path / "p.sqlite", tmp_path / "estimators.md"

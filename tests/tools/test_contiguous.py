@@ -79,6 +79,7 @@ def brute_force(problem: Problem, objective: Objective = "max") -> float:
     return best
 
 
+@pytest.mark.nightly
 @quick
 @given(
     seed=seeds,

@@ -59,6 +59,7 @@ def test_a_model_splits_and_trains_bit_for_bit(name: str, tmp_path: Path) -> Non
     in_fork(lambda: check(bench, plan, tmp_path / "cell", processes=False), name)
 
 
+@pytest.mark.nightly
 def test_a_module_called_twice_draws_anew_each_time(tmp_path: Path) -> None:
     """The first call is cut in two, the second is whole: each says which call it is."""
     bench = Bench.of(find("shared-draws"), tmp_path)
@@ -75,6 +76,7 @@ def test_a_module_called_twice_draws_anew_each_time(tmp_path: Path) -> None:
     in_fork(lambda: check(bench, plan, tmp_path / "cell", processes=False), "shared-draws")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_no_graph_can_hold_is_refused_with_the_users_line(name: str) -> None:
     found = examine(find(name), "fast")

@@ -21,6 +21,7 @@ ROWS = [
 ]
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("default")  # libraries of models deprecate their own
 def test_a_model_is_divided_and_equal() -> None:
     row = run_case(find("moe"), 120.0)

@@ -48,6 +48,7 @@ def test_all_replicas_have_the_mean_of_their_weights() -> None:
     assert all(torch.equal(net.weight, mean) for net in nets)
 
 
+@pytest.mark.nightly
 def test_a_page_of_some_rows_says_how_many_lack(tmp_path: Path) -> None:
     rows = [
         StudyRow("mlp", ROWS, str(way), 1000.0, 0.1 * way.devices, 10**6, 2**20, 2**21, 0.5)

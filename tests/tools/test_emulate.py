@@ -207,6 +207,7 @@ with watched(groups.folders) as watchdog:
 """
 
 
+@pytest.mark.nightly
 @real
 def test_the_watchdog_outlives_a_killed_owner() -> None:
     owner = subprocess.Popen(
@@ -277,6 +278,7 @@ def start(
     return process, out
 
 
+@pytest.mark.nightly
 @real
 def test_losses_are_those_of_one_process(net: Network, tmp_path: Path) -> None:
     bundle = split_small(tmp_path, cluster(2, 1))

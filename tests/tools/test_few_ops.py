@@ -23,6 +23,7 @@ def test_the_ops_that_are_chosen_are_unlike_and_not_the_clocks() -> None:
     assert telling(quick, 3) == []
 
 
+@pytest.mark.nightly
 def test_a_slower_device_is_forecast_by_its_own_ops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -421,6 +421,7 @@ def test_the_best_ground_is_chosen_and_mended_on_cells_that_are_not_reported() -
     assert found.worst == pytest.approx(0.1)
 
 
+@pytest.mark.nightly
 def test_a_page_has_every_row_and_its_plot(tmp_path: Path) -> None:
     path, page = tmp_path / "rows.jsonl", tmp_path / "page.md"
     for cell in (row([1.0, 1.0], 1.05), row([1.0, 1.1], 1.0, CALIBRATING)):

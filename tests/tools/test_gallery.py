@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tools.gallery import (
     DOC,
     OVERLAP,
@@ -14,6 +16,7 @@ from tools.gallery import (
 )
 
 
+@pytest.mark.nightly
 def test_the_page_is_as_it_is_drawn() -> None:
     text = DOC.read_text()
     assert all(f"<!-- {schedule} -->" in text for schedule in SHOWN)

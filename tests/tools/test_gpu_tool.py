@@ -126,6 +126,7 @@ def test_the_whole_tool_on_the_cpu(tiny: tuple[Result, Row], place: Path) -> Non
     assert "| gpt | tiny |" in (place / "page.md").read_text()
 
 
+@pytest.mark.nightly
 def test_the_op_table_is_what_the_database_has(tiny: tuple[Result, Row], place: Path) -> None:
     _, row = tiny
     store = ProfileStore(place / "rows.work" / "profiles.sqlite", read_only=True)
@@ -154,6 +155,7 @@ def test_rows_that_are_there_are_not_measured_again(
 # --------------------------------------------------------------------------- a GPU, made up
 
 
+@pytest.mark.nightly
 def test_a_model_is_planned_by_the_ops_by_the_roofline_and_by_the_datasheet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,6 +81,7 @@ def test_two_checkouts_stand_side_by_side(small: Path, house: House) -> None:
     assert lines[1].split() == ["names", str(len(house.names)), "2"]
 
 
+@pytest.mark.nightly
 def test_the_picture_of_the_rooms_is_drawn_by_the_imports() -> None:
     text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
     drawn = picture(ROOT)

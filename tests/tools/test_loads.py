@@ -47,6 +47,7 @@ def test_loads_after_moves_are_the_loads(seed: int, count: int) -> None:
         assert state.held == pytest.approx(held)
 
 
+@pytest.mark.nightly
 @quick
 @given(seed=seeds, count=st.integers(1, 12))
 def test_is_no_worse_fits_and_is_repeatable(seed: int, count: int) -> None:
@@ -60,6 +61,7 @@ def test_is_no_worse_fits_and_is_repeatable(seed: int, count: int) -> None:
     assert improved(problem, homes, 300, seed) == found
 
 
+@pytest.mark.nightly
 def test_mostly_finds_the_best_of_small_problems() -> None:
     """Every placement of five nodes on three devices is one of 243; a walk promises nothing."""
     every = [tuple(int(digit) for digit in np.base_repr(n, 3).zfill(5)) for n in range(3**5)]

@@ -54,6 +54,7 @@ def points() -> Subject:
     )
 
 
+@pytest.mark.gate("0.0-data_parallel-24", "0.0-halving-24", "0.2-data_parallel-24")
 @pytest.mark.parametrize(
     ("method", "in_turn"),
     [(alone, 6 * 24), (data_parallel, 24), (best_of_all, 24), (halving, 24)],
@@ -67,6 +68,7 @@ def test_every_method_spends_the_same(method: Method, in_turn: int, noise: float
     assert found == raced(method, points(), ALLOWANCE, 0, Halving(noise=noise, flat=-1))
 
 
+@pytest.mark.gate("0.0")
 @pytest.mark.parametrize("noise", [0.0, 0.2])
 def test_the_start_that_learns_wins(noise: float) -> None:
     how = Halving(noise=noise)

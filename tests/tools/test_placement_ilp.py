@@ -64,6 +64,7 @@ class Small(nn.Module):
         return out
 
 
+@pytest.mark.gate("False-True")
 @pytest.mark.parametrize("all_to_all", [False, True])
 @pytest.mark.parametrize("in_seconds", [False, True])
 def test_the_optimum_is_the_least_of_all_placements(

@@ -131,6 +131,7 @@ def test_a_plain_loop_of_the_recurrence_has_the_same_bits(
 # --------------------------------------------------------------------------- states and policies
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("mode", ["2bw", pytest.param("stash", marks=pytest.mark.nightly)])
 def test_a_run_that_goes_on_from_a_commit_has_the_same_bits(
     bench: Bench, mode: str, tmp_path: Path

@@ -175,6 +175,7 @@ def test_a_bundle_that_does_other_things_each_time_is_told(model: Path) -> None:
     assert not again.passed
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("once")
 def test_other_micro_batches_may_draw_other_numbers(model: Path) -> None:
     """Dropout is drawn for a micro-batch: no fault, but it is said."""
@@ -198,6 +199,7 @@ def test_other_micro_batches_may_draw_other_numbers(model: Path) -> None:
     done.require_sound()
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("once")
 def test_a_bundle_that_does_not_run_is_a_row_too(model: Path) -> None:
     def losses(name: str) -> list[float]:

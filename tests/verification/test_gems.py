@@ -70,6 +70,7 @@ def test_a_bundle_has_the_bits_of_one_process(
     assert trained(bench, plan)[1] == ""
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("tie", "name", "places", "edges"),
     [
@@ -97,6 +98,7 @@ def test_a_tied_weight_may_be_in_any_two_stages(
     assert trained(bench, plan)[1] == ""
 
 
+@pytest.mark.nightly
 def test_batch_norms_are_written_in_the_order_of_micro_batches(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
@@ -155,6 +157,7 @@ def added(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, 
     return {name: left[name] + g if name in left else g for name, g in right.items()}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("order", "sums"),
     [

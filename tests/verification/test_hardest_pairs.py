@@ -74,6 +74,7 @@ def test_seven_micro_batches_and_a_tied_head_have_the_same_bits_for_any_replicas
         first = first or found
 
 
+@pytest.mark.gate("2")
 @pytest.mark.parametrize("zero", [2, 3])
 def test_seven_micro_batches_hold_own_rows_and_three_buckets_of_gradients(
     sevenths: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zero: int
@@ -136,6 +137,7 @@ def test_a_weight_that_is_used_three_times_in_bfloat16(
     assert all(torch.isfinite(tensor).all() for tensor in found.tensors.values())
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("members", "devices"), [(2, 4), pytest.param(3, 6, marks=pytest.mark.nightly)]
 )

@@ -153,6 +153,7 @@ def lr_scale(step):
 """
 
 
+@pytest.mark.gate("3-shares0")
 @pytest.mark.parametrize(("members", "shares"), [(3, ()), (4, (2, 1, 1, 2))])
 def test_sums_of_large_tensors_in_pieces_have_the_same_bits(
     tmp_path: Path, members: int, shares: tuple[int, ...]
@@ -195,6 +196,7 @@ def test_a_wrong_share_of_a_sum_is_not_rounding(
     assert same_graph(bench.captured, plan)["passed"] is False
 
 
+@pytest.mark.nightly
 def test_rounding_of_sixteen_bits_is_no_difference(tmp_path: Path) -> None:
     path = tmp_path / "net.py"
     half = MODEL.replace("    return Net()", "    return Net().bfloat16()")
@@ -221,6 +223,7 @@ def half(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     return Bench(file, captured, STEPS)
 
 
+@pytest.mark.gate("choices1")
 @pytest.mark.parametrize(
     "choices",
     [{"tensor_shares": (3, 1)}, {"replicas": 2, "sum_order": "micro", "recompute": "all"}],
@@ -238,6 +241,7 @@ def test_members_under_autocast(half: Bench, tmp_path: Path, choices: dict[str, 
     assert "dtype=torch.bfloat16, cache_enabled=False):" in text
 
 
+@pytest.mark.nightly
 def test_under_autocast_members_are_as_near_to_float32_as_plain_torch_is(tmp_path: Path) -> None:
     path = tmp_path / "net.py"
     path.write_text(HEADS.replace("0.1", "0.0") + '\n\nautocast = "bfloat16"\n')

@@ -106,6 +106,7 @@ def test_what_is_pinned_to_a_member_is_on_its_group(bench: Bench, tmp_path: Path
     assert trained(bench, plan, tmp_path / "bundle")[1] == ""
 
 
+@pytest.mark.nightly
 def test_a_placement_of_groups_goes_out_and_comes_back(bench: Bench, tmp_path: Path) -> None:
     plan, file = planned(bench, 4), tmp_path / "placement.json"
     write_placement(plan, file)

@@ -31,6 +31,7 @@ def planned(bench: Bench, devices: int, shares: tuple[int, ...] = ()) -> Plan:
     return make_plan(bench.captured.graph, cluster(devices), source, options)
 
 
+@pytest.mark.gate("4-shares1")
 @pytest.mark.parametrize(("devices", "shares"), [(2, (3, 1)), (4, ())])
 def test_a_bundle_infers_as_its_members_in_lockstep(
     bench: Bench, tmp_path: Path, devices: int, shares: tuple[int, ...]

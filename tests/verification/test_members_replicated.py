@@ -93,6 +93,7 @@ def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
+@pytest.mark.nightly
 def test_the_order_of_sums_says_the_bits(bench: Bench) -> None:
     """Summed by number they are those of one replica, in whatever replicas; else they are not."""
     one = gradients(bench, planned(bench, 2))
@@ -111,6 +112,7 @@ def test_exchanges_of_a_forward_are_made_again_with_it(bench: Bench) -> None:
     assert sent[0] < sent[1] < 2 * sent[0]  # those of the backward are not
 
 
+@pytest.mark.nightly
 def test_a_member_sums_with_the_same_member_of_the_other_replicas(bench: Bench) -> None:
     plan = planned(bench, 8, replicas=2)
     member = {stage.device: stage.member for stage in plan.stages.stages}
@@ -144,6 +146,7 @@ def test_what_does_not_go_is_refused_in_words(
     assert said in f"{caught.value.what} {caught.value.help}"
 
 
+@pytest.mark.nightly
 def test_unlike_replicas_that_are_named(bench: Bench) -> None:
     where = replace(cluster(6), replicas=(("d0", "d1", "d2", "d3"), ("d4", "d5")))
     options = Options("naive", micro_batches=4, tensor=2)

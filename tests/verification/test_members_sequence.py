@@ -64,6 +64,7 @@ def test_the_members_graphs_are_the_graph_to_rounding(bench: Bench) -> None:
     assert found["passed"], found
 
 
+@pytest.mark.nightly
 def test_a_group_trains_as_a_plain_loop_does(tmp_path: Path) -> None:
     """On batches of other sizes, too."""
     text = uneven(HEADS.replace("0.1", "0.0"))

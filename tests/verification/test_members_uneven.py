@@ -77,6 +77,7 @@ def test_members_of_few_rows_compute_what_the_graph_does(bench: Bench) -> None:
     assert found["name"] == "captured graph ≈ members' graphs, micro-batches of 1 rows"
 
 
+@pytest.mark.nightly
 def test_a_group_trains_as_a_plain_loop_does(tmp_path: Path) -> None:
     """`tools.forms.loop` imports nothing of ours, and weighs micro-batches by their rows."""
     bench = replace(bench_of(tmp_path / "net.py", uneven(SCALED.replace("0.1", "0.0"))), steps=4)

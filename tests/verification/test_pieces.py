@@ -44,6 +44,7 @@ def captured_of(*, is_tied: bool = False) -> Captured:
     return capture(Net(is_tied=is_tied), {"x": torch.randn(ROWS, DIM, 6)})
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("shares", SHARES)
 def test_a_layer_beside_what_divides_more_is_divided_by_itself(shares: tuple[float, ...]) -> None:
     captured = captured_of()
@@ -60,6 +61,7 @@ def test_a_layer_beside_what_divides_more_is_divided_by_itself(shares: tuple[flo
     assert max(found.loss, found.gradients, found.buffers) < 1e-12
 
 
+@pytest.mark.nightly
 def test_a_layer_that_is_called_twice_stays_as_it_was() -> None:
     """What another reads of a divided weight is gathered: that would be sent at every call."""
     captured = captured_of(is_tied=True)
@@ -82,6 +84,7 @@ class Normed(nn.Module):
         return self.head(torch.relu(made)).pow(2).mean()
 
 
+@pytest.mark.gate("shares1")
 @pytest.mark.parametrize("shares", SHARES)
 def test_a_bias_is_added_to_the_whole_sum_of_which_a_piece_reads_parts(
     shares: tuple[float, ...],

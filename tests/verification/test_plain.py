@@ -121,6 +121,7 @@ def test_what_the_graph_has_dropped_is_found(line: str, bundle: Path, tmp_path: 
     assert HOOKS[line] in found["detail"]
 
 
+@pytest.mark.nightly
 def test_rounding_is_decided_in_float64(bundle: Path, tmp_path: Path) -> None:
     """A hook that loses digits in float32, and changes nothing in exact numbers."""
     line = "net.blocks[1].up.weight.register_hook(lambda g: (g + 10.0) - 10.0)"
@@ -134,6 +135,7 @@ UNLUCKY = "import bigbrain_fx.verification.bundle.plain as plain\nplain._AS_NEAR
 """The graph is never as near to the exact gradient as the loop: a small sum may round so."""
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("less", "passed"), [("10.0", True), ("9.999", False)])
 def test_a_graph_that_rounded_unluckily_is_judged_in_float64(
     less: str, passed: bool, bundle: Path, tmp_path: Path
@@ -196,6 +198,7 @@ def sgd(rate: float) -> Callable[..., torch.optim.Optimizer]:
     return partial(torch.optim.SGD, lr=rate)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "less", [pytest.param("    net.blocks[1].drop.eval()\n", marks=pytest.mark.nightly), ""]
 )
@@ -207,6 +210,7 @@ def test_draws_elsewhere_are_named_and_never_equal(less: str, bundle: Path, tmp_
     assert "only the module draws at norm.1" in found["detail"]
 
 
+@pytest.mark.nightly
 def test_a_draw_that_nothing_reads_is_no_difference(bundle: Path, tmp_path: Path) -> None:
     """The last coin of teacher forcing, say: the graph has left it out."""
     hook = "net.norm.register_forward_hook(lambda m, a, out: (torch.rand(3), None)[1])"
@@ -215,6 +219,7 @@ def test_a_draw_that_nothing_reads_is_no_difference(bundle: Path, tmp_path: Path
     assert found["passed"] is True, found["detail"]
 
 
+@pytest.mark.nightly
 def test_a_loop_that_fails_is_no_difference(bundle: Path, tmp_path: Path) -> None:
     code = "def lr_scale(step):\n    raise RuntimeError('no scale')\n"
     found = linked(bundle, model_file(tmp_path, code, "looped.py"), tmp_path)
@@ -389,6 +394,7 @@ def test_data_that_do_not_fit_are_an_error(
         assert verify(bundle, steps=1, time_limit_s=LIMIT_S).passed  # the remedy
 
 
+@pytest.mark.nightly
 def test_an_edit_that_fails_is_an_error(tmp_path: Path) -> None:
     bundle = split_small(tmp_path)
     training = bundle / "training.py"
@@ -416,6 +422,7 @@ def test_the_loop_knows_no_graph() -> None:
     assert {alias.name for node in ours for alias in node.names} <= allowed
 
 
+@pytest.mark.nightly
 def test_an_optimizer_may_write_into_gradients(tmp_path: Path) -> None:
     """Clamping in step(), the remedy for hooks that clamp: gradients are compared after it."""
     code = (

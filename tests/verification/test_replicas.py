@@ -88,6 +88,7 @@ def trained(bench: Bench, plan: Plan) -> tuple[Trace, str]:
     return actual, found or other_bytes(expected, actual)
 
 
+@pytest.mark.gate("1-1-0-tree")
 @pytest.mark.parametrize(
     ("devices", "replicas", "zero", "order"),
     [
@@ -114,6 +115,7 @@ def test_a_bundle_has_the_bits_of_one_process(
     assert trained(bench, plan)[1] == ""
 
 
+@pytest.mark.gate("zb-h1-choices0")
 @pytest.mark.parametrize(
     ("schedule", "choices"),
     [
@@ -151,6 +153,7 @@ def same(a: Trace, b: Trace) -> bool:
     return a.losses == b.losses and all(torch.equal(t, b.tensors[n]) for n, t in a.tensors.items())
 
 
+@pytest.mark.nightly
 def test_a_tree_has_the_same_bits_for_any_replicas_and_shares(bench: Bench) -> None:
     whole, _ = trained(bench, planned(bench, cluster(1), sum_order="tree"))
     ways = ((2, (6, 2), 2), (2, (5, 3), 1), (3, (3, 3, 2), 0), (4, (), 0))
@@ -276,6 +279,7 @@ MAYBE = """class Maybe(nn.Module):
 class Net("""
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("zero", [pytest.param(0, marks=pytest.mark.nightly), 1])
 def test_code_that_leaves_a_weight_out_in_some_replica(tmp_path: Path, zero: int) -> None:
     """The others' gradients reach it there, too: else replicas would drift apart."""
@@ -301,6 +305,7 @@ def test_a_cpu_and_a_gpu_do_not_update_alike(bench: Bench) -> None:
         planned(bench, where, replicas=2, zero_stage=1, sum_order="backend")
 
 
+@pytest.mark.nightly
 def test_recompute_numbers_are_the_whole_plans(bench: Bench) -> None:
     where = cluster(1, 1, 1, 1)
     plan = planned(bench, where, replicas=2, recompute=(2,))
@@ -337,6 +342,7 @@ def test_batch_norms_statistics_are_those_of_one_process(
         assert same(trained(batch_norm, planned(batch_norm, cluster(1)))[0], found)
 
 
+@pytest.mark.nightly
 def test_replicas_that_are_cut_unlike_exchange_statistics(batch_norm: Bench) -> None:
     where = cluster(2, 1, 1, replicas=(("d0",), ("d1", "d2")))
     plan = planned(batch_norm, where, sum_order="micro", replica_shares=(5, 3))

@@ -28,6 +28,7 @@ def scheduler(optimizer):
 )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "choices",
     [

@@ -70,6 +70,7 @@ def _captured(see: Callable[[Tensor], Tensor]) -> Captured:
     return capture(Summed(see), {"x": torch.randn(5, 7, 9, 4)})
 
 
+@pytest.mark.gate("_in_code")
 @pytest.mark.parametrize("see", [_strided, _in_code, _in_region, _strided_in_region])
 def test_it_lies_as_in_one_process(see: Callable[[Tensor], Tensor]) -> None:
     """A sum lay row by row: other windows, or other numbers, were taken in silence."""

@@ -93,6 +93,7 @@ def _error(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
     return nn.functional.cross_entropy(output, batch["target"])
 
 
+@pytest.mark.nightly
 def test_every_axis_there_is_splits_right() -> None:
     """Sequence, and what nobody would choose: each alone, tried."""
     graph = captured("llama").graph
@@ -169,6 +170,7 @@ class ChannelsLast(nn.Module):
         return self.dropout(y).pow(2).sum()
 
 
+@pytest.mark.gate("by rows", "dropout")
 @pytest.mark.parametrize("draw", ["dropout", "noise", "by rows", "divided"])
 def test_what_is_drawn_goes_by_memory_as_it_is_undivided(draw: str) -> None:
     """A sum, or what is drawn for all members, lay row by row: other numbers were dropped out."""
@@ -264,6 +266,7 @@ class Words(nn.Module):
         return scores.flatten(0, 1)
 
 
+@pytest.mark.gate("7-words")
 @pytest.mark.parametrize("entry", ["words", "next"])
 @pytest.mark.parametrize("number", [7, -1])
 def test_an_index_that_no_member_has_stops_as_in_one_process(entry: str, number: int) -> None:
@@ -343,6 +346,7 @@ WRITES = [
 ]  # fmt: skip
 
 
+@pytest.mark.gate("_added", "_assigned", "_half_written", "_lerped_in_region")
 @pytest.mark.parametrize("keep", WRITES)
 def test_what_is_written_in_place_is_what_one_process_writes(
     keep: Callable[[Kept, Tensor], None],

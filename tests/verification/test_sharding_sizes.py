@@ -62,6 +62,7 @@ class Between(nn.Module):
         return self.down(self.call(self.up(x))).square().mean()
 
 
+@pytest.mark.gate("shares0-_diverging", "shares0-_masked", "shares1-_expanded")
 @pytest.mark.parametrize("call", [_repeated, _beside_the_batch, _expanded, _masked, _diverging])
 @pytest.mark.parametrize("shares", [(2, 1), (1, 1, 1)])
 def test_no_rule_is_dropped_and_shares_agree(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -78,6 +79,7 @@ class Paired(nn.Module):
         return (self.down(self.up(x).relu()) + self.sides).pow(2).sum()
 
 
+@pytest.mark.nightly
 def test_a_trace_for_one_number_of_rows_is_compared_with_that_many(tmp_path: Path) -> None:
     """The example's eight rows do not fit it: `verify` crashed."""
     bench = bench_of(tmp_path / "net.py", HEADS)

@@ -68,6 +68,7 @@ def with_param(graph: Graph, name: str) -> list[Axis]:
     return [axis for axis in every if name in {place.name for place in axis.params}]
 
 
+@pytest.mark.gate("conv-shares1", "linear-shares1")
 @pytest.mark.parametrize("shares", SHARES)
 @pytest.mark.parametrize("name", CASES)
 def test_a_square_layer_is_divided_and_gathered(name: str, shares: tuple[float, ...]) -> None:
@@ -81,6 +82,7 @@ def test_a_square_layer_is_divided_and_gathered(name: str, shares: tuple[float, 
     assert max(found.loss, found.gradients, found.buffers) < 1e-12
 
 
+@pytest.mark.gate("linear-shares1", "picked-shares0")
 @pytest.mark.parametrize("shares", SHARES)
 @pytest.mark.parametrize("name", CASES)
 def test_parts_of_a_square_layer_are_made_of_its_whole_input(

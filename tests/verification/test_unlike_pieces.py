@@ -89,6 +89,7 @@ def captured(module: nn.Module) -> Captured:
     return capture(module, {"input": torch.randn(4, 5, DIM)}, lambda y, _: y.square().mean())
 
 
+@pytest.mark.gate("by_split-shares1")
 @pytest.mark.parametrize("shares", [(1, 1), (2, 1), (1, 1, 1)])
 @pytest.mark.parametrize("cut", [by_split, by_slices, by_narrow, by_rows])
 def test_grouped_queries_in_one_matrix_are_divided_by_heads(
@@ -97,6 +98,7 @@ def test_grouped_queries_in_one_matrix_are_divided_by_heads(
     require_by_heads(captured(Block(cut)), shares, "out.weight")
 
 
+@pytest.mark.gate("shares1")
 @pytest.mark.parametrize("shares", [(1, 1), (2, 1)])
 def test_an_mlp_beside_attention_is_divided_with_its_heads(shares: tuple[int, ...]) -> None:
     require_by_heads(captured(Parallel()), shares, "into.weight")

@@ -112,6 +112,7 @@ def test_a_device_keeps_its_share_and_gathers_the_rest_for_each_run(bench: Bench
             assert set(turns.values()) == {2 * 4}  # 4 micro-batches, forward and backward
 
 
+@pytest.mark.nightly
 def test_a_model_that_no_device_holds_trains_on_four(tmp_path: Path) -> None:
     """Weights, gradients and the optimizer's state are two and a half times what a device has."""
     text = MODEL.replace("16, 32", "256, 1024").replace("32, 16", "1024, 256").replace("16", "256")

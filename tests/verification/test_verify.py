@@ -41,6 +41,7 @@ def failed(found: Verification) -> list[str]:
     return [check.name for check in found.checks if not check.passed]
 
 
+@pytest.mark.nightly
 def test_a_good_bundle_passes(bundle: Path) -> None:
     found = checked(bundle)
     assert tuple(check.name for check in found.checks) == (*LINKS, MICRO_BATCHES)
@@ -50,12 +51,14 @@ def test_a_good_bundle_passes(bundle: Path) -> None:
     assert "3 steps bitwise" in str(found)
 
 
+@pytest.mark.nightly
 def test_it_passes_as_real_processes(bundle: Path) -> None:
     found = checked(bundle, processes=True)
     assert failed(found) == []
     assert len(found.checks) == len(LINKS) + 1
 
 
+@pytest.mark.nightly
 def test_a_changed_weight_is_found(bundle: Path, tmp_path: Path) -> None:
     copy = copied(bundle, tmp_path)
     file = copy / "weights" / "d1.safetensors"
@@ -90,6 +93,7 @@ def test_an_edited_device_file_is_found(bundle: Path, tmp_path: Path) -> None:
     assert "reference = bundle, losses: step " in error.value.notes[0]
 
 
+@pytest.mark.nightly
 def test_a_dropout_that_is_forgotten_is_found(bundle: Path, tmp_path: Path) -> None:
     copy = copied(bundle, tmp_path)
     edit(copy / "device_d0.py", "    with self.seeded(", "    with self.seeded('other' + ")

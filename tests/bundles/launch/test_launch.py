@@ -69,6 +69,7 @@ def pids(folder: Path) -> list[int]:
     return found
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("cold")
 def test_a_run_reports_every_step(
     bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

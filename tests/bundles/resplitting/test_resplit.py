@@ -167,6 +167,7 @@ def test_the_moves_lead_over_other_numbers_of_devices(moved: Moved) -> None:
     assert [done.step for done in moved.outcomes] == [3, 5, 7]
 
 
+@pytest.mark.nightly
 def test_it_is_the_one_process_reference_that_changes_its_plan_bit_for_bit(
     moved: Moved, tmp_path: Path
 ) -> None:
@@ -324,6 +325,7 @@ def test_buffers_and_the_users_functions_go_along(tmp_path: Path) -> None:
     assert "optimizer:momentum_buffer:layers.0.weight" in tensors
 
 
+@pytest.mark.nightly
 def test_it_needs_no_torch() -> None:
     code = "import sys, bigbrain_fx.bundles.resplitting; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
@@ -383,6 +385,7 @@ def test_the_command(moved: Moved, tmp_path: Path) -> None:
     assert "exists already" in again.err
 
 
+@pytest.mark.nightly
 def test_a_moved_bundle_is_verified_with_the_weights_of_its_step(
     moved: Moved, tmp_path: Path
 ) -> None:

@@ -57,6 +57,7 @@ def test_many_blocks_on_4_devices(blocks: int, partitioner: str, schedule: str) 
     assert all(abs(a - b) <= 10 for a, b in zip(few, twice, strict=True)), (few, twice)
 
 
+@pytest.mark.gate("encdec", "gpt", "llama", "unet")
 @pytest.mark.parametrize(
     "model",
     ["gpt", "unet", "encdec", "resnet", "llama", pytest.param("moe", marks=pytest.mark.nightly)],

@@ -258,6 +258,7 @@ def test_two_classes_of_one_name_get_two_names() -> None:
     assert sorted(classes(text)) == ["Mix", "Mix2"]
 
 
+@pytest.mark.gate("DeviceD0")
 @pytest.mark.parametrize(
     "name", ["Stage0", "DeviceD0", "Channel", "Tensors", "buffer", "class", "x y"]
 )

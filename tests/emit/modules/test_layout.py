@@ -59,6 +59,7 @@ def meaning(text: str) -> str:
     return ast.dump(ast.parse(text))
 
 
+@pytest.mark.nightly
 @settings(max_examples=examples(300), deadline=None, derandomize=True)
 @given(statements, st.sampled_from([0, 8, 60]))
 def test_wrapped_text_means_the_same(node: ast.stmt, indent: int) -> None:

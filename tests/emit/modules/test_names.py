@@ -45,6 +45,7 @@ def test_identifier(text: str, expected: str) -> None:
     assert identifier(text) == expected
 
 
+@pytest.mark.nightly
 @settings(max_examples=examples(50), deadline=None, derandomize=True)
 @given(st.one_of(st.text(max_size=10), odd, st.sampled_from(sorted(RESERVED))))
 def test_any_text_becomes_a_name(text: str) -> None:

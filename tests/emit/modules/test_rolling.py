@@ -100,6 +100,7 @@ def loops(text: str) -> list[str]:
     ]
 
 
+@pytest.mark.gate("the_input_is_needed_again")
 @pytest.mark.parametrize(
     "run", [in_a_row, with_the_first, the_input_is_needed_again], ids=lambda run: run.__name__
 )
@@ -128,6 +129,7 @@ def test_what_is_read_after_a_turn_is_no_loop() -> None:
     assert loops(text_of([Mix() for _ in range(3)], all_are_kept)) == []
 
 
+@pytest.mark.nightly
 def test_the_file_does_not_grow_with_the_layers() -> None:
     few, many = (text_of([Mix() for _ in range(n)], in_a_row).count("\n") for n in (3, 12))
     assert few == many

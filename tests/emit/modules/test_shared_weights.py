@@ -45,6 +45,7 @@ def test_a_stage_that_shares_nothing_says_nothing() -> None:
     assert not any("of your own" in text for text in stages(Twice(alike=False)))
 
 
+@pytest.mark.gate("0")
 @pytest.mark.parametrize("place", [0, 1])
 def test_weights_that_do_not_train_cannot_part(place: int) -> None:
     assert "of your own" not in stages(Twice().requires_grad_(requires_grad=False))[place]

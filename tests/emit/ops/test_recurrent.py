@@ -118,6 +118,7 @@ NUMBERS = [
 ]
 
 
+@pytest.mark.gate("cells10-output")
 @pytest.mark.parametrize(("cells", "read"), NUMBERS)
 def test_the_emitted_stage_computes_what_the_module_computes(
     cells: nn.Module, read: Callable[[Any, Tensor], Tensor]
@@ -141,18 +142,21 @@ def test_the_emitted_stage_computes_what_the_module_computes(
             assert torch.equal(found_grad, parameter.grad)
 
 
+@pytest.mark.nightly
 def test_layers_in_a_row_are_a_loop() -> None:
     text = stage_of(Reader(nn.ModuleList(nn.LSTM(8, 8) for _ in range(5)), one_by_one))
     assert "nn.ModuleList(nn.LSTM(8, 8) for _ in range(5))" in text
     assert text.count("cell(") == 1
 
 
+@pytest.mark.nightly
 def test_text_does_not_grow_with_levels() -> None:
     texts = [stage_of(Reader(nn.LSTM(8, 6, n, dropout=0.1), output)) for n in (2, 9)]
     assert len(texts[0].splitlines()) == len(texts[1].splitlines())
     assert "with self.seeded('cells'):" in texts[0]
 
 
+@pytest.mark.nightly
 def test_dropout_of_one_level_is_not_written() -> None:
     """It would do nothing, and torch warns of it whenever the layer is made."""
     with pytest.warns(UserWarning, match="num_layers greater than 1"):
@@ -171,6 +175,7 @@ def test_a_layer_in_another_mode_than_the_model_stays_a_function() -> None:
     assert "nn.GRU(" not in text
 
 
+@pytest.mark.nightly
 def test_a_stage_of_an_evaluated_model_is_in_eval_mode() -> None:
     text = stage_of(Reader(nn.GRU(8, 6, 2, dropout=0.5), output), training=False)
     assert "dropout=0.5)" in text

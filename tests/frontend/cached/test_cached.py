@@ -116,6 +116,7 @@ def made(model: nn.Module, places: int = 3) -> Cached:
     return with_cache(model, batch(), places)[0]
 
 
+@pytest.mark.gate("ByHand-sizes0")
 @pytest.mark.parametrize(
     ("attention", "sizes"),
     [

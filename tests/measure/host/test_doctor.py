@@ -322,6 +322,7 @@ def test_a_fleet_that_gets_on_is_not_ended(tmp_path: Path, monkeypatch: pytest.M
     assert run(replace(FLEET, deadline_s=1.2), _worker(tmp_path, SLOW)) == [{}, {}]
 
 
+@pytest.mark.gate("0.1-`lo` up")
 @pytest.mark.parametrize(("load", "said"), [(40.0, "this host is busy (load 40"), (0.1, "`lo` up")])
 def test_a_busy_host_is_not_blamed_on_its_loopback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load: float, said: str

@@ -86,6 +86,7 @@ def _told(monkeypatch: pytest.MonkeyPatch, **world: object) -> None:
 # --------------------------------------------------------------------------- from processes
 
 
+@pytest.mark.nightly
 def test_every_gpu_is_probed_by_its_own_process(
     teller: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -162,6 +163,7 @@ def test_gpus_can_be_left_alone(teller: list[str], monkeypatch: pytest.MonkeyPat
     assert probe(kind="cpu", worker=teller).gpus == ()
 
 
+@pytest.mark.gate("1---devices---devices 1")
 @pytest.mark.parametrize(
     ("gpus", "at", "help_"),
     [(0, "--kind cuda", "probe the CPU instead: --kind cpu"), (1, "--devices", "--devices 1")],
@@ -191,6 +193,7 @@ def test_what_was_measured_is_json(teller: list[str], monkeypatch: pytest.Monkey
     assert measured["gpus"][1]["overheads"]["message_s"] == 6e-5
 
 
+@pytest.mark.gate("words1")
 @pytest.mark.parametrize("words", [(), ("--kind", "cpu"), ("--kind", "cuda")])
 def test_the_command_takes_the_kind(
     teller: list[str], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
@@ -259,6 +262,7 @@ def _run_worker(folder: Path, *kinds: Any, hosts: tuple[str, ...] = ()) -> list[
     return run(fleet, _script(folder, WORKER))
 
 
+@pytest.mark.nightly
 def test_gpus_are_measured_over_nccl(tmp_path: Path) -> None:
     found = _run_worker(tmp_path, "cuda", "cuda", "cuda")
     assert [result["name"] for result in found] == ["cuda 0", "cuda 1", "cuda 2"]

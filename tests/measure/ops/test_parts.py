@@ -29,6 +29,7 @@ def captured_of(name: str) -> Captured:
     return capture(file.model, file.example_batch, file.loss, autocast=file.autocast)
 
 
+@pytest.mark.gate("moe", "resnet")
 @pytest.mark.parametrize("name", ["gpt", "llama", "moe", "resnet"])
 def test_a_part_runs_at_the_sizes_that_it_has_in_a_group(name: str) -> None:
     captured = captured_of(name)
@@ -54,6 +55,7 @@ def test_a_part_runs_at_the_sizes_that_it_has_in_a_group(name: str) -> None:
         subject.forget()
 
 
+@pytest.mark.nightly
 def test_alike_members_are_measured_once() -> None:
     captured = captured_of("gpt")
     assert [part.name for part in parts(captured, (1, 1), ())] == ["", "part 1 of 1:1"]
@@ -62,6 +64,7 @@ def test_alike_members_are_measured_once() -> None:
         list(parts(captured, (1, 1), ("haeds",)))
 
 
+@pytest.mark.nightly
 def test_a_tied_weight_is_one_part() -> None:
     captured = captured_of("gpt")
     tied = [p for p in captured.graph.params if p.name != p.canonical]
@@ -91,6 +94,7 @@ def example_batch():
 """
 
 
+@pytest.mark.nightly
 def test_what_was_measured_of_parts_is_what_a_group_is_forecast_from(tmp_path: Path) -> None:
     model, store = write_model(tmp_path, MODEL), tmp_path / "p.sqlite"
     options = ProfileOptions((4,), rounds=2, device="cpu", tensor_shares=(2, 1))

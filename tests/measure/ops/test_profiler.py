@@ -335,6 +335,7 @@ def test_a_second_run_goes_on_where_the_first_one_was(
     assert before < after  # sizes are part of a signature: nothing was measured twice
 
 
+@pytest.mark.nightly
 def test_a_run_that_is_killed_keeps_what_it_wrote(
     done: tuple[Path, Path, Profiled, list[str]], tmp_path: Path
 ) -> None:

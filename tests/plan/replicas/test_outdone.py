@@ -25,6 +25,7 @@ def test_replicas_far_from_the_best_are_not_planned_on() -> None:
         make_plan(GRAPH, PAIR, SOURCE, TWO, rival_s=step_s / 10)
 
 
+@pytest.mark.nightly
 def test_replicas_as_fast_as_the_best_are_planned_as_if_they_were_alone() -> None:
     alone = make_plan(GRAPH, CLUSTER, SOURCE, TWO)
     beside = make_plan(GRAPH, CLUSTER, SOURCE, TWO, rival_s=alone.forecast.step_s)

@@ -146,6 +146,7 @@ def planned(device: Device, devices: int) -> Plan:
     return make_plan(found.captured.graph, cluster, Source(""), Options("naive", micro_batches=4))
 
 
+@pytest.mark.gate("2")
 @pytest.mark.parametrize("devices", [1, 2])
 def test_every_tensor_is_rounded_by_itself(devices: int) -> None:
     plan = planned(GPU, devices)

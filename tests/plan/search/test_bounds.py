@@ -58,6 +58,7 @@ def test_one_device_is_asked_of_one_partitioner(monkeypatch: pytest.MonkeyPatch)
     assert set(asked) == {"naive"}
 
 
+@pytest.mark.nightly
 @quick
 @given(
     seed=seeds, count=st.integers(1, 7), devices=st.integers(1, 3), micro=st.sampled_from([1, 4])

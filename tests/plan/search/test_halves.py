@@ -53,6 +53,7 @@ def test_what_is_idle_is_filled_unasked(graph: Graph) -> None:
     assert len(plan.search.bounds) == 1  # the other one is of whole backwards
 
 
+@pytest.mark.nightly
 def test_where_no_weight_can_wait_backwards_stay_whole() -> None:
     """Ops without parameters have no second half, whatever the order is called."""
     plan = auto(even_chain(12, rows=8), equal(2, FAST), micro_batches=8)
@@ -97,6 +98,7 @@ def test_replicas_are_of_one_schedule(graph: Graph) -> None:
     assert plan.forecast.step_s < 0.95 * whole.forecast.step_s
 
 
+@pytest.mark.nightly
 def test_with_zero_3_replicas_keep_whole_backwards(graph: Graph) -> None:
     options = Options("auto", replicas=2, tensor=1, zero_stage=3, sum_order="micro")
     plan: Plan = make_plan(graph, equal(4, FAST), SOURCE, options)
@@ -132,6 +134,7 @@ def _scored(
     return Scored(trial, Score(step_s, devices, (1,) * len(devices), 0.1, is_chain))
 
 
+@pytest.mark.nightly
 def test_a_split_backward_counts_more_than_its_forecast(
     graph: Graph, monkeypatch: pytest.MonkeyPatch
 ) -> None:

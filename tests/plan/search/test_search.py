@@ -88,6 +88,7 @@ def richer(cluster: Cluster, links: float, memory: float) -> Cluster:
 # --------------------------------------------------------------------------- against the best
 
 
+@pytest.mark.nightly
 @quick
 @given(seed=seeds, count=st.integers(2, 5), devices=st.integers(2, 3))
 def test_within_two_percent_of_brute_force(seed: int, count: int, devices: int) -> None:
@@ -164,6 +165,7 @@ def test_memory_is_a_hard_limit(seed: int, count: int, kib: int) -> None:
         assert needed_bytes(entry, has) <= has.memory_bytes
 
 
+@pytest.mark.nightly
 def test_what_does_not_fit_comes_with_the_arithmetic() -> None:
     graph, cluster = case(2, 6, 2, memory_bytes=MIB)
     with pytest.raises(NoPlanError, match="memory") as caught:
@@ -174,6 +176,7 @@ def test_what_does_not_fit_comes_with_the_arithmetic() -> None:
 # --------------------------------------------------------------------------- unlike devices
 
 
+@pytest.mark.nightly
 def test_heavier_stages_land_on_stronger_devices() -> None:
     cluster = cluster_of(device("slow", 1), device("fast", 4), link=Link(1e-6, 1e10))
     plan = auto(even_chain(20), cluster)
@@ -186,6 +189,7 @@ def test_fewer_devices_where_that_is_faster() -> None:
     assert len(auto(even_chain(8), cluster).stages.devices) == 1
 
 
+@pytest.mark.nightly
 def test_slow_links_get_more_micro_batches_in_flight() -> None:
     """A round trip takes as long as a stage: classic 1F1B would wait for it."""
     graph, cluster = even_chain(16, rows=16), equal(4, Link(0.1, 1e9))
@@ -207,6 +211,7 @@ def test_what_is_asked_for_is_kept() -> None:
     assert auto(graph, cluster, schedule="list").schedule == "list"
 
 
+@pytest.mark.nightly
 def test_latency_is_few_micro_batches() -> None:
     plan = auto(even_chain(16), equal(3, Link(1e-6, 1e10)), objective="latency")
     assert plan.micro_batches <= 2
@@ -266,6 +271,7 @@ def test_whole_blocks_count() -> None:
     assert blocks.cut(Placement({**whole, "o1": "d1"})) == 1
 
 
+@pytest.mark.nightly
 def test_the_table_says_why_each_loses() -> None:
     search = auto(even_chain(24), equal(3, Link(1e-4, 1e8))).search
     assert search is not None
@@ -289,6 +295,7 @@ def test_inference_is_searched_too() -> None:
     assert plan.forecast.step_s <= other.forecast.step_s * (1 + 1e-9)
 
 
+@pytest.mark.nightly
 def test_a_tight_memory_recomputes() -> None:
     """There is room for a split that keeps one micro-batch's activations, and no more."""
     graph, link = even_chain(12), Link(1e-6, 1e10)
@@ -310,6 +317,7 @@ def test_a_tight_memory_recomputes() -> None:
 # --------------------------------------------------------------------------- the same again
 
 
+@pytest.mark.nightly
 def test_a_plan_with_its_search_is_saved_and_read() -> None:
     graph, cluster = case(5, 8, 2)
     plan = auto(graph, cluster)

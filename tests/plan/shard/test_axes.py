@@ -118,6 +118,7 @@ FUSED: dict[str, Callable[..., Tensor]] = {
 }
 
 
+@pytest.mark.gate("slices")
 @pytest.mark.parametrize("how", ["split", "slices", "narrow", "rows"])
 def test_fused_grouped_queries_of_unequal_rows_are_split_by_heads(how: str) -> None:
     model = Calls(FUSED[how], qkv=nn.Linear(DIM, 24), out=nn.Linear(12, DIM))
@@ -192,6 +193,7 @@ def shuffled(x: Tensor, groups: int) -> Tensor:
     return x.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1, 2)
 
 
+@pytest.mark.gate("glu--", "pixel_shuffle--")
 @pytest.mark.parametrize(
     ("op", "layer", "last"),
     [

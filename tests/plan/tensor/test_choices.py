@@ -143,6 +143,7 @@ class Ordered(nn.Module):
         return self.down(self.up(x).sort(-1).values).pow(2).mean()
 
 
+@pytest.mark.nightly
 def test_what_is_computed_whole_is_named_with_its_line() -> None:
     graph = capture(Ordered(), {"x": torch.randn(48, WIDTH)}).graph
     where = Cluster((device("d0"), device("d1")), Link(1e-5, 1e9))

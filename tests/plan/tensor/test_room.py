@@ -35,6 +35,7 @@ def needed(plan: Plan) -> int:
     return max(needed_bytes(each, devices[each.device]) for each in plan.forecast.devices)
 
 
+@pytest.mark.gate("1f1b")
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
 def test_auto_fits_where_all_does_though_a_later_member_holds_most(
     graph: Graph, schedule: str

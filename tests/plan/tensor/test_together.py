@@ -155,6 +155,7 @@ def test_nothing_is_faster_than_what_is_planned_together(
 # ------------------------------------------------------------------------- what is chosen, and said
 
 
+@pytest.mark.gate("naive")
 @pytest.mark.parametrize("partitioner", ["naive", "auto"])
 def test_it_is_never_slower_than_pipelines_alone(partitioner: str) -> None:
     where = cluster(2, 1)
@@ -245,6 +246,7 @@ def test_groups_that_nobody_asked_for_are_not_planned_for_inference() -> None:
     assert planned(inferring, cluster(1, 1), tensor=2).stages.members == 2
 
 
+@pytest.mark.nightly
 def test_groups_hold_a_model_that_no_pipeline_does() -> None:
     large = capture(Large(), {"x": torch.randn(2, 8)}).graph
     where = cluster(1, 1, memory_bytes=80 << 20)
@@ -264,6 +266,7 @@ class Large(nn.Module):
         return self.up(x).pow(2).mean()
 
 
+@pytest.mark.gate("3")
 @pytest.mark.parametrize("after", [3, 60])
 def test_ctrl_c_gives_the_best_so_far(after: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With one, groups are not planned any more; pressed after the search, it changes nothing."""

@@ -33,10 +33,12 @@ UPDATE = "--update-messages"
 E = TypeVar("E", bound=BaseException)
 
 _PART = r"/[^/\s:;,'\"()]+"  # of a path
-_MASKS = (
-    (re.escape(tempfile.gettempdir()) + _PART, "<tmp>"),
+_CHECKOUT = (  # before folders of temporary files, in one of which it may be
     (re.escape(sys.executable), "<python>"),
     (re.escape(str(ROOT)), "<root>"),
+)
+_MASKS = (
+    (re.escape(tempfile.gettempdir()) + _PART, "<tmp>"),
     (r"\b0x[0-9a-f]{6,}\b", "<id>"),
     (r"\b(test_\w+\.py):\d+", r"\1:<line>"),  # a test's own lines move
 )
@@ -159,7 +161,7 @@ def shows(code: str, text: str, *, words: bool = True, vary: tuple[str, ...] = (
 def masked(text: str, vary: tuple[str, ...] = ()) -> str:
     """Return a text without what differs from run to run, and from machine to machine."""
     folders = ((re.escape(str(folder)) + _PART, "<tmp>") for folder in recorder.folders)
-    for pattern, mask in (*folders, *((each, "<...>") for each in vary), *_MASKS):
+    for pattern, mask in (*_CHECKOUT, *folders, *((each, "<...>") for each in vary), *_MASKS):
         text = re.sub(pattern, mask, text)
     return text
 

@@ -49,8 +49,13 @@ class _Alike:
         own = _sums(batch)
         wrong = next((name for name in {**first, **own} if own.get(name) != first.get(name)), None)
         if wrong is not None:
-            refused: type[ValueError] = importlib.import_module("runtime.data").BatchError
-            raise refused(f"batch {step} (entry {wrong}) {OTHER}")
+            raise _batch_error()(f"batch {step} (entry {wrong}) {OTHER}", code="BX3817")
+
+
+def _batch_error() -> Callable[..., Exception]:
+    """Return the class that the bundle's own runtime refuses batches with."""
+    refused: Callable[..., Exception] = importlib.import_module("runtime.data").BatchError
+    return refused
 
 
 def _sums(batch: object) -> dict[str, str]:

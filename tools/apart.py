@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from bigbrain_fx.errors import BigBrainError
-from bigbrain_fx.frontend.child import _Service
+from bigbrain_fx.frontend.capture_service import CaptureService
 from bigbrain_fx.frontend.client import Message, Task
 
 DEADLINE_S = 120.0
@@ -24,7 +24,7 @@ class Here:
     """A capture session's child in this process, itself a fork."""
 
     def __init__(self, task: Task, wanted: Mapping[str, object]) -> None:
-        self._service = _Service(wanted)
+        self._service = CaptureService(wanted)
 
     def answer(self) -> Message:
         """Return what was captured."""

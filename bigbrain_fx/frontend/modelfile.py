@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend.contract import kept_whole, training_of
 from bigbrain_fx.frontend.location import hf_location, is_hf, is_onnx, onnx_location, split_location
-from bigbrain_fx.frontend.settings import Settings, require_unset
+from bigbrain_fx.frontend.settings import Settings
 from bigbrain_fx.frontend.tracing.blank import reserve, unmade
 from bigbrain_fx.frontend.tracing.step import Loss
 from bigbrain_fx.frontend.users_code import definition, errors_of, run_file, users_folder
@@ -35,7 +35,8 @@ class ModelFile:
         name: the object that made the model ("model" unless the user said otherwise).
         model: built under the given seed; without numbers when only shapes are wanted.
         example_batch: one mini-batch; dimension 0 is the batch.
-        before, top: settings of torch and the environment, before and after the file was run.
+        before, top, built: settings of torch and the environment: before and after the file was
+            run, and once model() has built the model.
     """
 
     path: Path
@@ -58,6 +59,7 @@ class ModelFile:
     location: str = ""
     before: Settings = field(default_factory=Settings)
     top: Settings = field(default_factory=Settings)
+    built: Settings = field(default_factory=Settings)
 
     @property
     def is_data(self) -> bool:
@@ -105,6 +107,7 @@ def load_model_file(
         once_run(module)
         with _building(meta, blank):
             model = _build(module, path, name, seed)
+        built = Settings.now()
         batch = _example(module, path, seed)
     _reserve(model, meta, blank)
     return ModelFile(
@@ -117,6 +120,7 @@ def load_model_file(
         location=str(path) if name == "model" else f"{path}:{name}",
         before=before,
         top=top,
+        built=built,
     )
 
 
@@ -232,10 +236,8 @@ def _build(module: ModuleType, path: Path, name: str, seed: int) -> nn.Module:
         raise _no_module(path, name, value, module)
     _check_arguments(value, path, name)
     torch.manual_seed(seed)
-    before = Settings.now()
     with errors_of(path, f"{name}() failed"):
         built = value()
-    require_unset(before, definition(value, path), name)
     if not isinstance(built, nn.Module):
         raise _no_module(path, name, built, module)
     return built

@@ -131,13 +131,19 @@ def _own(function: object) -> object:
     return function
 
 
-def require_unset(before: Settings, at: str, name: str) -> None:
+def require_unset(before: Settings, after: Settings, at: str, name: str) -> None:
     """Refuse a `model()` that sets how later lines compute, or update: no bundle calls it.
+
+    Args:
+        before: what is set before it is called.
+        after: what is set after that.
+        at: where it is defined.
+        name: what it is called.
 
     Raises:
         InputError: names the setting, and where it belongs.
     """
-    for what, now in before.changed(Settings.now()).items():
+    for what, now in before.changed(after).items():
         if what in _SETTERS or what.startswith("torch.optim."):
             setting = what.partition("(")[0].partition(" ")[0]
             was = before.numbers.get(what) if what in _SETTERS else "its own"

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from bigbrain_fx.errors import BigBrainError, CaptureError, InputError
 from bigbrain_fx.frontend import Child, Task, capture_file, load_model_file
+from bigbrain_fx.frontend.settings import require_unset
 from bigbrain_fx.frontend.users_code import users_folder
 
 HEAD = """\
@@ -299,7 +300,8 @@ def test_a_model_that_sets_the_type_for_all_of_torch_is_refused(tmp_path: Path) 
         "    return torch.nn.Linear(2, 2)\n\ndef example_batch():\n    return (torch.ones(4, 2),)\n"
     )
     try:
+        file = load_model_file(path)
         with pytest.raises(InputError, match=r"changes a setting of torch, torch\.set"):
-            load_model_file(path)
+            require_unset(file.top, file.built, "typed.py:3", "model")
     finally:
         torch.set_default_dtype(torch.float32)

@@ -40,7 +40,7 @@ def test_a_model_that_sets_them_is_refused() -> None:
     torch.optim.Adadelta.step = lambda self, closure=None: None  # type: ignore[method-assign]
     try:
         with pytest.raises(InputError, match=r"changes a setting of torch, torch\.optim\.Adadelta"):
-            require_unset(before, "model.py:3", "model")
+            require_unset(before, Settings.now(), "model.py:3", "model")
     finally:
         torch.optim.Adadelta.step = step  # type: ignore[method-assign]
 
@@ -50,7 +50,7 @@ def test_a_model_that_leaves_gradients_off_is_told_how_it_ends() -> None:
     torch.set_grad_enabled(False)
     try:
         with pytest.raises(InputError, match=r"torch\.set_grad_enabled, from True") as caught:
-            require_unset(before, "model.py:3", "model")
+            require_unset(before, Settings.now(), "model.py:3", "model")
     finally:
         torch.set_grad_enabled(True)
     assert caught.value.help == "let it end within model(): with torch.no_grad(): ..."

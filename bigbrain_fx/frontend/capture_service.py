@@ -1,0 +1,359 @@
+"""What a child process with a captured model answers: its report, then one request at a time."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, cast
+
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.frontend.file_checks import (
+    captured,
+    entries_apart,
+    fixed_parts,
+    module_name,
+    quantised,
+    require_divided_optimizer,
+    require_optimizer,
+    require_read_by_layers,
+    require_steady_file,
+    require_uneven,
+    require_unset_by_model,
+    second_batch,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from bigbrain_fx.core import LossCount
+    from bigbrain_fx.frontend.early import Early
+    from bigbrain_fx.frontend.micro_batches.effect import MicroBatchEffect
+    from bigbrain_fx.frontend.modelfile import ModelFile
+    from bigbrain_fx.frontend.tracing.captured import Captured
+    from bigbrain_fx.frontend.tracing.optimizer import OptimizerFacts
+
+
+class CaptureService:
+    """The captured model, and what can be asked of it."""
+
+    def __init__(self, wanted: Mapping[str, object]) -> None:
+        import torch  # noqa: F401  # counted apart: any program that trains pays for it
+
+        _settle_what_torch_finds()
+        started_s = time.perf_counter()
+        from bigbrain_fx.frontend.modelfile import load_model_file
+
+        location, seed = str(wanted["location"]), cast("int", wanted["seed"])
+        self.meta, self.seed = bool(wanted["meta"]), seed
+        blank = bool(wanted["blank"])
+        self.cache = cast("int", wanted["cache"])
+        self.fresh = self._stay_fresh(location)
+        self.early: Early | None = None
+        self.fixed: tuple[object, ...] = ()
+        self.loss_count: LossCount | None = None  # by which micro-batches weigh, once it is found
+        self.file = load_model_file(
+            location,
+            seed=seed,
+            meta=self.meta,
+            blank=blank,
+            cache=self.cache,
+            once_run=self._stay_early,
+        )
+        sys.path.insert(0, str(self.file.path.parent))  # forward may import, too
+        self.quantised = quantised(self.file, wanted.get("quantize"))
+        self._capture(wanted, blank)
+        _write_graph(self.captured, Path(str(wanted["graph"])))
+        self.capture_s = time.perf_counter() - started_s
+
+    def _capture(self, wanted: Mapping[str, object], blank: bool) -> None:
+        """Trace the model, and require that a bundle can train it as the file says.
+
+        Raises:
+            BigBrainError: no trace can hold it, or a bundle of several devices would differ.
+        """
+        require_unset_by_model(self.file)
+        self.captured = captured(self.file, wanted)
+        if wanted["training"] and not self.meta and not blank:
+            require_steady_file(self.file, self.seed)
+            self.fixed = (*fixed_parts(self.file), *entries_apart(self.file, self.captured))
+        if wanted["training"] and self.meta:
+            require_optimizer(self.file)
+        self.captured = require_uneven(self.file, self.captured, bool(wanted["training"]))
+        require_read_by_layers(self.captured, self.quantised)
+
+    def _stay_fresh(self, location: str) -> Early | None:
+        """Let a fork stay as this process is before the file is run, for `try_copies`."""
+        from bigbrain_fx.frontend.early import Early
+        from bigbrain_fx.frontend.first_calls import found_in_copy
+        from bigbrain_fx.frontend.location import is_hf, is_onnx, split_location
+
+        if self.meta or is_hf(location) or is_onnx(location):
+            return None
+        return Early(partial(found_in_copy, split_location(location)[0], self.seed))
+
+    def _stay_early(self, module: ModuleType) -> None:
+        """Let a fork stay as this process is before model() is called, for `try_calls`."""
+        from bigbrain_fx.frontend.between_calls import answered
+        from bigbrain_fx.frontend.early import Early
+
+        if not self.meta:
+            self.early = Early(partial(answered, module))
+
+    def report(self) -> Mapping[str, object]:
+        """Say what was captured; the graph itself is in its file."""
+        from bigbrain_fx.frontend.tracing.uneven import pads
+
+        file, parameters = self.file, {id(p): p for p in self.file.model.parameters()}
+        optimizer = self.optimizer_facts()
+        elsewhere = self.captured.elsewhere
+        facts = {
+            "path": file.location if file.is_data else str(file.path),
+            "name": file.name,
+            "module": module_name(file),
+            "has_loss": file.loss is not None,
+            "has_batches": file.batches is not None,
+            "has_optimizer": file.optimizer is not None,
+            "has_lr_scale": file.lr_scale is not None,
+            "has_scheduler": file.scheduler is not None,
+            "has_loss_weight": file.loss_weight is not None,
+            "clip_norm": file.clip_norm,
+            "grad_scaler": file.grad_scaler,
+            "autocast": file.autocast,
+            "drop_last": file.drop_last,
+            "cache": self.cache,
+            "positions": _positions(file),
+            "batch_dims": {e.name: e.dim for e in self.captured.batch.entries if e.dim},
+            "offsets": {e.name: e.per_row for e in self.captured.batch.entries if e.per_row},
+            "pad": pads(self.captured.batch, file.pad),
+            "fixed": self.fixed,
+            "parameters": sum(p.numel() for p in parameters.values()),
+            "functions": sorted(self.captured.functions),
+            "elsewhere": elsewhere and asdict(elsewhere),
+            "optimizer_state": optimizer.state,
+            "optimizer_temporaries": optimizer.temporaries,
+            "optimizer_leftover": optimizer.leftover,
+            "optimizer_states": optimizer.states,
+        }
+        note = optimizer.note if self.captured.graph.training else None
+        warnings = (*self.captured.warnings, *filter(None, [note]))
+        if self.quantised is not None:
+            facts |= {"quantize": "int8", "quantize_error": self.quantised.error}
+            warnings = (*warnings, *filter(None, [self.quantised.note]))
+        return {"facts": facts, "warnings": warnings, "capture_s": self.capture_s}
+
+    def optimizer_facts(self) -> OptimizerFacts:
+        """Measure what the file's optimizer holds."""
+        from bigbrain_fx.frontend.tracing.optimizer import optimizer_facts
+
+        return optimizer_facts(self.file.model, self.file.optimizer)
+
+    def serve(self, request: Mapping[str, object]) -> Mapping[str, object]:
+        """Answer one request."""
+        if request["do"] == "weights":
+            files = cast("Mapping[str, list[str]]", request["files"])
+            self.write_weights(Path(str(request["folder"])), files)
+        elif request["do"] == "batch":
+            self.write_batch(Path(str(request["path"])))
+        elif request["do"] == "convert":
+            return {"tensors": self.convert(str(request["path"]), Path(str(request["folder"])))}
+        elif request["do"] == "optimizer":
+            held = cast("Mapping[str, list[str]]", request["held"])
+            how = {name: bool(request[name]) for name in ("here", "by_pieces")}
+            return {"note": self.try_optimizer(held, request["shards"], **how)}
+        elif request["do"] == "copies":
+            return self.try_copies(cast("list[str]", request["texts"]))
+        elif request["do"] == "calls":
+            kept = frozenset(cast("list[str]", request["kept"]))
+            return {"note": self.try_calls(kept, trains=bool(request["trains"]))}
+        elif request["do"] == "micro-batches":
+            return {"effect": asdict(self.micro_batch_effect(cast("int", request["count"])))}
+        elif request["do"] == "rules":
+            from bigbrain_fx.frontend.tracing.trying import failed_rules
+
+            return {"failed": failed_rules(Path(str(request["path"])))}
+        elif request["do"] in ("lay", "prove"):
+            return rewriting(str(request["do"]), Path(str(request["path"])))
+        else:
+            expected = (
+                "weights, batch, convert, optimizer, copies, calls, micro-batches, rules, lay or "
+                "prove"
+            )
+            raise InputError(f"expected {expected}, found {request['do']!r}", code="BX2028")
+        return {"done": request["do"]}
+
+    def write_weights(self, folder: Path, files: Mapping[str, list[str]]) -> None:
+        """Write the named tensors to safetensors files."""
+        from safetensors.torch import save_file
+
+        from bigbrain_fx.frontend.tracing.blank import is_blank
+        from bigbrain_fx.weights import as_umask_says
+
+        for file, names in files.items():
+            tensors = self.captured.tensors
+            if self.meta or any(is_blank(tensors[name]) for name in names if name in tensors):
+                raise InputError(
+                    "the model was captured without weights",
+                    code="BX2029",
+                    help="capture it with meta=False",
+                )
+            unknown = [name for name in names if name not in self.captured.tensors]
+            if unknown:
+                raise InputError(
+                    f"the model has no tensors {', '.join(unknown)}", code="BX2030", at=file
+                )
+            save_file(_apart({name: self.captured.tensors[name] for name in names}), folder / file)
+        as_umask_says(*(folder / file for file in files))
+
+    def convert(self, path: str, folder: Path) -> Mapping[str, tuple[str, str]]:
+        """Return the file and key of each tensor of a checkpoint, by the model's names."""
+        from bigbrain_fx.frontend.hf.weights import converted
+        from bigbrain_fx.weights import read_checkpoint
+
+        found = converted(self.file.model, read_checkpoint(path), folder)
+        return {name: (str(stored.file), stored.key) for name, stored in found.items()}
+
+    def try_optimizer(
+        self, held: Mapping[str, list[str]], shards: object, *, here: bool, by_pieces: bool
+    ) -> str | None:
+        """Require that the optimizer and its scheduler can be made once per device."""
+        from bigbrain_fx.frontend.tracing.scheduled import require_made_per_device
+
+        file = self.file
+        if file.optimizer is not None and shards:
+            require_divided_optimizer(file.model, file.optimizer, shards)
+        made = file.optimizer, file.scheduler
+        is_scaled = file.grad_scaler is not None
+        return require_made_per_device(
+            file.model, *made, held, is_scaled=is_scaled, here=here, by_pieces=by_pieces
+        )
+
+    def try_copies(self, texts: list[str]) -> Mapping[str, object]:
+        """Say what copies of parts of the model file would have, or do, otherwise than the file."""
+        from bigbrain_fx.frontend.copies import is_plain, try_copies
+        from bigbrain_fx.frontend.first_calls import FirstCalls, doing_otherwise
+
+        if self.file.is_data:
+            return {"unlike": (), "note": None}
+        found = try_copies(self.file.path, texts, self.seed, self.file.before)
+        unlike = found.unlike
+        if texts and self.early and self.fresh and not (unlike or is_plain(self.file.path)):
+            about = FirstCalls.of(self.file, self.seed, frozenset(), trains=True)
+            unlike = doing_otherwise(about, texts[0], self.early, self.fresh)
+        return {"unlike": unlike, "note": found.note}
+
+    def try_calls(self, kept: frozenset[str], *, trains: bool) -> str | None:
+        """Require that training goes by nothing that model() or example_batch() sets, or a hash."""
+        from bigbrain_fx.frontend.between_calls import require_nothing_between
+        from bigbrain_fx.frontend.first_calls import FirstCalls, require_nothing_left
+        from bigbrain_fx.frontend.hash_order import require_no_hash_order
+
+        if self.early is None:
+            return None
+        about = FirstCalls.of(self.file, self.seed, kept, trains=trains)
+        require_no_hash_order(self.file.path, about.asking(()))
+        if trains:
+            require_nothing_between(about, self.file, self.early)
+        return require_nothing_left(about, self.early)
+
+    def micro_batch_effect(self, count: int) -> MicroBatchEffect:
+        """Compare a step on the example batch with one in so many micro-batches."""
+        from bigbrain_fx.frontend.micro_batches.measure import Training, micro_batch_effect
+
+        file = self.file
+        draw = None if file.batches is None else partial(second_batch, file, self.seed)
+        training = Training(file.model, file.loss, file.autocast, file.loss_weight, draw)
+        effect = micro_batch_effect(training, self.captured, count)
+        self.loss_count = effect.loss_count if effect.is_equal else None
+        return effect
+
+    def write_batch(self, path: Path) -> None:
+        """Write the example batch's tensors, and its structure as JSON beside them."""
+        from safetensors.torch import save_file
+
+        from bigbrain_fx.weights import as_umask_says
+
+        batch = self.captured.batch
+        if not self.meta:
+            tensors = {entry.name: entry.tensor for entry in batch.entries}
+            save_file(_apart({**tensors, **self._row_counts()}), path)
+            as_umask_says(path)
+        structure = json.dumps(_structure(batch.template), indent=1)
+        path.with_name(path.name + ".json").write_text(structure, encoding="utf-8")
+
+    def _row_counts(self) -> dict[str, Tensor]:
+        """Return the counts by which a bundle without data of its own weighs the example's rows."""
+        from bigbrain_fx.core import ROW_COUNTS
+        from bigbrain_fx.frontend.micro_batches.loss_count import counts_by_row
+
+        own = self.file.loss_weight or (self.loss_count.of if self.loss_count else None)
+        if own is None or self.file.batches is not None:
+            return {}
+        return {ROW_COUNTS: counts_by_row(own, self.captured.batch)}
+
+
+def rewriting(do: str, path: Path) -> Mapping[str, object]:
+    """Lay out the rewritten graph that a file has, in the same file; or prove its places."""
+    from bigbrain_fx.frontend.tracing.rewrites import laid_file, proofs
+
+    if do == "lay":
+        return {"why": laid_file(path)}
+    return {"proofs": [[each.apart, each.same_bits, each.why] for each in proofs(path)]}
+
+
+def _settle_what_torch_finds() -> None:
+    """Let torch look for modules that it can do without before the user's folder is on sys.path.
+
+    One there that is called like one of them would be taken for it; see `users_code`, too.
+    """
+    from torch.fx.experimental import validator  # noqa: F401  # it looks for z3
+
+
+def _write_graph(captured: Captured, path: Path) -> None:
+    from pydantic import TypeAdapter
+
+    from bigbrain_fx.core import Graph
+
+    path.write_bytes(TypeAdapter(Graph).dump_json(captured.graph))
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return contiguous tensors with a storage of their own: safetensors stores no ties."""
+    seen: set[int] = set()
+    found = {}
+    for name, tensor in tensors.items():
+        plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        storage = plain.untyped_storage()
+        if storage.data_ptr() in seen or storage.nbytes() != plain.numel() * plain.element_size():
+            plain = plain.clone()
+        seen.add(plain.untyped_storage().data_ptr())
+        found[name] = plain.cpu()
+    return found
+
+
+def _positions(file: ModelFile) -> int:
+    from bigbrain_fx.frontend.cached.module import Cached
+
+    return file.model.row.longest if isinstance(file.model, Cached) else 0
+
+
+def _structure(template: object) -> object:
+    """Write a template as JSON: {"tensor": name}, {"dict": ...}, {"tuple": ...}, {"value": ...}."""
+    from bigbrain_fx.frontend.translation.batch import Slot
+
+    match template:
+        case Slot(name):
+            return {"tensor": name}
+        case dict():
+            return {"dict": [[key, _structure(value)] for key, value in template.items()]}
+        case tuple() | list():
+            kind = "list" if isinstance(template, list) else "tuple"
+            return {kind: [_structure(value) for value in template]}
+        case None | bool() | int() | float() | str():
+            return {"value": template}
+    return {"text": repr(template)}

@@ -1,0 +1,161 @@
+"""What a capture asks of a model file, function by function; each imports what it runs.
+
+The process that traces calls these in its own order: see `capture_service`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+    from bigbrain_fx.frontend.modelfile import ModelFile
+    from bigbrain_fx.frontend.quantised import QuantisedModel
+    from bigbrain_fx.frontend.tracing.captured import Captured
+
+
+def quantised(file: ModelFile, quantize: object) -> QuantisedModel | None:
+    """Put a model's frozen weights into int8 where that was asked for."""
+    if quantize is None:
+        return None
+    from bigbrain_fx.frontend.quantised import quantise
+
+    return quantise(file.model)
+
+
+def require_read_by_layers(captured: Captured, quantised: QuantisedModel | None) -> None:
+    """Refuse quantised weights that something else than their layer reads."""
+    if quantised is not None:
+        from bigbrain_fx.frontend.quantised import require_read_by_layers
+
+        require_read_by_layers(captured.graph)
+
+
+def require_unset_by_model(file: ModelFile) -> None:
+    """Refuse a model() that sets how later lines compute."""
+    from bigbrain_fx.frontend.settings import require_unset
+    from bigbrain_fx.frontend.users_code import definition
+
+    if not file.is_data:
+        made = getattr(sys.modules[module_name(file)], file.name, None)
+        require_unset(file.top, file.built, definition(made, file.path), file.name)
+
+
+def captured(file: ModelFile, wanted: Mapping[str, object]) -> Captured:
+    """Trace a model file's model as was asked for."""
+    from bigbrain_fx.frontend.tracing.trace import capture
+
+    return capture(
+        file.model,
+        file.example_batch,
+        file.loss,
+        training=bool(wanted["training"]),
+        name=type(file.model).__name__,
+        micro_batch=cast("int | None", wanted["micro_batch"]),
+        assume=cast("Mapping[str, bool]", wanted["assume"]),
+        leaves=(*file.leaves, *cast("list[str]", wanted["leaves"])),
+        autocast=file.autocast,
+        loss_needed=not wanted["meta"],
+        batch_dims=file.batch_dims,
+    )
+
+
+def require_divided_optimizer(model: Module, make: Callable[..., object], shards: object) -> None:
+    """Refuse an optimizer that cannot update parts of parameters."""
+    from pydantic import TypeAdapter
+
+    from bigbrain_fx.core import Shard
+    from bigbrain_fx.frontend.tracing.divided import require_divided
+
+    found = TypeAdapter(tuple[Shard, ...]).validate_python(shards)
+    require_divided(model, make, found)
+
+
+def require_optimizer(file: ModelFile) -> None:
+    """Refuse an optimizer whose code fails: `estimate` asks how much it holds, and no more."""
+    from bigbrain_fx.frontend.tracing.optimizer import optimizer_facts
+    from bigbrain_fx.frontend.tracing.parted import require_runnable
+
+    if file.optimizer is not None and not optimizer_facts(file.model, file.optimizer).measured:
+        require_runnable(file.model, file.optimizer)
+
+
+def require_steady_file(file: ModelFile, seed: int) -> None:
+    """Refuse functions of the file that change what another one computes."""
+    from bigbrain_fx.frontend.between_calls import require_constants_kept
+    from bigbrain_fx.frontend.tracing.outside import (
+        require_fed_nothing,
+        require_optimizer_apart,
+    )
+    from bigbrain_fx.frontend.tracing.side_effects import require_no_side_effects
+    from bigbrain_fx.frontend.tracing.values import require_steady
+
+    require_constants_kept(file)
+    step = file.model, file.example_batch, file.loss, file.autocast
+    require_no_side_effects(
+        *step,
+        batches=file.batches,
+        lr_scale=file.lr_scale,
+        optimizer=file.optimizer,
+        scheduler=file.scheduler,
+    )
+    if file.optimizer is not None:
+        require_optimizer_apart(*step, file.optimizer, file.batches)
+    rates = {"lr_scale()": file.lr_scale, "scheduler()": file.scheduler}
+    require_fed_nothing(*step, {**rates, "batches()": file.batches})
+    if file.batches is not None:
+        batches = partial(file.batches, seed)
+        require_steady(file.model, file.example_batch, file.loss, batches, file.autocast)
+
+
+def fixed_parts(file: ModelFile) -> tuple[object, ...]:
+    """Return what else than tensors the model goes by in a batch."""
+    from bigbrain_fx.frontend.tracing.fixed import fixed_entries
+
+    if file.batches is None:
+        return ()  # the example again and again
+    return fixed_entries(file.model, file.example_batch, file.loss, file.autocast)
+
+
+def entries_apart(file: ModelFile, captured: Captured) -> tuple[object, ...]:
+    """Return the entries that are written, and that no other may be the memory of."""
+    from bigbrain_fx.runtime import APART
+
+    if file.batches is None:
+        return ()
+    entries = captured.batch.entries
+    return tuple((entry.key, APART) for entry in entries if entry.name in captured.written)
+
+
+def require_uneven(file: ModelFile, captured: Captured, training: bool) -> Captured:
+    """Require that unequal batches are trained as the file says; note what to know of it."""
+    from bigbrain_fx.frontend.tracing.uneven import require_padding, require_rows
+
+    require_rows(file.drop_last, captured, training)
+    said = require_padding(file.model, file.loss, file.pad, captured, file.autocast)
+    return replace(captured, warnings=(*captured.warnings, said)) if said else captured
+
+
+def module_name(file: ModelFile) -> str:
+    """Return the name under which the file was imported."""
+    if file.is_data:
+        return ""  # no module of the user's
+    named = [n for n, m in sys.modules.items() if getattr(m, "__file__", None) == str(file.path)]
+    return named[0] if named else file.path.stem
+
+
+def second_batch(file: ModelFile, seed: int) -> object:
+    """Return the second batch of the user's data; all generators are as they were afterwards."""
+    from itertools import islice
+
+    from bigbrain_fx.frontend.tracing.dice import random_state_kept
+    from bigbrain_fx.runtime import left_alone
+
+    assert file.batches is not None
+    with random_state_kept(), left_alone(file.batches):
+        return next(islice(file.batches(seed), 1, None))

@@ -26,9 +26,13 @@ class BigBrainError(Exception):
         at: where: `model.py:31` or `cluster.json: devices[2].memory`.
         notes: the arithmetic or the circumstances, one line each.
         help: one edit or one command that mends it.
+
+    Attributes:
+        of_code: the user's code runs, and only splitting it is refused. See `about_code`.
     """
 
     exit_code = 2
+    of_code = False
 
     def __init__(
         self,
@@ -51,7 +55,7 @@ class BigBrainError(Exception):
         """What a child process says of it to its parent; `from_fields` makes it again there."""
         where = {"code": self.code, "at": self.at}
         said = {"what": self.what, "notes": self.notes, "help": self.help}
-        return {"kind": type(self).__name__, **where, **said}
+        return {"kind": type(self).__name__, "of_code": self.of_code, **where, **said}
 
     @property
     def family(self) -> str | None:
@@ -158,7 +162,19 @@ def from_fields(fields: Mapping[str, Any]) -> BigBrainError:
     kind = {each.__name__: each for each in kinds}.get(fields["kind"], BigBrainError)
     notes = tuple(map(str, fields["notes"]))
     where = {"code": fields["code"], "at": fields["at"]}
-    return kind(str(fields["what"]), **where, notes=notes, help=fields["help"])
+    error = kind(str(fields["what"]), **where, notes=notes, help=fields["help"])
+    error.of_code = bool(fields.get("of_code"))
+    return error
+
+
+@contextmanager
+def about_code() -> Iterator[None]:
+    """Mark each error raised inside as one about the user's code, which runs without a split."""
+    try:
+        yield
+    except BigBrainError as error:
+        error.of_code = True
+        raise
 
 
 @contextmanager

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
         CompilerError as CompilerError,
         require_compiler as require_compiler,
     )
+    from .cutting import mapped as mapped
     from .data import (
         Splitting as Splitting,
         Stream as Stream,

@@ -14,9 +14,8 @@ from typing import Any
 
 from torch import Tensor
 
+from .cutting import Path, mapped, part_of_rows
 from .entries import BatchError
-
-Path = tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class LossWeight:
         return found
 
     def _count(self, batch: object, rows: int, parts: int, micro: int, step: int) -> float:
-        value = self.count(self._cut(batch, (), rows, parts, micro))
+        value = self.count(mapped(batch, part_of_rows(self.dims, rows, parts, micro)))
         is_number = isinstance(value, int | float) or (
             isinstance(value, Tensor) and not value.dim()
         )
@@ -61,15 +60,3 @@ class LossWeight:
                 code="BX5192",
             )
         return number
-
-    def _cut(self, value: Any, path: Path, rows: int, parts: int, micro: int) -> Any:  # noqa: ANN401
-        """Return a micro-batch of a nest of dicts, lists and tuples."""
-        if isinstance(value, Mapping):
-            return {k: self._cut(v, (*path, k), rows, parts, micro) for k, v in value.items()}
-        if isinstance(value, tuple | list):
-            cut = [self._cut(v, (*path, i), rows, parts, micro) for i, v in enumerate(value)]
-            return getattr(type(value), "_make", type(value))(cut)
-        dim = self.dims.get(path, 0)
-        if dim is None or not isinstance(value, Tensor) or value.dim() <= dim:
-            return value
-        return value.tensor_split(parts, dim)[micro] if value.shape[dim] == rows else value

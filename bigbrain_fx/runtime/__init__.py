@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     from .entries import (
         APART as APART,
         AssumptionError as AssumptionError,
+        BatchError as BatchError,
         is_plain as is_plain,
         laid as laid,
         overlap as overlap,
@@ -131,6 +132,7 @@ if TYPE_CHECKING:
         buffer as buffer,
         parameter as parameter,
         reseed as reseed,
+        seed_of as seed_of,
     )
     from .named_facts import (
         UnlikeFactsError as UnlikeFactsError,
@@ -147,6 +149,11 @@ if TYPE_CHECKING:
         require_folder as require_folder,
     )
     from .network import NetworkTransport as NetworkTransport
+    from .opaque_device import (
+        OpaqueDevice as OpaqueDevice,
+        current as current,
+        own_loss as own_loss,
+    )
     from .optimizer_state import (
         StateError as StateError,
         decoded as decoded,
@@ -158,7 +165,12 @@ if TYPE_CHECKING:
     from .own_lines import Shell as Shell, forward_of as forward_of
     from .promises import AgainError as AgainError, MakingAgain as MakingAgain, again as again
     from .rates import LearningRates as LearningRates
-    from .recipe import Training as Training, adamw as adamw
+    from .recipe import (
+        Training as Training,
+        adamw as adamw,
+        needs_closure as needs_closure,
+        needs_metrics as needs_metrics,
+    )
     from .records import read_records as read_records
     from .rendezvous import join as join, leave_together as leave_together, own_device as own_device
     from .rows import RowStream as RowStream
@@ -170,6 +182,7 @@ if TYPE_CHECKING:
     )
     from .transport import Transport as Transport
     from .weights import OwnWeights as OwnWeights, WeightsError as WeightsError
+    from .whole_batches import WholeBatches as WholeBatches, repeated as repeated
     from .widening import widened as widened
 
 

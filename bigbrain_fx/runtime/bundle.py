@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from .data import Spec, Splitting, Stream
+from .data import Spec, Splitting
 from .device import Device
 from .hooks import Hooks
 from .recipe import Training
@@ -53,7 +53,7 @@ def make_device(
     """
     cls = bundle.devices[rank]
     how = cls.micro_batches, where, bundle.specs, bundle.splitting
-    stream = Stream(bundle.batches, seed, bundle.inputs, bundle.whole, *how)
+    stream = cls.stream_type(bundle.batches, seed, bundle.inputs, bundle.whole, *how)
     device = cls(transport, stream, seed, where)
     device.hooks = bundle.hooks
     if device.offload and offloads:

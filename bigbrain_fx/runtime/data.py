@@ -119,10 +119,14 @@ class Stream:
         self.sizes: tuple[int, ...] = ()
         self.weights: Sequence[float] = ()
         self.digests: dict[str, str] = {}
-        self.random = _RandomState(self.seed, own_dice(self.batches))
+        self.random = _RandomState(self.seed, self._generators())
         with self.random, _in_words(step):
             batches = self.batches(self.seed, start=step) if step else self.batches(self.seed)
             self.iterator = iter(batches)
+
+    def _generators(self) -> list[Any]:
+        """Return the file's own generators, of which the stream has states for itself."""
+        return own_dice(self.batches)
 
     def rewind(self, step: int) -> None:
         """Be ready for `step`, which may have been read already.
@@ -151,9 +155,13 @@ class Stream:
             batch = self._next(step)
             self.step += 1
             if self.step == step:
-                self.sizes = ()
-                self.parts = {name: self._split(name, batch) for name in self.inputs}
-                self._weigh(batch)
+                self._take(batch)
+
+    def _take(self, batch: object) -> None:
+        """Split the batch of this step into its micro-batches."""
+        self.sizes = ()
+        self.parts = {name: self._split(name, batch) for name in self.inputs}
+        self._weigh(batch)
 
     def _weigh(self, batch: object) -> None:
         """Set the weights of the micro-batches; one that weighs nothing runs another's rows again.
@@ -188,17 +196,21 @@ class Stream:
                     "anew at its end (`while True:` around the loop), or run fewer --steps",
                     code="BX5025",
                 )
-            require_plain(self.inputs, batch, step)
             if not (self.drop_last and self._is_small(batch)):
-                require_fixed(self.splitting.fixed, batch, step)
-                self.names = names_of(batch) if self.names is None else self.names
-                require_known(self.names, batch, step)
+                self._require_like_first(batch, step)
                 return batch
         raise BatchError(
             f"step {step}: two batches in a row have too few rows, and drop_last = True leaves "
             "them out: let batches() give larger ones, or split again with drop_last = False",
             code="BX5026",
         )
+
+    def _require_like_first(self, batch: object, step: int) -> None:
+        """Refuse a batch that a trace of the example does not hold for."""
+        require_plain(self.inputs, batch, step)
+        require_fixed(self.splitting.fixed, batch, step)
+        self.names = names_of(batch) if self.names is None else self.names
+        require_known(self.names, batch, step)
 
     def _is_small(self, batch: object) -> bool:
         """Whether an entry has fewer rows than the model was split for."""

@@ -34,6 +34,7 @@ from .weights import fill
 if TYPE_CHECKING:  # a bundle has the files of what its plan uses
     from .asynchronous import Versions
     from .buckets import Listed
+    from .opaque_state import ObjectStates
     from .stores import StoredState, StoreRoom
 
 _NOTHING: Parts = MappingProxyType({})
@@ -73,6 +74,7 @@ class Device(BackwardDevice):
         self.room: StoreRoom | None = None
         self.stored: StoredState | None = None
         self.versions: Versions | None = None
+        self.objects: ObjectStates | None = None  # of the user's, where no stage is traced
         self.goes_on_after: Callable[[int], bool] = lambda _step: False  # into the next batch
 
     def _made(self, stage: type[Stage]) -> Stage:

@@ -45,6 +45,8 @@ class ForwardDevice:
         members: the devices that run its stages together, this one among them, in the order in
             which parts are added; empty: it has all of their tensors.
         compiled: its stages run under torch.compile. See `compiled`.
+        stream_type: what gives it its batches.
+        is_opaque: it runs the user's own step, and no stage. See `opaque_device`.
     """
 
     name = ""
@@ -59,6 +61,8 @@ class ForwardDevice:
     aliases: Mapping[str, str] = {}
     members: tuple[str, ...] = ()
     compiled = False
+    stream_type: type[Stream] = Stream
+    is_opaque = False
 
     def __init__(
         self, transport: Transport, stream: Stream, seed: int, device: torch.device

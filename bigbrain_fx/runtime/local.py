@@ -50,7 +50,10 @@ class Hub:
 
         Each has a copy of the caller's context (of decimal, of NumPy's errors, the user's own), as
         it would have in a process of its own, where it is the one that has run the user's file.
+        One device alone runs in the caller's thread, which has what the file sets of a thread.
         """
+        if len(programs) == 1:
+            return {name: self._alone(name, program) for name, program in programs.items()}
         require_threads(len(programs))
         results: dict[str, T] = {}
         self.running = len(programs)
@@ -70,6 +73,14 @@ class Hub:
         if self.failed is not None:
             raise self.failed
         return results
+
+    def _alone(self, name: str, program: Callable[[], T]) -> T:
+        count = self.threads.get(name)
+        if count is not None and count != torch.get_num_threads():
+            torch.set_num_threads(count)
+        self.running = 1
+        with self.turn:
+            return program()
 
     def _run_one(self, name: str, program: Callable[[], T], results: dict[str, T]) -> None:
         with self.turn:

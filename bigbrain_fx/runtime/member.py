@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import os
 import time
 from contextlib import suppress
@@ -118,8 +119,8 @@ def warm_up(bundle: Bundle, seed: int, control: Control) -> None:
     for rank in range(len(bundle.devices)):
         if control.duties:
             return
-        if "weights" in bundle.devices[rank].offload:
-            continue  # its memory does not hold them, and its store is its own
+        if "weights" in bundle.devices[rank].offload or bundle.devices[rank].is_opaque:
+            continue  # its memory does not hold them; a step leaves traces in the user's Python
         torch.set_num_threads(bundle.threads[rank])
         device = make_device(bundle, rank, _Nothing(), seed, torch.device("cpu"), offloads=False)
         device.hooks = type(device.hooks)()
@@ -196,6 +197,9 @@ def _train(
     if commits is not None and committer is not None:
         resume = commits.resume or (duty.again and committer.has_commits())
         first = committer.join(device, resume=resume, epoch=duty.epoch)
+    if first and device.objects is not None:
+        note = json.dumps({"text": device.objects.restored})
+        control.post(f"event/{first}/{device.name}-warned", note)
     if duty.again or (duty.epoch < 0 and first):
         control.say("begins", step=first)
     if duty.epoch < 0:

@@ -252,9 +252,14 @@ _NOTHING = contextlib.nullcontext()
 
 def reseed(key: tuple[int, int, int], place: str, device: torch.device) -> None:
     """Seed the default generator of `device` for one draw."""
-    text = f"{key[0]}/{key[1]}/{key[2]}/{place}"
-    number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+    number = seed_of(key, place)
     if device.type == "cuda":
         torch.cuda.default_generators[device.index or 0].manual_seed(number)
     else:
         torch.default_generator.manual_seed(number)
+
+
+def seed_of(key: tuple[int, int, int], place: str) -> int:
+    """Return what a generator is seeded with for draws of a key at a place."""
+    text = f"{key[0]}/{key[1]}/{key[2]}/{place}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1

@@ -6,7 +6,6 @@ its name. An optimizer for which that cannot be said is refused.
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from .coded import CodedError
+from .recipe import needs_closure
 
 Optimizer = torch.optim.Optimizer
 Parameters = Mapping[str, nn.Parameter]
@@ -173,8 +173,7 @@ def _require_group(group: Mapping[str, Any], names: list[str], found: Mapping[st
 def _require_separable(optimizer: Optimizer, parameters: Parameters) -> None:
     """Refuse an optimizer whose state cannot be told apart by parameter name."""
     kind = type(optimizer).__name__
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
+    if needs_closure(optimizer):
         raise StateError(
             f"optimizer {kind} couples parameters: its step asks for a closure that computes the "
             "loss again; its state cannot be kept by parameter name",

@@ -40,7 +40,9 @@ def can_take_from_peers(bundle: Bundle) -> bool:
     A user's function that is called before a step may write into a device: what a peer has within
     the step is not what it began with then.
     """
-    whole = all(len(cls.micros) > 1 and not cls.zero_stage for cls in bundle.devices)
+    whole = all(
+        len(cls.micros) > 1 and not (cls.zero_stage or cls.is_opaque) for cls in bundle.devices
+    )
     return whole and not bundle.hooks.on_step_begin
 
 

@@ -44,6 +44,11 @@ class LearningRates:
             self._make = partial(scheduler, optimizer)
         self._scheduler = self._make() if self._make else None
 
+    @property
+    def scheduler(self) -> Any:  # noqa: ANN401  # of any kind
+        """The user's scheduler; None where there is none."""
+        return self._scheduler
+
     def set(self, step: int) -> None:
         """Set the rates of a step."""
         if self.lr_scale is None:

@@ -210,7 +210,10 @@ def _state(device: Device, about: Mapping[str, Any] | None = None) -> State:
     }
     if device.loss_scale is not None:
         facts["loss_scale"] = device.loss_scale.facts()
-    if device.optimizer is not None:
+    if device.objects is not None:
+        facts["user"], more = device.objects.taken()
+        tensors.update(more)
+    elif device.optimizer is not None:
         facts["optimizer"] = optimizer_facts(device.optimizer, device.updated, device.rates.base)
         if device.stored is not None:
             device.stored.put_home(facts["optimizer"], device.updated)
@@ -226,6 +229,11 @@ def restore(device: Device, state: State) -> None:
     Raises:
         StateError: the state is of another model, data or optimizer; names field, expected, found.
     """
+    if device.objects is not None:
+        _require_run(device, state)
+        device.objects.restore(state)
+        device.finished, device.step = state.step, max(0, state.step - 1)
+        return
     _require(device, state)
     with torch.no_grad():
         for name, tensor in _held(device):
@@ -284,8 +292,8 @@ def _named(
                     yield name, tensor
 
 
-def _require(device: Device, state: State) -> None:
-    """Refuse a state that does not fit, before anything is changed."""
+def _require_run(device: Device, state: State) -> None:
+    """Refuse a state of a run with another seed, other micro-batches or other inputs."""
     specs = {name: [d, list(shape)] for name, (d, shape) in device.stream.specs.items()}
     wanted = {"seed": device.seed, "micro_batches": device.micro_batches, "inputs": specs}
     for field, expected in wanted.items():
@@ -295,6 +303,11 @@ def _require(device: Device, state: State) -> None:
             raise StateError(
                 f"{field}: expected {expected!r}, found {found!r}{hint}", code="BX5155"
             )
+
+
+def _require(device: Device, state: State) -> None:
+    """Refuse a state that does not fit, before anything is changed."""
+    _require_run(device, state)
     names = set()
     for name, tensor in _held(device):
         names.add(name)

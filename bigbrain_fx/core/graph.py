@@ -12,6 +12,9 @@ from typing_extensions import TypeAliasType
 
 from bigbrain_fx.core.sizes import DTYPE_BYTES, Dim, size_of
 
+OPAQUE_STEP = "user.step"
+"""Target of the op that is a whole training step of the user's own Python, see `frontend`."""
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
@@ -331,6 +334,11 @@ class Graph:
     def place(self) -> Mapping[str, int]:
         """Place of an op among all, by name."""
         return {op.name: place for place, op in enumerate(self.ops)}
+
+    @cached_property
+    def is_opaque_step(self) -> bool:
+        """Whether it is one op: the user's own training step, not traced."""
+        return any(op.target == OPAQUE_STEP for op in self.ops)
 
     @cached_property
     def param(self) -> Mapping[str, Param]:

@@ -159,6 +159,7 @@ def _copy_rooms(folder: Path, plan: Plan, texts: Mapping[str, str]) -> None:
     supervised = "launch.py" in texts
     is_chain = plan.stages.is_chain and plan.placement.tensor is None
     is_chain = is_chain and not plan.stages.asynchronous  # torch's runner has one version
+    is_chain = is_chain and not plan.graph.is_opaque_step
     asked = ("pipelining",) if supervised and is_chain else ()
     without = [*(() if supervised else SUPERVISED)]
     without += () if plan.stages.micros else REPLICATED  # sums of a tree, for one replica, too
@@ -211,7 +212,7 @@ def _fill(
     weights.write_weights(folder / "weights", weight_files(plan))
     cut_weights(folder / "weights", plan)
     write_index(folder / "weights", weight_index(plan) if plan.mode == "train" else {})
-    if not plan.source.has_batches:
+    if not (plan.source.has_batches or plan.graph.is_opaque_step):
         weights.write_batch(folder / "example.safetensors")
 
 

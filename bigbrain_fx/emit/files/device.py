@@ -18,6 +18,13 @@ from bigbrain_fx.emit.files.instructions import (
     update_lines,
     weight_lines,
 )
+from bigbrain_fx.emit.files.opaque import (
+    BASE as OPAQUE,
+    OWN_LOSS,
+    OpaqueStages,
+    header_lines,
+    step_lines,
+)
 from bigbrain_fx.emit.files.outputs import collected
 from bigbrain_fx.emit.files.schedule_text import schedule_lines
 from bigbrain_fx.emit.modules import kept
@@ -43,15 +50,16 @@ _COMPILED = "# stages run under torch.compile, with these shapes: equal to round
 _RECOMPUTE = "# these keep no activations: each backward first runs the stage forward again"
 
 
-def device_text(file: DeviceFile, classes: Classes) -> str:
+def device_text(file: DeviceFile, classes: Classes | OpaqueStages) -> str:
     """Return the text of one device's file."""
     taps = classes.taps(file.stages.of(file.program.device))
     own = [classes.stage_text(stage, taps) for stage in file.stages.of(file.program.device)]
     used = dict.fromkeys(key for text in own for key in text.classes)
     channels = Channels(file, {text.stage.index: text for text in own})
     blocks = [line for key in used for line in ("", "", *classes.block_lines(key, taps))]
-    bodies = [line for text in own for line in ("", "", *text.lines)]
-    imports = _imports(file, own, [*blocks, *bodies, *channels.lines()], classes.users)
+    bodies = [line for text in own if text.lines for line in ("", "", *text.lines)]
+    step = step_lines(file) if file.graph.is_opaque_step else []
+    imports = _imports(file, own, [*blocks, *bodies, *channels.lines(), *step], classes.users)
     lines = [
         f'"""{_header(file, own, [*blocks, *bodies])}"""',
         "",
@@ -74,6 +82,8 @@ def _header(file: DeviceFile, own: Sequence[StageText], lines: Sequence[str]) ->
     numbers = ", ".join(str(text.stage.index) for text in own)
     word = "stage" if len(own) == 1 else "stages"
     copies = _copies(file) if file.stages.replicas > 1 else ""
+    opaque = header_lines(file.graph.ops[0]) if file.graph.is_opaque_step else []
+    why = "".join(f"{_quiet(line)}\n" for line in opaque)
     if file.members:
         copies += f", member {own[0].stage.member} of {file.stages.members}"
     draws = _SEEDED if any("self.seeded(" in line for line in lines) else ""
@@ -81,6 +91,7 @@ def _header(file: DeviceFile, own: Sequence[StageText], lines: Sequence[str]) ->
         f"Device {device}: {word} {numbers} of {len(file.stages.stages)} of {title}{copies}.\n\n"
         f"{picture}\n\n"
         f"{draws}"
+        f"{why}"
         "Written by bigbrain-fx; needs torch, safetensors and runtime/.\n"
     )
 
@@ -122,12 +133,14 @@ def _imports(
     )
     optional = [*optional, *sorted(TAPPING)] if file.stages.deferring else optional
     optional = [*optional, AGAIN] if file.stages.again else optional
+    optional = [*optional, OWN_LOSS] if file.graph.is_opaque_step else optional
     wanted = [name for name in optional if re.search(rf"(?<![\w.]){name}[()]", text)]
     wanted += [WIDENED] if f"{AGAIN}({WIDENED}," in text else []
-    names = ["Channel", _base_class(file), "Stage", *wanted]
+    names = ["Channel", _base_class(file), *["Stage"] * (not file.graph.is_opaque_step), *wanted]
     ours = [("runtime", sorted(names, key=lambda name: (name[0].islower(), name)))]
     found = ["import math"] if "math." in text else []
-    found += ["from typing import ClassVar", ""]
+    typed = "Any, ClassVar" if file.graph.is_opaque_step else "ClassVar"
+    found += [f"from typing import {typed}", ""]
     found += ["import torch"] if "torch." in text else []
     found += ["import torch.nn.functional as F"] if "F." in text else []
     taken = ["Tensor"] if re.search(r"\bTensor\b", text) else []
@@ -172,6 +185,8 @@ def _functions(
 
 
 def _base_class(file: DeviceFile) -> str:
+    if file.graph.is_opaque_step:
+        return OPAQUE
     if any(stage.deferred for stage in file.stages.of(file.program.device)):
         return "DeferringDevice"
     if any(stage.again for stage in file.stages.of(file.program.device)):
@@ -198,6 +213,7 @@ def _device_class(
         "",
         *_attributes(file, own, channels, tapping),
     ]
+    lines += step_lines(file) if file.graph.is_opaque_step else []
     trained = {i.stage for i in file.program.instructions if isinstance(i, Backward)}
     for text in own:
         lines += ["", *forward_lines(text, file, channels)]

@@ -70,6 +70,7 @@ def _training_slice(plan: Plan) -> SourceSlice:
         "lr_scale": source.has_lr_scale and trains,
         "scheduler": source.has_scheduler and trains,
         "loss_weight": source.has_loss_weight and source.has_batches and trains,
+        "example_batch": plan.graph.is_opaque_step and not source.has_batches,
     }
     wanted = [name for name, is_there in named.items() if is_there]
     sets = is_model_file(plan) and has_settings(source_file(plan))
@@ -194,7 +195,7 @@ def inputs_lines(plan: Plan, constants: Mapping[str, str]) -> list[str]:
     """Write where each model input is in a batch, what it is, and which are not split."""
     entries = _read_entries(plan)
     rows = [
-        f"    {entry.name!r}: {entry.key if plan.source.has_batches else (entry.name,)!r},"
+        f"    {entry.name!r}: {entry.key if _as_users(plan) else (entry.name,)!r},"
         for entry in entries
     ]
     whole = tuple(entry.name for entry in entries if not entry.batched)
@@ -208,6 +209,11 @@ def inputs_lines(plan: Plan, constants: Mapping[str, str]) -> list[str]:
         "}",
         *wrapped(f"{constants['WHOLE']} = {whole!r}", 0),
     ]
+
+
+def _as_users(plan: Plan) -> bool:
+    """Whether batches are the nests that the model file makes."""
+    return plan.source.has_batches or plan.graph.is_opaque_step
 
 
 def batch_specs(plan: Plan) -> dict[str, tuple[str, tuple[Dim, ...]]]:
@@ -235,6 +241,7 @@ OWN_BATCHES = (
     "# The model file has no `batches`: its example batch is taken again and again.",
     "batches = example_batches(__file__)",
 )
+OWN_EXAMPLES = (*OWN_BATCHES[:2], "batches = repeated(example_batch)")
 
 
 def no_triple_blanks(lines: Sequence[str]) -> list[str]:

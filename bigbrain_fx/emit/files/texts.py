@@ -16,6 +16,7 @@ from bigbrain_fx.emit.files.channels import DeviceFile
 from bigbrain_fx.emit.files.device import device_text
 from bigbrain_fx.emit.files.infer_texts import infer_texts
 from bigbrain_fx.emit.files.model_file import UsersCode, quiet, users_code
+from bigbrain_fx.emit.files.opaque import OpaqueStages
 from bigbrain_fx.emit.files.readme import readme_text, users_files
 from bigbrain_fx.emit.files.train_texts import train_texts
 from bigbrain_fx.emit.modules.classes import Classes, StageText
@@ -39,8 +40,10 @@ def stage_texts(plan: Plan) -> list[StageText]:
     return [classes[stage.member].stage_text(stage) for stage in plan.stages.stages]
 
 
-def _classes(plan: Plan) -> list[Classes]:
+def _classes(plan: Plan) -> list[Classes] | list[OpaqueStages]:
     """Return the classes of each member of tensor groups: alike but for numbers."""
+    if plan.graph.is_opaque_step:
+        return [OpaqueStages(plan.graph, plan.stages.stages, plan.stages.devices)]
     found = []
     for member, graph in enumerate(plan.sharded.members):
         stages = plan.stages.of_member(member)

@@ -18,10 +18,12 @@ from bigbrain_fx.emit.files.entry import (
 )
 from bigbrain_fx.emit.files.model_file import (
     OWN_BATCHES,
+    OWN_EXAMPLES,
     UsersCode,
     inputs_lines,
     our_names,
     quiet,
+    source_file,
 )
 from bigbrain_fx.emit.modules.layout import double_quoted, wrapped
 from bigbrain_fx.emit.modules.names import by_number, device_names
@@ -92,7 +94,9 @@ _CONTRACT = (
 def _training_text(plan: Plan, own: UsersCode, constants: Mapping[str, str]) -> str:
     source = plan.source
     runtime = [] if source.has_optimizer else ["adamw"]
-    runtime += [] if source.has_batches else ["example_batches"]
+    example = "repeated" if plan.graph.is_opaque_step else "example_batches"
+    runtime += [] if source.has_batches else [example]
+    runtime = [*["current"] * _clip_norm(plan).startswith("current"), *runtime]
     runtime = [*["Splitting"] * (not source.splits_evenly), *runtime]
     runtime = [*["LossWeight"] * source.weighs, *runtime]
     title, origin = quiet(plan.graph.name), quiet(own.name)
@@ -102,13 +106,16 @@ def _training_text(plan: Plan, own: UsersCode, constants: Mapping[str, str]) -> 
         *_CONTRACT,
         "",
     ]
+    if plan.graph.is_opaque_step:
+        head = [f'"""How {title} is trained: as {origin} says, which stands beside this."""', ""]
     imports = [f"from runtime import {', '.join(runtime)}"] if runtime else []
-    ours = [] if source.has_batches else [*OWN_BATCHES]
+    examples = OWN_EXAMPLES if plan.graph.is_opaque_step else OWN_BATCHES
+    ours = [] if source.has_batches else [*examples]
     ours += ["", *inputs_lines(plan, constants)]
     optimizer = "optimizer" if source.has_optimizer else "adamw"
     ours.append(f"{constants['OPTIMIZER']} = {optimizer}")
     ours.append(f"{constants['LR_SCALE']} = {'lr_scale' if source.has_lr_scale else None}")
-    ours.append(f"{constants['CLIP_NORM']} = {source.clip_norm!r}")
+    ours.append(f"{constants['CLIP_NORM']} = {_clip_norm(plan)}")
     ours += [f"{constants['SCHEDULER']} = scheduler"] * source.has_scheduler
     if source.grad_scaler is not None:
         ours.append(f"{constants['GRAD_SCALER']} = {source.grad_scaler!r}")
@@ -117,6 +124,13 @@ def _training_text(plan: Plan, own: UsersCode, constants: Mapping[str, str]) -> 
     if not source.splits_evenly:
         ours += wrapped(f"{constants['SPLITTING']} = {_splitting(source, constants)}", 0)
     return with_users_code(head, imports, own.training, ours)
+
+
+def _clip_norm(plan: Plan) -> str:
+    """Return the norm to clip to; of a file that is run as it is, what that says at each step."""
+    if plan.source.clip_norm is None or not plan.graph.is_opaque_step:
+        return repr(plan.source.clip_norm)
+    return f'current({source_file(plan).stem!r}, "clip_norm")'
 
 
 def _loss_weight(plan: Plan) -> str:

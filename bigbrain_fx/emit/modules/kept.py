@@ -9,7 +9,7 @@ import ast
 import keyword
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from bigbrain_fx.core import Arg, Graph, Op, ParamRef
+from bigbrain_fx.core import OPAQUE_STEP, Arg, Graph, Op, ParamRef
 from bigbrain_fx.emit.modules.expressions import attribute, dotted, function_place
 from bigbrain_fx.emit.modules.names import Names
 from bigbrain_fx.errors import InputError
@@ -108,9 +108,16 @@ def user_names(graph: Graph, ops: Iterable[str]) -> Iterator[tuple[str, str]]:
             yield "", MODEL_NAME
         elif op.target == LOSS:
             yield "", LOSS_NAME
+        elif op.target == OPAQUE_STEP:
+            yield from (("", name) for name in step_names(op))
         for kind in _classes(op):
             module, _, name = kind.rpartition(".")
             yield module, name
+
+
+def step_names(op: Op) -> tuple[str, ...]:
+    """Return what an opaque step calls of the model file."""
+    return (MODEL_NAME, LOSS_NAME) if op.args[1] else (MODEL_NAME,)
 
 
 def user_aliases(graph: Graph, taken: Names) -> dict[tuple[str, str], str]:

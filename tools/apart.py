@@ -10,12 +10,13 @@ import json
 import os
 import signal
 import traceback
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from bigbrain_fx.errors import BigBrainError
-from bigbrain_fx.frontend.capture_service import CaptureService
-from bigbrain_fx.frontend.client import Message, Task
+from bigbrain_fx.frontend.capture_service import service_of
+from bigbrain_fx.frontend.client import Child, Message, Task
 
 DEADLINE_S = 120.0
 
@@ -24,7 +25,8 @@ class Here:
     """A capture session's child in this process, itself a fork."""
 
     def __init__(self, task: Task, wanted: Mapping[str, object]) -> None:
-        self._service = CaptureService(wanted)
+        with warnings.catch_warnings():  # model() may set filters, which its own process keeps
+            self._service = service_of(wanted)
 
     def answer(self) -> Message:
         """Return what was captured."""
@@ -36,6 +38,14 @@ class Here:
 
     def close(self) -> None:
         """There is nothing to end."""
+
+
+def child_here(task: Task, wanted: Mapping[str, object]) -> Here | Child:
+    """Start what captures: here, or in a new process where a trace was tried here before.
+
+    A step that runs as the user wrote it finds everything as Python starts.
+    """
+    return Child(task, wanted) if "refusal" in wanted else Here(task, wanted)
 
 
 def _plain(message: Mapping[str, object]) -> Message:

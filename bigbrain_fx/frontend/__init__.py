@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     )
     from bigbrain_fx.frontend.contract import training_of as training_of
     from bigbrain_fx.frontend.elsewhere import Elsewhere as Elsewhere, told_of_gpus as told_of_gpus
+    from bigbrain_fx.frontend.first_batches import BatchReading as BatchReading
     from bigbrain_fx.frontend.location import (
         HF as HF,
         is_hf as is_hf,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
         load_model_file as load_model_file,
     )
     from bigbrain_fx.frontend.onnx import load_onnx as load_onnx
+    from bigbrain_fx.frontend.opaque_step.user_step import Call as Call, UserStep as UserStep
     from bigbrain_fx.frontend.quantised import quantise as quantise
     from bigbrain_fx.frontend.randomness import draw_places as draw_places, place_name as place_name
     from bigbrain_fx.frontend.service import (

@@ -10,9 +10,9 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from bigbrain_fx.errors import InputError
+from bigbrain_fx.errors import InputError, about_code, from_fields
 from bigbrain_fx.frontend.file_checks import (
     captured,
     entries_apart,
@@ -34,13 +34,21 @@ if TYPE_CHECKING:
     from bigbrain_fx.core import LossCount
     from bigbrain_fx.frontend.early import Early
     from bigbrain_fx.frontend.micro_batches.effect import MicroBatchEffect
-    from bigbrain_fx.frontend.modelfile import ModelFile
+    from bigbrain_fx.frontend.modelfile import Example, ModelFile
+    from bigbrain_fx.frontend.opaque_step.user_step import Call
     from bigbrain_fx.frontend.tracing.captured import Captured
     from bigbrain_fx.frontend.tracing.optimizer import OptimizerFacts
 
 
+def service_of(wanted: Mapping[str, object]) -> CaptureService:
+    """Capture what is wanted: a trace, or the step as one op where a trace was refused."""
+    return (OpaqueService if "refusal" in wanted else CaptureService)(wanted)
+
+
 class CaptureService:
     """The captured model, and what can be asked of it."""
+
+    example: ClassVar[Example] = "traced"
 
     def __init__(self, wanted: Mapping[str, object]) -> None:
         import torch  # noqa: F401  # counted apart: any program that trains pays for it
@@ -64,10 +72,12 @@ class CaptureService:
             blank=blank,
             cache=self.cache,
             once_run=self._stay_early,
+            example=self.example,
         )
         sys.path.insert(0, str(self.file.path.parent))  # forward may import, too
         self.quantised = quantised(self.file, wanted.get("quantize"))
-        self._capture(wanted, blank)
+        with about_code():
+            self._capture(wanted, blank)
         _write_graph(self.captured, Path(str(wanted["graph"])))
         self.capture_s = time.perf_counter() - started_s
 
@@ -155,6 +165,10 @@ class CaptureService:
 
     def serve(self, request: Mapping[str, object]) -> Mapping[str, object]:
         """Answer one request."""
+        with about_code():
+            return self._answer(request)
+
+    def _answer(self, request: Mapping[str, object]) -> Mapping[str, object]:
         if request["do"] == "weights":
             files = cast("Mapping[str, list[str]]", request["files"])
             self.write_weights(Path(str(request["folder"])), files)
@@ -173,6 +187,8 @@ class CaptureService:
             return {"note": self.try_calls(kept, trains=bool(request["trains"]))}
         elif request["do"] == "micro-batches":
             return {"effect": asdict(self.micro_batch_effect(cast("int", request["count"])))}
+        elif request["do"] == "batches":
+            self.read_batches(request["reading"])
         elif request["do"] == "rules":
             from bigbrain_fx.frontend.tracing.trying import failed_rules
 
@@ -181,8 +197,8 @@ class CaptureService:
             return rewriting(str(request["do"]), Path(str(request["path"])))
         else:
             expected = (
-                "weights, batch, convert, optimizer, copies, calls, micro-batches, rules, lay or "
-                "prove"
+                "weights, batch, convert, optimizer, copies, calls, micro-batches, batches, rules, "
+                "lay or prove"
             )
             raise InputError(f"expected {expected}, found {request['do']!r}", code="BX2028")
         return {"done": request["do"]}
@@ -272,6 +288,15 @@ class CaptureService:
         self.loss_count = effect.loss_count if effect.is_equal else None
         return effect
 
+    def read_batches(self, reading: object) -> None:
+        """Require that the first batches fit the trace."""
+        from pydantic import TypeAdapter
+
+        from bigbrain_fx.frontend.first_batches import BatchReading, require_first_batches
+
+        found = TypeAdapter(BatchReading).validate_python(reading)
+        require_first_batches(self.file, self.seed, found)
+
     def write_batch(self, path: Path) -> None:
         """Write the example batch's tensors, and its structure as JSON beside them."""
         from safetensors.torch import save_file
@@ -295,6 +320,64 @@ class CaptureService:
         if own is None or self.file.batches is not None:
             return {}
         return {ROW_COUNTS: counts_by_row(own, self.captured.batch)}
+
+
+class OpaqueService(CaptureService):
+    """The user's step as one op, since a trace was refused; nothing of it leaves a trace here."""
+
+    example: ClassVar[Example] = "any"
+
+    def _stay_fresh(self, location: str) -> None:
+        return None
+
+    def _stay_early(self, module: ModuleType) -> None:
+        """Keep no fork: nothing is compared with one."""
+
+    def _capture(self, wanted: Mapping[str, object], blank: bool) -> None:
+        from bigbrain_fx.frontend.opaque_step.capture import capture_step
+
+        refusal = from_fields(cast("Mapping[str, Any]", wanted["refusal"]))
+        runs = not (self.meta or blank)
+        self.captured = capture_step(self.file, self.seed, refusal, runs=runs)
+
+    def optimizer_facts(self) -> OptimizerFacts:
+        """Measure in a fork: an optimizer may step other parameters than it is given."""
+        from bigbrain_fx.frontend.opaque_step.trial import done_apart
+        from bigbrain_fx.frontend.tracing.optimizer import OptimizerFacts
+
+        return done_apart(super().optimizer_facts, OptimizerFacts(measured=False))
+
+    def micro_batch_effect(self, count: int) -> MicroBatchEffect:
+        """Compare in a fork: the weights that are written later are those of model()."""
+        from bigbrain_fx.frontend.first_batches import uncut
+        from bigbrain_fx.frontend.micro_batches.effect import MicroBatchEffect
+        from bigbrain_fx.frontend.opaque_step.trial import done_apart
+
+        nothing = "the comparison took too long, or has ended"
+
+        def compare() -> MicroBatchEffect:
+            effect = super(OpaqueService, self).micro_batch_effect(count)
+            return uncut(effect, self.file, self.captured.batch, self.seed)
+
+        fault = self._parts_fault(count)  # first: the comparison calls the model, too
+        if fault:
+            return MicroBatchEffect(count, cause=fault)
+        effect = done_apart(compare, MicroBatchEffect(count, not_compared=nothing))
+        self.loss_count = effect.loss_count if effect.is_equal else None
+        return effect
+
+    def _parts_fault(self, count: int) -> str:
+        from bigbrain_fx.frontend.micro_batches.gradients import micro_batches
+        from bigbrain_fx.frontend.opaque_step.parts import PartsTrial
+        from bigbrain_fx.frontend.opaque_step.user_step import UserStep
+        from bigbrain_fx.frontend.translation.batch import fill
+
+        file, batch = self.file, self.captured.batch
+        call = cast("Call", self.captured.graph.ops[0].args[0])
+        parts = [fill(batch.template, each) for each in micro_batches(batch, batch.rows, count)]
+        step = UserStep(file.model, file.loss, call, file.autocast)
+        module = sys.modules[module_name(file)]
+        return PartsTrial(step, parts, file, module, self.seed).fault()
 
 
 def rewriting(do: str, path: Path) -> Mapping[str, object]:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import NoReturn
 
-from bigbrain_fx.frontend.capture_service import CaptureService
+from bigbrain_fx.frontend.capture_service import CaptureService, service_of
 from bigbrain_fx.frontend.prints import printed_once
 from bigbrain_fx.frontend.service import Replies
 
@@ -31,7 +31,7 @@ def main() -> NoReturn:
     service: list[CaptureService] = []
 
     def start() -> Mapping[str, object]:
-        service.append(CaptureService(wanted))
+        service.append(service_of(wanted))
         return service[0].report()
 
     if replies.reply(start):

@@ -7,10 +7,12 @@ method, of other objects their attributes. This file knows Python's objects; it 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
 import sys
 import types
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,6 +69,10 @@ class _Hashing:
             self.hash.update(value.get_state().numpy().tobytes())
         elif isinstance(value, random.Random):
             self.say("dice", value.getstate())
+        elif isinstance(value, itertools.count):
+            self.say("at", repr(value))
+        elif isinstance(value, ContextVar):
+            self.add(value.get(None), depth)
         elif hasattr(value, "tobytes") and hasattr(value, "dtype") and not value.dtype.hasobject:
             self.say(str(value.dtype), value.shape)
             self.hash.update(value.tobytes())
@@ -96,7 +102,8 @@ class _Hashing:
         """Add an object's attributes; of a library's, which may lead anywhere, the nearest."""
         foreign = not self.is_own(_module_of(type(value)))
         if not type(value).__module__.startswith("logging"):
-            self.pairs(getattr(value, "__dict__", {}), max(depth, _DEEP - 3) if foreign else depth)
+            held = {**_slots(value), **getattr(value, "__dict__", {})}
+            self.pairs(held, max(depth, _DEEP - 3) if foreign else depth)
 
     def pairs(self, held: Mapping[Any, object], depth: int) -> None:
         """Add the entries of a mapping, in their order."""
@@ -137,6 +144,13 @@ class _Hashing:
         """Add words."""
         self.hash.update("\0".join(map(str, parts)).encode("utf-8", "surrogatepass"))
         self.hash.update(b"\1")
+
+
+def _slots(value: object) -> dict[str, object]:
+    """Return what an object has in slots."""
+    kinds = (vars(kind).get("__slots__", ()) for kind in type(value).__mro__)
+    names = (name for slots in kinds for name in ([slots] if isinstance(slots, str) else slots))
+    return {name: getattr(value, name) for name in names if hasattr(value, name)}
 
 
 def _module_of(kind: type) -> object:

@@ -52,8 +52,11 @@ def run_apart(
     return apart(partial(_answer, read, path, seed, other_seed, before))
 
 
-def apart(work: Callable[[], Mapping[str, str]]) -> Mapping[str, str] | None:
+def apart(
+    work: Callable[[], Mapping[str, str]], limit_s: float | None = None
+) -> Mapping[str, str] | None:
     """Do work in a fork of this process; return what it found, or None where it takes too long."""
+    limit_s = LIMIT_S if limit_s is None else limit_s
     there, here = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -61,7 +64,7 @@ def apart(work: Callable[[], Mapping[str, str]]) -> Mapping[str, str] | None:
         _be_the_fork(work, here)
     os.close(here)
     try:
-        answer = _received(there)
+        answer = _received(there, limit_s)
     finally:
         os.close(there)
         with contextlib.suppress(ProcessLookupError):
@@ -70,10 +73,10 @@ def apart(work: Callable[[], Mapping[str, str]]) -> Mapping[str, str] | None:
     return json.loads(answer) if answer else None
 
 
-def _received(pipe: int) -> bytes:
+def _received(pipe: int, limit_s: float) -> bytes:
     """Read to the end; nothing where that takes longer than it may."""
     parts: list[bytes] = []
-    end_s = time.monotonic() + LIMIT_S
+    end_s = time.monotonic() + limit_s
     while True:
         ready, _, _ = select.select([pipe], [], [], max(0.0, end_s - time.monotonic()))
         if not ready:

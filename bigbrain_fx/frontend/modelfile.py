@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 
-from bigbrain_fx.errors import InputError
+from bigbrain_fx.errors import InputError, about_code
 from bigbrain_fx.frontend.contract import kept_whole, training_of
 from bigbrain_fx.frontend.location import hf_location, is_hf, is_onnx, onnx_location, split_location
 from bigbrain_fx.frontend.settings import Settings
@@ -24,6 +24,8 @@ from bigbrain_fx.frontend.tracing.blank import reserve, unmade
 from bigbrain_fx.frontend.tracing.step import Loss
 from bigbrain_fx.frontend.users_code import definition, errors_of, run_file, users_folder
 from bigbrain_fx.runtime import left_alone
+
+Example: TypeAlias = Literal["traced", "any", "unused"]
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ def load_model_file(
     blank: bool = False,
     cache: int = 0,
     once_run: Callable[[ModuleType], object] = lambda module: None,
+    example: Example = "traced",
 ) -> ModelFile:
     """Run a model file, or read a Hugging Face configuration; build the model and a batch.
 
@@ -85,6 +88,8 @@ def load_model_file(
         blank: leave the parameters without numbers and make all else: weights come later.
         cache: rows of keys and values that are kept: the model is then one of single positions.
         once_run: called with what the file has defined, before the model is built.
+        example: what becomes of the example batch: it is taken apart, or may be of any kind, or is
+            not made where the file has `batches`.
 
     Raises:
         InputError: the file cannot be used; names its line, and the candidates for the model.
@@ -108,7 +113,7 @@ def load_model_file(
         with _building(meta, blank):
             model = _build(module, path, name, seed)
         built = Settings.now()
-        batch = _example(module, path, seed)
+        batch = _example(module, path, seed, example)
     _reserve(model, meta, blank)
     return ModelFile(
         path,
@@ -270,8 +275,10 @@ def _check_arguments(value: Callable[..., object], path: Path, name: str) -> Non
         )
 
 
-def _example(module: ModuleType, path: Path, seed: int) -> object:
+def _example(module: ModuleType, path: Path, seed: int, use: Example) -> object:
     value = getattr(module, "example_batch", None)
+    if use == "unused" and hasattr(module, "batches"):
+        return None
     if value is None:
         raise InputError(
             f"{path.name} must define `example_batch`",
@@ -283,11 +290,12 @@ def _example(module: ModuleType, path: Path, seed: int) -> object:
         torch.manual_seed(seed)
         with left_alone(value), errors_of(path, "example_batch() failed"):
             value = value()
-    if not isinstance(value, Mapping | tuple | list | Tensor):
-        raise InputError(
-            f"example_batch() must return a dict or a tuple, found {type(value).__name__}",
-            code="BX2078",
-            at=definition(getattr(module, "example_batch"), path),  # noqa: B009  # a module's attribute
-            help='return {"x": ..., "y": ...} or (x, y)',
-        )
+    if use == "traced" and not isinstance(value, Mapping | tuple | list | Tensor):
+        with about_code():
+            raise InputError(
+                f"example_batch() must return a dict or a tuple, found {type(value).__name__}",
+                code="BX2078",
+                at=definition(getattr(module, "example_batch"), path),  # noqa: B009  # a module's
+                help='return {"x": ..., "y": ...} or (x, y)',
+            )
     return value

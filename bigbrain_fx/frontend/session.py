@@ -7,16 +7,17 @@ prints on stderr.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from pydantic import TypeAdapter
 
 from bigbrain_fx.core import Graph, RewriteProof, RewriteTrial, RuleTrial, Shard
-from bigbrain_fx.errors import CaptureError, InputError
+from bigbrain_fx.errors import BigBrainError, CaptureError, InputError
 from bigbrain_fx.frontend.client import Child, EndedError, Message, Task
 from bigbrain_fx.frontend.elsewhere import Elsewhere
+from bigbrain_fx.frontend.first_batches import BatchReading
 from bigbrain_fx.frontend.location import resolved
 from bigbrain_fx.frontend.micro_batches.effect import MicroBatchEffect
 from bigbrain_fx.weights import Checkpoint, Scratch, read_header
@@ -210,6 +211,14 @@ class CaptureSession:
         answer = self._child.ask({"do": "micro-batches", "count": count})
         return TypeAdapter(MicroBatchEffect).validate_python(answer["effect"])
 
+    def require_first_batches(self, reading: BatchReading) -> None:
+        """Read the first batches as a bundle would.
+
+        Raises:
+            CaptureError: one of them does not fit the trace.
+        """
+        self._child.ask({"do": "batches", "reading": asdict(reading)})
+
     def try_rules(self, trials: Sequence[RuleTrial]) -> list[str | None]:
         """Run trials of rules; return for each why it failed, or None."""
         return ask_rules(self._child, trials)
@@ -280,6 +289,7 @@ def capture_file(
     leaves: Sequence[str] = (),
     cache: int = 0,
     quantize: str | None = None,
+    refusal: BigBrainError | None = None,
 ) -> CaptureSession:
     """Run a model file in a child process and capture its model there.
 
@@ -295,6 +305,7 @@ def capture_file(
         leaves: as in `capture`; added to those that the model file names.
         cache: as in `load_model_file`.
         quantize: "int8": frozen weights are put into that first.
+        refusal: why a trace was refused: the step is captured as one op, the user's own Python.
 
     Raises:
         InputError: the file cannot be used, takes too long, or ends its process.
@@ -314,6 +325,7 @@ def capture_file(
             "leaves": list(leaves),
             "cache": cache,
             "quantize": quantize,
+            **({} if refusal is None else {"refusal": refusal.fields}),
         }
         child = Child(_task(file, time_limit_s), wanted)
         try:

@@ -22,7 +22,7 @@ from bigbrain_fx.frontend import session
 from bigbrain_fx.plan import read_plan
 from bigbrain_fx.verification.bundle.child import verify_here
 from bigbrain_fx.verification.bundle.imported_bundle import import_bundle, run_bundle
-from tools.apart import Here, apart
+from tools.apart import apart, child_here
 from tools.pairs import loops, running
 from tools.pairs.calling import called, refusal
 from tools.pairs.comparing import MICRO_BATCHES, compared, whole, write_cluster
@@ -82,7 +82,7 @@ def _worse(found: Mapping[str, str]) -> str:
 
 def _split(model: Path, devices: Path, bundle: Path, words: Sequence[str]) -> Mapping[str, str]:
     about = map(str, (model, "-d", devices, "-o", bundle))
-    with mock.patch.object(session, "Child", Here):
+    with mock.patch.object(session, "Child", child_here):
         code, text = called("split", *about, "--json", *words)
     return refusal(code, text) if code else {}
 

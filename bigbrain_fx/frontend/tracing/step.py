@@ -77,10 +77,21 @@ def parameters_of(model: nn.Module) -> list[inspect.Parameter]:
 
     Wrappers are those of torch.compile, DataParallel and AveragedModel.
     """
-    found = list(inspect.signature(model.forward).parameters.values())
+    found = _signature(model)
     inner = next((m for name, m in model.named_children() if name in _WRAPPED), None)
     open_ended = found and all(p.kind in _ANY for p in found)
     return parameters_of(inner) if open_ended and inner is not None else found
+
+
+def _signature(model: nn.Module) -> list[inspect.Parameter]:
+    """Return the parameters of forward; of a traced module, which has no Python, its schema's."""
+    try:
+        return list(inspect.signature(model.forward).parameters.values())
+    except ValueError:
+        schema = getattr(model.forward, "schema", None)
+        names = [argument.name for argument in schema.arguments[1:]] if schema else []
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        return [inspect.Parameter(name, kind) for name in names]
 
 
 def is_compiled(model: nn.Module) -> bool:
@@ -304,10 +315,10 @@ class Step(nn.Module):
         output = self._how.call(self.model, batch)
         found = named_tensors(output)
         if not self._trains:
-            return self._outputs(found, _own_loss(output) if len(found) > 1 else None)
+            return self._outputs(found, own_loss(output) if len(found) > 1 else None)
         self.seen.part = "loss"
         compute = self.watch.loss or self._given[0]
-        loss = compute(output, batch) if compute else _own_loss(output)
+        loss = compute(output, batch) if compute else own_loss(output)
         if compute:
             _check_loss(loss)
         self.seen.has_loss = loss is not None
@@ -340,7 +351,7 @@ def _write_back(buffers: list[tuple[nn.Module, str, Tensor]]) -> None:
             part._buffers[name] = tensor
 
 
-def _own_loss(output: object) -> Tensor | None:
+def own_loss(output: object) -> Tensor | None:
     """Find the loss that a model returns itself: a scalar output, or `output.loss`."""
     if isinstance(output, Mapping):
         candidate = output.get("loss", getattr(output, "loss", None))

@@ -1,0 +1,116 @@
+"""The first batches of a model file, read as a bundle would read them: do they fit its trace?
+
+A trace holds for the example's shapes, types and entries. What comes later than these batches a
+run finds out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from bigbrain_fx.errors import CaptureError
+
+if TYPE_CHECKING:
+    from bigbrain_fx.frontend.micro_batches.effect import MicroBatchEffect
+    from bigbrain_fx.frontend.modelfile import ModelFile
+    from bigbrain_fx.frontend.translation.batch import Batch
+    from bigbrain_fx.runtime import Stream
+
+_FEW = 3
+
+
+@dataclass(frozen=True)
+class BatchReading:
+    """How a planned bundle reads batches; as of `Stream` and `Splitting` of the runtime.
+
+    Attributes:
+        inputs: model input -> its place in a batch.
+        whole: inputs that are not cut.
+        micro_batches: how many parts a batch is cut into.
+        specs: model input -> element type and shape in a whole batch.
+        splitting: what the file says of unequal batches.
+    """
+
+    inputs: Mapping[str, tuple[str | int, ...]]
+    whole: tuple[str, ...]
+    micro_batches: int
+    specs: Mapping[str, tuple[str, tuple[int, ...]]]
+    splitting: Mapping[str, Any] = field(default_factory=dict)
+
+
+def require_first_batches(file: ModelFile, seed: int, reading: BatchReading) -> None:
+    """Read a few batches; leave the file's generators as they were.
+
+    Raises:
+        CaptureError: one of them does not fit what the model was traced with.
+    """
+    import torch
+
+    from bigbrain_fx.frontend.users_code import definition
+    from bigbrain_fx.runtime import Splitting, Stream
+
+    how = reading.inputs, reading.whole, reading.micro_batches, torch.device("cpu")
+    stream = Stream(_until_end(file), seed, *how, reading.specs, Splitting(**reading.splitting))
+    fault = _fault(file, stream)
+    if fault is not None:
+        what, _, remedy = fault.partition(": ")[2].partition(": ")
+        raise CaptureError(
+            f"batch {stream.step + 1} does not fit the trace: {what}",
+            code="BX0135",
+            at=definition(file.batches, file.path),
+            help=remedy or None,
+        )
+
+
+def _until_end(file: ModelFile) -> Callable[[int], Iterator[object]]:
+    """Return the file's batches; that they end is told apart from a fault."""
+
+    def batches(seed: int) -> Iterator[object]:
+        assert file.batches is not None
+        yield from file.batches(seed)
+        raise EndedError
+
+    return batches
+
+
+class EndedError(Exception):
+    """Say that there are no more batches."""
+
+
+def _fault(file: ModelFile, stream: Stream) -> str | None:
+    """Return why one of the first batches cannot be read; leave the file's generators alone."""
+    from bigbrain_fx.runtime import BatchError, left_alone
+
+    with left_alone(file.batches):
+        try:
+            for step in range(_FEW):
+                stream.advance(step)
+        except BatchError as error:
+            return None if isinstance(error.__cause__, EndedError) else str(error)
+    return None
+
+
+def uncut(effect: MicroBatchEffect, file: ModelFile, batch: Batch, seed: int) -> MicroBatchEffect:
+    """Return what micro-batches change; not compared, where a later batch cannot be cut into them.
+
+    Args:
+        effect: of the example's micro-batches.
+        file: whose batches are read.
+        batch: the example, taken apart.
+        seed: of the batches.
+    """
+    import torch
+
+    from bigbrain_fx.runtime import Splitting, WholeBatches
+
+    if file.batches is None:
+        return effect
+    inputs = {entry.name: entry.key for entry in batch.entries}
+    whole = tuple(entry.name for entry in batch.entries if not entry.batched)
+    how = inputs, whole, effect.micro_batches, torch.device("cpu")
+    dims = {entry.name: entry.dim for entry in batch.entries if entry.dim}
+    stream = WholeBatches(_until_end(file), seed, *how, splitting=Splitting(dims=dims))
+    fault = _fault(file, stream)
+    return effect if fault is None else replace(effect, not_compared=fault)

@@ -45,7 +45,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_what_is_set_afterwards_is_not_set_there(held: dict[str, Any], tmp_path: Path) -> None:
     with room.alone(tmp_path, PLAN, 2) as made:
         held["number"] = 2.0
-        found = made.train(BUNDLE)
+        found = made.train(lambda: BUNDLE)
     assert [float(loss) for loss in found.losses] == [1.0, 1.0]
     assert torch.equal(found.tensors["w"], torch.full((2,), 3.0))
     assert torch.equal(found.gradients["w"], torch.ones(2))
@@ -57,13 +57,13 @@ def test_what_fails_there_only_is_said(held: dict[str, Any], tmp_path: Path) -> 
     with room.alone(tmp_path, PLAN, 1) as made:
         held["number"] = 2.0
         with pytest.raises(InputError, match=r"fails in a process of its own: ValueError: no 1\.0"):
-            made.train(BUNDLE)
+            made.train(lambda: BUNDLE)
 
 
 def test_what_fails_here_too_is_raised_as_it_is(held: dict[str, Any], tmp_path: Path) -> None:
     held["fails with"] = (1.0,)
     with room.alone(tmp_path, PLAN, 1) as made, pytest.raises(ValueError, match=r"no 1\.0"):
-        made.train(BUNDLE)
+        made.train(lambda: BUNDLE)
 
 
 def test_nobody_who_asks_is_no_error(held: dict[str, Any], tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -39,11 +39,11 @@ class Alone:
             self._be_the_fork(waits)
         os.close(waits)
 
-    def train(self, bundle: ModuleType) -> Trace:
+    def train(self, load: Callable[[], ModuleType]) -> Trace:
         """Return what training leaves; where it fails there, run it here, for whoever explains it.
 
         Args:
-            bundle: imported in this process.
+            load: imports the bundle in this process.
 
         Raises:
             InputError: it fails there only.
@@ -56,7 +56,7 @@ class Alone:
             json.loads(said.read_text()) if said.exists() else {"error": "its process has ended"}
         )
         if "error" in found:
-            run_bundle(bundle, self.plan, self.steps, self.plan.seed)
+            run_bundle(load(), self.plan, self.steps, self.plan.seed)
             raise InputError(
                 "the bundle trains where model() was called, and fails in a process of its own: "
                 f"{found['error']}",

@@ -61,6 +61,7 @@ from bigbrain_fx.verification.bundle.members import (
 )
 from bigbrain_fx.verification.bundle.members_training import train_members
 from bigbrain_fx.verification.bundle.micro_batches import same_objective
+from bigbrain_fx.verification.bundle.opaque import opaque_chain
 from bigbrain_fx.verification.bundle.plain import STEPS, Own
 from bigbrain_fx.verification.bundle.reference import Reference, Trace, rows_of
 from bigbrain_fx.verification.bundle.rewritten import as_written, same_rewritten
@@ -118,6 +119,9 @@ def _verify(
     plain: PlainLoop | None,
     own: Alone | None,
 ) -> list[dict[str, object]]:
+    if plan.graph.is_opaque_step:
+        trained = _processes(wanted["processes"]) if wanted["processes"] else None
+        return opaque_chain(plan, folder, wanted["steps"], plain, own, trained)
     blank, cache = checkpoint is not None, plan.source.cache
     file = load_model_file(location, seed=plan.seed, blank=blank, cache=cache)
     sys.path.insert(0, str(file.path.parent))
@@ -198,7 +202,7 @@ def chain(
 
 
 def _trained(bundle: ModuleType, plan: Plan, steps: int, alone: Alone | None) -> Trace:
-    return alone.train(bundle) if alone else run_bundle(bundle, plan, steps, plan.seed)
+    return alone.train(lambda: bundle) if alone else run_bundle(bundle, plan, steps, plan.seed)
 
 
 def _own(bundle: ModuleType, plan: Plan, folder: Path) -> Own | None:

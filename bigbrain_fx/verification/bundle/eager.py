@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bigbrain_fx.core import LossCount
 from bigbrain_fx.frontend import (
+    Call,
     ModelFile,
     Route,
     Step,
@@ -29,7 +29,6 @@ from bigbrain_fx.frontend import (
     route,
     settle,
     take_apart,
-    where,
 )
 from bigbrain_fx.verification.bundle import laid_tensors, plain_batches
 from bigbrain_fx.verification.bundle.dice import KeyedDice
@@ -50,6 +49,10 @@ class Wanted:
         rounded: weights, by name, that a bundle has in int8: rounded as such before anything else.
         offsets: entries that hold offsets into the rows laid end to end -> positions of all rows.
         loss_count: by which micro-batches weigh, where the model file has no `loss_weight`.
+        call: of a bundle that runs the user's own step: how a batch reaches forward; else empty.
+        entries: of such a one: where the rows of each tensor of a batch are, None for nowhere.
+        rows: of such a one's full batches.
+        replicas: of such a one: the micro-batches of each; empty: there is one.
     """
 
     location: str
@@ -62,6 +65,10 @@ class Wanted:
     rounded: tuple[str, ...] = ()
     loss_count: LossCount | None = None
     offsets: Mapping[plain_batches.Path_, int] = field(default_factory=dict)
+    call: Call = ()
+    entries: Mapping[plain_batches.Path_, int | None] = field(default_factory=dict)
+    rows: int = 0
+    replicas: tuple[tuple[int, ...], ...] = ()
 
 
 class TrainingLoop:
@@ -72,7 +79,9 @@ class TrainingLoop:
         self.dice = KeyedDice() if wanted.random else None
         if self.dice is not None:
             self.dice.install()
-        self.file = load_model_file(wanted.location, seed=wanted.seed)
+        self.file = load_model_file(
+            wanted.location, seed=wanted.seed, example="unused" if wanted.call else "traced"
+        )
         sys.path.insert(0, str(self.file.path.parent))  # forward may import, too
         self.model = self.file.model
         if self.dice is not None:
@@ -253,20 +262,30 @@ class TrainingLoop:
         return made
 
     def _update(self) -> None:
+        self._clip()
+        self._step()
+
+    def _clip(self) -> None:
         assert self.optimizer is not None
         if self.scaler.is_enabled():
             self.scaler.unscale_(self.optimizer)
         if self.file.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.file.clip_norm)
+
+    def _step(self, *closure: Callable[[], Tensor]) -> None:
+        assert self.optimizer is not None
         if self.file.lr_scale is not None:
             scale = self.file.lr_scale(self.step)
             for group, lr in zip(self.optimizer.param_groups, self.base_lr, strict=True):
                 group["lr"] = lr * scale
-        self.scaler.step(self.optimizer)
+        self.scaler.step(self.optimizer, *closure)
         self.scaler.update()
+        self._advance_scheduler()
+        self.model.zero_grad(set_to_none=True)  # an optimizer may have some of them only
+
+    def _advance_scheduler(self) -> None:
         if self.scheduler is not None:
             self.scheduler.step()
-        self.model.zero_grad(set_to_none=True)  # an optimizer may have some of them only
 
     def state(self) -> dict[str, Tensor]:
         """Return every parameter and buffer by its first name."""
@@ -314,30 +333,3 @@ def _round_weights(model: nn.Module, names: Sequence[str]) -> None:
 
 def _all_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     return model.named_parameters(remove_duplicate=False)
-
-
-# --------------------------------------------------------------------------- its process
-
-
-def serve(wanted: Wanted, requests: IO[str], answers: IO[str]) -> None:
-    """Run steps as asked, one JSON object a line each way, until the requests end."""
-    loop: list[TrainingLoop] = []
-    for line in requests:
-        try:
-            loop = loop or [TrainingLoop(wanted)]
-            answer = _answer(loop[0], json.loads(line))
-        except StopIteration:
-            answer = {"ended": True}
-        except Exception as error:  # the user's own code
-            first = (str(error).splitlines() or [""])[0]
-            at = where(error) or Path(wanted.location).name
-            answer = {"error": f"{type(error).__name__}: {first} ({at})"}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
-
-
-def _answer(loop: TrainingLoop, request: Mapping[str, Any]) -> dict[str, object]:
-    folder = Path(request["folder"])
-    if "state" in request:
-        return loop.run_exactly(request["step"], request["state"], folder)
-    return loop.run_step(folder)

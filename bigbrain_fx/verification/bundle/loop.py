@@ -13,20 +13,21 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import torch
 from torch import Tensor
 
 from bigbrain_fx.core import TensorSpec, quantised_weights
-from bigbrain_fx.frontend import LEAF, LOSS
+from bigbrain_fx.frontend import LEAF, LOSS, Call
 from bigbrain_fx.plan import Plan, plain_params
 from bigbrain_fx.supervisor import left_bytes
 from bigbrain_fx.verification.bundle import eager, laid_tensors
 from bigbrain_fx.verification.bundle.eager import Wanted
+from bigbrain_fx.verification.bundle.loop_service import serve
 from bigbrain_fx.weights import Scratch, source_of_weights, trained_steps
 
 _PR_SET_PDEATHSIG = 1
@@ -43,6 +44,8 @@ class DataEndedError(NoLoopError):
 class PlainLoop:
     """A plain training loop in a process of its own; a second one, in float64, waits to be asked.
 
+    Beside a bundle that runs the user's own step the second one is the same loop again.
+
     Both are forked here, before this process runs the model file: custom operators can be
     registered once only. Use it as a context manager.
     """
@@ -51,7 +54,7 @@ class PlainLoop:
         self.folder = folder
         importlib.import_module("torch._dynamo")  # the first step of an optimizer asks for it
         self._single = _Process(wanted)
-        self._exact = _Process(replace(wanted, exact=True))
+        self._second = _Process(replace(wanted, exact=not wanted.call))
         self._asked = self._done = 0
 
     def start(self) -> None:
@@ -73,11 +76,21 @@ class PlainLoop:
         self._done += 1
         return self.folder / f"step-{self._done - 1}", self._single.answer()
 
+    def repeats(self, losses: Sequence[float]) -> bool:
+        """Whether the same loop gives these losses once more, in another process."""
+        found = []
+        for step, _ in enumerate(losses):
+            folder = self.folder / f"again-{step}"
+            folder.mkdir()
+            self._second.ask({"folder": str(folder)})
+            found.append(float(self._second.answer()["losses"][0]))
+        return found == list(losses)
+
     def exact(self, step: int, state: Path) -> Mapping[str, Tensor] | None:
         """Return a step's gradients in float64; None where the model does not run so."""
-        self._exact.ask({"folder": str(state.parent), "state": str(state), "step": step})
+        self._second.ask({"folder": str(state.parent), "state": str(state), "step": step})
         try:
-            self._exact.answer()
+            self._second.answer()
         except NoLoopError:
             return None
         return laid_tensors.read(state.parent / "exact")
@@ -87,7 +100,7 @@ class PlainLoop:
 
     def __exit__(self, *_: object) -> None:
         self._single.close()
-        self._exact.close()
+        self._second.close()
 
 
 class _Process:
@@ -139,7 +152,7 @@ def _be_the_loop(wanted: Wanted, requests: tuple[int, int], answers: tuple[int, 
         os.close(answers[0])
         be_quiet()
         with os.fdopen(requests[0]) as asked, os.fdopen(answers[1], "w") as told:
-            eager.serve(wanted, asked, told)
+            serve(wanted, asked, told)
     finally:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
@@ -156,12 +169,13 @@ def be_quiet() -> None:
 def wanted_of(plan: Plan, location: str, start: Path | None = None) -> Wanted:
     """Return the loop that a plan's bundle is compared with; `start` has other weights for it."""
     targets = [op.target for op in plan.graph.ops]
+    is_opaque, dims = plan.graph.is_opaque_step, plan.source.batch_dims
     whole = [target.removeprefix(LEAF) for target in targets if target.startswith(LEAF)]
     return Wanted(
         location,
         plan.seed,
         plan.micro_batches,
-        random=any(op.random for op in plan.graph.ops),
+        random=any(op.random for op in plan.graph.ops) and not is_opaque,
         whole=(*dict.fromkeys(whole), *([eager.LOSS] if LOSS in targets else [])),
         start=str(start or ""),
         rounded=quantised_weights(plan.graph) if plan.source.quantize else (),
@@ -171,6 +185,10 @@ def wanted_of(plan: Plan, location: str, start: Path | None = None) -> Wanted:
             for e in plan.graph.inputs
             if e.name in plan.source.offsets
         },
+        call=cast("Call", plan.graph.ops[0].args[0]) if is_opaque else (),
+        entries={e.key: dims.get(e.name, 0) if e.batched else None for e in plan.graph.inputs},
+        rows=plan.rows * plan.micro_batches,
+        replicas=tuple(map(tuple, plan.stages.micros)),
     )
 
 

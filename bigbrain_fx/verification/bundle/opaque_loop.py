@@ -1,0 +1,134 @@
+"""The user's loop beside a bundle that runs the user's own step: whole batches, of any shape.
+
+Random numbers of torch, Python and NumPy are keyed by step and micro-batch, as in the bundle.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bigbrain_fx.frontend import UserStep
+from bigbrain_fx.runtime import needs_closure, needs_metrics, reseed, seed_of
+from bigbrain_fx.verification.bundle import laid_tensors, plain_batches
+from bigbrain_fx.verification.bundle.eager import TrainingLoop
+
+
+class OpaqueLoop(TrainingLoop):
+    """The loop, step by step, with nothing of a graph around it."""
+
+    def _settle_route(self) -> None:
+        self.split = {path: dim for path, dim in self.wanted.entries.items() if dim is not None}
+        self.sums: dict[str, dict[int, Tensor]] = {}
+        self.user = UserStep(self.model, self.file.loss, self.wanted.call, self.file.autocast)
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        self._seed_draws((self.wanted.seed, 0, 0), "optimizer")
+        return super()._optimizer()
+
+    def run_step(self, folder: Path) -> dict[str, object]:
+        """Run one training step; leave the gradients that the optimizer gets, and all tensors."""
+        assert self.optimizer is not None
+        batches, losses = self.micro_batches(self.step + 1), list[float]()
+
+        def compute() -> Tensor:
+            self.model.zero_grad(set_to_none=True)
+            found, _ = self.forward_and_backward(batches)
+            self._clip()
+            if not losses:
+                losses.extend(found)
+                laid_tensors.save(self.gradients(), folder / "gradients")
+            return torch.tensor(found[0])
+
+        asks = needs_closure(self.optimizer)
+        if not asks:
+            compute()
+        self._seed_draws((self.wanted.seed, self.step, 0), "update")
+        self.losses = losses
+        self._step(*[compute] * asks)
+        laid_tensors.save(self.state(), folder / "after")
+        return {"losses": losses}
+
+    def _advance_scheduler(self) -> None:
+        if self.scheduler is not None and needs_metrics(self.scheduler):
+            self.scheduler.step(self.losses[0])
+        else:
+            super()._advance_scheduler()
+
+    def _clip(self) -> None:
+        self.file = replace(self.file, clip_norm=self._clip_norm())
+        super()._clip()
+
+    def _clip_norm(self) -> float | None:
+        """Return what the model file says now: its code may change it."""
+        file = str(self.file.path)
+        module = next(m for m in sys.modules.values() if getattr(m, "__file__", None) == file)
+        found: float | None = getattr(module, "clip_norm", None)
+        return found
+
+    def forward_and_backward(self, batches: Sequence[object]) -> tuple[list[float], list[str]]:
+        """Return the losses of the micro-batches."""
+        losses, weights = [], self._step_weights(batches)
+        for micro, batch in enumerate(batches):
+            self._seed_draws((self.wanted.seed, self.step, micro), "")
+            loss = self.user.loss_of(batch)
+            alone = len(batches) == 1
+            part = loss if alone else plain_batches.share(loss, weights, micro)
+            self.scaler.scale(part).backward()
+            losses.append(loss.detach().reshape(()))
+            if self.wanted.replicas:
+                self._take_gradients(micro)
+        if self.wanted.replicas:
+            self._add_gradients()
+        return [float(loss) for loss in (plain_batches.mean(losses, weights), *losses)], []
+
+    def _take_gradients(self, micro: int) -> None:
+        """Add a micro-batch's gradients to those of its replica."""
+        own = next(r for r, micros in enumerate(self.wanted.replicas) if micro in micros)
+        for name, parameter in self.model.named_parameters():
+            if parameter.grad is not None:
+                sums = self.sums.setdefault(name, {})
+                sums[own] = sums[own] + parameter.grad if own in sums else parameter.grad
+                parameter.grad = None
+
+    def _add_gradients(self) -> None:
+        """Add the replicas' gradients, in their order."""
+        for name, parameter in self.model.named_parameters():
+            of_replica = self.sums.pop(name, {})
+            for own in sorted(of_replica):
+                found = of_replica[own]
+                parameter.grad = found if parameter.grad is None else parameter.grad + found
+
+    def micro_batches(self, step: int) -> list[object]:
+        """Read on to the batch of a step; return its parts, or itself where it is not cut."""
+        while self.step < step:
+            self.batch = self._next()
+            self.step += 1
+        if self.wanted.micro_batches == 1:
+            return [self.batch]
+        count = min(self.wanted.micro_batches, self._rows(self.batch))
+        cut = (plain_batches.part_of(self.split, m, count, False) for m in range(count))
+        return [plain_batches.tensors_of(self.batch, part) for part in cut]
+
+    def _next(self) -> object:
+        batch = next(self.data)
+        while self.file.drop_last and self._rows(batch) < self.wanted.rows:
+            batch = next(self.data)
+        return batch
+
+    def _step_weights(self, batches: Sequence[object]) -> list[float]:
+        return [1.0] if len(batches) == 1 else self._weights(batches)
+
+    def _seed_draws(self, key: tuple[int, int, int], place: str) -> None:
+        reseed(key, place, torch.device("cpu"))
+        number = seed_of(key, place)
+        random.seed(number)
+        numpy_random = sys.modules.get("numpy.random")
+        if numpy_random is not None:
+            numpy_random.seed(number % 2**32)

@@ -18,32 +18,25 @@ from bigbrain_fx.bundles.found import (
     Given,
     captured_model,
     checkpoint_of,
-    require_optimizer,
-    with_tried_rules,
-    with_true_copies,
 )
-from bigbrain_fx.bundles.found_model import FoundModel, Loss, Recipe
+from bigbrain_fx.bundles.found_model import Loss, Recipe
 from bigbrain_fx.bundles.micro_batches import planned_as_trained
-from bigbrain_fx.bundles.rewriting import Make, with_rewrites
+from bigbrain_fx.bundles.opaque import OF_ESTIMATES, planned_whole, with_opaque_step
+from bigbrain_fx.bundles.planned import planned, tried_plan
+from bigbrain_fx.bundles.rewriting import with_rewrites
 from bigbrain_fx.bundles.typed import of_its_types
 from bigbrain_fx.cluster import read_cluster
-from bigbrain_fx.core import Cluster, Graph
+from bigbrain_fx.core import Cluster
 from bigbrain_fx.emit import check_out, write_bundle
-from bigbrain_fx.errors import InputError, SplitWarning
-from bigbrain_fx.frontend import is_onnx, told_of_gpus
+from bigbrain_fx.errors import BigBrainError, InputError, SplitWarning
+from bigbrain_fx.frontend import is_hf, is_onnx
 from bigbrain_fx.plan import (
     AUTO,
     SCHEDULES,
     SEARCHED,
     SPLIT,
-    TOGETHER,
     Options,
     Plan,
-    group_warnings,
-    half_sums_text,
-    place_like,
-    plan_or_remedy,
-    plan_placed,
     read_plan,
     replan,
     require_no_groups,
@@ -51,9 +44,7 @@ from bigbrain_fx.plan import (
     require_placeable,
     require_rewritable,
     require_sent_types,
-    rewritten_note,
     timeline,
-    turned_text,
     wants_tensor,
     with_placement,
 )
@@ -134,45 +125,40 @@ def split(
     chosen = _agreeing(chosen, cluster, followed)
     chosen = _of_whole_tensors(chosen) if weights_by_reference else chosen
     given = Given(checkpoint_of(model, weights), weights_by_reference)
-    with captured_model(
-        model, chosen, example_batch, loss, time_limit_s, given=given, recipe=recipe
-    ) as found:
-        gpus = [device.name for device in cluster.devices if device.kind == "cuda"]
-        there = told_of_gpus(found.elsewhere, gpus)
-        make = partial(_tried_plan, cluster=cluster, followed=followed)
-        is_open = chosen.micro_batches is None and followed is None
-        make = partial(_said_plan, make=make)
-        plan, said = planned_as_trained(found, chosen, make, is_open=is_open)
-        plan, copied = with_true_copies(found, plan)
-        _require_training(plan, lean=lean)
-        require_sent_types(plan)
-        write_bundle(plan, found.weights, Path(os.path.abspath(out)), force=force, lean=lean)
-        notes = *there, *said, *copied
-        _warn(notes)
-        return Split(plan, Path(out), notes, found.parameters, found.capture_s)
+
+    def make(refusal: BigBrainError | None) -> Split:
+        capturing = captured_model(
+            model,
+            chosen,
+            example_batch,
+            loss,
+            time_limit_s,
+            given=given,
+            recipe=recipe,
+            refusal=refusal,
+        )
+        with capturing as found:
+            plan, notes = planned(found, chosen, cluster, followed, refusal)
+            _require_training(plan, lean=lean)
+            require_sent_types(plan)
+            write_bundle(plan, found.weights, Path(os.path.abspath(out)), force=force, lean=lean)
+            return Split(plan, Path(out), notes, found.parameters, found.capture_s)
+
+    is_open = followed is None and _has_code(model)
+    made = with_opaque_step(chosen, make, is_open=is_open)
+    _warn(made.warnings)
+    return made
+
+
+def _has_code(model: str | Path | nn.Module) -> bool:
+    """Whether a model file says how the model is built: devices can build it, too."""
+    return isinstance(model, str | Path) and not (is_hf(model) or is_onnx(model))
 
 
 def _warn(notes: Sequence[str]) -> None:
     """Warn whoever called `split` or `estimate`, as the command line does."""
     for note in notes:
         warnings.warn(note, SplitWarning, stacklevel=3)
-
-
-def _said_plan(found: FoundModel, options: Options, make: Make) -> tuple[Plan, tuple[str, ...]]:
-    """Return a plan, and what the user should know of it; its optimizer was tried."""
-    plan, kept = with_rewrites(found, options, make)
-    notes = (
-        *rewritten_note(plan),
-        *half_sums_text(plan.graph, plan.stages),
-        *turned_text(plan.graph),
-    )
-    return plan, (
-        *found.warnings,
-        *kept,
-        *group_warnings(plan),
-        *require_optimizer(found, plan),
-        *notes,
-    )
 
 
 def _of_whole_tensors(options: Options) -> Options:
@@ -267,13 +253,22 @@ def estimate(
     """
     chosen, cluster = checked(options, model), _cluster(devices)
     chosen = _agreeing(chosen, cluster)
-    with captured_model(model, chosen, example_batch, loss, time_limit_s, meta=True) as found:
-        make = partial(_tried_plan, cluster=cluster, followed=None)
-        make = partial(with_rewrites, make=make)
-        is_open = chosen.micro_batches is None
-        plan, notes = planned_as_trained(found, chosen, make, is_open=is_open)
-        _warn(notes)
-        return plan
+
+    def make(refusal: BigBrainError | None) -> tuple[Plan, tuple[str, ...]]:
+        capturing = captured_model(
+            model, chosen, example_batch, loss, time_limit_s, meta=True, refusal=refusal
+        )
+        with capturing as found:
+            plan = partial(tried_plan, cluster=cluster, followed=None)
+            plan = partial(with_rewrites, make=plan)
+            if refusal is not None:
+                return planned_whole(found, chosen, plan, refusal)
+            is_open = chosen.micro_batches is None
+            return planned_as_trained(found, chosen, plan, is_open=is_open)
+
+    plan, notes = with_opaque_step(chosen, make, is_open=_has_code(model), final=OF_ESTIMATES)
+    _warn(notes)
+    return plan
 
 
 def simulate(
@@ -346,26 +341,6 @@ def _cluster_or(devices: str | Path | Cluster | None, followed: Plan | None) -> 
     return followed.cluster
 
 
-def _tried_plan(
-    found: FoundModel, options: Options, cluster: Cluster, followed: Plan | None
-) -> tuple[Plan, tuple[str, ...]]:
-    """Plan a model, with rules of tensor groups tried; say what the user should know."""
-    return with_tried_rules(found, options, lambda own: _plan(found, cluster, own, followed))
-
-
-def _plan(found: FoundModel, cluster: Cluster, options: Options, followed: Plan | None) -> Plan:
-    """Plan as asked: with a partitioner, or as another plan placed the same model."""
-    if followed is None:
-        return plan_or_remedy(found.graph, cluster, found.source, options)
-    _require_one_replica(found.graph, options, followed)
-    same = followed.micro_batches
-    fits = found.graph.static_batch is None and found.graph.batch % same == 0
-    count = options.micro_batches or (same if fits else None)
-    alike = replace(options, partitioner=followed.partitioner, micro_batches=count)
-    placement = place_like(found.graph, followed)
-    return plan_placed(found.graph, cluster, found.source, alike, placement)
-
-
 def _require_followable(options: Options, followed: Plan | None) -> None:
     """Refuse what --like cannot do for any model."""
     if followed is None:
@@ -395,26 +370,6 @@ def _require_followable(options: Options, followed: Plan | None) -> None:
             "--like places ops as another plan did, and --tensor in groups",
             code="BX3018",
             help="leave one of them out",
-        )
-
-
-def _require_one_replica(graph: Graph, options: Options, followed: Plan) -> None:
-    """Refuse replicas where ops are placed as another plan has them: shares are not in it."""
-    asked = (options.replicas or 1) > 1 or options.replica_shares or options.zero_stage
-    if asked or options.all_reduce_order != "replica" or options.schedule in TOGETHER:
-        raise InputError(
-            "--like places one replica, as another plan did",
-            code="BX3019",
-            help="leave --like out, or --replicas, --replica-shares, --zero, --sum-order and "
-            "--schedule gems",
-        )
-    if graph.training and followed.stages.micros:
-        raise InputError(
-            f"the plan to follow has {followed.stages.replicas} replicas, which --like does not "
-            "make again",
-            code="BX3020",
-            help=f"split with --replicas {followed.stages.replicas}, or --mode eval --like to "
-            "infer as the first replica",
         )
 
 

@@ -15,8 +15,13 @@ from bigbrain_fx.bundles.found_model import FoundModel, Loss, Recipe, other_rows
 from bigbrain_fx.bundles.in_memory import captured_in_memory
 from bigbrain_fx.core import Graph, RuleTrial, Shard, TensorParallel
 from bigbrain_fx.emit import Weights, copied_texts, kept_names, takes_file
-from bigbrain_fx.errors import InputError
-from bigbrain_fx.frontend import CaptureSession, ModelFacts, TrialEndedError, capture_file
+from bigbrain_fx.errors import BigBrainError, InputError, about_code
+from bigbrain_fx.frontend import (
+    CaptureSession,
+    ModelFacts,
+    TrialEndedError,
+    capture_file,
+)
 from bigbrain_fx.plan import Options, Plan, Source, of_layers, require_quantisable, trials, updating
 from bigbrain_fx.weights import Checkpoint, FromCheckpoint, Scratch, match, read_checkpoint
 
@@ -30,6 +35,11 @@ def source_of(facts: ModelFacts) -> Source:
     own = ("path", "rewritten", "loss_count")
     same = (entry.name for entry in fields(Source) if entry.name not in own)
     return Source(location, **{name: getattr(facts, name) for name in same})
+
+
+def _whole_source(facts: ModelFacts) -> Source:
+    """Return the same where the file's own step is run: nothing of a batch is filled up."""
+    return replace(source_of(facts), ships_file=True, pad={}, fixed=())
 
 
 @dataclass(frozen=True)
@@ -145,7 +155,7 @@ def require_optimizer(found: FoundModel, plan: Plan) -> tuple[str, ...]:
     Raises:
         InputError: it fails there, or updates otherwise than with all parameters.
     """
-    if plan.mode != "train":
+    if plan.mode != "train" or plan.graph.is_opaque_step:
         return ()
     param, stages = plan.graph.param, plan.stages
     trained = {p.canonical for p in plan.graph.params if p.spec.requires_grad}
@@ -172,6 +182,8 @@ def with_true_copies(found: FoundModel, plan: Plan) -> tuple[Plan, tuple[str, ..
     Raises:
         InputError: what a copy has is another thing in every process, or model() sets it.
     """
+    if plan.graph.is_opaque_step:
+        return plan, ()
     texts, whole = copied_texts(plan), replace(plan, source=replace(plan.source, ships_file=True))
     if found.session is None:
         return plan, ()
@@ -222,8 +234,11 @@ def captured_model(
     meta: bool = False,
     given: Given | None = None,
     recipe: Recipe | None = None,
+    refusal: BigBrainError | None = None,
 ) -> Iterator[FoundModel]:
     """Capture a model as `split` does, or `estimate` with `meta`; inside, weights can be written.
+
+    With a `refusal` of its trace the whole step is one op.
 
     Raises:
         BigBrainError: the input cannot be used or captured.
@@ -231,7 +246,10 @@ def captured_model(
     _require_numbers(model, options, given)
     if not isinstance(model, str | Path):
         with Scratch("code") as scratch:
-            yield captured_in_memory(model, options, example_batch, loss, recipe, Path(scratch))
+            with about_code():
+                place = Path(scratch)
+                found = captured_in_memory(model, options, example_batch, loss, recipe, place)
+            yield found
         return
     if example_batch is not None or loss is not None or recipe is not None:
         raise InputError(
@@ -242,14 +260,14 @@ def captured_model(
         )
     checkpoint = given.checkpoint if given else None
     with (
-        _session(model, options, time_limit_s, meta, checkpoint is not None) as session,
+        _session(model, options, time_limit_s, meta, checkpoint is not None, refusal) as session,
         Scratch("weights") as scratch,
     ):
         facts = session.facts
         weights, notes = _weights(session, given, Path(scratch))
         yield FoundModel(
             session.graph,
-            source_of(facts),
+            source_of(facts) if refusal is None else _whole_source(facts),
             weights,
             (*session.warnings, *notes),
             facts.parameters,
@@ -282,7 +300,12 @@ def _require_numbers(model: str | Path | nn.Module, options: Options, given: Giv
 
 @contextmanager
 def _session(
-    model: str | Path, options: Options, time_limit_s: float, meta: bool, blank: bool = False
+    model: str | Path,
+    options: Options,
+    time_limit_s: float,
+    meta: bool,
+    blank: bool = False,
+    refusal: BigBrainError | None = None,
 ) -> Iterator[CaptureSession]:
     def start(rows: int | None) -> CaptureSession:
         return capture_file(
@@ -297,6 +320,7 @@ def _session(
             leaves=options.leaves,
             cache=options.cache,
             quantize=options.quantize,
+            refusal=refusal,
         )
 
     session = start(options.rows)

@@ -44,11 +44,12 @@ def planned_as_trained(
     if plan.mode != "train" or plan.micro_batches < 2:
         return plan, notes
     effect = found.compare(plan.micro_batches)
-    _require_mean(plan, effect)
     if not effect.differs:
-        return _weighing(plan, effect), notes
+        _require_mean(plan, effect)
+        return weighing(plan, effect), notes
     fewer = _planned_with_one(found, options, make) if is_open else None
     if fewer is None or fewer[0].micro_batches >= plan.micro_batches:
+        _require_mean(plan, effect)
         return plan, (*notes, effect.warning)
     return fewer[0], (*fewer[1], _note(fewer[0], plan, effect))
 
@@ -63,8 +64,8 @@ def _planned_with_one(
         return None
 
 
-def _weighing(plan: Plan, effect: MicroBatchEffect) -> Plan:
-    """Return the plan with the count by which its micro-batches weigh."""
+def weighing(plan: Plan, effect: MicroBatchEffect) -> Plan:
+    """Return a plan with the count by which its micro-batches weigh, as a comparison found it."""
     if effect.loss_count is None or plan.source.has_loss_weight:
         return plan
     return replace(plan, source=replace(plan.source, loss_count=effect.loss_count))

@@ -177,4 +177,5 @@ def chosen(choices: dict[str, Any]) -> Options:
         cut_at=choices["cut_at"],
         quantize=choices["quantize"],
         rewrite=read_rewrites(choices["rewrite"]),
+        strict=choices["strict"],
     )

@@ -289,6 +289,12 @@ _OF_THE_MODEL = (
         metavar="NAME",
         help="Keep a module whole, by path or class name: it is neither traced nor cut.",
     ),
+    _option(
+        "--strict",
+        is_flag=True,
+        help="Refuse a model of which a trace cannot hold all, with what to change [default: its "
+        "whole step runs on one device, as it is].",
+    ),
     _option("--devices", "-d", type=PATH, help="The cluster.json."),
 )
 

@@ -108,7 +108,8 @@ class Options:
     position a step; 0 computes whole rows: see docs/serving.md. `cut_at` says whether cuts may go
     through a layer of the model; None: where that gains more than forecasts are off. `quantize`
     puts frozen weights into int8. `rewrite` is what may be computed otherwise, to rounding: see
-    `plan.rewriting`; "auto" is what makes a step faster by forecast.
+    `plan.rewriting`; "auto" is what makes a step faster by forecast. `strict` refuses a model of
+    which a trace cannot hold all; else its whole step runs on one device, as the user wrote it.
     """
 
     partitioner: Given = "chain-dp"
@@ -145,6 +146,7 @@ class Options:
     cut_at: CutAt | None = None
     quantize: Quantize | None = None
     rewrite: tuple[Rewrite | Literal["auto"], ...] = ()
+    strict: bool = False
 
     @property
     def all_reduce_order(self) -> SumOrder:

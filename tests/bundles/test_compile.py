@@ -101,7 +101,7 @@ def optimizer(named_params):
     [
         ("AdamW([p for _, p in named_parms])", "NameError: name 'named_parms'"),
         ("Adamm(named_params)", "AttributeError: module 'torch.optim'"),
-        ("LBFGS([p for _, p in named_params])", r"LBFGS.step\(closure\) cannot be called"),
+        ("LBFGS([p for _, p in named_params])", None),  # the whole step is opaque
         ("SGD(named_params, lr=float(abs(list(named_params)[0][1]).sum()))", None),
     ],
 )
@@ -111,7 +111,7 @@ def test_estimate_refuses_an_optimizer_whose_code_fails(
     """It took it for AdamW, and said what that holds."""
     model, devices = write_model(tmp_path), write_cluster(tmp_path)
     model.write_text(model.read_text() + FAILING.format(made))
-    if said is None:  # it reads numbers, which there are none of here
+    if said is None:  # the next one reads numbers, which there are none of here
         assert bb.estimate(model, devices, OPTIONS).forecast.step_s > 0
         return
     with pytest.raises(bb.InputError, match=said):

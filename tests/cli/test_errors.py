@@ -131,7 +131,7 @@ _BAD_MODELS = {
 def test_bad_model_file(here: Path, case: str) -> None:
     text, exit_code, code = _BAD_MODELS[case]
     write_model(here, text)
-    done = refused(here)
+    done = refused(here, "--strict")
     assert done.code == exit_code
     shows(code, done.err)
     assert "\n  help: " in done.err
@@ -140,7 +140,7 @@ def test_bad_model_file(here: Path, case: str) -> None:
 @pytest.mark.nightly
 def test_the_error_is_all_there_is_to_read(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     write_model(here, _CONTROL_FLOW)
-    done = refused(here)
+    done = refused(here, "--strict")
     said = capfd.readouterr()  # torch would log tracebacks of its own, in the child process
     assert done.code == 4
     assert said.out + said.err == ""

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Protocol
 from bigbrain_fx.bundles.found_model import FoundModel, Loss, Recipe, other_rows
 from bigbrain_fx.bundles.in_memory import captured_in_memory
 from bigbrain_fx.core import Graph, RuleTrial, Shard, TensorParallel
-from bigbrain_fx.emit import Weights, copied_texts, kept_names, takes_file
+from bigbrain_fx.emit import Weights, batch_specs, copied_texts, kept_names, takes_file
 from bigbrain_fx.errors import BigBrainError, InputError, about_code
 from bigbrain_fx.frontend import (
+    BatchReading,
     CaptureSession,
     ModelFacts,
     TrialEndedError,
@@ -200,6 +201,28 @@ def with_true_copies(found: FoundModel, plan: Plan) -> tuple[Plan, tuple[str, ..
         f"a copy of the lines that training needs {unlike[0]}"
     )
     return whole, (*said, why)
+
+
+def require_first_batches(found: FoundModel, plan: Plan) -> None:
+    """Read the first batches of a model file as the bundle will.
+
+    Raises:
+        CaptureError: one of them does not fit the trace.
+    """
+    if found.session is None or plan.mode != "train" or not plan.source.has_batches:
+        return
+    specs = batch_specs(plan)
+    entries = [entry for entry in plan.graph.inputs if entry.name in specs]
+    found.session.require_first_batches(
+        BatchReading(
+            {entry.name: entry.key for entry in entries},
+            tuple(entry.name for entry in entries if not entry.batched),
+            plan.micro_batches,
+            {n: (dtype, tuple(map(int, shape))) for n, (dtype, shape) in specs.items()},
+            {name: getattr(plan.source, name) for name in ("drop_last", "pad", "fixed", "offsets")}
+            | {"dims": plan.source.batch_dims},
+        )
+    )
 
 
 def _tried_here(

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from bigbrain_fx.bundles.found import (
+    require_first_batches,
     require_optimizer,
     with_tried_rules,
     with_true_copies,
@@ -49,6 +50,7 @@ def planned(
         return planned_whole(found, options, make, refusal)
     is_open = options.micro_batches is None and followed is None
     plan, said = planned_as_trained(found, options, make, is_open=is_open)
+    require_first_batches(found, plan)
     plan, copied = with_true_copies(found, plan)
     return plan, (*there, *said, *copied)
 

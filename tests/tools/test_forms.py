@@ -55,4 +55,4 @@ def test_a_seed_draws_the_same_forms_and_options() -> None:
 def test_every_form(form: Form) -> None:
     found = judge(form)
     assert found.status == form.expected, found.detail
-    assert found.status == "right" or found.help
+    assert found.status in ("right", "opaque") or found.help

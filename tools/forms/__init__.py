@@ -7,7 +7,7 @@ A family is a text file of cells. A cell is a model file's own lines, put behind
 what it defines itself counts:
 
     # %% clamp-by-hook: every parameter's gradient is clamped by a hook
-    #: refused, remedy clamp-in-optimizer      (or: stopped, when the data show it)
+    #: refused, remedy clamp-in-optimizer      (or: opaque; or: stopped, when the data show it)
     #: --micro-batches 4 --leaf Experts --replicas 2 --schedule zb-h1 --recompute all
 
 Without the first of these lines it must be right; `dice` in it says that it draws random numbers.
@@ -22,6 +22,7 @@ from functools import cache
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
+_ELSE = ("opaque", "refused", "stopped", "unseen")
 _HEAD = re.compile(r"^# %% (?P<name>[\w-]+): (?P<title>.+)$", re.MULTILINE)
 
 __all__ = ["FOLDER", "Form", "find", "forms"]
@@ -34,7 +35,8 @@ class Form:
     Attributes:
         name, title, family: what it is.
         source: the whole model file.
-        expected: right, refused or stopped; `remedy` is the form that follows the advice then.
+        expected: right, opaque, refused or stopped; `remedy` is the form that follows the advice,
+            and is split.
         dice: it draws random numbers, a bundle by keys of its own: `verify` alone judges it.
         leaves, micro_batches: options of `split`; `options` are its others, by name.
     """
@@ -83,7 +85,7 @@ def _cells(path: Path, prelude: str) -> Iterator[Form]:
             title,
             path.stem,
             f"{prelude}\n{text.strip()}\n",
-            expected=said.split(",")[0] if said.startswith(("refused", "stopped")) else "right",
+            expected=said.split(",")[0] if said.startswith(_ELSE) else "right",
             remedy=remedy[1] if remedy else "",
             dice="dice" in said.split("--")[0],
             leaves=tuple(re.findall(r"--leaf ([\w.]+)", said)),

@@ -3,7 +3,7 @@
     python -m tools.forms [NAME ...] [--family F] [--resume rows.jsonl] [--write docs/coverage.md]
     python -m tools.forms --drawn SEED [--count 50]
 
-Exit code 1 where a form is not what its file says: right, refused or stopped.
+Exit code 1 where a form is not what its file says: right, opaque, refused or stopped.
 """
 
 from __future__ import annotations
@@ -32,10 +32,13 @@ parameters on each, and judged against an untouched training loop in plain PyTor
 
 - **right**: every link of `verify` holds, none is left out, and the bundle trains as the loop does;
   where `split` names gradients that are added in sixteen bits, to their rounding
+- **opaque**: the same with the whole step on one device, since no trace holds it; `split` warns
 - **refused**: `split` writes nothing, names what it is and what to do
 - **stopped**: `split` cannot see it; `verify` and every run stop before the step, with what to do
+- **unseen**: the loop itself gives other losses in each process; `verify` says that, no more
 
-What is refused or stopped names a form that follows the advice; that form is right. {summary}
+What is opaque, refused or stopped names a form that follows the advice; that form is right.
+{summary}
 
 | form | what it is | outcome | remedy that was tried |
 |---|---|---|---|
@@ -82,7 +85,7 @@ def _with_one_thread() -> None:
 
 
 def _judge_drawn(seed: int, count: int) -> None:
-    """Judge forms under options; say which are neither right nor refused in words."""
+    """Judge forms under options; say which are neither right nor opaque nor refused."""
     warm()
     found = [_said(form, judge(form)) for form in drawn(seed, count)]
     click.echo(summary(found))
@@ -93,7 +96,7 @@ def _judge_drawn(seed: int, count: int) -> None:
 
 
 def _is_answered(outcome: Outcome) -> bool:
-    return outcome.status in ("right", "refused")
+    return outcome.status in ("right", "opaque", "refused")
 
 
 def _former(path: Path | None) -> dict[str, Outcome]:

@@ -3,6 +3,7 @@
 Every part runs in a fork of a process that has imported torch. Outcomes:
 
     right     `verify` passes with no link left out, and the bundle trains as the loop does
+    opaque    the same, and the whole step runs on one device, as the user wrote it
     refused   before anything is written, with what to do
     stopped   split, and stopped with what to do where the data are not such as the example
     late      split, and found to be different by `verify` only
@@ -30,7 +31,7 @@ import partitioners
 from bigbrain_fx.core import Cluster, Device, DeviceStore, Link
 from bigbrain_fx.frontend import session
 from bigbrain_fx.plan import half_sums, half_values, read_plan
-from tools.apart import Here, apart
+from tools.apart import apart, child_here
 from tools.forms import Form
 from tools.forms.halves import Halves
 from tools.forms.loop import STEPS, train
@@ -63,35 +64,39 @@ def judge(form: Form) -> Outcome:
 
 
 def _judged(form: Form, path: Path, folder: Path) -> Mapping[str, str]:
-    loop = {} if form.expected != "right" else apart(lambda: _loop(form, path, folder), folder)
-    if "status" in loop:
-        return {**loop, "status": "crash", "detail": f"the loop itself: {loop['detail']}"}
     made = apart(lambda: _split(form, path, folder), folder)
     if "status" in made:
         if (folder / "bundle").exists():
             return {**made, "status": "crash", "detail": f"left a bundle: {made['detail']}"}
         return made
-    if form.expected != "right":
-        apart(lambda: _loop(form, path, folder), folder)
+    loop = apart(lambda: _loop(path, folder), folder)
+    if "status" in loop:
+        return {**loop, "status": "crash", "detail": f"the loop itself: {loop['detail']}"}
     for part in (_verify, _train):
         found = apart(partial(part, form, path, folder), folder)
         if "status" in found:
             return {**found, "status": "stopped"} if found["status"] == "refused" else found
-    return {"status": "right", "detail": "; ".join(filter(None, (made["said"], found["said"])))}
+    return {"status": made["as"], "detail": "; ".join(filter(None, (made["said"], found["said"])))}
 
 
-def _loop(form: Form, path: Path, folder: Path) -> Mapping[str, str]:
-    torch.save(train(path, form.micro_batches), folder / "loop.pt")
+def _loop(path: Path, folder: Path) -> Mapping[str, str]:
+    made = read_plan(folder / "bundle")
+    found = train(path, made.micro_batches, keyed=made.graph.is_opaque_step)
+    torch.save(found, folder / "loop.pt")
     return {}
 
 
 def _split(form: Form, path: Path, folder: Path) -> Mapping[str, str]:
     options = _options(form)
     ways = {**partitioners.TABLE, Halves.name: Halves}
-    with mock.patch.object(session, "Child", Here), mock.patch.object(partitioners, "TABLE", ways):
+    with (
+        mock.patch.object(session, "Child", child_here),
+        mock.patch.object(partitioners, "TABLE", ways),
+    ):
         devices = int(form.option("devices") or 2 * int(form.option("replicas", "1")))
         made = bb.split(path, _cluster(form, devices, folder), folder / "bundle", options)
-    return {"said": "; ".join(made.warnings)}
+    kind = "opaque" if made.plan.graph.is_opaque_step else "right"
+    return {"said": "; ".join(made.warnings), "as": kind}
 
 
 def _options(form: Form) -> bb.Options:
@@ -157,9 +162,9 @@ def _train(form: Form, path: Path, folder: Path) -> Mapping[str, str]:
     from bigbrain_fx.verification.bundle.failures import error_of
     from bigbrain_fx.verification.bundle.imported_bundle import import_bundle, run_bundle
 
-    if form.dice:
-        return {"said": ""}
     bundle, made = folder / "bundle", read_plan(folder / "bundle")
+    if form.dice and not made.graph.is_opaque_step:
+        return {"said": ""}
     try:
         done = run_bundle(import_bundle(bundle), made, STEPS, seed=0)
     except Exception as error:  # later data than `verify` has seen

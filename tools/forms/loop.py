@@ -3,14 +3,21 @@
     python -m tools.forms.loop model.py FOLDER
 
 What it leaves there is the measure of a bundle: losses, and tensors by name after the last step.
+
+A bundle that runs the user's own step is measured by the same loop with its random numbers: the
+generators of torch, Python and NumPy are seeded by step and micro-batch, data draw with states of
+their own, and a batch that is not cut is the batch itself.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import hashlib
 import importlib.util
 import inspect
 import itertools
+import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -24,15 +31,19 @@ from torch import Tensor, nn
 STEPS = 4
 
 
-def train(path: Path, micro_batches: int) -> tuple[list[float], dict[str, Tensor]]:
+def train(
+    path: Path, micro_batches: int, *, keyed: bool = False
+) -> tuple[list[float], dict[str, Tensor]]:
     """Train a model file's model; return the loss of each step, and all tensors at the end."""
     code = _run(path)
     torch.manual_seed(0)
     model = code.model()
-    drawn = _drawn(code)  # a loop has no example: it may draw from the data's own generator
+    drawn = _drawn(code, keyed)  # a loop has no example: it may draw from the data's own generator
     torch.manual_seed(0)
-    example = code.example_batch()
+    example = None if keyed and hasattr(code, "batches") else code.example_batch()
     model.train()
+    roll = _roll if keyed else _roll_on
+    roll(0, 0, "optimizer")
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     made = code.optimizer(named)
     base = [group["lr"] for group in made.param_groups]
@@ -41,12 +52,27 @@ def train(path: Path, micro_batches: int) -> tuple[list[float], dict[str, Tensor
     scaler = torch.amp.GradScaler("cpu", **scaling)
     losses = []
     for step, batch in enumerate(itertools.islice(_kept(code, example, drawn), STEPS)):
-        losses.append(_backward(code, model, _parts(code, batch, micro_batches), scaler))
-        _update(code, model, made, base, step, scaler)
+        parts = [batch] if keyed and micro_batches == 1 else _parts(code, batch, micro_batches)
+        losses.append(_step(code, model, parts, scaler, made, base, step, roll))
         if scheduler is not None:
-            scheduler.step()
+            asks = "metrics" in inspect.signature(scheduler.step).parameters
+            scheduler.step(*[losses[-1]] * asks)
     state = model.state_dict().items()
     return losses, {n: t.detach() for n, t in state if isinstance(t, Tensor)}
+
+
+def _roll(step: int, micro: int, place: str) -> None:
+    """Seed what draws at a place of a micro-batch."""
+    text = f"0/{step}/{micro}/{place}"
+    number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+    torch.default_generator.manual_seed(number)
+    random.seed(number)
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed(number % 2**32)
+
+
+def _roll_on(step: int, micro: int, place: str) -> None:
+    """Let generators go on."""
 
 
 def _run(path: Path) -> ModuleType:
@@ -65,29 +91,107 @@ def _kept(code: ModuleType, example: object, drawn: Iterator[object]) -> Iterato
     """Leave out a smaller last batch where the file says so; without data, repeat the example."""
     if not hasattr(code, "batches"):
         return itertools.repeat(example)
-    drops, rows = getattr(code, "drop_last", None), _rows(code, example)
-    return (b for b in drawn if not (drops and _rows(code, b) < rows))
+    if not getattr(code, "drop_last", None):
+        return drawn
+    rows = _rows(code, code.example_batch() if example is None else example)
+    return (batch for batch in drawn if _rows(code, batch) >= rows)
 
 
-def _drawn(code: ModuleType) -> Iterator[object]:
+def _drawn(code: ModuleType, keyed: bool) -> Iterator[object]:
     """Draw the data with dice of their own, as a loader's worker does."""
     if not hasattr(code, "batches"):
         return iter(())
+    if keyed:
+        return _one_by_one(code)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         drawn = itertools.islice(code.batches(0), 2 * STEPS)
         return iter([copy.deepcopy(batch) for batch in drawn])  # it may write the next one there
 
 
-def _backward(
-    code: ModuleType, model: nn.Module, parts: list[Any], scaler: torch.amp.GradScaler
+def _one_by_one(code: ModuleType) -> Iterator[object]:
+    """Draw each batch when its step begins."""
+    own: tuple[Any, ...] = torch.Generator().manual_seed(0).get_state(), random.Random(0).getstate()
+    numpy_random = sys.modules.get("numpy.random")
+    own += (numpy_random.RandomState(0).get_state() if numpy_random else None,)
+    source: Iterator[object] | None = None
+    while True:
+        outer = _states()
+        _set_states(own)
+        try:
+            source = iter(code.batches(0)) if source is None else source
+            batch = next(source)
+        except StopIteration:
+            return
+        finally:
+            own = _states()
+            _set_states(outer)
+        yield batch
+
+
+def _states() -> tuple[Any, ...]:
+    numpy_random = sys.modules.get("numpy.random")
+    own = numpy_random.get_state() if numpy_random else None
+    return torch.default_generator.get_state(), random.getstate(), own
+
+
+def _set_states(states: tuple[Any, ...]) -> None:
+    torch.default_generator.set_state(states[0])
+    random.setstate(states[1])
+    with contextlib.suppress(KeyError):
+        sys.modules["numpy.random"].set_state(states[2])
+
+
+def _step(
+    code: ModuleType,
+    model: nn.Module,
+    parts: list[Any],
+    scaler: torch.amp.GradScaler,
+    made: torch.optim.Optimizer,
+    base: list[float],
+    step: int,
+    roll: Callable[[int, int, str], None],
 ) -> float:
-    total, rows = 0.0, sum(_rows(code, part) for part in parts)
-    for part in parts:
+    """Train one step; an optimizer that asks for it computes the loss by a closure."""
+    losses: list[float] = []
+
+    def compute() -> float:
+        model.zero_grad(set_to_none=True)
+        losses.append(_backward(code, model, parts, scaler, lambda m: roll(step, m, "")))
+        if scaler.is_enabled():
+            scaler.unscale_(made)
+        if hasattr(code, "clip_norm"):
+            nn.utils.clip_grad_norm_(model.parameters(), code.clip_norm)
+        return losses[-1]
+
+    closure = inspect.signature(made.step).parameters.get("closure")
+    asks = closure is not None and closure.default is inspect.Parameter.empty
+    if not asks:
+        compute()
+    roll(step, 0, "update")
+    if hasattr(code, "lr_scale"):
+        for group, lr in zip(made.param_groups, base, strict=True):
+            group["lr"] = lr * code.lr_scale(step)
+    scaler.step(made, *[compute] * asks)
+    scaler.update()
+    model.zero_grad(set_to_none=True)
+    return losses[0]
+
+
+def _backward(
+    code: ModuleType,
+    model: nn.Module,
+    parts: list[Any],
+    scaler: torch.amp.GradScaler,
+    roll: Callable[[int], None],
+) -> float:
+    total, rows = 0.0, sum(_rows(code, part) for part in parts) if len(parts) > 1 else 1
+    for micro, part in enumerate(parts):
+        roll(micro)
         with _autocast(code):
             output = _call(code, model, part)
             loss = code.loss(output, part) if code.loss else _own(output)
-        share = _rows(code, part) / rows
+        share = _rows(code, part) / rows if len(parts) > 1 else 1.0
         scaler.scale(loss * share).backward()
         total += float(loss.detach().double()) * share
     return total
@@ -103,26 +207,6 @@ def _own(output: Any) -> Tensor:  # noqa: ANN401  # of any model
     found = output["loss"] if isinstance(output, Mapping) else getattr(output, "loss", output)
     assert isinstance(found, Tensor)
     return found
-
-
-def _update(
-    code: ModuleType,
-    model: nn.Module,
-    made: torch.optim.Optimizer,
-    base: list[float],
-    step: int,
-    scaler: torch.amp.GradScaler,
-) -> None:
-    if scaler.is_enabled():
-        scaler.unscale_(made)
-    if hasattr(code, "clip_norm"):
-        nn.utils.clip_grad_norm_(model.parameters(), code.clip_norm)
-    if hasattr(code, "lr_scale"):
-        for group, lr in zip(made.param_groups, base, strict=True):
-            group["lr"] = lr * code.lr_scale(step)
-    scaler.step(made)
-    scaler.update()
-    model.zero_grad(set_to_none=True)
 
 
 def _call(code: ModuleType, model: nn.Module, batch: Any) -> object:  # noqa: ANN401  # of any form

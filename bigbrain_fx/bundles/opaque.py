@@ -18,7 +18,10 @@ from bigbrain_fx.errors import BigBrainError, InputError, NoPlanError
 from bigbrain_fx.plan import Options, Plan, wants_tensor
 
 _Result = TypeVar("_Result")
-_FINAL = {"BX2046": "the file draws without a seed: a replacement would have other numbers"}
+_FINAL = {
+    "BX2046": "the file draws without a seed: a replacement would have other numbers",
+    "BX0140l": "--leaf names no module, whatever a device runs",
+}
 OF_ESTIMATES = {**_FINAL, "BX0101": "a model without numbers gives no answer, and `split` has them"}
 """Code of a refusal, or its number -> why it stands though eager PyTorch trains the model."""
 

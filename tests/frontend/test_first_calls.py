@@ -159,7 +159,6 @@ def test_what_is_set_where_nobody_looks_is_refused(name: str, tmp_path: Path) ->
         left(calls(tmp_path, model=line, what=READERS[reader]))
 
 
-@pytest.mark.nightly  # after some files in one process it finds no difference; alone it does
 def test_a_generator_that_the_example_draws_from_is_as_no_bundle_has_drawn(tmp_path: Path) -> None:
     drawn = "GEN = torch.Generator().manual_seed(1)\n\n\ndef batches(seed):\n"
     drawn += "    while True:\n        yield (torch.rand(2, generator=GEN),)\n"

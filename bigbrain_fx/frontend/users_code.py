@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.abc
-import importlib.util
 import inspect
 import sys
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from typing import cast
 
 import torch
 
+from bigbrain_fx.core.modules import module_of, run_module
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend.elsewhere import help_without_gpu
 from bigbrain_fx.frontend.translation.sources import where
@@ -68,16 +68,13 @@ def run_file(path: Path, seed: int) -> ModuleType:
     ours = getattr(loaded, "__bigbrain_fx__", False)
     if name in sys.stdlib_module_names or (loaded is not None and not ours):
         name = f"{name}_model"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module = module_of(path, name)
     module.__dict__["__bigbrain_fx__"] = True
     sys.modules[name] = module
     torch.manual_seed(seed)
     try:
         with errors_of(path, f"{path.name} cannot be run"):
-            spec.loader.exec_module(module)
+            run_module(module)
     except InputError:
         sys.modules.pop(name, None)
         raise

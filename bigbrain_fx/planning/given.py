@@ -7,7 +7,6 @@ knows no names of ours.
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import inspect
 import sys
 import traceback
@@ -19,6 +18,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Partitioner, Placement
+from bigbrain_fx.core.modules import module_of, run_module
 from bigbrain_fx.errors import BigBrainError, InputError
 
 Given = str | Partitioner | type[Partitioner]
@@ -110,7 +110,7 @@ def class_of(name: str) -> Callable[..., object]:
             at=name,
             help="give the path of a Python file with a class that has `name` and `partition`",
         )
-    module = _run(path.resolve())
+    module = _run(path.resolve(), path.read_bytes())
     found = _candidates(module)
     wanted = tail if colon else (found[0] if len(found) == 1 else "")
     if wanted in found:
@@ -140,18 +140,15 @@ def _candidates(module: ModuleType) -> list[str]:
 
 
 @lru_cache(maxsize=32)
-def _run(path: Path) -> ModuleType:
-    """Run a user's file once, with its folder on sys.path as `python mine.py` would have it."""
+def _run(path: Path, _text: bytes) -> ModuleType:
+    """Run a text of a user's file once, with its folder on sys.path as `python mine.py` has it."""
     name = f"bigbrain_fx_given_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module = module_of(path, name)
     sys.modules[name] = module
     sys.path.insert(0, str(path.parent))
     try:
         with redirect_stdout(sys.stderr):  # stdout may hold JSON alone
-            spec.loader.exec_module(module)
+            run_module(module)
     except (Exception, SystemExit) as error:  # whatever a user's file raises
         sys.modules.pop(name, None)
         raise InputError(

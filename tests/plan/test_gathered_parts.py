@@ -86,7 +86,7 @@ NET = """
     def optimizer(named_params):
         return torch.optim.AdamW([p for _, p in named_params], lr=1e-3)
 """
-MEMORY_MIB = 320
+MEMORY_MIB = 324
 
 
 def cluster_file(folder: Path, count: int, memory: str) -> Path:

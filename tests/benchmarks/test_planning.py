@@ -40,6 +40,29 @@ def plan(graph: Graph, cluster: Cluster, name: str) -> Plan:
         pytest.skip(f"{name} needs an extra: {error.help}")
 
 
+@pytest.mark.gate(
+    "chain-dp-branches",
+    "chain-dp-chain",
+    "cp-sat-branches",
+    "cp-sat-chain",
+    "differentiable-branches",
+    "differentiable-chain",
+    "ideal-dp-branches",
+    "ideal-dp-chain",
+    "latency-branches",
+    "latency-chain",
+    "m-etf-branches",
+    "m-etf-chain",
+    "m-sct-branches",
+    "m-sct-chain",
+    "m-topo-branches",
+    "m-topo-chain",
+    "mcmc-chain",
+    "naive-branches",
+    "naive-chain",
+    "scattered-branches",
+    "scattered-chain",
+)
 @pytest.mark.parametrize("shape", sorted(SHAPES))
 @pytest.mark.parametrize("name", [*plugins.names("partitioner"), AUTO])
 def test_planning(benchmark: BenchmarkFixture, name: str, shape: str, measuring: bool) -> None:

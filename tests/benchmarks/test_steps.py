@@ -83,7 +83,7 @@ def network(measuring: bool) -> Iterator[Callable[..., Run]]:
         yield net.run
 
 
-@pytest.mark.gate("analytical")
+@pytest.mark.nightly
 @pytest.mark.benchmark(group="step, two processes of this host")
 @pytest.mark.parametrize("name", SPLITS)
 def test_step_on_this_host(
@@ -105,6 +105,7 @@ def test_step_on_unlike_devices(
     step_times(benchmark, unlike, name, tmp_path / "logs", network, measuring)
 
 
+@pytest.mark.nightly
 def test_the_forecast_of_unlike_devices(unlike: Comparison) -> None:
     """Without emulation too: by forecast, looking at speeds is never worse than counting ops."""
     naive, analytical = (unlike.of(name).step_s for name in SPLITS)

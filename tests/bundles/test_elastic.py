@@ -73,6 +73,7 @@ def test_a_run_of_groups_goes_on_without_a_member(tmp_path: Path) -> None:
     goes_on_without_a_device(dying(made.bundle), tmp_path, "d0, d2, d3")
 
 
+@pytest.mark.nightly
 def test_a_run_goes_on_without_a_device(bundle: Path, tmp_path: Path) -> None:
     goes_on_without_a_device(bundle, tmp_path, "d0, d2")
 

@@ -47,6 +47,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, nursery: object) -> Path:
     return bundle
 
 
+@pytest.mark.nightly
 def test_a_split_over_a_bundle_leaves_the_old_one_or_the_new(tmp_path: Path) -> None:
     (tmp_path / "letters.py").write_text(MODEL)
     file = load_model_file(tmp_path / "letters.py")

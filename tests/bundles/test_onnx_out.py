@@ -126,6 +126,7 @@ def test_files_run_one_after_another_and_names_do_not_clash(tmp_path: Path) -> N
     assert largest_difference({"add": b, "odd": add + 1}, found) <= TOLERANCE
 
 
+@pytest.mark.nightly
 def test_an_op_that_onnx_lacks_is_named_and_other_stages_are_written(tmp_path: Path) -> None:
     bundle = tiny(tmp_path, "torch.special.bessel_j1(add)")
     found = export_onnx(bundle, tmp_path / "onnx")

@@ -133,6 +133,7 @@ def test_one_op_on_one_device_trains_as_a_plain_loop_does(made: bb.Split) -> Non
     assert [check.word for check in found.checks] == ["equal"] * 3
 
 
+@pytest.mark.nightly
 def test_a_run_that_goes_on_from_a_checkpoint_has_the_same_numbers(made: bb.Split) -> None:
     commits = made.bundle.parent / "commits"
     expected = train(made.bundle, 7)
@@ -140,6 +141,7 @@ def test_a_run_that_goes_on_from_a_checkpoint_has_the_same_numbers(made: bb.Spli
     assert same(expected, train(made.bundle, 7, "--commits", commits, "--resume"))
 
 
+@pytest.mark.nightly
 def test_a_killed_process_is_replaced_and_the_run_says_what_began_anew(
     made: bb.Split, tmp_path: Path
 ) -> None:

@@ -33,6 +33,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return split_small(tmp_path_factory.mktemp("replicas"), cluster(4), TREE)
 
 
+@pytest.mark.nightly
 def test_a_run_goes_on_with_more_or_fewer_replicas(bundle: Path, tmp_path: Path) -> None:
     """The binary tree has the same bits for all of them."""
     whole = train(bundle, 6)

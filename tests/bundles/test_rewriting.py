@@ -153,7 +153,7 @@ def plain_loop(bench: Bench) -> tuple[list[float], dict[str, Tensor]]:
     return losses, dict(model.named_parameters())
 
 
-@pytest.mark.gate("2-choices0")
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("devices", "choices"),
     [

@@ -247,7 +247,7 @@ def _pidfd(pid: int) -> int | None:
         return None
 
 
-@pytest.mark.gate("9--9")
+@pytest.mark.nightly
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0), (signal.SIGKILL, -9)]

@@ -41,6 +41,7 @@ def test_explain_shows_the_runners_up_and_the_gap(bundle: Path) -> None:
         assert f"within {bound['gap']:.1%}" in text
 
 
+@pytest.mark.nightly
 def test_estimate_takes_an_objective(bundle: Path) -> None:
     folder = bundle.parent
     words = (folder / "model.py", "--devices", folder / "cluster.json", *AUTO, "--json")

@@ -121,6 +121,7 @@ def require_same_placement(name: str, case: Named, graph: Graph) -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.gate("chain-dp", "ideal-dp", "m-etf", "m-sct", "m-topo", "scattered")
 @pytest.mark.parametrize("name", PARTITIONERS)
 @settings(drawn, max_examples=8)
 @given(data=st.data(), field=st.sampled_from(sorted(OTHERS)), seed=st.integers(0, 1000))
@@ -157,6 +158,7 @@ def same_by_auto(case: Named, graph: Graph, options: Options) -> bool:
     return found[0] == found[1]
 
 
+@pytest.mark.nightly
 @settings(drawn, max_examples=5)
 @given(data=st.data(), field=st.sampled_from(sorted(OTHERS)), seed=st.integers(0, 1000))
 def test_auto_plans_the_same_for_any_names(data: st.DataObject, field: str, seed: int) -> None:

@@ -86,17 +86,7 @@ def test_every_op_gets_a_known_device(name: str, seed: int, count: int, devices:
     assert placement.reason
 
 
-@pytest.mark.gate(
-    "chain-dp",
-    "differentiable",
-    "ideal-dp",
-    "m-etf",
-    "m-sct",
-    "m-topo",
-    "mcmc",
-    "naive",
-    "scattered",
-)
+@pytest.mark.gate("chain-dp", "m-etf", "m-sct", "m-topo", "naive", "scattered")
 @quick
 @given(seed=seeds, count=st.integers(1, 30), devices=st.integers(2, 4))
 def test_what_must_stay_together_stays_together(
@@ -122,7 +112,7 @@ def test_the_same_again(name: str, seed: int, count: int, devices: int) -> None:
     assert make(name).partition(graph, cluster, costs) == placement
 
 
-@pytest.mark.gate("chain-dp", "ideal-dp", "m-etf", "m-sct", "m-topo", "mcmc", "naive", "scattered")
+@pytest.mark.gate("chain-dp", "m-etf", "m-sct", "m-topo", "naive", "scattered")
 @settings(quick, max_examples=examples(40))
 @given(seed=seeds, count=st.integers(1, 20), devices=st.integers(1, 4), kib=st.integers(2, 200))
 def test_memory_is_kept_or_no_plan_made(

@@ -320,6 +320,7 @@ class HasChooser(nn.Module):
         return chosen
 
 
+@pytest.mark.gate("leaves1")
 @pytest.mark.parametrize("leaves", [[], ["Chooses"]])
 def test_control_flow_of_torch_names_what_may_stand_in_its_place(leaves: list[str]) -> None:
     """Kept whole it cannot be either: torch compiles it where it is called."""

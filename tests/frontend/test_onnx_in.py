@@ -181,6 +181,7 @@ def export(model: nn.Module, batch: dict[str, Tensor], path: Path, dynamo: bool)
             )
 
 
+@pytest.mark.gate("blocks-script", "convolutions-dynamo", "convolutions-script")
 def test_a_file_gives_the_numbers_of_onnxruntime(exported: Path) -> None:
     runtime = pytest.importorskip("onnxruntime")
     module = load_onnx(exported).eval()

@@ -38,6 +38,7 @@ def test_the_least_is_of_micro_batches_dealt_whole() -> None:
     assert uneven / even == pytest.approx(1.5, rel=0.01)  # 3:1 at speeds 2:1, for 2:2 at 2:2
 
 
+@pytest.mark.nightly
 def test_auto_takes_two_replicas_of_three_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """One fast device, and two slow ones that are as fast together: three do not divide by two."""
     monkeypatch.setattr("bigbrain_fx.plan.apart.CPU", 0.0)

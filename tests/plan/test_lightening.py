@@ -151,6 +151,7 @@ def test_a_stage_that_keeps_only_what_it_received_makes_nothing_again(tmp_path: 
     assert 1 not in plan.stages.again
 
 
+@pytest.mark.nightly
 def test_replicas_make_again_what_does_not_fit_as_one_model_does() -> None:
     """Each replica was placed as if it kept all: `auto` was refused where `all` found a plan."""
     found, cluster = samples.sample("unet"), samples.cluster(4)

@@ -131,7 +131,7 @@ WAYS = {
 }
 
 
-@pytest.mark.gate("messages", "replicas")
+@pytest.mark.gate("messages")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_weight_without_a_gradient_is_left_alone(way: str, tmp_path: Path) -> None:
     path, options = tmp_path / "gate.py", WAYS[way]

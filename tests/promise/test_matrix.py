@@ -63,7 +63,7 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(count)
 
 
-@pytest.mark.gate("digits")
+@pytest.mark.nightly
 @pytest.mark.parametrize("model", MODELS)
 def test_every_cell_of_a_model_is_equal(model: str) -> None:
     found = rows("--models", model)
@@ -73,7 +73,7 @@ def test_every_cell_of_a_model_is_equal(model: str) -> None:
     assert all(row["stages"] > row["cell"]["devices"] for row in scattered)
 
 
-@pytest.mark.gate("gpt/analytical/2/1f1b/gloo", "digits/naive/4/1f1b/gloo")
+@pytest.mark.gate("gpt/analytical/2/1f1b/gloo")
 @pytest.mark.usefixtures("_one_thread")
 @pytest.mark.parametrize("cell", OVER_GLOO)
 def test_real_processes_are_equal_too(cell: str) -> None:
@@ -82,7 +82,7 @@ def test_real_processes_are_equal_too(cell: str) -> None:
     assert found["cell"]["transport"] == "gloo"
 
 
-@pytest.mark.gate("resnet/analytical/2/1f1b/gloo")
+@pytest.mark.nightly
 @pytest.mark.usefixtures("_one_thread")
 @pytest.mark.parametrize("cell", RECOMPUTING)
 def test_stages_that_run_forward_again_are_equal_too(cell: str) -> None:
@@ -90,7 +90,7 @@ def test_stages_that_run_forward_again_are_equal_too(cell: str) -> None:
     assert found.fault == ""
 
 
-@pytest.mark.gate("gpt/analytical/2/zb-h1", "moe/analytical/2/1f1b/gloo")
+@pytest.mark.nightly
 @pytest.mark.usefixtures("_one_thread")
 @pytest.mark.parametrize("cell", OFFLOADING)
 def test_what_lies_in_stores_is_equal_too(cell: str) -> None:

@@ -73,7 +73,7 @@ def tried(bundle: Path, folder: Path) -> tuple[list[Event], str, dict[str, torch
     return events, said, tensors
 
 
-@pytest.mark.gate("0-1-10")
+@pytest.mark.nightly
 @pytest.mark.parametrize(("nth", "rounds", "places"), [(0, 1, 10), (0, 5, 26), (2, 5, 9)])
 def test_each_call_fails_once(
     bundle: Path,

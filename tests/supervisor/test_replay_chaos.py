@@ -35,7 +35,7 @@ def deaths(seed: int, names: tuple[str, ...], steps: int, count: int, most: int)
     ]
 
 
-@pytest.mark.gate("0")
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(3))
 def test_random_deaths_change_nothing(tmp_path: Path, seed: int) -> None:
     devices, options, every = drawn(seed)

@@ -101,6 +101,7 @@ def test_both_ends_notice_a_cut_wire(listener: socket.socket, wire: Wire) -> Non
         end.dispose()
 
 
+@pytest.mark.nightly
 def test_a_silent_host_ends_the_run_on_both_sides(
     listener: socket.socket, wire: Wire, tmp_path: Path
 ) -> None:

@@ -111,7 +111,7 @@ def test_every_refused_case_has_a_remedy_that_works() -> None:
     assert all(not find(case.remedy).refused for case in refused.values())
 
 
-@pytest.mark.gate("python-dice", "recommender-offsets", "checkpoint-reentrant")
+@pytest.mark.gate("python-dice", "recommender-offsets")
 @pytest.mark.parametrize("name", REMEDIES)
 def test_the_remedy_of_a_refusal_works(name: str, tmp_path: Path) -> None:
     """The help text names it, and the twin that follows it trains bit for bit."""

@@ -110,6 +110,7 @@ def words(place: Path) -> tuple[str, ...]:
     return ("--device", "cpu", "--sizes", TINY, "--models", "gpt", "--steps", "4", *paths)
 
 
+@pytest.mark.nightly
 def test_the_whole_tool_on_the_cpu(tiny: tuple[Result, Row], place: Path) -> None:
     done, row = tiny
     assert done.exit_code == 0

@@ -50,7 +50,7 @@ def sevenths(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     return bench_of(tmp_path_factory.mktemp("model") / "net.py", text)
 
 
-@pytest.mark.gate("2-2-zb-h1-tree")
+@pytest.mark.nightly
 @pytest.mark.parametrize("order", ["micro", "tree"])
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
 @pytest.mark.parametrize("zero", [1, 2, 3])

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 LLAMA = Path(__file__).resolve().parents[2] / "models" / "llama.py"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("members", "devices"), [(2, 4), pytest.param(3, 6, marks=pytest.mark.nightly)]
 )

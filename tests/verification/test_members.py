@@ -223,7 +223,7 @@ def half(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     return Bench(file, captured, STEPS)
 
 
-@pytest.mark.gate("choices1")
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "choices",
     [{"tensor_shares": (3, 1)}, {"replicas": 2, "sum_order": "micro", "recompute": "all"}],

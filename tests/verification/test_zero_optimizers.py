@@ -123,6 +123,7 @@ def test_one_that_looks_across_rows_has_whole_parameters(name: str, tmp_path: Pa
         require_loops_bits(bench, path, zero_stage=zero, replica_shares=shares)
 
 
+@pytest.mark.nightly
 def test_one_that_looks_across_parameters_is_refused_and_the_remedy_holds(tmp_path: Path) -> None:
     """Each replica's optimizer has some of them; without ZeRO it has all."""
     path = written(tmp_path, NORM_OF_ALL)

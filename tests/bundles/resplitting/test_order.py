@@ -29,6 +29,16 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Plan]:
     return found
 
 
+@pytest.mark.gate(
+    "gems-gems-said2",
+    "gems-one-said5",
+    "group-group-said3",
+    "group-one-said8",
+    "micro-one-said1",
+    "one-replicas-said4",
+    "one-stages-said6",
+    "stages-stages-said7",
+)
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [

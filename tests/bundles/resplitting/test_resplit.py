@@ -161,6 +161,7 @@ def reference(moved: Moved, folder: Path) -> tuple[list[float], Reference, torch
     return losses, made, before
 
 
+@pytest.mark.nightly
 def test_the_moves_lead_over_other_numbers_of_devices(moved: Moved) -> None:
     counts = [len(read_plan(bundle).stages.devices) for bundle in moved.bundles]
     assert counts == [4, 3, 2, 4]

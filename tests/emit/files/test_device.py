@@ -138,6 +138,19 @@ def assert_is_the_program(plan: Plan, texts: dict[str, str]) -> None:
         assert log == list(program.instructions)
 
 
+@pytest.mark.gate(
+    "encdec-naive-1f1b",
+    "encdec-naive-gpipe",
+    "encdec-naive-list",
+    "encdec-scattered-list",
+    "gpt-naive-1f1b",
+    "gpt-naive-gpipe",
+    "gpt-naive-list",
+    "gpt-scattered-list",
+    "unet-naive-1f1b",
+    "unet-naive-list",
+    "unet-scattered-list",
+)
 @pytest.mark.parametrize(("model", "partitioner", "schedule"), CELLS)
 def test_the_text_does_what_the_program_says(model: str, partitioner: str, schedule: str) -> None:
     plan = samples.plan(model, partitioner, 3, schedule)

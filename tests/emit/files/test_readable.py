@@ -44,7 +44,7 @@ def device_lines(blocks: int, partitioner: str, schedule: str, micro_batches: in
     return [texts[f"device_d{i}.py"].count("\n") for i in range(4)]
 
 
-@pytest.mark.gate("8-chain-dp-1f1b")
+@pytest.mark.nightly
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize("partitioner", ["naive", "chain-dp"])
 @pytest.mark.parametrize("blocks", [8, 12, 24])
@@ -106,6 +106,7 @@ def stored(function: ast.FunctionDef) -> set[str]:
     return {node.id for node in names if isinstance(node.ctx, ast.Store)}
 
 
+@pytest.mark.gate("encdec", "gpt", "llama", "resnet", "unet")
 @pytest.mark.parametrize("model", MODELS)
 def test_nothing_is_computed_in_vain(model: str) -> None:
     """Every variable of a forward is read, every argument too; nothing is imported in vain."""

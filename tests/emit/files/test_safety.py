@@ -38,6 +38,21 @@ def imported(tree: ast.Module) -> set[str]:
     return found
 
 
+@pytest.mark.gate(
+    "digits-naive",
+    "digits-scattered",
+    "encdec-naive",
+    "encdec-scattered",
+    "gpt-naive",
+    "gpt-scattered",
+    "llama-scattered",
+    "moe-naive",
+    "moe-scattered",
+    "resnet-naive",
+    "resnet-scattered",
+    "unet-naive",
+    "unet-scattered",
+)
 @pytest.mark.parametrize(("model", "partitioner"), CELLS)
 def test_files_import_torch_the_runtime_and_each_other(model: str, partitioner: str) -> None:
     devices = {f"device_d{i}" for i in range(3)}

@@ -93,6 +93,10 @@ STANDARD: list[tuple[nn.Module, Callable[[Any, Tensor], Tensor], str, str]] = [
 ]
 
 
+@pytest.mark.gate(
+    "cells0-output-LSTM(8, 6, batch_first=True)-made, _ =",
+    "cells5-started-num_layers=2, batch_first=True)-cells(x, ",
+)
 @pytest.mark.parametrize(("cells", "read", "made", "called"), STANDARD)
 def test_a_layer_is_made_and_called_as_its_author_did(
     cells: nn.Module, read: Callable[[Any, Tensor], Tensor], made: str, called: str

@@ -29,6 +29,7 @@ def _batch(vocabulary: int) -> dict[str, Tensor]:
     return {"input_ids": ids, "labels": labels}
 
 
+@pytest.mark.gate("LlamaForCausalLM-1")
 @pytest.mark.parametrize(("name", "first"), KINDS.items())
 def test_the_count_of_labels_is_found_shifted_or_not(name: str, first: int) -> None:
     torch.manual_seed(0)

@@ -76,6 +76,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> HostProbe:
         os.chdir(before)
 
 
+@pytest.mark.nightly
 def test_the_figures_are_plausible(measured: HostProbe) -> None:
     assert 1e8 < measured.cpu.flops_per_s < 1e13
     assert 1e8 < measured.cpu.memory_bytes_per_s < 1e12

@@ -219,6 +219,7 @@ def test_latency_is_few_micro_batches() -> None:
     assert all(each.micro_batches <= 2 for each in plan.search.others)
 
 
+@pytest.mark.nightly
 def test_memory_is_the_emptiest_within_the_slack() -> None:
     graph, cluster = even_chain(24), equal(3, Link(1e-6, 1e10))
     fast, small = auto(graph, cluster), auto(graph, cluster, objective="memory")

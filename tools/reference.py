@@ -14,15 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import bigbrain_fx
-from bigbrain_fx.emit import (
-    COLLECTIVE,
-    GROUPED,
-    OFFLOADED,
-    REPLICATED,
-    SUPERVISED,
-    UNSHARDED,
-    runtime_files,
-)
+from bigbrain_fx.emit import PARTS, REPLACING, UNIMPORTED, room_files, runtime_files, ways_into
 from tools.error_codes import Site, collected
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -113,11 +105,12 @@ def _first(named: object) -> str:
 def files_page() -> str:
     """Return docs/bundle_files.md."""
     runtime = ROOMS / "runtime"
-    copies = (*REPLICATED, *UNSHARDED, *COLLECTIVE)
-    plain = (*copies, *GROUPED, *OFFLOADED)  # with replicas, tensor groups, stores
-    train = runtime_files(runtime, [TRAIN], without=plain)
-    lean = runtime_files(runtime, [TRAIN], without=(*SUPERVISED, *plain))
-    infer = runtime_files(runtime, [INFER], without=plain)
+    rare = [part for part in PARTS if part != REPLACING]
+    train = runtime_files(runtime, [TRAIN], without=ways_into(rare, "runtime"))
+    lean = runtime_files(runtime, [TRAIN], without=ways_into(PARTS, "runtime"))
+    infer = runtime_files(runtime, [INFER], without=ways_into(rare, "runtime"))
+    programs, elsewhere = UNIMPORTED["supervisor"], ways_into(rare, "supervisor")
+    launch = room_files(ROOMS / "supervisor", programs, elsewhere)
     lines = [
         "# What a bundle copies",
         "",
@@ -132,9 +125,10 @@ def files_page() -> str:
         held = {"train": train, "lean": lean, "infer": infer}
         where = ", ".join(word for word, names in held.items() if file.name in names)
         lines.append(f"| `{file.name}` | {_purpose(file)} | {where or 'when needed'} |")
-    lines += ["", "| file of `supervisor/` (training, not lean) | what it is for |", "|---|---|"]
-    supervisor = sorted((ROOMS / "supervisor").glob("*.py"))
-    lines += [f"| `{file.name}` | {_purpose(file)} |" for file in supervisor]
+    lines += ["", "| file of `supervisor/` | what it is for | in |", "|---|---|---|"]
+    for file in sorted((ROOMS / "supervisor").glob("*.py")):
+        where = "train" if file.name in launch else "when needed"
+        lines.append(f"| `{file.name}` | {_purpose(file)} | {where} |")
     return "\n".join(lines) + "\n"
 
 

@@ -10,12 +10,7 @@ from bigbrain_fx.emit.files.bundle import (
     write_bundle as write_bundle,
 )
 from bigbrain_fx.emit.files.copied import (
-    COLLECTIVE as COLLECTIVE,
-    GROUPED as GROUPED,
-    OFFLOADED as OFFLOADED,
-    REPLICATED as REPLICATED,
-    SUPERVISED as SUPERVISED,
-    UNSHARDED as UNSHARDED,
+    room_files as room_files,
     runtime_files as runtime_files,
 )
 from bigbrain_fx.emit.files.model_file import (
@@ -24,6 +19,12 @@ from bigbrain_fx.emit.files.model_file import (
     kept_names as kept_names,
     takes_file as takes_file,
     training_texts as training_texts,
+)
+from bigbrain_fx.emit.files.parts import (
+    PARTS as PARTS,
+    REPLACING as REPLACING,
+    UNIMPORTED as UNIMPORTED,
+    ways_into as ways_into,
 )
 from bigbrain_fx.emit.files.texts import (
     bundle_texts as bundle_texts,

@@ -20,7 +20,6 @@ from .command import (
 )
 from .console import Aside as Aside, hold_streams as hold_streams, warn as warn
 from .events import Event as Event, EventLog as EventLog, status as status
-from .feeding import Feed as Feed
 from .host import Supervisor as Supervisor
 from .host_memory import (
     group_folders as group_folders,
@@ -49,4 +48,3 @@ from .processes import (
     run_group as run_group,
     uncached as uncached,
 )
-from .secured import how_to_make as how_to_make

@@ -6,36 +6,31 @@ import argparse
 import json
 import os
 import signal
-import socket
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from .arguments import parser_of
 from .coded import headline
 from .console import Console, hold_streams
 from .events import Event, EventLog, status
 from .host import Supervisor
-from .hosts import LAST_COMMIT_S, Agent, Bridge, admit, start_on
 from .job import FailedError, Job, OnStep
 from .judging import BAD_INPUT, Death, Failure
-from .limits import THREADS, of_abort, remedy_of, with_remedy
-from .processes import ADDRESS, CALLED_IN
-from .remaining import Places
-from .secured import Pair, Secured, SilentError, StrangerError, how_to_make
+from .limits import THREADS, of_abort, require_limit, with_remedy
+from .processes import CALLED_IN, popen
 
-AGENTS_S = 300.0  # longest wait for the agents of all hosts
-AGAIN_S = 0.2  # between two tries to reach the first host
+if TYPE_CHECKING:
+    from .multi_host import Head
+
 INTERRUPTED = 130  # exit code; as a shell's
 TAIL_LINES, TAIL_BYTES = 12, 1 << 16
 MIB = 2**20
-MOST_PORT = 65535
 
 
 def main(folder: Path, devices: Sequence[str], program: str, hosts: Sequence[str] = ()) -> None:
@@ -55,25 +50,13 @@ def main(folder: Path, devices: Sequence[str], program: str, hosts: Sequence[str
     _require_hosts(parser, options, hosts)
     logs = _logs(parser, options)
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", CALLED_IN: _called_in()}
-    bridges: dict[str, Bridge] = {}
-    door: socket.socket | None = None
-    try:
-        if options.join is not None:
-            places = _places(devices, hosts)
-            sys.exit(_join(options, folder, environment, logs, places))
-        if options.listen is not None:
-            door = _door(_address(options.listen))
-            bridges = _bridges(door, options, hosts)
-            environment |= _address_of(next(iter(bridges.values())).connection)
-    except SilentError as error:
-        parser.exit(1, f"{headline(error, _lost_head(error))}\n")
-    except StrangerError as error:
-        parser.exit(BAD_INPUT, f"{headline(error)}\n")
-    except OSError as error:
-        parser.exit(BAD_INPUT, f"error[BX6907]: {error}\n")
-    except RuntimeError as error:
-        _require_limit(error)
-        parser.exit(1, f"error[BX6902]: {with_remedy(error)}\n")
+    head: Head | None = None
+    if options.listen or options.join:
+        from .multi_host import head_or_agent  # only bundles for several hosts have it
+
+        where = list(zip(devices, hosts, strict=True))
+        head = head_or_agent(parser, options, environment, logs, folder, where)
+        environment |= head.environment()
     job = Job(
         devices=tuple(devices),
         words=(sys.executable, program, *words),
@@ -86,17 +69,15 @@ def main(folder: Path, devices: Sequence[str], program: str, hosts: Sequence[str
         every=options.snapshot_every,
         suspect=options.suspect,
         log_bytes=None if options.log_mib is None else options.log_mib * MIB,
-        hosts=tuple(hosts) if bridges else (),
+        hosts=tuple(hosts) if head else (),
         grace_s=options.grace,
         elastic=options.elastic,
         snapshots=options.snapshots,
     )
     events = Path(options.events) if options.events else None
-    code = _run(job, bridges, events, options.json)
-    for bridge in bridges.values():
-        bridge.close(code)
-    if door is not None:  # it takes calls, which nobody answers, as long as this process is there
-        door.close()
+    code = _run(job, head, events, options.json)
+    if head is not None:
+        head.close(code)
     sys.exit(code)
 
 
@@ -128,118 +109,16 @@ def _require_hosts(
         )
     if options.suspect and (hosts or not options.spares):
         parser.error("--suspect needs --spares 1 or more, and all devices on one host")
-    if (options.listen or options.join) and not options.secret:
-        how = how_to_make("secret")
-        parser.error(f"several hosts need --secret FILE, the same on all of them: {how}")
-    if options.join and not options.host:
-        parser.error("--join needs --host NAME: which of the plan's hosts this is")
-    if (options.listen or options.join) and not hosts:
+    if not (options.listen or options.join):
+        return
+    if not hosts:
         parser.error("--listen and --join are for plans with several hosts")
-    others = dict.fromkeys(host for host in hosts if host != hosts[0])
-    if options.join and options.host not in others:
-        named = ", ".join(others)
-        parser.error(f"--host is one of {named}, found {options.host!r}: {hosts[0]} listens")
+    from .multi_host import require_hosts  # only bundles for several hosts have it
+
+    require_hosts(parser, options, hosts)
 
 
-def _door(address: tuple[str, int]) -> socket.socket:
-    """Listen at an address, of IPv4 or IPv6.
-
-    Raises:
-        StrangerError: it is none of this host's, or another process listens there.
-    """
-    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-    try:
-        return socket.create_server(address, family=family)
-    except (OSError, UnicodeError) as error:
-        why = getattr(error, "strerror", None) or error
-        remedy = "--listen takes a name or address of this host, and a port that is free"
-        raise StrangerError(
-            f"cannot listen at {_shown(address)}: {why}: {remedy}", code="BX6000"
-        ) from error
-
-
-def _shown(address: tuple[str, int]) -> str:
-    host, port = address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _bridges(
-    door: socket.socket, options: argparse.Namespace, hosts: Sequence[str]
-) -> dict[str, Bridge]:
-    """Wait for the agents of all hosts but the first."""
-    pair = Pair(Path(options.secret))
-    return admit(door, pair, set(hosts) - {hosts[0]}, AGENTS_S, options.hang)
-
-
-def _places(devices: Sequence[str], hosts: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Return all hosts but the first, which decides, and the devices of each."""
-    where = list(zip(devices, hosts, strict=True))
-    others = dict.fromkeys(host for host in hosts if host != hosts[0])
-    return [(host, [device for device, at in where if at == host]) for host in others]
-
-
-def _join(
-    options: argparse.Namespace,
-    folder: Path,
-    environment: dict[str, str],
-    logs: Path,
-    places: Places,
-) -> int:
-    """Be the agent of a host; return the exit code of the run."""
-    pair = Pair(Path(options.secret))
-    connection = _reached(_address(options.join))
-    secured = Secured(connection, pair, is_head=False)
-    own = {**environment, **_address_of(secured)}
-    grace_s = LAST_COMMIT_S if options.grace is None else options.grace
-    room = options.snapshots
-    agent = Agent(secured, folder, own, logs, places=places, grace_s=grace_s, snapshots=room)
-    with stopped_by_sigterm(agent):
-        code = agent.run(options.host)
-    if code:
-        err = Console(sys.stderr)
-        err.say(f"error[BX6904]: the run has ended with exit code {code}: the first host says why")
-        err.close()
-    return code
-
-
-def _lost_head(error: SilentError) -> str:
-    """Say what follows where nobody decides any more."""
-    return f"the supervisor, on the first host, is lost; all processes here were ended: {error}"
-
-
-def _reached(address: tuple[str, int]) -> socket.socket:
-    """Connect to the first host, which may not be there yet."""
-    until = time.monotonic() + AGENTS_S
-    while True:
-        try:
-            return socket.create_connection(address, AGENTS_S)
-        except (socket.gaierror, UnicodeError) as error:  # a name may be too long to be one
-            reason = getattr(error, "strerror", None) or error
-            why = f"no host {address[0]!r} is known here ({reason})"
-            raise StrangerError(
-                f"{why}: --join takes the first host's name or address", code="BX6001"
-            ) from error
-        except ConnectionRefusedError:
-            if time.monotonic() > until:
-                raise
-            time.sleep(AGAIN_S)
-
-
-def _address_of(connection: Secured) -> dict[str, str]:
-    """Let devices listen where the other hosts reach this one: at its end of a connection."""
-    return {ADDRESS: connection.connection.getsockname()[0]}
-
-
-def _address(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if not port.isdecimal() or int(port) > MOST_PORT:
-        raise StrangerError(
-            f"expected HOST:PORT after --listen or --join, found {text!r}", code="BX6002"
-        )
-    return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
-
-
-def _run(job: Job, bridges: Mapping[str, Bridge], events: Path | None, as_json: bool) -> int:
+def _run(job: Job, head: Head | None, events: Path | None, as_json: bool) -> int:
     """Run a job and tell of it; nobody who reads that, or does not, changes the run."""
     try:
         out, err = Console(sys.stdout), Console(sys.stderr)
@@ -247,7 +126,7 @@ def _run(job: Job, bridges: Mapping[str, Bridge], events: Path | None, as_json: 
         sys.stderr.write(f"error[BX6905]: {error}: {THREADS}\n")
         return 1
     try:
-        return _run_telling(job, bridges, events, as_json, out, err)
+        return _run_telling(job, head, events, as_json, out, err)
     finally:
         unread = out.close()
         if unread:
@@ -257,7 +136,7 @@ def _run(job: Job, bridges: Mapping[str, Bridge], events: Path | None, as_json: 
 
 def _run_telling(
     job: Job,
-    bridges: Mapping[str, Bridge],
+    head: Head | None,
     events: Path | None,
     as_json: bool,
     out: Console,
@@ -271,9 +150,10 @@ def _run_telling(
     log: EventLog | None = None
     try:
         log = EventLog(events, tell)
-        supervisor = Supervisor(job, start_on(bridges), _printer(as_json, out), log)
-        for bridge in bridges.values():
-            bridge.pass_on_stop(supervisor.ask_to_stop)
+        start = popen if head is None else head.start()
+        supervisor = Supervisor(job, start, _printer(as_json, out), log)
+        if head is not None:
+            head.pass_on_stop(supervisor.ask_to_stop)
         with stopped_by_sigterm(supervisor):
             outcome = supervisor.run()
     except FailedError as error:
@@ -286,7 +166,7 @@ def _run_telling(
         err.say("interrupted; all processes are ended")
         return INTERRUPTED
     except (OSError, RuntimeError) as error:
-        _require_limit(error)
+        require_limit(error)
         err.say(f"error[BX6906]: {with_remedy(error)}")
         return BAD_INPUT if log is None else 1
     finally:
@@ -295,12 +175,6 @@ def _run_telling(
     if outcome.stopped_at is not None:
         err.say(f"stopped before step {outcome.stopped_at}, as asked")
     return 0
-
-
-def _require_limit(error: OSError | RuntimeError) -> None:
-    """Raise what is a fault, and no limit of the system that was met."""
-    if isinstance(error, RuntimeError) and remedy_of(error) is None:
-        raise error
 
 
 class Stops(Protocol):

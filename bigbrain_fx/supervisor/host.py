@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from inspect import signature
+from typing import TYPE_CHECKING
 
 from .catch_up import CatchUp, CaughtUp
 from .crew import Crew, StartError
 from .ending import Ending
 from .events import EventLog
-from .feeding import Feed, Feeding
 from .job import FailedError, Job, OnStep, Outcome, Rescue
 from .judging import Death, Failure, Judge, Stop
 from .log_loss import LogLoss
@@ -36,6 +36,9 @@ from .suspicion import END, Suspicion, Taped
 from .told_steps import ToldSteps
 from .votes import Votes
 from .watching import Watch
+
+if TYPE_CHECKING:
+    from .feeding import Feed, Feeding
 
 
 class Supervisor:
@@ -85,9 +88,14 @@ class Supervisor:
         self.snapshotting = Snapshotting(*kept)
         self.judge = Judge(job.restarts, job.window_s)
         self.memory_kills = MemoryKills()
-        self.feeding = Feeding(self.crew, feed, self.ask_to_stop) if feed else None
+        self.feeding = None if feed is None else self._feeding(feed)
         self.restarts = 0
         self.acts = self._acts()
+
+    def _feeding(self, feed: Feed) -> Feeding:
+        from .feeding import Feeding  # only the caller of a session has it
+
+        return Feeding(self.crew, feed, self.ask_to_stop)
 
     def _acts(self) -> dict[str, Callable[..., object]]:
         """Return what follows from each thing that a process can say."""

@@ -35,6 +35,12 @@ def remedy_of(error: BaseException) -> str | None:
     return REMEDIES.get(error.errno or 0) if isinstance(error, OSError) else None
 
 
+def require_limit(error: OSError | RuntimeError) -> None:
+    """Raise what is a fault, and no limit of the system that was met."""
+    if isinstance(error, RuntimeError) and remedy_of(error) is None:
+        raise error
+
+
 def of_abort(code: int, tail: Sequence[str]) -> str | None:
     """Return what may help where a library has ended a process, which then said no more."""
     if code != -signal.SIGABRT or not any(ABORTED in line for line in tail):

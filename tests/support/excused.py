@@ -93,8 +93,8 @@ SUPERVISOR = excused(
         "between hosts: test_hosts, test_silence and test_failing_lines": (
             "admission.py _open .accept",
             "admission.py _open .start",
-            "command.py _door socket.create_server",
-            "command.py _reached socket.create_connection",
+            "multi_host.py _door socket.create_server",
+            "multi_host.py _reached socket.create_connection",
             "hosts.py __init__ .start",
             "hosts.py __init__ selectors.DefaultSelector",
             "hosts.py __init__ socket.socketpair",

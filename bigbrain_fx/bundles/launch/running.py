@@ -37,7 +37,8 @@ from bigbrain_fx.bundles.launch.tracing import RunTrace, traced
 from bigbrain_fx.bundles.typed import of_its_types
 from bigbrain_fx.errors import InputError, os_error_as
 from bigbrain_fx.plan import Plan, read_plan
-from bigbrain_fx.supervisor import Aside, Event, Feed, Rescue
+from bigbrain_fx.supervisor import Aside, Event, Rescue
+from bigbrain_fx.supervisor.feeding import Feed
 
 ENDLESS = 10**9  # steps of a run that is fed: it is stopped
 

@@ -28,7 +28,6 @@ from bigbrain_fx.supervisor import (
     Event,
     EventLog,
     FailedError,
-    Feed,
     Job,
     Order,
     Rescue,
@@ -36,6 +35,7 @@ from bigbrain_fx.supervisor import (
     popen,
     stopped_by_sigterm,
 )
+from bigbrain_fx.supervisor.feeding import Feed
 
 MIB = 2**20
 CODED = re.compile(r"\w+\[(?P<code>BX\w+)\]: ")  # how a process says its error

@@ -9,23 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from bigbrain_fx.core import Stages
 from bigbrain_fx.emit.files.again import shipped_like
-from bigbrain_fx.emit.files.copied import (
-    COLLECTIVE,
-    COMPILED,
-    COPIED,
-    GROUPED,
-    LAYERED,
-    OFFLOADED,
-    OVERLAPPING,
-    REPLICATED,
-    SAVED,
-    SUPERVISED,
-    UNSHARDED,
-    runtime_files,
-)
+from bigbrain_fx.emit.files.copied import room_files, runtime_files
 from bigbrain_fx.emit.files.model_file import source_file, users_code, without_marks
+from bigbrain_fx.emit.files.parts import UNIMPORTED, Copied, left_out
 from bigbrain_fx.emit.files.texts import buckets_json, bundle_texts, weight_files, weight_index
 from bigbrain_fx.errors import InputError, os_error_as
 from bigbrain_fx.plan import Plan, chrome_trace, report, timeline, to_json
@@ -154,36 +141,19 @@ def _copied(texts: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _copy_rooms(folder: Path, plan: Plan, texts: Mapping[str, str]) -> None:
-    """Copy the supervisor, and what the bundle's files need of the runtime."""
+    """Copy what the bundle's files need of the runtime, and of the supervisor."""
     own = [text for name, text in texts.items() if name.endswith(".py")]
-    supervised = "launch.py" in texts
-    is_chain = plan.stages.is_chain and plan.placement.tensor is None
-    is_chain = is_chain and not plan.stages.asynchronous  # torch's runner has one version
-    is_chain = is_chain and not plan.graph.is_opaque_step
-    asked = ("pipelining",) if supervised and is_chain else ()
-    without = [*(() if supervised else SUPERVISED)]
-    without += () if plan.stages.micros else REPLICATED  # sums of a tree, for one replica, too
-    without += () if plan.stages.by_backend else COLLECTIVE
-    without += () if plan.stages.gathers else UNSHARDED
-    without += GROUPED if plan.stages.members == 1 else ()
-    without += () if _has_copies(plan.stages) else COPIED
-    without += () if plan.stages.offload else OFFLOADED
-    without += () if "weights" in plan.stages.offload else LAYERED
-    without += () if plan.stages.asynchronous else OVERLAPPING
-    without += () if plan.stages.compiled else COMPILED
-    without += () if plan.stages.saving else SAVED
-    wanted = runtime_files(ROOMS / "runtime", own, asked, without)
-    for room in _copied(texts):
+    bundle = Copied(plan, supervised="launch.py" in texts)
+    without = left_out(bundle, "runtime")
+    asked = [file for file in UNIMPORTED["runtime"] if file not in without]
+    files = {"runtime": runtime_files(ROOMS / "runtime", own, asked, without)}
+    if bundle.supervised:
+        without = left_out(bundle, "supervisor")
+        files["supervisor"] = room_files(ROOMS / "supervisor", UNIMPORTED["supervisor"], without)
+    for room, names in files.items():
         (folder / room).mkdir()
-        for file in sorted((ROOMS / room).glob("*.py")):
-            if room != "runtime" or file.name in wanted:
-                shutil.copyfile(file, folder / room / file.name)
-
-
-def _has_copies(stages: Stages) -> bool:
-    """Whether several devices hold a weight that each of them updates."""
-    is_tied = any(edge.kind == "tied" for edge in stages.edges)
-    return bool(stages.micros) or stages.members > 1 or is_tied
+        for name in sorted(names):
+            shutil.copyfile(ROOMS / room / name, folder / room / name)
 
 
 def _fill(

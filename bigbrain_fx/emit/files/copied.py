@@ -13,20 +13,6 @@ from pathlib import Path
 ROOM = "runtime"
 
 
-SUPERVISED = ("control", "member")  # the ways into what only processes of a supervisor run
-# what only replicas run
-REPLICATED = ("buckets", "joining", "replicas", "standing", "statistics", "surviving")
-COLLECTIVE = ("collectives",)  # of those, what only sums by torch's own collectives run
-UNSHARDED = ("unsharded",)  # of those, what only ZeRO 3 runs
-COPIED = ("copies",)  # what only devices run that hold copies of a weight
-GROUPED = ("group",)  # what only groups of devices run
-OFFLOADED = ("stores",)  # what only devices with stores run
-LAYERED = ("stored_weights",)  # of those, what only stages run whose weights lie there
-COMPILED = ("compiled",)  # what only stages under torch.compile run
-OVERLAPPING = ("asynchronous",)  # what only steps that overlap run
-SAVED = ("stored_activations",)  # of those, what only forwards run that save into them
-
-
 def runtime_files(
     runtime: Path, texts: Iterable[str], asked: Iterable[str] = (), without: Iterable[str] = ()
 ) -> frozenset[str]:
@@ -36,18 +22,31 @@ def runtime_files(
         runtime: the folder.
         texts: the bundle's own Python.
         asked: files that are wanted though nothing of the bundle imports them: "pipelining".
-        without: files that nothing will need, and that lead nowhere: `SUPERVISED`, `GROUPED`, ...
+        without: files that nothing will need, and that lead nowhere.
     """
     homes = _homes(runtime)
     names = {name for text in texts for name in _imported(text)}
-    waiting = [*asked, *(homes[name] for name in sorted(names) if name in homes)]
-    waiting += _neighbours(runtime / "__init__.py")  # every bundle imports the door
+    first = [*asked, *(homes[name] for name in sorted(names) if name in homes)]
+    return room_files(runtime, first, without)
+
+
+def room_files(
+    room: Path, first: Iterable[str] = (), without: Iterable[str] = ()
+) -> frozenset[str]:
+    """Return the names of the files of a room that its door and some files lead to.
+
+    Args:
+        room: the folder.
+        first: files that a bundle imports beside the door.
+        without: files that nothing will need, and that lead nowhere.
+    """
+    waiting = [*first, *_neighbours(room / "__init__.py")]  # every bundle imports the door
     found = {"__init__"}
     while waiting:
         stem = waiting.pop()
         if stem not in found and stem not in without:
             found.add(stem)
-            waiting += _neighbours(runtime / f"{stem}.py")
+            waiting += _neighbours(room / f"{stem}.py")
     return frozenset(f"{stem}.py" for stem in found)
 
 

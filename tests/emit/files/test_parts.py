@@ -1,0 +1,52 @@
+"""A bundle has the files of its plan's features, and no file that these do not need."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import bigbrain_fx
+from bigbrain_fx.core import Cluster
+from bigbrain_fx.emit.files.copied import room_files, runtime_files
+from bigbrain_fx.emit.files.parts import PARTS, UNIMPORTED, Copied, Part, left_out, ways_into
+from bigbrain_fx.plan import Plan
+from tests.support import samples
+
+TRAIN = "from runtime import Bundle, Hooks, Training, main, Device, Stage, adamw\n"
+ROOMS = Path(bigbrain_fx.__file__).parent
+# a part that is there only beside another
+BESIDE = {"weights in stores": "stores", "activations in stores": "stores"}
+OF_HOSTS = {"multi_host.py", "hosts.py", "secured.py", "admission.py", "remaining.py", "remote.py"}
+
+
+def _supervisor(plan: Plan) -> frozenset[str]:
+    without = left_out(Copied(plan, supervised=True), "supervisor")
+    return room_files(ROOMS / "supervisor", UNIMPORTED["supervisor"], without)
+
+
+def _over_hosts(plan: Plan) -> Plan:
+    devices = [replace(d, host=f"host{n}") for n, d in enumerate(plan.cluster.devices)]
+    return replace(plan, cluster=Cluster(tuple(devices), plan.cluster.default_link))
+
+
+def test_one_host_has_no_file_of_several() -> None:
+    plan = samples.plan("digits")
+    assert not OF_HOSTS & _supervisor(plan)
+    assert _supervisor(_over_hosts(plan)) - _supervisor(plan) == OF_HOSTS
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
+@pytest.mark.parametrize("room", ["runtime", "supervisor"])
+def test_no_file_needs_a_part_that_is_left_out(room: str, part: Part) -> None:
+    """What a module imports as it is imported is there, whichever part a bundle lacks."""
+    gone = [each for each in PARTS if part.name in (each.name, BESIDE.get(each.name))]
+    without = ways_into(gone, room)
+    texts = [TRAIN] if room == "runtime" else []
+    held = runtime_files(ROOMS / room, texts, without=without)
+    for name in held:
+        tree = ast.parse((ROOMS / room / name).read_text())
+        top = [n for n in tree.body if isinstance(n, ast.ImportFrom) and n.level == 1]
+        assert {f"{n.module}.py" for n in top if n.module} <= held, name

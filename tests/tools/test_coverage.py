@@ -99,7 +99,6 @@ REMEDIES = {
     "recommender-offsets": "a row of indices each",
     "opt-layerdrop": "layerdrop=0",
     "wav2vec2-masked": "mask_time_prob=0",
-    "detr-matcher": "define loss(output, batch)",
     "deberta-rows-by-label": "define loss(output, batch)",
     "checkpoint-reentrant": "use_reentrant=False",
 }

@@ -192,9 +192,7 @@ CASES = (
     Case(
         "detr-matcher",
         lambda _: of("DetrForObjectDetection")(_detr_config()),
-        _found_objects,
+        _found_objects,  # the matcher runs in SciPy, kept whole
         depth=0,
-        remedy="detr",
-        refused=True,  # the matcher runs in SciPy: the body with a loss of one's own is "detr"
     ),
 )

@@ -92,7 +92,9 @@ class Ladder:
         if self._keep_loss(failed):
             try:
                 return attempt()
-            except Exception:
+            except Exception as error:
+                if is_final(error):
+                    raise  # without the loss, this is what no trace can hold
                 self.loss = None  # it was not the loss
         if self._answer_loss():
             return self.climb(attempt)

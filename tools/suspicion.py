@@ -159,7 +159,8 @@ PAGE = """# Suspicion: steps that are computed again
 Written by `python -m tools.suspicion --write docs/suspicion.md --trials {trials} --rounds {rounds}
 --pairs {pairs}`; do not edit.
 
-`bigbrain-fx run BUNDLE --suspect 0.1` (also of the bundle's `launch.py`) lets a spare compute a
+`bigbrain-fx run BUNDLE --suspect 0.1` (also of the bundle's `launch.py`; the bundle is of
+`split --with suspicion`) lets a spare compute a
 tenth of all devices' steps again. A step of a device is a function of its state, its batch and the
 messages it receives; the device keeps those (a tape) and checksums of what it sends and of its
 state after the step. A spare computes the same step from the tape and compares: bit by bit, so

@@ -6,9 +6,9 @@ This room only joins the others; everything it does can be done by hand with the
 from __future__ import annotations
 
 import difflib
-import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,15 +19,15 @@ from bigbrain_fx.bundles.found import (
     captured_model,
     checkpoint_of,
 )
-from bigbrain_fx.bundles.found_model import Loss, Recipe
+from bigbrain_fx.bundles.found_model import FoundModel, Loss, Recipe
 from bigbrain_fx.bundles.micro_batches import planned_as_trained
 from bigbrain_fx.bundles.opaque import OF_ESTIMATES, planned_whole, with_opaque_step
 from bigbrain_fx.bundles.planned import planned, tried_plan
 from bigbrain_fx.bundles.rewriting import with_rewrites
+from bigbrain_fx.bundles.target import Target
 from bigbrain_fx.bundles.typed import of_its_types
 from bigbrain_fx.cluster import read_cluster
 from bigbrain_fx.core import Cluster
-from bigbrain_fx.emit import check_out, write_bundle
 from bigbrain_fx.errors import BigBrainError, InputError, SplitWarning
 from bigbrain_fx.frontend import is_hf, is_onnx
 from bigbrain_fx.plan import (
@@ -89,6 +89,7 @@ def split(
     weights_by_reference: bool = False,
     force: bool = False,
     lean: bool = False,
+    extras: Collection[str] = (),
     time_limit_s: float = TIME_LIMIT_S,
 ) -> Split:
     """Split a model over a cluster and write a bundle.
@@ -101,16 +102,18 @@ def split(
         options: mode, partitioner, estimator, schedule, micro-batches, seed.
         like: a plan or bundle of the same model to place the ops by, in place of a partitioner: so
             that inference runs where the weights were trained.
-        example_batch: for a module: one mini-batch, dimension 0 is the batch.
+        example_batch: for a module: one mini-batch, of which dimension 0 is the batch.
         loss: for a module: what to train on, `loss(output, batch)`; else its scalar output, or
             its output's `.loss`.
         recipe: for a module: its optimizer and the like.
-        weights: a safetensors checkpoint of the model: a file, or a folder with shards. The model
-            is then captured without weights, and no process ever holds all of them.
+        weights: a safetensors checkpoint of the model, a file or a folder with shards; no process
+            ever holds all of it then.
         weights_by_reference: leave the numbers in the checkpoint; the bundle says where each is.
         force: replace a bundle that is there.
         lean: leave out what replaces processes that die (launch.py, supervisor/ and its half of
             runtime/): torchrun starts it, or `run` without spares.
+        extras: files that a run may want and no plan needs: "mpi" (`--transport mpi`), "suspicion"
+            (`--suspect`), "pipelining" (a loop of torch.distributed.pipelining).
         time_limit_s: seconds for loading and capturing a model file.
 
     Each of the result's `warnings` is a `SplitWarning`, too.
@@ -118,36 +121,37 @@ def split(
     Raises:
         BigBrainError: the input cannot be used, captured or placed; nothing is written then.
     """
-    check_out(Path(out), force=force)
-    _require_writable(Path(out))
+    target = Target(Path(out), force, lean, tuple(extras))
+    target.require()
     followed = read_plan(like) if isinstance(like, str | Path) else like
-    chosen, cluster = checked(options, model), _cluster_or(devices, followed)
-    chosen = _agreeing(chosen, cluster, followed)
+    cluster = _cluster_or(devices, followed)
+    chosen = _agreeing(checked(options, model), cluster, followed)
     chosen = _of_whole_tensors(chosen) if weights_by_reference else chosen
     given = Given(checkpoint_of(model, weights), weights_by_reference)
-
-    def make(refusal: BigBrainError | None) -> Split:
-        capturing = captured_model(
-            model,
-            chosen,
-            example_batch,
-            loss,
-            time_limit_s,
-            given=given,
-            recipe=recipe,
-            refusal=refusal,
-        )
-        with capturing as found:
-            plan, notes = planned(found, chosen, cluster, followed, refusal)
-            _require_training(plan, lean=lean)
-            require_sent_types(plan)
-            write_bundle(plan, found.weights, Path(os.path.abspath(out)), force=force, lean=lean)
-            return Split(plan, Path(out), notes, found.parameters, found.capture_s)
-
+    capture = partial(
+        captured_model, model, chosen, example_batch, loss, time_limit_s, given=given, recipe=recipe
+    )
+    make = partial(_written, capture, chosen, cluster, followed, target)
     is_open = followed is None and _has_code(model)
     made = with_opaque_step(chosen, make, is_open=is_open)
     _warn(made.warnings)
     return made
+
+
+def _written(
+    capture: Callable[..., AbstractContextManager[FoundModel]],
+    options: Options,
+    cluster: Cluster,
+    followed: Plan | None,
+    target: Target,
+    refusal: BigBrainError | None,
+) -> Split:
+    """Capture, plan and write: a trace, or the step as one op where a trace was refused."""
+    with capture(refusal=refusal) as found:
+        plan, notes = planned(found, options, cluster, followed, refusal)
+        require_sent_types(plan)
+        target.write(plan, found.weights)
+        return Split(plan, target.out, notes, found.parameters, found.capture_s)
 
 
 def _has_code(model: str | Path | nn.Module) -> bool:
@@ -217,16 +221,6 @@ def _with_cache(options: Options) -> Options:
             help=f"leave {flag} out",
         )
     return replace(options, tensor=1)
-
-
-def _require_training(plan: Plan, *, lean: bool) -> None:
-    """Refuse a lean bundle for inference, which has nothing to leave out."""
-    if lean and plan.mode != "train":
-        raise InputError(
-            "--lean is for training: a bundle for inference replaces no process anyway",
-            code="BX3010",
-            help="leave --lean out",
-        )
 
 
 def estimate(
@@ -375,25 +369,6 @@ def _require_followable(options: Options, followed: Plan | None) -> None:
 
 def _cluster(devices: str | Path | Cluster) -> Cluster:
     return devices if isinstance(devices, Cluster) else read_cluster(devices)
-
-
-def _require_writable(out: Path) -> None:
-    """Find out now, not after a long capture."""
-    folder = out.absolute().parent
-    while not folder.exists():
-        folder = folder.parent
-    if not folder.is_dir():
-        raise InputError(
-            f"cannot write {out}: {folder} is not a folder",
-            code="BX3021",
-            help="give another --out",
-        )
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise InputError(
-            f"cannot write {out}: no permission to write in {folder}",
-            code="BX3022",
-            help="give another --out",
-        )
 
 
 def _on(plan: Plan, cluster: Cluster) -> Plan:

@@ -28,8 +28,7 @@ from bigbrain_fx.bundles.launch import Backend, Run, RunOptions, StepLine, run
 from bigbrain_fx.core import ROW_COUNTS, Device, Shown
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Explanation, Options, Plan, explain, wants_tensor
-from bigbrain_fx.supervisor import Event
-from bigbrain_fx.supervisor.feeding import Feed
+from bigbrain_fx.supervisor import Event, Feed
 from bigbrain_fx.weights import Scratch
 
 if TYPE_CHECKING:

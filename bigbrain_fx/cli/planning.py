@@ -60,6 +60,14 @@ def split_warnings() -> Iterator[None]:
 @click.option(
     "--lean", is_flag=True, help="Leave out what replaces processes that die: for torchrun."
 )
+@click.option(
+    "--with",
+    "extras",
+    metavar="NAME,...",
+    default="",
+    help="Add files that a run may want: mpi (--transport mpi), suspicion (--suspect), pipelining "
+    "(for torch's own runner).",
+)
 @json_option
 def split(
     model: str,
@@ -70,6 +78,7 @@ def split(
     weights: Path | None,
     weights_by_reference: bool,
     lean: bool,
+    extras: str,
     as_json: bool,
     time_limit: float,
     **choices: Any,  # noqa: ANN401  # the options of click
@@ -99,6 +108,7 @@ def split(
             weights_by_reference=weights_by_reference,
             force=force,
             lean=lean,
+            extras=tuple(filter(None, extras.split(","))),
             time_limit_s=time_limit,
         )
     if as_json:

@@ -44,6 +44,7 @@ from bigbrain_fx.core.kernels import (
     KernelShape as KernelShape,
 )
 from bigbrain_fx.core.loss_count import ROW_COUNTS as ROW_COUNTS, LossCount as LossCount
+from bigbrain_fx.core.modules import module_of as module_of, run_module as run_module
 from bigbrain_fx.core.placement import (
     Asynchronous as Asynchronous,
     Offloaded as Offloaded,

@@ -21,9 +21,12 @@ from bigbrain_fx.emit.files.model_file import (
     training_texts as training_texts,
 )
 from bigbrain_fx.emit.files.parts import (
+    EXTRAS as EXTRAS,
     PARTS as PARTS,
     REPLACING as REPLACING,
     UNIMPORTED as UNIMPORTED,
+    extras_of as extras_of,
+    is_chain as is_chain,
     ways_into as ways_into,
 )
 from bigbrain_fx.emit.files.texts import (

@@ -17,8 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from bigbrain_fx.core import Cluster, Costs, Graph, Partitioner, Placement
-from bigbrain_fx.core.modules import module_of, run_module
+from bigbrain_fx.core import Cluster, Costs, Graph, Partitioner, Placement, module_of, run_module
 from bigbrain_fx.errors import BigBrainError, InputError
 
 Given = str | Partitioner | type[Partitioner]

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -30,7 +31,6 @@ from .feeding import FedBatches, rest
 from .finite import NOT_FINITE, NotFiniteError
 from .limits import code_of
 from .network import NetworkTransport
-from .peer_states import PeerStates, can_take_from_peers
 from .peers import HeadLostError, StepAgainError
 from .process import BAD_INPUT, INPUT_ERRORS, NOT_SAVED, TAKEN_OVER
 from .rendezvous import PassedOn, form_mesh, own_device, require_gpu, write_report
@@ -39,9 +39,11 @@ from .saving import save_replayed
 from .snapshots import OwnSnapshots
 from .state import StateError
 from .supervised_commits import SupervisedCommitter
-from .suspicion import Checker, TapeRecorder, require_repeatable
 from .tensor_file import SaveError
 from .weights import WeightsError
+
+if TYPE_CHECKING:
+    from .suspicion import TapeRecorder
 
 CODES = {
     NotFiniteError: NOT_FINITE,
@@ -61,7 +63,7 @@ def serve(
 ) -> None:
     """Be what the supervisor says, to the end; never returns before all devices have finished."""
     knows = ["forget", "part", "check", "last_commit"]
-    knows += ["peers"] if can_take_from_peers(bundle) else []
+    knows += ["peers"] if _has_peers(bundle) else []
     control.say("hello", pid=os.getpid(), plan=bundle.plan, knows=knows, **_about(bundle, commits))
     try:
         duty = control.next_duty()
@@ -69,11 +71,8 @@ def serve(
             warm_up(bundle, seed, control)
             control.say("warm")
             duty = control.next_duty()
-        checker = Checker(bundle, seed, options.threads, options.on_nan)
-        while isinstance(duty, TapeCheck):
-            control.say("checked", number=duty.number, text=checker.check(duty))
-            duty = control.next_duty()
-        del checker  # it may hold a device
+        if isinstance(duty, TapeCheck):
+            duty = _check(bundle, options, seed, control, duty)
         _train(bundle, options, commits, seed, control, duty)
     except HeadLostError:
         control.say("kept", text="a device had not begun yet")
@@ -85,6 +84,29 @@ def serve(
             control.fail(error, code)
         control.say_failed(error, code)
         raise
+
+
+def _check(
+    bundle: Bundle, options: argparse.Namespace, seed: int, control: Control, duty: TapeCheck
+) -> Duty:
+    """Compute steps of others again until there is a device to become."""
+    from .suspicion import Checker  # only bundles of --with suspicion have it
+
+    checker = Checker(bundle, seed, options.threads, options.on_nan)
+    following: Duty | TapeCheck = duty
+    while isinstance(following, TapeCheck):
+        control.say("checked", number=following.number, text=checker.check(following))
+        following = control.next_duty()
+    return following
+
+
+def _has_peers(bundle: Bundle) -> bool:
+    """Whether every tensor of a bundle's devices is on another device, too, and alike there."""
+    if not all(cls.micros for cls in bundle.devices):
+        return False
+    from .peer_states import can_take_from_peers  # only bundles with replicas have it
+
+    return can_take_from_peers(bundle)
 
 
 def _code_of(error: BaseException) -> int:
@@ -164,6 +186,8 @@ def _train(
     """Be a device: from the start or from a snapshot, to the last step, and then for the others."""
     assert duty.device is not None
     if control.suspect:
+        from .suspicion import require_repeatable  # only bundles of --with suspicion have it
+
         require_repeatable(bundle)
     torch.set_num_threads(options.threads or bundle.threads[duty.rank])
     os.environ["LOCAL_RANK"] = str(duty.local_rank)
@@ -222,7 +246,7 @@ def _run_to_end(
 ) -> None:
     """Run the steps from `first`, keep what comes out, and be there for the others."""
     transport, control = snapshots.transport, snapshots.control
-    recorder = TapeRecorder(transport, control, control.suspect) if control.suspect else None
+    recorder = _recorder(transport, control) if control.suspect else None
     has_ended = _run(device, snapshots, committer, options, first, recorder)
     if committer is not None:  # before the files of --save: their disk may be full
         committer.close(device)
@@ -233,17 +257,26 @@ def _run_to_end(
     transport.linger()
 
 
+def _recorder(transport: ReplayTransport, control: Control) -> TapeRecorder:
+    from .suspicion import TapeRecorder  # only bundles of --with suspicion have it
+
+    return TapeRecorder(transport, control, control.suspect)
+
+
 def _take_state(bundle: Bundle, device: Device, snapshots: OwnSnapshots, epoch: int) -> None:
     """Put a device that takes over where all begin `epoch`: by a snapshot, or by its peers."""
     transport, control = snapshots.transport, snapshots.control
     by_peers = epoch >= 0 and control.peers
-    if control.peers and not can_take_from_peers(bundle):
+    has_peers = _has_peers(bundle)
+    if control.peers and not has_peers:
         raise StateError(
             "the other processes take states from peers, and this one has functions in "
             "`on_step_begin`: give all of them the same hooks, or --snapshot-every N",
             code="BX5069",
         )
-    if can_take_from_peers(bundle):
+    if has_peers:
+        from .peer_states import PeerStates  # only bundles with replicas have it
+
         transport.peers = PeerStates(bundle, device, control, epoch if by_peers else None)
     if by_peers:
         transport.start(epoch, {})

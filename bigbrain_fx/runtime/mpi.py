@@ -14,13 +14,9 @@ from typing import Any
 
 from torch import Tensor
 
-from .coded import CodedError
+from .process import MpiError
 
 FIRST_LOOK_S, LONGEST_LOOK_S = 20e-6, 2e-3
-
-
-class MpiError(CodedError, ValueError):
-    """Report processes that cannot send over MPI, and what to do; for the user to act on."""
 
 
 def require_messages(sum_orders: Iterable[str]) -> None:

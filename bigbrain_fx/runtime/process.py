@@ -8,13 +8,18 @@ from __future__ import annotations
 import os
 
 from .agreed import CopiesError
+from .coded import CodedError
 from .commits import CommitError
 from .compiler import CompilerError
 from .entries import BatchError
-from .mpi import MpiError
 from .rendezvous import NoAddressError, NoGpuError
 from .state import StateError
 from .weights import WeightsError
+
+
+class MpiError(CodedError, ValueError):
+    """Report processes that cannot send over MPI, and what to do; for the user to act on."""
+
 
 CONTROL = "BIGBRAIN_CONTROL"  # in the environment: the file descriptor of a supervisor's line
 BAD_INPUT = 2  # exit code; as argparse's

@@ -39,10 +39,9 @@ from .ledger import LocalLedger, StoreLedger
 from .limits import saying_limits
 from .local import Hub, LocalTransport
 from .malloc import keep_freed_memory
-from .mpi import MpiWires, require_messages
 from .network import NetworkTransport
 from .peers import blaming_peers
-from .process import BAD_INPUT, CONTROL, INPUT_ERRORS, TAKEN_OVER
+from .process import BAD_INPUT, CONTROL, INPUT_ERRORS, TAKEN_OVER, MpiError
 from .regular import require_regular
 from .rendezvous import (
     environment_number,
@@ -59,6 +58,8 @@ from .tensor_file import SaveError
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
+
+    from .mpi import MpiWires
 
 __all__ = ["Bundle", "Device", "example_batches", "main", "make_device", "run_in_process"]
 
@@ -91,6 +92,8 @@ def main(bundle: Bundle) -> None:
     with _stopping_on_bad_input():
         require_gpu(bundle.kinds, rank)
         require_address(bundle.folder)
+        if options.transport == "mpi":
+            _require_mpi(bundle)
     with blaming_peers():
         backend = options.transport if options.transport in ("gloo", "nccl") else ""
         store = join(bundle.plan, bundle.kinds, rank, options.deadline, backend)
@@ -225,6 +228,27 @@ def _again_and_again(path: Path) -> Iterator[dict[str, Tensor]]:
         yield batch
 
 
+def _over_mpi(bundle: Bundle, rank: int, largest_tag: int) -> MpiWires:
+    """Return what carries messages over MPI.
+
+    Raises:
+        MpiError: MPI is not there, or carries no such messages.
+    """
+    from .mpi import MpiWires, require_messages  # only bundles of --with mpi have it
+
+    require_messages(cls.sum_order for cls in bundle.devices)
+    return MpiWires(rank, bundle.kinds, 1 + 2 * largest_tag)
+
+
+def _require_mpi(bundle: Bundle) -> None:
+    if not (bundle.folder / "runtime" / "mpi.py").is_file():
+        raise MpiError(
+            "--transport mpi needs runtime/mpi.py, and this bundle was split without it: split it "
+            "again with `--with mpi`",
+            code="BX5196",
+        )
+
+
 def _run(
     bundle: Bundle,
     rank: int,
@@ -238,8 +262,7 @@ def _run(
     remote = [channel for cls in bundle.devices for channel in cls.messaging()]
     wires = None
     if options.transport == "mpi":
-        require_messages(cls.sum_order for cls in bundle.devices)
-        wires = MpiWires(rank, bundle.kinds, 1 + 2 * max((c.tag for c in remote), default=0))
+        wires = _over_mpi(bundle, rank, max((c.tag for c in remote), default=0))
     transport = NetworkTransport(ranks, where, options.deadline, store, remote, wires=wires)
     device = make_device(bundle, rank, transport, seed, where)
     device.on_nan = options.on_nan

@@ -5,6 +5,7 @@ and replaces what dies. It imports nothing of ours and knows neither torch nor w
 """
 
 import sys
+from typing import TYPE_CHECKING, Any
 
 if sys.version_info < (3, 10):  # noqa: UP036  # whoever takes an old one reads no traceback
     sys.stderr.write(
@@ -15,7 +16,6 @@ if sys.version_info < (3, 10):  # noqa: UP036  # whoever takes an old one reads 
 from .command import (
     last_lines as last_lines,
     main as main,
-    stopped_by_sigterm as stopped_by_sigterm,
     tail as tail,
 )
 from .console import Aside as Aside, hold_streams as hold_streams, warn as warn
@@ -48,3 +48,21 @@ from .processes import (
     run_group as run_group,
     uncached as uncached,
 )
+from .stopping import stopped_by_sigterm as stopped_by_sigterm
+
+if TYPE_CHECKING:
+    from .feeding import Feed as Feed
+    from .secured import how_to_make as how_to_make
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401  # of a module
+    """Import late what only some bundles have."""
+    if name == "Feed":
+        from .feeding import Feed
+
+        return Feed
+    if name == "how_to_make":
+        from .secured import how_to_make
+
+        return how_to_make
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,15 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import sys
 import tempfile
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from .arguments import parser_of
 from .coded import headline
@@ -24,6 +20,7 @@ from .job import FailedError, Job, OnStep
 from .judging import BAD_INPUT, Death, Failure
 from .limits import THREADS, of_abort, require_limit, with_remedy
 from .processes import CALLED_IN, popen
+from .stopping import stopped_by_sigterm
 
 if TYPE_CHECKING:
     from .multi_host import Head
@@ -47,7 +44,7 @@ def main(folder: Path, devices: Sequence[str], program: str, hosts: Sequence[str
     hold_streams()
     parser = parser_of(program)
     options, words = parser.parse_known_args()
-    _require_hosts(parser, options, hosts)
+    _require_hosts(parser, options, hosts, folder)
     logs = _logs(parser, options)
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", CALLED_IN: _called_in()}
     head: Head | None = None
@@ -100,7 +97,10 @@ def _called_in() -> str:
 
 
 def _require_hosts(
-    parser: argparse.ArgumentParser, options: argparse.Namespace, hosts: Sequence[str]
+    parser: argparse.ArgumentParser,
+    options: argparse.Namespace,
+    hosts: Sequence[str],
+    folder: Path,
 ) -> None:
     """Refuse what no supervisor of another host could be found by."""
     if sys.platform != "linux":
@@ -109,6 +109,8 @@ def _require_hosts(
         )
     if options.suspect and (hosts or not options.spares):
         parser.error("--suspect needs --spares 1 or more, and all devices on one host")
+    if options.suspect and not (folder / "runtime" / "suspicion.py").is_file():
+        parser.error("--suspect needs a bundle that was split with `--with suspicion`")
     if not (options.listen or options.join):
         return
     if not hosts:
@@ -175,39 +177,6 @@ def _run_telling(
     if outcome.stopped_at is not None:
         err.say(f"stopped before step {outcome.stopped_at}, as asked")
     return 0
-
-
-class Stops(Protocol):
-    """What can be asked to stop: a supervisor, or the agent of another host."""
-
-    def ask_to_stop(self) -> None:
-        """End the run after the step that it is in; signal handlers may call this."""
-
-
-@contextmanager
-def stopped_by_sigterm(supervisor: Stops) -> Iterator[None]:
-    """Let SIGTERM, or the end of the terminal, stop the run after its step.
-
-    Only the main thread can take signals; who ignores the terminal's end (nohup) goes on doing so.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(_signal: int, _frame: FrameType | None) -> None:
-        supervisor.ask_to_stop()
-
-    kinds = (signal.SIGTERM, signal.SIGHUP)
-    before = {kind: signal.getsignal(kind) for kind in kinds}
-    for kind in kinds:
-        if kind == signal.SIGTERM or before[kind] == signal.SIG_DFL:
-            signal.signal(kind, stop)
-    try:
-        yield
-    finally:
-        for kind, handler in before.items():
-            if handler is not None:  # it is Python's to give back
-                signal.signal(kind, handler)
 
 
 def tail(death: Death | Failure) -> tuple[str, ...]:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from .coded import headline
-from .command import stopped_by_sigterm
 from .console import Console
 from .hosts import LAST_COMMIT_S, Agent, admit, start_on
 from .judging import BAD_INPUT
@@ -24,6 +23,7 @@ from .limits import require_limit, with_remedy
 from .processes import ADDRESS, Start
 from .remaining import Places
 from .secured import Pair, Secured, SilentError, StrangerError, how_to_make
+from .stopping import stopped_by_sigterm
 
 AGENTS_S = 300.0  # longest wait for the agents of all hosts
 AGAIN_S = 0.2  # between two tries to reach the first host

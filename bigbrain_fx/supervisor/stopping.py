@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
+from typing import Protocol
 
 LEAST_GRACE_S = 30.0  # longest wait for the end of a step, where steps are short
 GRACE_STEPS = 3.0  # and where they are long: so many of the longest recent one
@@ -103,3 +108,36 @@ class Stopping:
     def is_late(self, now: float, grace_s: float) -> bool:
         """Return whether nothing has come nearer to the end for too long."""
         return self.asked is not None and now - max(self.asked, self.moved) > grace_s
+
+
+class Stops(Protocol):
+    """What can be asked to stop: a supervisor, or the agent of another host."""
+
+    def ask_to_stop(self) -> None:
+        """End the run after the step that it is in; signal handlers may call this."""
+
+
+@contextmanager
+def stopped_by_sigterm(supervisor: Stops) -> Iterator[None]:
+    """Let SIGTERM, or the end of the terminal, stop the run after its step.
+
+    Only the main thread can take signals; who ignores the terminal's end (nohup) goes on doing so.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(_signal: int, _frame: FrameType | None) -> None:
+        supervisor.ask_to_stop()
+
+    kinds = (signal.SIGTERM, signal.SIGHUP)
+    before = {kind: signal.getsignal(kind) for kind in kinds}
+    for kind in kinds:
+        if kind == signal.SIGTERM or before[kind] == signal.SIG_DFL:
+            signal.signal(kind, stop)
+    try:
+        yield
+    finally:
+        for kind, handler in before.items():
+            if handler is not None:  # it is Python's to give back
+                signal.signal(kind, handler)

@@ -120,7 +120,8 @@ def test_gradients_under_torchs_schedules(
         "naive", schedule="1f1b", micro_batches=MICRO_BATCHES, recompute=RECOMPUTE[name]
     )
     source = Path(str(FILES[name].__file__))
-    home = bigbrain_fx.split(source, cluster(DEVICES), tmp_path / "bundle", options).bundle
+    target, extras = tmp_path / "bundle", ("pipelining",)
+    home = bigbrain_fx.split(source, cluster(DEVICES), target, options, extras=extras).bundle
     expected = str(tmp_path / "expected.safetensors")
     own = outside.start(tmp_path, [script(WITHOUT_DICE + OWN), str(home), expected], NUMPY)
     outside.results(own)  # save_file is its own, and needs numpy

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 import bigbrain_fx as bb
-from bigbrain_fx.runtime.mpi import MpiError, MpiWires, MpiWork
+from bigbrain_fx.runtime.mpi import MpiWires, MpiWork
+from bigbrain_fx.runtime.process import MpiError
 from tests.support.bundles import MODEL, cluster
 
 MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
@@ -65,7 +66,8 @@ def test_a_message_that_does_not_come_is_given_up() -> None:
 def test_mpirun_trains_with_the_bits_of_one_process(tmp_path: Path, fails: bool) -> None:
     (tmp_path / "letters.py").write_text(MODEL)
     options = bb.Options("naive", schedule="1f1b", micro_batches=4)
-    bundle = bb.split(tmp_path / "letters.py", cluster(4), tmp_path / "bundle", options).bundle
+    model, target = tmp_path / "letters.py", tmp_path / "bundle"
+    bundle = bb.split(model, cluster(4), target, options, extras=("mpi",)).bundle
     words = [sys.executable, "train.py", "--steps", "3", "--json", "--save"]
     plain = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     how = {"cwd": bundle, "capture_output": True, "timeout": 300, "text": True}

@@ -30,7 +30,9 @@ WRONG = {
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     """Two stages with a tied weight, under clipping."""
     options = Options("naive", schedule="1f1b", micro_batches=4)
-    folder = split_small(tmp_path_factory.mktemp("taped"), cluster(2), options)
+    folder = split_small(
+        tmp_path_factory.mktemp("taped"), cluster(2), options, extras=("suspicion",)
+    )
     with imported(folder, force_adamw=False) as bundle:
         yield Rig(bundle)
 

@@ -24,7 +24,9 @@ SEND = 1  # d0's second instruction
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = Options("naive", schedule="gpipe", micro_batches=2)
-    return split_small(tmp_path_factory.mktemp("suspicion"), cluster(2), options)
+    return split_small(
+        tmp_path_factory.mktemp("suspicion"), cluster(2), options, extras=("suspicion",)
+    )
 
 
 @pytest.mark.nightly

@@ -116,6 +116,7 @@ def split_small(
     options: Options | None = None,
     *,
     fresh: bool = False,
+    extras: tuple[str, ...] = (),
 ) -> Path:
     """Write the model file into a folder and its bundle into `folder/bundle`; return the bundle.
 
@@ -125,7 +126,7 @@ def split_small(
     chosen = options or Options("naive", schedule="1f1b", micro_batches=4)
     (folder / "letters.py").write_text(MODEL)
     make = split if fresh else split_once
-    return make(folder, "letters.py", MODEL, devices or cluster(), chosen)
+    return make(folder, "letters.py", MODEL, devices or cluster(), chosen, extras)
 
 
 def writing_everything(folder: Path, steps: int, *, spares: int) -> RunOptions:

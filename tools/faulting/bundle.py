@@ -189,7 +189,8 @@ def make_bundle(
         Link(5e-5, 1e9),
         stores=_stores(folder, devices) if options.offload else (),
     )
-    return bigbrain_fx.split(folder / "gpt.py", made, folder / "bundle", options).bundle
+    target, extras = folder / "bundle", ("suspicion",)
+    return bigbrain_fx.split(folder / "gpt.py", made, target, options, extras=extras).bundle
 
 
 def devices_of(bundle: Path) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from bigbrain_fx.runtime.commits import read_records
-from bigbrain_fx.supervisor.secured import how_to_make
+from bigbrain_fx.supervisor import how_to_make
 from tools.faulting.bundle import Fault
 from tools.faulting.jobs import Live, Run, launch_words, run_job
 from tools.faulting.rows_disks import needs_root

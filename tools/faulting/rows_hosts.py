@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from bigbrain_fx.runtime.commits import ASIDE, read_records
-from bigbrain_fx.supervisor.secured import how_to_make
+from bigbrain_fx.supervisor import how_to_make
 from tools.faulting.bundle import Fault
 from tools.faulting.jobs import Live, Run, launch_words, run_job
 from tools.faulting.rows_disks import needs_root

@@ -12,7 +12,7 @@ from bigbrain_fx.bundles.launch.failures import (
     RunError as RunError,
 )
 from bigbrain_fx.bundles.launch.gpus import require_gpus as require_gpus
-from bigbrain_fx.bundles.launch.hosts import (
+from bigbrain_fx.bundles.launch.host_commands import (
     commands as commands,
     hosts as hosts,
     secret_command as secret_command,

@@ -37,8 +37,7 @@ from bigbrain_fx.bundles.launch.tracing import RunTrace, traced
 from bigbrain_fx.bundles.typed import of_its_types
 from bigbrain_fx.errors import InputError, os_error_as
 from bigbrain_fx.plan import Plan, read_plan
-from bigbrain_fx.supervisor import Aside, Event, Rescue
-from bigbrain_fx.supervisor.feeding import Feed
+from bigbrain_fx.supervisor import Aside, Event, Feed, Rescue
 
 ENDLESS = 10**9  # steps of a run that is fed: it is stopped
 
@@ -126,7 +125,7 @@ def _run(
     rescue: Rescue | None,
     feed: Feed | None,
 ) -> Run:
-    require_checkable(options, is_fed=feed is not None)
+    require_checkable(bundle, options, is_fed=feed is not None)
     if options.spares is None:
         return _run_plain(plan, bundle, options, logs, spawn, told)
     require_supervised(plan, spawn, options.backend)

@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bigbrain_fx.bundles.launch.hosts import SECRET, commands, hosts, secret_command
+from bigbrain_fx.bundles.launch.host_commands import SECRET, commands, hosts, secret_command
 from bigbrain_fx.bundles.launch.options import RunOptions
 from bigbrain_fx.bundles.launch.program import entry
 from bigbrain_fx.bundles.launch.supervised import can_supervise

@@ -21,6 +21,7 @@ from bigbrain_fx.bundles.launch.program import (
     peaks,
     reporter,
 )
+from bigbrain_fx.emit import extras_of
 from bigbrain_fx.errors import BigBrainError, InputError, os_error_as
 from bigbrain_fx.plan import Plan
 from bigbrain_fx.supervisor import (
@@ -28,6 +29,7 @@ from bigbrain_fx.supervisor import (
     Event,
     EventLog,
     FailedError,
+    Feed,
     Job,
     Order,
     Rescue,
@@ -35,7 +37,6 @@ from bigbrain_fx.supervisor import (
     popen,
     stopped_by_sigterm,
 )
-from bigbrain_fx.supervisor.feeding import Feed
 
 MIB = 2**20
 CODED = re.compile(r"\w+\[(?P<code>BX\w+)\]: ")  # how a process says its error
@@ -83,7 +84,7 @@ def require_supervised(plan: Plan, spawn: Spawn | None, backend: Backend | None 
         )
 
 
-def require_checkable(options: RunOptions, *, is_fed: bool) -> None:
+def require_checkable(bundle: Path, options: RunOptions, *, is_fed: bool) -> None:
     """Refuse to compute steps again where no spare is there to do it."""
     if options.suspect and (not options.spares or is_fed):
         raise InputError(
@@ -91,6 +92,23 @@ def require_checkable(options: RunOptions, *, is_fed: bool) -> None:
             "computes steps again",
             code="BX3077",
             help="give --spares 1 or more, without --no-replay; or leave --suspect out",
+        )
+    if options.suspect:
+        _require_extra(bundle, "suspicion", "--suspect")
+
+
+def _require_extra(bundle: Path, name: str, flag: str) -> None:
+    """Refuse a flag of a run whose files the bundle was not asked to have.
+
+    Raises:
+        InputError: names the flag, and how to have them.
+    """
+    if name not in extras_of(bundle):
+        raise InputError(
+            f"{flag} needs runtime/{name}.py, and this bundle was split without it",
+            code="BX3165",
+            at=str(bundle),
+            help=f"split it again with `--with {name}`",
         )
 
 

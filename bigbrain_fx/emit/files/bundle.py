@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 import tokenize
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from bigbrain_fx.emit.files.again import shipped_like
 from bigbrain_fx.emit.files.copied import room_files, runtime_files
 from bigbrain_fx.emit.files.model_file import source_file, users_code, without_marks
-from bigbrain_fx.emit.files.parts import UNIMPORTED, Copied, left_out
+from bigbrain_fx.emit.files.parts import UNIMPORTED, Copied, extras_of, left_out
 from bigbrain_fx.emit.files.texts import buckets_json, bundle_texts, weight_files, weight_index
 from bigbrain_fx.errors import InputError, os_error_as
 from bigbrain_fx.plan import Plan, chrome_trace, report, timeline, to_json
@@ -65,12 +65,13 @@ def write_bundle(
     force: bool = False,
     like: Path | None = None,
     lean: bool = False,
+    extras: Collection[str] = (),
 ) -> Path:
     """Write the bundle beside its place and move it there in one step; return its path.
 
     With `like`, a bundle of the same graph, what is the user's comes from there, and the model file
-    is not read; it is as lean as that. A `lean` bundle has nothing that replaces processes; nor has
-    one whose gradients torch's collectives sum.
+    is not read; it is as lean as that, and has its extras. A `lean` bundle has nothing that
+    replaces processes; nor has one whose gradients torch's collectives sum. `extras`: of `EXTRAS`.
 
     Raises:
         InputError: `out` exists and `force` is off, or cannot be written: nothing is left of it.
@@ -79,12 +80,14 @@ def write_bundle(
     _check_devices(plan)
     texts, shipped = _texts(plan, like, lean or plan.stages.by_backend)
     _check_names(shipped, texts)
+    bundle = Copied(plan, "launch.py" in texts, extras if like is None else extras_of(like))
     with os_error_as(f"cannot write in {out.parent}", code="BX3609", help="give another --out"):
         out.parent.mkdir(parents=True, exist_ok=True)
         scratch = new_folder(out)
     try:
         with os_error_as(f"cannot write {out}", code="BX3610", at=str(out), help=NO_ROOM):
             _fill(scratch, plan, texts, shipped, weights)
+            _copy_rooms(scratch, texts, bundle)
             replace_folder(out, scratch)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -140,10 +143,9 @@ def _copied(texts: Mapping[str, str]) -> tuple[str, ...]:
     return ("runtime", "supervisor") if "launch.py" in texts else ("runtime",)
 
 
-def _copy_rooms(folder: Path, plan: Plan, texts: Mapping[str, str]) -> None:
+def _copy_rooms(folder: Path, texts: Mapping[str, str], bundle: Copied) -> None:
     """Copy what the bundle's files need of the runtime, and of the supervisor."""
     own = [text for name, text in texts.items() if name.endswith(".py")]
-    bundle = Copied(plan, supervised="launch.py" in texts)
     without = left_out(bundle, "runtime")
     asked = [file for file in UNIMPORTED["runtime"] if file not in without]
     files = {"runtime": runtime_files(ROOMS / "runtime", own, asked, without)}
@@ -170,7 +172,6 @@ def _fill(
     forecast = timeline(plan)
     (folder / "timeline.json").write_text(json.dumps(chrome_trace(forecast)) + "\n")
     (folder / "report.html").write_text(report(plan, forecast=forecast), encoding="utf-8")
-    _copy_rooms(folder, plan, texts)
     for path in shipped:
         if path.is_dir():
             shutil.copytree(path, folder / path.name, ignore=shutil.ignore_patterns("__pycache__"))

@@ -6,18 +6,26 @@ imports one of them does so late, and only where the plan has the part.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from bigbrain_fx.plan import Plan
 
 
 @dataclass(frozen=True)
 class Copied:
-    """What decides on the files of a bundle: its plan, and whether it replaces processes."""
+    """What decides on the files of a bundle.
+
+    Attributes:
+        plan: of the bundle.
+        supervised: it replaces processes that die.
+        extras: what it was asked to have beside what its plan needs, of `EXTRAS`.
+    """
 
     plan: Plan
     supervised: bool
+    extras: Collection[str] = ()
 
 
 @dataclass(frozen=True)
@@ -37,21 +45,19 @@ def _has_copies(bundle: Copied) -> bool:
     return bool(stages.micros) or stages.members > 1 or is_tied
 
 
-def _is_chain(bundle: Copied) -> bool:
-    """Whether torch's own pipeline runner can run the stages; it has one version of weights."""
-    plan = bundle.plan
-    is_chain = plan.stages.is_chain and plan.placement.tensor is None
-    is_plain = not (plan.stages.asynchronous or plan.graph.is_opaque_step)
-    return bundle.supervised and is_chain and is_plain
-
-
 def _has_hosts(bundle: Copied) -> bool:
     """Whether the devices are on several hosts."""
     device = bundle.plan.cluster.device
     return len({device[name].host for name in bundle.plan.stages.devices}) > 1
 
 
-_OF_REPLICAS = ("buckets", "joining", "replicas", "standing", "statistics", "surviving")
+def _has_suspicion(bundle: Copied) -> bool:
+    return bundle.supervised and "suspicion" in bundle.extras
+
+
+_OF_REPLICAS = (
+    *("buckets", "joining", "peer_states", "replicas", "standing", "statistics", "surviving"),
+)
 PARTS = (
     Part("processes that are replaced", lambda b: b.supervised, ("control", "member")),
     Part("replicas", lambda b: b.plan.stages.micros, _OF_REPLICAS),  # one, summed by a tree, too
@@ -64,8 +70,10 @@ PARTS = (
     Part("activations in stores", lambda b: b.plan.stages.saving, ("stored_activations",)),
     Part("torch.compile", lambda b: b.plan.stages.compiled, ("compiled",)),
     Part("steps that overlap", lambda b: b.plan.stages.asynchronous, ("asynchronous",)),
-    Part("torch's pipeline runner", _is_chain, ("pipelining",)),
-    Part("several hosts", _has_hosts, supervisor=("multi_host",)),
+    Part("torch's pipeline runner", lambda b: "pipelining" in b.extras, ("pipelining",)),
+    Part("steps computed again", _has_suspicion, ("suspicion",)),
+    Part("messages over MPI", lambda b: "mpi" in b.extras, ("mpi",)),
+    Part("several hosts", _has_hosts, supervisor=("multi_host", "secured")),
     Part("sessions", lambda b: False, supervisor=("feeding",)),  # whoever opens one has ours
 )
 UNIMPORTED = {  # files that nothing of a bundle imports, and that it has all the same
@@ -75,6 +83,19 @@ UNIMPORTED = {  # files that nothing of a bundle imports, and that it has all th
 
 
 REPLACING = PARTS[0]
+EXTRAS = ("mpi", "pipelining", "suspicion")  # parts that a bundle has when asked to, by their file
+
+
+def is_chain(plan: Plan) -> bool:
+    """Whether torch's own pipeline runner can run the stages; it has one version of weights."""
+    stages = plan.stages
+    is_several = stages.micros or stages.asynchronous or plan.placement.tensor is not None
+    return stages.is_chain and not (is_several or plan.graph.is_opaque_step)
+
+
+def extras_of(bundle: Path) -> tuple[str, ...]:
+    """Return the extras that a bundle has."""
+    return tuple(name for name in EXTRAS if (bundle / "runtime" / f"{name}.py").is_file())
 
 
 def left_out(bundle: Copied, room: str) -> frozenset[str]:

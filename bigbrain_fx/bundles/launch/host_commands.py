@@ -11,7 +11,7 @@ from bigbrain_fx.bundles.launch.supervised import require_not_nccl
 from bigbrain_fx.core import words
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Plan
-from bigbrain_fx.supervisor.secured import how_to_make
+from bigbrain_fx.supervisor import how_to_make
 
 _SUPERVISED = words("restarts hang_s grace_s snapshot_every snapshots log_mib events")
 _TRAINING = words("steps seed deadline_s on_nan store save commits commit_every keep rescue")

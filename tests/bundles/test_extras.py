@@ -1,0 +1,85 @@
+"""What a bundle is asked to have beside what its plan needs, and flags that want it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bigbrain_fx import InputError, Options, RunOptions, resplit, run, split
+from bigbrain_fx.emit import EXTRAS, extras_of
+from tests.support.bundles import MODEL, cluster
+from tests.support.command_line import call
+from tests.support.messages import refused
+
+CHAIN = Options("naive", schedule="1f1b", micro_batches=2)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("extras") / "letters.py"
+    path.write_text(MODEL)
+    return path
+
+
+@pytest.fixture(scope="module")
+def plain(model: Path) -> Path:
+    return split(model, cluster(), model.parent / "plain", CHAIN).bundle
+
+
+def test_a_bundle_has_what_was_asked_for_and_so_has_one_made_of_it(
+    model: Path, plain: Path, tmp_path: Path
+) -> None:
+    assert extras_of(plain) == ()
+    full = split(model, cluster(), tmp_path / "full", CHAIN, extras=EXTRAS).bundle
+    assert extras_of(full) == EXTRAS
+    run(full, RunOptions(1, commits=full / "commits"))
+    assert extras_of(resplit(full, cluster(1), tmp_path / "moved").bundle) == EXTRAS
+
+
+def test_a_run_names_the_extra_that_its_flag_wants(plain: Path) -> None:
+    with refused("BX3165", InputError) as error:
+        run(plain, RunOptions(2, spares=1, suspect=0.5))
+    assert "--with suspicion" in str(error.value.help)
+
+
+@pytest.mark.parametrize(
+    ("program", "words", "name"),
+    [
+        ("train.py", ["--transport", "mpi"], "mpi"),
+        ("launch.py", ["--suspect", "0.5", "--spares", "1"], "suspicion"),
+    ],
+)
+def test_so_does_the_bundle_itself(plain: Path, program: str, words: list[str], name: str) -> None:
+    where = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29677"}
+    how = {"cwd": plain, "capture_output": True, "text": True, "timeout": 120}
+    done = subprocess.run([sys.executable, program, *words], env={**where}, **how)  # type: ignore[call-overload]
+    assert done.returncode == 2
+    assert f"--with {name}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "options", "lean", "extras"),
+    [
+        ("BX3161", CHAIN, False, ("mqi",)),
+        ("BX3162", Options("naive", mode="eval"), False, ("mpi",)),
+        ("BX3163", CHAIN, True, ("suspicion",)),
+        ("BX3164", Options("naive", replicas=2, micro_batches=2), False, ("pipelining",)),
+    ],
+)
+def test_what_a_bundle_cannot_use_is_refused_and_nothing_written(
+    model: Path, tmp_path: Path, code: str, options: Options, lean: bool, extras: tuple[str, ...]
+) -> None:
+    with refused(code, InputError):
+        split(model, cluster(), tmp_path / "out", options, lean=lean, extras=extras)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_line_takes_several(model: Path, tmp_path: Path) -> None:
+    devices = model.parent / "plain" / "plan.json"
+    done = call("split", model, "--with", "mpi,nothing", "-o", tmp_path / "out", "--like", devices)
+    assert done.code == 2
+    assert "BX3161" in done.err

@@ -26,7 +26,7 @@ from bigbrain_fx.core import Cluster, Graph
 from bigbrain_fx.errors import BigBrainError
 from bigbrain_fx.frontend import capture_file
 from bigbrain_fx.plan import Options, Plan, Source, apart, make_plan
-from tools.fidelity_models import MODELS, Site
+from tools.emulation.models import MODELS, Site
 from tools.unlike import MBIT_PER_S, ROWS, SPEEDS
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -38,7 +38,7 @@ _SHAPES = {
     "3b": (32, 20, 2560),
     "13b": (40, 40, 5120),
 }
-"""Layers, heads, width of MPT, as tools.published_gpus.architectures has them."""
+"""Layers, heads, width of MPT, as tools.studies.published_gpus.architectures has them."""
 _CARDS = {"a100-40": "a100-sxm-40gb", "a100-80": "a100-sxm-80gb", "h100": "h100-sxm-80gb"}
 _VOCABULARY = 50368
 _PLENTY_GB = 100_000

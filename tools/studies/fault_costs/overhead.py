@@ -24,6 +24,7 @@ from tools.faulting.jobs import Live, Run, launch_words, run_job
 from tools.faulting.verdicts import Ground, ground
 from tools.peer_jobs import processor_s
 
+PLAIN = Path(__file__).resolve().parents[2] / "faulting" / "plain.py"
 BLOCK = 4  # steps
 WARM_UP = 2  # blocks
 STATE_MB = 100.0  # of a device
@@ -95,7 +96,7 @@ def measure(rounds: int) -> Figures:
 
 def _measured(here: Ground, rounds: int) -> Figures:
     steps = BLOCK * (WARM_UP + rounds + 1)
-    plain = (sys.executable, str(Path(__file__).with_name("plain.py")), str(len(here.names)))
+    plain = (sys.executable, str(PLAIN), str(len(here.names)))
     kept = launch_words(steps, spares=0, hang_s=HANG_S)
     words = {
         "off": (*plain, "--steps", str(steps), "--json"),

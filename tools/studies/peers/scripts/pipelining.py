@@ -5,7 +5,7 @@ import torch.distributed as dist
 from torch.distributed.pipelining import Schedule1F1B, SplitPoint, pipeline
 
 from tools import peer_model as gpt
-from tools.peer_scripts.told import RANK, STEPS, tell
+from tools.studies.peers.scripts.told import RANK, STEPS, tell
 
 torch.manual_seed(0)
 dist.init_process_group("gloo")

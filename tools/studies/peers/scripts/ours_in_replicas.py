@@ -4,7 +4,7 @@ import torch
 
 import bigbrain_fx as bb
 from tools import peer_model as gpt
-from tools.peer_scripts.told import RANK, STEPS, tell
+from tools.studies.peers.scripts.told import RANK, STEPS, tell
 
 torch.manual_seed(0)
 model = gpt.model()

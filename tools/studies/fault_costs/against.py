@@ -7,7 +7,7 @@ import statistics
 from tools.faulting.bundle import Fault, size_for
 from tools.faulting.figures import Figures
 from tools.faulting.verdicts import Ground, Times, ground, same_bits, survivors_kept, times_of
-from tools.restart_all import Outcome, restart_all
+from tools.studies.fault_costs.restart_all import Outcome, restart_all
 
 STEPS, KILLED_AFTER, COMMIT_EVERY = 12, 5, 2
 FORMED_S, COLD_S, CAUGHT_UP_S, CAUGHT_UP_STEPS = 1.0, 15.0, 1.0, 2

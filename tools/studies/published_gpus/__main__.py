@@ -1,6 +1,6 @@
 """What a forecast is worth for what it was not fitted on: cards, models and sources left out.
 
-    python -m tools.published_gpus.held_out --data DIR
+    python -m tools.studies.published_gpus --data DIR
 
 Every row is forecast at the usual shares, as of a card that nobody measured ("card"); then one
 factor for its card and precision, the median of rows of other models ("model") or of other sources

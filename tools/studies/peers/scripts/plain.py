@@ -3,7 +3,7 @@
 import torch
 
 from tools import peer_model as gpt
-from tools.peer_scripts.told import RANK, STEPS, tell
+from tools.studies.peers.scripts.told import RANK, STEPS, tell
 
 torch.manual_seed(0)
 model = gpt.model()

@@ -1,8 +1,8 @@
 """One table over peers: the same small training in the words of each, run here.
 
-    python -m tools.peers [--only ours --only ddp] [--rounds 16]
+    python -m tools.studies.peers [--only ours --only ddp] [--rounds 16]
 
-Of each script in `tools/peer_scripts`: how many lines are not those of plain PyTorch, processor
+Of each script in `scripts`: how many lines are not those of plain PyTorch, processor
 seconds until the first step, rows a processor second of the processes that compute, rows a second
 on the wall, resident memory of all its processes, whether the losses are those of one process; and
 what happens when the process of rank 1 is killed in the middle. Who is not installed is a row that
@@ -34,8 +34,8 @@ from bigbrain_fx.bundles import free_port
 from tools.bench_peer import QUIET
 from tools.peer_jobs import Meter
 
-SCRIPTS = Path(__file__).resolve().parent / "peer_scripts"
-ROOT = SCRIPTS.parents[1]
+SCRIPTS = Path(__file__).resolve().parent / "scripts"
+ROOT = SCRIPTS.parents[3]
 STEPS, KILLED_AFTER = 72, 4
 SETTLED = 40  # the first step that is timed: before it the spare process of ours still starts
 ROWS = 8  # of a step, over all ranks; `tools/peer_model.py` has them
@@ -351,7 +351,7 @@ HEADS = {
 
 
 @click.command()
-@click.option("--only", multiple=True, help="A script of tools/peer_scripts; plain always runs.")
+@click.option("--only", multiple=True, help="A name of `scripts`; plain always runs.")
 @click.option("--rounds", default=0, help="Runs of each, in turn, for rows a second on the wall.")
 def main(only: Sequence[str], rounds: int) -> None:
     """Run the rows and print the table as Markdown."""

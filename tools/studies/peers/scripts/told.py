@@ -10,6 +10,6 @@ RANK = int(os.environ.get("RANK", "0"))
 
 
 def tell(rank: int, step: int, loss: float) -> None:
-    """Print a step's loss; `tools.peers` reads it."""
+    """Print a step's loss; `tools.studies.peers` reads it."""
     sys.stdout.write(f"STEP {rank} {step} {loss!r}\n")  # in one piece: other ranks print, too
     sys.stdout.flush()

@@ -1,6 +1,6 @@
 """The models that were measured, as their authors describe them; needs torch, some also timm.
 
-`tools.published_gpus.capturing` captures each once. Shapes matter here, and nothing else.
+`tools.studies.published_gpus.capturing` captures each once. Shapes matter here, and nothing else.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`auto` against the naive split on emulated unlike clusters, measured.
 
-    python -m tools.unlike --out rows.jsonl [--only gpt] [--pairs 3] [--steps 4] [--json]
-    python -m tools.unlike --out halves.jsonl --against whole [--share 0.6]
-    python -m tools.unlike --out cuts.jsonl --every-cut gpt
+    python -m tools.studies.unlike --out rows.jsonl [--only gpt] [--pairs 3] [--steps 4] [--json]
+    python -m tools.studies.unlike --out halves.jsonl --against whole [--share 0.6]
+    python -m tools.studies.unlike --out cuts.jsonl --every-cut gpt
 
 Linux and root. Models x speeds 2:1 and 4:2:1:1 x links of 1 Gbit/s and 100 Mbit/s, 8 micro-batches.
 Both plans are made from measured ops and a surveyed cluster, and run in turns. The limit of a case
@@ -49,7 +49,7 @@ from tools.emulation import Network, emulated
 from tools.emulation.models import MODELS, Site
 
 PATH = click.Path(path_type=Path)
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 MICRO_BATCHES = 8
 ROWS = {"gpt": 16, "llama": 16, "unet": 80, "encdec": 64}
 SPEEDS = ((2, 1), (4, 2, 1, 1))

@@ -1,6 +1,6 @@
 """What a few kernels that were timed on a card are worth, on published kernels and rows.
 
-    python -m tools.published_gpus.kernels [--data DIR]
+    python -m tools.studies.published_gpus.kernels [--data DIR]
 
 `data/neusight_kernels.csv` is a draw of the kernels that NeuSight's authors timed in FP32 on eight
 GPUs (github.com/sitar-lab/NeuSight, scripts/asplos/data/dataset/test, MIT; 60 linear layers, 40
@@ -30,7 +30,7 @@ from tools.published_gpus.fitting import Priced, priced
 from tools.published_gpus.forecasts import as_device, unmeasured
 from tools.published_gpus.rows import data_folder, read_rows
 
-FILE = Path(__file__).resolve().parent / "data" / "neusight_kernels.csv"
+FILE = Path(__file__).resolve().parent / "neusight_kernels.csv"
 COUNTS = (0, 2, 5, 10, 20)
 SEEDS = 10
 LEAST_S = 3e-4  # what is timed is of a model's size

@@ -1,6 +1,7 @@
 """Kill one process of a bundle under torchrun: all are started again, from the last commit.
 
-    python -m tools.restart_all BUNDLE --steps 12 --kill-after 5 --commit-every 2 [--json]
+    python -m tools.studies.fault_costs.restart_all BUNDLE --steps 12 --kill-after 5
+        --commit-every 2 [--json]
 
 It measures what a supervisor with spares is compared with: from the SIGKILL to the first step that
 is run again and to the step that was reached, and whether the final tensors are the same bit for

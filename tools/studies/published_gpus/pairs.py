@@ -1,6 +1,6 @@
 """How far the ratio of two forecasts of one model may be off: pairs of rows of one model and card.
 
-    python -m tools.published_gpus.pairs --data DIR
+    python -m tools.studies.published_gpus.pairs --data DIR
 
 Two plans of one model share most of what a forecast gets wrong: the card's share, the kernels. So
 what decides between them is not each one's interval but that of their ratio, which is narrower.
@@ -20,8 +20,8 @@ import click
 
 from tools.published_gpus.__main__ import said_of
 from tools.published_gpus.forecasts import Said
-from tools.published_gpus.held_out import ratio
 from tools.published_gpus.rows import rows_or_end
+from tools.studies.published_gpus.__main__ import ratio
 
 _SHARES = (0.5, 0.67, 0.9)
 

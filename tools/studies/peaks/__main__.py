@@ -1,6 +1,6 @@
 """Forecasts of peak memory beside what was measured: torch's MemTracker, accelerate's rule, ours.
 
-    python -m tools.peaks [--models gpt,moe]
+    python -m tools.studies.peaks [--models gpt,moe]
 
 Six models of `models/` train for two steps of four micro-batches with their own optimizer, in one
 process. MemTracker (torch.distributed._tools) runs the plain PyTorch loop on fake tensors and is

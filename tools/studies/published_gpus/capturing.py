@@ -1,6 +1,7 @@
 """Capture the graphs that the table needs, once: needs torch, transformers and timm.
 
-    python -m tools.published_gpus.capturing [--only mpt] [--out tools/published_gpus/graphs]
+    python -m tools.studies.published_gpus.capturing [--only mpt]
+        [--out tools/published_gpus/data]
 
 A graph keeps what estimators read; module paths, source lines and code are left out.
 """
@@ -20,14 +21,14 @@ from bigbrain_fx.core import Graph
 from bigbrain_fx.errors import BigBrainError
 from bigbrain_fx.frontend import capture, load_model_file
 from tools.published_gpus.graphs import FOLDER, Key, write_graphs
-from tools.published_gpus.timm_names import TIMM
+from tools.studies.published_gpus.timm_names import TIMM
 
 _LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 _MODEL = '''"""A model that was measured."""
 import sys
 sys.path.insert(0, {root!r})
 import torch
-from tools.published_gpus import architectures as a
+from tools.studies.published_gpus import architectures as a
 
 autocast = {autocast!r}
 
@@ -65,7 +66,7 @@ class Case:
             batch = f"a.images({channels}, {height}, {key.side}, last={last}, dense={dense})"
             loss = "class_loss"
         autocast = None if key.precision == "float32" else key.precision
-        root = str(Path(__file__).resolve().parents[2])
+        root = str(Path(__file__).resolve().parents[3])
         return _MODEL.format(
             root=root,
             name=key.name,

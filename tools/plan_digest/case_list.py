@@ -57,7 +57,7 @@ class Case:
 
 @cache
 def places() -> Mapping[str, Cluster]:
-    """Return every cluster by name: those of docs/plans.md, and those of the small models."""
+    """Return every cluster by name: those of all models, and those of the small ones."""
     return {**clusters(), **_more_clusters()}
 
 

@@ -15,7 +15,7 @@ _PATH = (3, 0, 6, 1, 4, 7, 2, 5)
 
 
 def clusters() -> Mapping[str, Cluster]:
-    """Return the clusters of docs/plans.md by name; numbers are speeds in 20 GFLOP/s."""
+    """Return the clusters of all models by name; numbers are speeds in 20 GFLOP/s."""
     names = [f"d{i}" for i in range(len(_PATH))]
     fast = tuple((names[a], names[b], _GIGABIT) for a, b in pairwise(_PATH))
     return {

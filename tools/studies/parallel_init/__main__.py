@@ -1,6 +1,7 @@
 """Parallel random initialisation: seeds that race on ranks, at equal budget, on the digits.
 
-    python -m tools.studies.parallel_init --write docs/parallel_init.md [--repetitions 12]
+    python -m tools.studies.parallel_init --write tools/studies/parallel_init/results.md
+        [--repetitions 12]
 
 The founders' idea: ranks start from different seeds, train alone, and the best start is kept. Here
 it stands beside one network on one rank, one network on all ranks (data parallel) and the best of
@@ -143,8 +144,8 @@ def _head(allowance: Allowance, repetitions: int) -> list[str]:
     share = allowance.steps // (HOW.rounds + 1)
     return [
         "# Parallel random initialisation\n",
-        "Written by `python -m tools.studies.parallel_init --write docs/parallel_init.md "
-        f"--repetitions {repetitions}`; do not edit.\n",
+        "Written by `python -m tools.studies.parallel_init --write "
+        f"tools/studies/parallel_init/results.md --repetitions {repetitions}`; do not edit.\n",
         f"The digits' network, {allowance.ranks} ranks, {allowance.steps} steps of "
         f"{allowance.rows} images a rank: every method computes",
         f"{allowance.images:,} images, no more and no less, and hands over one network. `in turn` "

@@ -1,6 +1,6 @@
 """Several jobs on one cluster, as forecast: pairs of models on several clusters, as `pack` divides.
 
-    python -m tools.studies.several_jobs --write docs/several_jobs.md
+    python -m tools.studies.several_jobs --write tools/studies/several_jobs/results.md
 
 Each row is `bigbrain-fx pack` with models that ship. Nothing is timed.
 """
@@ -125,8 +125,8 @@ def page(found: Sequence[PackRow], memory_mib: int, refused: str) -> str:
     return "\n".join(
         [
             "# Several jobs on one cluster\n",
-            "Written by `python -m tools.studies.several_jobs --write docs/several_jobs.md`; do "
-            "not edit. Forecasts (`auto`, effort fast,",
+            "Written by `python -m tools.studies.several_jobs --write "
+            "tools/studies/several_jobs/results.md`; do not edit. Forecasts (`auto`, effort fast,",
             "estimator analytical): nothing was run.\n",
             "`bigbrain-fx pack a/ b/ --devices cluster.json` gives each job devices of its own, so "
             "that the last one ends as early",

@@ -1,7 +1,8 @@
 """Which planner is better, in which scenario: quality and planning time, as one table.
 
-    python -m tools.studies.which_planner [--write docs/planners.md] [--json] [--seeds 3]
-        [--models NAME,...] [--partitioner NAME] [--profiles PROFILES.sqlite] [--effort normal]
+    python -m tools.studies.which_planner [--write tools/studies/which_planner/results.md] [--json]
+        [--seeds 3] [--models NAME,...] [--partitioner NAME] [--profiles PROFILES.sqlite]
+        [--effort normal]
 
 Chains and branchy graphs are drawn by seeds; models are captured from models/. Every planner of the
 table (and `auto`, which tries several) plans the same graph for the same cluster, and its plan is
@@ -210,7 +211,7 @@ def _cell(rows: Sequence[Row]) -> str:
 
 
 def document(rows: Sequence[Row], command: str, measured: bool) -> str:
-    """Return docs/planners.md."""
+    """Return tools/studies/which_planner/results.md."""
     judge = "measured" if measured else "analytical"
     kinds = [
         f"- `{planner}`: {_KINDS.get(planner, 'of another package')}"

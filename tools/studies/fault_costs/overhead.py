@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tools.faulting.bundle import size_for
+from tools.faulting.bundle import Size
 from tools.faulting.figures import Figures
 from tools.faulting.jobs import Live, Run, launch_words, run_job
 from tools.faulting.verdicts import Ground, ground
@@ -33,6 +33,13 @@ WITHOUT, WITH = 1.01, 1.03  # bounds: no snapshot in the window; as chosen
 NOISE = 0.06  # between the quartiles: with more, a cost of 1 or 3 % cannot be told
 LATE_S = 1200.0
 HANG_S = 600.0  # who waits at the gate is not hung
+
+
+def size_for(state_mb: float, devices: int = 4) -> Size:
+    """Return a size whose state (parameters and Adam's two copies) is so large on every device."""
+    width = 512
+    per_block = 12 * width * width * 4 * 3 / 1e6
+    return Size(width, max(devices, round(devices * state_mb / per_block)), 512, 16)
 
 
 @dataclass

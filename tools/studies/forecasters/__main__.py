@@ -29,8 +29,9 @@ import click
 
 from tools.published_gpus.__main__ import said_of
 from tools.published_gpus.forecasts import Said
-from tools.published_gpus.rows import Row, rows_or_end
+from tools.published_gpus.rows import Row
 from tools.published_gpus.table import HEAD, line
+from tools.studies.published_gpus.__main__ import rows_or_end
 
 _SHAPES = {
     "125m": (12, 12, 768),

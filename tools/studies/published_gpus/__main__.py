@@ -23,7 +23,7 @@ import click
 from tools.published_gpus.__main__ import said_of
 from tools.published_gpus.forecasts import Said, forecast
 from tools.published_gpus.graphs import FOLDER, read_graphs
-from tools.published_gpus.rows import Row, rows_or_end
+from tools.published_gpus.rows import Row, data_folder, read_rows
 from tools.published_gpus.table import HEAD, line, lines
 
 LOW, HIGH = 0.05, 0.95
@@ -123,6 +123,19 @@ def _ends(ratios: Sequence[float]) -> tuple[float, float]:
     ordered = sorted(ratios)
     last = len(ordered) - 1
     return ordered[round(LOW * last)], ordered[round(HIGH * last)]
+
+
+def rows_or_end(given: Path | None) -> list[Row]:
+    """Return the rows for a command; where there are none, say so and end it, as nothing is wrong.
+
+    Raises:
+        Exit: with code 0.
+    """
+    folder = data_folder(given)
+    if folder is None:
+        click.echo("no published rows here: give --data DIR; nothing is compared")
+        raise click.exceptions.Exit(0)
+    return read_rows(folder)[0]
 
 
 @click.command()

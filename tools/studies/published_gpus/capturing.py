@@ -8,11 +8,13 @@ A graph keeps what estimators read; module paths, source lines and code are left
 
 from __future__ import annotations
 
+import json
+import lzma
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import click
@@ -20,7 +22,7 @@ import click
 from bigbrain_fx.core import Graph
 from bigbrain_fx.errors import BigBrainError
 from bigbrain_fx.frontend import capture, load_model_file
-from tools.published_gpus.graphs import FOLDER, Key, write_graphs
+from tools.published_gpus.graphs import FOLDER, Key, _adapter
 from tools.studies.published_gpus.timm_names import TIMM
 
 _LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
@@ -125,6 +127,16 @@ def lean(graph: Graph) -> Graph:
         for op in graph.ops
     )
     return replace(graph, ops=ops, arguments=(), statements=(), output_names=())
+
+
+def write_graphs(path: Path, graphs: Mapping[Key, Graph]) -> None:
+    """Write a file; the same bytes for the same graphs."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = (
+        json.dumps([asdict(key), _adapter().dump_python(graph, mode="json", exclude_defaults=True)])
+        for key, graph in graphs.items()
+    )
+    path.write_bytes(lzma.compress("\n".join(lines).encode(), preset=6))
 
 
 @click.command()

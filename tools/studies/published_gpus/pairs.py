@@ -20,8 +20,7 @@ import click
 
 from tools.published_gpus.__main__ import said_of
 from tools.published_gpus.forecasts import Said
-from tools.published_gpus.rows import rows_or_end
-from tools.studies.published_gpus.__main__ import ratio
+from tools.studies.published_gpus.__main__ import ratio, rows_or_end
 
 _SHARES = (0.5, 0.67, 0.9)
 

@@ -34,7 +34,7 @@ from estimators.op_rules import OP_RULES
 
 AS_FORECAST = 1
 """Kernels that count as forecast. Without it the mean over cards of 5 kernels is worse: 25.1 % of
-linear layers, not 23.4 (`python -m tools.published_gpus.kernels` has the rest)."""
+linear layers, not 23.4 (`python -m tools.studies.published_gpus.kernels` has the rest)."""
 
 Residuals = Mapping[str, float]
 """Measured over forecast, by `CudaClock.likeness`."""

@@ -3,12 +3,12 @@
 Speeds are shares of two measured rates of `cluster.json` (FP32 products, large copies) and numbers
 of its launches. They were fitted op by op (least squares of logarithms) to what `bigbrain-fx
 profile` measured of torch 2.13 on one x86 core with AVX2, float32: 1142 ops of `models/`, 96 of a
-plain CNN, and tools/image_ops.py at 1 to 32 rows. Families with fewer than eight times keep what an
-earlier microbenchmark of 0.1 to 10 MiB found; SORTING and UNKNOWN are guesses; a GPU's are in
-`cuda_rules`. Above 1: the data is in a cache, or the rate of products is not the core's best. All
-are assumptions for other machines: `doctor` measures the rates, not the shares. Backward shares are
-relative to the bytes of the *forward* call. In a step an op costs more launches than in a loop: its
-code is in no cache.
+plain CNN, and those of `git show 4f3726e:tools/image_ops.py` at 1 to 32 rows. Families with fewer
+than eight times keep what an earlier microbenchmark of 0.1 to 10 MiB found; SORTING and UNKNOWN are
+guesses; a GPU's are in `cuda_rules`. Above 1: the data is in a cache, or the rate of products is
+not the core's best. All are assumptions for other machines: `doctor` measures the rates, not the
+shares. Backward shares are relative to the bytes of the *forward* call. In a step an op costs more
+launches than in a loop: its code is in no cache.
 
 What is kept for backward follows torch's tools/autograd/derivatives.yaml; tests compare it with the
 tensors that autograd really saves. This file knows aten's names; it knows no graph and no device.

@@ -2,8 +2,6 @@
 
     python -m tools.faults [--row N ...] [--of interleaved] [--json] [--write docs/replay.md]
     python -m tools.faults --chaos 50 --steps 200 [--seed S] [--of zb-v]
-    python -m tools.faults --overhead [--rounds 20]
-    python -m tools.faults --against-torchrun [--state-mb 100]
 
 The design is in docs/design.md; the figures of one machine are in docs/replay.md. The exit code is
 1 if anything is broken or not built.
@@ -17,30 +15,24 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tools.faulting import against, chaos, overhead
+from tools.faulting import chaos
 from tools.faulting.bundle import BUNDLES
-from tools.faulting.figures import Figures
 from tools.faulting.matrix import Result, results
 from tools.faulting.report import OTHERS, line, summary, table, with_others, write_page
 from tools.faulting.verdicts import SKIPPED, ground
 
 MATRIX = "The fault matrix"
 PLAIN = "1f1b"
-MEASURES = ("chaos", "overhead", "against_torchrun")
 
 
 def main() -> None:
     """Do what the command line says."""
     given = _parser().parse_args()
-    asked = [name for name in MEASURES if getattr(given, name)]
     passed = True
-    if given.row or not asked:
+    if given.row or not given.chaos:
         passed = _matrix(given)
-    for name in asked or (MEASURES if given.write and not given.row else ()):
-        found = _measure(name, given)
-        if given.write:
-            write_page(given.write, {found.title: found.text})
-        passed = passed and found.passed
+    if given.chaos or (given.write and not given.row):
+        passed = _chaos(given) and passed
     sys.exit(0 if passed else 1)
 
 
@@ -69,15 +61,12 @@ def _section(found: Sequence[Result]) -> str:
     return f"On {summary(found)['host']}.\n\n{table(found)}"
 
 
-def _measure(name: str, given: argparse.Namespace) -> Figures:
-    if name == "chaos":
-        found = chaos.measure(given.chaos or 50, given.steps, given.seed, given.of)
-    elif name == "overhead":
-        found = overhead.measure(given.rounds)
-    else:
-        found = against.measure(given.state_mb)
+def _chaos(given: argparse.Namespace) -> bool:
+    found = chaos.measure(given.chaos or 50, given.steps, given.seed, given.of)
     print(json.dumps(found.facts) if given.json else found.text, flush=True)
-    return found
+    if given.write:
+        write_page(given.write, {found.title: found.text})
+    return found.passed
 
 
 def _text(facts: dict[str, object]) -> str:
@@ -97,14 +86,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--steps", type=int, default=200, help="of --chaos (default 200)")
     parser.add_argument("--seed", type=int, default=0, help="of --chaos (default 0)")
-    parser.add_argument("--overhead", action="store_true", help="what it costs if nothing happens")
-    parser.add_argument("--rounds", type=int, default=20, help="of --overhead (default 20)")
-    parser.add_argument(
-        "--against-torchrun", action="store_true", help="beside torchrun's restart of all processes"
-    )
-    parser.add_argument(
-        "--state-mb", type=float, default=100.0, help="of a device, for that (default 100)"
-    )
     return parser
 
 

@@ -30,9 +30,8 @@ from bigbrain_fx.emit import write_bundle
 from bigbrain_fx.frontend import CaptureSession, capture_file
 from bigbrain_fx.plan import Options, Plan, make_plan
 from bigbrain_fx.planning.registry import load, preset
-from tools.dp_vs_mp.cells import MODELS as IMAGE_MODELS
 from tools.emulation import Network, emulated, missing
-from tools.fidelity_models import MODELS, Model, Site
+from tools.emulation.models import CNN, MODELS, Model, Site
 from tools.json_lines import read_lines
 
 PATH = click.Path(path_type=Path)
@@ -49,7 +48,7 @@ STEPS = 6  # of a run; the first is not counted
 def studied() -> Mapping[str, Model]:
     """Return the models by name; the CNN, 64 wide, once for each batch size."""
     found = {name: MODELS[name] for name in ("gpt", "llama", "encdec", "moe", "resnet", "unet")}
-    cnn = replace(IMAGE_MODELS["cnn"], built="Cnn(64)")
+    cnn = replace(CNN, built="Cnn(64)")
     for rows in CNN_ROWS:
         batch = cnn.batch.format(rows=rows)
         found[f"cnn, {rows} rows"] = replace(cnn, name="cnn", rows=rows, batch=batch)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# `tools.peers` takes a smaller one
+# `tools.studies.peers` takes a smaller one
 BLOCKS = int(os.environ.get("PEER_BLOCKS", "8"))
 DIM = int(os.environ.get("PEER_DIM", "512"))
 HEADS = 8

@@ -2,10 +2,11 @@
 
     python -m tools.unlike_together [--write docs/unlike.md] [--only gpt] [--json]
 
-Models of the size of `tools.unlike` x speeds 2:1 and 4:2:1:1 x links of 1 Gbit/s and 100 Mbit/s;
-ops cost what the analytical estimator says, so that all machines forecast alike. `auto` plans
-pipelines of one replica, replicas of each number without and with ZeRO 1, and all there is. The
-fluid limit is all devices at the speeds that each has alone, by forecast, and nothing sent.
+Models of the size that the study `unlike` ran x speeds 2:1 and 4:2:1:1 x links of 1 Gbit/s and
+100 Mbit/s; ops cost what the analytical estimator says, so that all machines forecast alike.
+`auto` plans pipelines of one replica, replicas of each number without and with ZeRO 1, and all
+there is. The fluid limit is all devices at the speeds that each has alone, by forecast, and nothing
+sent.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ from bigbrain_fx.core import Cluster, Graph
 from bigbrain_fx.errors import BigBrainError
 from bigbrain_fx.frontend import capture_file
 from bigbrain_fx.plan import Options, Plan, Source, apart, make_plan
-from tools.fidelity_models import MODELS, Site
-from tools.unlike import MBIT_PER_S, ROWS, SPEEDS
+from tools.emulation.models import MODELS, Site
 
 ROOT = Path(__file__).resolve().parent.parent
+ROWS = {"gpt": 16, "llama": 16, "unet": 80, "encdec": 64}
+SPEEDS = ((2, 1), (4, 2, 1, 1))
+MBIT_PER_S = (1000.0, 100.0)
 EVERY = {**ROWS, "resnet": 64}
 ENOUGH = 0.9
 
@@ -153,7 +156,7 @@ _INTRO = """# Everything planned together, on unlike devices
 Written by `python -m tools.unlike_together --write docs/unlike.md` on {day}; do not edit.
 Forecasts, none of it measured: ops cost what the analytical estimator says of devices of 60 GFLOP/s
 and 12 GB/s times their speeds, so plans are the same on every machine. Models are of the size of
-`tools.unlike`.
+`tools.studies.unlike`.
 
 *Pipeline* is the best that `auto` finds of one replica, *replicas* the best number of two or more,
 without and with ZeRO 1, and *everything* what it finds with replicas, tensor groups and schedules

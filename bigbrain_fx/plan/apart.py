@@ -13,16 +13,17 @@ CPU = 0.012
 """docs/fidelity.md: choosing by `steady` lost 1.2 % to the best that was measured. The middle pair
 of its cells is 5.6 % off, but one run is 5.4 % off another: more cannot be known there."""
 GPU = 0.04
-"""`python -m tools.published_gpus.pairs`: the ratio of the middle pair of rows of one model and
-card on unlike numbers of GPUs is 4.2 % off. At that distance the forecast's order is right three
-times in four, and below it less."""
+"""`python -m tools.studies.published_gpus.pairs`: the ratio of the middle pair of rows of one model
+and card on unlike numbers of GPUs is 4.2 % off. At that distance the forecast's order is right
+three times in four, and below it less."""
 
 SPLIT = 1.06
 """Times its forecast a step of split backwards counts, where plans are compared. `python -m
-tools.unlike --against whole`, 12 cells of four models: such plans gained 5.5 % less than forecast
-in the middle, 11 % in the lowest quarter, 1 % at most for the model of the largest products. Those
-devices were emulated on one machine, where the same forward takes 5 to 15 % longer while others
-compute, as they do under such schedules: of machines apart it is too much, but none was tried."""
+tools.studies.unlike --against whole`, 12 cells of four models: such plans gained 5.5 % less than
+forecast in the middle, 11 % in the lowest quarter, 1 % at most for the model of the largest
+products. Those devices were emulated on one machine, where the same forward takes 5 to 15 % longer
+while others compute, as they do under such schedules: of machines apart it is too much, but none
+was tried."""
 
 
 def least_gap(cluster: Cluster) -> float:

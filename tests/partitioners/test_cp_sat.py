@@ -19,9 +19,6 @@ from partitioners.least_step import least_busiest, least_step
 from partitioners.room import Room
 from tests.support.examples import examples
 from tests.support.placements import case, simulated_s, unlike
-from tests.tools.test_loads import draw
-from tools.load_solvers.least_load import least_load
-from tools.load_solvers.problem import Kind
 
 quick = settings(
     max_examples=examples(15),
@@ -48,26 +45,6 @@ def test_without_ortools_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch
         CPSat(4).partition(graph, cluster, costs)
     assert caught.value.exit_code == 2
     assert "pip install ortools" in str(caught.value)
-
-
-@pytest.mark.usefixtures("ortools")
-@quick
-@given(seed=seeds, count=st.integers(1, 6), tight=st.booleans())
-def test_the_least_load_is_brute_force(seed: int, count: int, tight: bool) -> None:
-    problem = draw(seed, count)
-    if tight:
-        problem = replace(problem, kinds=(Kind("a", 2, 0.7 * count), Kind("b", 1, 0.5 * count)))
-    every = [homes for homes in product(range(3), repeat=count) if problem.fits(homes)]
-    found = least_load(problem, work=WORK)
-    if found is None:
-        assert not every
-        return
-    best = min(problem.max_load(homes) for homes in every)
-    assert problem.fits(found.homes)
-    assert found.load == pytest.approx(problem.max_load(found.homes))
-    assert found.load == pytest.approx(best, rel=1e-5)
-    assert found.bound <= best * (1 + 1e-9)
-    assert found.bound == pytest.approx(best, rel=1e-4)
 
 
 @pytest.mark.usefixtures("ortools")

@@ -17,7 +17,7 @@ from bigbrain_fx.planning.known_orders import (
 )
 from bigbrain_fx.planning.order_clock import OrderClock
 from bigbrain_fx.planning.virtual_stages import Kind, VirtualStages, loop_line, v_line
-from tools.virtual_line import virtual_line
+from tests.support.virtual_line import virtual_line
 
 KINDS = {
     "FORWARD": Kind.FORWARD,

@@ -22,7 +22,7 @@ from bigbrain_fx.planning.virtual_stages import (
     VirtualStages,
     v_line,
 )
-from tools.virtual_line import virtual_line
+from tests.support.virtual_line import virtual_line
 
 WORK = 60_000
 

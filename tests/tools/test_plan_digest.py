@@ -25,11 +25,10 @@ from tools.plan_digest import (
     write_table,
 )
 from tools.plan_digest.__main__ import main
-from tools.plan_digest.case_list import ALL_MODELS, SCHEDULES
+from tools.plan_digest.case_list import ALL_MODELS, MODELS, SCHEDULES
 from tools.plan_digest.hashing import digest_of
 from tools.plan_digest.revision import RevisionError, digests_of
 from tools.plan_digest.tables import listed
-from tools.plans_table import MODELS
 
 A, B = Digest("a", 1.0, "g"), Digest("b", 1.1, "g")
 

@@ -6,9 +6,6 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
-from dataclasses import replace
-from math import exp
 from pathlib import Path
 from statistics import fmean
 
@@ -18,9 +15,6 @@ from click.testing import CliRunner
 from tools.published_gpus.__main__ import main, said_of
 from tools.published_gpus.balances import BALANCES, balanced
 from tools.published_gpus.graphs import FOLDER, read_graphs
-from tools.published_gpus.held_out import again, band, corrected, other_model
-from tools.published_gpus.kernels import TimedKernel, drawn, kernel_errors, timed_kernels
-from tools.published_gpus.pairs import pairs, within
 from tools.published_gpus.rows import FILES, data_folder, read_rows
 from tools.published_gpus.table import spearman
 
@@ -84,16 +78,6 @@ def test_a_row_is_forecast_through_the_products_own_road(tmp_path: Path) -> None
     assert large.error == pytest.approx(large.step_s / (64 / 500) - 1)
     usual = said_of(rows, usual=True)
     assert [each.row.id for each in usual] == ["a", "b"]
-    assert len(corrected(usual, lambda _one, _each: True)) == 2
-    assert corrected(usual, other_model) == []
-
-
-def test_a_slower_card_does_not_slow_a_step_that_waits_for_its_process(tmp_path: Path) -> None:
-    _, large = read_rows(written(tmp_path))[0]
-    small = replace(large, id="one image", micro_batch=1)
-    one, slow_one, many, slow = again([(row, f) for row in (small, large) for f in (1.0, 1.25)])
-    assert slow_one.step_s == one.step_s
-    assert slow.step_s == pytest.approx(1.25 * many.step_s, rel=0.02)
 
 
 def test_without_data_nothing_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,14 +106,6 @@ def test_a_pipeline_is_cut_where_torchgpipe_cut_it() -> None:
     assert balanced(graphs["resnet101"], "resnet101", 2, 3) is None
 
 
-def test_pairs_of_one_model_share_what_is_wrong(tmp_path: Path) -> None:
-    said = said_of(read_rows(written(tmp_path))[0])
-    (pair,) = pairs(said)
-    twice = [replace(each, step_s=2 * each.step_s) for each in said]
-    assert next(pairs(twice)).off == pytest.approx(pair.off)
-    assert within([pair], 0.5) == pytest.approx(exp(pair.off))
-
-
 def test_ranks() -> None:
     assert spearman([1, 2, 3, 4], [10, 20, 30, 40]) == pytest.approx(1.0)
     assert spearman([1, 2, 3, 4], [4, 3, 2, 1]) == pytest.approx(-1.0)
@@ -149,17 +125,3 @@ def test_forecasts_are_no_worse_than_they_were() -> None:
     rank = spearman([s.step_s for s in said], [s.row.step_s for s in said])
     assert rank is not None
     assert rank >= 0.98
-    assert 0.0 <= band(said).coverage <= 1.0
-
-
-def test_kernels_of_a_card_correct_what_is_forecast_of_others_there() -> None:
-    own = [each for each in timed_kernels() if each.card == "l4"]
-    assert {each.kernel.family for each in own} >= {"linear", "bmm", "layer_norm"}
-    seen, others = drawn(own, 20, 0)
-    assert (len(seen), len(others)) == (20, len(own) - 20)
-    assert not {each.kernel.name for each in seen} & {each.kernel.name for each in others}
-    assert fmean(_linear(own, 20)) < 0.6 * fmean(_linear(own, 0))
-
-
-def _linear(own: Sequence[TimedKernel], count: int) -> list[float]:
-    return [error for family, error in kernel_errors(own, count) if family == "linear"]

@@ -8,7 +8,7 @@ import pytest
 
 from bigbrain_fx.plan import Source
 from tests.support.synthetic import chain_graph
-from tools.fidelity_models import Site
+from tools.emulation.models import Site
 from tools.unlike_together import Row, page, row_of
 
 ROW = Row("gpt", (2, 1), 1000.0, 0.66, 0.75, 0.6, "2 devices, zb-v, 4", 0.57, 0.575, 0.63, 0.1, 2.0)

@@ -16,9 +16,9 @@ from bigbrain_fx.emit import write_bundle
 from bigbrain_fx.plan import Plan
 from bigbrain_fx.runtime.optimizer_state import OLDER
 from tests.support.bundles import MODEL
+from tests.support.stale_weights import Stale, behind_of
 from tests.verification.test_replicas import BATCH_NORM, bench_of, cluster, planned, trained
 from tools.matrix import Bench, imported
-from tools.stale_weights import Stale, behind_of
 
 STEPS, MICRO = 5, 4
 APART = "        self.head.weight = self.embed.weight\n"
@@ -66,7 +66,7 @@ def test_under_2bw_batch_norms_see_all_batches_in_order(tmp_path: Path) -> None:
 
 
 def plain_loop(bench: Bench, plan: Plan, first: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Train by the recurrence, as `tools.asynchronous` does for docs/asynchronous.md."""
+    """Train by the recurrence, as `tools.studies.asynchronous` does for docs/asynchronous.md."""
     file: Any = bench.file
     model: nn.Module = file.model
     model.load_state_dict(first)

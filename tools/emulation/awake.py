@@ -17,7 +17,7 @@ import signal
 import sys
 
 PR_SET_PDEATHSIG = 1
-LOWEST = 19  # what is nice is counted apart: see `tools.fidelity_reference`
+LOWEST = 19  # what is nice is counted apart: see `tools.studies.fidelity.reference`
 
 
 def main() -> None:

@@ -101,13 +101,6 @@ class Size:
 SMALL = Size()
 
 
-def size_for(state_mb: float, devices: int = 4) -> Size:
-    """Return a size whose state (parameters and Adam's two copies) is so large on every device."""
-    width = 512
-    per_block = 12 * width * width * 4 * 3 / 1e6
-    return Size(width, max(devices, round(devices * state_mb / per_block)), 512, 16)
-
-
 @dataclass(frozen=True)
 class Fault:
     """What happens, and where: before the `nth` call of an instruction in a step of a device.

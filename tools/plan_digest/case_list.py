@@ -9,8 +9,10 @@ from functools import cache
 from bigbrain_fx.core import Cluster, Device, DeviceStore, Host, Link
 from bigbrain_fx.plan import Options
 from bigbrain_fx.planning.registry import preset
-from tools.plans_table import MICRO_BATCHES, MODELS, clusters
+from tools.plan_digest.cluster_list import clusters
 
+MODELS = ("gpt", "llama", "unet", "resnet", "encdec", "moe", "digits")
+MICRO_BATCHES = 8
 EVAL = ", eval"
 """Ends the name of a model that is captured for inference."""
 TIGHT_MIB = {"digits": 40.4, "encdec": 42.5}
@@ -55,7 +57,7 @@ class Case:
 
 @cache
 def places() -> Mapping[str, Cluster]:
-    """Return every cluster by name: those of docs/plans.md, and those of the small models."""
+    """Return every cluster by name: those of all models, and those of the small ones."""
     return {**clusters(), **_more_clusters()}
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import lzma
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -36,16 +36,6 @@ class Key:
 @lru_cache(maxsize=1)
 def _adapter() -> TypeAdapter[Graph]:
     return TypeAdapter(Graph)
-
-
-def write_graphs(path: Path, graphs: Mapping[Key, Graph]) -> None:
-    """Write a file; the same bytes for the same graphs."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = (
-        json.dumps([asdict(key), _adapter().dump_python(graph, mode="json", exclude_defaults=True)])
-        for key, graph in graphs.items()
-    )
-    path.write_bytes(lzma.compress("\n".join(lines).encode(), preset=6))
 
 
 def read_graphs(path: Path, wanted: frozenset[Key] | None = None) -> Iterator[tuple[Key, Graph]]:

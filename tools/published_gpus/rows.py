@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import click
-
 from tools.published_gpus.graphs import Key
 
 VARIABLE = "BIGBRAIN_GPU_DATA"
@@ -102,19 +100,6 @@ def data_folder(given: Path | None) -> Path | None:
     inner = folder / "published" / "gpu"
     folder = inner if inner.is_dir() else folder
     return folder if (folder / f"{FILES[0]}.csv").is_file() else None
-
-
-def rows_or_end(given: Path | None) -> list[Row]:
-    """Return the rows for a command; where there are none, say so and end it, as nothing is wrong.
-
-    Raises:
-        Exit: with code 0.
-    """
-    folder = data_folder(given)
-    if folder is None:
-        click.echo("no published rows here: give --data DIR; nothing is compared")
-        raise click.exceptions.Exit(0)
-    return read_rows(folder)[0]
 
 
 def read_rows(folder: Path) -> tuple[list[Row], list[Skipped]]:

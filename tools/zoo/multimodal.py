@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 
@@ -85,13 +83,6 @@ def _talk() -> Batch:
         "attention_mask": torch.ones_like(ids),
         "labels": ids.masked_fill(ids == _IMAGE, -100),
     }
-
-
-def _vilt(depth: int) -> nn.Module:
-    options: dict[str, Any] = {**SMALL, **_EYES, "num_hidden_layers": depth, "num_labels": 3}
-    config = of("ViltConfig")(**{**options, "max_image_length": -1, "modality_type_vocab_size": 3})
-    made: nn.Module = of("ViltForImagesAndTextClassification")(config)
-    return made
 
 
 def _git(depth: int) -> nn.Module:

@@ -1,7 +1,8 @@
 """A model file of about twenty dear ops, for `profile` without a model.
 
-They are those of this project's models that say most of the others (`tools.few_ops.telling`), in
-the sizes that they have there: an image's convolutions and norms, a text's products and attention.
+They are those of this project's models that say most of the others (`telling` of
+`tools.studies.few_ops`), in the sizes that they have there: an image's convolutions and norms, a
+text's products and attention.
 """
 
 from __future__ import annotations

@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 
 from bigbrain_fx.core import Cluster, Link
-from bigbrain_fx.plan import Options, make_plan
+from bigbrain_fx.plan import Options, Source, make_plan
 from bigbrain_fx.plan.replicas import OutdoneError
 from bigbrain_fx.plan.replicas.outdone import NEAR, SURE, Rival
 from tests.support.synthetic import GIB, device
-from tools.planner_scenarios import SOURCE, chain
+from tests.support.wide_chain import wide_chain
 
-GRAPH = chain(0, 6)
+SOURCE = Source("scenario")
+GRAPH = wide_chain(0, 6)
 CLUSTER = Cluster(tuple(device(f"d{i}", memory_bytes=GIB) for i in range(3)), Link(1e-5, 1e9))
 TWO = Options("chain-dp", micro_batches=4, replicas=2)
 PAIR = replace(CLUSTER, devices=CLUSTER.devices[:2])

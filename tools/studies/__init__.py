@@ -1,0 +1,1 @@
+"""Studies: measurements that answered a question. Frozen: no types, no tests; each has a README."""

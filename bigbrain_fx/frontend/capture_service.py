@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from bigbrain_fx.errors import InputError, about_code, from_fields
 from bigbrain_fx.frontend.file_checks import (
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from bigbrain_fx.frontend.opaque_step.user_step import Call
     from bigbrain_fx.frontend.tracing.captured import Captured
     from bigbrain_fx.frontend.tracing.optimizer import OptimizerFacts
+
+_Result = TypeVar("_Result")
 
 
 def service_of(wanted: Mapping[str, object]) -> CaptureService:
@@ -76,8 +78,8 @@ class CaptureService:
         )
         sys.path.insert(0, str(self.file.path.parent))  # forward may import, too
         self.quantised = quantised(self.file, wanted.get("quantize"))
-        with about_code():
-            self._capture(wanted, blank)
+        self.trains = bool(wanted["training"]) and not self.meta
+        self._about_code(partial(self._capture, wanted, blank))
         _write_graph(self.captured, Path(str(wanted["graph"])))
         self.capture_s = time.perf_counter() - started_s
 
@@ -165,8 +167,23 @@ class CaptureService:
 
     def serve(self, request: Mapping[str, object]) -> Mapping[str, object]:
         """Answer one request."""
-        with about_code():
-            return self._answer(request)
+        return self._about_code(partial(self._answer, request))
+
+    def _about_code(self, work: Callable[[], _Result]) -> _Result:
+        """Mark refusals as about the user's code; an exception of its `batches` comes first.
+
+        A step whose data cannot be read is trained by no device, however it is run.
+        """
+        from bigbrain_fx.frontend.first_batches import require_batches
+
+        try:
+            with about_code():
+                return work()
+        except (Exception, SystemExit) as error:
+            refusal = error
+        if self.trains:  # here, so that its own error has no other as its context
+            require_batches(self.file, self.seed)
+        raise refusal
 
     def _answer(self, request: Mapping[str, object]) -> Mapping[str, object]:
         if request["do"] == "weights":

@@ -37,10 +37,15 @@ if TYPE_CHECKING:
     from bigbrain_fx.frontend.micro_batches.measure import (
         Training as Training,
         micro_batch_effect as micro_batch_effect,
+        with_divided as with_divided,
     )
     from bigbrain_fx.frontend.modelfile import (
         ModelFile as ModelFile,
         load_model_file as load_model_file,
+    )
+    from bigbrain_fx.frontend.number_entries import (
+        numbers_in as numbers_in,
+        with_number_inputs as with_number_inputs,
     )
     from bigbrain_fx.frontend.onnx import load_onnx as load_onnx
     from bigbrain_fx.frontend.opaque_step.user_step import Call as Call, UserStep as UserStep

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 from bigbrain_fx.errors import InputError, about_code, from_fields
 from bigbrain_fx.frontend.file_checks import (
     captured,
+    captured_with_numbers,
     entries_apart,
     fixed_parts,
     module_name,
@@ -90,7 +91,10 @@ class CaptureService:
             BigBrainError: no trace can hold it, or a bundle of several devices would differ.
         """
         require_unset_by_model(self.file)
-        self.captured = captured(self.file, wanted)
+        if self.trains and not blank:
+            self.file, self.captured = captured_with_numbers(self.file, self.seed, wanted)
+        else:
+            self.captured = captured(self.file, wanted)
         if wanted["training"] and not self.meta and not blank:
             require_steady_file(self.file, self.seed)
             self.fixed = (*fixed_parts(self.file), *entries_apart(self.file, self.captured))

@@ -37,6 +37,7 @@ class ModelFile:
         name: the object that made the model ("model" unless the user said otherwise).
         model: built under the given seed; without numbers when only shapes are wanted.
         example_batch: one mini-batch; dimension 0 is the batch.
+        numbers: entries of a batch that are numbers, and tensors of this type in the example.
         before, top, built: settings of torch and the environment: before and after the file was
             run, and once model() has built the model.
     """
@@ -58,6 +59,7 @@ class ModelFile:
     batch_dims: Mapping[str | int, int | str | None] = field(default_factory=dict)
     pad: Mapping[str | int, int | float] = field(default_factory=dict)
     leaves: tuple[str, ...] = ()
+    numbers: Mapping[tuple[str | int, ...], str] = field(default_factory=dict)
     location: str = ""
     before: Settings = field(default_factory=Settings)
     top: Settings = field(default_factory=Settings)

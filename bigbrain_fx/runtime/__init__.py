@@ -83,6 +83,8 @@ if TYPE_CHECKING:
         APART as APART,
         AssumptionError as AssumptionError,
         BatchError as BatchError,
+        as_scalar as as_scalar,
+        is_number as is_number,
         is_plain as is_plain,
         laid as laid,
         overlap as overlap,

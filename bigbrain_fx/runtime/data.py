@@ -28,6 +28,7 @@ from torch import Tensor
 from .checksum import checksum
 from .entries import (
     BatchError,
+    as_scalar,
     names_of,
     pick,
     require_fixed,
@@ -58,6 +59,7 @@ class Splitting:
         fixed: what else the model goes by, which a trace keeps: its place in a batch, its value,
             of a list its length, of an object what repr says, of a dict its names in their order,
             of a tensor how it is laid out; every batch must have the same there.
+        divided: model inputs that count what a batch has, of which each micro-batch has its part.
         offsets: model inputs that hold offsets into the rows laid end to end -> positions of a row.
         weigh: by which count micro-batches weigh; None: by their rows.
     """
@@ -68,6 +70,7 @@ class Splitting:
     fixed: Sequence[tuple[tuple[str | int, ...], object]] = ()
     offsets: Mapping[str, int] = field(default_factory=dict)
     weigh: LossWeight | None = None
+    divided: Sequence[str] = ()
 
 
 class Stream:
@@ -161,7 +164,15 @@ class Stream:
         """Split the batch of this step into its micro-batches."""
         self.sizes = ()
         self.parts = {name: self._split(name, batch) for name in self.inputs}
+        for name in self.splitting.divided:
+            self.parts[name] = self._divided(self.parts[name][0])
         self._weigh(batch)
+
+    def _divided(self, count: Tensor) -> list[Tensor]:
+        """Return each micro-batch's part of a count, by its rows; one without any has a whole."""
+        sizes = self.sizes or (1,) * self.micro_batches
+        parts = [float(count) * (rows or sum(sizes)) / sum(sizes) for rows in sizes]
+        return [torch.tensor(part, dtype=count.dtype, device=count.device) for part in parts]
 
     def _weigh(self, batch: object) -> None:
         """Set the weights of the micro-batches; one that weighs nothing runs another's rows again.
@@ -273,9 +284,11 @@ class Stream:
         return [offsets.clamp(start, start + each * per_row) - start for start in starts]
 
     def _fitted(self, name: str, value: object) -> object:
-        """Put an entry's rows first, and fill up what is shorter than planned."""
+        """Put an entry's rows first, fill up what is shorter than planned; make numbers tensors."""
         dim, fill = self.splitting.dims.get(name, 0), self.splitting.pad.get(name)
         wanted = self.specs.get(name)
+        if wanted is not None and not wanted[1]:
+            return as_scalar(value, wanted[0])
         if isinstance(value, Tensor) and 0 < dim < value.dim():
             value = value.movedim(dim, 0)
         if isinstance(value, Tensor) and fill is not None and wanted is not None:

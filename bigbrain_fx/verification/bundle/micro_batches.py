@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import (
     Captured,
@@ -9,6 +11,7 @@ from bigbrain_fx.frontend import (
     ModelFile,
     Training,
     micro_batch_effect,
+    with_divided,
 )
 from bigbrain_fx.plan import Plan
 
@@ -25,6 +28,8 @@ def same_objective(file: ModelFile, captured: Captured, plan: Plan) -> list[dict
         return []
     found = plan.source.loss_count
     weight = file.loss_weight or (found.of if found is not None else None)
+    batch = with_divided(captured.batch, plan.source.divided)
+    captured = replace(captured, batch=batch)
     training = Training(file.model, file.loss, file.autocast, weight)
     try:
         effect = micro_batch_effect(training, captured, plan.micro_batches)

@@ -116,5 +116,10 @@ if TYPE_CHECKING:
     from bigbrain_fx.frontend.translation.leaf import leaf as leaf, leaf_paths as leaf_paths
     from bigbrain_fx.frontend.translation.oracle import answers_in as answers_in
     from bigbrain_fx.frontend.translation.sources import where as where
+    from bigbrain_fx.frontend.user_cut import (
+        as_traced as as_traced,
+        effect_of_parts as effect_of_parts,
+        with_parts as with_parts,
+    )
 else:
     __getattr__ = door(__name__)

@@ -27,6 +27,7 @@ from bigbrain_fx.frontend.file_checks import (
     require_uneven,
     require_unset_by_model,
     second_batch,
+    with_parts,
 )
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class CaptureService:
         sys.path.insert(0, str(self.file.path.parent))  # forward may import, too
         self.quantised = quantised(self.file, wanted.get("quantize"))
         self.trains = bool(wanted["training"]) and not self.meta
+        self._cut(wanted)
         self._about_code(partial(self._capture, wanted, blank))
         _write_graph(self.captured, Path(str(wanted["graph"])))
         self.capture_s = time.perf_counter() - started_s
@@ -102,6 +104,11 @@ class CaptureService:
             require_optimizer(self.file)
         self.captured = require_uneven(self.file, self.captured, bool(wanted["training"]))
         require_read_by_layers(self.captured, self.quantised)
+
+    def _cut(self, wanted: Mapping[str, object]) -> None:
+        """Let the example be one of the parts into which the file's `micro` cuts batches."""
+        if wanted["training"]:
+            self.file = with_parts(self.file, cast("int", wanted["parts"]))
 
     def _stay_fresh(self, location: str) -> Early | None:
         """Let a fork stay as this process is before the file is run, for `try_copies`."""
@@ -138,6 +145,7 @@ class CaptureService:
             "has_lr_scale": file.lr_scale is not None,
             "has_scheduler": file.scheduler is not None,
             "has_loss_weight": file.loss_weight is not None,
+            "has_micro": file.whole_batch is not None,
             "clip_norm": file.clip_norm,
             "grad_scaler": file.grad_scaler,
             "autocast": file.autocast,
@@ -301,8 +309,11 @@ class CaptureService:
     def micro_batch_effect(self, count: int) -> MicroBatchEffect:
         """Compare a step on the example batch with one in so many micro-batches."""
         from bigbrain_fx.frontend.micro_batches.measure import Training, micro_batch_effect
+        from bigbrain_fx.frontend.user_cut import effect_of_parts
 
         file = self.file
+        if file.parts > 1:
+            return effect_of_parts(file, second_batch(file, self.seed))
         draw = None if file.batches is None else partial(second_batch, file, self.seed)
         training = Training(file.model, file.loss, file.autocast, file.loss_weight, draw)
         effect = micro_batch_effect(training, self.captured, count)
@@ -354,6 +365,9 @@ class OpaqueService(CaptureService):
     def _stay_early(self, module: ModuleType) -> None:
         """Keep no fork: nothing is compared with one."""
 
+    def _cut(self, wanted: Mapping[str, object]) -> None:
+        """Leave the batch whole: the user's step takes it so."""
+
     def _capture(self, wanted: Mapping[str, object], blank: bool) -> None:
         from bigbrain_fx.frontend.opaque_step.capture import capture_step
 
@@ -374,6 +388,8 @@ class OpaqueService(CaptureService):
         from bigbrain_fx.frontend.micro_batches.effect import MicroBatchEffect
         from bigbrain_fx.frontend.opaque_step.trial import done_apart
 
+        if self.file.micro is not None:
+            return MicroBatchEffect(count, cause="micro() cuts the batches of a step that is split")
         nothing = "the comparison took too long, or has ended"
 
         def compare() -> MicroBatchEffect:

@@ -63,7 +63,15 @@ def captured(file: ModelFile, wanted: Mapping[str, object]) -> Captured:
         autocast=file.autocast,
         loss_needed=not wanted["meta"],
         batch_dims=file.batch_dims,
+        parts=file.parts if file.whole_batch is not None else None,
     )
+
+
+def with_parts(file: ModelFile, count: int) -> ModelFile:
+    """Return a model file whose example is one of so many parts, where it cuts its batches."""
+    from bigbrain_fx.frontend.user_cut import with_parts
+
+    return with_parts(file, count)
 
 
 def captured_with_numbers(
@@ -127,13 +135,13 @@ def require_optimizer(file: ModelFile) -> None:
 def require_steady_file(file: ModelFile, seed: int) -> None:
     """Refuse functions of the file that change what another one computes."""
     from bigbrain_fx.frontend.between_calls import require_constants_kept
-    from bigbrain_fx.frontend.number_entries import with_numbers
     from bigbrain_fx.frontend.tracing.outside import (
         require_fed_nothing,
         require_optimizer_apart,
     )
     from bigbrain_fx.frontend.tracing.side_effects import require_no_side_effects
     from bigbrain_fx.frontend.tracing.values import require_steady
+    from bigbrain_fx.frontend.user_cut import as_traced
 
     require_constants_kept(file)
     step = file.model, file.example_batch, file.loss, file.autocast
@@ -152,7 +160,7 @@ def require_steady_file(file: ModelFile, seed: int) -> None:
         own = file.batches
 
         def batches() -> Iterator[object]:
-            return (with_numbers(batch, file.numbers) for batch in own(seed))
+            return (as_traced(file, batch) for batch in own(seed))
 
         require_steady(file.model, file.example_batch, file.loss, batches, file.autocast)
 
@@ -203,4 +211,5 @@ def second_batch(file: ModelFile, seed: int) -> object:
 
     assert file.batches is not None
     with random_state_kept(), left_alone(file.batches):
-        return with_numbers(next(islice(file.batches(seed), 1, None)), file.numbers)
+        batch = next(islice(file.batches(seed), 1, None))
+    return with_numbers(batch, file.numbers) if file.parts == 1 else batch

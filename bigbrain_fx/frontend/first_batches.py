@@ -33,6 +33,7 @@ class BatchReading:
         micro_batches: how many parts a batch is cut into.
         specs: model input -> element type and shape in a whole batch.
         splitting: what the file says of unequal batches.
+        by_user: whether the file's `micro` cuts.
     """
 
     inputs: Mapping[str, tuple[str | int, ...]]
@@ -40,6 +41,7 @@ class BatchReading:
     micro_batches: int
     specs: Mapping[str, tuple[str, tuple[int, ...]]]
     splitting: Mapping[str, Any] = field(default_factory=dict)
+    by_user: bool = False
 
 
 def require_first_batches(file: ModelFile, seed: int, reading: BatchReading) -> None:
@@ -54,7 +56,8 @@ def require_first_batches(file: ModelFile, seed: int, reading: BatchReading) -> 
     from bigbrain_fx.runtime import Splitting, Stream
 
     how = reading.inputs, reading.whole, reading.micro_batches, torch.device("cpu")
-    stream = Stream(_until_end(file), seed, *how, reading.specs, Splitting(**reading.splitting))
+    splitting = Splitting(**reading.splitting, micro=file.micro if reading.by_user else None)
+    stream = Stream(_until_end(file), seed, *how, reading.specs, splitting)
     fault = _fault(file, stream)
     if fault is not None:
         what, _, remedy = fault.partition(": ")[2].partition(": ")

@@ -87,7 +87,9 @@ def _drawn(file: ModelFile, seed: int) -> Mapping[str, str]:
     """Return the values of each number that changes in the first batches, as JSON."""
     drawn: list[object] = []
     with suppress(Exception):  # whoever reads them for a run says what is wrong
-        drawn.extend(itertools.islice(file.batches(seed), _BATCHES) if file.batches else ())
+        for batch in itertools.islice(file.batches(seed), _BATCHES) if file.batches else ():
+            micro = file.micro if file.parts > 1 else None
+            drawn.extend([batch] if micro is None else micro(batch, file.parts))
     found = _changing(file.example_batch, drawn)
     return {json.dumps(key): json.dumps(values) for key, values in found.items()}
 

@@ -161,6 +161,7 @@ def _splitting(source: Source, constants: Mapping[str, str]) -> str:
     said: dict[str, object] = {"drop_last": source.drop_last, "dims": dims, "pad": source.pad}
     said |= {"fixed": source.fixed, "offsets": source.offsets, "divided": source.divided}
     fields = [f"{name}={value!r}" for name, value in said.items() if value not in (None, {}, ())]
+    fields += ["micro=micro"] * source.has_micro
     fields += [f"weigh={constants['LOSS_WEIGHT']}"] * source.weighs
     return f"Splitting({', '.join(fields)})"
 

@@ -34,6 +34,7 @@ from bigbrain_fx.frontend import (
     quantise,
     unit_of,
     with_number_inputs,
+    with_parts,
 )
 from bigbrain_fx.plan import Plan, read_plan
 from bigbrain_fx.verification.bundle.again import capture_again
@@ -127,6 +128,8 @@ def _verify(
     blank, cache = checkpoint is not None, plan.source.cache
     file = load_model_file(location, seed=plan.seed, blank=blank, cache=cache)
     sys.path.insert(0, str(file.path.parent))
+    if plan.source.has_micro:
+        file = with_parts(file, plan.micro_batches)
     file = with_number_inputs(file, numbers_in(plan.graph, file.example_batch))
     if plan.source.quantize:
         quantise(file.model)

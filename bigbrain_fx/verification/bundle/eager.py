@@ -163,6 +163,9 @@ class TrainingLoop:
         while self.step < step:
             self.batch = self._next()
             self.step += 1
+        if self.file.micro is not None and self.wanted.micro_batches > 1:
+            found = self.file.micro(self.batch, self.wanted.micro_batches)
+            return self._weighty(list(found)) if self._counts() else list(found)
         count = min(self.wanted.micro_batches, self._rows(self.batch) or sys.maxsize)
         even = self.file.drop_last is not False
         how = count, even, self.wanted.offsets
@@ -191,6 +194,8 @@ class TrainingLoop:
     def _weights(self, batches: Sequence[object]) -> list[float]:
         """Return by what each micro-batch weighs."""
         count = self._counts()
+        if self.file.micro is not None and count is None:
+            return [1.0] * len(batches)
         return [float(self._rows(b) if count is None else count(b)) for b in batches]  # type: ignore[arg-type]
 
     def _step_weights(self, batches: Sequence[object]) -> list[float]:

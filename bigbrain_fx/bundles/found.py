@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def source_of(facts: ModelFacts) -> Source:
     """Return what a plan remembers of the model file."""
     location = facts.path if facts.name == "model" else f"{facts.path}:{facts.name}"
-    own = ("path", "rewritten", "loss_count")
+    own = ("path", "rewritten", "loss_count", "divided")
     same = (entry.name for entry in fields(Source) if entry.name not in own)
     return Source(location, **{name: getattr(facts, name) for name in same})
 
@@ -221,6 +221,7 @@ def require_first_batches(found: FoundModel, plan: Plan) -> None:
             {n: (dtype, tuple(map(int, shape))) for n, (dtype, shape) in specs.items()},
             {name: getattr(plan.source, name) for name in ("drop_last", "pad", "fixed", "offsets")}
             | {"dims": plan.source.batch_dims},
+            plan.source.has_micro,
         )
     )
 
@@ -344,6 +345,7 @@ def _session(
             cache=options.cache,
             quantize=options.quantize,
             refusal=refusal,
+            parts=options.micro_batches or options.replicas or 1,
         )
 
     session = start(options.rows)

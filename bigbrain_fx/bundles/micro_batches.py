@@ -65,10 +65,11 @@ def _planned_with_one(
 
 
 def weighing(plan: Plan, effect: MicroBatchEffect) -> Plan:
-    """Return a plan with the count by which its micro-batches weigh, as a comparison found it."""
-    if effect.loss_count is None or plan.source.has_loss_weight:
-        return plan
-    return replace(plan, source=replace(plan.source, loss_count=effect.loss_count))
+    """Return a plan with how its micro-batches weigh, as a comparison found it."""
+    source = replace(plan.source, divided=effect.divided)
+    if effect.loss_count is not None and not source.has_loss_weight:
+        source = replace(source, loss_count=effect.loss_count)
+    return replace(plan, source=source)
 
 
 def _require_mean(plan: Plan, effect: MicroBatchEffect) -> None:

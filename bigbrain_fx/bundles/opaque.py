@@ -143,6 +143,8 @@ def _fault(found: FoundModel, count: int) -> str:
     if found.source.offsets or not any(entry.batched for entry in found.graph.inputs):
         return "nobody knows where the rows of this batch are"
     effect = found.compare(count)
+    if effect.divided:
+        return f"{effect.divided[0]} counts the whole batch, and is not divided"
     if effect.is_equal and not effect.not_compared:
         return ""
     return effect.cause or effect.difference

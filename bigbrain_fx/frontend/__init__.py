@@ -37,10 +37,15 @@ if TYPE_CHECKING:
     from bigbrain_fx.frontend.micro_batches.measure import (
         Training as Training,
         micro_batch_effect as micro_batch_effect,
+        with_divided as with_divided,
     )
     from bigbrain_fx.frontend.modelfile import (
         ModelFile as ModelFile,
         load_model_file as load_model_file,
+    )
+    from bigbrain_fx.frontend.number_entries import (
+        numbers_in as numbers_in,
+        with_number_inputs as with_number_inputs,
     )
     from bigbrain_fx.frontend.onnx import load_onnx as load_onnx
     from bigbrain_fx.frontend.opaque_step.user_step import Call as Call, UserStep as UserStep
@@ -111,5 +116,10 @@ if TYPE_CHECKING:
     from bigbrain_fx.frontend.translation.leaf import leaf as leaf, leaf_paths as leaf_paths
     from bigbrain_fx.frontend.translation.oracle import answers_in as answers_in
     from bigbrain_fx.frontend.translation.sources import where as where
+    from bigbrain_fx.frontend.user_cut import (
+        as_traced as as_traced,
+        effect_of_parts as effect_of_parts,
+        with_parts as with_parts,
+    )
 else:
     __getattr__ = door(__name__)

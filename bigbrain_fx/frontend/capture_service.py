@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from bigbrain_fx.errors import InputError, about_code, from_fields
 from bigbrain_fx.frontend.file_checks import (
     captured,
+    captured_with_numbers,
     entries_apart,
     fixed_parts,
     module_name,
@@ -26,6 +27,7 @@ from bigbrain_fx.frontend.file_checks import (
     require_uneven,
     require_unset_by_model,
     second_batch,
+    with_parts,
 )
 
 if TYPE_CHECKING:
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
     from bigbrain_fx.frontend.opaque_step.user_step import Call
     from bigbrain_fx.frontend.tracing.captured import Captured
     from bigbrain_fx.frontend.tracing.optimizer import OptimizerFacts
+
+_Result = TypeVar("_Result")
 
 
 def service_of(wanted: Mapping[str, object]) -> CaptureService:
@@ -76,8 +80,9 @@ class CaptureService:
         )
         sys.path.insert(0, str(self.file.path.parent))  # forward may import, too
         self.quantised = quantised(self.file, wanted.get("quantize"))
-        with about_code():
-            self._capture(wanted, blank)
+        self.trains = bool(wanted["training"]) and not self.meta
+        self._cut(wanted)
+        self._about_code(partial(self._capture, wanted, blank))
         _write_graph(self.captured, Path(str(wanted["graph"])))
         self.capture_s = time.perf_counter() - started_s
 
@@ -88,7 +93,10 @@ class CaptureService:
             BigBrainError: no trace can hold it, or a bundle of several devices would differ.
         """
         require_unset_by_model(self.file)
-        self.captured = captured(self.file, wanted)
+        if self.trains and not blank:
+            self.file, self.captured = captured_with_numbers(self.file, self.seed, wanted)
+        else:
+            self.captured = captured(self.file, wanted)
         if wanted["training"] and not self.meta and not blank:
             require_steady_file(self.file, self.seed)
             self.fixed = (*fixed_parts(self.file), *entries_apart(self.file, self.captured))
@@ -96,6 +104,11 @@ class CaptureService:
             require_optimizer(self.file)
         self.captured = require_uneven(self.file, self.captured, bool(wanted["training"]))
         require_read_by_layers(self.captured, self.quantised)
+
+    def _cut(self, wanted: Mapping[str, object]) -> None:
+        """Let the example be one of the parts into which the file's `micro` cuts batches."""
+        if wanted["training"]:
+            self.file = with_parts(self.file, cast("int", wanted["parts"]))
 
     def _stay_fresh(self, location: str) -> Early | None:
         """Let a fork stay as this process is before the file is run, for `try_copies`."""
@@ -132,6 +145,7 @@ class CaptureService:
             "has_lr_scale": file.lr_scale is not None,
             "has_scheduler": file.scheduler is not None,
             "has_loss_weight": file.loss_weight is not None,
+            "has_micro": file.whole_batch is not None,
             "clip_norm": file.clip_norm,
             "grad_scaler": file.grad_scaler,
             "autocast": file.autocast,
@@ -165,8 +179,23 @@ class CaptureService:
 
     def serve(self, request: Mapping[str, object]) -> Mapping[str, object]:
         """Answer one request."""
-        with about_code():
-            return self._answer(request)
+        return self._about_code(partial(self._answer, request))
+
+    def _about_code(self, work: Callable[[], _Result]) -> _Result:
+        """Mark refusals as about the user's code; an exception of its `batches` comes first.
+
+        A step whose data cannot be read is trained by no device, however it is run.
+        """
+        from bigbrain_fx.frontend.first_batches import require_batches
+
+        try:
+            with about_code():
+                return work()
+        except (Exception, SystemExit) as error:
+            refusal = error
+        if self.trains:  # here, so that its own error has no other as its context
+            require_batches(self.file, self.seed)
+        raise refusal
 
     def _answer(self, request: Mapping[str, object]) -> Mapping[str, object]:
         if request["do"] == "weights":
@@ -280,8 +309,11 @@ class CaptureService:
     def micro_batch_effect(self, count: int) -> MicroBatchEffect:
         """Compare a step on the example batch with one in so many micro-batches."""
         from bigbrain_fx.frontend.micro_batches.measure import Training, micro_batch_effect
+        from bigbrain_fx.frontend.user_cut import effect_of_parts
 
         file = self.file
+        if file.parts > 1:
+            return effect_of_parts(file, second_batch(file, self.seed))
         draw = None if file.batches is None else partial(second_batch, file, self.seed)
         training = Training(file.model, file.loss, file.autocast, file.loss_weight, draw)
         effect = micro_batch_effect(training, self.captured, count)
@@ -333,6 +365,9 @@ class OpaqueService(CaptureService):
     def _stay_early(self, module: ModuleType) -> None:
         """Keep no fork: nothing is compared with one."""
 
+    def _cut(self, wanted: Mapping[str, object]) -> None:
+        """Leave the batch whole: the user's step takes it so."""
+
     def _capture(self, wanted: Mapping[str, object], blank: bool) -> None:
         from bigbrain_fx.frontend.opaque_step.capture import capture_step
 
@@ -353,6 +388,8 @@ class OpaqueService(CaptureService):
         from bigbrain_fx.frontend.micro_batches.effect import MicroBatchEffect
         from bigbrain_fx.frontend.opaque_step.trial import done_apart
 
+        if self.file.micro is not None:
+            return MicroBatchEffect(count, cause="micro() cuts the batches of a step that is split")
         nothing = "the comparison took too long, or has ended"
 
         def compare() -> MicroBatchEffect:

@@ -51,7 +51,7 @@ def training_of(defined: object, path: Path, model: nn.Module) -> dict[str, obje
 def _functions(module: ModuleType, path: Path) -> dict[str, object]:
     """Collect the optional functions of the contract."""
     found: dict[str, object] = {}
-    for name in ("loss", "batches", "optimizer", "lr_scale", "scheduler", "loss_weight"):
+    for name in ("loss", "batches", "optimizer", "lr_scale", "scheduler", "loss_weight", "micro"):
         value = getattr(module, name, None)
         if value is not None and not callable(value):
             raise InputError(

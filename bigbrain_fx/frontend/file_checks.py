@@ -6,10 +6,11 @@ The process that traces calls these in its own order: see `capture_service`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, cast
+
+from bigbrain_fx.errors import BigBrainError, InputError
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -62,6 +63,52 @@ def captured(file: ModelFile, wanted: Mapping[str, object]) -> Captured:
         autocast=file.autocast,
         loss_needed=not wanted["meta"],
         batch_dims=file.batch_dims,
+        parts=file.parts if file.whole_batch is not None else None,
+    )
+
+
+def with_parts(file: ModelFile, count: int) -> ModelFile:
+    """Return a model file whose example is one of so many parts, where it cuts its batches."""
+    from bigbrain_fx.frontend.user_cut import with_parts
+
+    return with_parts(file, count)
+
+
+def captured_with_numbers(
+    file: ModelFile, seed: int, wanted: Mapping[str, object]
+) -> tuple[ModelFile, Captured]:
+    """Trace a model file's model; numbers of a batch that change are inputs of the graph.
+
+    Raises:
+        InputError: no trace holds with such a number as a tensor.
+    """
+    from bigbrain_fx.frontend.number_entries import (
+        assumes_number,
+        changing_numbers,
+        with_number_inputs,
+    )
+
+    own = with_number_inputs(file, changing_numbers(file, seed))
+    if not own.numbers:
+        return file, captured(file, wanted)
+    try:
+        found = captured(own, wanted)
+    except BigBrainError as error:
+        raise _no_tensor(file, own, f"{error.what}") from error
+    if assumes_number(found.graph, own.numbers):
+        raise _no_tensor(file, own, "a branch goes by it, and may be another one later")
+    return own, found
+
+
+def _no_tensor(file: ModelFile, own: ModelFile, why: str) -> InputError:
+    names = ", ".join(".".join(map(str, key)) for key in own.numbers)
+    return InputError(
+        f"batches() changes {names}, and the model reads it: a trace would keep the first for ever",
+        code="BX2198",
+        at="batches",
+        notes=(f"with a tensor in its place no trace holds, either: {why}",),
+        help="let tensors alone decide: compute both ways and choose with torch.where; or split a "
+        "model for each value",
     )
 
 
@@ -94,6 +141,7 @@ def require_steady_file(file: ModelFile, seed: int) -> None:
     )
     from bigbrain_fx.frontend.tracing.side_effects import require_no_side_effects
     from bigbrain_fx.frontend.tracing.values import require_steady
+    from bigbrain_fx.frontend.user_cut import as_traced
 
     require_constants_kept(file)
     step = file.model, file.example_batch, file.loss, file.autocast
@@ -109,7 +157,11 @@ def require_steady_file(file: ModelFile, seed: int) -> None:
     rates = {"lr_scale()": file.lr_scale, "scheduler()": file.scheduler}
     require_fed_nothing(*step, {**rates, "batches()": file.batches})
     if file.batches is not None:
-        batches = partial(file.batches, seed)
+        own = file.batches
+
+        def batches() -> Iterator[object]:
+            return (as_traced(file, batch) for batch in own(seed))
+
         require_steady(file.model, file.example_batch, file.loss, batches, file.autocast)
 
 
@@ -153,9 +205,11 @@ def second_batch(file: ModelFile, seed: int) -> object:
     """Return the second batch of the user's data; all generators are as they were afterwards."""
     from itertools import islice
 
+    from bigbrain_fx.frontend.number_entries import with_numbers
     from bigbrain_fx.frontend.tracing.dice import random_state_kept
     from bigbrain_fx.runtime import left_alone
 
     assert file.batches is not None
     with random_state_kept(), left_alone(file.batches):
-        return next(islice(file.batches(seed), 1, None))
+        batch = next(islice(file.batches(seed), 1, None))
+    return with_numbers(batch, file.numbers) if file.parts == 1 else batch

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from bigbrain_fx.errors import CaptureError
+from bigbrain_fx.errors import CaptureError, InputError
 
 if TYPE_CHECKING:
     from bigbrain_fx.frontend.micro_batches.effect import MicroBatchEffect
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from bigbrain_fx.runtime import Stream
 
 _FEW = 3
+_LOOP_REMEDY = "mend that line: a plain loop over batches(seed) fails there, too"
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class BatchReading:
         micro_batches: how many parts a batch is cut into.
         specs: model input -> element type and shape in a whole batch.
         splitting: what the file says of unequal batches.
+        by_user: whether the file's `micro` cuts.
     """
 
     inputs: Mapping[str, tuple[str | int, ...]]
@@ -38,6 +41,7 @@ class BatchReading:
     micro_batches: int
     specs: Mapping[str, tuple[str, tuple[int, ...]]]
     splitting: Mapping[str, Any] = field(default_factory=dict)
+    by_user: bool = False
 
 
 def require_first_batches(file: ModelFile, seed: int, reading: BatchReading) -> None:
@@ -52,7 +56,8 @@ def require_first_batches(file: ModelFile, seed: int, reading: BatchReading) -> 
     from bigbrain_fx.runtime import Splitting, Stream
 
     how = reading.inputs, reading.whole, reading.micro_batches, torch.device("cpu")
-    stream = Stream(_until_end(file), seed, *how, reading.specs, Splitting(**reading.splitting))
+    splitting = Splitting(**reading.splitting, micro=file.micro if reading.by_user else None)
+    stream = Stream(_until_end(file), seed, *how, reading.specs, splitting)
     fault = _fault(file, stream)
     if fault is not None:
         what, _, remedy = fault.partition(": ")[2].partition(": ")
@@ -61,6 +66,30 @@ def require_first_batches(file: ModelFile, seed: int, reading: BatchReading) -> 
             code="BX0135",
             at=definition(file.batches, file.path),
             help=remedy or None,
+        )
+
+
+def require_batches(file: ModelFile, seed: int) -> None:
+    """Read the first batches as a plain loop does; leave the file's generators as they were.
+
+    Raises:
+        InputError: the file's `batches` raises, or yields no batch; names the user's line.
+    """
+    from bigbrain_fx.frontend.users_code import definition, errors_of
+    from bigbrain_fx.runtime import left_alone
+
+    batches = file.batches
+    if batches is None:
+        return
+    with left_alone(batches), errors_of(file.path, f"batches({seed}) fails", _LOOP_REMEDY):
+        drawn = list(islice(batches(seed), _FEW))
+    empty = [number for number, batch in enumerate(drawn, 1) if batch is None]
+    if empty:
+        raise InputError(
+            f"batches({seed}) yields None as batch {empty[0]}",
+            code="BX2197",
+            at=definition(batches, file.path),
+            help="yield a batch, or leave it out",
         )
 
 

@@ -37,6 +37,8 @@ class ModelFile:
         name: the object that made the model ("model" unless the user said otherwise).
         model: built under the given seed; without numbers when only shapes are wanted.
         example_batch: one mini-batch; dimension 0 is the batch.
+        parts, whole_batch: into how many parts `micro` cuts a batch, of which the example is one.
+        numbers: entries of a batch that are numbers, and tensors of this type in the example.
         before, top, built: settings of torch and the environment: before and after the file was
             run, and once model() has built the model.
     """
@@ -51,6 +53,9 @@ class ModelFile:
     lr_scale: Callable[[int], float] | None = None
     scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
     loss_weight: Callable[[object], object] | None = None
+    micro: Callable[[Any, int], Any] | None = None
+    parts: int = 1
+    whole_batch: object = None
     clip_norm: float | None = None
     grad_scaler: dict[str, int | float] | None = None
     autocast: str | None = None
@@ -58,6 +63,7 @@ class ModelFile:
     batch_dims: Mapping[str | int, int | str | None] = field(default_factory=dict)
     pad: Mapping[str | int, int | float] = field(default_factory=dict)
     leaves: tuple[str, ...] = ()
+    numbers: Mapping[tuple[str | int, ...], str] = field(default_factory=dict)
     location: str = ""
     before: Settings = field(default_factory=Settings)
     top: Settings = field(default_factory=Settings)

@@ -52,6 +52,7 @@ class ModelFacts:
     has_lr_scale: bool
     has_scheduler: bool
     has_loss_weight: bool
+    has_micro: bool
     clip_norm: float | None
     grad_scaler: dict[str, int | float] | None
     autocast: str | None
@@ -290,6 +291,7 @@ def capture_file(
     cache: int = 0,
     quantize: str | None = None,
     refusal: BigBrainError | None = None,
+    parts: int = 1,
 ) -> CaptureSession:
     """Run a model file in a child process and capture its model there.
 
@@ -305,6 +307,7 @@ def capture_file(
         leaves: as in `capture`; added to those that the model file names.
         cache: as in `load_model_file`.
         quantize: "int8": frozen weights are put into that first.
+        parts: into which the file's `micro` cuts a batch, where it has one.
         refusal: why a trace was refused: the step is captured as one op, the user's own Python.
 
     Raises:
@@ -325,6 +328,7 @@ def capture_file(
             "leaves": list(leaves),
             "cache": cache,
             "quantize": quantize,
+            "parts": parts,
             **({} if refusal is None else {"refusal": refusal.fields}),
         }
         child = Child(_task(file, time_limit_s), wanted)

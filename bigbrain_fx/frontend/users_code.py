@@ -82,8 +82,14 @@ def run_file(path: Path, seed: int) -> ModuleType:
 
 
 @contextlib.contextmanager
-def errors_of(path: Path, what: str) -> Iterator[None]:
-    """Turn whatever the user's code raises into an InputError that names the line."""
+def errors_of(path: Path, what: str, remedy: str | None = None) -> Iterator[None]:
+    """Turn whatever the user's code raises into an InputError that names the line.
+
+    Args:
+        path: of the model file.
+        what: failed.
+        remedy: for an exception that no other remedy is known of.
+    """
     try:
         yield
     except InputError:
@@ -105,13 +111,19 @@ def errors_of(path: Path, what: str) -> Iterator[None]:
             f"{what}: {error}", code="BX2188", at=_line(error, path), help=_import_help(error, path)
         ) from error
     except Exception as error:
-        text = (str(error).splitlines() or [""])[0]
+        help_ = remedy or f"make `python {path.name}` build the model first"
         raise InputError(
-            f"{what}: {type(error).__name__}: {text}",
+            f"{what}: {_said(error)}",
             code="BX2189",
             at=_line(error, path),
-            help=help_without_gpu(error) or f"make `python {path.name}` build the model first",
+            help=help_without_gpu(error) or help_,
         ) from error
+
+
+def _said(error: Exception) -> str:
+    """Return type and first line; of an error of a loader's worker process, its own last line."""
+    lines = str(error).strip().splitlines() or [""]
+    return lines[-1] if lines[0].startswith("Caught ") else f"{type(error).__name__}: {lines[0]}"
 
 
 def _import_help(error: ImportError, path: Path) -> str:

@@ -169,8 +169,10 @@ class Source:
     `quantize` is what frozen weights were put into, `quantize_error` the most that one is off,
     where the weights are known. The plan's graph computes the places `rewritten` otherwise than the
     file. Micro-batches weigh by the model file's `loss_weight` where it `has_loss_weight`, else by
-    `loss_count` where that was found, else by their rows. A bundle `ships_file`, the whole model
-    file, where a copy of the lines that it needs would have other values.
+    `loss_count` where that was found, else by their rows; each has its part of inputs that are
+    counts of the batch, `divided`. With `has_micro` the file's `micro` cuts batches. A bundle
+    `ships_file`, the whole model file, where a copy of the lines that it needs would have other
+    values.
     """
 
     path: str
@@ -199,6 +201,8 @@ class Source:
     has_loss_weight: bool = False
     loss_count: LossCount | None = None
     offsets: dict[str, int] = field(default_factory=dict)
+    divided: tuple[str, ...] = ()
+    has_micro: bool = False
 
     @property
     def weighs(self) -> bool:
@@ -209,7 +213,7 @@ class Source:
     def splits_evenly(self) -> bool:
         """Whether it says nothing of how a batch is split, padded or left out, or must be."""
         said = self.batch_dims or self.pad or self.fixed or self.weighs or self.offsets
-        return self.drop_last is None and not said
+        return self.drop_last is None and not (said or self.divided or self.has_micro)
 
 
 @dataclass(frozen=True, repr=False)
@@ -319,6 +323,10 @@ def to_json(plan: Plan) -> bytes:
         left_out["source"] |= {"has_loss_weight", "loss_count"}
     if not plan.source.offsets:
         left_out["source"] |= {"offsets"}
+    if not plan.source.divided:
+        left_out["source"] |= {"divided"}
+    if not plan.source.has_micro:
+        left_out["source"] |= {"has_micro"}
     left_out["stages"] = set() if plan.stages.asynchronous else {"asynchronous"}
     left_out["stages"] |= set() if plan.stages.compiled else {"compiled"}
     if not plan.stages.offload:

@@ -83,6 +83,8 @@ if TYPE_CHECKING:
         APART as APART,
         AssumptionError as AssumptionError,
         BatchError as BatchError,
+        as_scalar as as_scalar,
+        is_number as is_number,
         is_plain as is_plain,
         laid as laid,
         overlap as overlap,
@@ -181,6 +183,7 @@ if TYPE_CHECKING:
         run_in_process as run_in_process,
     )
     from .transport import Transport as Transport
+    from .user_parts import parts_of as parts_of
     from .weights import OwnWeights as OwnWeights, WeightsError as WeightsError
     from .whole_batches import WholeBatches as WholeBatches, repeated as repeated
     from .widening import widened as widened

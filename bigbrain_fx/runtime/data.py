@@ -28,6 +28,7 @@ from torch import Tensor
 from .checksum import checksum
 from .entries import (
     BatchError,
+    as_scalar,
     names_of,
     pick,
     require_fixed,
@@ -37,9 +38,11 @@ from .entries import (
     spelled,
 )
 from .own_dice import own_dice, set_states, states_of
+from .user_parts import parts_of
 
 if TYPE_CHECKING:
     from .loss_weight import LossWeight
+    from .user_parts import Micro
 
 Spec = tuple[str, tuple[int, ...]]  # element type and shape
 _END = object()
@@ -58,6 +61,8 @@ class Splitting:
         fixed: what else the model goes by, which a trace keeps: its place in a batch, its value,
             of a list its length, of an object what repr says, of a dict its names in their order,
             of a tensor how it is laid out; every batch must have the same there.
+        divided: model inputs that count what a batch has, of which each micro-batch has its part.
+        micro: cuts a batch into its micro-batches, in the place of all this.
         offsets: model inputs that hold offsets into the rows laid end to end -> positions of a row.
         weigh: by which count micro-batches weigh; None: by their rows.
     """
@@ -68,6 +73,8 @@ class Splitting:
     fixed: Sequence[tuple[tuple[str | int, ...], object]] = ()
     offsets: Mapping[str, int] = field(default_factory=dict)
     weigh: LossWeight | None = None
+    divided: Sequence[str] = ()
+    micro: Micro | None = None
 
 
 class Stream:
@@ -159,9 +166,48 @@ class Stream:
 
     def _take(self, batch: object) -> None:
         """Split the batch of this step into its micro-batches."""
+        if self._cuts:
+            self._take_parts(batch)
+            return
         self.sizes = ()
         self.parts = {name: self._split(name, batch) for name in self.inputs}
+        for name in self.splitting.divided:
+            self.parts[name] = self._divided(self.parts[name][0])
         self._weigh(batch)
+
+    @property
+    def _cuts(self) -> bool:
+        """Whether the model file's own function cuts the batches."""
+        return self.splitting.micro is not None and self.micro_batches > 1
+
+    def _take_parts(self, batch: object) -> None:
+        """Take the parts that the model file's `micro` cuts, each like the traced one."""
+        assert self.splitting.micro is not None
+        found = parts_of(self.splitting.micro, batch, self.micro_batches, self.step)
+        for part in found:
+            self._require_like_first(part, self.step)
+        self.parts = {name: [self._own(name, part) for part in found] for name in self.inputs}
+        self.digests = {
+            name: " ".join(f"{said(part)} {checksum(part)}" for part in parts)
+            for name, parts in self.parts.items()
+        }
+        self.sizes = (1,) * self.micro_batches
+        weigh = self.splitting.weigh
+        counts = None
+        if weigh is not None:
+            counts = weigh.checked((weigh.of(part, self.step) for part in found), self.step)
+        self._set_weights(counts or self.sizes, ())
+
+    def _own(self, name: str, batch: object) -> Tensor:
+        """Return an entry of a batch as the trace takes it, in memory of its own."""
+        found = self._fitted(name, pick(batch, self.inputs[name], self.step))
+        return self._checked(name, found).to(self.device).clone()
+
+    def _divided(self, count: Tensor) -> list[Tensor]:
+        """Return each micro-batch's part of a count, by its rows; one without any has a whole."""
+        sizes = self.sizes or (1,) * self.micro_batches
+        parts = [float(count) * (rows or sum(sizes)) / sum(sizes) for rows in sizes]
+        return [torch.tensor(part, dtype=count.dtype, device=count.device) for part in parts]
 
     def _weigh(self, batch: object) -> None:
         """Set the weights of the micro-batches; one that weighs nothing runs another's rows again.
@@ -173,10 +219,13 @@ class Stream:
             self.weights = self.sizes
             return
         rows = sum(self.sizes)
-        self.weights = weigh.counts(batch, rows, self.micro_batches, self.step)
+        self._set_weights(weigh.counts(batch, rows, self.micro_batches, self.step), self.whole)
+
+    def _set_weights(self, weights: Sequence[float], whole: Sequence[str]) -> None:
+        self.weights = weights
         some = next(m for m, weight in enumerate(self.weights) if weight)
         for name, parts in self.parts.items():
-            if name not in self.whole:
+            if name not in whole:
                 pairs = zip(parts, self.weights, strict=True)
                 self.parts[name] = [p if weight else parts[some].clone() for p, weight in pairs]
 
@@ -197,7 +246,8 @@ class Stream:
                     code="BX5025",
                 )
             if not (self.drop_last and self._is_small(batch)):
-                self._require_like_first(batch, step)
+                if not self._cuts:
+                    self._require_like_first(batch, step)
                 return batch
         raise BatchError(
             f"step {step}: two batches in a row have too few rows, and drop_last = True leaves "
@@ -228,7 +278,7 @@ class Stream:
     def rows_of(self, micro: int) -> tuple[int, int]:
         """Return the rows of a micro-batch, and of one of a full batch; 1, 1 where none has any."""
         of_all = [spec[0] for name, (_, spec) in self.specs.items() if name not in self.whole]
-        if not (self.sizes and of_all):
+        if self._cuts or not (self.sizes and of_all):
             return 1, 1
         return max(1, self.sizes[micro]), of_all[0] // self.micro_batches
 
@@ -273,9 +323,11 @@ class Stream:
         return [offsets.clamp(start, start + each * per_row) - start for start in starts]
 
     def _fitted(self, name: str, value: object) -> object:
-        """Put an entry's rows first, and fill up what is shorter than planned."""
+        """Put an entry's rows first, fill up what is shorter than planned; make numbers tensors."""
         dim, fill = self.splitting.dims.get(name, 0), self.splitting.pad.get(name)
         wanted = self.specs.get(name)
+        if wanted is not None and not wanted[1]:
+            return as_scalar(value, wanted[0])
         if isinstance(value, Tensor) and 0 < dim < value.dim():
             value = value.movedim(dim, 0)
         if isinstance(value, Tensor) and fill is not None and wanted is not None:

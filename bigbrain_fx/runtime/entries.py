@@ -230,6 +230,18 @@ def require_plain(inputs: Mapping[str, Key], batch: object, step: int) -> None:
             )
 
 
+def is_number(value: object) -> bool:
+    """Whether a value is a Python number, and neither true nor false."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def as_scalar(value: Any, dtype: str) -> Any:  # noqa: ANN401  # of a batch: anything
+    """Return a Python number as a tensor of a type; what such a type cannot hold, as it is."""
+    kind: torch.dtype = getattr(torch, dtype)
+    fits = is_number(value) and (kind.is_floating_point or isinstance(value, int))
+    return torch.tensor(value, dtype=kind) if fits else value
+
+
 def is_plain(value: Tensor) -> bool:
     """Whether a tensor's numbers lie in memory, at strides."""
     return value.layout == torch.strided and not (value.is_nested or value.is_meta)

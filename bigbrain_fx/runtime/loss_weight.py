@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,7 +37,15 @@ class LossWeight:
             BatchError: one is no number, negative, NaN or infinite; or all are zero.
         """
         parts = range(micro_batches)
-        found = tuple(self._count(batch, rows, micro_batches, m, step) for m in parts)
+        return self.checked((self._count(batch, rows, micro_batches, m, step) for m in parts), step)
+
+    def checked(self, counts: Iterable[float], step: int) -> tuple[float, ...]:
+        """Return the counts of a step's micro-batches.
+
+        Raises:
+            BatchError: all are zero.
+        """
+        found = tuple(counts)
         if not sum(found) > 0:
             raise BatchError(
                 f"step {step}: loss_weight of the batch is 0, so nothing would be trained on: "
@@ -47,7 +55,15 @@ class LossWeight:
         return found
 
     def _count(self, batch: object, rows: int, parts: int, micro: int, step: int) -> float:
-        value = self.count(mapped(batch, part_of_rows(self.dims, rows, parts, micro)))
+        return self.of(mapped(batch, part_of_rows(self.dims, rows, parts, micro)), step)
+
+    def of(self, batch: object, step: int) -> float:
+        """Return the count of one micro-batch.
+
+        Raises:
+            BatchError: it is no number, negative, NaN or infinite.
+        """
+        value = self.count(batch)
         is_number = isinstance(value, int | float) or (
             isinstance(value, Tensor) and not value.dim()
         )

@@ -245,7 +245,7 @@ def _require_mpi(bundle: Bundle) -> None:
         raise MpiError(
             "--transport mpi needs runtime/mpi.py, and this bundle was split without it: split it "
             "again with `--with mpi`",
-            code="BX5196",
+            code="BX5199",
         )
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bigbrain_fx.errors import CaptureError
+from bigbrain_fx.errors import CaptureError, InputError
 from bigbrain_fx.frontend import BatchReading, capture_file
+from tests.support.messages import refused
 
 HEAD = """
 import torch
@@ -60,3 +61,34 @@ def test_one_that_does_not_fit_is_refused_before_a_run(tmp_path: Path) -> None:
     assert caught.value.code == "BX0135"
     assert caught.value.of_code
     assert caught.value.at == "model.py:14"
+
+
+RAISES = "yield example_batch()\nraise {}"
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "at"),
+    [
+        (RAISES.format("KeyError('y')"), "BX2189", "model.py:16"),
+        (RAISES.format("OSError(5, 'the disk')"), "BX2189", "model.py:16"),
+        (RAISES.format("SystemExit(1)"), "BX2187", "model.py:16"),
+        (RAISES.format("ImportError('no such module')"), "BX2188", "model.py:16"),
+        ("return 5", "BX2189", "model.py"),
+        ("yield example_batch()\nyield None", "BX2197", "model.py:14"),
+    ],
+)
+def test_an_exception_of_batches_is_an_error_of_the_file(
+    tmp_path: Path, lines: str, code: str, at: str
+) -> None:
+    with refused(code, InputError, words=False) as caught:
+        read(tmp_path, lines)
+    assert (caught.value.of_code, caught.value.at) == (False, at)
+
+
+def test_an_exception_of_batches_comes_before_a_refused_trace(tmp_path: Path) -> None:
+    path = tmp_path / "model.py"
+    head = HEAD.replace("(output - batch[1]).square().mean()", "output.no_such_method()")
+    path.write_text(head + "    yield example_batch()\n    raise KeyError(seed)\n")
+    with refused("BX2189", InputError, words=False) as caught, capture_file(path):
+        pass
+    assert (caught.value.of_code, caught.value.at) == (False, "model.py:16")

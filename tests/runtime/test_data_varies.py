@@ -14,6 +14,7 @@ from bigbrain_fx.runtime.data import Splitting, Stream, mean_loss, share_of
 from bigbrain_fx.runtime.entries import BatchError
 from bigbrain_fx.runtime.feeding import FedBatches
 from tests.runtime.test_data import counted, stream
+from tests.support.messages import refused
 
 CPU = torch.device("cpu")
 
@@ -264,3 +265,25 @@ def test_none_is_no_end() -> None:
     data = stream(lambda _: iter([None]), inputs={"x": ("x",)}, whole=())
     with pytest.raises(BatchError, match=r"step 0: batches\(seed\) gave None: yield a batch"):
         data.advance(0)
+
+
+# --------------------------------------------------------------------------- counts of a batch
+
+
+def test_a_number_is_a_tensor_of_the_traced_type_and_a_count_is_divided_by_rows() -> None:
+    def batches(seed: int) -> Iterator[Any]:
+        yield {"x": torch.zeros(6, 1), "n": 66, "weight": 1}
+        yield {"x": torch.zeros(5, 1), "n": 10, "weight": 0.5}
+        yield {"x": torch.zeros(1, 1), "n": 10, "weight": True}
+
+    specs = {"x": ("float32", (6, 1)), "n": ("float32", ()), "weight": ("float32", ())}
+    inputs = {name: (name,) for name in specs}
+    how = Splitting(drop_last=False, divided=("n",))
+    stream = Stream(batches, 0, inputs, ("n", "weight"), 2, torch.device("cpu"), specs, how)
+    stream.advance(0)
+    assert [float(stream.get("n", micro)) for micro in (0, 1)] == [33.0, 33.0]
+    assert stream.get("weight", 1).dtype == torch.float32
+    stream.advance(1)
+    assert [float(stream.get("n", micro)) for micro in (0, 1)] == [6.0, 4.0]
+    with refused("BX5029", BatchError, words=False):
+        stream.advance(2)

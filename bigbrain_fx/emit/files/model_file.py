@@ -70,6 +70,7 @@ def _training_slice(plan: Plan) -> SourceSlice:
         "lr_scale": source.has_lr_scale and trains,
         "scheduler": source.has_scheduler and trains,
         "loss_weight": source.has_loss_weight and source.has_batches and trains,
+        "micro": source.has_micro and trains,
         "example_batch": plan.graph.is_opaque_step and not source.has_batches,
     }
     wanted = [name for name, is_there in named.items() if is_there]
@@ -231,6 +232,8 @@ def _read_entries(plan: Plan) -> list[Input]:
 def _shape(entry: Input, plan: Plan) -> tuple[Dim, ...]:
     """Return the shape of an entry in a whole batch."""
     if not entry.batched:
+        return entry.spec.at(plan.rows).shape
+    if plan.source.has_micro:
         return entry.spec.at(plan.rows).shape
     rows = plan.micro_batches * plan.rows
     return (rows, *entry.spec.at(rows).shape[1:])  # a trace of one size has that size there

@@ -159,8 +159,9 @@ def _splitting(source: Source, constants: Mapping[str, str]) -> str:
     """Return how batches become micro-batches; the example's file has its rows first."""
     dims = source.batch_dims if source.has_batches else {}
     said: dict[str, object] = {"drop_last": source.drop_last, "dims": dims, "pad": source.pad}
-    said |= {"fixed": source.fixed, "offsets": source.offsets}
+    said |= {"fixed": source.fixed, "offsets": source.offsets, "divided": source.divided}
     fields = [f"{name}={value!r}" for name, value in said.items() if value not in (None, {}, ())]
+    fields += ["micro=micro"] * source.has_micro
     fields += [f"weigh={constants['LOSS_WEIGHT']}"] * source.weighs
     return f"Splitting({', '.join(fields)})"
 

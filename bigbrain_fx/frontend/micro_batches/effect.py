@@ -28,6 +28,7 @@ class MicroBatchEffect:
         remedy: one sentence that names what to write, and was tried; empty where only the whole
             batch is right.
         loss_count: the count by which micro-batches would have to weigh.
+        divided: entries that count what the batch has: each micro-batch gets its part of them.
     """
 
     micro_batches: int
@@ -44,6 +45,7 @@ class MicroBatchEffect:
     cause: str = ""
     remedy: str = ""
     loss_count: LossCount | None = None
+    divided: tuple[str, ...] = ()
 
     @property
     def differs(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import repeat
@@ -75,12 +75,8 @@ class Trainee:
 
     def accumulated(self, parts: Sequence[Tensors], shares: Sequence[float]) -> StepGradients:
         """Add up micro-batches, each times its share; one without any may have no mean at all."""
-        loss, total = 0.0, list[Tensor | None](repeat(None, len(self.names)))
-        for tensors, share in ((t, s) for t, s in zip(parts, shares, strict=True) if s):
-            found = self.step(tensors)
-            loss += share * found.loss
-            total = [_sum(one, g, share) for one, g in zip(total, found.gradients, strict=True)]
-        return StepGradients(loss, total)
+        pairs = zip(parts, shares, strict=True)
+        return summed((self.step(t) if s else None for t, s in pairs), shares, len(self.names))
 
     def in_float64(self) -> Trainee | None:
         """Return a copy that computes in float64; None where the module cannot be copied."""
@@ -105,6 +101,18 @@ class Trainee:
             with torch.no_grad():
                 for parameter, numbers in zip(trained, before, strict=True):
                     parameter.copy_(numbers)
+
+
+def summed(
+    steps: Iterable[StepGradients | None], shares: Sequence[float], count: int
+) -> StepGradients:
+    """Add up the steps of micro-batches, each times its share; one without any is None."""
+    loss, total = 0.0, list[Tensor | None](repeat(None, count))
+    for found, share in zip(steps, shares, strict=True):
+        if found is not None:
+            loss += share * found.loss
+            total = [_sum(one, g, share) for one, g in zip(total, found.gradients, strict=True)]
+    return StepGradients(loss, total)
 
 
 def _sum(total: Tensor | None, gradient: Tensor | None, share: float) -> Tensor | None:

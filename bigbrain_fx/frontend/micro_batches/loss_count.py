@@ -120,12 +120,12 @@ def count_by(function: Callable[[Any], object], batch: Batch) -> Callable[[Tenso
     """
 
     def count(part: Tensors) -> float:
-        return _number(function(fill(batch.template, part)))
+        return number_of_count(function(fill(batch.template, part)))
 
     return count
 
 
-def _number(value: object) -> float:
+def number_of_count(value: object) -> float:
     """Return the number that `loss_weight` has given.
 
     Raises:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bigbrain_fx.core import LossCount
 from bigbrain_fx.frontend.micro_batches.causes import Diagnosis
@@ -75,7 +75,64 @@ def micro_batch_effect(training: Training, captured: Captured, count: int) -> Mi
     effect = comparison.effect(count)
     if effect.not_compared:
         return _unmeasured(effect, captured)
-    return effect if effect.is_equal else Diagnosis(comparison, captured, effect).run()
+    if effect.is_equal:
+        return effect
+    named = _divided(comparison, count) or _whole_number(comparison, effect)
+    return named or Diagnosis(comparison, captured, effect).run()
+
+
+def with_divided(batch: Batch, names: Sequence[str]) -> Batch:
+    """Return a batch of which micro-batches get their part of some entries, which are counts."""
+    entries = (replace(e, of_all=batch.rows) if e.name in names else e for e in batch.entries)
+    return replace(batch, entries=tuple(entries))
+
+
+def _divided(comparison: Comparison, count: int) -> MicroBatchEffect | None:
+    """Return the effect with counts divided, where micro-batches then train the batch.
+
+    A loss that is a sum over `ntokens` is in a micro-batch the sum over its part of it.
+    """
+    batch, later = comparison.batch, comparison.later
+    counts = [e.name for e in batch.entries if not e.tensor.dim() and e.tensor.is_floating_point()]
+    for names in dict.fromkeys((*((name,) for name in counts), tuple(counts))):
+        own = replace(
+            comparison,
+            batch=with_divided(batch, names),
+            later=later and with_divided(later, names),
+        )
+        effect = own.effect(count)
+        if names and effect.is_equal:
+            return replace(effect, divided=names)
+    return None
+
+
+def _whole_number(comparison: Comparison, effect: MicroBatchEffect) -> MicroBatchEffect | None:
+    """Name a count that is a tensor of whole numbers, with which micro-batches could be right."""
+    is_count = [
+        not e.tensor.dim() and e.tensor.dtype == torch.int64 for e in comparison.batch.entries
+    ]
+    if not any(is_count):
+        return None
+    batch, later = (b and _as_floats(b) for b in (comparison.batch, comparison.later))
+    assert batch is not None
+    own = _divided(replace(comparison, batch=batch, later=later), effect.micro_batches)
+    if own is None:
+        return None
+    names = " and ".join(own.divided)
+    return replace(
+        effect,
+        cause=f"The loss is a sum over rows, divided by {names} of the whole batch",
+        remedy=f"Give {names} as a Python number (or as torch.float32): then each micro-batch has "
+        "its part of it",
+    )
+
+
+def _as_floats(batch: Batch) -> Batch:
+    def changed(tensor: Tensor) -> Tensor:
+        return tensor if tensor.dim() or tensor.dtype != torch.int64 else tensor.float()
+
+    entries = (replace(e, tensor=changed(e.tensor)) for e in batch.entries)
+    return replace(batch, entries=tuple(entries))
 
 
 def _has_no_numbers(module: nn.Module) -> bool:

@@ -43,7 +43,10 @@ class PartsTrial:
 
     def fault(self) -> str:
         """Return why micro-batches train something else; empty where no run shows it."""
-        if not self._stand_alone():
+        in_turn, alone = self._last_losses()
+        if in_turn is None or alone is None:
+            return "a micro-batch cannot be run by itself"
+        if in_turn != alone:
             return "a micro-batch reads what one before left"
         found = asked(self._add_up)
         if "fault" not in found:
@@ -52,11 +55,11 @@ class PartsTrial:
 
     # ------------------------------------------------------------------ nothing stays
 
-    def _stand_alone(self) -> bool:
-        """Whether the last micro-batch has the same loss alone as after those before it."""
+    def _last_losses(self) -> tuple[object, object]:
+        """Return the last micro-batch's loss after those before it, and alone; None: it fails."""
         runs = [partial(self._last_loss, each) for each in (self.parts, self.parts[-1:])]
         in_turn, alone = (asked(each).get("loss") for each in runs)
-        return in_turn is not None and in_turn == alone
+        return in_turn, alone
 
     def _last_loss(self, parts: Sequence[object]) -> Mapping[str, str]:
         self.step.model.train()

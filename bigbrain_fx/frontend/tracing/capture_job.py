@@ -139,6 +139,8 @@ class CaptureJob:
 
     def follow(self, micro_batch: int | None) -> Captured:
         """Trace with a free batch size, else with a fixed one."""
+        if self.labels.is_fixed:
+            return self.fixed(self.batch.rows)
         found, problem = self.free()
         if found is None:
             rows = micro_batch or self.batch.rows

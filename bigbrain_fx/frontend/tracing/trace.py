@@ -65,6 +65,7 @@ def capture(
     leaves: Sequence[str] = (),
     loss_needed: bool = False,
     batch_dims: BatchDims | None = None,
+    parts: int | None = None,
 ) -> Captured:
     """Trace a module to a graph, without strictness and with a free batch size.
 
@@ -86,6 +87,7 @@ def capture(
             decides; plain runs say so when left out.
         leaves: modules that are kept whole, by path or class name; so are those marked by `leaf`.
         loss_needed: refuse a model that is to be trained and has no loss with a gradient.
+        parts: of the batch of which the example is one: the trace has its size; None: it is whole.
         batch_dims: the batch's dimension by entry, None for none; left out: 0, where rows fit.
 
     Raises:
@@ -102,7 +104,8 @@ def capture(
         how = settle(module, how, example_batch, partial(_has_loss, module, loss, example_batch))
     names = input_names(module, example_batch, how)
     batch = take_apart(example_batch, names, tensor_names(module), batch_dims)
-    labels = Labels(name or type(module).__name__, batch.rows, training, autocast)
+    rows, is_fixed = batch.rows * (parts or 1), parts is not None
+    labels = Labels(name or type(module).__name__, rows, training, autocast, is_fixed=is_fixed)
     attempt = partial(
         _attempted, module, loss, batch, how, labels, dict(assume or {}), micro_batch=micro_batch
     )

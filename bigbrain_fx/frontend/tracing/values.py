@@ -41,12 +41,10 @@ def require_steady(
     drawn: list[object] = []
     with contextlib.suppress(Exception):  # whoever runs the bundle is told
         drawn.extend(itertools.islice(batches(), _BATCHES))
-    tried: set[Key] = set()
     for batch in drawn:
-        for key, before, value in _unlike(example, batch):
-            if key not in tried and _counts(model, example, loss, autocast, key, value):
+        for key, before, value in unlike(example, batch):
+            if _counts(model, example, loss, autocast, key, value):
                 raise _changes(key, before, value)
-            tried.add(key)
 
 
 def plain_values(batch: object, key: Key = ()) -> Iterator[tuple[Key, object]]:
@@ -97,16 +95,16 @@ def orders(batch: object, key: Key = ()) -> Iterator[tuple[Key, str]]:
             yield from orders(value, (*key, index))
 
 
-def _unlike(example: object, batch: object, key: Key = ()) -> Iterator[tuple[Key, object, object]]:
+def unlike(example: object, batch: object, key: Key = ()) -> Iterator[tuple[Key, object, object]]:
     """Yield what a batch has otherwise than the example, beside the numbers of its tensors."""
     if isinstance(example, Mapping) and isinstance(batch, Mapping):
         for name, value in batch.items():
-            yield from _unlike(example.get(name, _NOTHING), value, (*key, name))
+            yield from unlike(example.get(name, _NOTHING), value, (*key, name))
     elif isinstance(example, tuple | list) and isinstance(batch, tuple | list):
         if key and len(example) != len(batch):
             yield key, example, batch
         for i, (one, other) in enumerate(zip(example, batch, strict=False)):
-            yield from _unlike(one, other, (*key, i))
+            yield from unlike(one, other, (*key, i))
     elif not (isinstance(example, Tensor) and isinstance(batch, Tensor)):
         plain = isinstance(example, _PLAIN) and isinstance(batch, _PLAIN)
         if not (plain and (example == batch or example != example)):  # NaN

@@ -18,7 +18,7 @@ from torch import Tensor
 from bigbrain_fx.core import Graph
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend.translation.offsets import cut_offsets, no_offsets, row_positions
-from bigbrain_fx.runtime import overlap
+from bigbrain_fx.runtime import is_number, overlap
 
 Key = tuple[str | int, ...]
 BatchDims = Mapping[str | int, int | str | None]
@@ -43,7 +43,7 @@ class Entry:
 
     A dimension `dim` of the user's tensor that is another one stands first in `tensor`; `said` when
     the user has said which it is. With `per_row` it holds offsets into the rows laid end to end,
-    each of so many positions.
+    each of so many positions. With `of_all` it counts what that many rows have together.
     """
 
     name: str
@@ -53,6 +53,7 @@ class Entry:
     dim: int = 0
     said: bool = False
     per_row: int = 0
+    of_all: int = 0
 
     def part(self, first: int, rows: int) -> Tensor:
         """Return what a micro-batch of these rows gets of it, in memory of its own.
@@ -62,6 +63,9 @@ class Entry:
         """
         if self.batched:
             return self.tensor[first : first + rows].clone()
+        if self.of_all:
+            part = self.tensor.double() * rows / self.of_all
+            return part.to(self.tensor.dtype)
         if not self.per_row:
             return self.tensor
         return cut_offsets(self.tensor, first * self.per_row, (first + rows) * self.per_row)
@@ -95,7 +99,7 @@ class Batch:
         entries = []
         for entry in self.entries:
             try:
-                tensor = _first(_reach(batch, entry.key), entry.dim)
+                tensor = _first(_reach(batch, entry.key, entry.tensor.dtype), entry.dim)
             except (InputError, IndexError):
                 return None
             if tensor.shape != entry.tensor.shape or tensor.dtype != entry.tensor.dtype:
@@ -303,10 +307,14 @@ def graph_inputs(
         dims: where the rows are of an input that has them elsewhere.
     """
     known = dims or {}
-    return {e.name: _first(_reach(batch, e.key), known.get(e.name, 0)) for e in graph.inputs}
+    return {
+        e.name: _first(_reach(batch, e.key, getattr(torch, e.spec.dtype)), known.get(e.name, 0))
+        for e in graph.inputs
+    }
 
 
-def _reach(batch: object, key: Key) -> Tensor:
+def _reach(batch: object, key: Key, dtype: torch.dtype) -> Tensor:
+    """Return the tensor of an entry; of a number one of this type."""
     said = ".".join(map(str, key))
     try:
         for step in key:
@@ -317,6 +325,8 @@ def _reach(batch: object, key: Key) -> Tensor:
             code="BX2173",
             help="every batch must be like example_batch(): mend batches() and split again",
         ) from error
+    if is_number(batch):
+        return torch.tensor(batch, dtype=dtype)
     if not isinstance(batch, Tensor):
         raise InputError(
             f"batch entry {said!r} must be a tensor, found {type(batch).__name__}", code="BX2174"

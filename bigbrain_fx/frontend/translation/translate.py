@@ -36,7 +36,7 @@ _READS = ("aten.item.default", "aten._local_scalar_dense.default")
 
 @dataclass(frozen=True)
 class Labels:
-    """What the graph is called and made for."""
+    """What the graph is called and made for; `is_fixed`, it is not tried with other sizes."""
 
     name: str
     rows: int
@@ -45,6 +45,7 @@ class Labels:
     static_rows: int | None = None
     has_loss: bool = False
     output_names: tuple[str, ...] = ()
+    is_fixed: bool = False
 
 
 def translate(

@@ -30,8 +30,11 @@ from bigbrain_fx.frontend import (
     fill,
     load_model_file,
     memory_error,
+    numbers_in,
     quantise,
     unit_of,
+    with_number_inputs,
+    with_parts,
 )
 from bigbrain_fx.plan import Plan, read_plan
 from bigbrain_fx.verification.bundle.again import capture_again
@@ -125,6 +128,9 @@ def _verify(
     blank, cache = checkpoint is not None, plan.source.cache
     file = load_model_file(location, seed=plan.seed, blank=blank, cache=cache)
     sys.path.insert(0, str(file.path.parent))
+    if plan.source.has_micro:
+        file = with_parts(file, plan.micro_batches)
+    file = with_number_inputs(file, numbers_in(plan.graph, file.example_batch))
     if plan.source.quantize:
         quantise(file.model)
     captured, processes, steps = capture_again(file, plan), wanted["processes"], wanted["steps"]

@@ -47,6 +47,7 @@ class Wanted:
         start: a safetensors file with numbers to put into the model first, by name.
         exact: in float64, one step at a time from a given state, without an optimizer.
         rounded: weights, by name, that a bundle has in int8: rounded as such before anything else.
+        divided: entries that count what a batch has, of which each micro-batch has its part.
         offsets: entries that hold offsets into the rows laid end to end -> positions of all rows.
         loss_count: by which micro-batches weigh, where the model file has no `loss_weight`.
         call: of a bundle that runs the user's own step: how a batch reaches forward; else empty.
@@ -65,6 +66,7 @@ class Wanted:
     rounded: tuple[str, ...] = ()
     loss_count: LossCount | None = None
     offsets: Mapping[plain_batches.Path_, int] = field(default_factory=dict)
+    divided: tuple[plain_batches.Path_, ...] = ()
     call: Call = ()
     entries: Mapping[plain_batches.Path_, int | None] = field(default_factory=dict)
     rows: int = 0
@@ -161,6 +163,9 @@ class TrainingLoop:
         while self.step < step:
             self.batch = self._next()
             self.step += 1
+        if self.file.micro is not None and self.wanted.micro_batches > 1:
+            found = self.file.micro(self.batch, self.wanted.micro_batches)
+            return self._weighty(list(found)) if self._counts() else list(found)
         count = min(self.wanted.micro_batches, self._rows(self.batch) or sys.maxsize)
         even = self.file.drop_last is not False
         how = count, even, self.wanted.offsets
@@ -168,7 +173,18 @@ class TrainingLoop:
             plain_batches.tensors_of(self.batch, plain_batches.part_of(self.split, m, *how))
             for m in range(count)
         ]
+        found = self._divided(found)
         return self._weighty(found) if self._counts() else found
+
+    def _divided(self, batches: list[object]) -> list[object]:
+        """Give each micro-batch its part of what counts the batch."""
+        rows = [self._rows(batch) for batch in batches]
+        for path in self.wanted.divided:
+            batches = [
+                plain_batches.divided(batch, path, own, sum(rows))
+                for batch, own in zip(batches, rows, strict=True)
+            ]
+        return batches
 
     def _counts(self) -> Callable[[object], object] | None:
         """Return the count by which micro-batches weigh; None where they weigh by their rows."""
@@ -178,6 +194,8 @@ class TrainingLoop:
     def _weights(self, batches: Sequence[object]) -> list[float]:
         """Return by what each micro-batch weighs."""
         count = self._counts()
+        if self.file.micro is not None and count is None:
+            return [1.0] * len(batches)
         return [float(self._rows(b) if count is None else count(b)) for b in batches]  # type: ignore[arg-type]
 
     def _step_weights(self, batches: Sequence[object]) -> list[float]:

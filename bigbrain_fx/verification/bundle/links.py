@@ -19,6 +19,7 @@ from bigbrain_fx.frontend import (
     Captured,
     ModelFile,
     allowed,
+    as_traced,
     graph_inputs,
     unit_of,
 )
@@ -71,7 +72,7 @@ def same_module(file: ModelFile, captured: Captured, plan: Plan) -> dict[str, ob
     if file.batches is not None:
         with left_alone(file.batches):
             batch = next(iter(file.batches(plan.seed + 1)))
-        inputs = graph_inputs(captured.graph, batch, plan.source.batch_dims)
+        inputs = graph_inputs(captured.graph, as_traced(file, batch), plan.source.batch_dims)
         batches.append(
             {
                 e.name: _like(e, inputs[e.name][:rows] if e.batched else inputs[e.name], plan)

@@ -185,6 +185,7 @@ def wanted_of(plan: Plan, location: str, start: Path | None = None) -> Wanted:
             for e in plan.graph.inputs
             if e.name in plan.source.offsets
         },
+        divided=tuple(e.key for e in plan.graph.inputs if e.name in plan.source.divided),
         call=cast("Call", plan.graph.ops[0].args[0]) if is_opaque else (),
         entries={e.key: dims.get(e.name, 0) if e.batched else None for e in plan.graph.inputs},
         rows=plan.rows * plan.micro_batches,

@@ -232,7 +232,7 @@ class _Comparison:
 
     def _inputs(self, inputs: Mapping[str, Tensor], micro: int) -> Mapping[str, Tensor]:
         entries = self.plan.graph.inputs
-        found = {e.name: inputs[plain_batches.input_name(micro, e.key)] for e in entries}
+        found = {e.name: _input(inputs, micro, e) for e in entries}
         for entry in entries:
             _require_type(entry, found[entry.name])
         dims = self.plan.source.batch_dims
@@ -311,6 +311,14 @@ class _Comparison:
             f"buffers bitwise, {self.gradients} gradients {gradients}, weights {self.updates.said} "
             "from the same gradients"
         )
+
+
+def _input(inputs: Mapping[str, Tensor], micro: int, entry: Input) -> Tensor:
+    """Return an input of a micro-batch; a number has the type that the trace gave it."""
+    number = inputs.get(plain_batches.number_name(micro, entry.key))
+    if number is not None:
+        return number.to(getattr(torch, entry.spec.dtype))
+    return inputs[plain_batches.input_name(micro, entry.key)]
 
 
 def _require_type(entry: Input, value: Tensor) -> None:

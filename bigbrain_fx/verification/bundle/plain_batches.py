@@ -157,6 +157,18 @@ def part_of(
     return part
 
 
+def divided(batch: Any, path: Path_, rows: int, of_all: int) -> Any:  # noqa: ANN401
+    """Return a batch with what some of all rows have of a count, a number or a tensor."""
+    if not path:
+        own = isinstance(batch, Tensor)
+        return (batch.double() * rows / of_all).to(batch.dtype) if own else batch * rows / of_all
+    if isinstance(batch, Mapping):
+        return {**batch, path[0]: divided(batch[path[0]], path[1:], rows, of_all)}
+    here = path[0]
+    parts = [divided(v, path[1:], rows, of_all) if i == here else v for i, v in enumerate(batch)]
+    return parts if isinstance(batch, list) else getattr(type(batch), "_make", tuple)(parts)
+
+
 def wide(tensor: Tensor, _: Path_) -> Tensor:
     """Return a tensor of numbers in float64."""
     return tensor.double() if tensor.is_floating_point() else tensor
@@ -179,7 +191,24 @@ def inputs(batches: Sequence[object]) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for micro, batch in enumerate(batches):
         tensors_of(batch, lambda t, path, m=micro: found.setdefault(input_name(m, path), t))  # type: ignore[misc]
+        found.update(_numbers(batch, (), micro))
     return found
+
+
+def _numbers(batch: Any, path: Path_, micro: int) -> dict[str, Tensor]:  # noqa: ANN401
+    """Return the numbers of a micro-batch as tensors, by micro-batch and place."""
+    if isinstance(batch, Mapping | tuple | list):
+        pairs = batch.items() if isinstance(batch, Mapping) else enumerate(batch)
+        inner = [_numbers(value, (*path, key), micro) for key, value in pairs]
+        return {name: value for found in inner for name, value in found.items()}
+    if isinstance(batch, int | float) and not isinstance(batch, bool):
+        return {number_name(micro, path): torch.tensor(batch, dtype=torch.float64)}
+    return {}
+
+
+def number_name(micro: int, path: Path_) -> str:
+    """Return the name under which a number of a micro-batch is kept."""
+    return json.dumps(["number", micro, *path], default=str)
 
 
 def input_name(micro: int, path: Path_) -> str:

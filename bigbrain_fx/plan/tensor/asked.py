@@ -76,6 +76,13 @@ def require_possible(graph: Graph, cluster: Cluster, options: Options) -> None:
         )
     for what, help_ in not_yet(graph, cluster, options):
         raise InputError(f"--tensor does not go with {what} yet", code="BX1329", help=help_)
+    if options.all_reduce_order == "backend":
+        raise InputError(
+            "--sum-order backend sums gradients of replicas, and this plan has one replica: inside "
+            "a tensor group sums are the bundle's own messages",
+            code="BX1344",
+            help="add --replicas 2 or more, or leave --sum-order out",
+        )
     if options.schedule in FOLDS and len(cluster.devices) == count:
         raise InputError(
             f"schedule '{options.schedule}' goes over several groups of devices, and these "
@@ -101,8 +108,6 @@ def not_yet(graph: Graph, cluster: Cluster, options: Options) -> Iterator[tuple[
     """Yield what does not go with it, and what to do."""
     if graph.loss is None and graph.training:
         yield "a model that trains without a loss", "add loss(output, batch), or say --mode eval"
-    if options.all_reduce_order == "backend":
-        yield "--sum-order backend", "use another, or leave --tensor out"
 
 
 def require_grid(graph: Graph, cluster: Cluster, options: Options) -> None:

@@ -52,6 +52,8 @@ _CUTS_PER_DEVICE = 6
 _FEWEST_TRIALS = 4
 _NEAREST = 24
 """Sequences of devices to look at for a split that needs the least memory."""
+_WIDE = 64
+"""Devices up to which partitioners of chains are asked for every number of micro-batches."""
 _MOST_NEAREST = 4
 """Such splits to simulate, with those beside them."""
 
@@ -285,8 +287,9 @@ class _Run:
             if ops > most or (self.ask.cut_at == "blocks" and name != "chain-dp"):
                 continue
             chain = name in ("naive", "chain-dp")
+            asked = chain and len(self.ask.cluster.devices) <= _WIDE
             for at in self._promising(chain):
-                if chain or best is None or at.micro_batches == best.trial.micro_batches:
+                if asked or best is None or at.micro_batches == best.trial.micro_batches:
                     self._planner(name, at.micro_batches)
 
     def _promising(self, chain: bool) -> Iterator[_At]:

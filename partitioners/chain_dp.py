@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from bigbrain_fx.core import Cluster, Costs, Graph, Placement
+from bigbrain_fx.core import Cluster, Costs, Graph, Placement, micro_text
 from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.planning import (
     BestFirst,
@@ -215,7 +215,7 @@ class ChainDP:
         used, offered = len(split.sequence), len(cluster.devices)
         head = (
             f"{used} of {offered} devices, {' -> '.join(split.sequence)}: about "
-            f"{found.step_s:.4g} s a step at {self.micro_batches} micro-batches, "
+            f"{found.step_s:.4g} s a step at {micro_text(self.micro_batches)}, "
             f"{split.most_s:.4g} s each on the busiest device or link; the fastest of those within "
             "reach of the best contiguous split of the orders tried"
         )

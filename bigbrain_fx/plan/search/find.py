@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from bigbrain_fx.core import Cluster, Costs, Graph, Placement
+from bigbrain_fx.core import Cluster, Costs, Graph, Placement, micro_text
 from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan.memory_check import for_tensors
 from bigbrain_fx.plan.search.bound import bound_of_all, bound_of_chains, bound_of_work
@@ -260,8 +260,8 @@ class _Run:
         micro = entry.micro_batches
         reason = (
             f"{len(split.sequence)} of {len(self.ask.cluster.devices)} devices, "
-            f"{' -> '.join(split.sequence)}: about {entry.step_s:.4g} s a step at {micro} "
-            f"micro-batches, {split.most_s:.4g} s each on the busiest device or link"
+            f"{' -> '.join(split.sequence)}: about {entry.step_s:.4g} s a step at "
+            f"{micro_text(micro)}, {split.most_s:.4g} s each on the busiest device or link"
         )
         return Placement(line.work.placed(line.homes(split)), reason)
 

@@ -9,7 +9,7 @@ from bigbrain_fx.core import Axis, Cluster, Graph
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan.fold import FOLDS
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan
-from bigbrain_fx.plan.replicas import divide
+from bigbrain_fx.plan.replicas import divide, replica_count
 from bigbrain_fx.plan.shard import axes, between, chosen_axes, of_layers, priced_axes, without
 
 _NAMES = 12  # of axes, that a message lists
@@ -114,7 +114,7 @@ def require_grid(graph: Graph, cluster: Cluster, options: Options) -> None:
     """Refuse what does not go with replicas of tensor groups, before anything is planned."""
     for what, help_ in not_yet(graph, cluster, options):
         raise InputError(f"--tensor does not go with {what} yet", code="BX1332", help=help_)
-    replicas = options.replicas or len(options.replica_shares) or len(cluster.replicas) or 1
+    replicas = replica_count(cluster, options)
     members = options.tensor or 1
     for number, group in enumerate(divide(cluster, replicas, members)):
         if len(group) % members:

@@ -81,6 +81,7 @@ if TYPE_CHECKING:
         searched_cuts as searched_cuts,
         shared_cuts as shared_cuts,
     )
+    from bigbrain_fx.planning.in_flight import in_flight_to_fill as in_flight_to_fill
     from bigbrain_fx.planning.known_orders import (
         Ranked as Ranked,
         dualpipe_v as dualpipe_v,

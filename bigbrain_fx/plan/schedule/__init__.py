@@ -43,7 +43,6 @@ from bigbrain_fx.plan.schedule.forward import ForwardOnly as ForwardOnly
 from bigbrain_fx.plan.schedule.gathers import begun_at as begun_at, early_takes as early_takes
 from bigbrain_fx.plan.schedule.gems import Gems as Gems, is_mirrored as is_mirrored
 from bigbrain_fx.plan.schedule.gpipe import GPipe as GPipe
-from bigbrain_fx.plan.schedule.in_flight import in_flight_to_fill as in_flight_to_fill
 from bigbrain_fx.plan.schedule.interleaved import Interleaved as Interleaved
 from bigbrain_fx.plan.schedule.list_scheduler import ListScheduler as ListScheduler
 from bigbrain_fx.plan.schedule.memory import (

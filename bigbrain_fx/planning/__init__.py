@@ -113,6 +113,10 @@ if TYPE_CHECKING:
         room_of as room_of,
         shifted_cuts as shifted_cuts,
     )
+    from bigbrain_fx.planning.stage_order import (
+        neighbours as neighbours,
+        stage_lists as stage_lists,
+    )
     from bigbrain_fx.planning.stages import StageCutter as StageCutter
     from bigbrain_fx.planning.synthesis import Synthesis as Synthesis, synthesise as synthesise
     from bigbrain_fx.planning.unit_io import (

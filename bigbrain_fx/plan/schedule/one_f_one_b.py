@@ -15,11 +15,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-from bigbrain_fx.core import Backward, Compute, Forward, Stages
+from bigbrain_fx.core import Stages
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan.schedule.chain import require_chain
 from bigbrain_fx.plan.schedule.costs import StageCosts
 from bigbrain_fx.plan.schedule.messages import Orders
+from bigbrain_fx.plan.schedule.virtual import with_instructions
+from bigbrain_fx.planning import one_f_one_b
 
 
 @dataclass(frozen=True)
@@ -46,23 +48,7 @@ class OneForwardOneBackward:
         count = len(stages.stages)
         in_flight = self.in_flight or tuple(range(count, 0, -1))
         require_falling(in_flight, trained)
-        return {
-            stage.device: _alternate(stage.index, micro_batches, in_flight[stage.index])
-            if stage.index in trained
-            else tuple(Forward(stage.index, m) for m in range(micro_batches))
-            for stage in stages.stages
-        }
-
-
-def _alternate(stage: int, micro_batches: int, in_flight: int) -> tuple[Compute, ...]:
-    """Return F 0..w-1, then B0 F w B1 F w+1 ..., then the backwards that are left."""
-    warm_up = min(in_flight, micro_batches)
-    order: list[Compute] = [Forward(stage, m) for m in range(warm_up)]
-    for m in range(micro_batches):
-        order.append(Backward(stage, m))
-        if warm_up + m < micro_batches:
-            order.append(Forward(stage, warm_up + m))
-    return tuple(order)
+        return with_instructions(stages, one_f_one_b(count, micro_batches, in_flight), trained)
 
 
 def require_falling(in_flight: tuple[int, ...], trained: frozenset[int]) -> None:

@@ -14,14 +14,15 @@ torch.distributed.pipelining's ScheduleInterleavedZeroBubble with one stage a de
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bigbrain_fx.core import Backward, BackwardWeight, Compute, Forward, Stage, Stages
+from bigbrain_fx.core import Stages
 from bigbrain_fx.plan.schedule.chain import require_chain
 from bigbrain_fx.plan.schedule.costs import StageCosts
 from bigbrain_fx.plan.schedule.messages import Orders
 from bigbrain_fx.plan.schedule.one_f_one_b import require_falling
+from bigbrain_fx.plan.schedule.virtual import with_instructions
+from bigbrain_fx.planning import zb_h1
 
 
 @dataclass(frozen=True)
@@ -46,28 +47,4 @@ class ZeroBubbleH1:
         count = len(stages.stages)
         in_flight = self.in_flight or tuple(range(count, 0, -1))
         require_falling(in_flight, trained)
-        return {
-            stage.device: tuple(_alternate(stage, micro_batches, in_flight[stage.index]))
-            if stage.index in trained
-            else tuple(Forward(stage.index, m) for m in range(micro_batches))
-            for stage in stages.stages
-        }
-
-
-def _alternate(stage: Stage, micro_batches: int, in_flight: int) -> Iterator[Compute]:
-    """Yield F until so many are in flight, then B, W, F in turn; the first stage's W follows its B.
-
-    The W of stage s is s backwards behind: the last stage's device, which 1F1B leaves idle at the
-    end of a step, has most of them to do then.
-    """
-    number, behind = stage.index, stage.index
-    ahead = min(in_flight - 1, micro_batches)
-    yield from (Forward(number, m) for m in range(ahead))
-    for m in range(micro_batches):
-        if ahead + m < micro_batches:
-            yield Forward(number, ahead + m)
-        yield Backward(number, m)
-        if stage.deferred and m >= behind:
-            yield BackwardWeight(number, m - behind)
-    for m in range(max(0, micro_batches - behind), micro_batches) if stage.deferred else ():
-        yield BackwardWeight(number, m)
+        return with_instructions(stages, zb_h1(count, micro_batches, in_flight), trained)

@@ -287,6 +287,11 @@ class Param:
     canonical: str
     kind: Literal["parameter", "buffer", "constant"] = "parameter"
 
+    @property
+    def is_trained(self) -> bool:
+        """Whether it is a parameter that wants a gradient."""
+        return self.kind == "parameter" and self.spec.requires_grad
+
 
 @dataclass(frozen=True)
 class Graph:
@@ -344,6 +349,11 @@ class Graph:
     def param(self) -> Mapping[str, Param]:
         """Param by name."""
         return {param.name: param for param in self.params}
+
+    @cached_property
+    def trained(self) -> Mapping[str, Param]:
+        """The trained parameters by canonical name, in order; tied names are one."""
+        return {param.canonical: param for param in self.params if param.is_trained}
 
     @cached_property
     def input(self) -> Mapping[str, Input]:

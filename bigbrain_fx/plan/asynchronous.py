@@ -166,8 +166,7 @@ def require_no_overlap(plan: Plan, what: str, help_: str) -> None:
 
 def _has(graph: Graph, stage: Stage) -> bool:
     """Whether a stage has something to train."""
-    params = (graph.param[name] for name in stage.params)
-    return any(p.kind == "parameter" and p.spec.requires_grad for p in params)
+    return any(graph.param[name].is_trained for name in stage.params)
 
 
 def with_versions(costs: Costs, options: Options, micro_batches: int) -> Costs:

@@ -70,8 +70,7 @@ def _breaks(layers: list[_ModelLayer], sizes: dict[str, int], most_bytes: int) -
 
 def _sizes(graph: Graph) -> dict[str, int]:
     """Return the bytes of each trained parameter, by canonical name."""
-    trained = (p for p in graph.params if p.kind == "parameter" and p.spec.requires_grad)
-    return {param.canonical: param.spec.nbytes for param in trained}
+    return {name: param.spec.nbytes for name, param in graph.trained.items()}
 
 
 def _layers(graph: Graph, rows: int) -> Iterator[_ModelLayer]:

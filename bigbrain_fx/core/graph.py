@@ -222,6 +222,13 @@ class Op:
         inner = [name for op in self.body.ops for name in op.params] if self.body else []
         return tuple(dict.fromkeys(own + inner))
 
+    @property
+    def layer(self) -> str:
+        """The numbered layer that it is in, "m.blocks.3" of "m.blocks.3.up"; "" of none."""
+        parts = self.module_path.split(".")
+        ends = (end for end, part in enumerate(parts, start=1) if part.isdigit())
+        return ".".join(parts[: next(ends, 0)])
+
     @cached_property
     def checks(self) -> bool:
         """Whether it (or its body) checks an assumption, so that it runs though nobody reads it."""

@@ -358,10 +358,9 @@ def _blocks(plan: Plan, stage: Stage) -> list[str]:
 
 def _block_of(graph: Graph, op: str) -> str:
     """Return the block an op belongs to: a numbered layer, else the outermost other module."""
+    if graph.op[op].layer:
+        return graph.op[op].layer
     parts = graph.op[op].module_path.split(".")
-    numbered = next((i for i, part in enumerate(parts) if part.isdigit()), None)
-    if numbered is not None:
-        return ".".join(parts[: numbered + 1])
     prefixes = (".".join(parts[:count]) for count in range(1, len(parts) + 1))
     return next((p for p in prefixes if p not in _holders(graph)), ".".join(parts))
 

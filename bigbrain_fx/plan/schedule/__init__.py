@@ -52,7 +52,10 @@ from bigbrain_fx.plan.schedule.memory import (
     optimizes as optimizes,
 )
 from bigbrain_fx.plan.schedule.messages import Orders, messages as messages, with_messages
-from bigbrain_fx.plan.schedule.one_f_one_b import OneForwardOneBackward as OneForwardOneBackward
+from bigbrain_fx.plan.schedule.one_f_one_b import (
+    OneForwardOneBackward as OneForwardOneBackward,
+    ZeroBubbleH1 as ZeroBubbleH1,
+)
 from bigbrain_fx.plan.schedule.parts import nodes as nodes, parts as parts
 from bigbrain_fx.plan.schedule.replicas import order_replicas
 from bigbrain_fx.plan.schedule.stage_part import Part as Part
@@ -66,7 +69,6 @@ from bigbrain_fx.plan.schedule.synthesised import (
 from bigbrain_fx.plan.schedule.table import table as table
 from bigbrain_fx.plan.schedule.v_placement import DualPipeV as DualPipeV, ZeroBubbleV as ZeroBubbleV
 from bigbrain_fx.plan.schedule.virtual import line_of as line_of, virtual_stages as virtual_stages
-from bigbrain_fx.plan.schedule.zb_h1 import ZeroBubbleH1 as ZeroBubbleH1
 
 InFlight: TypeAlias = tuple[int, ...] | None
 

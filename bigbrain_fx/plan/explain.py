@@ -279,7 +279,7 @@ def _cut(plan: Plan, costs: Costs, source: int, target: int) -> Cut:
         if e.kind == "gradient" and (e.source, e.target) == (target, source)
     ]
     a, b = plan.stages.stages[source], plan.stages.stages[target]
-    link = plan.cluster.link(a.device, b.device)
+    link = plan.cluster.wire(a.device, b.device)
     neighbours = plan.stages.is_chain and target == source + 1 and a.replica == b.replica
     neighbours = neighbours and plan.placement.tensor is None
     moves = _alternatives(plan, costs, a, b) if neighbours else ()

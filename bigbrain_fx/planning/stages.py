@@ -151,6 +151,6 @@ class StageCutter:
         for weight in self.known.weights:
             holders = sorted({homes[unit] for unit in weight.readers})
             for a in holders if weight.trained_bytes else ():
-                others = (self.cluster.link(devices[a].name, devices[b].name) for b in holders)
+                others = (self.cluster.wire(devices[a].name, devices[b].name) for b in holders)
                 found[a] += sum(link.transfer_s(weight.trained_bytes) for link in others)
         return found

@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
-from bigbrain_fx.core import Cluster, Costs, Graph, Placement
+from bigbrain_fx.core import Cluster, Costs, Graph, Placement, micro_text
 from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.planning import (
     BestFirst,
@@ -112,10 +113,8 @@ class ChainDP:
 
     def sequences(self, cutter: Cutter) -> tuple[tuple[str, ...], ...]:
         """Return the orders of devices that are worth trying, the best looking first."""
-        cluster = cutter.setting.cluster
-        rough = cutter.line.rough(self.micro_batches)
-        every = device_orders(cluster, MOST_SEQUENCES, rough)
-        return tuple(s for s in every if not self.use_all or len(s) == len(cluster.devices))
+        count, every = len(cutter.setting.cluster.devices), _sequences(cutter, self.micro_batches)
+        return tuple(s for s in every if not self.use_all or len(s) == count)
 
     def best(self, known: Work, cluster: Cluster) -> tuple[Cutter, Split] | None:
         """Return the split of least objective, and what it is of; None when nothing fits."""
@@ -216,7 +215,7 @@ class ChainDP:
         used, offered = len(split.sequence), len(cluster.devices)
         head = (
             f"{used} of {offered} devices, {' -> '.join(split.sequence)}: about "
-            f"{found.step_s:.4g} s a step at {self.micro_batches} micro-batches, "
+            f"{found.step_s:.4g} s a step at {micro_text(self.micro_batches)}, "
             f"{split.most_s:.4g} s each on the busiest device or link; the fastest of those within "
             "reach of the best contiguous split of the orders tried"
         )
@@ -249,6 +248,13 @@ class Paced:
     def polished(self) -> Paced:
         """Return a split beside it that is no slower."""
         return replace(self, found=polished(self.cutter, self.found, _VISITS))
+
+
+@lru_cache(maxsize=1)
+def _sequences(cutter: Cutter, micro_batches: int) -> tuple[tuple[str, ...], ...]:
+    """Return orders of devices for a line: once, though they are asked for again and again."""
+    rough = cutter.line.rough(micro_batches)
+    return device_orders(cutter.setting.cluster, MOST_SEQUENCES, rough)
 
 
 def _by_pace(entry: Paced) -> float:

@@ -89,7 +89,7 @@ class Timing:
 
     def _ride(self, number: int, a: int, b: int) -> Ride:
         value, ends = self.known.values[number], [self.cluster.devices[a], self.cluster.devices[b]]
-        link = self.cluster.link(ends[0].name, ends[1].name)
+        link = self.cluster.wire(ends[0].name, ends[1].name)
         sizes = [value.nbytes, *([value.gradient_bytes] if value.gradient_bytes else [])]
         handling = sum(_ticks(max(e.overheads.handling_s(n) for e in ends)) for n in sizes)
         wires = [_ticks(n / link.bytes_per_s) for n in sizes]

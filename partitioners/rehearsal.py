@@ -9,11 +9,15 @@ Source: Graham 1969 (list scheduling), Narayanan et al., SOSP'19 (1F1B).
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
-from math import ceil
-
-from bigbrain_fx.planning import InFlight, Play, TimedStages, alternating, forwards, played_s
+from bigbrain_fx.planning import (
+    InFlight,
+    Play,
+    TimedStages,
+    alternating,
+    forwards,
+    in_flight_to_fill,
+    played_s,
+)
 
 
 def step_s(stages: TimedStages, micro_batches: int, in_flight: InFlight, trains: bool) -> float:
@@ -43,22 +47,4 @@ def _limits(stages: TimedStages, micro_batches: int, in_flight: InFlight) -> dic
     if in_flight is not None:
         numbers = (in_flight,) if isinstance(in_flight, int) else in_flight
         return {d: numbers[min(i, len(numbers) - 1)] for i, d in enumerate(devices)}
-    cycle_s = max(_loads_s(stages))
-    if cycle_s <= 0:
-        return dict.fromkeys(devices, micro_batches)
-    alone = Play(stages, 1, dict.fromkeys(devices, 1))
-    alone.orders()
-    rounds = {d: ceil((alone.last_s[d] - alone.first_s[d]) / cycle_s - 1e-9) for d in devices}
-    return {d: max(1, min(micro_batches, max(0, n) + 1)) for d, n in rounds.items()}
-
-
-def _loads_s(stages: TimedStages) -> Iterable[float]:
-    """Return what one micro-batch brings to each device and each link."""
-    loads: dict[tuple[int, int], float] = defaultdict(float)
-    for stage, device in enumerate(stages.device_of):
-        loads[device, device] += stages.forward_s[stage] + stages.backward_s[stage]
-    for message in (*stages.values, *stages.gradients):
-        if stages.crosses(message):
-            ends = stages.device_of[message.source], stages.device_of[message.target]
-            loads[ends] += message.wire_s
-    return loads.values()
+    return dict(zip(devices, in_flight_to_fill(stages, micro_batches), strict=True))

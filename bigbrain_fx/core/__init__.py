@@ -108,4 +108,4 @@ from bigbrain_fx.core.stages import (
     Statistics as Statistics,
 )
 from bigbrain_fx.core.version import VERSION as VERSION
-from bigbrain_fx.core.words import words as words
+from bigbrain_fx.core.words import micro_text as micro_text, words as words

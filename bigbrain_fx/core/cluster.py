@@ -206,3 +206,9 @@ class Cluster(Shown):
         if a == b:
             return Link(0.0, float("inf"))
         return self._link.get((a, b), self.default_link)
+
+    def wire(self, a: str, b: str) -> Link:
+        """Return the link between two devices, at the rate of a message alone on it and on NICs."""
+        link = self.link(a, b)
+        slowest = min((rate for _, rate in self.nics(a, b)), default=link.bytes_per_s)
+        return Link(link.latency_s, slowest) if slowest < link.bytes_per_s else link

@@ -70,4 +70,4 @@ class Costs:
 
     def transfer_s(self, nbytes: int, a: str, b: str) -> float:
         """Seconds to move `nbytes` bytes from device `a` to device `b`."""
-        return self.cluster.link(a, b).transfer_s(nbytes)
+        return self.cluster.wire(a, b).transfer_s(nbytes)

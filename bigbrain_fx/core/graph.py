@@ -222,6 +222,13 @@ class Op:
         inner = [name for op in self.body.ops for name in op.params] if self.body else []
         return tuple(dict.fromkeys(own + inner))
 
+    @property
+    def layer(self) -> str:
+        """The numbered layer that it is in, "m.blocks.3" of "m.blocks.3.up"; "" of none."""
+        parts = self.module_path.split(".")
+        ends = (end for end, part in enumerate(parts, start=1) if part.isdigit())
+        return ".".join(parts[: next(ends, 0)])
+
     @cached_property
     def checks(self) -> bool:
         """Whether it (or its body) checks an assumption, so that it runs though nobody reads it."""
@@ -287,6 +294,11 @@ class Param:
     canonical: str
     kind: Literal["parameter", "buffer", "constant"] = "parameter"
 
+    @property
+    def is_trained(self) -> bool:
+        """Whether it is a parameter that wants a gradient."""
+        return self.kind == "parameter" and self.spec.requires_grad
+
 
 @dataclass(frozen=True)
 class Graph:
@@ -344,6 +356,11 @@ class Graph:
     def param(self) -> Mapping[str, Param]:
         """Param by name."""
         return {param.name: param for param in self.params}
+
+    @cached_property
+    def trained(self) -> Mapping[str, Param]:
+        """The trained parameters by canonical name, in order; tied names are one."""
+        return {param.canonical: param for param in self.params if param.is_trained}
 
     @cached_property
     def input(self) -> Mapping[str, Input]:

@@ -63,7 +63,6 @@ from bigbrain_fx.plan.nouns import (
     Source as Source,
     asynchronous_text as asynchronous_text,
     compiled_text as compiled_text,
-    micro_text as micro_text,
     to_json as to_json,
 )
 from bigbrain_fx.plan.offloading import (

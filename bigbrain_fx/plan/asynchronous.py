@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from bigbrain_fx.core import Asynchronous, Cluster, Costs, Graph, Stage, Stages
+from bigbrain_fx.core import Asynchronous, Cluster, Costs, Graph, Stage, Stages, micro_text
 from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan.conflicts import Conflict, require_none, with_members
 from bigbrain_fx.plan.fold import micro_option, taken_counts
-from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source, micro_text
+from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
 from bigbrain_fx.plan.replica_statistics import written
 
 SCHEDULE = "1f1b"
@@ -166,8 +166,7 @@ def require_no_overlap(plan: Plan, what: str, help_: str) -> None:
 
 def _has(graph: Graph, stage: Stage) -> bool:
     """Whether a stage has something to train."""
-    params = (graph.param[name] for name in stage.params)
-    return any(p.kind == "parameter" and p.spec.requires_grad for p in params)
+    return any(graph.param[name].is_trained for name in stage.params)
 
 
 def with_versions(costs: Costs, options: Options, micro_batches: int) -> Costs:

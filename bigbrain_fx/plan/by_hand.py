@@ -134,15 +134,9 @@ def write_placement(plan: Plan, path: str | Path, force: bool = False) -> None:
     """Write where a plan computes what, for an editor and for `--place`.
 
     Raises:
-        InputError: the plan has replicas, the file is there, or it cannot be written.
+        InputError: the file is there, or it cannot be written.
     """
     path = Path(path)
-    if plan.stages.replicas > 1:
-        raise InputError(
-            f"the plan has {plan.stages.replicas} replicas, and a placement is of one",
-            code="BX1214",
-            help="split without --replicas to place by hand",
-        )
     if os.path.lexists(path) and not force:
         raise InputError(
             f"{path} exists already", code="BX1215", help="give another file, or --force"
@@ -153,8 +147,11 @@ def write_placement(plan: Plan, path: str | Path, force: bool = False) -> None:
 
 
 def placement_json(plan: Plan) -> dict[str, Any]:
-    """Return what the file holds: whole modules where they are on one device, else single ops."""
-    own_stages = plan.stages.of_member(0)  # a group is where its first device is
+    """Return what the file holds: whole modules where they are on one device, else single ops.
+
+    A tensor group is where its first device is; of replicas it is the first.
+    """
+    own_stages = [stage for stage in plan.stages.of_member(0) if stage.replica == 0]
     device_of: dict[str, str] = {}
     for stage in own_stages:
         own = set(stage.ops) - set(stage.recomputed)  # what it only computes again is another's
@@ -179,7 +176,7 @@ def placement_json(plan: Plan) -> dict[str, Any]:
         "$comment": "Modules by path ('blocks.0-5' are six), then single ops that are in no "
         "module, or in one that is cut; give it to split --place.",
         "model": plan.graph.name,
-        "devices": list(plan.stages.devices),
+        "devices": list(dict.fromkeys(stage.device for stage in own_stages)),
         "modules": modules,
         "ops": ops,
     }

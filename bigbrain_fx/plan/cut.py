@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate, pairwise
 
 from bigbrain_fx.core import Edge, Graph, Placement, Stage, Stages, TensorSpec
-from bigbrain_fx.planning import is_size, live_ops as live_ops, units
+from bigbrain_fx.planning import is_size, live_ops as live_ops, neighbours, stage_lists, units
 
 SIZE = "aten.sym_size.int"
 _UPDATING = "_updating"  # as a cached property is: stages are frozen
@@ -49,7 +49,7 @@ def cut(
     found = units(concrete)
     groups = [group for group in (_only(group, live) for group in found.groups) if group]
     device_of = [_device_of(concrete, group, placement) for group in groups]
-    order = _shorter(_Groups.of(graph, groups, _parts_of(groups, device_of, breaks)))
+    order = _ordered(graph, groups, _parts_of(groups, device_of, breaks))
     stages = [
         _stage(graph, found.replicated, number, device_of[ids[0]], [groups[i] for i in ids])
         for number, ids in enumerate(order)
@@ -109,31 +109,6 @@ def gathered(graph: Graph, stages: Sequence[Stage]) -> frozenset[str]:
 # --------------------------------------------------------------------------- the order of stages
 
 
-@dataclass(frozen=True)
-class _Groups:
-    """The graph of groups: who must run before whom, on which device."""
-
-    device_of: Sequence[str]
-    before: Sequence[frozenset[int]]
-    after: Sequence[frozenset[int]]
-
-    @staticmethod
-    def of(graph: Graph, groups: Sequence[tuple[str, ...]], device_of: Sequence[str]) -> _Groups:
-        group_of = {name: i for i, group in enumerate(groups) for name in group}
-        before: list[set[int]] = [set() for _ in groups]
-        after: list[set[int]] = [set() for _ in groups]
-        for name, i in group_of.items():
-            for ref in graph.op[name].refs:
-                j = group_of.get(ref, i)
-                if j != i:
-                    before[i].add(j)
-                    after[j].add(i)
-        return _Groups(device_of, [frozenset(s) for s in before], [frozenset(s) for s in after])
-
-    def reversed(self) -> _Groups:
-        return _Groups(self.device_of, self.after, self.before)
-
-
 def _parts_of(
     groups: Sequence[tuple[str, ...]], device_of: Sequence[str], breaks: Sequence[str]
 ) -> list[str]:
@@ -152,52 +127,17 @@ def _parts_of(
     return found
 
 
-def _shorter(groups: _Groups) -> list[list[int]]:
-    """Neither direction always wins; the minimum is hard, so take the better of the two."""
-    early = _greedy(groups)
-    late = [sorted(stage) for stage in reversed(_greedy(groups.reversed()))]
-    return early if len(early) <= len(late) else late
-
-
-def _greedy(groups: _Groups) -> list[list[int]]:
-    """Emit, again and again, all that one device can run now.
-
-    A device that this finishes goes first, else the one that can run most groups.
-    """
-    left: dict[str, set[int]] = {}
-    for i, device in enumerate(groups.device_of):
-        left.setdefault(device, set()).add(i)
-    waiting = [len(before) for before in groups.before]
-    place = {device: i for i, device in enumerate(left)}
-    stages: list[list[int]] = []
-    while left:
-        closures = {d: _closure(groups, d, waiting, own) for d, own in left.items()}
-        best = max(
-            closures,
-            key=lambda d: (len(closures[d]) == len(left[d]), len(closures[d]), -place[d]),
-        )
-        stages.append(sorted(closures[best]))
-        for i in closures[best]:
-            for j in groups.after[i]:
-                waiting[j] -= 1
-        left[best] -= closures[best]
-        left = {device: own for device, own in left.items() if own}
-    return stages
-
-
-def _closure(groups: _Groups, device: str, waiting: Sequence[int], left: set[int]) -> set[int]:
-    """Return the groups of one device that can run with nothing more from the others."""
-    met: dict[int, int] = {}
-    ready = [i for i in left if waiting[i] == 0]
-    closure: set[int] = set()
-    while ready:
-        i = ready.pop()
-        closure.add(i)
-        for j in groups.after[i]:
-            met[j] = met.get(j, 0) + 1
-            if groups.device_of[j] == device and met[j] == waiting[j]:
-                ready.append(j)
-    return closure
+def _ordered(
+    graph: Graph, groups: Sequence[tuple[str, ...]], device_of: Sequence[str]
+) -> list[list[int]]:
+    """Return the groups of each stage, in an order in which stages can run."""
+    group_of = {name: i for i, group in enumerate(groups) for name in group}
+    reads = ((group_of.get(ref, i), i) for n, i in group_of.items() for ref in graph.op[n].refs)
+    edges = {(a, b) for a, b in reads if a != b}
+    number = {device: i for i, device in enumerate(dict.fromkeys(device_of))}
+    count, homes = len(groups), [number[device] for device in device_of]
+    before = neighbours(count, ((b, a) for a, b in edges))
+    return stage_lists(before, neighbours(count, edges), homes)
 
 
 def _device_of(graph: Graph, group: tuple[str, ...], placement: Placement) -> str:

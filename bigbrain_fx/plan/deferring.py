@@ -171,5 +171,5 @@ def _uses(graph: Graph, op: Op) -> Iterator[str]:
         path = op.target.removeprefix(_LEAF)
         names += [param.name for param in graph.params if param.name.startswith(f"{path}.")]
     for param in (graph.param[name] for name in names):
-        if param.kind == "parameter" and param.spec.requires_grad:
+        if param.is_trained:
             yield param.canonical

@@ -162,8 +162,7 @@ class _Known:
 
     @cached_property
     def _held_bytes(self) -> int:
-        trained = (p for p in self.graph.params if p.kind == "parameter" and p.spec.requires_grad)
-        return sum({p.canonical: p.spec.nbytes for p in trained}.values())
+        return sum(param.spec.nbytes for param in self.graph.trained.values())
 
     @cached_property
     def _named(self) -> tuple[Axis, ...]:

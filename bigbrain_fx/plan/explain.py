@@ -279,7 +279,7 @@ def _cut(plan: Plan, costs: Costs, source: int, target: int) -> Cut:
         if e.kind == "gradient" and (e.source, e.target) == (target, source)
     ]
     a, b = plan.stages.stages[source], plan.stages.stages[target]
-    link = plan.cluster.link(a.device, b.device)
+    link = plan.cluster.wire(a.device, b.device)
     neighbours = plan.stages.is_chain and target == source + 1 and a.replica == b.replica
     neighbours = neighbours and plan.placement.tensor is None
     moves = _alternatives(plan, costs, a, b) if neighbours else ()
@@ -358,10 +358,9 @@ def _blocks(plan: Plan, stage: Stage) -> list[str]:
 
 def _block_of(graph: Graph, op: str) -> str:
     """Return the block an op belongs to: a numbered layer, else the outermost other module."""
+    if graph.op[op].layer:
+        return graph.op[op].layer
     parts = graph.op[op].module_path.split(".")
-    numbered = next((i for i, part in enumerate(parts) if part.isdigit()), None)
-    if numbered is not None:
-        return ".".join(parts[: numbered + 1])
     prefixes = (".".join(parts[:count]) for count in range(1, len(parts) + 1))
     return next((p for p in prefixes if p not in _holders(graph)), ".".join(parts))
 

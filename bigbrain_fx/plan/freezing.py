@@ -25,7 +25,7 @@ def with_frozen(graph: Graph, modules: Sequence[str], at: str = "--freeze") -> G
     Raises:
         InputError: there is no such module, it trains nothing, or nothing is left to train.
     """
-    trained = [p for p in graph.params if p.kind == "parameter" and p.spec.requires_grad]
+    trained = [p for p in graph.params if p.is_trained]
     chosen: set[str] = set()
     for name in modules:
         found = _inside(name, graph, trained, at)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from bigbrain_fx.core import Graph, Op, Placement
+from bigbrain_fx.core import Graph, Placement
 from bigbrain_fx.planning import live_ops, units
 
 PARTS = (8, 16, 32)
@@ -70,8 +70,7 @@ def _breaks(layers: list[_ModelLayer], sizes: dict[str, int], most_bytes: int) -
 
 def _sizes(graph: Graph) -> dict[str, int]:
     """Return the bytes of each trained parameter, by canonical name."""
-    trained = (p for p in graph.params if p.kind == "parameter" and p.spec.requires_grad)
-    return {param.canonical: param.spec.nbytes for param in trained}
+    return {name: param.spec.nbytes for name, param in graph.trained.items()}
 
 
 def _layers(graph: Graph, rows: int) -> Iterator[_ModelLayer]:
@@ -82,7 +81,7 @@ def _layers(graph: Graph, rows: int) -> Iterator[_ModelLayer]:
         ops = [graph.op[name] for name in group if name in live]
         if not ops:
             continue
-        here = _layer_of(ops[0])
+        here = ops[0].layer or ops[0].module_path
         if first and here != where:
             yield _ModelLayer(first, frozenset(params))
             first, params = "", set()
@@ -91,10 +90,3 @@ def _layers(graph: Graph, rows: int) -> Iterator[_ModelLayer]:
         params |= read & sizes.keys()
     if first:
         yield _ModelLayer(first, frozenset(params))
-
-
-def _layer_of(op: Op) -> str:
-    """Return the outermost module with a number ("blocks.2"), else the innermost one."""
-    paths = [call.path for call in op.modules]
-    numbered = (path for path in paths if path.rpartition(".")[2].isdecimal())
-    return next(numbered, paths[-1] if paths else "")

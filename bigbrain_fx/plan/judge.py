@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
-from bigbrain_fx.core import Cluster, Costs, Graph, Placement
+from bigbrain_fx.core import Cluster, Costs, Graph, Placement, micro_text
 from bigbrain_fx.errors import BigBrainError, InputError, NoPlanError
 from bigbrain_fx.plan.apart import least_gap, times_counted
 from bigbrain_fx.plan.fastest import fastest, fastest_number
 from bigbrain_fx.plan.fold import FOLDS
 from bigbrain_fx.plan.halving import open_halves
 from bigbrain_fx.plan.memory_check import needed_bytes
-from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source, micro_text
+from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
 from bigbrain_fx.plan.offloading import as_planners_see
 from bigbrain_fx.plan.one import counts, estimated, more_counts, placed, placement_of, planned_as
 from bigbrain_fx.plan.process_clock import held_up

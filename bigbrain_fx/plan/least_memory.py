@@ -31,7 +31,7 @@ def held_bytes(
 
 def _besides(param: Param, graph: Graph, source: Source, offload: Sequence[Offloaded]) -> float:
     """Return how many times a tensor's own bytes its gradient and state take."""
-    if not (graph.training and param.kind == "parameter" and param.spec.requires_grad):
+    if not (graph.training and param.is_trained):
         return 0.0
     if "state" in offload:
         return 1.0

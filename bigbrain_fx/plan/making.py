@@ -30,12 +30,15 @@ from bigbrain_fx.plan.memory_check import with_data
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
 from bigbrain_fx.plan.one import counts, estimated, more_counts, placed, placement_of, planned_as
 from bigbrain_fx.plan.replicas import (
+    only,
     plan_mirrored,
     plan_replicas,
+    replica_count,
     require_mirror,
     run_as_one,
     wants_mirror,
     wants_replicas,
+    with_replica_of,
 )
 from bigbrain_fx.plan.schedule import stage_costs
 from bigbrain_fx.plan.simulate import simulate
@@ -87,7 +90,7 @@ def make_plan(
     if is_open(cluster, options):
         return plan_together(graph, cluster, source, options, partial(make_plan, known=known))
     if options.pins or options.place:
-        return _by_hand(graph, cluster, source, options)
+        return _by_hand(graph, cluster, source, options, rival_s)
     if wants_tensor(options):
         return _grouped(graph, cluster, source, options, rival_s)
     if wants_replicas(graph, cluster, options):
@@ -154,29 +157,67 @@ def _searched(
     return replace(plan, cluster=cluster)
 
 
-def _by_hand(graph: Graph, cluster: Cluster, source: Source, options: Options) -> Plan:
+def _by_hand(
+    graph: Graph, cluster: Cluster, source: Source, options: Options, rival_s: float
+) -> Plan:
     """Plan with modules where the user wants them; of the rest, the partitioner decides.
-
-    What is on one device of a tensor group is on all of it.
 
     Raises:
         NoPlanError: a device has no room for what is pinned to it; the arithmetic per device.
-        InputError: a name is not there, or replicas or "auto" were asked for as well.
+        InputError: a name is not there, "auto" was asked for as well, or the devices named are of
+            several replicas.
     """
     require_placeable(options, cluster)
-    if wants_replicas(graph, cluster, options):
-        raise InputError(
-            "what is placed by hand is a plan of one replica",
-            code="BX1242",
-            at="--place" if options.place else "--pin",
-            help="leave --replicas (or what the cluster file says of them) out",
-        )
-    maker = _maker_by_hand(graph, cluster, source, options)
     homes = homes_of(graph, cluster, options.pins)
     if options.place:
         fixed = with_homes(read_placement(options.place, graph, cluster), homes)
     else:
         fixed = filled(graph, homes, "placed around what is pinned by hand")
+    if not wants_replicas(graph, cluster, options):
+        return _around(graph, cluster, source, options, homes, fixed)
+    return _replicas_by_hand(graph, cluster, source, options, homes, fixed, rival_s)
+
+
+def _replicas_by_hand(
+    graph: Graph,
+    cluster: Cluster,
+    source: Source,
+    options: Options,
+    homes: Mapping[str, str],
+    fixed: Placement,
+    rival_s: float,
+) -> Plan:
+    """Plan each replica as one is placed: its devices stand for those at their places elsewhere."""
+    if wants_tensor(options):
+        require_grid(graph, cluster, options)
+        options = replace(options, tensor_tried=wanted_axes(graph, options))
+    about = replica_count(cluster, options), options.tensor or 1
+    first, cluster = with_replica_of(cluster, *about, dict.fromkeys(fixed.device_of.values()))
+    here = tuple(only(cluster, first).device)
+
+    def make(graph: Graph, own: Cluster, source: Source, options: Options) -> Plan:
+        to = dict(zip(here, own.device, strict=True))
+        placement = replace(fixed, device_of={op: to[d] for op, d in fixed.device_of.items()})
+        pinned = {op: to[device] for op, device in homes.items()}
+        return _around(graph, own, source, options, pinned, placement)
+
+    join = partial(_joined, graph, cluster, source, options)
+    return plan_replicas(graph, cluster, source, options, make, join, rival_s)
+
+
+def _around(
+    graph: Graph,
+    cluster: Cluster,
+    source: Source,
+    options: Options,
+    homes: Mapping[str, str],
+    fixed: Placement,
+) -> Plan:
+    """Plan one replica with ops at their homes: as fixed, or around them as a partitioner says.
+
+    What is on one device of a tensor group is on all of it.
+    """
+    maker = _maker_by_hand(graph, cluster, source, options)
     if isinstance(maker, GroupMaker):
         homes, fixed = maker.homes_of(homes), _of_members(maker, fixed)
     usual = counts(maker.graph, maker.cluster, options)
@@ -241,12 +282,14 @@ def plan_placed(
             code="BX1243",
             help="leave --devices out: the plan to follow has its cluster",
         )
-    plans = []
-    for count in counts(graph, cluster, options):
-        concrete = graph.at(graph.batch // count)
-        costs = estimated(concrete, cluster, source, options.estimator)
-        plans.append(placed(graph, cluster, source, options, count, placement, costs))
-    return min(plans, key=lambda plan: plan.forecast.step_s)
+    usual = counts(graph, cluster, options)
+
+    def make(count: int) -> Plan:
+        costs = estimated(graph.at(graph.batch // count), cluster, source, options.estimator)
+        return placed(graph, cluster, source, options, count, placement, costs)
+
+    more = () if placement.replicas else more_counts(graph, options, max(usual))
+    return fastest_number(usual, more, make, but=(NoPlanError,))
 
 
 def costs_of(plan: Plan) -> Costs:

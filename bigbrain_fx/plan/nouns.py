@@ -27,6 +27,7 @@ from bigbrain_fx.core import (
     Stages,
     SumOrder,
     ZeroStage,
+    micro_text,
 )
 from bigbrain_fx.plan.deferring import Defer, defer_text
 from bigbrain_fx.plan.offloading import offload_text
@@ -46,11 +47,6 @@ Open: TypeAlias = Annotated[
     int | None, Field(ge=0), BeforeValidator(lambda given: 0 if given == AUTO else given)
 ]
 """How many; 0, or "auto", lets the planner choose."""
-
-
-def micro_text(count: int) -> str:
-    """Say how many micro-batches: `4 micro-batches`."""
-    return f"{count} micro-batch{'es' * (count != 1)}"
 
 
 def asynchronous_text(stages: Stages) -> str:

@@ -128,8 +128,7 @@ def may_repeat(graph: Graph, stage: Stage) -> bool:
 def _require_repeatable(graph: Graph, stage: Stage) -> None:
     """Refuse a stage that writes what training changes, too: what it reads twice would differ."""
     for name, op in _written(graph, stage):
-        param = graph.param[name]
-        if param.kind == "parameter" and param.spec.requires_grad:
+        if graph.param[name].is_trained:
             raise InputError(
                 f"stage {stage.index} writes into the trained parameter '{name}' in its forward, "
                 "so it cannot run again",

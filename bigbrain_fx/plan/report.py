@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from bigbrain_fx.core import DeviceForecast, Forecast
+from bigbrain_fx.core import DeviceForecast, Forecast, micro_text
 from bigbrain_fx.plan.explain import Cut, Explanation, explain, size_text
 from bigbrain_fx.plan.making import timeline
 from bigbrain_fx.plan.measured import COMPUTES, MeasuredStep
-from bigbrain_fx.plan.nouns import Plan, micro_text
+from bigbrain_fx.plan.nouns import Plan
 from bigbrain_fx.plan.picture import ROW, WIDTH, gantt, key, rect, svg, text
 from bigbrain_fx.plan.search import Candidate, Search
 

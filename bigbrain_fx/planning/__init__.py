@@ -81,6 +81,7 @@ if TYPE_CHECKING:
         searched_cuts as searched_cuts,
         shared_cuts as shared_cuts,
     )
+    from bigbrain_fx.planning.in_flight import in_flight_to_fill as in_flight_to_fill
     from bigbrain_fx.planning.known_orders import (
         Ranked as Ranked,
         dualpipe_v as dualpipe_v,
@@ -111,6 +112,10 @@ if TYPE_CHECKING:
         polished as polished,
         room_of as room_of,
         shifted_cuts as shifted_cuts,
+    )
+    from bigbrain_fx.planning.stage_order import (
+        neighbours as neighbours,
+        stage_lists as stage_lists,
     )
     from bigbrain_fx.planning.stages import StageCutter as StageCutter
     from bigbrain_fx.planning.synthesis import Synthesis as Synthesis, synthesise as synthesise

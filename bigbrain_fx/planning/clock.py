@@ -131,13 +131,14 @@ def forwards(stages: TimedStages, micro_batches: int) -> Orders:
 def alternating(stages: TimedStages, micro_batches: int, in_flight: Sequence[int]) -> Orders:
     """Return the order of 1F1B, for one stage per device, with so many in flight at each."""
     return {
-        device: _one_f_one_b(stage, micro_batches, min(in_flight[stage], micro_batches))
+        device: one_f_one_b_of(stage, micro_batches, min(in_flight[stage], micro_batches))
         for stage, device in enumerate(stages.device_of)
     }
 
 
 @lru_cache(maxsize=4096)
-def _one_f_one_b(stage: int, micro_batches: int, warm_up: int) -> tuple[Job, ...]:
+def one_f_one_b_of(stage: int, micro_batches: int, warm_up: int) -> tuple[Job, ...]:
+    """Return F 0..w-1, then B0 F w B1 F w+1 ..., then the backwards that are left."""
     order = [(True, stage, micro) for micro in range(warm_up)]
     for micro in range(micro_batches):
         order.append((False, stage, micro))

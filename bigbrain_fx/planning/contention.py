@@ -38,7 +38,7 @@ def crowded(cluster: Cluster) -> Cluster:
 
 def bytes_per_s(cluster: Cluster, a: str, b: str) -> float:
     """Return the rate of a message that shares its link and NICs with nobody."""
-    return min([cluster.link(a, b).bytes_per_s, *(rate for _, rate in cluster.nics(a, b))])
+    return cluster.wire(a, b).bytes_per_s
 
 
 @dataclass(frozen=True)

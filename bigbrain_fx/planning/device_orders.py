@@ -189,15 +189,17 @@ class _Known:
 
 def _distinct(kinds: Sequence[int]) -> Iterator[Path]:
     """Yield every order of every subset; devices that could change places are taken in order."""
-    after = _next_alike(kinds)
-
-    def extend(taken: Path, nexts: tuple[int, ...]) -> Iterator[Path]:
-        if taken:
-            yield taken
-        for i in nexts:
-            yield from extend((*taken, i), _without(nexts, i, after[i]))
-
-    return extend((), _firsts(kinds))
+    after, nexts = _next_alike(kinds), _firsts(kinds)
+    begun: list[tuple[Path, tuple[int, ...], Iterator[int]]] = [((), nexts, iter(nexts))]
+    while begun:  # no recursion: it would be as deep as there are devices
+        taken, nexts, left = begun[-1]
+        i = next(left, None)
+        if i is None:
+            begun.pop()
+            continue
+        yield (*taken, i)
+        nexts = _without(nexts, i, after[i])
+        begun.append(((*taken, i), nexts, iter(nexts)))
 
 
 def _firsts(kinds: Sequence[int]) -> tuple[int, ...]:
@@ -215,8 +217,10 @@ def _promising(known: _Known, most: int) -> Iterator[Path]:
     """
     whole = len(known.devices)
     beams = [_beam(known, known.step_of), _beam(known, known.links_of)]
-    found = [path for length in zip(*beams, strict=True) for paths in length for path in paths]
-    best = sorted(found, key=lambda path: (known.step_s(path), path))[:_IMPROVED]
+    begun = [each for length in zip(*beams, strict=True) for paths in length for each in paths]
+    found = [each.path for each in begun]
+    about_s = {each.path: known.step_of(each.sums, len(each.path)) for each in begun}
+    best = sorted(found, key=lambda path: (about_s[path], path))[:_IMPROVED]
     longest = [path for path in found if len(path) == whole][:_IMPROVED]
     better = [_improved(known, path) for path in (*best, *longest)]
     step = max(1, -(-whole * 12 // most), whole // _LENGTHS)
@@ -236,7 +240,7 @@ class _Begun:
     nexts: tuple[int, ...]
 
 
-def _beam(known: _Known, score_s: Callable[[_PathSums, int], float]) -> list[list[Path]]:
+def _beam(known: _Known, score_s: Callable[[_PathSums, int], float]) -> list[list[_Begun]]:
     """Return, for each length, the best paths of those that extend the best ones before."""
     after = _next_alike(known.kinds)
     begun = [_Begun((), _PathSums(0.0), _firsts(known.kinds))]
@@ -252,7 +256,7 @@ def _beam(known: _Known, score_s: Callable[[_PathSums, int], float]) -> list[lis
             _Begun((*path, i), sums, _without(old.nexts, i, after[i]))
             for _, path, i, sums, old in longer[:_BEAM]
         ]
-        found.append([each.path for each in begun[:_PER_LENGTH]])
+        found.append(begun[:_PER_LENGTH])
     return found
 
 

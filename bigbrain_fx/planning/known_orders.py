@@ -7,11 +7,12 @@ says FULL_BACKWARD, a Backward and its BackwardWeight stand side by side.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import TypeAlias
 
 from bigbrain_fx.errors import InputError
+from bigbrain_fx.planning.clock import one_f_one_b_of
 from bigbrain_fx.planning.virtual_stages import JobOf, Kind
 
 Jobs: TypeAlias = tuple[JobOf, ...]
@@ -21,42 +22,36 @@ Ranked: TypeAlias = tuple[Jobs, ...]
 _F, _B, _W = Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD_WEIGHT
 
 
-def one_f_one_b(devices: int, micro_batches: int) -> Ranked:
+def one_f_one_b(devices: int, micro_batches: int, in_flight: Sequence[int] | None = None) -> Ranked:
     """Return 1F1B: a whole backward as soon as one may run; device d has devices - d in flight.
+
+    Where links are slow more may be `in_flight`, by device.
 
     Source: Narayanan et al., PipeDream, 2019; Fan et al., DAPPLE, 2021.
     """
-
-    def of(rank: int) -> Iterator[JobOf]:
-        warm_up = min(devices - rank, micro_batches)
-        yield from ((_F, rank, micro) for micro in range(warm_up))
-        for micro in range(micro_batches):
-            yield _B, rank, micro
-            if warm_up + micro < micro_batches:
-                yield _F, rank, warm_up + micro
-
-    return _each(devices, of)
+    flights = in_flight or range(devices, 0, -1)
+    warm_ups = (min(n, micro_batches) for n in flights)
+    return tuple(one_f_one_b_of(rank, micro_batches, n) for rank, n in enumerate(warm_ups))
 
 
-def zb_h1(devices: int, micro_batches: int) -> Ranked:
+def zb_h1(devices: int, micro_batches: int, in_flight: Sequence[int] | None = None) -> Ranked:
     """Return ZB-H1: 1F1B with its memory, device d runs each BackwardWeight d micro-batches later.
+
+    The last device, which 1F1B leaves idle at the end of a step, has most of them to do then.
 
     Source: Qi et al., Zero Bubble Pipeline Parallelism, 2024, section 2.1; torch calls it ZB1P.
     """
 
-    def of(rank: int) -> Iterator[JobOf]:
-        warm_up = min(devices - rank, micro_batches)
-        yield from ((_F, rank, micro) for micro in range(warm_up))
-        for micro in range(micro_batches):
-            yield _B, rank, micro
-            if micro >= rank:
+    def of(rank: int, order: Jobs) -> Iterator[JobOf]:
+        for kind, stage, micro in order:
+            yield kind, stage, micro
+            if kind == _B and micro >= rank:
                 yield _W, rank, micro - rank
-            if warm_up + micro < micro_batches:
-                yield _F, rank, warm_up + micro
         late = max(0, micro_batches - rank)
         yield from ((_W, rank, micro) for micro in range(late, micro_batches))
 
-    return _each(devices, of)
+    whole = one_f_one_b(devices, micro_batches, in_flight)
+    return tuple(tuple(of(rank, order)) for rank, order in enumerate(whole))
 
 
 def makes_rounds(devices: int, micro_batches: int) -> bool:

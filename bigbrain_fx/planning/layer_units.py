@@ -16,13 +16,7 @@ def whole_layers(graph: Graph, known: Work) -> Work:
 
 def layers(graph: Graph, groups: Sequence[Sequence[str]]) -> list[range]:
     """Return the runs of units that belong to one layer: `blocks.3` and all below it."""
-    layers = [_layer(graph.op[group[0]].module_path) for group in groups]
+    firsts = [graph.op[group[0]] for group in groups]
+    layers = [op.layer or op.module_path.partition(".")[0] for op in firsts]
     starts = [i for i, layer in enumerate(layers) if i == 0 or not layer or layer != layers[i - 1]]
     return [range(a, b) for a, b in pairwise([*starts, len(groups)])]
-
-
-def _layer(path: str) -> str:
-    """Return a module's path up to its first number, else its first part."""
-    parts = path.split(".")
-    numbered = next((i for i, part in enumerate(parts) if part.isdigit()), 0)
-    return ".".join(parts[: numbered + 1])

@@ -1,9 +1,14 @@
 """The list scheduler on arrays: a device that is free takes the most urgent job that is ready.
 
-A backward before a forward, an early micro-batch before a late one, then the longest way to the
-end, as `plan.schedule.greedy` has it.
+The physics is that of `plan.simulate`: a message starts when its link is free, and latency does not
+occupy the link. Priorities: a backward before a forward, an early micro-batch before a late one,
+and of one micro-batch the stage with the longest way still to go. A device has at most its limit of
+micro-batches on it, from their first to their last computation there. That cannot block:
+micro-batches enter every stage in ascending order, so the earliest unfinished one was let in
+everywhere before any later one.
 
-Source: Graham 1969 (list scheduling); the rank is HEFT's upward rank (Topcuoglu et al., 2002).
+Source: Graham, Bounds on Multiprocessing Timing Anomalies, 1969 (list scheduling); the rank is the
+upward rank of HEFT (Topcuoglu et al., 2002), used here only among equals.
 """
 
 from __future__ import annotations
@@ -22,10 +27,18 @@ class Play:
         staged: the stages.
         micro_batches: per step.
         limits: device -> the most micro-batches on it at once.
+        untrained: stages that have no backward.
     """
 
-    def __init__(self, staged: TimedStages, micro_batches: int, limits: Mapping[int, int]) -> None:
+    def __init__(
+        self,
+        staged: TimedStages,
+        micro_batches: int,
+        limits: Mapping[int, int],
+        untrained: frozenset[int] = frozenset(),
+    ) -> None:
         self.staged, self.micro_batches, self.limits = staged, micro_batches, limits
+        self.untrained = untrained
         self._out: dict[bool, dict[int, list[Message]]] = {True: {}, False: {}}
         self._inputs: dict[bool, dict[int, int]] = {True: {}, False: {}}
         for way, messages in ((True, staged.values), (False, staged.gradients)):
@@ -37,7 +50,9 @@ class Play:
         self._heaps: dict[tuple[bool, int], list[tuple[int, float, int]]] = defaultdict(list)
         self._running: set[int] = set()
         self._inside: dict[int, dict[int, int]] = {d: {} for d in staged.devices}
-        self._work = {d: 2 * staged.device_of.count(d) for d in staged.devices}
+        self._work = dict.fromkeys(staged.devices, 0)
+        for stage, device in enumerate(staged.device_of):
+            self._work[device] += 1 if stage in untrained else 2
         self._link_free_s: dict[tuple[int, int], float] = {}
         self._events: list[tuple[float, int, Job, bool]] = []
         self._serial = 0
@@ -54,7 +69,7 @@ class Play:
             self._start(device, 0.0)
         while self._events:
             now_s = self._events[0][0]
-            touched: dict[int, None] = {}
+            touched: dict[int, None] = {}  # everything of one moment happens before anyone decides
             while self._events and self._events[0][0] == now_s:
                 _, _, job, is_done = heappop(self._events)
                 touched[self.staged.device_of[job[1]]] = None
@@ -68,7 +83,7 @@ class Play:
         staged = self.staged
         count = len(staged.device_of)
         back = [0.0] * count
-        for stage in range(count):
+        for stage in (stage for stage in range(count) if stage not in self.untrained):
             ways = (m.way_s + back[m.target] for m in self._out[False].get(stage, ()))
             back[stage] = staged.backward_s[stage] + max(ways, default=0.0)
         there = list(back)
@@ -117,6 +132,7 @@ class Play:
             micro, _, stage = heappop(backwards)
             return False, stage, micro
         inside = self._inside[device]
+        # if the earliest may not come in yet, no later one is in
         if forwards and (forwards[0][0] in inside or len(inside) < self.limits[device]):
             micro, _, stage = heappop(forwards)
             return True, stage, micro
@@ -131,7 +147,7 @@ class Play:
             del self._inside[device][micro]
         if micro + 1 < self.micro_batches:
             self._supply((is_forward, stage, micro + 1), now_s)
-        if is_forward:
+        if is_forward and stage not in self.untrained:
             self._supply((False, stage, micro), now_s)
         for message in self._out[is_forward].get(stage, ()):
             reader = is_forward, message.target, micro

@@ -12,7 +12,7 @@ from dataclasses import replace
 from bigbrain_fx.core import Cluster
 from bigbrain_fx.planning.device_kinds import by_hosts
 
-MOST_DEVICES = 256
+MOST_DEVICES = 1024
 
 
 def looked_at(cluster: Cluster, most: int = MOST_DEVICES) -> Cluster:
@@ -32,7 +32,7 @@ def looked_at(cluster: Cluster, most: int = MOST_DEVICES) -> Cluster:
     )
 
 
-def of_how_many(cluster: Cluster) -> str:
+def of_how_many(cluster: Cluster, most: int = MOST_DEVICES) -> str:
     """Say how many devices are looked at, of how many; nothing where that is all."""
     count = len(cluster.devices)
-    return "" if count <= MOST_DEVICES else f"on {MOST_DEVICES} of {count:,} devices"
+    return "" if count <= most else f"on {most:,} of {count:,} devices"

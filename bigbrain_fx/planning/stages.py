@@ -15,6 +15,7 @@ from itertools import pairwise
 from bigbrain_fx.core import Cluster, Overheads
 from bigbrain_fx.planning.clock import Message, TimedStages
 from bigbrain_fx.planning.contention import bytes_per_s
+from bigbrain_fx.planning.stage_order import neighbours, stage_lists
 from bigbrain_fx.planning.unit_io import Value
 from bigbrain_fx.planning.unit_work import Work
 
@@ -128,11 +129,11 @@ class StageCutter:
 
     @cached_property
     def _before(self) -> list[list[int]]:
-        return _neighbours(len(self.known.groups), ((b, a) for a, b in self.known.edges))
+        return neighbours(len(self.known.groups), ((b, a) for a, b in self.known.edges))
 
     @cached_property
     def _after(self) -> list[list[int]]:
-        return _neighbours(len(self.known.groups), self.known.edges)
+        return neighbours(len(self.known.groups), self.known.edges)
 
     def _values(self, stage_of: Sequence[int]) -> Iterable[Value]:
         return sorted(self.known.values, key=lambda value: stage_of[value.maker])
@@ -150,77 +151,6 @@ class StageCutter:
         for weight in self.known.weights:
             holders = sorted({homes[unit] for unit in weight.readers})
             for a in holders if weight.trained_bytes else ():
-                others = (self.cluster.link(devices[a].name, devices[b].name) for b in holders)
+                others = (self.cluster.wire(devices[a].name, devices[b].name) for b in holders)
                 found[a] += sum(link.transfer_s(weight.trained_bytes) for link in others)
         return found
-
-
-def stage_lists(
-    before: Sequence[Sequence[int]], after: Sequence[Sequence[int]], homes: Sequence[int]
-) -> list[list[int]]:
-    """Return the units of each stage: the greedy from either end, whichever makes fewer."""
-    early = _greedy(before, after, homes)
-    late = [sorted(stage) for stage in reversed(_greedy(after, before, homes))]
-    return early if len(early) <= len(late) else late
-
-
-def _greedy(
-    before: Sequence[Sequence[int]], after: Sequence[Sequence[int]], homes: Sequence[int]
-) -> list[list[int]]:
-    """Emit, again and again, all that one device can run now: one that it finishes, or the most."""
-    devices = list(dict.fromkeys(homes))
-    place = {device: -i for i, device in enumerate(devices)}
-    left = {device: 0 for device in devices}
-    waiting = [len(each) for each in before]
-    ready: dict[int, set[int]] = {device: set() for device in devices}
-    for unit, home in enumerate(homes):
-        left[home] += 1
-        if not waiting[unit]:
-            ready[home].add(unit)
-    closures = {d: _closure(after, homes, waiting, ready[d]) for d in devices}
-    stages: list[list[int]] = []
-    while left:
-        best = max(left, key=lambda d: (len(closures[d]) == left[d], len(closures[d]), place[d]))
-        units = sorted(closures[best])
-        stages.append(units)
-        ready[best].clear()
-        stale = {best}
-        for unit in units:
-            for later in after[unit]:
-                waiting[later] -= 1
-                stale.add(homes[later])
-                if not waiting[later] and later not in closures[best]:
-                    ready[homes[later]].add(later)
-        left[best] -= len(units)
-        if not left[best]:
-            del left[best]
-        for device in stale & left.keys():
-            closures[device] = _closure(after, homes, waiting, ready[device])
-    return stages
-
-
-def _closure(
-    after: Sequence[Sequence[int]],
-    homes: Sequence[int],
-    waiting: Sequence[int],
-    ready: Iterable[int],
-) -> set[int]:
-    """Return what a device can run with nothing more from the others."""
-    met: dict[int, int] = {}
-    pending = list(ready)
-    closure = set(pending)
-    while pending:
-        unit = pending.pop()
-        for later in after[unit]:
-            met[later] = met.get(later, 0) + 1
-            if homes[later] == homes[unit] and met[later] == waiting[later]:
-                closure.add(later)
-                pending.append(later)
-    return closure
-
-
-def _neighbours(count: int, edges: Iterable[tuple[int, int]]) -> list[list[int]]:
-    found: list[list[int]] = [[] for _ in range(count)]
-    for a, b in edges:
-        found[a].append(b)
-    return found

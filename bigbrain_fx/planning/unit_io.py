@@ -70,11 +70,9 @@ def weights_of(graph: Graph, groups: Iterable[Iterable[str]]) -> Iterator[Weight
         for name in names:
             for key in graph.op[name].params:
                 readers.setdefault(graph.param[key].canonical, {})[number] = None
-    spec_of = {param.canonical: param for param in reversed(graph.params)}
+    size_of = {param.canonical: param.spec.nbytes for param in graph.params}
     for canonical, numbers in readers.items():
-        param = spec_of[canonical]
-        updated = param.kind == "parameter" and param.spec.requires_grad and graph.loss is not None
-        nbytes = param.spec.nbytes
+        nbytes, updated = size_of[canonical], canonical in graph.trained and graph.loss is not None
         yield Weight(tuple(numbers), nbytes, nbytes if updated else 0)
 
 

@@ -280,7 +280,7 @@ def _on_kind(
 def _while_updated(graph: Graph, costs: Costs, names: Iterable[str]) -> int:
     """Return what the optimizer holds for a moment while it updates the largest parameter."""
     params = (graph.param[key] for name in names for key in graph.op[name].params)
-    sizes = (p.spec.nbytes for p in params if p.kind == "parameter" and p.spec.requires_grad)
+    sizes = (p.spec.nbytes for p in params if p.is_trained)
     most = costs.optimizer_temporaries + costs.optimizer_leftover
     return int(most * max(sizes, default=0)) if graph.loss else 0
 

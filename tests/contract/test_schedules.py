@@ -39,11 +39,11 @@ from bigbrain_fx.plan.schedule import (
     Synthesised,
     build,
     check,
-    in_flight_to_fill,
 )
-from bigbrain_fx.plan.schedule.greedy import play
 from bigbrain_fx.plan.schedule.messages import with_messages
+from bigbrain_fx.plan.schedule.virtual import timed_stages
 from bigbrain_fx.plan.simulate import simulate
+from bigbrain_fx.planning import Play, in_flight_to_fill
 from tests.support.examples import examples
 from tests.support.pipelines import mirrored
 
@@ -211,12 +211,14 @@ def test_the_list_scheduler_and_the_simulator_share_their_physics(
     """What the list scheduler saw while it played is what the simulator says, to the second."""
     stages, costs, micro_batches = case
     trained = all_of(stages)
-    in_flight = in_flight_to_fill(stages, micro_batches, costs, trained)
-    limits = dict(zip(stages.devices, in_flight, strict=True))
-    played = play(stages, micro_batches, costs, trained, limits)
+    timed = timed_stages(stages, costs, trained)
+    in_flight = in_flight_to_fill(timed, micro_batches)
+    played = Play(timed, micro_batches, dict(enumerate(in_flight)))
+    played.orders()
     programs = build("list", stages, micro_batches, costs, trained, in_flight)
     bars = [bar for bar in simulate(programs, stages, costs).timeline if "#" in bar.what]
-    for device, ended_s in played.last_end_s.items():
+    for place, ended_s in played.last_s.items():
+        device = stages.devices[place]
         assert max(bar.end_s for bar in bars if bar.device == device) == ended_s
 
 
@@ -227,7 +229,7 @@ def test_1f1b_runs_with_any_warm_up_that_does_not_grow(
 ) -> None:
     stages, costs, micro_batches = case
     trained = all_of(stages)
-    fill = in_flight_to_fill(stages, micro_batches, costs, trained)
+    fill = in_flight_to_fill(timed_stages(stages, costs, trained), micro_batches)
     programs = build("1f1b", stages, micro_batches, costs, trained, tuple(k + more for k in fill))
     assert_keeps_the_contract(programs, stages, costs, micro_batches)
 

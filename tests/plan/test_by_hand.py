@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from bigbrain_fx.core import Cluster, Graph, ModuleCall
+from bigbrain_fx.core import Cluster, Graph, ModuleCall, Placement
 from bigbrain_fx.errors import InputError, NoPlanError
-from bigbrain_fx.plan import Options, Plan, Source, make_plan, write_placement
+from bigbrain_fx.plan import Options, Plan, Source, make_plan, plan_placed, write_placement
 from bigbrain_fx.plan.by_hand import homes_of, read_pins
+from tests.plan.test_micro_batch_rows import one_device, wide
+from tests.support.messages import refused
 from tests.support.synthetic import chain_graph, cluster_of, device
 
 MIB = 2**20
@@ -122,11 +124,56 @@ def test_a_file_that_is_no_placement(tmp_path: Path, text: str, said: str) -> No
     assert caught.match(said)
 
 
-def test_auto_and_replicas_place_by_themselves() -> None:
-    wrong = (Options("auto"), "auto chooses devices itself"), (Options(replicas=2), "one replica")
-    for options, why in wrong:
-        with pytest.raises(InputError, match=why):
-            make_plan(GRAPH, CLUSTER, Source("m.py"), replace(options, pins=(("head", "d0"),)))
+def test_auto_places_by_itself() -> None:
+    with pytest.raises(InputError, match="auto chooses devices itself"):
+        make_plan(GRAPH, CLUSTER, Source("m.py"), Options("auto", pins=(("head", "d0"),)))
+
+
+FOUR = cluster_of(*(device(f"d{i}") for i in range(4)))
+
+
+def replicated(cluster: Cluster = FOUR, **choices: object) -> Plan:
+    options = Options(**{"replicas": 2, "micro_batches": 2, "schedule": "list", **choices})  # type: ignore[arg-type]
+    return make_plan(replace(GRAPH, batch=4), cluster, Source("m.py"), options)
+
+
+def homes_of_replicas(plan: Plan) -> list[list[str]]:
+    stages = [plan.stages.of_replica(number) for number in range(plan.stages.replicas)]
+    device_of = [{op: stage.device for stage in own for op in stage.ops} for own in stages]
+    return [[own[op.name] for op in GRAPH.ops] for own in device_of]
+
+
+def test_replicas_are_placed_as_one_is(tmp_path: Path) -> None:
+    """Each device stands for those at its place in the others; the file names one replica's."""
+    pins = (("embed", "d1"), ("blocks", "d0"), ("head", "d1"))
+    plan = replicated(pins=pins)
+    one, other = homes_of_replicas(plan)
+    assert one[:5] == ["d1", *["d0"] * 4]
+    assert other == [{"d0": "d2", "d1": "d3"}[name] for name in one]
+    assert json.loads(_written(plan, tmp_path))["devices"] == ["d1", "d0"]
+    again = replicated(place=str(tmp_path / "whole.json"))
+    assert (again.stages, again.forecast) == (plan.stages, plan.forecast)
+    named = replace(FOUR, replicas=(("d0", "d3"), ("d1", "d2")))
+    pins = (("embed", "d3"), ("blocks", "d0"), ("head", "d3"))
+    assert homes_of_replicas(replicated(named, pins=pins))[1][:2] == ["d2", "d1"]
+
+
+def test_devices_that_no_replica_has_together_are_one() -> None:
+    pins = (("embed", "d0"), ("blocks", "d3"), ("head", "d0"))
+    assert {*homes_of_replicas(replicated(pins=pins))[1]} == {"d1", "d2"}
+    named = replace(FOUR, replicas=(("d0", "d1"), ("d2", "d3")))
+    with refused("BX1242"):
+        replicated(named, pins=pins)
+    with refused("BX1242"):  # no place in the replica of one device
+        replicated(cluster_of(*FOUR.devices[:3]), pins=(("blocks", "d0"), ("head", "d1")))
+
+
+def test_a_placement_that_is_given_has_as_few_rows_as_fit() -> None:
+    """Numbers that do not fit are not the end: others are tried."""
+    graph = wide(64)
+    placement = Placement({op.name: "d0" for op in graph.ops}, "given")
+    plan = plan_placed(graph, one_device(100 * MIB), Source("m.py"), Options(), placement)
+    assert 64 // plan.micro_batches == plan.rows < 32
 
 
 def test_an_op_that_every_reader_makes_for_itself_has_a_place_too(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -15,7 +16,10 @@ from bigbrain_fx.emit import bundle_texts
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import capture, load_model_file
 from bigbrain_fx.plan import Options, Plan, Source, make_plan, part_channels, replica_cut
+from bigbrain_fx.verification import verify
 from bigbrain_fx.verification.bundle.members import MembersReference
+from tests.support.bundles import cluster as where, split_small
+from tests.support.messages import refused
 from tests.verification.test_members import HEADS, cluster, planned, trained
 from tools.matrix import Bench
 
@@ -132,7 +136,6 @@ def test_a_member_sums_with_the_same_member_of_the_other_replicas(bench: Bench) 
     ("choices", "said"),
     [
         ({"replicas": 3}, "groups of 2 devices, and replica 0 of 3 has 1"),
-        ({"replicas": 2, "pins": (("embed", "d0"),)}, "is a plan of one replica"),
         ({"replicas": 2, "offload": ("activations", "state", "weights")}, "--tensor"),
         ({"replicas": 2, "asynchronous": "2bw"}, "--asynchronous"),
         ({"replicas": 8, "tensor": 2}, "8 replicas need as many devices"),
@@ -144,6 +147,31 @@ def test_what_does_not_go_is_refused_in_words(
     with pytest.raises(InputError) as caught:
         planned(bench, 3 if choices["replicas"] == 3 else 4, **choices)
     assert said in f"{caught.value.what} {caught.value.help}"
+
+
+def test_collectives_sum_each_member_with_its_peers(bench: Bench) -> None:
+    """A process group is of the devices with one part of the weights; a lone group has none."""
+    options = {"replicas": 2, "zero_stage": 1, "sum_order": "backend"}
+    plan = planned(bench, 8, **options)
+    stages = plan.stages.stages
+    assert plan.stages.by_backend
+    groups = {tuple(stages[index].device for index in b.stages) for b in plan.stages.buckets}
+    assert groups == {(f"d{i}", f"d{i + 4}") for i in range(4)}
+    with refused("BX1344"):
+        planned(bench, 2, sum_order="backend")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("zero", [0, 2])
+def test_processes_sum_members_by_collectives_to_rounding(
+    zero: Literal[0, 2], tmp_path: Path
+) -> None:
+    options = Options(
+        "naive", micro_batches=4, replicas=2, tensor=2, zero_stage=zero, sum_order="backend"
+    )
+    found = verify(split_small(tmp_path, where(4), options), steps=3, processes=True)
+    assert found.passed
+    assert sum(check.rounded for check in found.checks) == 4
 
 
 @pytest.mark.nightly

@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from bigbrain_fx.core import Backward, Stage
+from bigbrain_fx.core import Backward, Stage, micro_text
 from bigbrain_fx.emit.files.channels import Channels, DeviceFile
 from bigbrain_fx.emit.files.instructions import (
     backward_lines,
@@ -33,7 +33,7 @@ from bigbrain_fx.emit.modules.classes import Classes, StageText
 from bigbrain_fx.emit.modules.layout import WIDTH, double_quoted, wrapped
 from bigbrain_fx.emit.modules.names import identifier
 from bigbrain_fx.emit.modules.taps import TAPPING
-from bigbrain_fx.plan import holders, micro_text
+from bigbrain_fx.plan import holders
 
 _DEFERRING = "# {layers}: their weights' gradients wait for weights_N"
 _AGAIN = "# what again(...) gives is not kept from forward to backward: it is made again"

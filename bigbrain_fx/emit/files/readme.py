@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bigbrain_fx.core import Stage
+from bigbrain_fx.core import Stage, micro_text
 from bigbrain_fx.emit.files import infer_texts, train_texts
 from bigbrain_fx.emit.files.model_file import UsersCode
 from bigbrain_fx.emit.modules.names import device_names
@@ -13,7 +13,6 @@ from bigbrain_fx.plan import (
     asynchronous_text,
     compiled_text,
     defer_text,
-    micro_text,
     offload_text,
     quantised_text,
     recompute_text,

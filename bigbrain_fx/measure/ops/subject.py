@@ -57,7 +57,7 @@ class Subject:
     def _make_leaves(self) -> dict[str, Tensor]:
         leaves: dict[str, Tensor] = {}
         for param in self.graph.params:
-            wanted = param.kind == "parameter" and param.spec.requires_grad
+            wanted = param.is_trained
             if wanted and param.canonical not in leaves:
                 leaf = self._plain[param.name].detach().requires_grad_()
                 self._hooks.append(leaf.register_hook(self._adder(param.canonical, leaf)))

@@ -10,6 +10,7 @@ from bigbrain_fx.plan.replicas.divide import (
     likeness as likeness,
     numbers as numbers,
     only as only,
+    with_replica_of as with_replica_of,
 )
 from bigbrain_fx.plan.replicas.make import (
     MOST_TRIED as MOST_TRIED,
@@ -27,6 +28,7 @@ from bigbrain_fx.plan.replicas.mirror import (
 from bigbrain_fx.plan.replicas.outdone import OutdoneError as OutdoneError
 from bigbrain_fx.plan.replicas.share import by_speed as by_speed
 from bigbrain_fx.plan.replicas.wanted import (
+    replica_count as replica_count,
     require_replica_options as require_replica_options,
     require_sensible as require_sensible,
     wants_replicas as wants_replicas,

@@ -8,7 +8,7 @@ This file knows devices; it knows no model.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from bigbrain_fx.core import Cluster, Device, Link
@@ -51,6 +51,36 @@ def divide(cluster: Cluster, count: int, members: int = 1) -> tuple[Group, ...]:
         groups = _balanced(near, count, every // count)
     place = {device.name: i for i, device in enumerate(cluster.devices)}
     return tuple(tuple(sorted(group, key=place.__getitem__)) for group in groups)
+
+
+def with_replica_of(
+    cluster: Cluster, count: int, members: int, used: Collection[str]
+) -> tuple[Group, Cluster]:
+    """Return the replica that has some devices, and the cluster with the devices of all replicas.
+
+    Where they are of several, but as many as a replica has, they are one, and the others are made
+    of the rest.
+
+    Raises:
+        InputError: no replica has them all, or replicas have not as many devices each.
+    """
+    groups = divide(cluster, count, members)
+    found = next((group for group in groups if set(used) <= set(group)), None)
+    if found is None and not cluster.replicas and len(used) * count == len(cluster.devices):
+        found = tuple(name for name in cluster.device if name in used)
+        rest = only(cluster, cluster.device.keys() - found)
+        groups = (found, *divide(rest, count - 1, members))
+    if found is None or len({len(group) for group in groups}) > 1:
+        listed = "; ".join(f"replica {i}: {', '.join(group)}" for i, group in enumerate(groups))
+        raise InputError(
+            f"what is placed by hand is one replica of several alike, and {', '.join(used)} are of "
+            "several, or of one that has more devices than another",
+            code="BX1242",
+            notes=(listed,),
+            help='use the devices of one replica, or name those of each under "replicas" in the '
+            "cluster file, as many for each",
+        )
+    return found, replace(cluster, replicas=groups)
 
 
 def _named(cluster: Cluster, count: int) -> tuple[Group, ...]:

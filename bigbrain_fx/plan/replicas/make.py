@@ -11,13 +11,21 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import TypeAlias
 
-from bigbrain_fx.core import Cluster, Graph, Placement, Replica, TensorParallel, sums_each
+from bigbrain_fx.core import (
+    Cluster,
+    Graph,
+    Placement,
+    Replica,
+    TensorParallel,
+    micro_text,
+    sums_each,
+)
 from bigbrain_fx.errors import InputError, NoPlanError, ScheduleError
 from bigbrain_fx.plan.deferring import Defer
 from bigbrain_fx.plan.fastest import fastest_number
 from bigbrain_fx.plan.gathered_parts import in_parts
 from bigbrain_fx.plan.judge import Maker
-from bigbrain_fx.plan.nouns import Options, Plan, Source, micro_text
+from bigbrain_fx.plan.nouns import Options, Plan, Source
 from bigbrain_fx.plan.one import counts, more_counts
 from bigbrain_fx.plan.progress import is_stopped, tell, until_stopped
 from bigbrain_fx.plan.replica_cut import with_breaks
@@ -28,7 +36,12 @@ from bigbrain_fx.plan.replicas.halved import halved
 from bigbrain_fx.plan.replicas.many import require_few_messages
 from bigbrain_fx.plan.replicas.outdone import OutdoneError, Rival
 from bigbrain_fx.plan.replicas.share import asked, by_speed, numbered
-from bigbrain_fx.plan.replicas.wanted import require_one, require_room_to_fold, require_sensible
+from bigbrain_fx.plan.replicas.wanted import (
+    replica_count,
+    require_one,
+    require_room_to_fold,
+    require_sensible,
+)
 from bigbrain_fx.planning import label
 
 MOST_TRIED = 32
@@ -65,7 +78,7 @@ def plan_replicas(
         InputError: replicas cannot be made as asked.
     """
     require_sensible(graph, options)
-    count = options.replicas or len(options.replica_shares) or len(cluster.replicas) or 1
+    count = replica_count(cluster, options)
     if count == 1:
         require_one(options)
     return _planned(graph, cluster, source, options, make, join, count, Rival(rival_s))

@@ -23,6 +23,11 @@ def wants_replicas(graph: Graph, cluster: Cluster, options: Options) -> bool:
     return asked
 
 
+def replica_count(cluster: Cluster, options: Options) -> int:
+    """Return how many replicas were asked for, by option or by the cluster file; 1: none."""
+    return options.replicas or len(options.replica_shares) or len(cluster.replicas) or 1
+
+
 def require_replica_options(cluster: Cluster, options: Options, *, trains: bool) -> None:
     """Refuse what replicas cannot do, or what only they can, whatever the model is."""
     if not _are_asked(cluster, options, trains=trains):

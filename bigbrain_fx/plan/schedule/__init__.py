@@ -43,7 +43,6 @@ from bigbrain_fx.plan.schedule.forward import ForwardOnly as ForwardOnly
 from bigbrain_fx.plan.schedule.gathers import begun_at as begun_at, early_takes as early_takes
 from bigbrain_fx.plan.schedule.gems import Gems as Gems, is_mirrored as is_mirrored
 from bigbrain_fx.plan.schedule.gpipe import GPipe as GPipe
-from bigbrain_fx.plan.schedule.in_flight import in_flight_to_fill as in_flight_to_fill
 from bigbrain_fx.plan.schedule.interleaved import Interleaved as Interleaved
 from bigbrain_fx.plan.schedule.list_scheduler import ListScheduler as ListScheduler
 from bigbrain_fx.plan.schedule.memory import (
@@ -53,7 +52,10 @@ from bigbrain_fx.plan.schedule.memory import (
     optimizes as optimizes,
 )
 from bigbrain_fx.plan.schedule.messages import Orders, messages as messages, with_messages
-from bigbrain_fx.plan.schedule.one_f_one_b import OneForwardOneBackward as OneForwardOneBackward
+from bigbrain_fx.plan.schedule.one_f_one_b import (
+    OneForwardOneBackward as OneForwardOneBackward,
+    ZeroBubbleH1 as ZeroBubbleH1,
+)
 from bigbrain_fx.plan.schedule.parts import nodes as nodes, parts as parts
 from bigbrain_fx.plan.schedule.replicas import order_replicas
 from bigbrain_fx.plan.schedule.stage_part import Part as Part
@@ -67,7 +69,6 @@ from bigbrain_fx.plan.schedule.synthesised import (
 from bigbrain_fx.plan.schedule.table import table as table
 from bigbrain_fx.plan.schedule.v_placement import DualPipeV as DualPipeV, ZeroBubbleV as ZeroBubbleV
 from bigbrain_fx.plan.schedule.virtual import line_of as line_of, virtual_stages as virtual_stages
-from bigbrain_fx.plan.schedule.zb_h1 import ZeroBubbleH1 as ZeroBubbleH1
 
 InFlight: TypeAlias = tuple[int, ...] | None
 

@@ -1,7 +1,7 @@
 """The list scheduler: any stage graph; a device that is free takes what is ready.
 
-What `play` did, in time order, is written down as each device's program; what happened once cannot
-deadlock. It knows nothing of messages; physics and priorities are in `greedy`.
+What was played in time order is written down as each device's program; what happened once cannot
+deadlock. Physics and priorities are in `planning.list_play`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from bigbrain_fx.core import Stages
 from bigbrain_fx.plan.schedule.costs import StageCosts
-from bigbrain_fx.plan.schedule.greedy import play
-from bigbrain_fx.plan.schedule.in_flight import in_flight_to_fill
 from bigbrain_fx.plan.schedule.messages import Orders
+from bigbrain_fx.plan.schedule.virtual import timed_stages, with_instructions, without_backward
+from bigbrain_fx.planning import Play, in_flight_to_fill
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,8 @@ class ListScheduler:
         self, stages: Stages, micro_batches: int, costs: StageCosts, trained: frozenset[int]
     ) -> Orders:
         """Return what each device computes, in order; each Backward with its BackwardWeight."""
-        costs = costs.whole
-        in_flight = self.in_flight or in_flight_to_fill(stages, micro_batches, costs, trained)
-        limits = dict(zip(stages.devices, in_flight, strict=True))
-        return play(stages, micro_batches, costs, trained, limits).orders
+        timed = timed_stages(stages, costs.whole, trained)
+        untrained = without_backward(stages, trained)
+        in_flight = self.in_flight or in_flight_to_fill(timed, micro_batches, untrained)
+        orders = Play(timed, micro_batches, dict(enumerate(in_flight)), untrained).orders()
+        return with_instructions(stages, (orders[device] for device in timed.devices), trained)

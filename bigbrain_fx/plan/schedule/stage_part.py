@@ -88,9 +88,7 @@ class Part:
 def trained_params(graph: Graph, stage: Stage) -> Mapping[str, int]:
     """Return the bytes of each parameter of a stage that wants a gradient, by canonical name."""
     found = (graph.param[name] for name in stage.params)
-    return {
-        p.canonical: p.spec.nbytes for p in found if p.kind == "parameter" and p.spec.requires_grad
-    }
+    return {param.canonical: param.spec.nbytes for param in found if param.is_trained}
 
 
 def _int(size: object) -> int:

@@ -23,8 +23,7 @@ def params_of(graph: Graph, stages: Iterable[Stage]) -> tuple[Param, ...]:
 
 def trainable(graph: Graph, stages: Iterable[Stage]) -> tuple[Param, ...]:
     """Return the parameters of some stages that are trained; tied names count once."""
-    found = params_of(graph, stages)
-    return tuple(p for p in found if p.kind == "parameter" and p.spec.requires_grad)
+    return tuple(param for param in params_of(graph, stages) if param.is_trained)
 
 
 def kept_params(graph: Graph, stages: Stages, device: str) -> tuple[Param, ...]:

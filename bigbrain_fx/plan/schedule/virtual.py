@@ -71,28 +71,36 @@ def virtual_stages(
         trained: stages that have a Backward.
         room_bytes: by device, for what is saved and what waits; no limit where it is left out.
     """
-    devices = [costs.cluster.device[name] for name in stages.devices]
-    places = range(len(devices))
     waits = [bool(stage.deferred) and stage.index in trained for stage in stages.stages]
-    timed = TimedStages(
-        line_of(stages),
-        costs.forward_s,
-        costs.backward_s,
-        tuple(_messages(stages, costs, "activation")),
-        tuple(_messages(stages, costs, "gradient")) if trained else (),
-        {place: devices[place].overheads.step_s for place in places},
-        {place: devices[place].overheads.instruction_s for place in places},
-        {place: costs.optimizer_s.get(stages.devices[place], 0.0) for place in places},
-    )
     room = room_bytes or {}
     return VirtualStages(
-        timed,
+        timed_stages(stages, costs, trained),
         micro_batches,
         tuple(s if wait else None for s, wait in zip(costs.weight_s, waits, strict=True)),
         tuple(float(_saved_bytes(stages, costs, stage)) for stage in range(len(waits))),
         tuple(float(costs.working_of(stage).waiting_bytes) for stage in range(len(waits))),
         {place: room[name] for place, name in enumerate(stages.devices) if name in room},
-        frozenset(range(len(waits))) - trained,
+        without_backward(stages, trained),
+    )
+
+
+def without_backward(stages: Stages, trained: frozenset[int]) -> frozenset[int]:
+    """Return the stages that have no Backward."""
+    return frozenset(range(len(stages.stages))) - trained
+
+
+def timed_stages(stages: Stages, costs: StageCosts, trained: frozenset[int]) -> TimedStages:
+    """Return the seconds of stages and messages; devices are numbers, as in `virtual_stages`."""
+    own = [costs.cluster.device[name].overheads for name in stages.devices]
+    return TimedStages(
+        line_of(stages),
+        costs.forward_s,
+        costs.backward_s,
+        tuple(_messages(stages, costs, "activation")),
+        tuple(_messages(stages, costs, "gradient")) if trained else (),
+        {place: each.step_s for place, each in enumerate(own)},
+        {place: each.instruction_s for place, each in enumerate(own)},
+        {place: costs.optimizer_s.get(name, 0.0) for place, name in enumerate(stages.devices)},
     )
 
 

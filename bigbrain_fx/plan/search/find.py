@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from bigbrain_fx.core import Cluster, Costs, Graph, Placement
+from bigbrain_fx.core import Cluster, Costs, Graph, Placement, micro_text
 from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan.memory_check import for_tensors
 from bigbrain_fx.plan.search.bound import bound_of_all, bound_of_chains, bound_of_work
@@ -52,6 +52,8 @@ _CUTS_PER_DEVICE = 6
 _FEWEST_TRIALS = 4
 _NEAREST = 24
 """Sequences of devices to look at for a split that needs the least memory."""
+_WIDE = 64
+"""Devices up to which partitioners of chains are asked for every number of micro-batches."""
 _MOST_NEAREST = 4
 """Such splits to simulate, with those beside them."""
 
@@ -258,8 +260,8 @@ class _Run:
         micro = entry.micro_batches
         reason = (
             f"{len(split.sequence)} of {len(self.ask.cluster.devices)} devices, "
-            f"{' -> '.join(split.sequence)}: about {entry.step_s:.4g} s a step at {micro} "
-            f"micro-batches, {split.most_s:.4g} s each on the busiest device or link"
+            f"{' -> '.join(split.sequence)}: about {entry.step_s:.4g} s a step at "
+            f"{micro_text(micro)}, {split.most_s:.4g} s each on the busiest device or link"
         )
         return Placement(line.work.placed(line.homes(split)), reason)
 
@@ -285,8 +287,9 @@ class _Run:
             if ops > most or (self.ask.cut_at == "blocks" and name != "chain-dp"):
                 continue
             chain = name in ("naive", "chain-dp")
+            asked = chain and len(self.ask.cluster.devices) <= _WIDE
             for at in self._promising(chain):
-                if chain or best is None or at.micro_batches == best.trial.micro_batches:
+                if asked or best is None or at.micro_batches == best.trial.micro_batches:
                     self._planner(name, at.micro_batches)
 
     def _promising(self, chain: bool) -> Iterator[_At]:

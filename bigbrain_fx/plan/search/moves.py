@@ -92,7 +92,7 @@ class Floor:
     def _trip_s(self, homes: NDArray[np.intp], a: int, b: int, nbytes: int) -> Array:
         names = [device.name for device in self.cluster.devices]
         table = np.array(
-            [[self.cluster.link(x, y).transfer_s(nbytes) for y in names] for x in names]
+            [[self.cluster.wire(x, y).transfer_s(nbytes) for y in names] for x in names]
         )
         found: Array = table[homes[:, a], homes[:, b]]
         return found

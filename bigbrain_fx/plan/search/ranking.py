@@ -26,10 +26,8 @@ class CutBlocks:
     def __init__(self, graph: Graph) -> None:
         self._ops: dict[str, list[str]] = {}
         for op in graph.ops:
-            parts = op.module_path.split(".")
-            number = next((i for i, part in enumerate(parts) if part.isdigit()), None)
-            if number is not None:
-                self._ops.setdefault(".".join(parts[: number + 1]), []).append(op.name)
+            if op.layer:
+                self._ops.setdefault(op.layer, []).append(op.name)
 
     def cut(self, placement: Placement) -> int:
         """Return how many are on more than one device."""

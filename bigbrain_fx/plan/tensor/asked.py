@@ -9,7 +9,7 @@ from bigbrain_fx.core import Axis, Cluster, Graph
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan.fold import FOLDS
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan
-from bigbrain_fx.plan.replicas import divide
+from bigbrain_fx.plan.replicas import divide, replica_count
 from bigbrain_fx.plan.shard import axes, between, chosen_axes, of_layers, priced_axes, without
 
 _NAMES = 12  # of axes, that a message lists
@@ -76,6 +76,13 @@ def require_possible(graph: Graph, cluster: Cluster, options: Options) -> None:
         )
     for what, help_ in not_yet(graph, cluster, options):
         raise InputError(f"--tensor does not go with {what} yet", code="BX1329", help=help_)
+    if options.all_reduce_order == "backend":
+        raise InputError(
+            "--sum-order backend sums gradients of replicas, and this plan has one replica: inside "
+            "a tensor group sums are the bundle's own messages",
+            code="BX1344",
+            help="add --replicas 2 or more, or leave --sum-order out",
+        )
     if options.schedule in FOLDS and len(cluster.devices) == count:
         raise InputError(
             f"schedule '{options.schedule}' goes over several groups of devices, and these "
@@ -101,15 +108,13 @@ def not_yet(graph: Graph, cluster: Cluster, options: Options) -> Iterator[tuple[
     """Yield what does not go with it, and what to do."""
     if graph.loss is None and graph.training:
         yield "a model that trains without a loss", "add loss(output, batch), or say --mode eval"
-    if options.all_reduce_order == "backend":
-        yield "--sum-order backend", "use another, or leave --tensor out"
 
 
 def require_grid(graph: Graph, cluster: Cluster, options: Options) -> None:
     """Refuse what does not go with replicas of tensor groups, before anything is planned."""
     for what, help_ in not_yet(graph, cluster, options):
         raise InputError(f"--tensor does not go with {what} yet", code="BX1332", help=help_)
-    replicas = options.replicas or len(options.replica_shares) or len(cluster.replicas) or 1
+    replicas = replica_count(cluster, options)
     members = options.tensor or 1
     for number, group in enumerate(divide(cluster, replicas, members)):
         if len(group) % members:

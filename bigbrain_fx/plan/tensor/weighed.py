@@ -145,8 +145,8 @@ def _update_s(graph: Graph, costs: Costs, device: str) -> float:
     """Return what a member's optimizer takes for all that it holds."""
     if not graph.training:
         return 0.0
-    held = {p.canonical: p for p in graph.params if p.kind == "parameter" and p.spec.requires_grad}
-    return costs.optimizer_s(device, len(held), sum(p.spec.nbytes for p in held.values()))
+    sizes = [param.spec.nbytes for param in graph.trained.values()]
+    return costs.optimizer_s(device, len(sizes), sum(sizes))
 
 
 def chain_s(speeds: Iterable[float], micro_batches: int | None) -> float:

@@ -198,13 +198,23 @@ def chain(
     checks.append(same_grouping(reference, whole, stream(0), plan.seed))
     about = plan.graph, plan.stages, weights, captured.functions
     expected = trained_once(about, stream, bundle.BUNDLE.training, steps, plan.seed)
-    rounds = plan.stages.compiled or (plan.stages.by_backend and trained is not None)
     actual = trained or _trained(bundle, plan, steps, alone)
-    if rounds:
-        unit = unit_of(plan.graph, weights)
-        how = {"compiled": plan.stages.compiled}
-        return [*checks, *same_to_rounding(weights, expected, actual, unit, **how)]
-    return [*checks, *map(partial(_in_order, plan), same_training(plan, expected, actual))]
+    return [*checks, *_same_run(plan, weights, expected, actual, by_processes=trained is not None)]
+
+
+def _same_run(
+    plan: Plan,
+    weights: Mapping[str, Tensor],
+    expected: Trace,
+    actual: Trace,
+    *,
+    by_processes: bool,
+) -> list[dict[str, object]]:
+    """Compare a run with the reference's: bitwise, unless torch compiled it or summed gradients."""
+    if plan.stages.compiled or (plan.stages.by_backend and by_processes):
+        unit, compiled = unit_of(plan.graph, weights), plan.stages.compiled
+        return same_to_rounding(weights, expected, actual, unit, compiled=compiled)
+    return [*map(partial(_in_order, plan), same_training(plan, expected, actual))]
 
 
 def _trained(bundle: ModuleType, plan: Plan, steps: int, alone: Alone | None) -> Trace:
@@ -266,7 +276,7 @@ def _chain_of_members(
     reference = MembersReference(plan, weights, functions)
     expected = train_members(reference, stream, bundle.BUNDLE.training, steps, plan.seed)
     actual = trained or _trained(bundle, plan, steps, alone)
-    return [*checks, *same_training(plan, expected, actual)]
+    return [*checks, *_same_run(plan, weights, expected, actual, by_processes=trained is not None)]
 
 
 def _fewest_rows(bundle: ModuleType, plan: Plan, steps: int) -> int:

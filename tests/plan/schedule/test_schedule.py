@@ -32,9 +32,10 @@ from bigbrain_fx.plan.schedule import (
     build,
     check,
     held,
-    in_flight_to_fill,
     stage_costs,
 )
+from bigbrain_fx.plan.schedule.virtual import timed_stages
+from bigbrain_fx.planning import in_flight_to_fill
 
 FREE = Link(0.0, float("inf"))
 
@@ -158,12 +159,14 @@ def test_messages_stand_around_their_computation_in_the_order_of_the_edges() -> 
 )
 def test_in_flight_to_fill_follows_the_links(link: Link, expected: tuple[int, ...]) -> None:
     stages = chain(4)
-    assert in_flight_to_fill(stages, 32, even_costs(4, link), all_of(stages)) == expected
+    timed = timed_stages(stages, even_costs(4, link), all_of(stages))
+    assert in_flight_to_fill(timed, 32) == expected
 
 
 def test_in_flight_to_fill_of_free_work_is_everything() -> None:
     stages = chain(2)
-    assert in_flight_to_fill(stages, 5, even_costs(2, f=0.0, b=0.0), all_of(stages)) == (5, 5)
+    timed = timed_stages(stages, even_costs(2, f=0.0, b=0.0), all_of(stages))
+    assert in_flight_to_fill(timed, 5) == (5, 5)
 
 
 # ------------------------------------------------------------------------------- refused

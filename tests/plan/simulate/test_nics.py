@@ -118,6 +118,14 @@ def test_a_nic_that_is_slower_than_a_link_holds_a_message_up() -> None:
     assert arrivals(shared(2.0, Link(0.0, 4.0))) == [5.0, 9.0]
 
 
+def test_a_message_alone_goes_at_the_slowest_rate_on_its_way() -> None:
+    link = Link(1.0, 4.0)
+    cluster = shared(2.0, link).cluster
+    assert cluster.wire("d0", "d2") == Link(1.0, 2.0)
+    assert cluster.wire("d0", "d1") == link
+    assert shared(8.0, link).cluster.wire("d0", "d2") == link
+
+
 def test_within_a_host_there_is_no_nic() -> None:
     devices = tuple(Device(f"d{i}", "h", "cpu", 1 << 30, 1.0, 1.0) for i in range(3))
     cluster = Cluster(devices, Link(0.5, 4.0), hosts=(Host("h", 1e-9),))

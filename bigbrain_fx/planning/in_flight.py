@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from itertools import pairwise
 from math import ceil
 
-from bigbrain_fx.core import Stages
-from bigbrain_fx.plan.schedule.costs import StageCosts
-from bigbrain_fx.plan.schedule.greedy import play
+from bigbrain_fx.planning.clock import TimedStages
+from bigbrain_fx.planning.list_play import Play
 
 
 def in_flight_to_fill(
-    stages: Stages, micro_batches: int, costs: StageCosts, trained: frozenset[int]
+    stages: TimedStages, micro_batches: int, untrained: frozenset[int] = frozenset()
 ) -> tuple[int, ...]:
     """Return how many micro-batches each device needs in flight to keep the slowest one busy.
 
@@ -24,11 +24,12 @@ def in_flight_to_fill(
     Returns:
         One number per device, from 1 to `micro_batches`, in the order of `stages.devices`.
     """
-    cycle_s = max(_loads_s(stages, costs, trained))
-    if cycle_s == 0.0:
+    cycle_s = _busiest_s(stages, untrained)
+    if cycle_s <= 0.0:
         return (micro_batches,) * len(stages.devices)
-    alone = play(stages, 1, costs, trained, dict.fromkeys(stages.devices, 1))
-    stays_s = [alone.last_end_s[d] - alone.first_start_s[d] for d in stages.devices]
+    alone = Play(stages, 1, dict.fromkeys(stages.devices, 1), untrained)
+    alone.orders()
+    stays_s = [alone.last_s[device] - alone.first_s[device] for device in stages.devices]
     if stages.is_chain:
         hops_s = [a - b for a, b in pairwise((*stays_s, 0.0))]
         counts = [sum(_rounds(hop_s, cycle_s) for hop_s in hops_s[i:]) for i in range(len(hops_s))]
@@ -42,16 +43,14 @@ def _rounds(time_s: float, cycle_s: float) -> int:
     return max(0, ceil(time_s / cycle_s - 1e-9))
 
 
-def _loads_s(stages: Stages, costs: StageCosts, trained: frozenset[int]) -> list[float]:
-    """Return the seconds of work that one micro-batch brings to each device and to each link."""
-    loads: dict[tuple[str, str], float] = {}
-    for stage in stages.stages:
-        here = stage.device, stage.device
-        backward_s = costs.backward_s[stage.index] if stage.index in trained else 0.0
-        loads[here] = loads.get(here, 0.0) + costs.forward_s[stage.index] + backward_s
-    for edge in stages.edges:
-        goes = edge.kind == "activation" or (edge.kind == "gradient" and bool(trained))
-        if goes and not stages.is_local(edge):
-            ends = stages.stages[edge.source].device, stages.stages[edge.target].device
-            loads[ends] = loads.get(ends, 0.0) + costs.wire_s(stages, edge)[0]
-    return list(loads.values())
+def _busiest_s(stages: TimedStages, untrained: frozenset[int]) -> float:
+    """Return the most seconds of work that a micro-batch brings to any device or link."""
+    loads: dict[tuple[int, int], float] = defaultdict(float)
+    for stage, device in enumerate(stages.device_of):
+        loads[device, device] += stages.forward_s[stage]
+        loads[device, device] += 0.0 if stage in untrained else stages.backward_s[stage]
+    for message in (*stages.values, *stages.gradients):
+        if stages.crosses(message):
+            ends = stages.device_of[message.source], stages.device_of[message.target]
+            loads[ends] += message.wire_s
+    return max(loads.values())

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from bigbrain_fx.errors import BigBrainError
-from bigbrain_fx.frontend.capture_service import service_of
 from bigbrain_fx.frontend.client import Child, Message, Task
+from bigbrain_fx.frontend.opaque_service import service_of
 
 DEADLINE_S = 120.0
 

@@ -10,9 +10,9 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
+from typing import TYPE_CHECKING, ClassVar, TypeVar, cast
 
-from bigbrain_fx.errors import InputError, about_code, from_fields
+from bigbrain_fx.errors import InputError, about_code
 from bigbrain_fx.frontend.file_checks import (
     captured,
     captured_with_numbers,
@@ -37,16 +37,10 @@ if TYPE_CHECKING:
     from bigbrain_fx.frontend.early import Early
     from bigbrain_fx.frontend.micro_batches.effect import MicroBatchEffect
     from bigbrain_fx.frontend.modelfile import Example, ModelFile
-    from bigbrain_fx.frontend.opaque_step.user_step import Call
     from bigbrain_fx.frontend.tracing.captured import Captured
     from bigbrain_fx.frontend.tracing.optimizer import OptimizerFacts
 
 _Result = TypeVar("_Result")
-
-
-def service_of(wanted: Mapping[str, object]) -> CaptureService:
-    """Capture what is wanted: a trace, or the step as one op where a trace was refused."""
-    return (OpaqueService if "refusal" in wanted else CaptureService)(wanted)
 
 
 class CaptureService:
@@ -352,69 +346,6 @@ class CaptureService:
         if own is None or self.file.batches is not None:
             return {}
         return {ROW_COUNTS: counts_by_row(own, self.captured.batch)}
-
-
-class OpaqueService(CaptureService):
-    """The user's step as one op, since a trace was refused; nothing of it leaves a trace here."""
-
-    example: ClassVar[Example] = "any"
-
-    def _stay_fresh(self, location: str) -> None:
-        return None
-
-    def _stay_early(self, module: ModuleType) -> None:
-        """Keep no fork: nothing is compared with one."""
-
-    def _cut(self, wanted: Mapping[str, object]) -> None:
-        """Leave the batch whole: the user's step takes it so."""
-
-    def _capture(self, wanted: Mapping[str, object], blank: bool) -> None:
-        from bigbrain_fx.frontend.opaque_step.capture import capture_step
-
-        refusal = from_fields(cast("Mapping[str, Any]", wanted["refusal"]))
-        runs = not (self.meta or blank)
-        self.captured = capture_step(self.file, self.seed, refusal, runs=runs)
-
-    def optimizer_facts(self) -> OptimizerFacts:
-        """Measure in a fork: an optimizer may step other parameters than it is given."""
-        from bigbrain_fx.frontend.opaque_step.trial import done_apart
-        from bigbrain_fx.frontend.tracing.optimizer import OptimizerFacts
-
-        return done_apart(super().optimizer_facts, OptimizerFacts(measured=False))
-
-    def micro_batch_effect(self, count: int) -> MicroBatchEffect:
-        """Compare in a fork: the weights that are written later are those of model()."""
-        from bigbrain_fx.frontend.first_batches import uncut
-        from bigbrain_fx.frontend.micro_batches.effect import MicroBatchEffect
-        from bigbrain_fx.frontend.opaque_step.trial import done_apart
-
-        if self.file.micro is not None:
-            return MicroBatchEffect(count, cause="micro() cuts the batches of a step that is split")
-        nothing = "the comparison took too long, or has ended"
-
-        def compare() -> MicroBatchEffect:
-            effect = super(OpaqueService, self).micro_batch_effect(count)
-            return uncut(effect, self.file, self.captured.batch, self.seed)
-
-        fault = self._parts_fault(count)  # first: the comparison calls the model, too
-        if fault:
-            return MicroBatchEffect(count, cause=fault)
-        effect = done_apart(compare, MicroBatchEffect(count, not_compared=nothing))
-        self.loss_count = effect.loss_count if effect.is_equal else None
-        return effect
-
-    def _parts_fault(self, count: int) -> str:
-        from bigbrain_fx.frontend.micro_batches.gradients import micro_batches
-        from bigbrain_fx.frontend.opaque_step.parts import PartsTrial
-        from bigbrain_fx.frontend.opaque_step.user_step import UserStep
-        from bigbrain_fx.frontend.translation.batch import fill
-
-        file, batch = self.file, self.captured.batch
-        call = cast("Call", self.captured.graph.ops[0].args[0])
-        parts = [fill(batch.template, each) for each in micro_batches(batch, batch.rows, count)]
-        step = UserStep(file.model, file.loss, call, file.autocast)
-        module = sys.modules[module_name(file)]
-        return PartsTrial(step, parts, file, module, self.seed).fault()
 
 
 def rewriting(do: str, path: Path) -> Mapping[str, object]:

@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import NoReturn
 
-from bigbrain_fx.frontend.capture_service import CaptureService, service_of
+from bigbrain_fx.frontend.capture_service import CaptureService
+from bigbrain_fx.frontend.opaque_service import service_of
 from bigbrain_fx.frontend.prints import printed_once
 from bigbrain_fx.frontend.service import Replies
 

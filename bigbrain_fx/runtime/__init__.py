@@ -62,8 +62,6 @@ if TYPE_CHECKING:
         Splitting as Splitting,
         Stream as Stream,
         filled_up as filled_up,
-        mean_loss as mean_loss,
-        share_of as share_of,
     )
     from .deferred import DeferringDevice as DeferringDevice
     from .deferred_gradients import DeferredError as DeferredError
@@ -125,6 +123,7 @@ if TYPE_CHECKING:
     )
     from .local import Hub as Hub, LocalTransport as LocalTransport
     from .loss_scale import are_finite as are_finite, unscaled as unscaled
+    from .loss_shares import mean_loss as mean_loss, share_of as share_of
     from .loss_weight import LossWeight as LossWeight
     from .malloc import keep_freed_memory as keep_freed_memory
     from .modules import (

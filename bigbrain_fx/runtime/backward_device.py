@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from .data import Stream, share_of
+from .data import Stream
 from .finite import NotFiniteError, not_finite
 from .forward_device import ForwardDevice
 from .gradients import Parts, gradients, nothing_of
 from .loss_scale import LossScale
+from .loss_shares import share_of
 from .recompute import Read, Twice
 from .step_sums import StepSums
 from .transport import Transport

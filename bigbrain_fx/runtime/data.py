@@ -14,11 +14,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-import random
-import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +33,8 @@ from .entries import (
     said,
     spelled,
 )
-from .own_dice import own_dice, set_states, states_of
+from .own_dice import own_dice
+from .reading import RandomState, in_words
 from .user_parts import parts_of
 
 if TYPE_CHECKING:
@@ -46,7 +43,6 @@ if TYPE_CHECKING:
 
 Spec = tuple[str, tuple[int, ...]]  # element type and shape
 _END = object()
-_COMES_AGAIN = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 
 
 @dataclass(frozen=True)
@@ -126,8 +122,8 @@ class Stream:
         self.sizes: tuple[int, ...] = ()
         self.weights: Sequence[float] = ()
         self.digests: dict[str, str] = {}
-        self.random = _RandomState(self.seed, self._generators())
-        with self.random, _in_words(step):
+        self.random = RandomState(self.seed, self._generators())
+        with self.random, in_words(step):
             batches = self.batches(self.seed, start=step) if step else self.batches(self.seed)
             self.iterator = iter(batches)
 
@@ -151,7 +147,7 @@ class Stream:
         """Learn what the first batch has: a run that goes on from a commit begins with another."""
         stay = getattr(self.batches, "names_stay", False)  # of those that the caller sends
         if self.names is None and self.step < 0 and not stay:
-            with self.random, _in_words(0):
+            with self.random, in_words(0):
                 self.names = names_of(next(self.iterator, None))
 
     def advance(self, step: int) -> None:
@@ -232,7 +228,7 @@ class Stream:
     def _next(self, step: int) -> object:
         """Draw a batch; of those to be left out, one at most comes between two others."""
         for _ in range(2):
-            with self.random, _in_words(step):
+            with self.random, in_words(step):
                 batch = next(self.iterator, _END)
             if batch is None:
                 raise BatchError(
@@ -404,30 +400,6 @@ def _as_user_has(part: Tensor, dim: int) -> Tensor:
     return part.movedim(0, dim).clone(memory_format=torch.contiguous_format).movedim(dim, 0)
 
 
-def mean_loss(losses: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    """Return a step's loss from those of its micro-batches and their weights: rows, or a count.
-
-    Losses of sixteen bits are added in 32: it is for a look alone.
-    """
-    weights = weights or (1,) * len(losses)
-    losses = [loss.float() if loss.dtype.itemsize < 4 else loss for loss in losses]
-    if len(set(weights) - {0}) > 1:
-        shares = [share_of(loss, weights, micro) for micro, loss in enumerate(losses)]
-        return torch.stack(shares).sum()
-    pairs = zip(losses, weights, strict=True)
-    return torch.stack([loss for loss, weight in pairs if weight]).mean()
-
-
-def share_of(loss: Tensor, weights: Sequence[float], micro: int) -> Tensor:
-    """Return what a micro-batch's loss, or the gradient it starts from, is of the step's."""
-    counted = [weight for weight in weights if weight]
-    if not weights[micro]:
-        return torch.zeros_like(loss)
-    if len(set(counted)) == 1:
-        return loss / len(counted)
-    return loss * (weights[micro] / sum(counted))
-
-
 _FEWER_ROWS = (
     ": give all batches as many rows: leave a smaller last one out (DataLoader(..., "
     "drop_last=True), or drop_last = True in the model file); or let the model file say drop_last "
@@ -457,69 +429,3 @@ def _pad(name: str, wanted: tuple[int, ...], found: tuple[int, ...]) -> str:
         f"pad dimension {dim} to {length} in batches(), x = torch.nn.functional.pad(x, ({pads})), "
         "with a value that your loss leaves out"
     )
-
-
-@contextmanager
-def _in_words(step: int) -> Iterator[None]:
-    """Say of an error of the user's code that would come again what it is, and end the run so.
-
-    Raises:
-        BatchError: as it does.
-    """
-    try:
-        yield
-    except BatchError:
-        raise
-    except Exception as error:
-        if not _comes_again(error):
-            raise
-        lines = str(error).strip().splitlines() or [""]
-        caught = lines[0].startswith("Caught ")  # in a worker process: the error is the last line
-        text = lines[-1] if caught else f"{type(error).__name__}: {lines[0]}"
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames[1:] if "site-packages" not in frame.filename]
-        at = f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
-        raise BatchError(
-            f"batches(seed) fails at the batch of step {step}: {text}{at}", code="BX5030"
-        ) from error
-
-
-def _comes_again(error: Exception) -> bool:
-    """Whether a new process would meet it, too: no fault of a disk, a network or a worker's end."""
-    if isinstance(error, OSError):
-        return isinstance(error, _COMES_AGAIN)
-    return not isinstance(error, MemoryError) and "DataLoader worker (pid" not in str(error)
-
-
-class _RandomState:
-    """The stream's random state: torch's, Python's and NumPy's own generators have it inside."""
-
-    def __init__(self, seed: int, more: Sequence[Any] = ()) -> None:
-        numpy_random = sys.modules.get("numpy.random")  # nothing here needs it: a user may
-        own = numpy_random.RandomState(seed % 2**32).get_state() if numpy_random else None
-        torch_state = torch.Generator().manual_seed(seed).get_state()
-        self.own = torch_state, random.Random(seed).getstate(), own
-        self.more, self.own_more = more, states_of(more)
-
-    def __enter__(self) -> None:
-        self.outer, self.outer_more = _dice(), states_of(self.more)
-        _set_dice(self.own)
-        set_states(self.more, self.own_more)
-
-    def __exit__(self, *_: object) -> None:
-        self.own, self.own_more = _dice(), states_of(self.more)
-        _set_dice(self.outer)
-        set_states(self.more, self.outer_more)
-
-
-def _dice() -> tuple[Any, ...]:
-    numpy_random = sys.modules.get("numpy.random")
-    numpy_state = numpy_random.get_state() if numpy_random else None
-    return torch.get_rng_state(), random.getstate(), numpy_state
-
-
-def _set_dice(state: tuple[Any, ...]) -> None:
-    torch.set_rng_state(state[0])
-    random.setstate(state[1])
-    if state[2] is not None:
-        sys.modules["numpy.random"].set_state(state[2])

@@ -17,9 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .data import Stream, share_of
+from .data import Stream
 from .device import Device
 from .forward_device import ForwardDevice
+from .loss_shares import share_of
 from .modules import reseed, seed_of
 from .opaque_state import ObjectStates
 from .recipe import Optimizer, Training, needs_closure, needs_metrics

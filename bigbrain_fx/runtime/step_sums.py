@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from .coded import MisuseError
-from .data import mean_loss
 from .gradients import laid_out, norm, summed
 from .held_weights import HeldWeights
 from .loss_scale import LossScale, are_finite, unscaled
+from .loss_shares import mean_loss
 from .only_holder import is_alone
 
 if TYPE_CHECKING:  # only bundles that offload weights have it

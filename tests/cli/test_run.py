@@ -196,7 +196,7 @@ def _stream(batch: object) -> Stream:
         (None, r"step 0: batches\(seed\) gave None: yield a batch, or leave it out"),
         ({"a": ["text"]}, "step 0: batch entry 'x' is of type str, but the model was split for "),
         ({"a": [torch.zeros(2, 2)]}, r"step 0: batch entry 'x' is float32\[2, 2\], but"),
-        ({"a": [torch.zeros(4, 2)], "scale": 1.0}, "step 0: batch entry 'scale' is of type float"),
+        ({"a": [torch.zeros(4, 2)], "scale": "1"}, "step 0: batch entry 'scale' is of type str"),
     ],
 )
 def test_batches_of_another_structure(batch: object, message: str) -> None:
@@ -209,6 +209,9 @@ def test_a_good_batch_is_split() -> None:
     stream.advance(0)
     assert stream.get("x", 1).tolist() == [[4, 5], [6, 7]]
     assert stream.get("scale", 1).item() == 2.0
+    number = _stream({"a": [torch.zeros(4, 2)], "scale": 2.0})
+    number.advance(0)
+    assert number.get("scale", 1).item() == 2.0
 
 
 # --------------------------------------------------------------------------- stopped

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import nn
 
-from bigbrain_fx.runtime.data import share_of
 from bigbrain_fx.runtime.loss_scale import LossScale, are_finite, unscaled
+from bigbrain_fx.runtime.loss_shares import share_of
 
 OPTIONS = st.fixed_dictionaries(
     {

@@ -14,7 +14,7 @@ def test_a_remedy_is_a_form_that_is_right() -> None:
     named = {form.name: form for form in forms()}
     assert len(named) == len(forms()) >= 60
     for form in forms():
-        if form.expected == "right":
+        if form.expected in ("right", "warned"):  # whose remedy is --micro-batches 1
             assert not form.remedy, form.name
         else:
             assert named[form.remedy].expected == "right", form.name
@@ -55,4 +55,4 @@ def test_a_seed_draws_the_same_forms_and_options() -> None:
 def test_every_form(form: Form) -> None:
     found = judge(form)
     assert found.status == form.expected, found.detail
-    assert found.status in ("right", "opaque") or found.help
+    assert found.status in ("right", "warned", "opaque") or found.help

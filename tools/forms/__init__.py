@@ -7,7 +7,7 @@ A family is a text file of cells. A cell is a model file's own lines, put behind
 what it defines itself counts:
 
     # %% clamp-by-hook: every parameter's gradient is clamped by a hook
-    #: refused, remedy clamp-in-optimizer      (or: opaque; or: stopped, when the data show it)
+    #: refused, remedy clamp-in-optimizer      (or: opaque; warned; stopped, when the data show it)
     #: --micro-batches 4 --leaf Experts --replicas 2 --schedule zb-h1 --recompute all
 
 Without the first of these lines it must be right; `dice` in it says that it draws random numbers.
@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-_ELSE = ("opaque", "refused", "stopped", "unseen")
+_ELSE = ("opaque", "refused", "stopped", "unseen", "warned")
 _HEAD = re.compile(r"^# %% (?P<name>[\w-]+): (?P<title>.+)$", re.MULTILINE)
 
 __all__ = ["FOLDER", "Form", "find", "forms"]
@@ -35,8 +35,8 @@ class Form:
     Attributes:
         name, title, family: what it is.
         source: the whole model file.
-        expected: right, opaque, refused or stopped; `remedy` is the form that follows the advice,
-            and is split.
+        expected: right, warned, opaque, refused or stopped; `remedy` is the form that follows the
+            advice, and is split.
         dice: it draws random numbers, a bundle by keys of its own: `verify` alone judges it.
         leaves, micro_batches: options of `split`; `options` are its others, by name.
     """

@@ -3,7 +3,7 @@
     python -m tools.forms [NAME ...] [--family F] [--resume rows.jsonl] [--write docs/coverage.md]
     python -m tools.forms --drawn SEED [--count 50]
 
-Exit code 1 where a form is not what its file says: right, opaque, refused or stopped.
+Exit code 1 where a form is not what its file says: right, warned, opaque, refused or stopped.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ parameters on each, and judged against an untouched training loop in plain PyTor
 
 - **right**: every link of `verify` holds, none is left out, and the bundle trains as the loop does;
   where `split` names gradients that are added in sixteen bits, to their rounding
+- **warned**: the same, and `split` warns that these micro-batches train something else than the
+  whole batch would, as the loop's micro-batches do
 - **opaque**: the same with the whole step on one device, since no trace holds it; `split` warns
 - **refused**: `split` writes nothing, names what it is and what to do
 - **stopped**: `split` cannot see it; `verify` and every run stop before the step, with what to do
@@ -96,7 +98,7 @@ def _judge_drawn(seed: int, count: int) -> None:
 
 
 def _is_answered(outcome: Outcome) -> bool:
-    return outcome.status in ("right", "opaque", "refused")
+    return outcome.status in ("right", "warned", "opaque", "refused")
 
 
 def _former(path: Path | None) -> dict[str, Outcome]:

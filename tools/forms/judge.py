@@ -3,6 +3,7 @@
 Every part runs in a fork of a process that has imported torch. Outcomes:
 
     right     `verify` passes with no link left out, and the bundle trains as the loop does
+    warned    the same, and `split` warns that the loop's micro-batches are not the whole batch
     opaque    the same, and the whole step runs on one device, as the user wrote it
     refused   before anything is written, with what to do
     stopped   split, and stopped with what to do where the data are not such as the example
@@ -72,11 +73,14 @@ def _judged(form: Form, path: Path, folder: Path) -> Mapping[str, str]:
     loop = apart(lambda: _loop(path, folder), folder)
     if "status" in loop:
         return {**loop, "status": "crash", "detail": f"the loop itself: {loop['detail']}"}
+    status = made["as"]
     for part in (_verify, _train):
         found = apart(partial(part, form, path, folder), folder)
+        if "warns" in found:
+            status = "warned" if found["warns"] in made["said"] else "unseen"
         if "status" in found:
             return {**found, "status": "stopped"} if found["status"] == "refused" else found
-    return {"status": made["as"], "detail": "; ".join(filter(None, (made["said"], found["said"])))}
+    return {"status": status, "detail": made["said"]}
 
 
 def _loop(path: Path, folder: Path) -> Mapping[str, str]:
@@ -153,6 +157,8 @@ def _verify(form: Form, path: Path, folder: Path) -> Mapping[str, str]:
     wrong = [c for c in checks if c["passed"] is not True]
     if not wrong:
         return {}
+    if all(c.get("warns") for c in wrong):
+        return {"warns": str(wrong[0]["detail"]).partition(": ")[0]}
     said = "; ".join(f"{c['name']}: {c['detail']}" for c in wrong)
     return {"status": "late" if wrong[0]["passed"] is False else "unseen", "detail": said}
 
@@ -164,7 +170,7 @@ def _train(form: Form, path: Path, folder: Path) -> Mapping[str, str]:
 
     bundle, made = folder / "bundle", read_plan(folder / "bundle")
     if form.dice and not made.graph.is_opaque_step:
-        return {"said": ""}
+        return {}
     try:
         done = run_bundle(import_bundle(bundle), made, STEPS, seed=0)
     except Exception as error:  # later data than `verify` has seen
@@ -178,7 +184,7 @@ def _train(form: Form, path: Path, folder: Path) -> Mapping[str, str]:
     if not off <= (HALF_LOSS if coarse else LOSS) or names:
         said = f"losses {off:.1e} off; {', '.join(names[:4])}"
         return {"status": "wrong", "detail": said}
-    return {"said": ""}
+    return {}
 
 
 def _apart_from(

@@ -62,10 +62,14 @@ class Plain:
         Raises:
             Exception: whatever the model raises.
         """
-        with self._seeded(tensors, seed, seed) as copies:
+        wanted = [p for p in self.model.parameters() if p.requires_grad]
+        with contextlib.suppress(RuntimeError), self._seeded(tensors, seed, seed) as copies:
             loss = self.step(*copies)[0]
-            wanted = [p for p in self.model.parameters() if p.requires_grad]
             return loss.detach(), torch.autograd.grad(loss, wanted, allow_unused=True)
+        with self._seeded(tensors, seed, seed) as copies, _gradients_apart(wanted):
+            loss = self.step(*copies)[0]
+            loss.backward()  # a reentrant checkpoint runs under it alone
+            return loss.detach(), tuple(p.grad for p in wanted)
 
     def left(self, tensors: Sequence[Tensor], seed: int) -> Numbers:
         """Run once; return what `gradients` does, then all buffers and frozen weights."""
@@ -109,6 +113,19 @@ class Plain:
             torch.default_generator.manual_seed(seed)
             seed_python(seed if python_seed is None else python_seed)
             yield copies
+
+
+@contextlib.contextmanager
+def _gradients_apart(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Let parameters have no gradients; give them back those that they had."""
+    before = [p.grad for p in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, gradient in zip(parameters, before, strict=True):
+            parameter.grad = gradient
 
 
 @contextlib.contextmanager

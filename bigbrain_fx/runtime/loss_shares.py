@@ -1,0 +1,32 @@
+"""What each micro-batch's loss is of its step's: by its rows, or by a count."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def mean_loss(losses: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    """Return a step's loss from those of its micro-batches and their weights: rows, or a count.
+
+    Losses of sixteen bits are added in 32: it is for a look alone.
+    """
+    weights = weights or (1,) * len(losses)
+    losses = [loss.float() if loss.dtype.itemsize < 4 else loss for loss in losses]
+    if len(set(weights) - {0}) > 1:
+        shares = [share_of(loss, weights, micro) for micro, loss in enumerate(losses)]
+        return torch.stack(shares).sum()
+    pairs = zip(losses, weights, strict=True)
+    return torch.stack([loss for loss, weight in pairs if weight]).mean()
+
+
+def share_of(loss: Tensor, weights: Sequence[float], micro: int) -> Tensor:
+    """Return what a micro-batch's loss, or the gradient it starts from, is of the step's."""
+    counted = [weight for weight in weights if weight]
+    if not weights[micro]:
+        return torch.zeros_like(loss)
+    if len(set(counted)) == 1:
+        return loss / len(counted)
+    return loss * (weights[micro] / sum(counted))

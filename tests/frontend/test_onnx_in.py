@@ -195,7 +195,7 @@ def test_a_file_gives_the_numbers_of_onnxruntime(exported: Path) -> None:
         torch.testing.assert_close(have, torch.from_numpy(want), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.gate("blocks-dynamo", "convolutions-dynamo", "convolutions-script")
+@pytest.mark.gate("convolutions-dynamo", "convolutions-script")
 def test_a_file_is_captured_with_a_free_batch_and_its_modules(exported: Path) -> None:
     module = load_onnx(exported)
     captured = capture(module, example_inputs(module), training=False)

@@ -233,6 +233,17 @@ def test_a_chain_of_devices_gives_as_many_stages(name: str, devices: int) -> Non
     assert_sound(graph, found)
 
 
+@pytest.mark.gate(
+    "0-encdec",
+    "0-gpt",
+    "0-resnet",
+    "1-encdec",
+    "1-gpt",
+    "1-resnet",
+    "2-encdec",
+    "2-gpt",
+    "2-resnet",
+)
 @pytest.mark.parametrize("name", ["unet", "resnet", "gpt", "encdec"])
 @pytest.mark.parametrize("seed", range(3))
 def test_models_scattered(name: str, seed: int) -> None:

@@ -144,6 +144,7 @@ def test_the_op_table_is_what_the_database_has(tiny: tuple[Result, Row], place: 
     assert row.ops == families(row.ops)  # the dearest first
 
 
+@pytest.mark.nightly
 def test_rows_that_are_there_are_not_measured_again(
     tiny: tuple[Result, Row], place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

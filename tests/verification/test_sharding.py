@@ -37,7 +37,7 @@ def every(name: str) -> tuple[Axis, ...]:
     return priced_axes(captured(name).graph, axes(captured(name).graph))
 
 
-@pytest.mark.gate("gpt-shares1", "llama-shares3")
+@pytest.mark.gate("gpt-shares1")
 @pytest.mark.parametrize(("name", "shares"), CASES)
 def test_shares_compute_what_the_graph_does(name: str, shares: tuple[int, ...]) -> None:
     found = captured(name)

@@ -181,6 +181,7 @@ def test_it_is_the_one_process_reference_that_changes_its_plan_bit_for_bit(
             assert torch.equal(tensors[f"optimizer:{key}:{name}"], optimizer.state[parameter][key])
 
 
+@pytest.mark.nightly
 def test_it_is_the_undisturbed_run_to_1e_6_after_each_change(moved: Moved) -> None:
     for step in (3, 5, 7):
         assert moved.losses[step] == pytest.approx(moved.undisturbed[step], rel=1e-6)

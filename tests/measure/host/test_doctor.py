@@ -86,6 +86,7 @@ def test_the_figures_are_plausible(measured: HostProbe) -> None:
     assert measured.took_s < 60.0
 
 
+@pytest.mark.nightly
 def test_the_cluster_is_this_host(measured: HostProbe) -> None:
     cluster = measured.cluster
     assert [device.name for device in cluster.devices] == ["d0", "d1"]

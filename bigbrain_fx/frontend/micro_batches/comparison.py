@@ -163,11 +163,15 @@ class Comparison:
 
     @contextmanager
     def in_mode(self) -> Iterator[None]:
-        """Let the model train; where it then draws random numbers, let all rest but batch norms."""
+        """Let the model train; where it then draws random numbers, let all rest but batch norms.
+
+        What is drawn even so is drawn once, for the whole batch.
+        """
         model = self.trainee.plain.model
         with _mode(model, lambda _: True):
             draws = self._draws()
             with _mode(model, _is_batch_norm if draws else lambda _: True):
+                self.trainee.draws.is_on = draws and self._draws()
                 yield
 
     def _draws(self) -> bool:

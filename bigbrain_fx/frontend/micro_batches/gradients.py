@@ -6,12 +6,13 @@ import copy
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import repeat
 
 import torch
 from torch import Tensor
 
+from bigbrain_fx.frontend.micro_batches.draws import Draws
 from bigbrain_fx.frontend.tracing.plain import Plain
 from bigbrain_fx.frontend.translation.batch import Batch
 
@@ -58,6 +59,7 @@ class Trainee:
 
     plain: Plain
     is_wide: bool = False  # computes in float64
+    draws: Draws = field(default_factory=Draws)
 
     @property
     def names(self) -> list[str]:
@@ -65,7 +67,11 @@ class Trainee:
         return [n for n, p in self.plain.model.named_parameters() if p.requires_grad]
 
     def step(self, tensors: Tensors, seed: int = 0) -> StepGradients:
-        """Run the model forward and backward on one batch."""
+        """Run the model forward and backward on a whole batch."""
+        with self.draws.recording():
+            return self._step(tensors, seed)
+
+    def _step(self, tensors: Tensors, seed: int = 0) -> StepGradients:
         given = [self._cast(tensor) for tensor in tensors.values()]
         loss, gradients = self.plain.loss_and_gradients(given, seed)
         return StepGradients(float(loss), list(gradients))
@@ -76,7 +82,12 @@ class Trainee:
     def accumulated(self, parts: Sequence[Tensors], shares: Sequence[float]) -> StepGradients:
         """Add up micro-batches, each times its share; one without any may have no mean at all."""
         pairs = zip(parts, shares, strict=True)
-        return summed((self.step(t) if s else None for t, s in pairs), shares, len(self.names))
+        self.draws.first_part()
+        return summed((self._part(t) if s else None for t, s in pairs), shares, len(self.names))
+
+    def _part(self, tensors: Tensors) -> StepGradients:
+        with self.draws.again():
+            return self._step(tensors)
 
     def in_float64(self) -> Trainee | None:
         """Return a copy that computes in float64; None where the module cannot be copied."""
@@ -85,7 +96,9 @@ class Trainee:
             step.double()  # type: ignore[attr-defined]  # a module
         except Exception:  # the user's own objects, asked for what they may not know
             return None
-        return Trainee(Plain(step, model, None), is_wide=True)
+        copied = Trainee(Plain(step, model, None), is_wide=True)
+        copied.draws.is_on = self.draws.is_on
+        return copied
 
     @contextmanager
     def moved(self, step: StepGradients) -> Iterator[None]:

@@ -48,6 +48,22 @@ class Dropped(Rows):
         return F.dropout(super().forward(x), training=self.training)
 
 
+class Noisy(Rows):
+    """Draws in eval mode, too, as a VAE or a diffusion model does; one draw is for all rows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = super().forward(x)
+        noise = torch.randn_like(h).mul(torch.rand(x.shape[0], 1))
+        gumbel = F.gumbel_softmax(h)
+        return torch.distributions.Normal(h, h.exp()).rsample() + noise + gumbel
+
+
+class NoisyMeeting(Noisy):
+    def forward(self, x: Tensor) -> Tensor:
+        h = super().forward(x)
+        return h - h.mean(0)
+
+
 class TimeFirst(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -132,7 +148,7 @@ def _seeded() -> None:
     torch.manual_seed(0)
 
 
-@pytest.mark.parametrize("model", [Rows, Dropped])
+@pytest.mark.parametrize("model", [Rows, Dropped, Noisy])
 def test_rows_that_stand_alone_are_the_same_step(model: type[nn.Module]) -> None:
     found = effect(model(), mean)
     assert found.is_equal
@@ -154,6 +170,7 @@ def test_a_float64_step_decides_where_rounding_is_large() -> None:
     [
         (Normed, square, "batch norm takes its statistics over a micro-batch"),
         (NormedAndDropped, square, "batch norm takes its statistics over a micro-batch"),
+        (NoisyMeeting, square, "Rows do not stand alone"),
         (Rows, contrast, "rows of the batch are compared with each other"),
         (TimeFirst, square, "dimension 0 is taken for the batch"),
         (Rows, spread, "Rows do not stand alone: test_effect.py:"),

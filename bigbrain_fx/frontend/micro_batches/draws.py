@@ -1,0 +1,100 @@
+"""The random numbers of a step on the whole batch, given again to its micro-batches.
+
+    whole    torch.randn(8, 4) ─▶ z
+    parts    torch.randn(2, 4) ─▶ z[0:2], z[2:4], z[4:6], z[6:8]
+
+Two steps can be compared only under the same draws; noise that forward adds (a VAE's, a diffusion
+model's) has a row for each row of the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+
+class Draws:
+    """What the random ops of a step on the whole batch gave, in order, once it `is_on`."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self._whole: list[list[Any]] = []
+        self._taken: list[int] = []  # rows that parts have had, for each op
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Note what the random ops of a step on the whole batch give."""
+        self._whole = []
+        self._taken = []
+        with _Watch(self._record) if self.is_on else nullcontext():
+            yield
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Give the next part the rows that come after those of the parts before it."""
+        calls = iter(range(len(self._whole)))
+
+        def replay(found: list[Any]) -> list[Any]:
+            call = next(calls, None)
+            return found if call is None else self._rows(call, found)
+
+        with _Watch(replay) if self.is_on else nullcontext():
+            yield
+
+    def first_part(self) -> None:
+        """Begin with the first rows again."""
+        self._taken = [0] * len(self._whole)
+
+    def _record(self, found: list[Any]) -> list[Any]:
+        self._whole.append([v.clone() if isinstance(v, Tensor) else v for v in found])
+        return found
+
+    def _rows(self, call: int, found: list[Any]) -> list[Any]:
+        whole, start, count = self._whole[call], self._taken[call], 0
+        if len(whole) != len(found):
+            return found
+        for number, (of_all, own) in enumerate(zip(whole, found, strict=True)):
+            dim = _divided(of_all, own)
+            if dim is not None:
+                count = own.shape[dim]
+                found[number] = _put(own, of_all.narrow(dim, start, count))
+            elif isinstance(own, Tensor) and own.shape == of_all.shape:
+                found[number] = _put(own, of_all)
+        self._taken[call] += count
+        return found
+
+
+def _divided(whole: object, part: object) -> int | None:
+    """Return the dimension in which a part has fewer rows; None where that is not all."""
+    if not (isinstance(whole, Tensor) and isinstance(part, Tensor) and whole.dim() == part.dim()):
+        return None
+    pairs = enumerate(zip(whole.shape, part.shape, strict=True))
+    unlike = [dim for dim, (of_all, own) in pairs if of_all != own]
+    fits = len(unlike) == 1 and part.shape[unlike[0]] < whole.shape[unlike[0]]
+    return unlike[0] if fits else None
+
+
+def _put(own: Tensor, numbers: Tensor) -> Tensor:
+    """Write numbers into what a random op gave, which may be a tensor that it wrote in place."""
+    return own.copy_(numbers) if own.shape == numbers.shape else own
+
+
+class _Watch(TorchDispatchMode):
+    """Hand what each random op of torch gives to a function."""
+
+    def __init__(self, change: Callable[[list[Any]], list[Any]]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._change = change
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401  # torch's
+        found = func(*args, **(kwargs or {}))
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return found
+        leaves, layout = tree_flatten(found)
+        return tree_unflatten(self._change(leaves), layout)

@@ -60,6 +60,7 @@ class Trainee:
     plain: Plain
     is_wide: bool = False  # computes in float64
     draws: Draws = field(default_factory=Draws)
+    constants: tuple[Tensor, ...] = ()  # that no module holds, and forward may write: a teacher
 
     @property
     def names(self) -> list[str]:
@@ -73,7 +74,8 @@ class Trainee:
 
     def _step(self, tensors: Tensors, seed: int = 0) -> StepGradients:
         given = [self._cast(tensor) for tensor in tensors.values()]
-        loss, gradients = self.plain.loss_and_gradients(given, seed)
+        with _kept(self.constants):
+            loss, gradients = self.plain.loss_and_gradients(given, seed)
         return StepGradients(float(loss), list(gradients))
 
     def _cast(self, tensor: Tensor) -> Tensor:
@@ -114,6 +116,19 @@ class Trainee:
             with torch.no_grad():
                 for parameter, numbers in zip(trained, before, strict=True):
                     parameter.copy_(numbers)
+
+
+@contextmanager
+def _kept(constants: Sequence[Tensor]) -> Iterator[None]:
+    """Put numbers back that a step writes outside of parameters and buffers."""
+    before = [tensor.detach().clone() for tensor in constants]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, numbers in zip(constants, before, strict=True):
+                if not torch.equal(tensor, numbers):
+                    tensor.copy_(numbers)
 
 
 def summed(

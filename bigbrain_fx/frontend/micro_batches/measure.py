@@ -150,10 +150,17 @@ def _comparison(training: Training, captured: Captured) -> Comparison:
     example = fill(batch.template, {e.name: e.tensor for e in batch.entries})
     how = route(module, example, training.loss is not None)
     step = Step(module, training.loss, batch, how)
-    trainee = Trainee(Plain(step, module, training.autocast))
+    constants = _constants(module, captured)
+    trainee = Trainee(Plain(step, module, training.autocast), constants=constants)
     given = training.loss_weight
     weights = Weights() if given is None else Weights(count_by(given, batch))
     return Comparison(trainee, batch, captured.graph, weights, _later(training, batch))
+
+
+def _constants(module: nn.Module, captured: Captured) -> tuple[Tensor, ...]:
+    """Return the graph's tensors that are neither parameters nor buffers of the module."""
+    own = {t.data_ptr() for t in (*module.parameters(), *module.buffers())}
+    return tuple(t for t in captured.tensors.values() if t.data_ptr() not in own)
 
 
 def _later(training: Training, batch: Batch) -> Batch | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -62,6 +63,20 @@ class NoisyMeeting(Noisy):
     def forward(self, x: Tensor) -> Tensor:
         h = super().forward(x)
         return h - h.mean(0)
+
+
+class Taught(Rows):
+    """Holds a teacher in a list, and moves its weights in forward, as an EMA does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher = [copy.deepcopy(self.up).requires_grad_(False)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            for own, up in zip(self.teacher[0].parameters(), self.up.parameters(), strict=True):
+                own.lerp_(up, 0.1)
+        return super().forward(x) - self.teacher[0](x)
 
 
 class TimeFirst(nn.Module):
@@ -359,6 +374,15 @@ def test_the_model_is_as_it_was() -> None:
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
     assert not model.training
     assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_tensor_that_no_module_holds_is_as_it_was_too() -> None:
+    """A bundle would begin with the teacher as the comparison has left it."""
+    model = Taught()
+    found = capture(model, batch_of(), square)
+    before = model.teacher[0].weight.clone()
+    assert micro_batch_effect(Training(model, square, None), found, 4).is_equal
+    assert torch.equal(model.teacher[0].weight, before)
 
 
 def test_later_data_are_compared_at_the_moved_weights() -> None:

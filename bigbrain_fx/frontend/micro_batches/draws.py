@@ -94,7 +94,8 @@ class _Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401  # torch's
         found = func(*args, **(kwargs or {}))
-        if torch.Tag.nondeterministic_seeded not in func.tags:
+        is_random = torch.Tag.nondeterministic_seeded in func.tags
+        if not is_random or func.overloadpacket is torch.ops.aten.randperm:  # of so many rows
             return found
         leaves, layout = tree_flatten(found)
         return tree_unflatten(self._change(leaves), layout)

@@ -85,7 +85,7 @@ def _cells(path: Path, prelude: str) -> Iterator[Form]:
             title,
             path.stem,
             f"{prelude}\n{text.strip()}\n",
-            expected=said.split(",")[0] if said.startswith(_ELSE) else "right",
+            expected=re.split("[, ]", said)[0] if said.startswith(_ELSE) else "right",
             remedy=remedy[1] if remedy else "",
             dice="dice" in said.split("--")[0],
             leaves=tuple(re.findall(r"--leaf ([\w.]+)", said)),

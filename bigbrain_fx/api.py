@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         Session as Session,
         Split as Split,
         StepLine as StepLine,
+        Verification as Verification,
         estimate as estimate,
         export_onnx as export_onnx,
         export_weights as export_weights,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
         run_elastic as run_elastic,
         simulate as simulate,
         split as split,
+        verify as verify,
     )
     from bigbrain_fx.cli import write_starter as write_starter
     from bigbrain_fx.cluster import (
@@ -71,7 +73,13 @@ if TYPE_CHECKING:
         leaf as leaf,
         load_onnx as load_onnx,
     )
-    from bigbrain_fx.measure import machine as machine, probe as probe
+    from bigbrain_fx.measure import (
+        Comparison as Comparison,
+        Contender as Contender,
+        compare as compare,
+        machine as machine,
+        probe as probe,
+    )
     from bigbrain_fx.plan import (
         Explanation as Explanation,
         Options as Options,
@@ -80,13 +88,6 @@ if TYPE_CHECKING:
         explain as explain,
         make_plan as make_plan,
         read_plan as read_plan,
-    )
-    from bigbrain_fx.verification import (
-        Comparison as Comparison,
-        Contender as Contender,
-        Verification as Verification,
-        compare as compare,
-        verify as verify,
     )
 else:
     __getattr__ = door(__name__)

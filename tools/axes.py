@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from bigbrain_fx.core import Axis, Graph
 from bigbrain_fx.frontend import capture, load_model_file
 from bigbrain_fx.plan import axes, chosen_axes, priced_axes, ruleless
-from bigbrain_fx.verification import ShardAgreement, agree, tried_axes
+from bigbrain_fx.verification.sharding import ShardAgreement, agree, tried_axes
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -142,7 +142,7 @@ def _in_shares(captured: object) -> Iterator[tuple[str, Shared]]:
 
 
 def _divided(captured: Captured, wanted: Sequence[Axis], shares: Sequence[float]) -> Shared:
-    from bigbrain_fx.verification import agree, own_rounding, tried_axes
+    from bigbrain_fx.verification.sharding import agree, own_rounding, tried_axes
 
     graph = captured.graph
     chosen, whole = tried_axes(graph, wanted, shares)

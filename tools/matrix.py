@@ -44,18 +44,18 @@ from bigbrain_fx.plan import Options, Plan, Source, make_plan
 from bigbrain_fx.plan.offloading import read_offload
 from bigbrain_fx.plan.recompute import Wanted, read_recompute
 from bigbrain_fx.planning.registry import load, preset
-from bigbrain_fx.verification.bundle.imported_bundle import (
+from bigbrain_fx.verification.imported_bundle import (
     batches_of,
     import_bundle,
     run_bundle,
     trace_of_processes,
     weights_of,
 )
-from bigbrain_fx.verification.bundle.links import same_training
-from bigbrain_fx.verification.bundle.members import MembersReference
-from bigbrain_fx.verification.bundle.members_training import train_members
-from bigbrain_fx.verification.bundle.reference import Trace
-from bigbrain_fx.verification.bundle.stale import trained_once
+from bigbrain_fx.verification.links import same_training
+from bigbrain_fx.verification.members import MembersReference
+from bigbrain_fx.verification.members_training import train_members
+from bigbrain_fx.verification.reference import Trace
+from bigbrain_fx.verification.stale import trained_once
 
 ROOT = Path(__file__).resolve().parent.parent
 MODELS = ("gpt", "llama", "resnet", "unet", "encdec", "moe", "digits")

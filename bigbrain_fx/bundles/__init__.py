@@ -87,6 +87,11 @@ if TYPE_CHECKING:
     )
     from bigbrain_fx.bundles.sessions import Session as Session
     from bigbrain_fx.bundles.validating import Validation as Validation, validations as validations
+    from bigbrain_fx.bundles.verifying import (
+        Check as Check,
+        Verification as Verification,
+        verify as verify,
+    )
     from bigbrain_fx.bundles.weights_io import (
         export_weights as export_weights,
         load_weights as load_weights,

@@ -16,7 +16,7 @@ from bigbrain_fx.errors import InputError
 from bigbrain_fx.weights import Scratch
 
 if TYPE_CHECKING:
-    from bigbrain_fx.verification import Comparison
+    from bigbrain_fx.measure import Comparison
 
 
 @cli.command(short_help="Split a model in several ways, side by side; run them, too.")
@@ -64,7 +64,7 @@ def compare(
     finds no plan is a row with its reason; exit code 2 if none finds any, 5 if two with equal
     micro-batches compute different things.
     """
-    from bigbrain_fx.verification import compare as compare_all
+    from bigbrain_fx.measure import compare as compare_all
 
     if devices is None:
         raise InputError("no devices were given", code="BX3501", help="add --devices cluster.json")
@@ -124,8 +124,7 @@ def bench(example: str, devices: Path | None, partitioners: str, steps: int, as_
     this host, in turns.
     """
     from bigbrain_fx.cluster import read_cluster
-    from bigbrain_fx.measure import probe
-    from bigbrain_fx.verification import compare as compare_all
+    from bigbrain_fx.measure import compare as compare_all, probe
 
     with Scratch("bench") as folder:
         model, _ = write_starter(folder, example_name=example)

@@ -36,11 +36,11 @@ from bigbrain_fx.plan import (
 from bigbrain_fx.planning import CHOSEN_ELSEWHERE
 
 if TYPE_CHECKING:
-    from bigbrain_fx.bundles import Split
+    from bigbrain_fx.bundles import Split, Verification
     from bigbrain_fx.cli.prices import Offer
+    from bigbrain_fx.measure import Comparison, Contender
     from bigbrain_fx.plan import Candidate, Compared, Search
     from bigbrain_fx.planning import Plugin
-    from bigbrain_fx.verification import Comparison, Contender, Verification
 
 MOST_DEVICES = 4  # of a row of a comparison; --json has them all
 MOST_CUTS = 12  # scattered placements have hundreds; --json has them all

@@ -376,8 +376,8 @@ def _tell(event: Event) -> None:
 @json_option
 def verify(bundle: Path, steps: int, model: str | None, processes: bool, as_json: bool) -> None:
     """Check that BUNDLE computes what the unsplit model computes."""
+    from bigbrain_fx.bundles import verify as verify_bundle
     from bigbrain_fx.cli.console import json_line, show_verification
-    from bigbrain_fx.verification import verify as verify_bundle
 
     with working(f"verifying {bundle}"):
         found = verify_bundle(bundle, steps=steps, model=model, processes=processes)

@@ -1,6 +1,7 @@
-"""What this host and its devices sustain (`host`), and how long single ops take (`ops`).
+"""What this host sustains (`host`), how long ops take (`ops`), and bundles beside each other.
 
-It knows no plans. Only its child processes import torch.
+`host` and `ops` know no plans; `comparison` runs bundles in turn. Only child processes import
+torch.
 """
 
 from __future__ import annotations
@@ -10,6 +11,11 @@ from typing import TYPE_CHECKING
 from bigbrain_fx.core import door
 
 if TYPE_CHECKING:
+    from bigbrain_fx.measure.comparison import (
+        Comparison as Comparison,
+        Contender as Contender,
+        compare as compare,
+    )
     from bigbrain_fx.measure.host import (
         HostProbe as HostProbe,
         Hosts as Hosts,

@@ -15,8 +15,8 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from bigbrain_fx.bundles.launch import Run, run
 from bigbrain_fx.core import Cluster, Device, Link
+from bigbrain_fx.measure.comparison import Comparison, compare
 from bigbrain_fx.plan import Options
-from bigbrain_fx.verification.comparison import Comparison, compare
 from tests.benchmarks.steps import stepping
 from tools.emulation import emulated, missing
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import bigbrain_fx as bb
+from bigbrain_fx.bundles import verify
 from bigbrain_fx.plan import Options
-from bigbrain_fx.verification import verify
 from tests.support.bundles import cluster
 
 MODEL = """

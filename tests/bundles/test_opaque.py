@@ -11,11 +11,10 @@ import torch
 from safetensors.torch import load_file
 
 import bigbrain_fx as bb
-from bigbrain_fx.bundles import RunOptions, run
+from bigbrain_fx.bundles import RunOptions, run, verify
 from bigbrain_fx.bundles.opaque import with_opaque_step
 from bigbrain_fx.errors import BigBrainError, CaptureError, InputError, NoPlanError
 from bigbrain_fx.plan import Options, Plan
-from bigbrain_fx.verification import verify
 from tests.support.bundles import cluster, edit_last
 
 MODEL = '''"""Keeps a count, a state and a generator in attributes; hooks change its gradients."""

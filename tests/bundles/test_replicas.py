@@ -13,14 +13,13 @@ import torch
 from safetensors.torch import load_file
 
 import bigbrain_fx
-from bigbrain_fx.bundles import resplit
+from bigbrain_fx.bundles import resplit, verify
 from bigbrain_fx.bundles.launch import RunOptions, run
 from bigbrain_fx.cli.given import read_axes, read_number, read_shares
 from bigbrain_fx.emit import bundle_texts
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Options, gathered_parts, read_plan
 from bigbrain_fx.supervisor import Event
-from bigbrain_fx.verification import verify
 from tests.bundles.resplitting.test_resplit import train
 from tests.support.bundles import MODEL, cluster, split_small, uneven
 from tests.support.command_line import call

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 import bigbrain_fx as bb
+from bigbrain_fx.bundles import verify
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import capture_file
 from bigbrain_fx.plan import Options
 from bigbrain_fx.runtime.data import Splitting, Stream
 from bigbrain_fx.runtime.entries import BatchError
 from bigbrain_fx.runtime.loss_weight import LossWeight
-from bigbrain_fx.verification import verify
 from tests.support.bundles import cluster
 from tests.support.messages import refused
 

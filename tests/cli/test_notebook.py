@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import bigbrain_fx as bb
+from bigbrain_fx.bundles.verifying import Check
 from bigbrain_fx.core import Cluster, Device, Link, Shown
-from bigbrain_fx.verification.bundle import Check
 from tests.support.command_line import tiny_bundle
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from bigbrain_fx.bundles.verifying import Check, Verification
 from bigbrain_fx.cli.console import (
     MOST_CUTS,
     json_line,
@@ -17,7 +18,6 @@ from bigbrain_fx.cli.console import (
     show_verification,
 )
 from bigbrain_fx.plan.explain import Cut, DevicePart, Explanation
-from bigbrain_fx.verification.bundle import Check, Verification
 from tests.plan.test_explain import hand_made_costs, placed, stack, two
 
 __all__ = ["hand_made_costs"]  # a fixture, used by all tests here

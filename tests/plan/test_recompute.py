@@ -31,13 +31,13 @@ from bigbrain_fx.plan.recompute import (
 )
 from bigbrain_fx.plan.remedy import plan_or_remedy
 from bigbrain_fx.plan.report import report
-from bigbrain_fx.verification.bundle.imported_bundle import (
+from bigbrain_fx.verification.imported_bundle import (
     batches_of,
     run_bundle,
     weights_of,
 )
-from bigbrain_fx.verification.bundle.links import same_training
-from bigbrain_fx.verification.bundle.reference import Reference, train_reference
+from bigbrain_fx.verification.links import same_training
+from bigbrain_fx.verification.reference import Reference, train_reference
 from tests.support import samples
 from tests.support.command_line import call
 from tests.support.synthetic import graph_of, op, tensor, weight

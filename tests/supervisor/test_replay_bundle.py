@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from bigbrain_fx.bundles.launch import RunOptions, free_port, run
+from bigbrain_fx.bundles.verifying import verify
 from bigbrain_fx.supervisor import Event
-from bigbrain_fx.verification.bundle import verify
 from tests.support.bundles import cluster, copied, edit, is_running, split_small
 from tests.support.certificates import make
 from tests.support.killing import kill_once

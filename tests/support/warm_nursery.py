@@ -41,10 +41,10 @@ IMPORTED = (
     "bigbrain_fx.frontend.translation.oracle",
     "bigbrain_fx.frontend.tracing.trace",
     "bigbrain_fx.bundles.launch",
-    "bigbrain_fx.verification.bundle.inference",
-    "bigbrain_fx.verification.bundle.module",
-    "bigbrain_fx.verification.bundle.plain",
-    "bigbrain_fx.verification.bundle.reference",
+    "bigbrain_fx.verification.inference",
+    "bigbrain_fx.verification.module",
+    "bigbrain_fx.verification.plain",
+    "bigbrain_fx.verification.reference",
 )
 # Extras, which a machine may not have.
 IMPORTED_IF_THERE = (

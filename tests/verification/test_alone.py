@@ -11,8 +11,8 @@ import torch
 
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Plan
-from bigbrain_fx.verification.bundle import alone as room
-from bigbrain_fx.verification.bundle.reference import Trace
+from bigbrain_fx.verification import alone as room
+from bigbrain_fx.verification.reference import Trace
 
 BUNDLE = ModuleType("train")
 

@@ -13,8 +13,8 @@ import pytest
 
 import bigbrain_fx
 from bigbrain_fx.bundles import RunOptions, StepLine, run
+from bigbrain_fx.bundles.verifying import verify
 from bigbrain_fx.plan import Options
-from bigbrain_fx.verification.bundle import verify
 from tests.support.bundles import MODEL, cluster
 
 pytestmark = pytest.mark.nightly

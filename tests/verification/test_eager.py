@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from bigbrain_fx.verification.bundle import eager, laid_tensors
+from bigbrain_fx.verification import eager, laid_tensors
 
 
 def test_tensors_come_back_with_their_strides(tmp_path: Path) -> None:

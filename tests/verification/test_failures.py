@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bigbrain_fx.runtime.entries import BatchError
-from bigbrain_fx.verification.bundle.failures import error_of
+from bigbrain_fx.verification.failures import error_of
 
 SAID = [
     (

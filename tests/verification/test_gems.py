@@ -16,7 +16,7 @@ import bigbrain_fx
 from bigbrain_fx.core import Cluster, DeviceStore
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Options, Plan, from_json, read_plan, replan, to_json
-from bigbrain_fx.verification.bundle.imported_bundle import run_bundle
+from bigbrain_fx.verification.imported_bundle import run_bundle
 from tests.support.bundles import MODEL
 from tests.verification.test_asynchronous import APART, untied
 from tests.verification.test_replicas import BATCH_NORM, bench_of, cluster, planned, trained

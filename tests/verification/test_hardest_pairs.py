@@ -15,8 +15,8 @@ import torch
 from bigbrain_fx.core import Link
 from bigbrain_fx.emit import write_bundle
 from bigbrain_fx.plan import replica_cut
-from bigbrain_fx.verification.bundle.imported_bundle import run_bundle
-from bigbrain_fx.verification.bundle.members import same_graph
+from bigbrain_fx.verification.imported_bundle import run_bundle
+from bigbrain_fx.verification.members import same_graph
 from tests.support.bundles import MODEL
 from tests.verification.test_members import (
     HEADS,

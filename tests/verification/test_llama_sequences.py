@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bigbrain_fx.verification.bundle.members import same_graph
+from bigbrain_fx.verification.members import same_graph
 from tests.verification.test_members import planned, trained
 from tests.verification.test_members_sequence import AXES, sequences
 from tests.verification.test_replicas import bench_of

@@ -29,16 +29,16 @@ from bigbrain_fx.plan import (
 )
 from bigbrain_fx.plan.tensor.exchange import LARGE, pieces
 from bigbrain_fx.runtime import group, joined
-from bigbrain_fx.verification.bundle.imported_bundle import batches_of, run_bundle, weights_of
-from bigbrain_fx.verification.bundle.links import same_training
-from bigbrain_fx.verification.bundle.members import (
+from bigbrain_fx.verification.imported_bundle import batches_of, run_bundle, weights_of
+from bigbrain_fx.verification.links import same_training
+from bigbrain_fx.verification.members import (
     CLOSE,
     MembersReference,
     same_graph,
     same_leaves,
 )
-from bigbrain_fx.verification.bundle.members_training import train_members
-from bigbrain_fx.verification.bundle.reference import Trace
+from bigbrain_fx.verification.members_training import train_members
+from bigbrain_fx.verification.reference import Trace
 from tests.support.bundles import MODEL
 from tools.matrix import Bench, imported, other_bytes
 

@@ -9,8 +9,8 @@ import pytest
 from bigbrain_fx.emit import write_bundle
 from bigbrain_fx.frontend import capture, load_model_file
 from bigbrain_fx.plan import Options, Plan, Source, make_plan
-from bigbrain_fx.verification.bundle.child import inference_chain
-from bigbrain_fx.verification.bundle.members import same_outputs
+from bigbrain_fx.verification.child import inference_chain
+from bigbrain_fx.verification.members import same_outputs
 from tests.verification.test_members import HEADS, cluster
 from tools.matrix import Bench, imported
 

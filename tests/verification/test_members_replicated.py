@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from bigbrain_fx.bundles import verify
 from bigbrain_fx.core import Host
 from bigbrain_fx.emit import bundle_texts
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import capture, load_model_file
 from bigbrain_fx.plan import Options, Plan, Source, make_plan, part_channels, replica_cut
-from bigbrain_fx.verification import verify
-from bigbrain_fx.verification.bundle.members import MembersReference
+from bigbrain_fx.verification.members import MembersReference
 from tests.support.bundles import cluster as where, split_small
 from tests.support.messages import refused
 from tests.verification.test_members import HEADS, cluster, planned, trained

@@ -12,7 +12,7 @@ from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Plan, part_channels
 from bigbrain_fx.plan.nouns import to_json
 from bigbrain_fx.plan.tensor import axis_choices
-from bigbrain_fx.verification.bundle.members import same_graph
+from bigbrain_fx.verification.members import same_graph
 from tests.support.bundles import uneven
 from tests.verification.test_members import HEADS, planned, trained
 from tests.verification.test_members_uneven import as_a_plain_loop

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bigbrain_fx.frontend import capture
 from bigbrain_fx.plan import axes, chosen_axes, priced_axes
-from bigbrain_fx.verification import agree, tried_axes
+from bigbrain_fx.verification.sharding import agree, tried_axes
 
 ROWS, LENGTH, DIM = 3, 5, 12
 

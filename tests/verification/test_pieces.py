@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from bigbrain_fx.frontend import Captured, capture
 from bigbrain_fx.plan import axes, chosen_axes, priced_axes
-from bigbrain_fx.verification import agree, tried_axes
+from bigbrain_fx.verification.sharding import agree, tried_axes
 
 ROWS, DIM, HIDDEN = 3, 8, 48
 SHARES = ((2.0, 1.0), (2.0, 1.0, 1.0))

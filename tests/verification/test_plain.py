@@ -17,15 +17,16 @@ import torch
 from torch import Tensor, nn
 
 import bigbrain_fx as bb
+from bigbrain_fx.bundles.verifying import Check, Verification, verify
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend.modelfile import ModelFile
 from bigbrain_fx.plan import read_plan
 from bigbrain_fx.runtime import Training
-from bigbrain_fx.verification.bundle import Check, Verification, eager, laid_tensors, verify
-from bigbrain_fx.verification.bundle.dice import KeyedDice
-from bigbrain_fx.verification.bundle.loop import lacking
-from bigbrain_fx.verification.bundle.plain import NAME, not_run
-from bigbrain_fx.verification.bundle.updates import Updates
+from bigbrain_fx.verification import eager, laid_tensors
+from bigbrain_fx.verification.dice import KeyedDice
+from bigbrain_fx.verification.loop import lacking
+from bigbrain_fx.verification.plain import NAME, not_run
+from bigbrain_fx.verification.updates import Updates
 from tests.support import warm
 from tests.support.bundles import MODEL, cluster, split_small
 from tests.support.command_line import call
@@ -40,10 +41,10 @@ from pathlib import Path
 from bigbrain_fx.frontend import load_model_file
 from bigbrain_fx.plan import read_plan
 from bigbrain_fx.runtime import Training
-from bigbrain_fx.verification.bundle.again import capture_again
-from bigbrain_fx.verification.bundle.imported_bundle import weights_of
-from bigbrain_fx.verification.bundle.loop import plain_loop
-from bigbrain_fx.verification.bundle.plain import plain_link
+from bigbrain_fx.verification.again import capture_again
+from bigbrain_fx.verification.imported_bundle import weights_of
+from bigbrain_fx.verification.loop import plain_loop
+from bigbrain_fx.verification.plain import plain_link
 
 bundle, looped = Path(sys.argv[1]), sys.argv[2]
 plan = read_plan(bundle)
@@ -131,7 +132,7 @@ def test_rounding_is_decided_in_float64(bundle: Path, tmp_path: Path) -> None:
     assert re.search(r"gradients to \de-0[1-5] of a tensor's largest", found["detail"])
 
 
-UNLUCKY = "import bigbrain_fx.verification.bundle.plain as plain\nplain._AS_NEAR = -1.0\n"
+UNLUCKY = "import bigbrain_fx.verification.plain as plain\nplain._AS_NEAR = -1.0\n"
 """The graph is never as near to the exact gradient as the loop: a small sum may round so."""
 
 

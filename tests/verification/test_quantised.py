@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import bigbrain_fx
+from bigbrain_fx.bundles.verifying import verify
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Options, read_plan
-from bigbrain_fx.verification.bundle import verify
 from bigbrain_fx.weights import stored_tensors
 from tests.support.bundles import MODEL, cluster
 

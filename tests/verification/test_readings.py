@@ -8,8 +8,8 @@ from typing import Literal
 import pytest
 
 import bigbrain_fx as bb
+from bigbrain_fx.bundles.verifying import verify
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.verification.bundle import verify
 from tests.support import samples
 
 FILE = """

@@ -15,9 +15,9 @@ from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import capture, load_model_file
 from bigbrain_fx.plan import Options, Plan, Source, make_plan, updating
 from bigbrain_fx.plan.replica_statistics import statistics
-from bigbrain_fx.verification.bundle.imported_bundle import run_bundle
-from bigbrain_fx.verification.bundle.links import same_training
-from bigbrain_fx.verification.bundle.reference import Trace
+from bigbrain_fx.verification.imported_bundle import run_bundle
+from bigbrain_fx.verification.links import same_training
+from bigbrain_fx.verification.reference import Trace
 from tests.support import samples
 from tests.support.bundles import MODEL
 from tools.matrix import Bench, imported, other_bytes

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from bigbrain_fx.emit import write_bundle
-from bigbrain_fx.verification.bundle.imported_bundle import run_bundle
-from bigbrain_fx.verification.bundle.links import same_training
+from bigbrain_fx.verification.imported_bundle import run_bundle
+from bigbrain_fx.verification.links import same_training
 from tests.support.bundles import MODEL
 from tests.verification.test_replicas import bench_of, cluster, planned, trained
 from tools.matrix import imported

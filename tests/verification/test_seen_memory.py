@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import Captured, capture
 from bigbrain_fx.plan import axes, chosen_axes, priced_axes
-from bigbrain_fx.verification import agree
+from bigbrain_fx.verification.sharding import agree
 
 
 def _strided(y: Tensor) -> Tensor:

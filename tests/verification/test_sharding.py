@@ -14,7 +14,8 @@ from bigbrain_fx.core import Axis, Graph
 from bigbrain_fx.frontend import Captured, capture, load_model_file, run_members, taken
 from bigbrain_fx.plan import axes, chosen_axes, priced_axes, sharded
 from bigbrain_fx.plan.shard import find, local, products, rewrite
-from bigbrain_fx.verification import agree, sharding, tried_axes
+from bigbrain_fx.verification import sharding
+from bigbrain_fx.verification.sharding import agree, tried_axes
 from models import gpt, llama, moe
 
 SMALL: dict[str, tuple[Any, Callable[[], nn.Module]]] = {

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from bigbrain_fx.frontend import capture
 from bigbrain_fx.plan import axes, chosen_axes, priced_axes
-from bigbrain_fx.verification import agree, tried_axes
+from bigbrain_fx.verification.sharding import agree, tried_axes
 
 HEADS, WIDTH = 6, 12
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from bigbrain_fx.frontend import capture
 from bigbrain_fx.plan import axes, chosen_axes, priced_axes
-from bigbrain_fx.verification import agree
-from bigbrain_fx.verification.bundle.members import same_graph
+from bigbrain_fx.verification.members import same_graph
+from bigbrain_fx.verification.sharding import agree
 from tests.verification.test_members import HEADS, planned
 from tests.verification.test_replicas import bench_of
 

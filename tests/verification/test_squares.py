@@ -13,7 +13,7 @@ from bigbrain_fx.core import Axis, Graph
 from bigbrain_fx.frontend import Captured, capture
 from bigbrain_fx.plan import axes, chosen_axes, priced_axes, sharded
 from bigbrain_fx.plan.shard.trials import trials
-from bigbrain_fx.verification import agree, tried_axes
+from bigbrain_fx.verification.sharding import agree, tried_axes
 
 ROWS, DIM = 3, 12
 SHARES = ((2.0, 1.0), (2.0, 1.0, 1.0))

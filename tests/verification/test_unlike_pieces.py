@@ -16,7 +16,7 @@ from bigbrain_fx.frontend import Captured, capture, taken
 from bigbrain_fx.plan import axes, chosen_axes, priced_axes
 from bigbrain_fx.plan.shard import between
 from bigbrain_fx.runtime import joined, part_of_whole
-from bigbrain_fx.verification import agree, tried_axes
+from bigbrain_fx.verification.sharding import agree, tried_axes
 from bigbrain_fx.weights import Stored, cut_file, read_header, whole_tensors
 
 DIM, HEADS, GROUPS, EACH, HIDDEN = 24, 6, 3, 4, 36

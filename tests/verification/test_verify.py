@@ -8,9 +8,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 import bigbrain_fx
+from bigbrain_fx.bundles.verifying import Verification, verify
 from bigbrain_fx.errors import InputError, VerificationError
 from bigbrain_fx.runtime.weights import read_index
-from bigbrain_fx.verification.bundle import Verification, verify
 from bigbrain_fx.weights import rewrite_index
 from tests.support.bundles import MODEL, cluster, copied, edit, split_small
 from tests.support.command_line import call

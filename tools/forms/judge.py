@@ -145,8 +145,8 @@ def _cluster(form: Form, devices: int, folder: Path) -> Cluster:
 
 
 def _verify(form: Form, path: Path, folder: Path) -> Mapping[str, str]:
-    from bigbrain_fx.verification.bundle.child import verify_here
-    from bigbrain_fx.verification.bundle.failures import error_of
+    from bigbrain_fx.verification.child import verify_here
+    from bigbrain_fx.verification.failures import error_of
 
     wanted = {"bundle": str(folder / "bundle"), "model": None, "steps": 3, "processes": None}
     try:
@@ -165,8 +165,8 @@ def _verify(form: Form, path: Path, folder: Path) -> Mapping[str, str]:
 
 def _train(form: Form, path: Path, folder: Path) -> Mapping[str, str]:
     """Train with the bundle's own programs; compare with the loop, which draws otherwise."""
-    from bigbrain_fx.verification.bundle.failures import error_of
-    from bigbrain_fx.verification.bundle.imported_bundle import import_bundle, run_bundle
+    from bigbrain_fx.verification.failures import error_of
+    from bigbrain_fx.verification.imported_bundle import import_bundle, run_bundle
 
     bundle, made = folder / "bundle", read_plan(folder / "bundle")
     if form.dice and not made.graph.is_opaque_step:

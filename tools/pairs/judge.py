@@ -20,8 +20,8 @@ from unittest import mock
 
 from bigbrain_fx.frontend import session
 from bigbrain_fx.plan import read_plan
-from bigbrain_fx.verification.bundle.child import verify_here
-from bigbrain_fx.verification.bundle.imported_bundle import import_bundle, run_bundle
+from bigbrain_fx.verification.child import verify_here
+from bigbrain_fx.verification.imported_bundle import import_bundle, run_bundle
 from tools.apart import apart, child_here
 from tools.pairs import loops, running
 from tools.pairs.calling import called, refusal

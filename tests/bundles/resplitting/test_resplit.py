@@ -17,6 +17,7 @@ from torch import Tensor
 
 from bigbrain_fx.bundles.resplitting import Resplit, resplit
 from bigbrain_fx.bundles.resplitting.named import read_named
+from bigbrain_fx.bundles.verifying import verify
 from bigbrain_fx.core import Cluster
 from bigbrain_fx.emit import bundle_texts
 from bigbrain_fx.errors import InputError
@@ -24,8 +25,7 @@ from bigbrain_fx.frontend import capture, load_model_file
 from bigbrain_fx.plan import read_plan
 from bigbrain_fx.runtime.commits import load_shard, read_records
 from bigbrain_fx.runtime.state import State
-from bigbrain_fx.verification.bundle import verify
-from bigbrain_fx.verification.bundle.reference import Reference
+from bigbrain_fx.verification.reference import Reference
 from tests.support import warm
 from tests.support.bundles import MODEL, cluster, copied, edit
 from tests.support.command_line import call, write_cluster

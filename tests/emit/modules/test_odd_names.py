@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from bigbrain_fx.bundles.compile import split
+from bigbrain_fx.bundles.verifying import verify
 from bigbrain_fx.emit.files.texts import bundle_texts
 from bigbrain_fx.frontend import load_model_file
 from bigbrain_fx.plan import Options
-from bigbrain_fx.verification.bundle import verify
 from tests.support import samples
 
 MODEL = Path(__file__).parents[2] / "support" / "odd_names.py"

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from bigbrain_fx.frontend import Captured
 from bigbrain_fx.plan import Plan
-from bigbrain_fx.verification.bundle.members import CLOSE, whole_plan
-from bigbrain_fx.verification.bundle.module import link
+from bigbrain_fx.verification.members import CLOSE, whole_plan
+from bigbrain_fx.verification.module import link
 from bigbrain_fx.verification.sharding import (
     outputs_rounding,
     own_rounding,

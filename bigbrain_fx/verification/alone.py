@@ -20,10 +20,10 @@ import torch
 
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Plan
-from bigbrain_fx.verification.bundle import laid_tensors
-from bigbrain_fx.verification.bundle.imported_bundle import import_bundle, run_bundle
-from bigbrain_fx.verification.bundle.loop import be_quiet
-from bigbrain_fx.verification.bundle.reference import Trace
+from bigbrain_fx.verification import laid_tensors
+from bigbrain_fx.verification.imported_bundle import import_bundle, run_bundle
+from bigbrain_fx.verification.loop import be_quiet
+from bigbrain_fx.verification.reference import Trace
 from bigbrain_fx.weights import Scratch
 
 

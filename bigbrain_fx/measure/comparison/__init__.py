@@ -4,9 +4,9 @@ This room joins planning, emission and launching, each through its door; how a p
 bundle looks like and how its processes talk, it does not know.
 """
 
-from bigbrain_fx.verification.comparison.agreement import Agreement as Agreement
-from bigbrain_fx.verification.comparison.contender import (
+from bigbrain_fx.measure.comparison.agreement import Agreement as Agreement
+from bigbrain_fx.measure.comparison.contender import (
     Comparison as Comparison,
     Contender as Contender,
 )
-from bigbrain_fx.verification.comparison.contest import compare as compare
+from bigbrain_fx.measure.comparison.contest import compare as compare

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from bigbrain_fx.plan import Plan
-from bigbrain_fx.verification.bundle import laid_tensors
-from bigbrain_fx.verification.bundle.alone import Alone
-from bigbrain_fx.verification.bundle.imported_bundle import import_bundle, run_bundle
-from bigbrain_fx.verification.bundle.loop import NoLoopError, PlainLoop, lacking
-from bigbrain_fx.verification.bundle.module import equal, link
-from bigbrain_fx.verification.bundle.reference import Trace
+from bigbrain_fx.verification import laid_tensors
+from bigbrain_fx.verification.alone import Alone
+from bigbrain_fx.verification.imported_bundle import import_bundle, run_bundle
+from bigbrain_fx.verification.loop import NoLoopError, PlainLoop, lacking
+from bigbrain_fx.verification.module import equal, link
+from bigbrain_fx.verification.reference import Trace
 
 NAME = "plain PyTorch = bundle"
 _OTHER = (

@@ -1,6 +1,6 @@
 """The beginning of `child`, before torch is imported: where it cannot be, its error is an answer.
 
-Run as `python -m bigbrain_fx.verification.bundle.beginning '{"bundle": ...}'`.
+Run as `python -m bigbrain_fx.verification.beginning '{"bundle": ...}'`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def main() -> None:
     answer = Path(json.loads(sys.argv[-1])["answer"])
     try:
         require_torch()
-        child = importlib.import_module("bigbrain_fx.verification.bundle.child")
+        child = importlib.import_module("bigbrain_fx.verification.child")
     except Exception as error:
         known = error if isinstance(error, InputError) else memory_error(error)
         if known is None:

@@ -1,6 +1,6 @@
 """The child process of a verification: it runs the user's model, the reference and the bundle.
 
-Run as `python -m bigbrain_fx.verification.bundle.beginning '{"bundle": ...}'`; it writes one JSON
+Run as `python -m bigbrain_fx.verification.beginning '{"bundle": ...}'`; it writes one JSON
 object to the file that "answer" names. It knows the bundle as any user does: it imports its
 train.py and runtime.
 """
@@ -37,39 +37,39 @@ from bigbrain_fx.frontend import (
     with_parts,
 )
 from bigbrain_fx.plan import Plan, read_plan
-from bigbrain_fx.verification.bundle.again import capture_again
-from bigbrain_fx.verification.bundle.alone import Alone, alone
-from bigbrain_fx.verification.bundle.failures import error_of
-from bigbrain_fx.verification.bundle.imported_bundle import (
+from bigbrain_fx.verification.again import capture_again
+from bigbrain_fx.verification.alone import Alone, alone
+from bigbrain_fx.verification.failures import error_of
+from bigbrain_fx.verification.imported_bundle import (
     batches_of,
     import_bundle,
     run_bundle,
     trace_of_processes,
     weights_of,
 )
-from bigbrain_fx.verification.bundle.inference import inference_checks
-from bigbrain_fx.verification.bundle.links import (
+from bigbrain_fx.verification.inference import inference_checks
+from bigbrain_fx.verification.links import (
     same_grouping,
     same_loop,
     same_module,
     same_training,
     same_weights,
 )
-from bigbrain_fx.verification.bundle.loop import PlainLoop, plain_loop
-from bigbrain_fx.verification.bundle.members import (
+from bigbrain_fx.verification.loop import PlainLoop, plain_loop
+from bigbrain_fx.verification.members import (
     MembersReference,
     same_graph,
     same_leaves,
     whole_plan,
 )
-from bigbrain_fx.verification.bundle.members_training import train_members
-from bigbrain_fx.verification.bundle.micro_batches import same_objective
-from bigbrain_fx.verification.bundle.opaque import opaque_chain
-from bigbrain_fx.verification.bundle.plain import STEPS, Own
-from bigbrain_fx.verification.bundle.reference import Reference, Trace, rows_of
-from bigbrain_fx.verification.bundle.rewritten import as_written, same_rewritten
-from bigbrain_fx.verification.bundle.roundly import same_to_rounding
-from bigbrain_fx.verification.bundle.stale import trained_once
+from bigbrain_fx.verification.members_training import train_members
+from bigbrain_fx.verification.micro_batches import same_objective
+from bigbrain_fx.verification.opaque import opaque_chain
+from bigbrain_fx.verification.plain import STEPS, Own
+from bigbrain_fx.verification.reference import Reference, Trace, rows_of
+from bigbrain_fx.verification.rewritten import as_written, same_rewritten
+from bigbrain_fx.verification.roundly import same_to_rounding
+from bigbrain_fx.verification.stale import trained_once
 from bigbrain_fx.weights import source_of_weights
 
 if TYPE_CHECKING:  # what runs is the bundle's own copy

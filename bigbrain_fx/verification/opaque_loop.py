@@ -16,8 +16,8 @@ from torch import Tensor
 
 from bigbrain_fx.frontend import UserStep
 from bigbrain_fx.runtime import needs_closure, needs_metrics, reseed, seed_of
-from bigbrain_fx.verification.bundle import laid_tensors, plain_batches
-from bigbrain_fx.verification.bundle.eager import TrainingLoop
+from bigbrain_fx.verification import laid_tensors, plain_batches
+from bigbrain_fx.verification.eager import TrainingLoop
 
 
 class OpaqueLoop(TrainingLoop):

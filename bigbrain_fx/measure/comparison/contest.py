@@ -28,10 +28,10 @@ from bigbrain_fx.cluster import read_cluster
 from bigbrain_fx.core import Cluster
 from bigbrain_fx.emit import check_out, write_bundle
 from bigbrain_fx.errors import BigBrainError, InputError
+from bigbrain_fx.measure.comparison.contender import Comparison, Contender
+from bigbrain_fx.measure.comparison.turns import Runner, Turns, in_turns
 from bigbrain_fx.plan import Options, Plan, make_plan
 from bigbrain_fx.planning import label, preset
-from bigbrain_fx.verification.comparison.contender import Comparison, Contender
-from bigbrain_fx.verification.comparison.turns import Runner, Turns, in_turns
 from bigbrain_fx.weights import Scratch
 
 if TYPE_CHECKING:

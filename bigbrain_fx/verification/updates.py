@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from bigbrain_fx.frontend import ModelFile
 from bigbrain_fx.runtime import LearningRates, Training, clipped, norm
-from bigbrain_fx.verification.bundle import laid_tensors
-from bigbrain_fx.verification.bundle.module import equal
+from bigbrain_fx.verification import laid_tensors
+from bigbrain_fx.verification.module import equal
 
 _ALIKE = 1e-9  # of a tensor's largest update, in float64
 _SMALL = 1e-4  # of it, in the model's own type: more is no rounding

@@ -22,11 +22,11 @@ from bigbrain_fx.core import ROW_COUNTS
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Plan
 from bigbrain_fx.runtime import WeightsError
-from bigbrain_fx.verification.bundle.members import (
+from bigbrain_fx.verification.members import (
     joined_weights,
 )
-from bigbrain_fx.verification.bundle.readings import read_alike
-from bigbrain_fx.verification.bundle.reference import Trace
+from bigbrain_fx.verification.readings import read_alike
+from bigbrain_fx.verification.reference import Trace
 from bigbrain_fx.weights import Scratch
 
 if TYPE_CHECKING:  # what runs is the bundle's own copy

@@ -14,15 +14,15 @@ import numpy as np
 
 from bigbrain_fx.bundles import Run, RunOptions, run
 from bigbrain_fx.errors import BigBrainError
-from bigbrain_fx.plan import Plan
-from bigbrain_fx.verification.comparison.agreement import (
+from bigbrain_fx.measure.comparison.agreement import (
     HALF_ROUNDING,
     ROUNDING,
     Agreement,
     Numbers,
     agreement,
 )
-from bigbrain_fx.verification.comparison.contender import Contender
+from bigbrain_fx.measure.comparison.contender import Contender
+from bigbrain_fx.plan import Plan
 from bigbrain_fx.weights import Scratch
 
 Runner = Callable[[Path, RunOptions], Run]

@@ -43,10 +43,10 @@ from bigbrain_fx.frontend import (
 )
 from bigbrain_fx.plan import Plan, live_ops
 from bigbrain_fx.runtime import left_alone, reseed
-from bigbrain_fx.verification.bundle.members import same_outputs
-from bigbrain_fx.verification.bundle.module import SEEDS, another_size, equal, link
-from bigbrain_fx.verification.bundle.rewritten import same_rewritten
-from bigbrain_fx.verification.bundle.roundly import outputs_to_rounding
+from bigbrain_fx.verification.members import same_outputs
+from bigbrain_fx.verification.module import SEEDS, another_size, equal, link
+from bigbrain_fx.verification.rewritten import same_rewritten
+from bigbrain_fx.verification.roundly import outputs_to_rounding
 from bigbrain_fx.weights import part_name
 
 if TYPE_CHECKING:  # what runs is the bundle's own copy

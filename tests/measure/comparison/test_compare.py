@@ -15,10 +15,10 @@ from bigbrain_fx.bundles.launch import Run, RunError, RunOptions, StepLine
 from bigbrain_fx.core import Cluster, Graph
 from bigbrain_fx.errors import CaptureError, InputError, VerificationError
 from bigbrain_fx.frontend import load_model_file
+from bigbrain_fx.measure.comparison import Comparison, Contender, compare, contest
+from bigbrain_fx.measure.comparison.agreement import ROUNDING, Agreement, agreement
 from bigbrain_fx.plan import Options, Plan, Source, make_plan, read_plan
 from bigbrain_fx.planning.registry import preset
-from bigbrain_fx.verification.comparison import Comparison, Contender, compare, contest
-from bigbrain_fx.verification.comparison.agreement import ROUNDING, Agreement, agreement
 from tests.support.bundles import MODEL, cluster
 from tests.support.command_line import write_model
 

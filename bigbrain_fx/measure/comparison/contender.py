@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from bigbrain_fx.core import Send, Shown
 from bigbrain_fx.errors import InputError, VerificationError
+from bigbrain_fx.measure.comparison.agreement import Agreement
 from bigbrain_fx.plan import Plan, part_channels
-from bigbrain_fx.verification.comparison.agreement import Agreement
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,9 @@ from bigbrain_fx.frontend import (
 )
 from bigbrain_fx.plan import Plan, half_sums, half_sums_text, turned_text
 from bigbrain_fx.runtime import filled_up, left_alone
-from bigbrain_fx.verification.bundle.imported_bundle import weights_of
-from bigbrain_fx.verification.bundle.loop import PlainLoop, lacking, plain_loop
-from bigbrain_fx.verification.bundle.module import (
+from bigbrain_fx.verification.imported_bundle import weights_of
+from bigbrain_fx.verification.loop import PlainLoop, lacking, plain_loop
+from bigbrain_fx.verification.module import (
     SEEDS,
     another_size,
     differences,
@@ -37,8 +37,8 @@ from bigbrain_fx.verification.bundle.module import (
     link as _check,
     relative_error,
 )
-from bigbrain_fx.verification.bundle.plain import Own, not_run, plain_link
-from bigbrain_fx.verification.bundle.reference import Reference, Trace
+from bigbrain_fx.verification.plain import Own, not_run, plain_link
+from bigbrain_fx.verification.reference import Reference, Trace
 from bigbrain_fx.weights import part_name, trained_steps
 
 if TYPE_CHECKING:  # what runs is the bundle's own copy

@@ -25,9 +25,9 @@ from bigbrain_fx.core import TensorSpec, quantised_weights
 from bigbrain_fx.frontend import LEAF, LOSS, Call
 from bigbrain_fx.plan import Plan, plain_params
 from bigbrain_fx.supervisor import left_bytes
-from bigbrain_fx.verification.bundle import eager, laid_tensors
-from bigbrain_fx.verification.bundle.eager import Wanted
-from bigbrain_fx.verification.bundle.loop_service import serve
+from bigbrain_fx.verification import eager, laid_tensors
+from bigbrain_fx.verification.eager import Wanted
+from bigbrain_fx.verification.loop_service import serve
 from bigbrain_fx.weights import Scratch, source_of_weights, trained_steps
 
 _PR_SET_PDEATHSIG = 1

@@ -30,7 +30,7 @@ from bigbrain_fx.runtime import (
     reseed,
     share_of,
 )
-from bigbrain_fx.verification.bundle.stepping import Stepper
+from bigbrain_fx.verification.stepping import Stepper
 
 Key = tuple[int, int, int]  # seed, step, micro-batch
 Leaf = tuple[str, int]  # a parameter, and which of the stages that give it a gradient

@@ -32,11 +32,11 @@ from bigbrain_fx.frontend import (
 )
 from bigbrain_fx.plan import Plan, in_turn_text, plain_params
 from bigbrain_fx.runtime import are_finite, unscaled
-from bigbrain_fx.verification.bundle import laid_tensors, plain_batches
-from bigbrain_fx.verification.bundle.loop import DataEndedError, NoLoopError, PlainLoop
-from bigbrain_fx.verification.bundle.module import equal, link
-from bigbrain_fx.verification.bundle.reference import Reference
-from bigbrain_fx.verification.bundle.updates import Recipe, Updates
+from bigbrain_fx.verification import laid_tensors, plain_batches
+from bigbrain_fx.verification.loop import DataEndedError, NoLoopError, PlainLoop
+from bigbrain_fx.verification.module import equal, link
+from bigbrain_fx.verification.reference import Reference
+from bigbrain_fx.verification.updates import Recipe, Updates
 
 NAME = "plain PyTorch = captured graph"
 STEPS = 3

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from bigbrain_fx.frontend import where
-from bigbrain_fx.verification.bundle.eager import TrainingLoop, Wanted
-from bigbrain_fx.verification.bundle.opaque_loop import OpaqueLoop
+from bigbrain_fx.verification.eager import TrainingLoop, Wanted
+from bigbrain_fx.verification.opaque_loop import OpaqueLoop
 
 
 def serve(wanted: Wanted, requests: IO[str], answers: IO[str]) -> None:

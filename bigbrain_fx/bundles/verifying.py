@@ -1,11 +1,6 @@
-"""Bundle against unsplit model: a chain of equalities, from the module to the trained weights.
+"""Verify a bundle: start the process that compares it with the model it was split from.
 
-    plain PyTorch = captured graph = one-process reference = bundle
-
-Plain PyTorch is the user's own training loop: a fresh model, its hooks, its optimizer.
-
-This room runs the model's code in a child process. It knows plans and bundles; nobody but the
-command line knows it.
+The process (`bigbrain_fx.verification`) runs the model's code; this file runs none.
 """
 
 from __future__ import annotations
@@ -17,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bigbrain_fx.bundles import IN_MEMORY, RunOptions, require_compilers, run
+from bigbrain_fx.bundles.found_model import IN_MEMORY
+from bigbrain_fx.bundles.launch import RunOptions, require_compilers, run
 from bigbrain_fx.core import Shown
 from bigbrain_fx.errors import InputError, VerificationError, from_fields
 from bigbrain_fx.frontend import child_environment, require_here
@@ -155,7 +151,7 @@ def _ask_child(wanted: dict[str, Any], time_limit_s: float) -> dict[str, Any]:
         sys.executable,
         "-P",
         "-m",
-        "bigbrain_fx.verification.bundle.beginning",
+        "bigbrain_fx.verification.beginning",
         json.dumps(wanted),
     ]
     output = sys.stderr.fileno() if _has_fileno() else subprocess.DEVNULL

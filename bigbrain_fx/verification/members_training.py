@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from bigbrain_fx.runtime import Training, are_finite, clipped, norm
-from bigbrain_fx.verification.bundle.members import MembersReference
-from bigbrain_fx.verification.bundle.reference import Trace
-from bigbrain_fx.verification.bundle.stepping import Stepper
+from bigbrain_fx.verification.members import MembersReference
+from bigbrain_fx.verification.reference import Trace
+from bigbrain_fx.verification.stepping import Stepper
 
 
 def train_members(

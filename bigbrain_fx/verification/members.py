@@ -24,8 +24,8 @@ from bigbrain_fx.core import Op, Placement, Stage, Stages
 from bigbrain_fx.frontend import Captured, draw_places, place_name, run_members, taken
 from bigbrain_fx.plan import Plan, live_ops
 from bigbrain_fx.runtime import OwnWeights, joined, laid_out, mean_loss, reseed, share_of
-from bigbrain_fx.verification.bundle.module import link
-from bigbrain_fx.verification.bundle.reference import (
+from bigbrain_fx.verification.module import link
+from bigbrain_fx.verification.reference import (
     Gradients,
     Key,
     Leaf,

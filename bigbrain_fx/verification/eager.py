@@ -30,8 +30,8 @@ from bigbrain_fx.frontend import (
     settle,
     take_apart,
 )
-from bigbrain_fx.verification.bundle import laid_tensors, plain_batches
-from bigbrain_fx.verification.bundle.dice import KeyedDice
+from bigbrain_fx.verification import laid_tensors, plain_batches
+from bigbrain_fx.verification.dice import KeyedDice
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bigbrain_fx.core import Graph, Stages
 from bigbrain_fx.runtime import Training, mean_loss
-from bigbrain_fx.verification.bundle.reference import (
+from bigbrain_fx.verification.reference import (
     Gradients,
     Key,
     Reference,

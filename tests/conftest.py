@@ -50,6 +50,13 @@ def pytest_configure(config: pytest.Config) -> None:
     _part(config)  # a slice that does not exist is refused before anything is collected
     recorder.updates = bool(config.getoption(UPDATE))
     config.pluginmanager.register(MessagesPlugin(config))
+    os.environ.setdefault("BIGBRAIN_NO_REHEARSAL", "1")  # `rehearsals` has them
+
+
+@pytest.fixture
+def rehearsals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `split` train a few steps beside the user's loop, as it does for users."""
+    monkeypatch.delenv("BIGBRAIN_NO_REHEARSAL", raising=False)
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m "not nightly"` is looked at

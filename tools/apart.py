@@ -14,9 +14,11 @@ import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from bigbrain_fx.bundles import CAPTURE_CHILD
 from bigbrain_fx.errors import BigBrainError
 from bigbrain_fx.frontend.client import Child, Message, Task
 from bigbrain_fx.frontend.opaque_service import service_of
+from bigbrain_fx.verification.rehearsal import Rehearsal
 
 DEADLINE_S = 120.0
 
@@ -25,6 +27,7 @@ class Here:
     """A capture session's child in this process, itself a fork."""
 
     def __init__(self, task: Task, wanted: Mapping[str, object]) -> None:
+        self._rehearsal = Rehearsal() if task.module == CAPTURE_CHILD else None
         with warnings.catch_warnings():  # model() may set filters, which its own process keeps
             self._service = service_of(wanted)
 
@@ -34,6 +37,8 @@ class Here:
 
     def ask(self, request: Mapping[str, object]) -> Message:
         """Serve a request."""
+        if request["do"] == "rehearse" and self._rehearsal is not None:
+            return _plain(self._rehearsal.compare(self._service, request))
         return _plain(self._service.serve(request))
 
     def close(self) -> None:

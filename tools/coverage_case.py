@@ -26,7 +26,7 @@ from bigbrain_fx.errors import BigBrainError, CaptureError, InputError
 from bigbrain_fx.frontend import Captured, ModelFile, capture, load_model_file
 from bigbrain_fx.plan import Options, Plan, Source, make_plan
 from bigbrain_fx.planning.registry import preset
-from bigbrain_fx.verification.child import chain
+from bigbrain_fx.verification.chain import chain
 from bigbrain_fx.verification.imported_bundle import trace_of_processes
 from bigbrain_fx.verification.reference import Trace
 from tools.forked import fork

@@ -78,6 +78,7 @@ if TYPE_CHECKING:
         require_free_parts as require_free_parts,
         write_parts as write_parts,
     )
+    from bigbrain_fx.bundles.rehearsing import CAPTURE_CHILD as CAPTURE_CHILD
     from bigbrain_fx.bundles.resplitting import Resplit as Resplit, resplit as resplit
     from bigbrain_fx.bundles.rewriting import with_rewrites as with_rewrites
     from bigbrain_fx.bundles.serving import (

@@ -23,6 +23,7 @@ from bigbrain_fx.bundles.found_model import FoundModel, Loss, Recipe
 from bigbrain_fx.bundles.micro_batches import planned_as_trained
 from bigbrain_fx.bundles.opaque import OF_ESTIMATES, planned_whole, with_opaque_step
 from bigbrain_fx.bundles.planned import planned, tried_plan
+from bigbrain_fx.bundles.rehearsing import Rehearsal, is_off
 from bigbrain_fx.bundles.rewriting import with_rewrites
 from bigbrain_fx.bundles.target import Target
 from bigbrain_fx.bundles.typed import of_its_types
@@ -62,7 +63,8 @@ class Split:
     """What `split` made: the plan, where the bundle is, and what the user should know.
 
     `parameters` counts trainable numbers, tied ones once; `capture_s` is the seconds that capture
-    took in its child process (0 for a module in memory).
+    took in its child process (0 for a module in memory); `rehearsed` says how alike the bundle and
+    the model file's own loop have trained, empty where they were not compared.
     """
 
     plan: Plan
@@ -70,6 +72,7 @@ class Split:
     warnings: tuple[str, ...]
     parameters: int
     capture_s: float
+    rehearsed: str = ""
 
     def __str__(self) -> str:
         return f"{self.plan}\nwrote {self.bundle}"
@@ -90,6 +93,7 @@ def split(
     force: bool = False,
     lean: bool = False,
     extras: Collection[str] = (),
+    rehearse: bool = True,
     time_limit_s: float = TIME_LIMIT_S,
 ) -> Split:
     """Split a model over a cluster and write a bundle.
@@ -114,6 +118,9 @@ def split(
             runtime/): torchrun starts it, or `run` without spares.
         extras: files that a run may want and no plan needs: "mpi" (`--transport mpi`), "suspicion"
             (`--suspect`), "pipelining" (a loop of torch.distributed.pipelining).
+        rehearse: train a few steps of the bundle beside the model file's own loop in plain
+            PyTorch, before it is moved to its place; where their numbers differ the step is run
+            whole on one device, or refused.
         time_limit_s: seconds for loading and capturing a model file.
 
     Each of the result's `warnings` is a `SplitWarning`, too.
@@ -129,7 +136,15 @@ def split(
     chosen = _of_whole_tensors(chosen) if weights_by_reference else chosen
     given = Given(checkpoint_of(model, weights), weights_by_reference)
     capture = partial(
-        captured_model, model, chosen, example_batch, loss, time_limit_s, given=given, recipe=recipe
+        captured_model,
+        model,
+        chosen,
+        example_batch,
+        loss,
+        time_limit_s,
+        given=given,
+        recipe=recipe,
+        is_rehearsed=rehearse and not is_off(),
     )
     make = partial(_written, capture, chosen, cluster, followed, target)
     is_open = followed is None and _has_code(model)
@@ -150,8 +165,10 @@ def _written(
     with capture(refusal=refusal) as found:
         plan, notes = planned(found, options, cluster, followed, refusal)
         require_sent_types(plan)
-        target.write(plan, found.weights)
-        return Split(plan, target.out, notes, found.parameters, found.capture_s)
+        rehearsal = Rehearsal(found, plan)
+        target.write(plan, found.weights, rehearsal.check)
+        facts = found.parameters, found.capture_s, rehearsal.said
+        return Split(plan, target.out, (*notes, *rehearsal.notes), *facts)
 
 
 def _has_code(model: str | Path | nn.Module) -> bool:

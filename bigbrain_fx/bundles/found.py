@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from bigbrain_fx.bundles.found_model import FoundModel, Loss, Recipe, other_rows
 from bigbrain_fx.bundles.in_memory import captured_in_memory
+from bigbrain_fx.bundles.rehearsing import CAPTURE_CHILD
 from bigbrain_fx.core import Graph, RuleTrial, Shard, TensorParallel
 from bigbrain_fx.emit import Weights, batch_specs, copied_texts, kept_names, takes_file
 from bigbrain_fx.errors import BigBrainError, InputError, about_code
 from bigbrain_fx.frontend import (
+    CHILD,
     BatchReading,
     CaptureSession,
     ModelFacts,
@@ -259,10 +261,13 @@ def captured_model(
     given: Given | None = None,
     recipe: Recipe | None = None,
     refusal: BigBrainError | None = None,
+    *,
+    is_rehearsed: bool = False,
 ) -> Iterator[FoundModel]:
     """Capture a model as `split` does, or `estimate` with `meta`; inside, weights can be written.
 
-    With a `refusal` of its trace the whole step is one op.
+    With a `refusal` of its trace the whole step is one op. `is_rehearsed`: what is written of it
+    can be trained beside the user's loop.
 
     Raises:
         BigBrainError: the input cannot be used or captured.
@@ -283,8 +288,11 @@ def captured_model(
             help="leave the arguments out, or give the module itself",
         )
     checkpoint = given.checkpoint if given else None
+    is_rehearsed = is_rehearsed and options.mode == "train" and checkpoint is None
+    child = CAPTURE_CHILD if is_rehearsed else CHILD
+    blank = checkpoint is not None
     with (
-        _session(model, options, time_limit_s, meta, checkpoint is not None, refusal) as session,
+        _session(model, options, time_limit_s, meta, blank, refusal, child) as session,
         Scratch("weights") as scratch,
     ):
         facts = session.facts
@@ -299,6 +307,7 @@ def captured_model(
             session,
             elsewhere=facts.elsewhere,
             compare=session.micro_batch_effect,
+            is_rehearsed=is_rehearsed,
         )
 
 
@@ -330,6 +339,7 @@ def _session(
     meta: bool,
     blank: bool = False,
     refusal: BigBrainError | None = None,
+    child: str = CHILD,
 ) -> Iterator[CaptureSession]:
     def start(rows: int | None) -> CaptureSession:
         return capture_file(
@@ -346,6 +356,7 @@ def _session(
             quantize=options.quantize,
             refusal=refusal,
             parts=options.micro_batches or options.replicas or 1,
+            child=child,
         )
 
     session = start(options.rows)

@@ -48,7 +48,8 @@ class FoundModel:
 
     `parameters` counts trainable numbers, tied ones once; `capture_s` is 0 for a module in memory,
     and `session` none: it has `module` and `recipe`. `compare` runs a step on the example batch,
-    whole and in so many micro-batches.
+    whole and in so many micro-batches. `is_rehearsed`: its session can train a bundle beside the
+    user's loop.
     """
 
     graph: Graph
@@ -62,6 +63,7 @@ class FoundModel:
     recipe: Recipe | None = None
     elsewhere: Elsewhere | None = None
     compare: Callable[[int], MicroBatchEffect] = MicroBatchEffect
+    is_rehearsed: bool = False
 
     def try_rules(self, trials: Sequence[RuleTrial]) -> list[str | None]:
         """Run trials of rules where torch is; return for each why it failed, or None."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from bigbrain_fx.emit import EXTRAS, Weights, check_out, is_chain, write_bundle
@@ -43,8 +45,10 @@ class Target:
                 help=f"write --with {EXTRAS[0]}, say",
             )
 
-    def write(self, plan: Plan, weights: Weights) -> None:
-        """Write it.
+    def write(
+        self, plan: Plan, weights: Weights, check: Callable[[Path], None] | None = None
+    ) -> None:
+        """Write it; `check` is asked of the folder before it is moved to its place.
 
         Raises:
             InputError: the plan has no use for what was asked for.
@@ -52,7 +56,8 @@ class Target:
         self._require_training(plan)
         self._require_extras(plan)
         out = Path(os.path.abspath(self.out))
-        write_bundle(plan, weights, out, force=self.force, lean=self.lean, extras=self.extras)
+        write = partial(write_bundle, plan, weights, out, force=self.force, check=check)
+        write(lean=self.lean, extras=self.extras)
 
     def _require_training(self, plan: Plan) -> None:
         """Refuse for inference what only training has."""

@@ -68,6 +68,11 @@ def split_warnings() -> Iterator[None]:
     help="Add files that a run may want: mpi (--transport mpi), suspicion (--suspect), pipelining "
     "(for torch's own runner).",
 )
+@click.option(
+    "--no-rehearse",
+    is_flag=True,
+    help="Do not train a few steps of the bundle beside the model file's own loop.",
+)
 @json_option
 def split(
     model: str,
@@ -79,6 +84,7 @@ def split(
     weights_by_reference: bool,
     lean: bool,
     extras: str,
+    no_rehearse: bool,
     as_json: bool,
     time_limit: float,
     **choices: Any,  # noqa: ANN401  # the options of click
@@ -109,12 +115,15 @@ def split(
             force=force,
             lean=lean,
             extras=tuple(filter(None, extras.split(","))),
+            rehearse=not no_rehearse,
             time_limit_s=time_limit,
         )
     if as_json:
         click.echo(json_line(split_json(made)))
         return
     show_plan(made.plan, made.parameters)
+    if made.rehearsed:
+        click.echo(f"as your own loop trains: {made.rehearsed}")
     click.echo(f"\nwrote {made.bundle}; read {made.bundle / 'README.md'}")
     verb = "train it" if made.plan.mode == "train" else "use it"
     click.echo(f"{verb}: bigbrain-fx run {made.bundle}")

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from bigbrain_fx.frontend.cached.model import with_cache as with_cache
     from bigbrain_fx.frontend.cached.module import Cached as Cached
     from bigbrain_fx.frontend.cached.trial import require_same as require_same
+    from bigbrain_fx.frontend.capture_service import CaptureService as CaptureService
+    from bigbrain_fx.frontend.child import Requests as Requests, serve_captures as serve_captures
     from bigbrain_fx.frontend.client import (
         BEGINNING as BEGINNING,
         Child as Child,
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from bigbrain_fx.frontend.contract import training_of as training_of
     from bigbrain_fx.frontend.elsewhere import Elsewhere as Elsewhere, told_of_gpus as told_of_gpus
     from bigbrain_fx.frontend.first_batches import BatchReading as BatchReading
+    from bigbrain_fx.frontend.forked import apart as apart
     from bigbrain_fx.frontend.location import (
         HF as HF,
         is_hf as is_hf,
@@ -53,11 +56,13 @@ if TYPE_CHECKING:
     from bigbrain_fx.frontend.randomness import draw_places as draw_places, place_name as place_name
     from bigbrain_fx.frontend.service import (
         Replies as Replies,
+        end_with_parent as end_with_parent,
         memory_error as memory_error,
         require_here as require_here,
         require_torch as require_torch,
     )
     from bigbrain_fx.frontend.session import (
+        CHILD as CHILD,
         CaptureSession as CaptureSession,
         ModelFacts as ModelFacts,
         TrialEndedError as TrialEndedError,

@@ -11,9 +11,9 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from bigbrain_fx.frontend.capture_service import CaptureService
 from bigbrain_fx.frontend.opaque_service import service_of
@@ -24,20 +24,33 @@ _OBJECTS_A_SWEEP = 200_000
 """Objects made between two sweeps for garbage: torch's own modules are a million that all stay."""
 
 
-def main() -> NoReturn:
-    """Capture, report, and serve requests until standard input ends; so does this process then."""
+Requests = Mapping[str, Callable[[CaptureService, Mapping[str, Any]], Mapping[str, object]]]
+"""What else a child answers: "do" of a request -> its answer."""
+
+
+def serve_captures(begin: Callable[[Mapping[str, Any]], Requests] = lambda _: {}) -> NoReturn:
+    """Capture, report, and serve requests until standard input ends; so does this process then.
+
+    Args:
+        begin: called with what was wanted, when torch is there and the model file was not run yet.
+    """
     gc.set_threshold(_OBJECTS_A_SWEEP, 20, 100)
     replies, prints = Replies(), printed_once()
     wanted = json.loads(sys.argv.pop())  # a model file may parse words of its own, and has none
     service: list[CaptureService] = []
+    more: dict[str, Any] = {}
 
     def start() -> Mapping[str, object]:
+        more.update(begin(wanted))
         service.append(service_of(wanted))
         return service[0].report()
 
     if replies.reply(start):
         for line in replies.requests:
-            replies.reply(partial(service[0].serve, json.loads(line)))
+            request = json.loads(line)
+            own = more.get(request["do"])
+            answer = partial(own, service[0]) if own is not None else service[0].serve
+            replies.reply(partial(answer, request))
     if prints is not None:
         prints.finish(str(wanted["location"]))
     sys.stdout.flush()  # what the user's code printed
@@ -46,4 +59,4 @@ def main() -> NoReturn:
 
 
 if __name__ == "__main__":
-    main()
+    serve_captures()

@@ -22,6 +22,8 @@ from bigbrain_fx.frontend.location import resolved
 from bigbrain_fx.frontend.micro_batches.effect import MicroBatchEffect
 from bigbrain_fx.weights import Checkpoint, Scratch, read_header
 
+CHILD = "bigbrain_fx.frontend.child"
+
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
@@ -247,6 +249,17 @@ class CaptureSession:
             answer = self._child.ask({"do": "prove", "path": str(path)})
         return [RewriteProof(*each) for each in cast("list[list[Any]]", answer["proofs"])]
 
+    def rehearse(self, bundle: Path, limit_s: float) -> Message:
+        """Train a few steps of a bundle beside the user's own loop, where the child knows how.
+
+        Returns:
+            "checks", the links; "why", where there are none.
+
+        Raises:
+            BigBrainError: the bundle cannot be trained on the user's data.
+        """
+        return self._child.ask({"do": "rehearse", "bundle": str(bundle), "limit_s": limit_s})
+
     def close(self) -> None:
         """End the child process."""
         self._child.close()
@@ -292,6 +305,7 @@ def capture_file(
     quantize: str | None = None,
     refusal: BigBrainError | None = None,
     parts: int = 1,
+    child: str = CHILD,
 ) -> CaptureSession:
     """Run a model file in a child process and capture its model there.
 
@@ -309,6 +323,7 @@ def capture_file(
         quantize: "int8": frozen weights are put into that first.
         parts: into which the file's `micro` cuts a batch, where it has one.
         refusal: why a trace was refused: the step is captured as one op, the user's own Python.
+        child: the module of the child process; one may answer more than a capture needs.
 
     Raises:
         InputError: the file cannot be used, takes too long, or ends its process.
@@ -331,20 +346,20 @@ def capture_file(
             "parts": parts,
             **({} if refusal is None else {"refusal": refusal.fields}),
         }
-        child = Child(_task(file, time_limit_s), wanted)
+        process = Child(_task(file, time_limit_s, child), wanted)
         try:
-            answer = child.answer()
+            answer = process.answer()
             graph = TypeAdapter(Graph).validate_json(Path(folder, "graph.json").read_bytes())
-            return CaptureSession(child, graph, answer)
+            return CaptureSession(process, graph, answer)
         except BaseException:
-            child.close()
+            process.close()
             raise
 
 
-def _task(file: Path, time_limit_s: float) -> Task:
+def _task(file: Path, time_limit_s: float, child: str) -> Task:
     """Return what the child is for, and what to say when it is slow or ends."""
     return Task(
-        module="bigbrain_fx.frontend.child",
+        module=child,
         name="capture",
         slow=f"{file.name} {{}} to load and capture",
         slow_help="raise the time limit, or keep training and downloads out of the model file",

@@ -19,8 +19,10 @@ from types import ModuleType
 import torch
 
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.plan import Plan
+from bigbrain_fx.frontend import end_with_parent
+from bigbrain_fx.plan import Plan, read_plan
 from bigbrain_fx.verification import laid_tensors
+from bigbrain_fx.verification.device_processes import can_start, train_by_processes
 from bigbrain_fx.verification.imported_bundle import import_bundle, run_bundle
 from bigbrain_fx.verification.loop import be_quiet
 from bigbrain_fx.verification.reference import Trace
@@ -28,40 +30,64 @@ from bigbrain_fx.weights import Scratch
 
 
 class Alone:
-    """A fork made here and now, which waits to be asked."""
+    """A fork made here and now, which waits to be asked.
 
-    def __init__(self, folder: Path, plan: Plan, steps: int, scratch: Path) -> None:
-        self.folder, self.plan, self.steps, self.scratch = folder, plan, steps, scratch
+    Args:
+        scratch: where it leaves what training leaves.
+    """
+
+    def __init__(self, scratch: Path) -> None:
+        self.scratch = scratch
         waits, self._asks = os.pipe()
+        self._ended, ends = os.pipe()  # it has ended where nobody can write there any more
         self.pid = os.fork()
         if self.pid == 0:
             os.close(self._asks)
+            os.close(self._ended)
             self._be_the_fork(waits)
         os.close(waits)
+        os.close(ends)
+        self.has_begun = False
 
-    def train(self, load: Callable[[], ModuleType]) -> Trace:
+    def begin(self, folder: Path, steps: int, *, by_processes: bool = False) -> None:
+        """Let it train so many steps of a bundle; `train` waits for it.
+
+        Args:
+            folder: of the bundle.
+            steps: how many.
+            by_processes: a process a device, where they can be started here; else all in one.
+        """
+        self.has_begun = True
+        asked = {"bundle": str(folder), "steps": steps, "by_processes": by_processes}
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._asks, json.dumps(asked).encode())
+
+    def train(self, folder: Path, plan: Plan, steps: int, load: Callable[[], ModuleType]) -> Trace:
         """Return what training leaves; where it fails there, run it here, for whoever explains it.
 
         Args:
+            folder: of the bundle.
+            plan: of the bundle.
+            steps: how many.
             load: imports the bundle in this process.
 
         Raises:
             InputError: it fails there only.
         """
-        with contextlib.suppress(BrokenPipeError):
-            os.write(self._asks, b"1")
-        self._end()
+        if not self.has_begun:
+            self.begin(folder, steps)
+        os.read(self._ended, 1)
         said = self.scratch / "said.json"
         found = (
             json.loads(said.read_text()) if said.exists() else {"error": "its process has ended"}
         )
         if "error" in found:
-            run_bundle(load(), self.plan, self.steps, self.plan.seed)
+            run_bundle(load(), plan, steps, plan.seed)
             raise InputError(
                 "the bundle trains where model() was called, and fails in a process of its own: "
                 f"{found['error']}",
                 code="BX3806",
-                at=str(self.folder),
+                at=str(folder),
                 help="set at the top of the model file, outside model() and example_batch(), what "
                 "batches, optimizer and the like go by",
             )
@@ -72,42 +98,49 @@ class Alone:
             set(found["unlike"]),
         )
 
-    def _end(self) -> None:
-        os.close(self._asks)
-        self._asks = -1
-        os.waitpid(self.pid, 0)
-
     def close(self) -> None:
-        """End the fork, if nobody has asked it."""
-        if self._asks >= 0:
+        """End the fork."""
+        with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
-            self._end()
+        os.waitpid(self.pid, 0)
+        os.close(self._asks)
+        os.close(self._ended)
 
     def _be_the_fork(self, waits: int) -> None:
         """Train, once asked, and leave what there is in the scratch folder."""
         try:
+            end_with_parent()
             be_quiet()
-            if os.read(waits, 1):
-                (self.scratch / "said.json").write_text(json.dumps(self._trained()))
+            torch.set_num_threads(1)  # a fork has none of its parent's threads
+            asked = os.read(waits, 2**16)
+            if asked:
+                found = self._trained(**json.loads(asked))
+                (self.scratch / "said.json").write_text(json.dumps(found))
         finally:
             os._exit(0)
 
-    def _trained(self) -> dict[str, object]:
+    def _trained(self, bundle: str, steps: int, by_processes: bool) -> dict[str, object]:
         try:
-            bundle = import_bundle(self.folder)
-            found = run_bundle(bundle, self.plan, self.steps, self.plan.seed)
+            found = self._trace(Path(bundle), steps, by_processes)
         except (Exception, SystemExit) as error:
             return {"error": f"{type(error).__name__}: {error}"}
         laid_tensors.save(found.gradients, self.scratch / "gradients")
         laid_tensors.save(found.tensors, self.scratch / "tensors")
         return {"losses": [float(loss) for loss in found.losses], "unlike": sorted(found.unlike)}
 
+    def _trace(self, folder: Path, steps: int, by_processes: bool) -> Trace:
+        plan = read_plan(folder)
+        found = None
+        if by_processes and can_start(plan):
+            found = train_by_processes(folder, plan, steps, self.scratch)
+        return found or run_bundle(import_bundle(folder), plan, steps, plan.seed)
+
 
 @contextlib.contextmanager
-def alone(folder: Path, plan: Plan, steps: int) -> Iterator[Alone]:
+def alone() -> Iterator[Alone]:
     """Let a fork wait; it ends with the block."""
     with Scratch("alone") as scratch:
-        made = Alone(folder, plan, steps, Path(scratch))
+        made = Alone(Path(scratch))
         try:
             yield made
         finally:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from bigbrain_fx.core import TensorSpec, quantised_weights
 from bigbrain_fx.frontend import LEAF, LOSS, Call
-from bigbrain_fx.plan import Plan, plain_params
+from bigbrain_fx.plan import Plan, plain_params, read_plan
 from bigbrain_fx.supervisor import left_bytes
 from bigbrain_fx.verification import eager, laid_tensors
 from bigbrain_fx.verification.eager import Wanted
@@ -48,14 +48,30 @@ class PlainLoop:
 
     Both are forked here, before this process runs the model file: custom operators can be
     registered once only. Use it as a context manager.
+
+    Args:
+        folder: where the steps leave what they did.
     """
 
-    def __init__(self, wanted: Wanted, folder: Path) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         importlib.import_module("torch._dynamo")  # the first step of an optimizer asks for it
-        self._single = _Process(wanted)
-        self._second = _Process(replace(wanted, exact=not wanted.call))
+        self._single = _Process()
+        self._second = _Process()
         self._asked = self._done = 0
+
+    def begin(self, bundle: Path, location: str, start: Path | None = None) -> None:
+        """Say beside which bundle it runs: its seed, its micro-batches, its draws.
+
+        Args:
+            bundle: its plan.json says what loop that is.
+            location: of the model file.
+            start: other weights than those that model() makes.
+        """
+        asked = {"bundle": str(bundle), "location": location, "start": str(start or "")}
+        self._single.ask({**asked, "exact": False})
+        self._second.ask({**asked, "exact": True})
+        self.start()
 
     def start(self) -> None:
         """Let it run the next step; `step` waits for it."""
@@ -99,20 +115,24 @@ class PlainLoop:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End both processes."""
         self._single.close()
         self._second.close()
 
 
 class _Process:
-    """A fork of this process that serves `eager.serve`."""
+    """A fork of this process that serves `loop_service.serve`, of the loop that is asked first."""
 
-    def __init__(self, wanted: Wanted) -> None:
+    def __init__(self) -> None:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         theirs, ours = os.pipe(), os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
-            _be_the_loop(wanted, theirs, ours)
+            _be_the_loop(theirs, ours)
         os.close(theirs[0])
         os.close(ours[1])
         self._requests: IO[str] = os.fdopen(theirs[1], "w")
@@ -143,7 +163,7 @@ class _Process:
         os.waitpid(self.pid, 0)
 
 
-def _be_the_loop(wanted: Wanted, requests: tuple[int, int], answers: tuple[int, int]) -> None:
+def _be_the_loop(requests: tuple[int, int], answers: tuple[int, int]) -> None:
     """Serve in this process, to its end."""
     try:
         if sys.platform == "linux":
@@ -151,8 +171,11 @@ def _be_the_loop(wanted: Wanted, requests: tuple[int, int], answers: tuple[int, 
         os.close(requests[1])
         os.close(answers[0])
         be_quiet()
+        torch.set_num_threads(1)  # a fork has none of its parent's threads
         with os.fdopen(requests[0]) as asked, os.fdopen(answers[1], "w") as told:
-            serve(wanted, asked, told)
+            first = asked.readline()
+            if first:
+                serve(_wanted(json.loads(first)), asked, told)
     finally:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
@@ -166,7 +189,13 @@ def be_quiet() -> None:
         os.dup2(nothing, stream)
 
 
-def wanted_of(plan: Plan, location: str, start: Path | None = None) -> Wanted:
+def _wanted(asked: Mapping[str, Any]) -> Wanted:
+    """Return the loop that was asked for."""
+    found = wanted_of(read_plan(Path(asked["bundle"])), asked["location"], asked["start"])
+    return replace(found, exact=asked["exact"] and not found.call)
+
+
+def wanted_of(plan: Plan, location: str, start: str = "") -> Wanted:
     """Return the loop that a plan's bundle is compared with; `start` has other weights for it."""
     targets = [op.target for op in plan.graph.ops]
     is_opaque, dims = plan.graph.is_opaque_step, plan.source.batch_dims
@@ -177,7 +206,7 @@ def wanted_of(plan: Plan, location: str, start: Path | None = None) -> Wanted:
         plan.micro_batches,
         random=any(op.random for op in plan.graph.ops) and not is_opaque,
         whole=(*dict.fromkeys(whole), *([eager.LOSS] if LOSS in targets else [])),
-        start=str(start or ""),
+        start=start,
         rounded=quantised_weights(plan.graph) if plan.source.quantize else (),
         loss_count=plan.source.loss_count,
         offsets={
@@ -221,10 +250,15 @@ def plain_loop(
     with Scratch("plain") as scratch:
         start, weights = None, folder / "weights"
         if source_of_weights(weights) is not None or trained_steps(weights) is not None:
-            start, found = Path(scratch, "start"), numbers(folder, plan)
-            own = {param.name for param in plain_params(plan.graph)}
-            held = own & {name for stage in plan.stages.stages for name in stage.params}
-            laid_tensors.save({name: found[name] for name in sorted(held)}, start)
-        with PlainLoop(wanted_of(plan, location, start), Path(scratch)) as loop:
-            loop.start()
+            start = Path(scratch, "start")
+            save_start(plan, numbers(folder, plan), start)
+        with PlainLoop(Path(scratch)) as loop:
+            loop.begin(folder, location, start)
             yield loop
+
+
+def save_start(plan: Plan, numbers: Mapping[str, Tensor], path: Path) -> None:
+    """Leave a bundle's weights for a loop that is to begin with them."""
+    own = {param.name for param in plain_params(plan.graph)}
+    held = own & {name for stage in plan.stages.stages for name in stage.params}
+    laid_tensors.save({name: numbers[name] for name in sorted(held)}, path)

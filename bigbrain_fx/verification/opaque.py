@@ -76,7 +76,11 @@ def _looped(plain: PlainLoop, steps: int) -> Trace:
 def _trained(
     plan: Plan, folder: Path, steps: int, alone: Alone | None, load: Callable[[], ModuleType]
 ) -> Trace:
-    return alone.train(load) if alone else run_bundle(load(), plan, steps, plan.seed)
+    return (
+        alone.train(folder, plan, steps, load)
+        if alone
+        else run_bundle(load(), plan, steps, plan.seed)
+    )
 
 
 def _compared(want: Trace, have: Trace, steps: int) -> Iterator[dict[str, object]]:

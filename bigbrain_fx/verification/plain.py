@@ -85,9 +85,23 @@ def plain_link(
         own: what the bundle itself reads and updates with; else the model file's.
         steps: how many.
     """
+    return looped_link(loop, file, captured, plan, own, steps)[0]
+
+
+def looped_link(
+    loop: PlainLoop,
+    file: ModelFile,
+    captured: Captured,
+    plan: Plan,
+    own: Own | None,
+    steps: int,
+) -> tuple[dict[str, object], int]:
+    """Compare as `plain_link` does; return for how many steps there were data, too."""
     found = _Comparison(loop, file, captured, plan, own or Own(file))
     reason = found.compare(steps)
-    return not_run(reason) if reason and not found.lines else link(NAME, found.lines, found.said)
+    if reason and not found.lines:
+        return not_run(reason), found.steps
+    return link(NAME, found.lines, found.said), found.steps
 
 
 @dataclass

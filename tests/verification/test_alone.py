@@ -15,6 +15,7 @@ from bigbrain_fx.verification import alone as room
 from bigbrain_fx.verification.reference import Trace
 
 BUNDLE = ModuleType("train")
+STEPS = 2
 
 
 class Seeded:
@@ -39,13 +40,14 @@ def held(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     monkeypatch.setattr(room, "run_bundle", run)
     monkeypatch.setattr(room, "import_bundle", lambda _folder: BUNDLE)
+    monkeypatch.setattr(room, "read_plan", lambda _folder: PLAN)
     return what
 
 
 def test_what_is_set_afterwards_is_not_set_there(held: dict[str, Any], tmp_path: Path) -> None:
-    with room.alone(tmp_path, PLAN, 2) as made:
+    with room.alone() as made:
         held["number"] = 2.0
-        found = made.train(lambda: BUNDLE)
+        found = made.train(tmp_path, PLAN, STEPS, lambda: BUNDLE)
     assert [float(loss) for loss in found.losses] == [1.0, 1.0]
     assert torch.equal(found.tensors["w"], torch.full((2,), 3.0))
     assert torch.equal(found.gradients["w"], torch.ones(2))
@@ -54,18 +56,18 @@ def test_what_is_set_afterwards_is_not_set_there(held: dict[str, Any], tmp_path:
 
 def test_what_fails_there_only_is_said(held: dict[str, Any], tmp_path: Path) -> None:
     held["fails with"] = (1.0,)
-    with room.alone(tmp_path, PLAN, 1) as made:
+    with room.alone() as made:
         held["number"] = 2.0
         with pytest.raises(InputError, match=r"fails in a process of its own: ValueError: no 1\.0"):
-            made.train(lambda: BUNDLE)
+            made.train(tmp_path, PLAN, STEPS, lambda: BUNDLE)
 
 
 def test_what_fails_here_too_is_raised_as_it_is(held: dict[str, Any], tmp_path: Path) -> None:
     held["fails with"] = (1.0,)
-    with room.alone(tmp_path, PLAN, 1) as made, pytest.raises(ValueError, match=r"no 1\.0"):
-        made.train(lambda: BUNDLE)
+    with room.alone() as made, pytest.raises(ValueError, match=r"no 1\.0"):
+        made.train(tmp_path, PLAN, STEPS, lambda: BUNDLE)
 
 
 def test_nobody_who_asks_is_no_error(held: dict[str, Any], tmp_path: Path) -> None:
-    with room.alone(tmp_path, PLAN, 1):
+    with room.alone():
         held["number"] = 5.0

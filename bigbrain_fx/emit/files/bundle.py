@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tokenize
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -66,12 +66,14 @@ def write_bundle(
     like: Path | None = None,
     lean: bool = False,
     extras: Collection[str] = (),
+    check: Callable[[Path], None] | None = None,
 ) -> Path:
     """Write the bundle beside its place and move it there in one step; return its path.
 
     With `like`, a bundle of the same graph, what is the user's comes from there, and the model file
     is not read; it is as lean as that, and has its extras. A `lean` bundle has nothing that
     replaces processes; nor has one whose gradients torch's collectives sum. `extras`: of `EXTRAS`.
+    `check` is asked of the whole folder before it is moved: it may raise.
 
     Raises:
         InputError: `out` exists and `force` is off, or cannot be written: nothing is left of it.
@@ -88,6 +90,9 @@ def write_bundle(
         with os_error_as(f"cannot write {out}", code="BX3610", at=str(out), help=NO_ROOM):
             _fill(scratch, plan, texts, shipped, weights)
             _copy_rooms(scratch, texts, bundle)
+        if check is not None:
+            check(scratch)
+        with os_error_as(f"cannot write {out}", code="BX3610", at=str(out), help=NO_ROOM):
             replace_folder(out, scratch)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -1,0 +1,77 @@
+"""Whether a bundle that was just written trains what the user's own loop trains.
+
+A few steps of both, in the process that has the captured model: see `verification.rehearsal`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from bigbrain_fx.bundles.found_model import FoundModel
+from bigbrain_fx.errors import BigBrainError, CaptureError, about_code
+from bigbrain_fx.plan import Plan
+
+CAPTURE_CHILD = "bigbrain_fx.verification.capture_child"
+LIMIT_S = 60.0
+OFF = "BIGBRAIN_NO_REHEARSAL"  # a variable of the environment; any text switches rehearsals off
+
+
+def is_off() -> bool:
+    """Whether the environment asks for no rehearsals."""
+    return bool(os.environ.get(OFF))
+
+
+class Rehearsal:
+    """A few steps of a bundle beside the user's loop; `check` is asked before it is in its place.
+
+    Attributes:
+        said: what was compared, and how alike it is; empty where nothing is.
+        missing: why nothing was compared; empty where nothing is to be.
+    """
+
+    def __init__(self, found: FoundModel, plan: Plan) -> None:
+        self.session = found.session if found.is_rehearsed and plan.mode == "train" else None
+        self.said = self.missing = ""
+
+    def check(self, bundle: Path) -> None:
+        """Compare.
+
+        Raises:
+            CaptureError: bundle and loop train something else.
+            BigBrainError: the bundle cannot be trained on the user's data.
+        """
+        if self.session is None:
+            return
+        answer = self.session.rehearse(bundle, LIMIT_S)
+        checks = cast("Sequence[Mapping[str, Any]]", answer["checks"])
+        wrong = [check for check in checks if check["passed"] is False]
+        if wrong:
+            with about_code():
+                raise _different(wrong)
+        self.missing = _missing(answer, checks)
+        self.said = "" if self.missing else str(checks[0]["detail"])
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know."""
+        return (f"not compared with your own loop: {self.missing}",) if self.missing else ()
+
+
+def _missing(answer: Mapping[str, object], checks: Sequence[Mapping[str, Any]]) -> str:
+    """Say why nothing was compared."""
+    unseen = [str(check["detail"]) for check in checks if check["passed"] is None]
+    return str(answer.get("why") or "") or (unseen[0] if unseen else "")
+
+
+def _different(wrong: Sequence[Mapping[str, Any]]) -> BigBrainError:
+    """Return the error of links that do not hold."""
+    return CaptureError(
+        f"a bundle of this model trains something else than your own loop: {wrong[0]['detail']}",
+        code="BX3165",
+        notes=tuple(f"{check['name']}: {check['detail']}" for check in wrong),
+        help="set what a later step goes by at the top of the file, in a buffer of the model, or "
+        "in what batches() yields; not in model(), another function, or a plain attribute",
+    )

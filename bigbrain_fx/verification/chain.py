@@ -1,0 +1,227 @@
+"""Module, captured graph, one-process reference and bundle: a chain of equalities in training.
+
+It runs what it is given, and says in which order links are compared; `links` compares.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+
+from torch import Tensor
+
+from bigbrain_fx.emit import training_texts
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.frontend import Captured, ModelFile, allowed, unit_of
+from bigbrain_fx.plan import Plan
+from bigbrain_fx.verification.alone import Alone
+from bigbrain_fx.verification.imported_bundle import (
+    batches_of,
+    import_bundle,
+    run_bundle,
+    weights_of,
+)
+from bigbrain_fx.verification.links import (
+    same_grouping,
+    same_loop,
+    same_module,
+    same_training,
+    same_weights,
+)
+from bigbrain_fx.verification.loop import PlainLoop
+from bigbrain_fx.verification.members import (
+    MembersReference,
+    same_graph,
+    same_leaves,
+    whole_plan,
+)
+from bigbrain_fx.verification.members_training import train_members
+from bigbrain_fx.verification.plain import STEPS, Own, looped_link
+from bigbrain_fx.verification.reference import Reference, Trace, rows_of
+from bigbrain_fx.verification.rewritten import as_written, same_rewritten
+from bigbrain_fx.verification.roundly import same_to_rounding
+from bigbrain_fx.verification.stale import trained_once
+
+
+def chain(
+    file: ModelFile,
+    captured: Captured,
+    plan: Plan,
+    folder: Path,
+    steps: int,
+    trained: Trace | None = None,
+    plain: PlainLoop | None = None,
+    alone: Alone | None = None,
+) -> list[dict[str, object]]:
+    """Compare module, captured graph, reference and bundle; a `passed` and a `detail` per link.
+
+    Args:
+        file: the model file, loaded here.
+        captured: its capture, of which the plan was made.
+        plan: what the bundle runs.
+        folder: the bundle; imported here.
+        steps: training steps.
+        trained: what real processes made of them; else `alone` runs the bundle, or this process.
+        plain: the loop in plain PyTorch, of a model file that this process has not run itself.
+        alone: trains the bundle in a process that has not run it either.
+    """
+    bundle = import_bundle(folder)
+    weights = weights_of(folder, plan)
+    if plan.placement.tensor is not None:
+        given = file, captured, plan, folder, steps, trained, plain, alone
+        return _chain_of_members(bundle, weights, *given)
+    written, own = as_written(captured, plan), _own(bundle, plan, folder)
+    checks = [
+        same_loop(plain, file, captured, written, folder, own, min(steps, STEPS)),
+        same_module(file, captured, written),
+        same_weights(captured, weights, plan, folder),
+        *same_rewritten(captured, plan),
+    ]
+    reference = Reference(plan.graph, plan.stages, weights, captured.functions)
+    stream = batches_of(bundle, plan)
+    whole = Reference(plan.graph, plan.stages, weights, captured.functions, leaves_per_stage=False)
+    checks.append(same_grouping(reference, whole, stream(0), plan.seed))
+    expected = _expected(bundle, plan, weights, captured.functions, steps)
+    actual = trained or _trained(bundle, folder, plan, steps, alone)
+    return [*checks, *_same_run(plan, weights, expected, actual, by_processes=trained is not None)]
+
+
+def rehearsed_links(
+    file: ModelFile,
+    captured: Captured,
+    plan: Plan,
+    folder: Path,
+    loop: PlainLoop,
+    alone: Alone,
+) -> list[dict[str, object]]:
+    """Compare the loop with the graph, and one process with the bundle, over a few steps.
+
+    Args:
+        file: the model file, loaded here.
+        captured: its capture, of which the plan was made.
+        plan: what the bundle runs.
+        folder: the bundle; imported here.
+        loop: it has begun, in a process that has not run the model file before.
+        alone: waits, in another such process.
+    """
+    bundle, weights = import_bundle(folder), weights_of(folder, plan)
+    is_divided = plan.placement.tensor is not None
+    written = whole_plan(plan) if is_divided else as_written(captured, plan)
+    own = _own(bundle, plan, folder)
+    first, steps = looped_link(loop, file, captured, written, own, STEPS)
+    if not steps:
+        return [first]
+    alone.begin(folder, steps, by_processes=True)
+    expected = _expected(bundle, plan, weights, captured.functions, steps)
+    actual = alone.train(folder, plan, steps, lambda: bundle)
+    return [first, *_same_run(plan, weights, expected, actual, by_processes=False)]
+
+
+def _expected(
+    bundle: ModuleType,
+    plan: Plan,
+    weights: Mapping[str, Tensor],
+    functions: Mapping[str, object],
+    steps: int,
+) -> Trace:
+    """Train in one process as the plan says, by the graph."""
+    stream, training = batches_of(bundle, plan), bundle.BUNDLE.training
+    if plan.placement.tensor is not None:
+        reference = MembersReference(plan, weights, functions)
+        return train_members(reference, stream, training, steps, plan.seed)
+    about = plan.graph, plan.stages, weights, functions
+    return trained_once(about, stream, training, steps, plan.seed)
+
+
+def _same_run(
+    plan: Plan,
+    weights: Mapping[str, Tensor],
+    expected: Trace,
+    actual: Trace,
+    *,
+    by_processes: bool,
+) -> list[dict[str, object]]:
+    """Compare a run with the reference's: bitwise, unless torch compiled it or summed gradients."""
+    if plan.stages.compiled or (plan.stages.by_backend and by_processes):
+        unit, compiled = unit_of(plan.graph, weights), plan.stages.compiled
+        return same_to_rounding(weights, expected, actual, unit, compiled=compiled)
+    return [*map(partial(_in_order, plan), same_training(plan, expected, actual))]
+
+
+def _trained(
+    bundle: ModuleType, folder: Path, plan: Plan, steps: int, alone: Alone | None
+) -> Trace:
+    return (
+        alone.train(folder, plan, steps, lambda: bundle)
+        if alone
+        else run_bundle(bundle, plan, steps, plan.seed)
+    )
+
+
+def _own(bundle: ModuleType, plan: Plan, folder: Path) -> Own | None:
+    """Return what the bundle has copied of the model file, which may have other values here.
+
+    How a bundle is trained is its user's to change: an edited training.py is not compared.
+    """
+    with contextlib.suppress(InputError, OSError, SyntaxError):  # the file is not there any more
+        there = _statements((folder / "training.py").read_text(encoding="utf-8"))
+        if all(_statements(text) <= there for text in training_texts(plan)):
+            return Own(bundle.BUNDLE.training, batches_of(bundle, plan))
+    return None
+
+
+def _statements(text: str) -> set[str]:
+    """Return what lines of Python do at their top, but for imports."""
+    body = ast.parse(text).body
+    return {ast.dump(node) for node in body if not isinstance(node, ast.Import | ast.ImportFrom)}
+
+
+def _in_order(plan: Plan, check: dict[str, object]) -> dict[str, object]:
+    """Say of sums by torch's collectives that one process has none."""
+    if not plan.stages.by_backend:
+        return check
+    said = "replicas added in their order; --processes compares torch's collectives, to rounding"
+    return {**check, "detail": f"{check['detail']} ({said})"}
+
+
+def _chain_of_members(
+    bundle: ModuleType,
+    weights: Mapping[str, Tensor],
+    file: ModelFile,
+    captured: Captured,
+    plan: Plan,
+    folder: Path,
+    steps: int,
+    trained: Trace | None,
+    plain: PlainLoop | None,
+    alone: Alone | None,
+) -> list[dict[str, object]]:
+    """Compare as `chain` does, with one link more: the graph, and what members run of it."""
+    whole, functions = whole_plan(plan), captured.functions
+    stream = batches_of(bundle, plan)
+    few = _fewest_rows(bundle, plan, steps)
+    limit = allowed(unit_of(plan.graph, weights))
+    own = _own(bundle, plan, folder)
+    checks = [
+        same_loop(plain, file, captured, whole, folder, own, min(steps, STEPS)),
+        same_module(file, captured, whole),
+        same_weights(captured, weights, whole, folder),
+        same_graph(captured, plan),
+        *([same_graph(captured, plan, few)] if few < plan.rows else []),
+        same_leaves(plan, weights, functions, stream(0), limit),
+    ]
+    expected = _expected(bundle, plan, weights, functions, steps)
+    actual = trained or _trained(bundle, folder, plan, steps, alone)
+    return [*checks, *_same_run(plan, weights, expected, actual, by_processes=trained is not None)]
+
+
+def _fewest_rows(bundle: ModuleType, plan: Plan, steps: int) -> int:
+    """Return the rows of the smallest micro-batch of these steps."""
+    if plan.source.drop_last is not False:
+        return plan.rows
+    stream = batches_of(bundle, plan)
+    return min(rows for step in range(steps) for rows in rows_of(plan.graph, stream(step)))

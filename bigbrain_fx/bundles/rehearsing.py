@@ -70,7 +70,7 @@ def _different(wrong: Sequence[Mapping[str, Any]]) -> BigBrainError:
     """Return the error of links that do not hold."""
     return CaptureError(
         f"a bundle of this model trains something else than your own loop: {wrong[0]['detail']}",
-        code="BX3165",
+        code="BX3169",
         notes=tuple(f"{check['name']}: {check['detail']}" for check in wrong),
         help="set what a later step goes by at the top of the file, in a buffer of the model, or "
         "in what batches() yields; not in model(), another function, or a plain attribute",

@@ -90,9 +90,8 @@ def write_bundle(
         with os_error_as(f"cannot write {out}", code="BX3610", at=str(out), help=NO_ROOM):
             _fill(scratch, plan, texts, shipped, weights)
             _copy_rooms(scratch, texts, bundle)
-        if check is not None:
-            check(scratch)
-        with os_error_as(f"cannot write {out}", code="BX3610", at=str(out), help=NO_ROOM):
+            if check is not None:
+                check(scratch)
             replace_folder(out, scratch)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -30,6 +30,7 @@ class Here:
         self._rehearsal = Rehearsal() if task.module == CAPTURE_CHILD else None
         with warnings.catch_warnings():  # model() may set filters, which its own process keeps
             self._service = service_of(wanted)
+            self._filters = list(warnings.filters)
 
     def answer(self) -> Message:
         """Return what was captured."""
@@ -37,9 +38,11 @@ class Here:
 
     def ask(self, request: Mapping[str, object]) -> Message:
         """Serve a request."""
-        if request["do"] == "rehearse" and self._rehearsal is not None:
-            return _plain(self._rehearsal.compare(self._service, request))
-        return _plain(self._service.serve(request))
+        with warnings.catch_warnings():
+            warnings.filters[:] = self._filters  # type: ignore[index]  # a list
+            if request["do"] == "rehearse" and self._rehearsal is not None:
+                return _plain(self._rehearsal.compare(self._service, request))
+            return _plain(self._service.serve(request))
 
     def close(self) -> None:
         """There is nothing to end."""

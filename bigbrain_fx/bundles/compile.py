@@ -18,6 +18,7 @@ from bigbrain_fx.bundles.found import (
     Given,
     captured_model,
     checkpoint_of,
+    with_whole_file,
 )
 from bigbrain_fx.bundles.found_model import FoundModel, Loss, Recipe
 from bigbrain_fx.bundles.micro_batches import planned_as_trained
@@ -30,7 +31,7 @@ from bigbrain_fx.bundles.typed import of_its_types
 from bigbrain_fx.cluster import read_cluster
 from bigbrain_fx.core import Cluster
 from bigbrain_fx.errors import BigBrainError, InputError, SplitWarning
-from bigbrain_fx.frontend import is_hf, is_onnx
+from bigbrain_fx.frontend import TOO_LARGE, is_hf, is_onnx
 from bigbrain_fx.plan import (
     AUTO,
     SCHEDULES,
@@ -135,17 +136,8 @@ def split(
     chosen = _agreeing(checked(options, model), cluster, followed)
     chosen = _of_whole_tensors(chosen) if weights_by_reference else chosen
     given = Given(checkpoint_of(model, weights), weights_by_reference)
-    capture = partial(
-        captured_model,
-        model,
-        chosen,
-        example_batch,
-        loss,
-        time_limit_s,
-        given=given,
-        recipe=recipe,
-        is_rehearsed=rehearse and not is_off(),
-    )
+    capture = partial(captured_model, model, chosen, example_batch, loss, time_limit_s)
+    capture = partial(capture, given=given, recipe=recipe, is_rehearsed=rehearse and not is_off())
     make = partial(_written, capture, chosen, cluster, followed, target)
     is_open = followed is None and _has_code(model)
     made = with_opaque_step(chosen, make, is_open=is_open)
@@ -165,10 +157,30 @@ def _written(
     with capture(refusal=refusal) as found:
         plan, notes = planned(found, options, cluster, followed, refusal)
         require_sent_types(plan)
-        rehearsal = Rehearsal(found, plan)
+        plan, more, said = _rehearsed(found, plan, target)
+        facts = found.parameters, found.capture_s, said
+        late = [note for note in notes if not (said and note == TOO_LARGE)]  # it was compared now
+        return Split(plan, target.out, (*late, *more), *facts)
+
+
+def _rehearsed(found: FoundModel, plan: Plan, target: Target) -> tuple[Plan, tuple[str, ...], str]:
+    """Write what trains as the user's loop: with lines of the model file, else with all of it.
+
+    Returns:
+        What was written, what the user should know, and how alike it is.
+    """
+    rehearsal = Rehearsal(found, plan)
+    try:
         target.write(plan, found.weights, rehearsal.check)
-        facts = found.parameters, found.capture_s, rehearsal.said
-        return Split(plan, target.out, (*notes, *rehearsal.notes), *facts)
+    except BigBrainError:
+        whole = with_whole_file(found, plan) if rehearsal.failed else None
+        if whole is None:
+            raise
+    else:
+        return plan, rehearsal.notes, rehearsal.said
+    again = Rehearsal(found, whole[0])
+    target.write(whole[0], found.weights, again.check)
+    return whole[0], (whole[1], *again.notes), again.said
 
 
 def _has_code(model: str | Path | nn.Module) -> bool:

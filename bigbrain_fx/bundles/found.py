@@ -15,7 +15,7 @@ from bigbrain_fx.bundles.found_model import FoundModel, Loss, Recipe, other_rows
 from bigbrain_fx.bundles.in_memory import captured_in_memory
 from bigbrain_fx.bundles.rehearsing import CAPTURE_CHILD
 from bigbrain_fx.core import Graph, RuleTrial, Shard, TensorParallel
-from bigbrain_fx.emit import Weights, batch_specs, copied_texts, kept_names, takes_file
+from bigbrain_fx.emit import Weights, batch_specs, copied_texts, takes_file
 from bigbrain_fx.errors import BigBrainError, InputError, about_code
 from bigbrain_fx.frontend import (
     CHILD,
@@ -190,19 +190,29 @@ def with_true_copies(found: FoundModel, plan: Plan) -> tuple[Plan, tuple[str, ..
     texts, whole = copied_texts(plan), replace(plan, source=replace(plan.source, ships_file=True))
     if found.session is None:
         return plan, ()
-    left = found.session.try_calls(kept_names(plan), trains=plan.mode == "train")
-    said = (left,) if left else ()
     if takes_file(plan):
-        return whole, said  # of names that nobody can follow: seeded, too
+        return whole, ()  # of names that nobody can follow: seeded, too
     unlike, note = found.session.try_copies(texts)
-    said = (*said, note) if note else said
+    said = (note,) if note else ()
     if not unlike:
         return plan, said
-    why = (
+    return whole, (*said, _whole_note(found, unlike[0]))
+
+
+def with_whole_file(found: FoundModel, plan: Plan) -> tuple[Plan, str] | None:
+    """Return a plan that takes the model file whole, and what to say; None where no file is cut."""
+    if found.session is None or plan.graph.is_opaque_step or takes_file(plan):
+        return None
+    whole = replace(plan, source=replace(plan.source, ships_file=True))
+    return whole, _whole_note(found, "trains something else")
+
+
+def _whole_note(found: FoundModel, why: str) -> str:
+    assert found.session is not None
+    return (
         f"the bundle takes {Path(found.session.facts.path).name} whole, with all that it imports: "
-        f"a copy of the lines that training needs {unlike[0]}"
+        f"a copy of the lines that training needs {why}"
     )
-    return whole, (*said, why)
 
 
 def require_first_batches(found: FoundModel, plan: Plan) -> None:

@@ -15,7 +15,7 @@ from bigbrain_fx.errors import BigBrainError, CaptureError, about_code
 from bigbrain_fx.plan import Plan
 
 CAPTURE_CHILD = "bigbrain_fx.verification.capture_child"
-LIMIT_S = 60.0
+LIMIT_S = 90.0
 OFF = "BIGBRAIN_NO_REHEARSAL"  # a variable of the environment; any text switches rehearsals off
 
 
@@ -30,11 +30,13 @@ class Rehearsal:
     Attributes:
         said: what was compared, and how alike it is; empty where nothing is.
         missing: why nothing was compared; empty where nothing is to be.
+        failed: whether they are different.
     """
 
     def __init__(self, found: FoundModel, plan: Plan) -> None:
         self.session = found.session if found.is_rehearsed and plan.mode == "train" else None
         self.said = self.missing = ""
+        self.failed = False
 
     def check(self, bundle: Path) -> None:
         """Compare.
@@ -45,12 +47,14 @@ class Rehearsal:
         """
         if self.session is None:
             return
+        self.failed = True
         answer = self.session.rehearse(bundle, LIMIT_S)
         checks = cast("Sequence[Mapping[str, Any]]", answer["checks"])
         wrong = [check for check in checks if check["passed"] is False]
         if wrong:
             with about_code():
-                raise _different(wrong)
+                raise _different(wrong, cast("str | None", answer.get("set")))
+        self.failed = False
         self.missing = _missing(answer, checks)
         self.said = "" if self.missing else str(checks[0]["detail"])
 
@@ -66,12 +70,21 @@ def _missing(answer: Mapping[str, object], checks: Sequence[Mapping[str, Any]]) 
     return str(answer.get("why") or "") or (unseen[0] if unseen else "")
 
 
-def _different(wrong: Sequence[Mapping[str, Any]]) -> BigBrainError:
-    """Return the error of links that do not hold."""
+def _different(wrong: Sequence[Mapping[str, Any]], of_set: str | None) -> BigBrainError:
+    """Return the error of links that do not hold; `of_set` is a line that makes a set or a hash."""
     return CaptureError(
         f"a bundle of this model trains something else than your own loop: {wrong[0]['detail']}",
         code="BX3169",
+        at=of_set,
         notes=tuple(f"{check['name']}: {check['detail']}" for check in wrong),
-        help="set what a later step goes by at the top of the file, in a buffer of the model, or "
+        help=_OF_SETS
+        if of_set
+        else "set what a later step goes by at the top of the file, in a buffer of the model, or "
         "in what batches() yields; not in model(), another function, or a plain attribute",
     )
+
+
+_OF_SETS = (
+    "the order of a set of texts, and hash() of one, are other ones in each process: sort it, as "
+    "in sorted(set(words)); for hash(text) take zlib.crc32(text.encode())"
+)

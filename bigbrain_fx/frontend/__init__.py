@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     )
     from bigbrain_fx.frontend.contract import training_of as training_of
     from bigbrain_fx.frontend.elsewhere import Elsewhere as Elsewhere, told_of_gpus as told_of_gpus
+    from bigbrain_fx.frontend.file_checks import module_name as module_name
     from bigbrain_fx.frontend.first_batches import BatchReading as BatchReading
     from bigbrain_fx.frontend.forked import apart as apart
     from bigbrain_fx.frontend.location import (
@@ -69,7 +70,8 @@ if TYPE_CHECKING:
         ask_rules as ask_rules,
         capture_file as capture_file,
     )
-    from bigbrain_fx.frontend.tracing.captured import Captured as Captured
+    from bigbrain_fx.frontend.tracing.captured import TOO_LARGE as TOO_LARGE, Captured as Captured
+    from bigbrain_fx.frontend.tracing.changed_module import Copied as Copied
     from bigbrain_fx.frontend.tracing.check import unit_of as unit_of
     from bigbrain_fx.frontend.tracing.divided import require_divided as require_divided
     from bigbrain_fx.frontend.tracing.export import ambient as ambient, without_gc as without_gc
@@ -89,7 +91,6 @@ if TYPE_CHECKING:
     from bigbrain_fx.frontend.tracing.scheduled import (
         require_made_per_device as require_made_per_device,
     )
-    from bigbrain_fx.frontend.tracing.side_effects import Copied as Copied
     from bigbrain_fx.frontend.tracing.step import (
         Route as Route,
         Step as Step,

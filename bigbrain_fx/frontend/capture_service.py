@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, ClassVar, TypeVar, cast
 
 from bigbrain_fx.errors import InputError, about_code
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from bigbrain_fx.core import LossCount
-    from bigbrain_fx.frontend.early import Early
     from bigbrain_fx.frontend.micro_batches.effect import MicroBatchEffect
     from bigbrain_fx.frontend.modelfile import Example, ModelFile
     from bigbrain_fx.frontend.tracing.captured import Captured
@@ -59,8 +57,6 @@ class CaptureService:
         self.meta, self.seed = bool(wanted["meta"]), seed
         blank = bool(wanted["blank"])
         self.cache = cast("int", wanted["cache"])
-        self.fresh = self._stay_fresh(location)
-        self.early: Early | None = None
         self.fixed: tuple[object, ...] = ()
         self.loss_count: LossCount | None = None  # by which micro-batches weigh, once it is found
         self.file = load_model_file(
@@ -69,7 +65,6 @@ class CaptureService:
             meta=self.meta,
             blank=blank,
             cache=self.cache,
-            once_run=self._stay_early,
             example=self.example,
         )
         sys.path.insert(0, str(self.file.path.parent))  # forward may import, too
@@ -103,24 +98,6 @@ class CaptureService:
         """Let the example be one of the parts into which the file's `micro` cuts batches."""
         if wanted["training"]:
             self.file = with_parts(self.file, cast("int", wanted["parts"]))
-
-    def _stay_fresh(self, location: str) -> Early | None:
-        """Let a fork stay as this process is before the file is run, for `try_copies`."""
-        from bigbrain_fx.frontend.early import Early
-        from bigbrain_fx.frontend.first_calls import found_in_copy
-        from bigbrain_fx.frontend.location import is_hf, is_onnx, split_location
-
-        if self.meta or is_hf(location) or is_onnx(location):
-            return None
-        return Early(partial(found_in_copy, split_location(location)[0], self.seed))
-
-    def _stay_early(self, module: ModuleType) -> None:
-        """Let a fork stay as this process is before model() is called, for `try_calls`."""
-        from bigbrain_fx.frontend.between_calls import answered
-        from bigbrain_fx.frontend.early import Early
-
-        if not self.meta:
-            self.early = Early(partial(answered, module))
 
     def report(self) -> Mapping[str, object]:
         """Say what was captured; the graph itself is in its file."""
@@ -205,9 +182,6 @@ class CaptureService:
             return {"note": self.try_optimizer(held, request["shards"], **how)}
         elif request["do"] == "copies":
             return self.try_copies(cast("list[str]", request["texts"]))
-        elif request["do"] == "calls":
-            kept = frozenset(cast("list[str]", request["kept"]))
-            return {"note": self.try_calls(kept, trains=bool(request["trains"]))}
         elif request["do"] == "micro-batches":
             return {"effect": asdict(self.micro_batch_effect(cast("int", request["count"])))}
         elif request["do"] == "batches":
@@ -220,8 +194,8 @@ class CaptureService:
             return rewriting(str(request["do"]), Path(str(request["path"])))
         else:
             expected = (
-                "weights, batch, convert, optimizer, copies, calls, micro-batches, batches, rules, "
-                "lay or prove"
+                "weights, batch, convert, optimizer, copies, micro-batches, batches, rules, lay or "
+                "prove"
             )
             raise InputError(f"expected {expected}, found {request['do']!r}", code="BX2028")
         return {"done": request["do"]}
@@ -273,32 +247,13 @@ class CaptureService:
         )
 
     def try_copies(self, texts: list[str]) -> Mapping[str, object]:
-        """Say what copies of parts of the model file would have, or do, otherwise than the file."""
-        from bigbrain_fx.frontend.copies import is_plain, try_copies
-        from bigbrain_fx.frontend.first_calls import FirstCalls, doing_otherwise
+        """Say what copies of parts of the model file would have otherwise than the file."""
+        from bigbrain_fx.frontend.copies import try_copies
 
         if self.file.is_data:
             return {"unlike": (), "note": None}
         found = try_copies(self.file.path, texts, self.seed, self.file.before)
-        unlike = found.unlike
-        if texts and self.early and self.fresh and not (unlike or is_plain(self.file.path)):
-            about = FirstCalls.of(self.file, self.seed, frozenset(), trains=True)
-            unlike = doing_otherwise(about, texts[0], self.early, self.fresh)
-        return {"unlike": unlike, "note": found.note}
-
-    def try_calls(self, kept: frozenset[str], *, trains: bool) -> str | None:
-        """Require that training goes by nothing that model() or example_batch() sets, or a hash."""
-        from bigbrain_fx.frontend.between_calls import require_nothing_between
-        from bigbrain_fx.frontend.first_calls import FirstCalls, require_nothing_left
-        from bigbrain_fx.frontend.hash_order import require_no_hash_order
-
-        if self.early is None:
-            return None
-        about = FirstCalls.of(self.file, self.seed, kept, trains=trains)
-        require_no_hash_order(self.file.path, about.asking(()))
-        if trains:
-            require_nothing_between(about, self.file, self.early)
-        return require_nothing_left(about, self.early)
+        return {"unlike": found.unlike, "note": found.note}
 
     def micro_batch_effect(self, count: int) -> MicroBatchEffect:
         """Compare a step on the example batch with one in so many micro-batches."""

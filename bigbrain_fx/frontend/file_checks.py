@@ -133,29 +133,13 @@ def require_optimizer(file: ModelFile) -> None:
 
 
 def require_steady_file(file: ModelFile, seed: int) -> None:
-    """Refuse functions of the file that change what another one computes."""
-    from bigbrain_fx.frontend.between_calls import require_constants_kept
-    from bigbrain_fx.frontend.tracing.outside import (
-        require_fed_nothing,
-        require_optimizer_apart,
-    )
-    from bigbrain_fx.frontend.tracing.side_effects import require_no_side_effects
+    """Refuse rates that go by more than the step, and batches that change what a trace keeps."""
+    from bigbrain_fx.frontend.tracing.rates_by_number import require_rates_by_number
     from bigbrain_fx.frontend.tracing.values import require_steady
     from bigbrain_fx.frontend.user_cut import as_traced
 
-    require_constants_kept(file)
-    step = file.model, file.example_batch, file.loss, file.autocast
-    require_no_side_effects(
-        *step,
-        batches=file.batches,
-        lr_scale=file.lr_scale,
-        optimizer=file.optimizer,
-        scheduler=file.scheduler,
-    )
-    if file.optimizer is not None:
-        require_optimizer_apart(*step, file.optimizer, file.batches)
-    rates = {"lr_scale()": file.lr_scale, "scheduler()": file.scheduler}
-    require_fed_nothing(*step, {**rates, "batches()": file.batches})
+    if file.lr_scale is not None:
+        require_rates_by_number(file.lr_scale)
     if file.batches is not None:
         own = file.batches
 

@@ -82,7 +82,6 @@ def load_model_file(
     meta: bool = False,
     blank: bool = False,
     cache: int = 0,
-    once_run: Callable[[ModuleType], object] = lambda module: None,
     example: Example = "traced",
 ) -> ModelFile:
     """Run a model file, or read a Hugging Face configuration; build the model and a batch.
@@ -93,7 +92,6 @@ def load_model_file(
         meta: build the model from shapes alone: no tensor has numbers.
         blank: leave the parameters without numbers and make all else: weights come later.
         cache: rows of keys and values that are kept: the model is then one of single positions.
-        once_run: called with what the file has defined, before the model is built.
         example: what becomes of the example batch: it is taken apart, or may be of any kind, or is
             not made where the file has `batches`.
 
@@ -102,7 +100,7 @@ def load_model_file(
         CaptureError: `cache`, and the model has no form of one position.
     """
     if cache:
-        made = load_model_file(location, seed=seed, meta=meta, blank=blank, once_run=once_run)
+        made = load_model_file(location, seed=seed, meta=meta, blank=blank)
         return _cached(made, cache, meta)
     if is_hf(location):
         return _of_hf(str(location), seed, meta, blank)
@@ -115,7 +113,6 @@ def load_model_file(
             module = run_file(path, seed)
         top = Settings.now()
         name = name or _only_model(module, path)
-        once_run(module)
         with _building(meta, blank):
             model = _build(module, path, name, seed)
         built = Settings.now()

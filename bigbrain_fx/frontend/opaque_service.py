@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from bigbrain_fx.errors import from_fields
@@ -27,12 +26,6 @@ class OpaqueService(CaptureService):
     """The user's step as one op, since a trace was refused; nothing of it leaves a trace here."""
 
     example: ClassVar[Example] = "any"
-
-    def _stay_fresh(self, location: str) -> None:
-        return None
-
-    def _stay_early(self, module: ModuleType) -> None:
-        """Keep no fork: nothing is compared with one."""
 
     def _cut(self, wanted: Mapping[str, object]) -> None:
         """Leave the batch whole: the user's step takes it so."""

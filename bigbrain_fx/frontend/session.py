@@ -6,7 +6,7 @@ prints on stderr.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -188,22 +188,6 @@ class CaptureSession:
         answer = self._child.ask({"do": "copies", "texts": list(texts)})
         unlike = tuple(cast("Sequence[str]", answer["unlike"]))
         return unlike, cast("str | None", answer["note"])
-
-    def try_calls(self, kept: Collection[str], *, trains: bool) -> str | None:
-        """Require that training goes by nothing that model() or example_batch() sets on the side.
-
-        Args:
-            kept: names of the file that its code has which a bundle calls as it is.
-            trains: or else only data are read.
-
-        Returns:
-            What the user should know.
-
-        Raises:
-            InputError: it does.
-        """
-        answer = self._child.ask({"do": "calls", "kept": sorted(kept), "trains": trains})
-        return cast("str | None", answer["note"])
 
     def micro_batch_effect(self, count: int) -> MicroBatchEffect:
         """Compare a step on the example batch with one in micro-batches; see `measure`.

@@ -12,7 +12,8 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
 
@@ -27,6 +28,19 @@ from bigbrain_fx.verification.imported_bundle import import_bundle, run_bundle
 from bigbrain_fx.verification.loop import be_quiet
 from bigbrain_fx.verification.reference import Trace
 from bigbrain_fx.weights import Scratch
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a bundle is trained: all devices in one process, or in a process each.
+
+    Attributes:
+        by_processes: a process a device, where they can be started here.
+        other_hashes: new Pythons with another hash seed, and no forks.
+    """
+
+    by_processes: bool = False
+    other_hashes: bool = False
 
 
 class Alone:
@@ -49,16 +63,10 @@ class Alone:
         os.close(ends)
         self.has_begun = False
 
-    def begin(self, folder: Path, steps: int, *, by_processes: bool = False) -> None:
-        """Let it train so many steps of a bundle; `train` waits for it.
-
-        Args:
-            folder: of the bundle.
-            steps: how many.
-            by_processes: a process a device, where they can be started here; else all in one.
-        """
+    def begin(self, folder: Path, steps: int, way: Way | None = None) -> None:
+        """Let it train so many steps of a bundle; `train` waits for it."""
         self.has_begun = True
-        asked = {"bundle": str(folder), "steps": steps, "by_processes": by_processes}
+        asked = {"bundle": str(folder), "steps": steps, "way": asdict(way or Way())}
         with contextlib.suppress(BrokenPipeError):
             os.write(self._asks, json.dumps(asked).encode())
 
@@ -119,20 +127,21 @@ class Alone:
         finally:
             os._exit(0)
 
-    def _trained(self, bundle: str, steps: int, by_processes: bool) -> dict[str, object]:
+    def _trained(self, bundle: str, steps: int, way: Mapping[str, bool]) -> dict[str, object]:
         try:
-            found = self._trace(Path(bundle), steps, by_processes)
+            found = self._trace(Path(bundle), steps, Way(**way))
         except (Exception, SystemExit) as error:
             return {"error": f"{type(error).__name__}: {error}"}
         laid_tensors.save(found.gradients, self.scratch / "gradients")
         laid_tensors.save(found.tensors, self.scratch / "tensors")
         return {"losses": [float(loss) for loss in found.losses], "unlike": sorted(found.unlike)}
 
-    def _trace(self, folder: Path, steps: int, by_processes: bool) -> Trace:
+    def _trace(self, folder: Path, steps: int, way: Way) -> Trace:
         plan = read_plan(folder)
         found = None
-        if by_processes and can_start(plan):
-            found = train_by_processes(folder, plan, steps, self.scratch)
+        if way.by_processes and can_start(plan, other_hashes=way.other_hashes):
+            how = {"other_hashes": way.other_hashes}
+            found = train_by_processes(folder, plan, steps, self.scratch, **how)
         return found or run_bundle(import_bundle(folder), plan, steps, plan.seed)
 
 

@@ -18,7 +18,7 @@ from bigbrain_fx.emit import training_texts
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import Captured, ModelFile, allowed, unit_of
 from bigbrain_fx.plan import Plan
-from bigbrain_fx.verification.alone import Alone
+from bigbrain_fx.verification.alone import Alone, Way
 from bigbrain_fx.verification.imported_bundle import (
     batches_of,
     import_bundle,
@@ -45,6 +45,8 @@ from bigbrain_fx.verification.reference import Reference, Trace, rows_of
 from bigbrain_fx.verification.rewritten import as_written, same_rewritten
 from bigbrain_fx.verification.roundly import same_to_rounding
 from bigbrain_fx.verification.stale import trained_once
+
+_ENOUGH_S = 20.0  # of a rehearsal: no further step is compared after it
 
 
 def chain(
@@ -97,6 +99,7 @@ def rehearsed_links(
     folder: Path,
     loop: PlainLoop,
     alone: Alone,
+    way: Way,
 ) -> list[dict[str, object]]:
     """Compare the loop with the graph, and one process with the bundle, over a few steps.
 
@@ -107,15 +110,16 @@ def rehearsed_links(
         folder: the bundle; imported here.
         loop: it has begun, in a process that has not run the model file before.
         alone: waits, in another such process.
+        way: how the bundle is trained there.
     """
     bundle, weights = import_bundle(folder), weights_of(folder, plan)
     is_divided = plan.placement.tensor is not None
     written = whole_plan(plan) if is_divided else as_written(captured, plan)
     own = _own(bundle, plan, folder)
-    first, steps = looped_link(loop, file, captured, written, own, STEPS)
+    first, steps = looped_link(loop, file, captured, written, own, STEPS, _ENOUGH_S)
     if not steps:
         return [first]
-    alone.begin(folder, steps, by_processes=True)
+    alone.begin(folder, steps, way)
     expected = _expected(bundle, plan, weights, captured.functions, steps)
     actual = alone.train(folder, plan, steps, lambda: bundle)
     return [first, *_same_run(plan, weights, expected, actual, by_processes=False)]

@@ -13,8 +13,10 @@ import random
 import runpy
 import signal
 import socket
+import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -25,20 +27,23 @@ from bigbrain_fx.verification.reference import Trace
 
 MOST = 8  # processes; a bundle of more devices is trained in one
 _LIMIT_S = 300.0
+BAD_INPUT = 2  # exit code of a bundle that cannot go on with what its user gave it
 
 
 class ProcessError(Exception):
     """Say what one of the processes raised."""
 
 
-def can_start(plan: Plan) -> bool:
-    """Whether a process a device can be started here."""
+def can_start(plan: Plan, *, other_hashes: bool = False) -> bool:
+    """Whether a process a device can be started here; one device has one only for other hashes."""
     kinds = {plan.cluster.device[name].kind for name in plan.stages.devices}
     is_plain = not (plan.stages.offload or plan.stages.by_backend or plan.stages.compiled)
-    return kinds == {"cpu"} and is_plain and 1 < len(plan.stages.devices) <= MOST
+    return kinds == {"cpu"} and is_plain and (2 - other_hashes) <= len(plan.stages.devices) <= MOST
 
 
-def train_by_processes(folder: Path, plan: Plan, steps: int, scratch: Path) -> Trace | None:
+def train_by_processes(
+    folder: Path, plan: Plan, steps: int, scratch: Path, *, other_hashes: bool = False
+) -> Trace | None:
     """Return what training leaves; None where a process ends and says no more than an exit code.
 
     Raises:
@@ -51,14 +56,15 @@ def train_by_processes(folder: Path, plan: Plan, steps: int, scratch: Path) -> T
     pids = []
     for rank in range(count):
         own = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        pids.append(_started(folder, words, own, scratch / f"said-{rank}"))
-    good = _waited(pids)
-    for rank in range(count):
-        _raise_said(scratch / f"said-{rank}.error")
-    return _trace(scratch, count) if good else None
+        start = _new_python if other_hashes else _forked
+        pids.append(start(folder, words, own, scratch / f"said-{rank}"))
+    codes = _waited(pids)
+    for rank, code in enumerate(codes):
+        _raise_said(scratch / f"said-{rank}", code)
+    return None if any(codes) else _trace(scratch, count)
 
 
-def _started(folder: Path, words: list[str], environment: dict[str, str], said: Path) -> int:
+def _forked(folder: Path, words: list[str], environment: dict[str, str], said: Path) -> int:
     """Start one process; return its number."""
     pid = os.fork()
     if pid:
@@ -68,12 +74,22 @@ def _started(folder: Path, words: list[str], environment: dict[str, str], said: 
         os.chdir(folder)
         out = os.open(said, os.O_WRONLY | os.O_CREAT)
         os.dup2(out, 1)
+        os.dup2(out, 2)
         sys.stdout = os.fdopen(1, "w", closefd=False)
+        sys.stderr = os.fdopen(2, "w", closefd=False)
         sys.argv = [str(folder / "train.py"), *words]
         _roll_anew()
-        _run(folder / "train.py", said.with_name(f"{said.name}.error"))
+        _run(folder / "train.py", _raised(said))
     finally:
         os._exit(1)
+
+
+def _new_python(folder: Path, words: list[str], environment: dict[str, str], said: Path) -> int:
+    """Start a Python of its own hash seed; return its number."""
+    own = {**os.environ, **environment, "PYTHONHASHSEED": "1"}
+    with said.open("w", encoding="utf-8") as out:
+        program = [sys.executable, str(folder / "train.py"), *words]
+        return subprocess.Popen(program, cwd=folder, env=own, stdout=out, stderr=out).pid
 
 
 def _run(path: Path, error_file: Path) -> None:
@@ -87,7 +103,13 @@ def _run(path: Path, error_file: Path) -> None:
         error_file.write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
         code = 1
     sys.stdout.flush()
+    sys.stderr.flush()
     os._exit(code)
+
+
+def _raised(said: Path) -> Path:
+    """Return the file of what a process raises, beside that of what it says."""
+    return said.with_name(f"{said.name}.error")
 
 
 def _roll_anew() -> None:
@@ -105,26 +127,30 @@ def _port() -> int:
         return int(found.getsockname()[1])
 
 
-def _waited(pids: list[int]) -> bool:
-    """Wait until all have ended, or one badly; end the others then. Return whether all is well."""
-    left, end_s = set(pids), time.monotonic() + _LIMIT_S
-    good = True
-    while left and good and time.monotonic() < end_s:
+def _waited(pids: Sequence[int]) -> list[int]:
+    """Wait until all have ended, or one badly; end the others then. Return their exit codes."""
+    codes: dict[int, int] = {}
+    end_s = time.monotonic() + _LIMIT_S
+    while len(codes) < len(pids) and not any(codes.values()) and time.monotonic() < end_s:
         pid, status = os.waitpid(-1, os.WNOHANG)
-        left.discard(pid)
-        good = not pid or status == 0
-        if not pid:
+        if pid:
+            codes[pid] = os.waitstatus_to_exitcode(status)
+        else:
             time.sleep(0.002)
-    for pid in left:
+    for pid in (pid for pid in pids if pid not in codes):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-    return good and not left
+    return [codes.get(pid, -signal.SIGKILL) for pid in pids]
 
 
-def _raise_said(path: Path) -> None:
-    if path.exists():
-        raise ProcessError(path.read_text(encoding="utf-8"))
+def _raise_said(said: Path, code: int) -> None:
+    """Raise what a process has raised, or what a bundle says of its user's data."""
+    if _raised(said).exists():
+        raise ProcessError(_raised(said).read_text(encoding="utf-8"))
+    if code == BAD_INPUT:
+        lines = said.read_text(encoding="utf-8").splitlines()
+        raise ProcessError(next((line for line in lines if line.startswith("error[")), "bad input"))
 
 
 def _trace(scratch: Path, count: int) -> Trace:

@@ -26,6 +26,7 @@ from bigbrain_fx.frontend import (
     Route,
     Step,
     load_model_file,
+    module_name,
     route,
     settle,
     take_apart,
@@ -287,8 +288,15 @@ class TrainingLoop:
         assert self.optimizer is not None
         if self.scaler.is_enabled():
             self.scaler.unscale_(self.optimizer)
-        if self.file.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.file.clip_norm)
+        most = self._clip_norm()
+        if most is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), most)
+
+    def _clip_norm(self) -> float | None:
+        """Return what the file says now: a loop reads it anew in each step."""
+        module = sys.modules.get(module_name(self.file))
+        most: float | None = getattr(module, "clip_norm", self.file.clip_norm)
+        return most
 
     def _step(self, *closure: Callable[[], Tensor]) -> None:
         assert self.optimizer is not None

@@ -9,6 +9,7 @@ divides by small numbers then enlarges no rounding. This file knows graphs; the 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -95,10 +96,14 @@ def looped_link(
     plan: Plan,
     own: Own | None,
     steps: int,
+    enough_s: float = math.inf,
 ) -> tuple[dict[str, object], int]:
-    """Compare as `plain_link` does; return for how many steps there were data, too."""
+    """Compare as `plain_link` does; return how many steps that were, too.
+
+    Fewer than asked for where the data end, or where `enough_s` are over after a step.
+    """
     found = _Comparison(loop, file, captured, plan, own or Own(file))
-    reason = found.compare(steps)
+    reason = found.compare(steps, enough_s)
     if reason and not found.lines:
         return not_run(reason), found.steps
     return link(NAME, found.lines, found.said), found.steps
@@ -131,12 +136,15 @@ class _Comparison:
         self.unmatched = ""  # draws of the module alone: where nothing differs, nothing read them
         self.rounded = frozenset(quantised_weights(self.plan.graph))
 
-    def compare(self, steps: int) -> str:
+    def compare(self, steps: int, enough_s: float = math.inf) -> str:
         """Compare the steps that there are data for; return why the loop could not be run."""
+        end_s = time.monotonic() + enough_s
         try:
             while self.steps < steps or (not self.updated and self.steps < _MOST):
                 self.compare_step(self.steps)
                 self.steps += 1
+                if time.monotonic() > end_s:
+                    break
         except DataEndedError as reason:
             if not self.steps:
                 return str(reason)

@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bigbrain_fx.errors import BigBrainError, about_code, from_fields
 from bigbrain_fx.frontend import CaptureService, apart
 from bigbrain_fx.plan import Plan, read_plan
-from bigbrain_fx.verification.alone import Alone
+from bigbrain_fx.verification.alone import Alone, Way
 from bigbrain_fx.verification.chain import rehearsed_links
 from bigbrain_fx.verification.failures import error_of
+from bigbrain_fx.verification.hash_order import line_of_set
 from bigbrain_fx.verification.imported_bundle import weights_of
 from bigbrain_fx.verification.loop import PlainLoop, lacking, save_start
 from bigbrain_fx.verification.opaque import opaque_chain
@@ -30,12 +31,13 @@ from bigbrain_fx.weights import Scratch
 
 
 class Rehearsal:
-    """Forks of a process that has not run the model file yet; they wait for the bundle."""
+    """Forks of a process that has not run the model file yet; they wait for a bundle.
+
+    Two sets of them: with lines of the model file, and with all of it.
+    """
 
     def __init__(self) -> None:
-        self.scratch = Scratch("rehearsal")
-        self.loop = PlainLoop(_folder(self.scratch, "loop"))
-        self.alone = Alone(_folder(self.scratch, "bundle"))
+        self.waiting = [_Waiting() for _ in range(2)]
 
     def compare(self, service: CaptureService, request: Mapping[str, Any]) -> dict[str, object]:
         """Train a few steps both ways; return the links, or why there are none.
@@ -48,19 +50,43 @@ class Rehearsal:
             BigBrainError: the bundle cannot be trained on the user's data.
         """
         folder = Path(request["bundle"])
-        plan = read_plan(folder)
+        plan, forks = read_plan(folder), self.waiting.pop()
         try:
-            return self._compare(service, plan, folder, float(request["limit_s"]))
+            why = lacking(plan)
+            if why:
+                return {"checks": [], "why": why}
+            return _Comparison(service, plan, folder, forks).run(float(request["limit_s"]))
         finally:
-            self.close()
+            forks.close()
 
-    def _compare(
-        self, service: CaptureService, plan: Plan, folder: Path, limit_s: float
-    ) -> dict[str, object]:
-        why = lacking(plan)
-        if why:
-            return {"checks": [], "why": why}
-        found = apart(partial(self._links, service, plan, folder), limit_s)
+
+class _Waiting:
+    """A loop and a bundle's process, before either has run anything."""
+
+    def __init__(self) -> None:
+        self.scratch = Scratch("rehearsal")
+        self.loop = PlainLoop(_folder(self.scratch, "loop"))
+        self.alone = Alone(_folder(self.scratch, "bundle"))
+
+    def close(self) -> None:
+        """End the forks."""
+        self.loop.close()
+        self.alone.close()
+        self.scratch.cleanup()
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """One bundle and what it is compared with."""
+
+    service: CaptureService
+    plan: Plan
+    folder: Path
+    forks: _Waiting
+
+    def run(self, limit_s: float) -> dict[str, object]:
+        """Compare, in a fork of the process that has the captured model."""
+        found = apart(self._links, limit_s)
         if found is None:
             return {"checks": [], "why": f"it takes longer than {limit_s:g} s here"}
         answer: dict[str, Any] = json.loads(found["answer"])
@@ -69,40 +95,35 @@ class Rehearsal:
                 raise from_fields(answer["error"])
         return answer
 
-    def close(self) -> None:
-        """End the forks."""
-        self.loop.close()
-        self.alone.close()
-        self.scratch.cleanup()
-
-    def _links(self, service: CaptureService, plan: Plan, folder: Path) -> dict[str, str]:
-        """Compare, in a fork of the process that has the captured model."""
+    def _links(self) -> dict[str, str]:
+        file = self.service.file
+        of_set = None if file.is_data else line_of_set(file.path)
         try:
-            answer: dict[str, object] = {"checks": self._compared(service, plan, folder)}
+            answer: dict[str, object] = {"checks": self._compared(of_set), "set": of_set}
         except BigBrainError as error:
             answer = {"error": error.fields}
         except Exception as error:
-            known = error_of(error, folder, service.file.path)
+            known = error_of(error, self.folder, file.path)
             answer = {"checks": [], "why": f"{type(error).__name__}: {error}"}
             answer = {"error": known.fields} if known else answer
         return {"answer": json.dumps(answer)}
 
-    def _compared(
-        self, service: CaptureService, plan: Plan, folder: Path
-    ) -> list[dict[str, object]]:
-        self._begin(service, plan, folder)
+    def _compared(self, of_set: str | None) -> list[dict[str, object]]:
+        plan, folder, forks = self.plan, self.folder, self.forks
+        self._begin()
         if plan.graph.is_opaque_step:
-            return opaque_chain(plan, folder, STEPS, self.loop, self.alone)
-        file, captured = service.file, service.captured
-        return rehearsed_links(file, captured, plan, folder, self.loop, self.alone)
+            return opaque_chain(plan, folder, STEPS, forks.loop, forks.alone)
+        file, captured = self.service.file, self.service.captured
+        how = Way(by_processes=True, other_hashes=of_set is not None)
+        return rehearsed_links(file, captured, plan, folder, forks.loop, forks.alone, how)
 
-    def _begin(self, service: CaptureService, plan: Plan, folder: Path) -> None:
+    def _begin(self) -> None:
         """Let the loop begin, with the weights that the bundle has."""
         start = None
-        if not plan.graph.is_opaque_step:
-            start = self.loop.folder / "start"
-            save_start(plan, weights_of(folder, plan), start)
-        self.loop.begin(folder, service.file.location, start)
+        if not self.plan.graph.is_opaque_step:
+            start = self.forks.loop.folder / "start"
+            save_start(self.plan, weights_of(self.folder, self.plan), start)
+        self.forks.loop.begin(self.folder, self.service.file.location, start)
 
 
 def _folder(scratch: Scratch, name: str) -> Path:

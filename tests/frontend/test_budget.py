@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import pytest
-import torch
-from torch import Tensor
 
-from bigbrain_fx.frontend.tracing import budget as room, clock, counters
+from bigbrain_fx.frontend.tracing import budget as room, counters
 from bigbrain_fx.frontend.tracing.budget import budget
 
 
@@ -63,20 +60,6 @@ def test_the_quickest_of_three_loops_tells_how_slow_a_machine_is(
     found = iter((2 * taken_s, taken_s, 9 * taken_s))
     monkeypatch.setattr(room, "_loop_s", lambda: next(found))
     assert room.slowness.__wrapped__() == pytest.approx(times)
-
-
-def test_all_looks_are_made_while_others_use_the_machine(seconds: SimpleNamespace) -> None:
-    """Half a second on the clock for each run, a fiftieth of it our own: every move is tried."""
-    asked: list[float] = []
-
-    def run() -> tuple[Tensor, ...]:
-        seconds.own, seconds.clock = seconds.own + 0.01, seconds.clock + 0.5
-        asked.append(time.time())
-        return (torch.zeros(1),)
-
-    assert clock.decided_by_clock(run, ()) is None
-    later = [round(at - asked[0], -1) for at in asked[1:]]
-    assert later == [round(by_s, -1) for by_s in clock._MOVES_S]
 
 
 @pytest.mark.parametrize(("own_s", "all_made"), [(0.01, True), (2.0, False)])

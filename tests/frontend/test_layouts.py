@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import logging
 from collections.abc import Callable
 
@@ -10,16 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bigbrain_fx.errors import CaptureError, InputError
-from bigbrain_fx.frontend import capture
+from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend.tracing.export import quiet
 from bigbrain_fx.frontend.tracing.fixed import fixed_entries
-from bigbrain_fx.frontend.tracing.keeping import may_keep
 from bigbrain_fx.frontend.tracing.optimizer_layouts import require_order_idle
 from bigbrain_fx.frontend.tracing.trial import Make
 from bigbrain_fx.runtime import APART, laid
 from bigbrain_fx.runtime.entries import BatchError, require_fixed
-from tests.support.messages import refused
 
 
 class Asks(nn.Module):
@@ -103,28 +99,6 @@ def test_handlers_of_the_users_hear_what_others_do_not_show(
         log.info("said once")
     assert Quiet.calls == before + 1
     assert "said once" not in capsys.readouterr().err
-
-
-def _factors() -> io.StringIO:
-    return io.StringIO("1.0\n" * 1_000 + "2.0\n" * 100_000)
-
-
-class InTurn(nn.Module):
-    """Reads the next factor with each call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lift, self.factors = nn.Linear(3, 2), _factors()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.lift(x).mean() * float(self.factors.readline())
-
-
-def test_what_no_walk_finds_is_found_by_many_calls() -> None:
-    assert may_keep(InTurn(), None)
-    assert not may_keep(Plain(), None)
-    with refused("BX0160g", CaptureError):
-        capture(InTurn(), {"x": torch.rand(4, 3)})
 
 
 def test_what_is_written_must_lie_in_memory_of_its_own() -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import sqlite3
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +10,6 @@ from torch import Tensor, nn
 
 from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend import capture
-from bigbrain_fx.frontend.tracing import steady
 from tests.support.messages import refused
 
 
@@ -43,14 +39,6 @@ def attribute() -> Callable[[], int]:
     return count
 
 
-def environment() -> Callable[[], int]:
-    def count() -> int:
-        os.environ["STEADY_CALLS"] = str(int(os.environ.get("STEADY_CALLS", "0")) + 1)
-        return int(os.environ["STEADY_CALLS"])
-
-    return count
-
-
 class Warm(nn.Module):
     """Warms something up in three calls: by the time of a trace it is a constant."""
 
@@ -63,11 +51,10 @@ class Warm(nn.Module):
         return self.linear(x).sum()
 
 
-@pytest.mark.parametrize("where", [slots, attribute, environment])
+@pytest.mark.parametrize("where", [slots, attribute])
 def test_a_counter_that_has_come_to_its_end_is_refused(
-    where: Callable[[], Callable[[], int]], monkeypatch: pytest.MonkeyPatch
+    where: Callable[[], Callable[[], int]],
 ) -> None:
-    monkeypatch.setenv("STEADY_CALLS", "0")
     with pytest.raises(CaptureError, match="call 2 of forward gives other numbers") as caught:
         capture(Warm(where()), (torch.randn(2, 4),))
     assert (caught.value.at or "").startswith("test_steady.py:")
@@ -120,62 +107,3 @@ def test_a_count_that_only_buffers_go_by_is_refused(
 ) -> None:
     with refused(code, CaptureError, vary=(r"call \d+",)):
         capture(Annealed(count), (torch.randn(4, 2),))
-
-
-class OfBackward(torch.autograd.Function):
-    """Its backward warms something up, in an attribute of its class."""
-
-    calls = 0
-
-    @staticmethod
-    def forward(_ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(_ctx: Any, gradient: Tensor) -> Tensor:  # as users write it
-        OfBackward.calls += 1
-        return gradient * min(1.0, OfBackward.calls / 1000)
-
-
-class Reversed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return OfBackward.apply(self.linear(x)).sum()  # type: ignore[no-untyped-call]
-
-
-def test_what_a_backward_leaves_for_the_next_is_refused() -> None:
-    with pytest.raises(CaptureError, match="after a backward the same batch") as caught:
-        capture(Reversed(), (torch.randn(2, 4),))
-    assert (caught.value.at or "").startswith("test_steady.py:")
-
-
-def sqlite() -> Callable[[], int]:
-    table = sqlite3.connect(":memory:")
-    table.execute("create table calls (number int)")
-
-    def count() -> int:
-        table.execute("insert into calls values (1)")
-        return int(table.execute("select count(*) from calls").fetchone()[0])
-
-    return count
-
-
-class Late(nn.Module):
-    """Something else is computed from the fiftieth call on."""
-
-    def __init__(self, count: Callable[[], int]) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-        self.linear.register_forward_hook(lambda _m, _i, out: out * (2.0 if count() > 50 else 1.0))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x).sum()
-
-
-def test_a_count_that_nobody_can_find_is_met_by_calling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steady, "_MANY_S", 60.0)
-    with pytest.raises(CaptureError, match=r"call \d\d of forward gives other numbers"):
-        capture(Late(sqlite()), (torch.randn(2, 4),))

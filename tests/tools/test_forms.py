@@ -50,6 +50,7 @@ def test_a_seed_draws_the_same_forms_and_options() -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.usefixtures("rehearsals")
 @pytest.mark.filterwarnings("default")  # a user's file may warn
 @pytest.mark.parametrize("form", forms(), ids=lambda form: form.name)
 def test_every_form(form: Form) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from bigbrain_fx.core import Dim, Input
 from bigbrain_fx.emit.files.slicing import (
     SourceSlice,
-    bound_names,
     has_settings,
     local_modules,
     slice_file,
@@ -97,21 +96,6 @@ def training_texts(plan: Plan) -> tuple[str, ...]:
     """Return what training.py of a bundle says in the user's own words: none, or one text."""
     own = users_code(plan) if is_model_file(plan) else None
     return (own.training.text,) if own and own.training.text else ()
-
-
-def kept_names(plan: Plan) -> frozenset[str]:
-    """Return the names of the model file that code has which a bundle calls as it is.
-
-    A leaf module has none: a bundle makes it by calling model(), as the file does.
-    """
-    if not is_model_file(plan):
-        return frozenset()
-    found = user_names(plan.graph, [op.name for op in plan.graph.ops])
-    own = {LOSS_NAME: "loss"}
-    wanted = [own.get(n, n) for m, n in found if m in ("", plan.source.module) and n != MODEL_NAME]
-    if not wanted:
-        return frozenset()
-    return frozenset(bound_names(slice_file(source_file(plan), wanted).text))
 
 
 def _taken(plan: Plan) -> tuple[SourceSlice, ...]:

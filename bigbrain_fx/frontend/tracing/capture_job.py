@@ -17,7 +17,7 @@ from bigbrain_fx.errors import BigBrainError, CaptureError, InputError
 from bigbrain_fx.frontend.tracing import asked_rows
 from bigbrain_fx.frontend.tracing.advice import BY_DATA, COMPILED, advice, where_differs
 from bigbrain_fx.frontend.tracing.by_data import data_seen
-from bigbrain_fx.frontend.tracing.captured import Captured
+from bigbrain_fx.frontend.tracing.captured import TOO_LARGE, Captured
 from bigbrain_fx.frontend.tracing.check import BACKWARD, CheckRun, affordable
 from bigbrain_fx.frontend.tracing.dice import random_state_kept, rolls
 from bigbrain_fx.frontend.tracing.export import ambient, export_step, quiet
@@ -271,9 +271,7 @@ class CaptureJob:
         if self.on_meta:
             return None
         if not affordable(found.graph, rows):
-            self.warnings.append(
-                "too large to compare with the module here; `verify` compares them"
-            )
+            self.warnings.append(TOO_LARGE)
             return None
         trial = CheckRun(self.step, found.graph, found.tensors, found.functions)
         half = max(1, self.batch.rows // 2)

@@ -11,6 +11,8 @@ from bigbrain_fx.core import Graph
 from bigbrain_fx.frontend.elsewhere import Elsewhere
 from bigbrain_fx.frontend.translation.batch import Batch
 
+TOO_LARGE = "too large to compare with the module here; `verify` compares them"
+
 
 @dataclass(frozen=True)
 class Captured:

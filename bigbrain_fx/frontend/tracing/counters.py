@@ -10,13 +10,9 @@ counts moves. This file knows Python's objects and calls what it is given; it kn
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import itertools
 import numbers
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from functools import partial
 from typing import Any
 
@@ -24,7 +20,6 @@ import torch
 from torch import Tensor
 
 from bigbrain_fx.frontend.tracing.budget import budget
-from bigbrain_fx.frontend.tracing.iterators import come, go_on, is_iterator
 from bigbrain_fx.frontend.tracing.plain import Numbers, alike
 from bigbrain_fx.frontend.tracing.reached import Place, is_leaf, places
 
@@ -184,38 +179,17 @@ def reading(value: Any) -> Reading:  # noqa: ANN401  # any leaf
         return tuple(value.detach().reshape(-1).tolist())
     if isinstance(value, list):
         return (len(value),)
-    if isinstance(value, array | bytearray):
-        return tuple(value)
-    if isinstance(value, ctypes._SimpleCData):
-        return (value.value,)
-    if isinstance(value, itertools.count):
-        return (value.__reduce__()[1][0],)
-    if is_iterator(value):
-        return (come(value),)
-    if isinstance(value, complex):
-        return value.real, value.imag
-    if isinstance(value, numbers.Real | Decimal):
+    if isinstance(value, numbers.Real):
         return (value,)
     return (len(value),) if not hasattr(value, "dtype") else tuple(value.reshape(-1).tolist())
 
 
 def _set(place: Place, value: Any, wanted: Sequence[Any]) -> None:  # noqa: ANN401  # any leaf
-    """Let a leaf read so; an iterator goes on, and does not come back."""
+    """Let a leaf read so."""
     if isinstance(value, Tensor):
         with torch.no_grad():
             value.copy_(torch.tensor(wanted, dtype=torch.float64).reshape(value.shape))
-    elif isinstance(value, itertools.count):
-        place.put(itertools.count(wanted[0], *value.__reduce__()[1][1:]))
-    elif is_iterator(value):
-        go_on(value, wanted[0] - come(value))
-    elif isinstance(value, array | bytearray):
-        for index, number in enumerate(wanted):
-            value[index] = type(value[index])(number if isinstance(value, array) else number % 256)
-    elif isinstance(value, ctypes._SimpleCData):
-        value.value = type(value.value)(wanted[0])
-    elif isinstance(value, complex):
-        place.put(complex(*wanted))
-    elif isinstance(value, numbers.Real | Decimal):
+    elif isinstance(value, numbers.Real):
         place.put(type(value)(wanted[0]))  # type: ignore[call-arg]
     elif hasattr(value, "dtype"):
         value.reshape(-1)[:] = wanted

@@ -166,14 +166,9 @@ class Suspect:
     module: str | None
 
 
-def suspect(run: Callable[[], object], *, of_grad: bool = False) -> Suspect | None:
-    """Run forward once more and return the first thing in it that no graph holds.
-
-    Args:
-        run: forward.
-        of_grad: look for what reads p.grad, and for nothing else.
-    """
-    watch = _Suspects(_reads_grad if of_grad else _reaches)
+def suspect(run: Callable[[], object]) -> Suspect | None:
+    """Run forward once more and return the first thing in it that no graph holds."""
+    watch = _Suspects(_reaches)
     with contextlib.suppress(Exception), watch, _threads_seen(watch):
         run()
     return watch.found

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from bigbrain_fx.frontend.tracing.plain import Numbers, alike
 from bigbrain_fx.frontend.tracing.steady import is_costly
 from bigbrain_fx.frontend.tracing.step import Loss
+from bigbrain_fx.frontend.tracing.user_words import mentions
 from bigbrain_fx.frontend.tracing.values import with_value
-from bigbrain_fx.frontend.tracing.world import mentions
 from bigbrain_fx.frontend.translation.batch import Batch, Key
 from bigbrain_fx.runtime import laid
 

@@ -8,31 +8,21 @@ This file knows Python's objects; it runs nothing.
 from __future__ import annotations
 
 import contextlib
-import contextvars
-import ctypes
 import functools
-import gc
 import inspect
 import itertools
 import numbers
-import os
-import re
 import types
-import weakref
-from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from decimal import Decimal
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bigbrain_fx.frontend.tracing.attributes import OF_TORCH, file_of
-from bigbrain_fx.frontend.tracing.iterators import is_iterator
 from bigbrain_fx.frontend.translation.sources import is_own, is_users
 
 _DEEP = 12  # levels that are looked into
@@ -40,9 +30,6 @@ _FOREIGN = 4  # levels of those that a library's object takes
 _MANY = 50_000  # places
 _LONG = 512  # entries: of a longer container the length alone counts
 _FEW = 16  # elements: a larger tensor is no counter
-_TEXT = 2**14  # bytes: a larger file is no counter
-_WORD = 64  # characters: a longer text is none
-_NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?![\w.])")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
@@ -56,13 +43,11 @@ class Place:
 
 
 def places(roots: Iterable[object], leaving: Iterable[object] = ()) -> Iterator[Place]:
-    """Yield the places of numbers, small tensors, lists and generators that objects reach.
+    """Yield the places of numbers, small tensors and lists that objects reach.
 
     What is in `leaving` is not looked into.
     """
     yield from holding(roots, is_leaf, leaving)
-    for key in os.environ:
-        yield from _in_text(f"os.environ[{key!r}]", partial(_setting, key), partial(_set, key))
 
 
 def holding(
@@ -108,53 +93,6 @@ def _cells(function: types.FunctionType) -> Iterator[tuple[str, types.CellType]]
             yield name, cell
 
 
-def _setting(key: str) -> str:
-    return os.environ.get(key, "")
-
-
-def _set(key: str, text: str) -> None:
-    os.environ[key] = text
-
-
-@dataclass(frozen=True)
-class TextFile:
-    """A small file that may hold numbers, for the next call to read."""
-
-    path: str
-
-    def read(self) -> str:
-        """Return its text; none of a large or binary one."""
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            if os.path.getsize(self.path) <= _TEXT:
-                return Path(self.path).read_text(encoding="utf-8")
-        return ""
-
-    def write(self, text: str) -> None:
-        """Let its text be another one."""
-        Path(self.path).write_text(text, encoding="utf-8")
-
-
-def _in_text(name: str, read: Callable[[], str], write: Callable[[str], None]) -> Iterator[Place]:
-    """Yield the places of the numbers in a text."""
-    found = _NUMBER.findall(read())[:_FEW]
-    for index in range(len(found)):
-        said = f"number {index + 1} of {name}" if len(found) > 1 else name
-        yield Place(said, partial(_number_in, read, index), partial(_put_in, read, write, index))
-
-
-def _number_in(read: Callable[[], str], index: int) -> int | float | None:
-    found = _NUMBER.findall(read())[index : index + 1]
-    return float(found[0]) if found and "." in found[0] else int(found[0]) if found else None
-
-
-def _put_in(
-    read: Callable[[], str], write: Callable[[str], None], index: int, value: float
-) -> None:
-    text = read()
-    found = list(_NUMBER.finditer(text))[index]
-    write(f"{text[: found.start()]}{value}{text[found.end() :]}")
-
-
 @dataclass
 class _Walk:
     """A way through objects that meets each once."""
@@ -176,8 +114,6 @@ class _Walk:
                 yield place
             if isinstance(held, Tensor):
                 self.tensors.append(held)
-            elif isinstance(held, str):
-                yield from filter(lambda each: self.wanted(each.get()), _in_word(place))
             elif not isinstance(held, numbers.Number | str | bytes | None):
                 step = 1 if _is_near(held) else _FOREIGN
                 yield from self.into(place, depth + step)
@@ -190,25 +126,14 @@ def _read_all(home: Place, value: object) -> list[tuple[Place, Any]]:
     return found
 
 
-def _in_word(place: Place) -> Iterator[Place]:
-    """Yield the places of numbers in a short text that a place holds."""
-    if len(place.get()) <= _WORD:
-        yield from _in_text(place.name, lambda: str(place.get()), place.put)
-
-
 def is_leaf(value: object) -> bool:
-    """Whether a value may count: a number, an iterator, a list that grows, a small tensor."""
+    """Whether a value may count: a number, a list that grows, a small tensor."""
     if isinstance(value, Tensor):
         plain = value.layout is torch.strided and value.device.type == "cpu"
         return plain and value.numel() <= _FEW and not (value.requires_grad or value.is_complex())
     if hasattr(value, "tobytes") and hasattr(value, "dtype") and hasattr(value, "size"):
         return value.size <= _FEW and value.dtype.kind in "iuf"
-    if isinstance(value, array | bytearray):
-        return len(value) <= _FEW and not (isinstance(value, array) and value.typecode in "uw")
-    if isinstance(value, ctypes._SimpleCData):
-        return isinstance(value.value, int | float)
-    kinds = (numbers.Real, Decimal, complex, list, deque)
-    return is_iterator(value) or (isinstance(value, kinds) and not isinstance(value, bool))
+    return isinstance(value, (numbers.Real, list, deque)) and not isinstance(value, bool)
 
 
 def _is_near(value: object) -> bool:
@@ -230,7 +155,6 @@ def _inside(home: Place, value: Any) -> Iterator[Place]:  # noqa: ANN401  # any 
     elif isinstance(value, types.MethodType | functools.partial | functools._lru_cache_wrapper):
         yield from _read(name, value, ("__func__", "__self__", "func", "args", "keywords"))
         yield from _read(name, value, ("__wrapped__",))
-        yield from _cached(name, value)
     elif isinstance(value, property):
         yield from _read(name, value, ("fget",))
     elif isinstance(value, staticmethod | classmethod):
@@ -240,12 +164,6 @@ def _inside(home: Place, value: Any) -> Iterator[Place]:  # noqa: ANN401  # any 
     elif isinstance(value, types.ModuleType):
         if is_own(str(getattr(value, "__file__", None) or "")):
             yield from _entries(f"{name}.", vars(value))
-    elif isinstance(value, contextvars.ContextVar):
-        yield Place(f"{name}.get()", partial(_value_of, value), value.set)
-    elif isinstance(value, TextFile):
-        yield from _in_text(Path(value.path).name, value.read, value.write)
-    elif isinstance(value, weakref.ref):
-        yield Place(f"{name}()", value, _refuse)
     else:
         yield from _in_object(home, value)
 
@@ -309,14 +227,6 @@ def _in_module(name: str, part: nn.Module) -> Iterator[Place]:
             yield Place(kind.__qualname__, partial(_itself, kind), _refuse)
 
 
-def _cached(name: str, value: object) -> Iterator[Place]:
-    """Yield what an lru_cache holds: an object that it gives again and again may change."""
-    if isinstance(value, functools._lru_cache_wrapper) and value.cache_info().currsize:
-        kinds = types.FunctionType, types.MethodType, type
-        held = [each for each in gc.get_referents(value) if not isinstance(each, kinds)]
-        yield from (Place(f"{name}'s cache", partial(_itself, each), _refuse) for each in held)
-
-
 def _in_class(name: str, kind: type) -> Iterator[Place]:
     if not is_own(file_of(kind)):
         return
@@ -360,13 +270,6 @@ def _entries(
 def _entry(before: str, held: MutableMapping[Any, Any], key: object, after: str = "") -> Place:
     shown = repr(key) if after else str(key)
     return Place(f"{before}{shown}{after}", partial(held.get, key), partial(held.__setitem__, key))
-
-
-def _value_of(held: contextvars.ContextVar[Any]) -> object:
-    try:
-        return held.get()
-    except LookupError:
-        return None
 
 
 def _called(root: object) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -23,7 +23,6 @@ from bigbrain_fx.frontend.tracing.captured import Captured
 from bigbrain_fx.frontend.tracing.enclosing import KeptWhole, enclosing
 from bigbrain_fx.frontend.tracing.export import without_gc
 from bigbrain_fx.frontend.tracing.ladder import Ladder
-from bigbrain_fx.frontend.tracing.lasting import require_lasting
 from bigbrain_fx.frontend.tracing.leaf_trace import Leaves
 from bigbrain_fx.frontend.tracing.objective import (
     require_loss,
@@ -42,7 +41,7 @@ from bigbrain_fx.frontend.tracing.step import (
     settle,
     without_fast_path,
 )
-from bigbrain_fx.frontend.tracing.world import WORDS, Reads, lines_with, mentions, watching
+from bigbrain_fx.frontend.tracing.user_words import lines_with, mentions
 from bigbrain_fx.frontend.translation.batch import Batch, BatchDims, take_apart, to_meta
 from bigbrain_fx.frontend.translation.leaf import find_leaves
 from bigbrain_fx.frontend.translation.library import library_remedies
@@ -99,7 +98,8 @@ def capture(
     how = route(module, example_batch, loss is not None)
     with _in_mode(module, training):
         about = module, loss, take_apart(example_batch), how, autocast
-        known, elsewhere = require_steady_calls(*about), _elsewhere(*about)
+        require_steady_calls(*about)
+        elsewhere = _elsewhere(*about)
     if loss is not None and training:
         how = settle(module, how, example_batch, partial(_has_loss, module, loss, example_batch))
     names = input_names(module, example_batch, how)
@@ -110,11 +110,11 @@ def capture(
         _attempted, module, loss, batch, how, labels, dict(assume or {}), micro_batch=micro_batch
     )
     device = torch.device("meta") if on_meta else nullcontext()
-    with _in_mode(module, training), device, _watched(module, loss, known) as reads:
+    with _in_mode(module, training), device:
         captured = enclosing(module, tuple(leaves), attempt)
-    if training:
-        _require_trained(captured, loss_needed=loss_needed, on_meta=on_meta)
-    return replace(captured, warnings=(*captured.warnings, *reads.told()), elsewhere=elsewhere)
+    if training and loss_needed:
+        require_loss(captured.graph)
+    return replace(captured, elsewhere=elsewhere)
 
 
 def _elsewhere(
@@ -133,23 +133,6 @@ def _elsewhere(
     at_import = () if torch.cuda.is_available() else lines_with(module, loss, AT_IMPORT)
     others = tuple(line for line in at_import if line not in known.lines)
     return replace(known, at_import=others) if others else found
-
-
-def _require_trained(captured: Captured, *, loss_needed: bool, on_meta: bool) -> None:
-    """Refuse what would not train, or otherwise from some step on."""
-    if loss_needed:
-        require_loss(captured.graph)
-    if not on_meta:
-        require_lasting(captured)
-
-
-def _watched(
-    module: nn.Module, loss: Loss | None, known: Reads | None
-) -> AbstractContextManager[Reads]:
-    """Watch the trace where no plain run was watched."""
-    if known is None and mentions(module, loss, WORDS):
-        return watching()
-    return nullcontext(known or Reads())
 
 
 def _require_traceable(module: nn.Module, loss: Loss | None) -> bool:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from bigbrain_fx.errors import InputError
-from bigbrain_fx.frontend import capture_file, hash_order
-from bigbrain_fx.frontend.hash_order import HASH_SEED, lines_of_sets, require_no_hash_order
+import bigbrain_fx as bb
+from bigbrain_fx.errors import CaptureError
+from bigbrain_fx.verification.hash_order import HASH_SEED, line_of_set, lines_of_sets
+from tests.support.bundles import cluster
 
 MODEL = """
 import torch
@@ -39,40 +39,25 @@ def example_batch():
 """
 
 
-def tried(folder: Path, letters: str) -> str | None:
-    """Ask a capture of a file with such a vocabulary whether training goes by what is left."""
+def split_file(folder: Path, letters: str) -> bb.Split:
+    """Split a file with such a vocabulary over two devices."""
     path = folder / "letters.py"
     path.write_text(MODEL.format(letters=letters))
-    with capture_file(path) as session:
-        return session.try_calls((), trains=True)
+    options = bb.Options("naive", micro_batches=2, strict=True)
+    return bb.split(path, cluster(2), folder / "b", options)
 
 
-@pytest.mark.nightly
+@pytest.mark.usefixtures("rehearsals")
 def test_a_vocabulary_in_the_order_of_a_set_is_refused_with_its_line(tmp_path: Path) -> None:
-    with pytest.raises(InputError) as caught:
-        tried(tmp_path, "list(set(TEXT))")
-    assert "batches() goes by the order of a set" in str(caught.value)
-    assert caught.value.at == "letters.py:6"
-    assert "sorted(set(words))" in str(caught.value.help)
+    with pytest.raises(CaptureError) as caught:
+        split_file(tmp_path, "list(set(TEXT))")
+    assert (caught.value.code, caught.value.at) == ("BX3169", "letters.py:6")
 
 
 @pytest.mark.nightly
+@pytest.mark.usefixtures("rehearsals")
 def test_the_remedy_that_is_named_is_taken(tmp_path: Path) -> None:
-    assert tried(tmp_path, "sorted(set(TEXT))") is None
-
-
-@pytest.mark.parametrize(("third", "refused"), [("left", True), ("other", False)])
-def test_what_moves_with_the_hash_alone_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, third: str, refused: bool
-) -> None:
-    path = tmp_path / "some.py"
-    path.write_text("import torch\na = list({'x', 'y'})")
-    answers = iter([{"batches()": "left"}, {"batches()": "right"}, {"batches()": third}])
-    monkeypatch.setattr(hash_order, "_found_with", lambda *_: next(answers))
-    monkeypatch.delenv(HASH_SEED, raising=False)
-    expected = pytest.raises(InputError, match="by the order of a set") if refused else None
-    with expected or nullcontext():
-        require_no_hash_order(path, {})
+    assert split_file(tmp_path, "sorted(set(TEXT))").rehearsed
 
 
 @pytest.mark.parametrize(
@@ -98,5 +83,7 @@ def test_a_hash_seed_that_the_user_has_set_holds_everywhere(
 ) -> None:
     path = tmp_path / "some.py"
     path.write_text("a = list({'x', 'y'})")
+    monkeypatch.delenv(HASH_SEED, raising=False)
+    assert line_of_set(path) == "some.py:1"
     monkeypatch.setenv(HASH_SEED, "0")
-    require_no_hash_order(path, {})
+    assert line_of_set(path) is None

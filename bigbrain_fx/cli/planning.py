@@ -123,7 +123,9 @@ def split(
         return
     show_plan(made.plan, made.parameters)
     if made.rehearsed:
-        click.echo(f"as your own loop trains: {made.rehearsed}")
+        count = made.plan.micro_batches
+        parts = f", in {count} micro-batches," if count > 1 else ""
+        click.echo(f"as your own loop{parts} trains: {made.rehearsed}")
     click.echo(f"\nwrote {made.bundle}; read {made.bundle / 'README.md'}")
     verb = "train it" if made.plan.mode == "train" else "use it"
     click.echo(f"{verb}: bigbrain-fx run {made.bundle}")

@@ -54,6 +54,7 @@ def until(is_so: Callable[[], bool]) -> None:
 # --------------------------------------------------------------------------- long orders
 
 
+@pytest.mark.gate("10", "32768", "98304")
 @pytest.mark.parametrize("length", [10, PART, 3 * PART, 3_000_000])
 def test_orders_and_words_of_any_length_arrive(length: int) -> None:
     """Also where the kernel takes less in one packet: it is told to."""
@@ -309,6 +310,7 @@ def test_a_run_goes_on_without_a_spare(tmp_path: Path) -> None:
         assert len(seen.of("no_spare")) == 1
 
 
+@pytest.mark.nightly
 def test_what_was_started_is_ended_where_its_end_cannot_be_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -293,6 +293,7 @@ def test_losses_are_those_of_one_process(net: Network, tmp_path: Path) -> None:
         replace(net, namespaces={"d0": net.namespaces["d0"]}).run(bundle)
 
 
+@pytest.mark.nightly
 @real
 def test_only_the_computing_thread_is_held(net: Network, tmp_path: Path) -> None:
     found = [start(net, tmp_path, f"d{rank}", rank, PROGRAM) for rank in (0, 1)]

@@ -140,6 +140,7 @@ SUPERVISOR = excused(
             "command.py last_lines .read",
             "command.py last_lines .stat",
             "command.py _logs .mkdir",
+            "command.py _require_hosts .is_file",
             "arguments.py _folder .is_dir",
             "command.py _logs tempfile.mkdtemp",
             "console.py _is_open os.fstat",

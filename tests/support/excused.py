@@ -134,7 +134,7 @@ SUPERVISOR = excused(
             "secured.py say .write",
         ),
         "of an older Python, which ends there: test_beginning": ("__init__.py - .write",),
-        "of launch.py alone: test_failing_lines, test_limits": (
+        "of launch.py alone: test_listeners, test_failing_lines, test_limits": (
             "command.py _run .write",
             "command.py last_lines .open",
             "command.py last_lines .read",

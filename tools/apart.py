@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import signal
+import sys
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
@@ -83,6 +84,7 @@ def _answer(work: Callable[[], Mapping[str, str]], answer: Path, log: Path) -> N
     said = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(said, 1)
     os.dup2(said, 2)
+    _forget_model_files()
     try:
         found = work()
     except BigBrainError as error:
@@ -93,6 +95,13 @@ def _answer(work: Callable[[], Mapping[str, str]], answer: Path, log: Path) -> N
         found = {"status": "crash", "detail": f"{type(error).__name__}: {first}\n{where}"}
     answer.write_text(json.dumps(dict(found)))
     os._exit(0)
+
+
+def _forget_model_files() -> None:
+    """Forget inherited model files: a bundle imports its own by such a name."""
+    marked = [n for n, module in sys.modules.items() if hasattr(module, "__bigbrain_fx__")]
+    for name in marked:
+        del sys.modules[name]
 
 
 def _refused(error: BigBrainError) -> Mapping[str, str]:

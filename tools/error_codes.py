@@ -80,15 +80,16 @@ class _File:
 
     @cached_property
     def tree(self) -> ast.Module:
-        tree = ast.parse(self.path.read_bytes())
-        for node in ast.walk(tree):
-            for child in ast.iter_child_nodes(node):
-                self.parents[child] = node
-        return tree
+        return ast.parse(self.path.read_bytes())
+
+    @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """All nodes: one walk serves every question about the file."""
+        return tuple(ast.walk(self.tree))
 
     @cached_property
     def parents(self) -> dict[ast.AST, ast.AST]:
-        return {}
+        return {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
 
     @property
     def name(self) -> str:
@@ -96,12 +97,12 @@ class _File:
 
     @cached_property
     def calls(self) -> list[ast.Call]:
-        return [node for node in ast.walk(self.tree) if isinstance(node, ast.Call)]
+        return [node for node in self.nodes if isinstance(node, ast.Call)]
 
     @cached_property
     def builders(self) -> list[_Builder]:
         """Functions that take a code from their callers."""
-        made = [node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef)]
+        made = [node for node in self.nodes if isinstance(node, ast.FunctionDef)]
         return [_Builder(self, each) for each in made if _takes_code(each)]
 
     @cached_property
@@ -173,7 +174,7 @@ def _set_once(body: Sequence[ast.stmt]) -> dict[str, ast.expr]:
 
 def _classes(files: Sequence[_File]) -> dict[str, bool]:
     """Return the names of error classes: whether a construction has to give a code."""
-    defined = [node for file in files for node in ast.walk(file.tree)]
+    defined = [node for file in files for node in file.nodes]
     known = {each.name: each for each in defined if isinstance(each, ast.ClassDef)}
     found = {name: True for name in ROOTS}
     found |= {name: True for name, each in known.items() if _own(each) == "given"}
@@ -245,9 +246,9 @@ def _repeated(sites: Sequence[Site]) -> Iterator[str]:
 
 def _unknown(file: _File, sites: Sequence[Site]) -> Iterator[str]:
     codes = {site.code for site in sites}
-    known = codes | {code[:_FAMILY] for code in codes}
-    for node in ast.walk(file.tree):
-        if isinstance(node, ast.Constant) and (code := _literal(node)) not in (None, *known):
+    known = {None} | codes | {code[:_FAMILY] for code in codes}
+    for node in file.nodes:
+        if isinstance(node, ast.Constant) and (code := _literal(node)) not in known:
             yield f"{file.place(node)}: no error has the code {code}"
 
 
@@ -262,7 +263,7 @@ def _sites(
         if code is not None:
             text = _sentence(file, call, classes, builders)
             yield Site(code, " ".join(text.split()), file.name, call.lineno)
-    for node in ast.walk(file.tree):
+    for node in file.nodes:
         if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
             continue
         around = file.parents[node]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import bigbrain_fx
@@ -30,7 +30,7 @@ def main() -> None:
     """Write the pages."""
     API.write_text(api_page(), encoding="utf-8")
     FILES.write_text(files_page(), encoding="utf-8")
-    ERRORS.write_text(errors_page(), encoding="utf-8")
+    ERRORS.write_text(errors_page(collected(ROOT).sites), encoding="utf-8")
 
 
 # --------------------------------------------------------------------------- the public names
@@ -139,7 +139,7 @@ def _purpose(file: Path) -> str:
 # --------------------------------------------------------------------------- error codes
 
 
-def errors_page() -> str:
+def errors_page(sites: Iterable[Site]) -> str:
     """Return docs/errors.md."""
     lines = [
         "# Error codes",
@@ -151,13 +151,13 @@ def errors_page() -> str:
         "follows the number: `error.family` is the code without it. Words in braces stand for what",
         "the error names. An option that the parser of options itself refuses has no code.",
     ]
-    for package, found in _by_package(collected(ROOT).sites).items():
+    for package, found in _by_package(sites).items():
         lines += ["", f"## `{package}`", "", "| code | sentence | file |", "|---|---|---|"]
         lines += [f"| {each.code} | {_cell(each.text)} | `{each.path}` |" for each in found]
     return "\n".join(lines) + "\n"
 
 
-def _by_package(sites: Sequence[Site]) -> dict[str, list[Site]]:
+def _by_package(sites: Iterable[Site]) -> dict[str, list[Site]]:
     """Group sites by package, in the order of its first code."""
     found: dict[str, list[Site]] = {}
     for site in sites:

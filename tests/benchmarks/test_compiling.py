@@ -42,6 +42,7 @@ def test_split(benchmark: BenchmarkFixture, name: str, tmp_path: Path, measuring
     assert (made.bundle / "train.py").is_file()
 
 
+@pytest.mark.gate("chain-dp")
 @pytest.mark.benchmark(group="compile, a plan's files as text")
 @pytest.mark.parametrize("name", ["naive", "chain-dp"])
 def test_emit(benchmark: BenchmarkFixture, name: str, measuring: bool) -> None:

@@ -176,6 +176,7 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(
     assert files(bundle) == before
 
 
+@pytest.mark.nightly
 def test_a_split_whose_checkpoint_does_not_fit_writes_nothing(
     net: tuple[Path, Path], tmp_path: Path
 ) -> None:

@@ -83,6 +83,7 @@ def test_a_module_in_memory_splits_and_trains(tmp_path: Path) -> None:
         bb.verify(made.bundle)
 
 
+@pytest.mark.nightly
 def test_estimate_of_a_module_in_memory(tmp_path: Path) -> None:
     cluster = bb.read_cluster(write_cluster(tmp_path))
     plan = bb.estimate(Net(), cluster, OPTIONS, example_batch=batch(), loss=loss)
@@ -96,6 +97,7 @@ def optimizer(named_params):
 """
 
 
+@pytest.mark.gate("LBFGS([p for _, p in named_params])-None")
 @pytest.mark.parametrize(
     ("made", "said"),
     [

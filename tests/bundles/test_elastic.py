@@ -126,6 +126,7 @@ def test_the_newer_one_of_commit_and_snapshot_is_taken(bundle: Path, tmp_path: P
     assert [event["step"] for event in events if event["event"] == "moved"] == [3]
 
 
+@pytest.mark.nightly
 def test_without_it_the_device_is_named(bundle: Path, tmp_path: Path) -> None:
     options = RunOptions(STEPS, spares=0, restarts=0, snapshot_every=EVERY)
     with pytest.raises(DeviceLostError, match="device d1 was killed by signal 9") as caught:
@@ -160,7 +161,7 @@ def test_replicas_that_are_named_stay_without_the_device_and_one_alone_has_no_na
     whole = replace(cluster(3), replicas=(("d0", "d1"), ("d2",)))
     left = {name: without(whole, name) for name in ("d1", "d2")}
     assert [each.replicas for each in left.values() if each] == [(("d0",), ("d2",)), ()]
-    graph = samples.sample("digits").captured.graph
+    graph = samples.sample("digits").graph
     options = Options("naive", micro_batches=4, replicas=2, zero_stage=1, sum_order="micro")
     plan = make_plan(graph, whole, Source("digits.py", True, True, True, False, None, ""), options)
     assert [replan(plan, each).stages.replicas for each in left.values() if each] == [2, 2]

@@ -58,6 +58,7 @@ def _do_until(nth: int, work: Callable[[], object]) -> None:
     os._exit(0)
 
 
+@pytest.mark.nightly
 def test_rollback_goes_back_as_far_as_was_said_or_not_at_all(tmp_path: Path) -> None:
     folder = tmp_path / "commits"
     generation = with_two_commits(folder)

@@ -150,7 +150,7 @@ def test_a_bundle_that_trains_is_refused(tmp_path: Path) -> None:
 
 def test_a_bundle_of_groups_is_refused_with_a_way_that_there_is(tmp_path: Path) -> None:
     """It was told to split with --like, which groups do not go with."""
-    found = samples.sample("gpt").captured.graph
+    found = samples.sample("gpt").graph
     options = Options(partitioner="naive", tensor=2, micro_batches=2)
     plan = make_plan(found, samples.cluster(2), Source("gpt.py"), options)
     (tmp_path / "plan.json").write_bytes(to_json(plan))

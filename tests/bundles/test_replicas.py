@@ -47,6 +47,7 @@ def test_a_run_goes_on_with_more_or_fewer_replicas(bundle: Path, tmp_path: Path)
     assert found == whole
 
 
+@pytest.mark.nightly
 def test_a_device_file_does_not_list_what_replicas_exchange(bundle: Path) -> None:
     plan = read_plan(bundle)
     text = bundle_texts(plan)["device_d0.py"]

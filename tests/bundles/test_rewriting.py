@@ -198,6 +198,7 @@ def test_the_rewritten_graph_is_held_against_the_captured_one(bench: Bench) -> N
     assert not same_rewritten(bench.captured, planned(bench)[0])
 
 
+@pytest.mark.nightly
 def test_auto_is_never_worse_by_forecast_and_says_what_it_compared(bench: Bench) -> None:
     plain, _ = planned(bench)
     plan, _ = planned(bench, "auto")

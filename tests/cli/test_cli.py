@@ -207,6 +207,7 @@ def test_no_color_on_a_terminal(bundle: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "\x1b[3" not in call("simulate", bundle).out  # 31 is red, 32 green, ...
 
 
+@pytest.mark.nightly
 def test_options_come_from_the_environment(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BIGBRAIN_FX_DEVICES", str(bundle.parent / "cluster.json"))
     monkeypatch.setenv("BIGBRAIN_FX_MICRO_BATCHES", "2")

@@ -39,6 +39,7 @@ def test_the_command_prints_a_row_each(files: SimpleNamespace) -> None:
     assert lines[6] in ("measured fastest: naive", "measured fastest: scattered")
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("no_costs")
 def test_the_command_as_json(files: SimpleNamespace) -> None:
     done = call(

@@ -88,6 +88,7 @@ def estimated(*words: str) -> str:
     return " ".join(entry["device"] for entry in done.objects[0]["devices"])
 
 
+@pytest.mark.nightly
 def test_a_partitioner_of_ones_own_needs_no_package(
     here: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -152,6 +152,7 @@ def test_missing_model_file(here: Path) -> None:
     shows("BX2067", done.err)
 
 
+@pytest.mark.nightly
 def test_slow_model_file(here: Path) -> None:
     write_model(here, "import threading\nthreading.Event().wait()\n")
     done = refused(here, "--time-limit", "0.5")

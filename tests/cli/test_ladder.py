@@ -71,6 +71,7 @@ def test_a_branch_is_assumed_checked_and_verified(tmp_path: Path) -> None:
     assert f"branch.py:{LINE}: this was True for the example batch" in failed.err
 
 
+@pytest.mark.nightly
 def test_an_estimate_needs_the_answer(tmp_path: Path) -> None:
     model, cluster = write_model(tmp_path, MODEL, "branch.py"), write_cluster(tmp_path)
     refused = call("estimate", model, "--devices", cluster)

@@ -289,6 +289,7 @@ def test_stopping_a_run_leaves_no_process(
     assert files(bundle) == before
 
 
+@pytest.mark.nightly
 def test_a_killed_device_is_an_error_that_shows_its_log(faulty: Path, tmp_path: Path) -> None:
     broken = tmp_path / "b"
     broken.mkdir()

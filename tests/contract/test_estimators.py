@@ -92,7 +92,7 @@ def test_the_same_again(name: str, seed: int, count: int) -> None:
     assert first == plugins.estimator(name).estimate(graph, unlike())
 
 
-@pytest.mark.gate("learned")
+@pytest.mark.nightly
 def test_same_figures_under_four_hash_seeds(name: str) -> None:
     code = (
         "import sys; from bigbrain_fx.planning import registry as plugins; "

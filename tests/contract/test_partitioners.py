@@ -168,7 +168,7 @@ def test_no_memory_at_all_says_what_is_missing(name: str) -> None:
     assert caught.value.exit_code == 3
 
 
-@pytest.mark.gate("naive")
+@pytest.mark.nightly
 def test_same_placement_under_four_hash_seeds(name: str) -> None:
     runs = [_digest(name, str(seed)) for seed in (0, 1, 42, 4711)]
     digests = [process.communicate(timeout=60)[0].strip() for process in runs]

@@ -368,7 +368,7 @@ def fingerprint() -> str:
     return digest.hexdigest()
 
 
-@pytest.mark.gate("1")
+@pytest.mark.nightly
 @pytest.mark.parametrize("hash_seed", ["0", "1", "2", "1234"])
 def test_same_programs_under_every_hash_seed(hash_seed: str) -> None:
     root = Path(bigbrain_fx.plan.schedule.__file__).parents[3]

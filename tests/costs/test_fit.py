@@ -89,6 +89,7 @@ def test_our_arrays_predict_what_scikit_learn_does(
 VARIANTS = [*((kind, False) for kind in KINDS), ("linear", True), ("svm", True)]
 
 
+@pytest.mark.gate("linear-False", "linear-True", "svm-False", "svm-True")
 @pytest.mark.parametrize(("kind", "two_stage"), [*VARIANTS, ("random-forest", True)])
 def test_a_model_is_the_same_from_its_file(kind: str, two_stage: bool, tmp_path: Path) -> None:
     some = rows(machines=[CPU])
@@ -100,7 +101,7 @@ def test_a_model_is_the_same_from_its_file(kind: str, two_stage: bool, tmp_path:
     assert predictions(again, some) == predictions(model, some)
 
 
-@pytest.mark.gate("linear-False", "linear-True", "random-forest-False", "svm-False", "svm-True")
+@pytest.mark.gate("linear-False", "linear-True", "svm-False", "svm-True")
 @pytest.mark.parametrize(("kind", "two_stage"), VARIANTS)
 def test_a_formula_is_found(kind: str, two_stage: bool) -> None:
     """Times are a roofline and 5 % of noise; sizes that were not seen come out near."""
@@ -110,12 +111,14 @@ def test_a_formula_is_found(kind: str, two_stage: bool) -> None:
     assert report.median < (0.45 if kind == "linear" else 0.35)  # `analytical` steps; lines do not
 
 
+@pytest.mark.nightly
 def test_the_same_again() -> None:
     some = rows(machines=[CPU])
     first, again = (fit(some, "random-forest", True) for _ in range(2))
     assert predictions(first, some) == predictions(again, some)
 
 
+@pytest.mark.nightly
 def test_every_time_is_predicted_once_and_not_by_a_fit_that_saw_it() -> None:
     some = rows(noise=0.0, machines=[CPU])
     found = crosswise(some, "random-forest")

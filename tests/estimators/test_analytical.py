@@ -321,7 +321,7 @@ def test_attention_with_dropout_keeps_its_scores_on_a_cpu_only() -> None:
     assert cost(*parts, dropping, device="gpu").saved_bytes == 4 * 1024 + log_sums
 
 
-@pytest.mark.gate("models.digits")
+@pytest.mark.nightly
 @pytest.mark.parametrize("module", [models.gpt, models.encdec, models.digits])
 def test_whole_models_keep_what_is_forecast(module: ModuleType) -> None:
     torch.manual_seed(0)

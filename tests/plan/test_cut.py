@@ -221,33 +221,21 @@ def test_inference_has_outputs_and_no_gradients() -> None:
 # --------------------------------------------------------------------------- models of people
 
 
-@pytest.mark.gate("2-encdec", "2-gpt")
-@pytest.mark.parametrize("name", ["unet", "resnet", "gpt", "encdec"])
+@pytest.mark.parametrize("name", samples.cases(("unet", "resnet", "gpt", "encdec")))
 @pytest.mark.parametrize("devices", [2, 3, 4])
 def test_a_chain_of_devices_gives_as_many_stages(name: str, devices: int) -> None:
     """A plain level rule gives 5 stages for 3 devices on U-Net and ResNet."""
-    graph = samples.sample(name).captured.graph
+    graph = samples.sample(name).graph
     found = cut(graph, contiguous(graph, devices), 2)
     assert len(found.stages) == devices
     assert found.is_chain
     assert_sound(graph, found)
 
 
-@pytest.mark.gate(
-    "0-encdec",
-    "0-gpt",
-    "0-resnet",
-    "1-encdec",
-    "1-gpt",
-    "1-resnet",
-    "2-encdec",
-    "2-gpt",
-    "2-resnet",
-)
-@pytest.mark.parametrize("name", ["unet", "resnet", "gpt", "encdec"])
+@pytest.mark.parametrize("name", samples.cases(("unet", "resnet", "gpt", "encdec")))
 @pytest.mark.parametrize("seed", range(3))
 def test_models_scattered(name: str, seed: int) -> None:
-    graph = samples.sample(name).captured.graph
+    graph = samples.sample(name).graph
     dice = random.Random(seed)
     placement = Placement({entry.name: dice.choice("abcd") for entry in graph.ops})
     assert_sound(graph, cut(graph, placement, 2, clip=True))

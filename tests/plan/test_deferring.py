@@ -157,7 +157,7 @@ def test_a_plan_for_zb_h1_defers_everywhere_unless_told(split: Plan) -> None:
 
     def made(**choices: Any) -> Plan:
         options = Options("naive", micro_batches=4, **choices)
-        return make_plan(found.captured.graph, cluster, found.source, options)
+        return make_plan(found.graph, cluster, found.source, options)
 
     assert made(schedule="zb-h1", defer=()).stages.deferring == ()
     assert made(schedule="zb-h1", defer=(1,)).stages.deferring == (1,)

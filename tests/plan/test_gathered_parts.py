@@ -37,6 +37,7 @@ def stages(plan: Plan) -> int:
     return len(plan.stages.stages) // 4
 
 
+@pytest.mark.nightly
 def test_parts_are_as_few_as_fit() -> None:
     roomy = planned(1 << 30)
     assert stages(roomy) == 8

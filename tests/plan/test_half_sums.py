@@ -42,6 +42,7 @@ def test_a_cast_in_two_stages_is_said_and_one_beside_a_plain_use_is_not() -> Non
     assert said.startswith("mix.weight, mix.bias: several stages add up gradients that one process")
 
 
+@pytest.mark.nightly
 def test_float32_has_none_and_sixteen_bits_have_what_stages_share() -> None:
     assert half_sums(*halves(Twice())) == ()
     assert half_sums_text(*halves(Twice())) == ()

@@ -14,6 +14,7 @@ from bigbrain_fx.plan.levels import levels, open_numbers
 from bigbrain_fx.plan.one import placed
 from bigbrain_fx.plan.replicas import MOST_TRIED, numbers
 from bigbrain_fx.plan.search import Ask, Search, Trial, search
+from bigbrain_fx.planning.many_devices import MOST_DEVICES
 from tests.support.synthetic import GIB, device
 from tools.bench_auto import stacked
 
@@ -92,14 +93,14 @@ def test_so_many_replicas_that_no_plan_lists_their_messages_are_refused() -> Non
 
 
 @pytest.mark.nightly
-def test_a_thousand_devices_are_answered_by_a_pipeline_on_some() -> None:
-    where = cluster(1024)
+def test_more_devices_than_a_search_looks_at_are_answered_by_a_pipeline_on_some() -> None:
+    where = cluster(MOST_DEVICES + 1)
     said: list[str] = []
     with telling(said.append):
         plan = planned(where, graph(1), replicas=None)
     assert plan.stages.replicas == 1
     assert plan.search is not None
-    assert "on 256 of 1,024 devices" in plan.search.bounds[0].covers
+    assert "on 1,024 of 1,025 devices" in plan.search.bounds[0].covers
     assert said
 
 

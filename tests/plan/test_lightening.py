@@ -26,7 +26,7 @@ def planned(name: str, cluster: Cluster | None = None, **choices: object) -> Pla
     found = samples.sample(name)
     given = {"partitioner": "naive", "micro_batches": 4, "schedule": "gpipe", **choices}
     options = Options(**given)  # type: ignore[arg-type]  # fields of Options
-    return make_plan(found.captured.graph, cluster or samples.cluster(2), found.source, options)
+    return make_plan(found.graph, cluster or samples.cluster(2), found.source, options)
 
 
 def with_share(plan: Plan, share: float) -> Cluster:
@@ -160,7 +160,7 @@ def test_replicas_make_again_what_does_not_fit_as_one_model_does() -> None:
         devices = tuple(replace(d, memory_bytes=memory_bytes) for d in cluster.devices)
         given = replace(cluster, devices=devices)
         options = Options("naive", micro_batches=8, replicas=2, recompute=recompute)
-        return make_plan(found.captured.graph, given, found.source, options)
+        return make_plan(found.graph, given, found.source, options)
 
     def most(plan: Plan) -> int:
         return max(needed_bytes(d, plan.cluster.device[d.device]) for d in plan.forecast.devices)

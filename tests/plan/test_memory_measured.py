@@ -122,7 +122,7 @@ def test_forecast_and_tracked_peak_of_real_processes() -> None:
 
 
 def test_a_refusal_names_a_change_with_which_a_plan_was_found() -> None:
-    found = samples.sample("digits").captured.graph
+    found = samples.sample("digits").graph
     source, options = Source(""), Options("naive", schedule="gpipe", micro_batches=2)
     cluster = samples.cluster(2)
     plan = make_plan(found, cluster, source, replace(options, schedule="1f1b"))
@@ -138,7 +138,7 @@ def test_a_refusal_names_a_change_with_which_a_plan_was_found() -> None:
 
 def test_needs_are_tensors_the_allocators_share_and_the_context() -> None:
     plan = make_plan(
-        samples.sample("digits").captured.graph, samples.cluster(1), Source(""), Options("naive")
+        samples.sample("digits").graph, samples.cluster(1), Source(""), Options("naive")
     )
     (entry,) = plan.forecast.devices
     process = PROCESS["cpu"]

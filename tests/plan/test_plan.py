@@ -168,9 +168,8 @@ def test_a_timeline_is_the_forecast_with_bars() -> None:
 # --------------------------------------------------------------------------- plan.json
 
 
-@pytest.mark.gate("encdec-naive", "gpt-naive", "unet-naive", "unet-scattered")
 @pytest.mark.parametrize("partitioner", ["naive", "scattered"])
-@pytest.mark.parametrize("model", ["gpt", "unet", "encdec", "llama"])
+@pytest.mark.parametrize("model", samples.cases(("gpt", "unet", "encdec", "llama")))
 def test_plans_round_trip(model: str, partitioner: str) -> None:
     plan = samples.plan(model, partitioner)
     text = to_json(plan)

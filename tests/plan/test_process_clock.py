@@ -21,7 +21,7 @@ def gpus(*presets: str) -> Cluster:
 
 
 def graph_of(name: str) -> Graph:
-    return samples.sample(name).captured.graph
+    return samples.sample(name).graph
 
 
 def test_a_small_model_is_what_its_processes_take() -> None:

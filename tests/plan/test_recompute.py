@@ -55,7 +55,7 @@ def planned(name: str, **choices: object) -> Plan:
     found = samples.sample(name)
     given = {"partitioner": "naive", "micro_batches": 4, **choices}
     options = Options(**given)  # type: ignore[arg-type]  # fields of Options
-    return make_plan(found.captured.graph, samples.cluster(3), found.source, options)
+    return make_plan(found.graph, samples.cluster(3), found.source, options)
 
 
 # --------------------------------------------------------------------------- which stages
@@ -240,18 +240,16 @@ def test_recomputing_is_named_where_it_makes_a_plan_fit() -> None:
     found = samples.sample("gpt")
     options = Options("chain-dp", schedule="gpipe", micro_batches=8)
     cluster = samples.cluster(2)
-    again = make_plan(
-        found.captured.graph, cluster, found.source, replace(options, recompute="all")
-    )
+    again = make_plan(found.graph, cluster, found.source, replace(options, recompute="all"))
     enough = max(needed_bytes(e, cluster.device[e.device]) for e in again.forecast.devices)
     tight = replace(
         cluster,
         devices=tuple(replace(d, memory_bytes=int(1.04 * enough)) for d in cluster.devices),
     )
-    some = make_plan(found.captured.graph, tight, found.source, replace(options, recompute=(0, 1)))
+    some = make_plan(found.graph, tight, found.source, replace(options, recompute=(0, 1)))
     assert some.stages.recompute == (0, 1)
     with pytest.raises(NoPlanError) as caught:
-        plan_or_remedy(found.captured.graph, tight, found.source, options)
+        plan_or_remedy(found.graph, tight, found.source, options)
     assert caught.value.help == "a plan was found with --recompute auto"
 
 

@@ -51,6 +51,7 @@ def test_what_all_ways_give_a_gradient_to_is_sure_of_one() -> None:
     assert may_be_ungiven(capture(Model(""), x, asks).graph) == frozenset()
 
 
+@pytest.mark.nightly
 def test_what_goes_through_a_function_alone_is_not_nor_is_anything_before_it() -> None:
     x = torch.randn(8, 3)
     found = may_be_ungiven(capture(Model("alone"), x, square).graph)
@@ -131,7 +132,7 @@ WAYS = {
 }
 
 
-@pytest.mark.gate("messages")
+@pytest.mark.nightly
 @pytest.mark.parametrize("way", WAYS)
 def test_a_weight_without_a_gradient_is_left_alone(way: str, tmp_path: Path) -> None:
     path, options = tmp_path / "gate.py", WAYS[way]

@@ -95,7 +95,7 @@ print("ok", len(names))
 """
 
 
-@pytest.mark.gate("2-device_d0")
+@pytest.mark.nightly
 @pytest.mark.parametrize("prefix", ["", "bundle."], ids=["device_d0", "bundle.device_d0"])
 @pytest.mark.parametrize("count", [2, 3])
 def test_stages_in_a_foreign_loop(

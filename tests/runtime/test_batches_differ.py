@@ -43,6 +43,7 @@ def test_in_processes_without_a_supervisor(trained_bundle: Path, tmp_path: Path)
     assert REMEDY in str(failed.value)
 
 
+@pytest.mark.nightly
 def test_under_a_supervisor(trained_bundle: Path, tmp_path: Path) -> None:
     copy = differing(trained_bundle, tmp_path, OF_PROCESS)
     assert "the batch of step 2 differs between devices" in refusal(copy, tmp_path, 6)

@@ -60,6 +60,7 @@ def test_one_bit_of_one_copy_ends_the_run(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.nightly
 def test_under_a_supervisor(bundles: dict[str, Path], tmp_path: Path) -> None:
     copy = rounding_otherwise(bundles["replicas"], tmp_path)
     with pytest.raises(FailedError, match="its input cannot be used") as failed:

@@ -344,6 +344,7 @@ def test_tied_gradients_are_summed_last_stage_first() -> None:
     assert not torch.equal((last + middle) + first, (first + middle) + last)
 
 
+@pytest.mark.nightly
 def test_tied_weights_stay_tied() -> None:
     WEIGHTS["c"] = WEIGHTS["a"]
     for training in (Training(sgd), Training(adamw)):

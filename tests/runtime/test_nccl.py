@@ -66,7 +66,7 @@ print("receives:", len(waited), file=sys.stderr)
 """
 
 
-@pytest.mark.gate("3")
+@pytest.mark.nightly
 @pytest.mark.parametrize("count", [2, 3])
 def test_a_bundle_trains_over_nccl_as_over_gloo(tmp_path: Path, count: int) -> None:
     """1F1B: in its middle two neighbours both send, and then both receive; weights are tied."""

@@ -103,6 +103,7 @@ def test_one_device_without_room_keeps_all_from_changing_theirs(
 NO_ROOM = 'raise OSError(28, "No space left on device", str(path))'
 
 
+@pytest.mark.nightly
 def test_a_supervised_run_without_room_leaves_nothing_half(
     trained_bundle: Path, tmp_path: Path
 ) -> None:

@@ -48,6 +48,7 @@ def test_misses_are_events_and_the_rescue_folder_has_what_is_missing(
     )
 
 
+@pytest.mark.nightly
 def test_a_run_ends_whose_commits_were_taken_over(trained_bundle: Path, tmp_path: Path) -> None:
     """As `rollback` does it, or a second `run --resume`: both begin a new generation."""
     copy = copied(trained_bundle, tmp_path)

@@ -44,7 +44,7 @@ def test_steps_that_are_right_come_out_the_same(rig: Rig) -> None:
     assert not counted.found
 
 
-@pytest.mark.gate("bit")
+@pytest.mark.nightly
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.kind)
 def test_what_is_wrong_is_named_by_device_step_and_message(rig: Rig, wrong: Wrong) -> None:
     counted = rig.run(STEPS, 1.0, [wrong])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 import socket
@@ -12,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,14 +21,13 @@ from bigbrain_fx.plan import Options
 from bigbrain_fx.runtime.control import Control
 from bigbrain_fx.supervisor import (
     DeviceProcess,
-    EventLog,
     FailedError,
     Order,
     Supervisor,
     popen,
     processes as starting,
 )
-from bigbrain_fx.supervisor.console import Aside, Console, hold_streams
+from bigbrain_fx.supervisor.console import hold_streams
 from bigbrain_fx.supervisor.hosts import Agent, Bridge, admit
 from bigbrain_fx.supervisor.pipe import PART, Ears, Orders, line_pair
 from bigbrain_fx.supervisor.remaining import Remaining
@@ -41,7 +38,6 @@ from tests.support.puppets import Puppet, stage
 from tests.support.replayed import Fault, supervised
 
 LIMIT_S = 20.0
-NOT_READ = 200  # lines
 
 
 def until(is_so: Callable[[], bool]) -> None:
@@ -54,6 +50,7 @@ def until(is_so: Callable[[], bool]) -> None:
 # --------------------------------------------------------------------------- long orders
 
 
+@pytest.mark.gate("10", "32768", "98304")
 @pytest.mark.parametrize("length", [10, PART, 3 * PART, 3_000_000])
 def test_orders_and_words_of_any_length_arrive(length: int) -> None:
     """Also where the kernel takes less in one packet: it is told to."""
@@ -189,97 +186,6 @@ def test_a_wait_for_a_process_ends_in_time(tmp_path: Path) -> None:
         assert starting.end_now(process)
 
 
-# --------------------------------------------------------------------------- telling people
-
-
-def test_nobody_waits_for_a_listener_and_the_oldest_is_dropped() -> None:
-    gate, seen, aside = threading.Event(), list[int](), Aside(room=3)
-    aside.give(lambda: gate.wait(LIMIT_S))
-    until(lambda: not aside.waiting)
-    for number in range(10):
-        aside.give(partial(seen.append, number))
-    gate.set()
-    aside.close()
-    assert seen == [7, 8, 9]
-    assert aside.dropped == 7
-
-
-def test_a_listener_that_is_gone_is_not_called_again_and_an_error_comes_out() -> None:
-    def gone() -> None:
-        raise BrokenPipeError
-
-    aside = Aside()
-    for _ in range(5):
-        aside.give(gone)
-    aside.close()
-    assert aside.dropped == 5
-    aside = Aside()
-    aside.give(lambda: 1 // 0)
-    with pytest.raises(ZeroDivisionError):
-        aside.close()
-
-
-def test_a_console_whose_reader_is_stopped_does_not_hold_up_the_end() -> None:
-    reader, writer = os.pipe()
-    with os.fdopen(reader, "rb", 0) as there, os.fdopen(writer, "w") as stream:
-        console = Console(stream)
-        start = time.monotonic()
-        for _ in range(NOT_READ):
-            console.say("x" * 10_000)
-        assert time.monotonic() - start < 5.0
-        console.aside.close(0.1)
-        assert 0 < console.aside.dropped < NOT_READ
-        there.read(1 << 20)
-
-
-def test_a_console_whose_reader_is_gone_and_one_that_is_closed() -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    with os.fdopen(writer, "w") as stream:
-        console = Console(stream)
-        console.say("x")
-        assert console.close() == 1
-    console = Console(None)
-    console.say("x")
-    assert console.close() == 0
-
-
-# --------------------------------------------------------------------------- events
-
-
-def test_events_that_a_disk_does_not_take_are_told_of_once() -> None:
-    heard: list[str] = []
-    log = EventLog(Path("/dev/full"), lambda entry: heard.append(entry["event"]))
-    for _ in range(3):
-        log.write("formed", 0, after_s=0.1)
-    log.close()
-    assert heard.count("events_lost") == 1
-    assert heard.count("formed") == 3
-
-
-def test_a_line_of_events_that_was_cut_off_stands_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, whole = tmp_path / "events.jsonl", os.write
-    log = EventLog(path)
-    monkeypatch.setattr(os, "write", lambda fd, data: whole(fd, data[:10]))
-    log.write("formed", 0, after_s=0.1)
-    monkeypatch.undo()
-    log.write("formed", 1, after_s=0.2)
-    log.close()
-    first, *_, last = path.read_text().splitlines()
-    assert len(first) == 10
-    assert json.loads(last)["generation"] == 1
-
-
-def test_events_where_no_file_can_be_are_refused_at_once(tmp_path: Path) -> None:
-    with pytest.raises(IsADirectoryError):
-        EventLog(tmp_path)
-    os.mkfifo(tmp_path / "fifo")
-    with pytest.raises(OSError, match="No such device"):  # nobody reads it
-        EventLog(tmp_path / "fifo")
-
-
 # --------------------------------------------------------------------------- starting
 
 
@@ -309,6 +215,7 @@ def test_a_run_goes_on_without_a_spare(tmp_path: Path) -> None:
         assert len(seen.of("no_spare")) == 1
 
 
+@pytest.mark.nightly
 def test_what_was_started_is_ended_where_its_end_cannot_be_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,7 @@ def split(folder: Path, devices: int) -> Path:
     return bigbrain_fx.split(folder / "letters.py", where, folder / "bundle", options).bundle
 
 
+@pytest.mark.nightly
 def test_a_dead_device_has_its_state_from_the_one_that_holds_the_same(tmp_path: Path) -> None:
     bundle = split(tmp_path / "made", 2)
     seen = struck(tmp_path / "run", bundle, 2, [Fault("d1", 2, 7)])

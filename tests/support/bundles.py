@@ -10,7 +10,7 @@ from pathlib import Path
 from bigbrain_fx.bundles.launch import RunOptions
 from bigbrain_fx.core import Cluster, Device, Link
 from bigbrain_fx.plan import Options
-from tests.support.cached_bundles import split, split_once
+from tests.support.cached_bundles import Wanted, split, split_once
 
 MODEL = '''"""Names the letter after five letters; embedding and head share their weight."""
 
@@ -126,7 +126,7 @@ def split_small(
     chosen = options or Options("naive", schedule="1f1b", micro_batches=4)
     (folder / "letters.py").write_text(MODEL)
     make = split if fresh else split_once
-    return make(folder, "letters.py", MODEL, devices or cluster(), chosen, extras)
+    return make(folder, Wanted("letters.py", MODEL, devices or cluster(), chosen, extras))
 
 
 def writing_everything(folder: Path, steps: int, *, spares: int) -> RunOptions:

@@ -1,7 +1,7 @@
-"""Bundles that many tests need, each split once in a run of tests and copied from then on.
+"""What many tests need, made once in a run of tests: bundles, and the graphs of models/.
 
-A bundle is found by the hash of what made it: the text of the model file, the devices and the
-options. The product does not change while its tests run.
+It is found by the hash of what made it: the text of the model file, the devices and the options.
+The product does not change while its tests run.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import fcntl
 import hashlib
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import bigbrain_fx
 from bigbrain_fx.core import Cluster
@@ -19,36 +21,42 @@ from bigbrain_fx.plan import Options
 FOLDER = "BIGBRAIN_TESTS_BUNDLES"  # names a folder that all processes of a run share
 
 
-def split_once(
-    folder: Path,
-    name: str,
-    text: str,
-    devices: Cluster,
-    options: Options,
-    extras: tuple[str, ...] = (),
-) -> Path:
-    """Copy the bundle of a model file into a folder; its plan names the file that was split."""
+class Wanted(NamedTuple):
+    """A model file, by name and text, and how it is split."""
+
+    name: str
+    text: str
+    devices: Cluster
+    options: Options
+    extras: tuple[str, ...] = ()
+
+
+def once(key: object, fill: Callable[[Path], object]) -> Path | None:
+    """Return the folder that `fill` has filled for this key, once a run; None outside of a run."""
     if FOLDER not in os.environ:
-        return split(folder, name, text, devices, options, extras)
-    made = hashlib.sha256(repr((name, text, devices, options, extras)).encode()).hexdigest()
-    kept = Path(os.environ[FOLDER]) / made
-    kept.mkdir(parents=True, exist_ok=True)
-    with (kept / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another process of the run may be splitting it
-        if not (kept / "bundle").is_dir():
-            split(kept, name, text, devices, options, extras)
-    return shutil.copytree(kept / "bundle", folder / "bundle")
+        return None
+    digest = hashlib.sha256(repr(key).encode()).hexdigest()
+    folder = Path(os.environ[FOLDER]) / digest
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another process of the run may be filling it
+        if not (folder / "full").exists():
+            fill(folder)
+            (folder / "full").touch()
+    return folder
 
 
-def split(
-    folder: Path,
-    name: str,
-    text: str,
-    devices: Cluster,
-    options: Options,
-    extras: tuple[str, ...] = (),
-) -> Path:
+def split_once(folder: Path, wanted: Wanted) -> Path:
+    """Copy the bundle of a model file into a folder; its plan names the file that was split."""
+    common = once(wanted, lambda empty: split(empty, wanted))
+    if common is None:
+        return split(folder, wanted)
+    return shutil.copytree(common / "bundle", folder / "bundle")
+
+
+def split(folder: Path, wanted: Wanted) -> Path:
     """Write a model file into a folder and split it there, into `bundle`."""
-    (folder / name).write_text(text)
-    made = bigbrain_fx.split(folder / name, devices, folder / "bundle", options, extras=extras)
-    return made.bundle
+    file, bundle = folder / wanted.name, folder / "bundle"
+    file.write_text(wanted.text)
+    options, extras = wanted.options, wanted.extras
+    return bigbrain_fx.split(file, wanted.devices, bundle, options, extras=extras).bundle

@@ -134,12 +134,13 @@ SUPERVISOR = excused(
             "secured.py say .write",
         ),
         "of an older Python, which ends there: test_beginning": ("__init__.py - .write",),
-        "of launch.py alone: test_failing_lines, test_limits": (
+        "of launch.py alone: test_listeners, test_failing_lines, test_limits": (
             "command.py _run .write",
             "command.py last_lines .open",
             "command.py last_lines .read",
             "command.py last_lines .stat",
             "command.py _logs .mkdir",
+            "command.py _require_hosts .is_file",
             "arguments.py _folder .is_dir",
             "command.py _logs tempfile.mkdtemp",
             "console.py _is_open os.fstat",

@@ -1,55 +1,93 @@
-"""The models of models/ captured once a session, plans over a fixed cluster, and their files."""
+"""The models of models/ captured once a run, plans over a fixed cluster, and their files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torch import nn
+import pytest
+from pydantic import TypeAdapter
+from torch import Tensor, nn
 
 from bigbrain_fx.cluster import parse_cluster
-from bigbrain_fx.core import Cluster
+from bigbrain_fx.core import Cluster, Graph
 from bigbrain_fx.emit.files.texts import bundle_texts
 from bigbrain_fx.emit.modules.names import device_names
 from bigbrain_fx.frontend import Captured, capture, load_model_file
 from bigbrain_fx.plan import Options, Plan, Source, make_plan
+from tests.support.cached_bundles import once
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = '"kind": "cpu", "memory": "4GiB", "flops": "60GFLOP/s", "memory_bandwidth": "12GB/s"'
 LINK = '"bandwidth": "1GB/s", "latency": "50us"'
 
 
+GATE = frozenset({"digits", "encdec", "gpt"})  # the models on which the gate shows a behaviour
+
+
 @dataclass(frozen=True)
 class Sample:
-    """A captured model and what a plan remembers of its file."""
+    """The graph of a captured model and what a plan remembers of its file.
 
-    captured: Captured
+    Attributes:
+        tensors: the captured tensors of a module in memory.
+    """
+
+    graph: Graph
     source: Source
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+def cases(rows: Iterable[Any]) -> list[Any]:
+    """Mark rows of other models than `GATE` as nightly; a row is a model or begins with one."""
+    nightly = pytest.mark.nightly
+    tuples = [row if isinstance(row, tuple) else (row,) for row in rows]
+    return [pytest.param(*row, marks=[] if row[0] in GATE else nightly) for row in tuples]
+
+
+@lru_cache(maxsize=16)
+def captured(name: str) -> Captured:
+    """Capture models/<name>.py."""
+    file = load_model_file(ROOT / "models" / f"{name}.py")
+    return capture(file.model, file.example_batch, file.loss)
 
 
 @lru_cache(maxsize=16)
 def sample(name: str) -> Sample:
-    """Capture models/<name>.py, once a session."""
-    file = load_model_file(ROOT / "models" / f"{name}.py")
-    captured = capture(file.model, file.example_batch, file.loss)
+    """Return the graph of models/<name>.py, which the processes of a run capture once."""
+    path = ROOT / "models" / f"{name}.py"
+    file = load_model_file(path)
     source = Source(
-        path=str(ROOT / "models" / f"{name}.py"),
+        path=str(path),
         has_batches=file.batches is not None,
         has_optimizer=file.optimizer is not None,
         has_loss=file.loss is not None,
         has_lr_scale=file.lr_scale is not None,
         clip_norm=file.clip_norm,
     )
-    return Sample(captured, source)
+    return Sample(_graph(name, path.read_text()), source)
+
+
+def _graph(name: str, text: str) -> Graph:
+    codec = TypeAdapter(Graph)
+
+    def fill(folder: Path) -> None:
+        (folder / "graph.json").write_bytes(codec.dump_json(captured(name).graph))
+
+    folder = once((name, text), fill)
+    if folder is None:
+        return captured(name).graph
+    return codec.validate_json((folder / "graph.json").read_bytes())
 
 
 def of_module(module: nn.Module, batch: object, loss: Callable[..., Any] | None) -> Sample:
     """Capture a module in memory."""
-    return Sample(capture(module, batch, loss), Source(""))
+    found = capture(module, batch, loss)
+    return Sample(found.graph, Source(""), found.tensors)
 
 
 def cluster(devices: int) -> Cluster:
@@ -81,7 +119,7 @@ def planned(
 ) -> Plan:
     """Plan a sample."""
     options = Options(partitioner, schedule=schedule, micro_batches=micro_batches)
-    return make_plan(found.captured.graph, cluster(devices), found.source, options)
+    return make_plan(found.graph, cluster(devices), found.source, options)
 
 
 @lru_cache(maxsize=64)

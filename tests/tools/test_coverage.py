@@ -50,7 +50,7 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.mark.gate("custom-function")
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", VERIFIED)
 def test_a_model_splits_and_trains_bit_for_bit(name: str, tmp_path: Path) -> None:
     bench = Bench.of(find(name), tmp_path)
@@ -110,7 +110,7 @@ def test_every_refused_case_has_a_remedy_that_works() -> None:
     assert all(not find(case.remedy).refused for case in refused.values())
 
 
-@pytest.mark.gate("python-dice", "recommender-offsets")
+@pytest.mark.gate("recommender-offsets")
 @pytest.mark.parametrize("name", REMEDIES)
 def test_the_remedy_of_a_refusal_works(name: str, tmp_path: Path) -> None:
     """The help text names it, and the twin that follows it trains bit for bit."""

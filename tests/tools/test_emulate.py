@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import platform
-import re
 import select
 import signal
 import subprocess
@@ -16,17 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from bigbrain_fx.bundles.launch import Command, RunError, RunOptions
 from bigbrain_fx.cluster import to_json
 from bigbrain_fx.core import Cluster, Device, Host, Link
 from bigbrain_fx.costs.profiles import ProfileStore
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.measure.host import DeviceProbe, Rates, Survey
 from tests.support.bundles import split_small
-from tools import emulate
-from tools.emulation import Network, Quota, emulated, missing, network, quotas, wires
+from tools.emulation import Network, Quota, emulated, missing, quotas, wires
 from tools.emulation.groups import (
     PREFIX,
     find_trees,
@@ -293,6 +288,7 @@ def test_losses_are_those_of_one_process(net: Network, tmp_path: Path) -> None:
         replace(net, namespaces={"d0": net.namespaces["d0"]}).run(bundle)
 
 
+@pytest.mark.nightly
 @real
 def test_only_the_computing_thread_is_held(net: Network, tmp_path: Path) -> None:
     found = [start(net, tmp_path, f"d{rank}", rank, PROGRAM) for rank in (0, 1)]
@@ -383,81 +379,3 @@ def test_nothing_is_left_of_a_killed_emulation(tmp_path: Path) -> None:
             assert select.select([end], (), (), DEADLINE_S)[0]
             os.close(end)
     assert not any(Path(folder).exists() for folder in folders)
-
-
-# --------------------------------------------------------------------------- the command
-
-
-@pytest.fixture
-def described(tmp_path: Path) -> str:
-    (tmp_path / "cluster.json").write_text(to_json(cluster(2, 1)))
-    return str(tmp_path / "cluster.json")
-
-
-@pytest.mark.nightly
-@real
-def test_a_bundle_is_run_by_the_command(described: str, tmp_path: Path) -> None:
-    bundle = split_small(tmp_path, cluster(2, 1))
-    words = ["-m", "tools.emulate", described, "--", str(bundle), "--steps", "2"]
-    done = subprocess.run(
-        [sys.executable, *words],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=2 * DEADLINE_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    head, *steps, last = done.stdout.splitlines()
-    assert re.fullmatch(r"cores: d0 0\.\d+, d1 0\.\d+", head)
-    assert [line.split()[:3] for line in steps] == [["step", "0", "loss"], ["step", "1", "loss"]]
-    assert re.fullmatch(r"peak memory: d0 \d+ MiB, d1 \d+ MiB \(of which .* torch\)", last)
-
-
-def test_what_doctor_finds_is_shown_beside_what_was_described() -> None:
-    rates = [Rates(4e9, 1e10, 1e-6), Rates(2.2e9, 1e10, 1e-6)]
-    probes = (DeviceProbe(f"d{i}", f"h{i}", 1, MIB, rate) for i, rate in enumerate(rates))
-    found = Survey(tuple(probes), (("d0", "d1", Link(0.9e-3, 100e6)),), took_s=1.0)
-    head, speed, latency, rate = emulate.compared(cluster(2, 1), found).splitlines()
-    assert head.split() == ["described", "measured", "error"]
-    assert speed.split() == ["d1/d0", "speed", "0.5", "0.55", "+10.0", "%"]
-    assert latency.split() == ["d0-d1", "1", "0.9", "-10.0", "%", "ms"]
-    assert rate.split() == ["d0-d1", "1000", "800", "-20.0", "%", "Mbit/s"]
-
-
-def test_what_is_missing_is_one_line(described: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "missing", lambda: "emulating a cluster needs root")
-    done = CliRunner().invoke(emulate.main, [described, "--doctor"])
-    assert (done.exit_code, done.output) == (2, "error: emulating a cluster needs root\n")
-
-
-@pytest.mark.parametrize(
-    ("words", "what"),
-    [
-        ([], "expected either `-- BUNDLE"),
-        (["--doctor", "--", "bundle"], "expected either `-- BUNDLE"),
-        (["--write", "x.json", "--", "bundle"], "--write is for --doctor"),
-    ],
-)
-def test_words_that_make_no_sense(described: str, words: list[str], what: str) -> None:
-    done = CliRunner().invoke(emulate.main, [described, *words])
-    assert done.exit_code == 2
-    assert done.output.startswith(f"error: {what}")
-
-
-def test_groups_that_the_kernel_refuses_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a container of version 2 they can be seen, and not be made."""
-
-    def refuse(*_: object) -> None:
-        raise InputError("cannot make a control group: Device or resource busy")
-
-    monkeypatch.setattr(network, "make_groups", refuse)
-    monkeypatch.setattr(network, "_has_capabilities", lambda *numbers: True)
-    monkeypatch.setattr(platform, "system", lambda: "Linux")
-    monkeypatch.setattr(Path, "exists", lambda self: True)
-    assert "cannot make a control group: Device or resource busy" in str(missing())
-
-
-def test_no_root_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "_has_capabilities", lambda *numbers: False)
-    assert "needs root" in str(missing())

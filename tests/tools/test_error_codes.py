@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tools import reference
 from tools.error_codes import Codes, collected
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,6 +73,12 @@ def test_no_code_stands_at_two_places(codes: Codes) -> None:
 
 def test_code_that_is_compared_with_exists(codes: Codes) -> None:
     assert codes.unknown == ()
+
+
+def test_the_page_of_errors_is_that_of_the_code(codes: Codes) -> None:
+    assert reference.ERRORS.read_text() == reference.errors_page(codes.sites), (
+        "run `python -m tools.reference`"
+    )
 
 
 def test_every_package_has_codes(codes: Codes) -> None:

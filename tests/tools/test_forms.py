@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+from types import ModuleType
+
 import pytest
 
+from tools.apart import apart
 from tools.forms import Form, find, forms
 from tools.forms.__main__ import HEADING, section, summary
 from tools.forms.drawn import drawn
@@ -47,6 +52,18 @@ def test_a_seed_draws_the_same_forms_and_options() -> None:
     for form in first:
         assert _options(form).micro_batches == form.micro_batches
         assert int(form.option("devices")) in (1, 2, 4, 8)
+
+
+def test_a_form_is_judged_as_if_no_other_model_file_had_been_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bundle imports its model file by name; an earlier test may have loaded another one."""
+    other = ModuleType("model")
+    other.__dict__["__bigbrain_fx__"] = True
+    monkeypatch.setitem(sys.modules, "model", other)
+    found = apart(lambda: {"loaded": str("model" in sys.modules)}, tmp_path)
+    assert found == {"loaded": "False"}
+    assert sys.modules["model"] is other
 
 
 @pytest.mark.nightly

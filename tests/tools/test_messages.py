@@ -135,6 +135,7 @@ def edit(folder: Path, name: str, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
+@pytest.mark.nightly
 def test_two_workers_write_one_file(first_runs: tuple[Path, Ran, Ran]) -> None:
     folder, without, written = first_runs
     assert without.code == 1
@@ -152,6 +153,7 @@ def test_two_workers_write_one_file(first_runs: tuple[Path, Ran, Ran]) -> None:
     assert found["BX1004"][0]["text"] == ["took <...>"]
 
 
+@pytest.mark.nightly
 def test_equal_wordings_pass_in_two_workers(folder: Path) -> None:
     done = run(folder, *TWO)
     assert done.code == 0, done.text

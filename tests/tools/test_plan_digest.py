@@ -136,7 +136,7 @@ def test_a_revision_that_does_not_run_is_told_and_its_tree_is_removed(
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("seed", ["0", "1", "2", "3"])
+@pytest.mark.parametrize("seed", ["0", "1"])  # a minute each
 def test_hashes_are_the_same_under_any_hash_seed(seed: str, tmp_path: Path) -> None:
     out = tmp_path / "digests.json"
     words = [sys.executable, "-m", "tools.plan_digest", "--models", "digits", "--json", str(out)]

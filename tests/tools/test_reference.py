@@ -1,9 +1,9 @@
-"""docs/api.md, bundle_files.md, errors.md say what the code says; `python -m tools.reference`."""
+"""docs/api.md and bundle_files.md say what the code says; `python -m tools.reference`."""
 
 from __future__ import annotations
 
 import bigbrain_fx
-from tools.reference import API, ERRORS, FILES, ROOMS, api_page, errors_page, files_page
+from tools.reference import API, FILES, ROOMS, api_page, files_page
 
 
 def test_the_api_page_is_that_of_the_code() -> None:
@@ -22,7 +22,3 @@ def test_every_copied_file_has_its_line() -> None:
         for file in (ROOMS / room).glob("*.py"):
             row = next(line for line in page.splitlines() if line.startswith(f"| `{file.name}` |"))
             assert row.split("|")[2].strip().endswith("."), row
-
-
-def test_the_page_of_errors_is_that_of_the_code() -> None:
-    assert ERRORS.read_text() == errors_page(), "run `python -m tools.reference`"

@@ -30,6 +30,7 @@ def test_a_row_that_falls_short_says_what_stands_in_the_way() -> None:
     assert "at most +6.06 %. 0 of 1" in said
 
 
+@pytest.mark.nightly
 def test_a_model_is_planned_in_every_way() -> None:
     graph = chain_graph(1, 6, skips=False)
     row = row_of("chain", graph, Source("model.py"), Site("", (2, 1), 1000.0))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
+
 from tests.support.warm import STARTERS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -15,6 +17,7 @@ COLD = {
 }
 
 
+@pytest.mark.nightly
 def test_all_that_start_processes_start_them_warm() -> None:
     found = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")

@@ -99,6 +99,7 @@ def run(bundle: ModuleType, steps: int, **more: object) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("devices", "mode"), [pytest.param(3, "2bw", marks=pytest.mark.nightly), (4, "stash")]
 )
@@ -168,6 +169,7 @@ def test_a_step_that_has_begun_the_next_has_no_state(bench: Bench, tmp_path: Pat
             run(bundle, 2, after_step=after)
 
 
+@pytest.mark.nightly
 def test_a_policy_that_asks_all_devices_is_refused(bench: Bench, tmp_path: Path) -> None:
     folder = write_bundle(overlapping(bench, 2, "2bw"), bench, tmp_path / "bundle")
     with imported(folder, force_adamw=False) as bundle:

@@ -208,7 +208,7 @@ TRAINED = {
 }
 
 
-@pytest.mark.gate("a loss scale and smaller batches")
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:Detected call of")  # the first step is left out, as it is meant
 @pytest.mark.parametrize("what", TRAINED)
 def test_what_a_model_file_says_of_training_goes_with_it(tmp_path: Path, what: str) -> None:

@@ -74,7 +74,7 @@ def test_seven_micro_batches_and_a_tied_head_have_the_same_bits_for_any_replicas
         first = first or found
 
 
-@pytest.mark.gate("2")
+@pytest.mark.nightly
 @pytest.mark.parametrize("zero", [2, 3])
 def test_seven_micro_batches_hold_own_rows_and_three_buckets_of_gradients(
     sevenths: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zero: int
@@ -157,7 +157,7 @@ def test_norms_of_a_divided_sequence_under_a_split_backward(
     assert not actual.unlike
 
 
-@pytest.mark.gate("naive-list-6")
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("partitioner", "schedule", "most"),
     [("naive", "list", 6), ("naive", "zb-v", 4), ("scattered", "list", 1)],

@@ -109,8 +109,16 @@ def plain_losses(path: Path) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("lengths", [UNEQUAL, WITH_EMPTY])
-@pytest.mark.parametrize("data", ["", BATCHES])
+@pytest.mark.parametrize(
+    ("lengths", "data"),
+    [
+        (WITH_EMPTY, BATCHES),
+        pytest.param(UNEQUAL, "", marks=pytest.mark.nightly),
+        pytest.param(WITH_EMPTY, "", marks=pytest.mark.nightly),
+        pytest.param(UNEQUAL, BATCHES, marks=pytest.mark.nightly),
+    ],
+    ids=["empty, batches", "unequal", "empty", "unequal, batches"],
+)
 def test_a_bundle_trains_what_whole_batches_train(
     tmp_path: Path, lengths: tuple[int, ...], data: str
 ) -> None:

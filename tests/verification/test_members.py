@@ -153,7 +153,7 @@ def lr_scale(step):
 """
 
 
-@pytest.mark.gate("3-shares0")
+@pytest.mark.nightly
 @pytest.mark.parametrize(("members", "shares"), [(3, ()), (4, (2, 1, 1, 2))])
 def test_sums_of_large_tensors_in_pieces_have_the_same_bits(
     tmp_path: Path, members: int, shares: tuple[int, ...]
@@ -289,6 +289,7 @@ def distance(found: Tensor, want: Tensor) -> float:
     return float((found - want).abs().max() / want.abs().max())
 
 
+@pytest.mark.nightly
 def test_what_a_bundle_trained_is_exported_whole(bench: Bench, tmp_path: Path) -> None:
     plan = planned(bench, 2, tensor_shares=(3, 1))
     folder = write_bundle(plan, bench, tmp_path / "bundle")

@@ -30,7 +30,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     return bench_of(tmp_path_factory.mktemp("model") / "net.py", HEADS)
 
 
-@pytest.mark.gate("4-zb-h1-choices0", "4-1f1b-choices1", "8-zb-h1-choices2")
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("devices", "schedule", "choices"),
     [

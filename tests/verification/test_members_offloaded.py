@@ -42,6 +42,7 @@ def planned(bench: Bench, where: Cluster, **choices: object) -> Plan:
     return make_plan(graph, where, source, Options(**given))  # type: ignore[arg-type]
 
 
+@pytest.mark.gate("shares")
 @pytest.mark.parametrize(
     ("devices", "choices"),
     [
@@ -50,7 +51,7 @@ def planned(bench: Bench, where: Cluster, **choices: object) -> Plan:
         (4, {"offload": ("state",), "schedule": "zb-h1"}),
         (4, {"offload": ("activations", "state"), "replicas": 2, "zero_stage": 1}),
     ],
-    ids=str,
+    ids=["shares", "recompute", "zb-h1", "zero 1"],
 )
 def test_a_bundle_has_the_bits_of_its_members_in_lockstep(
     bench: Bench, tmp_path: Path, devices: int, choices: dict[str, object]

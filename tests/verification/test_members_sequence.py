@@ -33,7 +33,7 @@ def sequences(plan: Plan) -> list[Axis]:
     return [axis for axis in plan.placement.tensor.axes if axis.kind == "sequence"]
 
 
-@pytest.mark.gate("2-{'tensor_shares': (3, 1)}")
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("devices", "choices"),
     [

@@ -115,7 +115,7 @@ def test_a_bundle_has_the_bits_of_one_process(
     assert trained(bench, plan)[1] == ""
 
 
-@pytest.mark.gate("zb-h1-choices0")
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("schedule", "choices"),
     [
@@ -167,6 +167,7 @@ def test_a_tree_has_the_same_bits_for_any_replicas_and_shares(bench: Bench) -> N
     assert not same(whole, other)  # else nothing was shown
 
 
+@pytest.mark.nightly
 def test_by_number_has_the_bits_of_a_bundle_without_replicas(bench: Bench) -> None:
     whole, _ = trained(bench, planned(bench, cluster(1)))
     shares = {"replicas": 2, "replica_shares": (3, 1), "sum_order": "micro"}
@@ -186,7 +187,7 @@ def test_zero_divides_the_state_of_the_optimizer(bench: Bench) -> None:
 
 
 def test_zero_divides_the_gradients_of_a_model_of_more_than_a_bucket() -> None:
-    graph, where = samples.sample("gpt").captured.graph, samples.cluster(2)
+    graph, where = samples.sample("gpt").graph, samples.cluster(2)
     one = Options("naive", micro_batches=4, replicas=2, zero_stage=1)
     two = replace(one, zero_stage=2, sum_order="micro")
     plans = [make_plan(graph, where, Source(""), options) for options in (one, two)]

@@ -38,7 +38,7 @@ def every(name: str) -> tuple[Axis, ...]:
     return priced_axes(captured(name).graph, axes(captured(name).graph))
 
 
-@pytest.mark.gate("gpt-shares1")
+@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "shares"), CASES)
 def test_shares_compute_what_the_graph_does(name: str, shares: tuple[int, ...]) -> None:
     found = captured(name)
@@ -347,7 +347,7 @@ WRITES = [
 ]  # fmt: skip
 
 
-@pytest.mark.gate("_added", "_assigned", "_half_written", "_lerped_in_region")
+@pytest.mark.gate("_assigned", "_half_written", "_lerped_in_region")
 @pytest.mark.parametrize("keep", WRITES)
 def test_what_is_written_in_place_is_what_one_process_writes(
     keep: Callable[[Kept, Tensor], None],

@@ -161,6 +161,7 @@ def by_heads(own: Any, x: Tensor) -> Tensor:
     return own.down(heads[..., :4].transpose(0, 1).flatten(1))
 
 
+@pytest.mark.nightly
 def test_what_is_written_into_a_part_has_a_rule_that_can_be_tried() -> None:
     """A trial writes into a copy: a part that lies by itself is a view, which autograd refuses."""
     captured = captured_of(by_heads)

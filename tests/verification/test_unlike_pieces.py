@@ -98,7 +98,7 @@ def test_grouped_queries_in_one_matrix_are_divided_by_heads(
     require_by_heads(captured(Block(cut)), shares, "out.weight")
 
 
-@pytest.mark.gate("shares1")
+@pytest.mark.nightly
 @pytest.mark.parametrize("shares", [(1, 1), (2, 1)])
 def test_an_mlp_beside_attention_is_divided_with_its_heads(shares: tuple[int, ...]) -> None:
     require_by_heads(captured(Parallel()), shares, "into.weight")
@@ -117,6 +117,7 @@ def require_by_heads(found: Captured, shares: tuple[int, ...], matrix: str) -> N
             assert result.exchanges == {"all_reduce": 1, "copy_to_group": 1}  # and no gather
 
 
+@pytest.mark.nightly
 def test_pieces_cut_where_no_head_ends_are_right() -> None:
     found = captured(Block(by_two_cuts))
     priced = priced_axes(found.graph, axes(found.graph))

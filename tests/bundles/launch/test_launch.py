@@ -168,6 +168,7 @@ def test_a_process_that_said_why_and_was_killed_is_no_question_of_memory(tmp_pat
     assert "dmesg" in (failure("d0 was killed", -9, log, "train.py").help or "")
 
 
+@pytest.mark.nightly
 def test_a_failing_process_is_named_with_the_end_of_its_log(marked: Path) -> None:
     line = "    def step_once(self) -> None:\n"
     edit(marked / "device_d1.py", line, line + "        raise ZeroDivisionError('on purpose')\n")
@@ -249,6 +250,7 @@ def test_of_commits_missed_in_a_row_the_first_is_told(tmp_path: Path) -> None:
     assert heard == [said[0], *said[2:]]
 
 
+@pytest.mark.nightly
 def test_whoever_stops_watching_stops_the_run(marked: Path) -> None:
     def interrupt(_: StepLine) -> None:
         raise KeyboardInterrupt
@@ -258,6 +260,7 @@ def test_whoever_stops_watching_stops_the_run(marked: Path) -> None:
     assert not any(map(is_running, pids(marked)))
 
 
+@pytest.mark.nightly
 def test_a_batch_unlike_the_traced_one_is_the_users_to_mend(marked: Path) -> None:
     edit(marked / "training.py", "rows[:, 1:].contiguous()", "rows.contiguous()")
     with pytest.raises(InputError, match=r"batch entry 'targets' is int64\[8, 6\]") as found:
@@ -395,6 +398,7 @@ def test_nccl_is_for_gpus(bundle: Path) -> None:
         run(bundle, RunOptions(steps=1, backend="ucx"))  # type: ignore[arg-type]
 
 
+@pytest.mark.nightly
 def test_gloo_by_name_trains_as_without(bundle: Path) -> None:
     plain, named = (run(bundle, RunOptions(steps=2, backend=b)) for b in (None, "gloo"))
     assert [line.loss for line in plain.steps] == [line.loss for line in named.steps]

@@ -146,7 +146,7 @@ KEPT: dict[str, tuple[tuple[int, int], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.gate("zb-v")
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", KEPT)
 def test_a_schedule_goes_along_and_the_weights_are_a_plain_loops(
     file: Path,

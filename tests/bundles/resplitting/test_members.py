@@ -52,6 +52,7 @@ def whole(bundle: Path) -> tuple[dict[str, tuple[object, ...]], object]:
         return contents(named), json.loads(json.dumps(named.optimizer))
 
 
+@pytest.mark.gate("no groups")
 @pytest.mark.parametrize(
     ("where", "members", "replicas"),
     [(cluster(4), 2, 2), (cluster(2), 2, 1), (cluster(3), 1, 2)],
@@ -69,6 +70,7 @@ def test_a_moved_state_is_the_same_byte_for_byte(
     assert before[0]["parameter:blocks.0.up.weight"][1] == (32, 16)
 
 
+@pytest.mark.nightly
 def test_a_run_goes_on_with_the_bits_that_it_would_have_had(begun: Path, tmp_path: Path) -> None:
     moved = resplit(begun, cluster(4), tmp_path / "moved")
     later = train(moved.bundle, STEPS + 2, "--commits", "commits", "--resume")

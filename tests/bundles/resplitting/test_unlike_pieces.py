@@ -96,7 +96,7 @@ def test_it_trains_as_a_plain_loop(begun: Path, tmp_path: Path) -> None:
         assert torch.allclose(tensor, model.state_dict()[name], rtol=0, atol=1e-13)
 
 
-@pytest.mark.gate("one device")
+@pytest.mark.nightly
 @pytest.mark.parametrize("where", [cluster(2), cluster(1)], ids=["the same", "one device"])
 def test_a_moved_state_is_the_same_byte_for_byte(
     begun: Path, tmp_path: Path, where: Cluster

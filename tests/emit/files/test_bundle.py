@@ -96,6 +96,7 @@ def test_force_replaces_a_bundle_and_nothing_else(tmp_path: Path) -> None:
         check_out(tmp_path / "link", force=True)
 
 
+@pytest.mark.nightly
 def test_every_tensor_has_a_file_and_every_parameter_an_owner() -> None:
     plan = samples.plan("gpt", "naive", 3)
     files = weight_files(plan)

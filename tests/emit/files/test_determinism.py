@@ -111,7 +111,7 @@ def digests(folder: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.gate("scattered")
+@pytest.mark.nightly
 @pytest.mark.parametrize("partitioner", ["naive", "scattered"])
 def test_a_plan_is_written_twice_alike(partitioner: str) -> None:
     from bigbrain_fx.emit.files.texts import bundle_texts

@@ -62,7 +62,7 @@ def with_disks() -> Cluster:
 def texts_of(kind: Kind) -> dict[str, str]:
     """Return the files of a kind that differ from those of a pipeline."""
     found = samples.sample(kind.model)
-    graph = found.captured.graph
+    graph = found.graph
     if kind.leaves:
         file = load_model_file(samples.ROOT / "models" / f"{kind.model}.py")
         graph = capture(file.model, file.example_batch, file.loss, leaves=kind.leaves).graph

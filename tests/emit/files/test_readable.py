@@ -23,6 +23,7 @@ from tests.support.samples import Sample
 LINES = 250  # of a device file, at most
 MICRO = (8, 64)
 COLUMNS = 100
+MODELS = samples.cases(("gpt", "unet", "encdec", "resnet", "llama", "moe"))
 
 
 def loss(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
@@ -57,11 +58,7 @@ def test_many_blocks_on_4_devices(blocks: int, partitioner: str, schedule: str) 
     assert all(abs(a - b) <= 10 for a, b in zip(few, twice, strict=True)), (few, twice)
 
 
-@pytest.mark.gate("encdec", "gpt", "llama", "unet")
-@pytest.mark.parametrize(
-    "model",
-    ["gpt", "unet", "encdec", "resnet", "llama", pytest.param("moe", marks=pytest.mark.nightly)],
-)
+@pytest.mark.parametrize("model", MODELS)
 def test_few_lines_are_too_long(model: str) -> None:
     """Only what has no bracket to break at, or a trailing comment, may go past the edge."""
     for name, text in samples.texts(model).items():
@@ -71,6 +68,7 @@ def test_few_lines_are_too_long(model: str) -> None:
             assert len(long) <= 2, (name, long)
 
 
+@pytest.mark.nightly
 def test_layers_are_one_class_in_a_loop() -> None:
     texts = bundle_texts(samples.planned(gpt(16), "naive", 4, "1f1b", 8))
     for number in (1, 2):
@@ -82,7 +80,6 @@ def test_layers_are_one_class_in_a_loop() -> None:
 
 # --------------------------------------------------------------------------- as a person writes
 
-MODELS = ["gpt", "unet", "encdec", "resnet", "llama", "moe"]
 NUMBERED = 0.2  # share of local names that end in a number of ours
 
 
@@ -106,7 +103,6 @@ def stored(function: ast.FunctionDef) -> set[str]:
     return {node.id for node in names if isinstance(node.ctx, ast.Store)}
 
 
-@pytest.mark.gate("encdec", "gpt", "resnet", "unet")
 @pytest.mark.parametrize("model", MODELS)
 def test_nothing_is_computed_in_vain(model: str) -> None:
     """Every variable of a forward is read, every argument too; nothing is imported in vain."""
@@ -119,7 +115,6 @@ def test_nothing_is_computed_in_vain(model: str) -> None:
             assert given - read <= {"self"}, ast.unparse(function)
 
 
-@pytest.mark.gate("encdec", "gpt", "resnet", "unet")
 @pytest.mark.parametrize("model", MODELS)
 def test_names_are_words(model: str) -> None:
     """`x_2` beside `x` is a number of ours; `down_0` is what `self.down[0]` gives."""
@@ -133,7 +128,6 @@ def test_names_are_words(model: str) -> None:
         assert "getattr(self." not in text
 
 
-@pytest.mark.gate("encdec", "gpt", "resnet", "unet")
 @pytest.mark.parametrize("model", MODELS)
 def test_classes_have_the_names_of_the_model(model: str) -> None:
     tree = ast.parse((samples.ROOT / "models" / f"{model}.py").read_text())
@@ -144,14 +138,14 @@ def test_classes_have_the_names_of_the_model(model: str) -> None:
         assert blocks <= own
 
 
-def test_a_linter_finds_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", MODELS)
+def test_a_linter_finds_nothing(model: str, tmp_path: Path) -> None:
     """No unused import or variable, no unknown name: ruff's rules F."""
     ruff = shutil.which("ruff", path=str(Path(sys.executable).parent)) or shutil.which("ruff")
     if ruff is None:
         pytest.skip("ruff is not installed")
-    for model in MODELS:
-        for number, text in enumerate(device_files(model)):
-            (tmp_path / f"{model}_{number}.py").write_text(text)
+    for number, text in enumerate(device_files(model)):
+        (tmp_path / f"{model}_{number}.py").write_text(text)
     command = [ruff, "check", "--isolated", "--select", "F", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout

@@ -56,7 +56,7 @@ def complaints(folder: Path, bundles: Mapping[str, Mapping[str, str]]) -> str:
 def of_gpt(kind: str) -> Mapping[str, str]:
     found = samples.sample("gpt")
     devices = samples.cluster(4 if kind == "replica" else 2)
-    return bundle_texts(make_plan(found.captured.graph, devices, found.source, KINDS[kind]))
+    return bundle_texts(make_plan(found.graph, devices, found.source, KINDS[kind]))
 
 
 def test_golden_files_pass(tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ from bigbrain_fx.emit.ops.layers import RULES
 from tests.support import samples
 from tests.support.allowed_calls import is_allowed_call
 
-CELLS = [
+CELLS = samples.cases(
     (model, partitioner)
     for model in ("gpt", "unet", "encdec", "resnet", "llama", "moe", "digits")
     for partitioner in ("naive", "scattered")
-]
+)
 FORBIDDEN = {"eval", "exec", "open", "compile", "__import__", "globals", "locals", "input"}
 MANAGERS = {"torch.no_grad", "torch.enable_grad", "torch.autocast"}  # of regions
 LAYERS = {f"nn.{name}" for name in (*RULES, "Sequential", "ModuleList", "Parameter")}
@@ -38,16 +38,6 @@ def imported(tree: ast.Module) -> set[str]:
     return found
 
 
-@pytest.mark.gate(
-    "digits-naive",
-    "digits-scattered",
-    "encdec-naive",
-    "encdec-scattered",
-    "gpt-naive",
-    "gpt-scattered",
-    "resnet-naive",
-    "resnet-scattered",
-)
 @pytest.mark.parametrize(("model", "partitioner"), CELLS)
 def test_files_import_torch_the_runtime_and_each_other(model: str, partitioner: str) -> None:
     devices = {f"device_d{i}" for i in range(3)}
@@ -66,16 +56,6 @@ def test_files_import_torch_the_runtime_and_each_other(model: str, partitioner: 
         }
 
 
-@pytest.mark.gate(
-    "digits-naive",
-    "digits-scattered",
-    "encdec-naive",
-    "encdec-scattered",
-    "gpt-naive",
-    "gpt-scattered",
-    "resnet-naive",
-    "resnet-scattered",
-)
 @pytest.mark.parametrize(("model", "partitioner"), CELLS)
 def test_device_files_call_what_is_allowed(model: str, partitioner: str) -> None:
     for name, tree in trees(model, partitioner):
@@ -85,16 +65,6 @@ def test_device_files_call_what_is_allowed(model: str, partitioner: str) -> None
             assert not bad, [ast.unparse(call) for call in bad]
 
 
-@pytest.mark.gate(
-    "digits-naive",
-    "digits-scattered",
-    "encdec-naive",
-    "encdec-scattered",
-    "gpt-naive",
-    "gpt-scattered",
-    "resnet-naive",
-    "resnet-scattered",
-)
 @pytest.mark.parametrize(("model", "partitioner"), CELLS)
 def test_nothing_is_evaluated_opened_or_reflected_on(model: str, partitioner: str) -> None:
     """In what we write; the user's own functions in training.py are the user's."""

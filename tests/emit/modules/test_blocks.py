@@ -16,7 +16,7 @@ from bigbrain_fx.plan import with_placement
 from tests.support import samples
 from tests.support.samples import Sample
 
-MODELS = ["gpt", "unet", "encdec", "resnet", "llama", "moe", "digits"]
+MODELS = samples.cases(["gpt", "unet", "encdec", "resnet", "llama", "moe", "digits"])
 
 
 def classes(text: str) -> list[str]:
@@ -139,6 +139,7 @@ def test_numbers_inside_a_region_make_another_class() -> None:
     assert torch.equal(stage(x), module(x).square().mean())
 
 
+@pytest.mark.nightly
 def test_other_ops_are_another_class_or_none() -> None:
     class Other(Mix):
         def forward(self, x: Tensor) -> Tensor:
@@ -166,6 +167,7 @@ def test_what_only_passes_on_needs_no_class() -> None:
     assert "self.blocks[i].a(y)" in text
 
 
+@pytest.mark.nightly
 def test_a_block_that_is_cut_is_written_out_on_both_sides() -> None:
     """The middle one of three is torn: what is left whole is a class, used where it is."""
     plan = samples.planned(captured(Pair(Mix, count=3)), "naive", 2, None, 2)

@@ -29,6 +29,7 @@ def test_such_a_model_trains_bit_for_bit(tmp_path: Path) -> None:
     verify(made.bundle, steps=2).require_passed()
 
 
+@pytest.mark.nightly
 def test_such_a_model_scattered_keeps_its_names() -> None:
     torch.manual_seed(0)
     file = load_model_file(MODEL)

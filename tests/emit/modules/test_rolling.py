@@ -100,7 +100,7 @@ def loops(text: str) -> list[str]:
     ]
 
 
-@pytest.mark.gate("the_input_is_needed_again")
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "run", [in_a_row, with_the_first, the_input_is_needed_again], ids=lambda run: run.__name__
 )
@@ -108,10 +108,12 @@ def test_layers_in_a_row_are_a_loop(run: Callable[[nn.ModuleList, Tensor], Tenso
     assert loops(text_of([Mix() for _ in range(4)], run)) == ["layer in self.layers"]
 
 
+@pytest.mark.nightly
 def test_two_carried_values_are_a_loop() -> None:
     assert len(loops(text_of([Mix() for _ in range(4)], two_at_a_time))) == 1
 
 
+@pytest.mark.nightly
 def test_kinds_that_take_turns_are_a_loop_over_pairs() -> None:
     layers: list[nn.Module] = [Other() if i % 2 else Mix() for i in range(6)]
     text = text_of(layers, in_a_row)

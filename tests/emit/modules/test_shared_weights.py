@@ -26,7 +26,7 @@ class Twice(nn.Module):
 
 
 def stages(model: nn.Module) -> list[str]:
-    graph = samples.of_module(model, {"x": torch.randn(4, 8)}, None).captured.graph
+    graph = samples.of_module(model, {"x": torch.randn(4, 8)}, None).graph
     options = Options("naive", micro_batches=1)
     files = bundle_texts(make_plan(graph, samples.cluster(2), Source(""), options))
     return [files[f"device_d{i}.py"].split(f"class Stage{i}")[1] for i in range(2)]

@@ -59,7 +59,7 @@ class Net(nn.Module):
 
 
 def test_each_is_called_by_a_name_of_its_own(modules: tuple[Any, Any]) -> None:
-    graph = samples.of_module(Net(*modules), {"x": torch.randn(4, 6)}, None).captured.graph
+    graph = samples.of_module(Net(*modules), {"x": torch.randn(4, 6)}, None).graph
     options = Options("naive", micro_batches=1)
     text = bundle_texts(make_plan(graph, samples.cluster(1), Source(""), options))["device_d0.py"]
     assert "from own_ops_a import Stage as own_ops_a_Stage, Scale\n" in text

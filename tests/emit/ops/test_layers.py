@@ -128,7 +128,7 @@ def test_another_use_of_its_tensors_gives_the_same_numbers(
     plan = samples.planned(found, "naive", 1, "gpipe", 1)
     texts = bundle_texts(plan)
     stage = samples.loaded(texts["device_d0.py"], "device_d0").Stage0()
-    state = {**module.state_dict(), **found.captured.tensors}
+    state = {**module.state_dict(), **found.tensors}
     stage.load_state_dict({name: state[name] for name in stage.state_dict()})
     assert torch.equal(stage(x), module.train()(x).square().mean())
 

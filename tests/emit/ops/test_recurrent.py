@@ -93,10 +93,7 @@ STANDARD: list[tuple[nn.Module, Callable[[Any, Tensor], Tensor], str, str]] = [
 ]
 
 
-@pytest.mark.gate(
-    "cells0-output-LSTM(8, 6, batch_first=True)-made, _ =",
-    "cells5-started-num_layers=2, batch_first=True)-cells(x, ",
-)
+@pytest.mark.gate("cells0-output-LSTM(8, 6, batch_first=True)-made, _ =")
 @pytest.mark.parametrize(("cells", "read", "made", "called"), STANDARD)
 def test_a_layer_is_made_and_called_as_its_author_did(
     cells: nn.Module, read: Callable[[Any, Tensor], Tensor], made: str, called: str
@@ -132,7 +129,7 @@ def test_the_emitted_stage_computes_what_the_module_computes(
     plan = samples.planned(found, "naive", 1, "gpipe", 1)
     texts = bundle_texts(plan)
     stage = samples.loaded(texts["device_d0.py"], "device_d0").Stage0()
-    state = {**module.state_dict(), **found.captured.tensors}
+    state = {**module.state_dict(), **found.tensors}
     stage.load_state_dict({name: state[name] for name in stage.state_dict()})
     made, wanted = stage(WORDS), module.train()(WORDS).square().mean()
     assert torch.equal(made, wanted)

@@ -319,6 +319,7 @@ def test_a_torch_that_cannot_be_loaded_is_a_sentence(
         run(FLEET)
 
 
+@pytest.mark.nightly
 def test_a_fleet_that_gets_on_is_not_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.getloadavg", lambda: (0.1, 0.1, 0.1))
     assert run(replace(FLEET, deadline_s=1.2), _worker(tmp_path, SLOW)) == [{}, {}]

@@ -126,6 +126,7 @@ def test_pairs_that_differ_have_a_link_each(
     assert not any(line.startswith("gpu-gpu") for line in lines)
 
 
+@pytest.mark.nightly
 def test_only_links_of_devices_in_use_count(
     teller: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,6 +276,7 @@ def test_gpus_are_measured_over_nccl(tmp_path: Path) -> None:
         assert result["overheads"]["message_s"] > 0.0
 
 
+@pytest.mark.nightly
 def test_a_gpu_alone_measures_what_needs_no_peer(tmp_path: Path) -> None:
     (found,) = _run_worker(tmp_path, "cuda")
     assert (found["links"], sorted(found["overheads"])) == ([], ["instruction_s", "step_s"])

@@ -34,7 +34,7 @@ from bigbrain_fx.measure.ops.stopwatch import ClockStopwatch, CudaStopwatch, sto
 from bigbrain_fx.measure.ops.subject import Subject
 from tests.support.command_line import call, write_model
 from tests.support.profiled import MACHINE
-from tests.support.samples import sample
+from tests.support.samples import captured as captured_model
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 MODELS = ("digits", "encdec", "gpt", "llama", "moe", "resnet", "unet")
@@ -261,10 +261,10 @@ def test_a_subject_is_let_go_of_without_a_collector(two: Captured) -> None:
 # ------------------------------------------------------------------------------- where values land
 
 
-@pytest.mark.gate("digits", "resnet")
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", MODELS)
 def test_every_value_is_on_the_device(name: str) -> None:
-    captured = sample(name).captured
+    captured = captured_model(name)
     rows = captured.graph.static_batch or 2
     subject, elsewhere = subject_of(captured, rows, META), list[str]()
 

@@ -143,7 +143,7 @@ def planned(device: Device, devices: int) -> Plan:
     found = samples.sample("encdec")
     named = tuple(replace(device, name=f"d{i}") for i in range(devices))
     cluster = Cluster(named, samples.cluster(1).default_link)
-    return make_plan(found.captured.graph, cluster, Source(""), Options("naive", micro_batches=4))
+    return make_plan(found.graph, cluster, Source(""), Options("naive", micro_batches=4))
 
 
 @pytest.mark.gate("2")
@@ -164,7 +164,7 @@ def test_every_tensor_is_rounded_by_itself(devices: int) -> None:
 
 def test_a_planner_hears_what_cublas_takes() -> None:
     """On a CPU the batch alone is taken off, on a GPU its blocks and two workspaces."""
-    graph = samples.sample("encdec").captured.graph
+    graph = samples.sample("encdec").graph
     concrete, kinds = graph.at(graph.batch // 4), {"cpu": CPU, "cuda": GPU}
     for kind, device in kinds.items():
         cluster = Cluster((device,), samples.cluster(1).default_link)

@@ -39,6 +39,7 @@ def graph() -> Graph:
     return capture(Layers(), (torch.zeros(16, 32, 128),)).graph
 
 
+@pytest.mark.nightly
 def test_what_is_idle_is_filled_unasked(graph: Graph) -> None:
     """Of a chain in two halves a fifth of 1F1B is idle; a split backward fills most of that."""
     cluster = equal(2, FAST)

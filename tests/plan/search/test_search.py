@@ -135,6 +135,7 @@ def test_a_richer_cluster_is_never_worse(
         assert auto(graph, richer(poor, *by)).forecast.step_s <= before_s * (1 + CPU + 1e-9)
 
 
+@pytest.mark.nightly
 def test_a_known_plan_of_other_devices_is_left_out() -> None:
     graph, cluster = case(3, 12, 3)
     first = auto(graph, cluster, effort="fast")

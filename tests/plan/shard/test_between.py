@@ -88,7 +88,7 @@ def test_sums_become_scatters_and_gathers(graph: Graph, shares: tuple[int, ...])
         assert sum(map(int, map(str, parts))) == LENGTH
 
 
-@pytest.mark.gate("3")
+@pytest.mark.nightly
 @pytest.mark.parametrize("members", [2, 3, 4])
 def test_a_sum_in_halves_sends_no_more_than_a_whole_one(members: int) -> None:
     """A block in the middle of others sends as many bytes as without; of two members, too."""
@@ -190,7 +190,7 @@ def test_a_sum_as_large_as_its_parts_is_left_whole() -> None:
         assert "sum" not in targets(graph, left.summed)
 
 
-@pytest.mark.gate("False")
+@pytest.mark.nightly
 @pytest.mark.parametrize("is_read_whole", [False, True])
 def test_a_table_of_positions_is_divided_where_only_parts_read_it(is_read_whole: bool) -> None:
     def forward(own: Any, x: Tensor) -> Tensor:

@@ -313,7 +313,7 @@ def test_a_deadlock_is_an_error_that_shows_the_programs() -> None:
     assert any("[r1>0.0]" in note for note in caught.value.notes)
 
 
-@pytest.mark.gate("zb-h1")
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", TRAINING)
 def test_64_stages_and_64_micro_batches_take_about_a_second(name: str) -> None:
     stages, costs = chain(64, nbytes=1), even_costs(64, Link(0.1, 1.0))

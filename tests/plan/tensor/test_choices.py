@@ -107,6 +107,7 @@ def two_kinds() -> Graph:
     return capture(Model(), batch, lambda y, b: F.cross_entropy(y, b["next"])).graph
 
 
+@pytest.mark.nightly
 def test_what_had_better_stay_whole_is_said_with_an_option_that_does_it() -> None:
     where = Cluster((device("d0"), device("d1")), Link(1e-4, 1e9))
     options = Options(partitioner="naive", micro_batches=4, tensor=2)
@@ -153,6 +154,7 @@ def test_what_is_computed_whole_is_named_with_its_line() -> None:
     assert "Computed whole" not in tensor_text(planned(2))
 
 
+@pytest.mark.nightly
 def test_a_name_that_is_none_lists_those_that_are() -> None:
     with pytest.raises(InputError, match="no axis 'hiden'") as caught:
         planned(2, tensor_axes=("hiden",))

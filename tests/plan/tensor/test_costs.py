@@ -110,7 +110,7 @@ class Net(nn.Module):
         return x.square().mean()
 
 
-@pytest.mark.gate("speeds2-shares2")
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("speeds", "shares"), [((1, 1), (1, 1)), ((4, 1), (1, 1)), ((2, 1), (2, 1))]
 )

@@ -139,7 +139,7 @@ def subsets(every: Iterator[Axis]) -> Iterator[tuple[Axis, ...]]:
 GAPS = {9: 1e-4}  # 0.006 %: how the effort `fast` misses it was not found
 
 
-@pytest.mark.gate("4")
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", [4, *range(4), *range(5, 26)])
 def test_nothing_is_faster_than_what_is_planned_together(
     seed: int, monkeypatch: pytest.MonkeyPatch

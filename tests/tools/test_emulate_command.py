@@ -1,0 +1,96 @@
+"""`python -m tools.emulate`: a bundle is run by it; what is missing on a host is one line."""
+
+from __future__ import annotations
+
+import platform
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from bigbrain_fx.cluster import to_json
+from bigbrain_fx.core import Link
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.measure.host import DeviceProbe, Rates, Survey
+from tests.support.bundles import split_small
+from tests.tools.test_emulate import DEADLINE_S, MIB, ROOT, cluster, real
+from tools import emulate
+from tools.emulation import missing, network
+
+
+@pytest.fixture
+def described(tmp_path: Path) -> str:
+    (tmp_path / "cluster.json").write_text(to_json(cluster(2, 1)))
+    return str(tmp_path / "cluster.json")
+
+
+@pytest.mark.nightly
+@real
+def test_a_bundle_is_run_by_the_command(described: str, tmp_path: Path) -> None:
+    bundle = split_small(tmp_path, cluster(2, 1))
+    words = ["-m", "tools.emulate", described, "--", str(bundle), "--steps", "2"]
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=2 * DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    head, *steps, last = done.stdout.splitlines()
+    assert re.fullmatch(r"cores: d0 0\.\d+, d1 0\.\d+", head)
+    assert [line.split()[:3] for line in steps] == [["step", "0", "loss"], ["step", "1", "loss"]]
+    assert re.fullmatch(r"peak memory: d0 \d+ MiB, d1 \d+ MiB \(of which .* torch\)", last)
+
+
+def test_what_doctor_finds_is_shown_beside_what_was_described() -> None:
+    rates = [Rates(4e9, 1e10, 1e-6), Rates(2.2e9, 1e10, 1e-6)]
+    probes = (DeviceProbe(f"d{i}", f"h{i}", 1, MIB, rate) for i, rate in enumerate(rates))
+    found = Survey(tuple(probes), (("d0", "d1", Link(0.9e-3, 100e6)),), took_s=1.0)
+    head, speed, latency, rate = emulate.compared(cluster(2, 1), found).splitlines()
+    assert head.split() == ["described", "measured", "error"]
+    assert speed.split() == ["d1/d0", "speed", "0.5", "0.55", "+10.0", "%"]
+    assert latency.split() == ["d0-d1", "1", "0.9", "-10.0", "%", "ms"]
+    assert rate.split() == ["d0-d1", "1000", "800", "-20.0", "%", "Mbit/s"]
+
+
+def test_what_is_missing_is_one_line(described: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "missing", lambda: "emulating a cluster needs root")
+    done = CliRunner().invoke(emulate.main, [described, "--doctor"])
+    assert (done.exit_code, done.output) == (2, "error: emulating a cluster needs root\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        ([], "expected either `-- BUNDLE"),
+        (["--doctor", "--", "bundle"], "expected either `-- BUNDLE"),
+        (["--write", "x.json", "--", "bundle"], "--write is for --doctor"),
+    ],
+)
+def test_words_that_make_no_sense(described: str, words: list[str], what: str) -> None:
+    done = CliRunner().invoke(emulate.main, [described, *words])
+    assert done.exit_code == 2
+    assert done.output.startswith(f"error: {what}")
+
+
+def test_groups_that_the_kernel_refuses_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a container of version 2 they can be seen, and not be made."""
+
+    def refuse(*_: object) -> None:
+        raise InputError("cannot make a control group: Device or resource busy")
+
+    monkeypatch.setattr(network, "make_groups", refuse)
+    monkeypatch.setattr(network, "_has_capabilities", lambda *numbers: True)
+    monkeypatch.setattr(platform, "system", lambda: "Linux")
+    monkeypatch.setattr(Path, "exists", lambda self: True)
+    assert "cannot make a control group: Device or resource busy" in str(missing())
+
+
+def test_no_root_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "_has_capabilities", lambda *numbers: False)
+    assert "needs root" in str(missing())

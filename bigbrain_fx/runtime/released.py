@@ -1,0 +1,26 @@
+"""Tensors without memory: what other replicas, or an offload target, hold meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+
+def release(parameters: Iterable[torch.Tensor]) -> None:
+    """Let go of the memory of tensors, which stay where they are: `refill` gives it back.
+
+    What autograd has kept of them is without it, too, and there again with it.
+    """
+    for parameter in parameters:
+        parameter.untyped_storage().resize_(0)
+
+
+def refill(parameter: torch.Tensor) -> None:
+    """Give a tensor that was released memory again, with no numbers in it yet."""
+    parameter.untyped_storage().resize_(parameter.numel() * parameter.element_size())
+
+
+def is_released(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has no memory now."""
+    return tensor.numel() > 0 and tensor.untyped_storage().nbytes() == 0

@@ -28,7 +28,7 @@ from .pipeline_device import PipelineDevice, Saved
 from .planned_device import PlannedDevice
 from .rates import RewindableRates
 from .recipe import Optimizer, Training
-from .released import is_released, release
+from .released import is_released, left_out, release
 from .weights import require_owners
 
 if TYPE_CHECKING:  # a bundle has the files of what its plan uses
@@ -139,8 +139,6 @@ class Device(PlannedDevice, PipelineDevice):
             self.held.share(number, module)
             self.weights.fill(number, module, tensors)
         elif self.zero_stage == 3:
-            from .unsharded import left_out  # only bundles that divide weights have it
-
             fill(module, tensors, left_out(self.held, module))
             self.held.share(number, module)
         else:

@@ -51,6 +51,7 @@ class GlooTransport:
 
     def send(self, channel: Channel, tensor: Tensor) -> None:
         """Start sending; the tensor must not be written to afterwards."""
+        tensor = tensor.resolve_conj().resolve_neg()  # numbers travel, no note to turn a sign
         layout = self._line(channel).layout or Layout.of(tensor)
         self.send_bytes(channel, layout, self._bytes(self._pack(tensor, layout).to(self.wire)))
 

@@ -136,8 +136,8 @@ class StepSums:
             self.own_norms()
         lacking = [owner for name, owner in self.held.owner.items() if name not in self.norms]
         if lacking:
-            text = f"device {lacking[0]} sends no norms: split again with clip_norm in the file"
-            raise MisuseError(text, code="BX5162")
+            text = f"clipping needs the norms of device {lacking[0]}, which sends none: split the "
+            raise MisuseError(text + "model again with clip_norm in its file", code="BX5162")
         return [self.norms[name] for name in self.held.owner]
 
     def clear(self) -> None:

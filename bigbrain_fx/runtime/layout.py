@@ -84,9 +84,8 @@ def is_dense(tensor: Tensor) -> bool:
 
 def pack(tensor: Tensor, layout: Layout) -> Tensor:
     """Return the elements to send as one dense 1-d tensor, without a copy where possible."""
-    tensor = tensor.resolve_conj().resolve_neg()  # numbers travel, no note to turn a sign
     if Layout.of(tensor) != layout:
-        raise LayoutError(f"expected {layout}, found {Layout.of(tensor)}", code="BX5010")
+        raise LayoutError(f"expected {layout}, found {Layout.of(tensor)}", code="BX5207")
     if layout.is_dense:
         return tensor.as_strided((layout.numel,), (1,))
     return stored(tensor, layout).reshape(-1).contiguous()  # 1-d, it may still have gaps

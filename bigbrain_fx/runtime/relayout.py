@@ -17,9 +17,9 @@ def pack(tensor: Tensor, layout: Layout) -> Tensor:
     Raises:
         LayoutError: the channel's layout repeats elements that differ in this tensor.
     """
+    tensor = tensor.resolve_conj().resolve_neg()  # numbers travel, no note to turn a sign
     if Layout.of(tensor) == layout:
         return same.pack(tensor, layout)
-    tensor = tensor.resolve_conj().resolve_neg()
     _require_room(tensor, layout)
     fresh = torch.empty_strided(
         layout.stored, _dense_strides(layout), dtype=tensor.dtype, device=tensor.device

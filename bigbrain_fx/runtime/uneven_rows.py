@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from .feature import Feature
-from .recompute import Twice
 
 
 class UnevenRows(Feature):
@@ -20,6 +19,8 @@ class UnevenRows(Feature):
         """Let a stage write into copies where its micro-batch counts nothing."""
         if phase != "forward" or self._counts(micro) or self._is_summed(stage):
             return nullcontext()
+        from .recompute import Twice  # only bundles that run stages twice have it
+
         return Twice(self.device.modules[stage]).aside()
 
     def _counts(self, micro: int) -> bool:

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from .buckets import Bucket, Listed
 from .channel import Channel
-from .held_weights import AGAIN, HeldWeights, WeightsError, fill
-from .released import is_released, refill, release
+from .held_weights import AGAIN, WeightsError, fill
+from .released import refill, release
 from .replicas import Replicas
 
 
@@ -133,13 +133,3 @@ def _runs(listed: Listed, bucket: Bucket, channel: Channel) -> list[int]:
             f"buckets.json: {bucket.name} lacks sends of {channel}: {AGAIN}", code="BX5173"
         )
     return [int(run) for run in found]
-
-
-def left_out(held: HeldWeights, module: nn.Module) -> set[str]:
-    """Return the weights of a stage that replicas divide; the others get their memory."""
-    named = dict(module.named_parameters(remove_duplicate=False))
-    empty = {name for name, parameter in named.items() if is_released(parameter)}
-    divided = {name for name in empty if held.aliases.get(name, name) in held.owner}
-    for name in empty - divided:
-        refill(named[name])
-    return divided

@@ -93,6 +93,7 @@ def split(
     weights_by_reference: bool = False,
     force: bool = False,
     lean: bool = False,
+    bare: bool = False,
     extras: Collection[str] = (),
     rehearse: bool = True,
     time_limit_s: float = TIME_LIMIT_S,
@@ -117,6 +118,7 @@ def split(
         force: replace a bundle that is there.
         lean: leave out what replaces processes that die (launch.py, supervisor/ and its half of
             runtime/): torchrun starts it, or `run` without spares.
+        bare: write the plain pipeline alone: at most 1,500 lines of runtime/, for torchrun.
         extras: files that a run may want and no plan needs: "mpi" (`--transport mpi`), "suspicion"
             (`--suspect`), "pipelining" (a loop of torch.distributed.pipelining).
         rehearse: train a few steps of the bundle beside the model file's own loop in plain
@@ -129,7 +131,7 @@ def split(
     Raises:
         BigBrainError: the input cannot be used, captured or placed; nothing is written then.
     """
-    target = Target(Path(out), force, lean, tuple(extras))
+    target = Target(Path(out), force, lean, tuple(extras), bare)
     target.require()
     followed = read_plan(like) if isinstance(like, str | Path) else like
     cluster = _cluster_or(devices, followed)

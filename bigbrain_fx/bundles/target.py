@@ -21,6 +21,7 @@ class Target:
         out: its folder.
         force: replace a bundle that is there.
         lean: without what replaces processes that die.
+        bare: the plain pipeline alone.
         extras: files that a run may want and no plan needs, of `EXTRAS`.
     """
 
@@ -28,6 +29,7 @@ class Target:
     force: bool = False
     lean: bool = False
     extras: tuple[str, ...] = ()
+    bare: bool = False
 
     def require(self) -> None:
         """Refuse, before anything is captured, what could not be written.
@@ -57,7 +59,7 @@ class Target:
         self._require_extras(plan)
         out = Path(os.path.abspath(self.out))
         write = partial(write_bundle, plan, weights, out, force=self.force, check=check)
-        write(lean=self.lean, extras=self.extras)
+        write(lean=self.lean, bare=self.bare, extras=self.extras)
 
     def _require_training(self, plan: Plan) -> None:
         """Refuse for inference what only training has."""

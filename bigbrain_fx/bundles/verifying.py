@@ -15,6 +15,7 @@ from typing import Any
 from bigbrain_fx.bundles.found_model import IN_MEMORY
 from bigbrain_fx.bundles.launch import RunOptions, require_compilers, run
 from bigbrain_fx.core import Shown
+from bigbrain_fx.emit import is_bare
 from bigbrain_fx.errors import InputError, VerificationError, from_fields
 from bigbrain_fx.frontend import child_environment, require_here
 from bigbrain_fx.plan import Plan, read_plan
@@ -109,6 +110,12 @@ def verify(
             "this bundle was split from a module in memory",
             code="BX3801",
             help="give the model file with --model",
+        )
+    if is_bare(folder):
+        raise InputError(
+            f"{folder} was split with --bare, and has nothing that runs it in one process",
+            code="BX3166",
+            help="split the same with --lean: the device files are the same, and are verified",
         )
     require_compilers(plan)
     with Scratch("verify") as scratch:

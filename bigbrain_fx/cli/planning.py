@@ -61,6 +61,9 @@ def split_warnings() -> Iterator[None]:
     "--lean", is_flag=True, help="Leave out what replaces processes that die: for torchrun."
 )
 @click.option(
+    "--bare", is_flag=True, help="Write the plain pipeline alone, to be read whole: for torchrun."
+)
+@click.option(
     "--with",
     "extras",
     metavar="NAME,...",
@@ -83,6 +86,7 @@ def split(
     weights: Path | None,
     weights_by_reference: bool,
     lean: bool,
+    bare: bool,
     extras: str,
     no_rehearse: bool,
     as_json: bool,
@@ -114,6 +118,7 @@ def split(
             weights_by_reference=weights_by_reference,
             force=force,
             lean=lean,
+            bare=bare,
             extras=tuple(filter(None, extras.split(","))),
             rehearse=not no_rehearse,
             time_limit_s=time_limit,

@@ -3,6 +3,7 @@
 This room knows the plan and how code is written. It imports no torch and knows no processes.
 """
 
+from bigbrain_fx.emit.files.bare import is_bare as is_bare
 from bigbrain_fx.emit.files.bundle import (
     Weights as Weights,
     check_out as check_out,

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     )
     from .buckets import bucket_channels as bucket_channels
     from .bundle import Bundle as Bundle
-    from .channel import Channel as Channel
+    from .channel import Channel as Channel, Transport as Transport
+    from .closures import needs_closure as needs_closure, needs_metrics as needs_metrics
     from .commits import (
         ASIDE as ASIDE,
         BrokenError as BrokenError,
@@ -80,7 +81,6 @@ if TYPE_CHECKING:
     from .entries import (
         APART as APART,
         AssumptionError as AssumptionError,
-        BatchError as BatchError,
         as_scalar as as_scalar,
         is_number as is_number,
         is_plain as is_plain,
@@ -88,6 +88,8 @@ if TYPE_CHECKING:
         overlap as overlap,
         said as said,
     )
+    from .example_data import example_batches as example_batches
+    from .finite import are_finite as are_finite
     from .gradients import clipped as clipped, laid_out as laid_out, norm as norm
     from .group import (
         added as added,
@@ -101,6 +103,7 @@ if TYPE_CHECKING:
         part_of_whole as part_of_whole,
         reduce_scatter as reduce_scatter,
     )
+    from .held_weights import WeightsError as WeightsError
     from .hooks import Hooks as Hooks
     from .image import (
         FORMAT as FORMAT,
@@ -122,7 +125,7 @@ if TYPE_CHECKING:
         part_of as part_of,
     )
     from .local import Hub as Hub, LocalTransport as LocalTransport
-    from .loss_scale import are_finite as are_finite, unscaled as unscaled
+    from .loss_scale import unscaled as unscaled
     from .loss_shares import mean_loss as mean_loss, share_of as share_of
     from .loss_weight import LossWeight as LossWeight
     from .malloc import keep_freed_memory as keep_freed_memory
@@ -165,25 +168,20 @@ if TYPE_CHECKING:
     from .own_dice import left_alone as left_alone
     from .own_lines import Shell as Shell, forward_of as forward_of
     from .promises import AgainError as AgainError, MakingAgain as MakingAgain, again as again
-    from .rates import LearningRates as LearningRates
+    from .rates import RewindableRates as RewindableRates
     from .recipe import (
+        LearningRates as LearningRates,
         Training as Training,
         adamw as adamw,
-        needs_closure as needs_closure,
-        needs_metrics as needs_metrics,
     )
     from .records import read_records as read_records
     from .rendezvous import join as join, leave_together as leave_together, own_device as own_device
     from .rows import RowStream as RowStream
     from .stores import HostRoom as HostRoom, StoredState as StoredState, StoreError as StoreError
-    from .train import (
-        example_batches as example_batches,
-        main as main,
-        run_in_process as run_in_process,
-    )
-    from .transport import Transport as Transport
+    from .stream import BatchError as BatchError
+    from .train import main as main, run_in_process as run_in_process
     from .user_parts import parts_of as parts_of
-    from .weights import OwnWeights as OwnWeights, WeightsError as WeightsError
+    from .weights import OwnWeights as OwnWeights
     from .whole_batches import WholeBatches as WholeBatches, repeated as repeated
     from .widening import widened as widened
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any, Protocol
+
+from .channel import Transport
 from .coded import CodedError
-from .entries import BatchError
+from .feature import Feature
+from .stream import BatchError
 
 COPIES = "the copies of "  # so begins the name of weights that several devices hold
 
@@ -45,3 +49,35 @@ def require_same(what: str, mine: str, first: str) -> None:
         "id, sort listings of files and sets, and let no file change meanwhile",
         code="BX5001",
     )
+
+
+class AgreeingTransport(Transport, Protocol):
+    """A transport over which devices also compare what they must agree on."""
+
+    def agree(self, what: str, digest: str, device: str) -> None:
+        """Compare a digest with the other devices'; `finish` may be what raises."""
+
+    def vote(self, step: int, device: str, yes: bool, names: tuple[str, ...]) -> bool:
+        """Tell all devices, `names`, what this one says of a step; return whether all say yes."""
+        ...
+
+
+class BatchDigests(Feature):
+    """Compare each step's batch with the other devices', once a step, where it is read."""
+
+    def setup(self, device: Any) -> None:  # noqa: ANN401  # a PlannedDevice, which knows this file
+        """Prepare for a device."""
+        self.device = device
+        self.is_compared = False
+
+    def begin_step(self, step: int) -> None:
+        """Forget the batch of the step before."""
+        self.is_compared = False
+
+    def on_batch(self) -> None:
+        """Say what the batch is: all must have the same."""
+        if not self.is_compared:
+            device = self.device
+            what = f"the batch of step {device.step}"
+            device.transport.agree(what, device.stream.digest(), device.name)
+        self.is_compared = True

@@ -23,12 +23,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .agreed import AgreeingTransport
 from .channel import Channel
 from .data import Stream
 from .device import Device
 from .finite import POLICIES
 from .optimizer_state import OLDER, StateError
-from .transport import Transport
 
 Tensors = Mapping[str, Tensor]
 
@@ -149,7 +149,7 @@ class AsynchronousDevice(Device):
     empties_every = 8
 
     def __init__(
-        self, transport: Transport, stream: Stream, seed: int, device: torch.device
+        self, transport: AgreeingTransport, stream: Stream, seed: int, device: torch.device
     ) -> None:
         super().__init__(transport, stream, seed, device)
         self.begins_empty = True

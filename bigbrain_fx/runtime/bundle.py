@@ -8,13 +8,15 @@ from pathlib import Path
 
 import torch
 
-from .data import Spec, Splitting
+from .agreed import AgreeingTransport
+from .data import Splitting
 from .device import Device
+from .held_weights import AGAIN, WeightsError
 from .hooks import Hooks
 from .recipe import Training
+from .stream import Spec
 from .tensor_file import write_tensors
-from .transport import Transport
-from .weights import AGAIN, WeightsError, checked_weights, read_index
+from .weights import checked_weights, read_index
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Bundle:
 def make_device(
     bundle: Bundle,
     rank: int,
-    transport: Transport,
+    transport: AgreeingTransport,
     seed: int,
     where: torch.device,
     *,

@@ -1,19 +1,10 @@
-"""Errors with a code, and the line that shows one: `error[BX5012]: ...`.
-
-Each place that raises one has a code of its own, which stays when the sentence changes; bigbrain-fx
-lists them in docs/errors.md. This file is stdlib only.
-"""
+"""Errors with a code: each place that raises one has its own, listed in docs/errors.md."""
 
 from __future__ import annotations
 
 
 class CodedError(Exception):
-    """Report something to the user.
-
-    Args:
-        what: the sentence.
-        code: of the place that raises it.
-    """
+    """Report something to the user, with the code of the place that raises it."""
 
     def __init__(self, what: str, *, code: str) -> None:
         super().__init__(what)
@@ -22,15 +13,3 @@ class CodedError(Exception):
 
 class MisuseError(CodedError, RuntimeError):
     """Report a bundle, or a part of one, that is used otherwise than it can be."""
-
-
-def headline(error: BaseException, text: str | None = None) -> str:
-    """Return what a terminal shows of an error: its code, and its own words or `text`."""
-    said = str(error) if text is None else text
-    return f"error[{error.code}]: {said}" if isinstance(error, CodedError) else f"error: {said}"
-
-
-def note_code(error: BaseException) -> None:
-    """Let a traceback end with the error's code; Python 3.10 has no notes."""
-    if isinstance(error, CodedError) and hasattr(error, "add_note"):
-        error.add_note(f"code: {error.code}")

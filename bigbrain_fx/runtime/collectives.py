@@ -20,9 +20,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .buckets import Bucket, Listed
+from .channel import Transport
 from .peers import PeerLostError
 from .replicas import BucketSum, Replicas
-from .transport import Transport
 
 # torch 2.13 has names of its own for these two, and warns of the old ones
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)

@@ -11,9 +11,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from .compiler import LONGEST_COMPILE_S
+from .compiler import LONGEST_COMPILE_S, require_compiler
+from .feature import Feature
 from .modules import Stage
 
 if TYPE_CHECKING:
@@ -21,6 +22,20 @@ if TYPE_CHECKING:
 
 _MOST_VARIANTS = 1024  # of one line of code: blocks of one class differ in numbers that it reads
 _began: list[float] = []  # when a compilation under way began, on a monotonic clock
+
+
+class CompiledStages(Feature):
+    """Let each stage's forward be compiled when it is first called."""
+
+    def setup(self, device: Any) -> None:  # noqa: ANN401  # a ForwardDevice, which knows no compiler
+        """Compile the stages of a device.
+
+        Raises:
+            CompilerError: they are for a CPU, and its compiler is not there.
+        """
+        if device.device.type == "cpu":
+            require_compiler(device.name)
+        compile_stages(device.modules.values())
 
 
 def compile_stages(stages: Iterable[Stage]) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from .agreed import COPIES
 from .checksum import checksum
-from .modules import is_released
+from .released import is_released
 
 if TYPE_CHECKING:
     from .device import Device

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from .checksum import checksum
 from .entries import (
-    BatchError,
     as_scalar,
     names_of,
     pick,
@@ -34,14 +33,14 @@ from .entries import (
     spelled,
 )
 from .own_dice import own_dice
-from .reading import RandomState, in_words
+from .reading import OwnRandomState, in_words
+from .stream import BatchError, BatchStream, Key, Spec
 from .user_parts import parts_of
 
 if TYPE_CHECKING:
     from .loss_weight import LossWeight
     from .user_parts import Micro
 
-Spec = tuple[str, tuple[int, ...]]  # element type and shape
 _END = object()
 
 
@@ -73,18 +72,13 @@ class Splitting:
     micro: Micro | None = None
 
 
-class Stream:
-    """The batches of one run, by step.
+class Stream(BatchStream):
+    """The batches of one run, by step, of any plan.
 
     Args:
         batches: `batches(seed)` gives one batch after another; `batches(seed, start)`, if it takes
             that, the same from batch `start` on, which must depend on no random state of before.
-        seed: passed to it, and seeds the stream's own random state.
-        inputs: model input -> its place in a batch (dict keys and positions).
-        whole: inputs that are not split into micro-batches.
-        micro_batches: how many parts a batch is split into.
-        device: where the tensors go.
-        specs: model input -> element type and shape of its entry in every batch.
+        seed, inputs, whole, micro_batches, device, specs: as of a BatchStream.
         splitting: what the model file says of how batches are split.
 
     Attributes:
@@ -97,32 +91,25 @@ class Stream:
         self,
         batches: Callable[..., Iterator[object]],
         seed: int,
-        inputs: Mapping[str, tuple[str | int, ...]],
+        inputs: Mapping[str, Key],
         whole: tuple[str, ...],
         micro_batches: int,
         device: torch.device,
         specs: Mapping[str, Spec] | None = None,
         splitting: Splitting | None = None,
     ) -> None:
-        self.inputs = inputs
-        self.whole = whole
-        self.micro_batches = micro_batches
-        self.device = device
-        self.specs = specs or {}
         self.splitting = splitting or Splitting()
         self.drop_last = self.splitting.drop_last
-        self.batches = batches
-        self.seed = seed
         self.names: object = None  # of the first batch's entries
-        self._start()
+        super().__init__(batches, seed, inputs, whole, micro_batches, device, specs)
 
     def _start(self, step: int = 0) -> None:
         self.step = step - 1
-        self.parts: dict[str, list[Tensor]] = {}
+        self.parts = {}
         self.sizes: tuple[int, ...] = ()
         self.weights: Sequence[float] = ()
         self.digests: dict[str, str] = {}
-        self.random = RandomState(self.seed, self._generators())
+        self.random = OwnRandomState(self.seed, self._generators())
         with self.random, in_words(step):
             batches = self.batches(self.seed, start=step) if step else self.batches(self.seed)
             self.iterator = iter(batches)
@@ -149,16 +136,6 @@ class Stream:
         if self.names is None and self.step < 0 and not stay:
             with self.random, in_words(0):
                 self.names = names_of(next(self.iterator, None))
-
-    def advance(self, step: int) -> None:
-        """Load the batch of `step`, reading on from where the stream is; it never goes back."""
-        if step < self.step:
-            raise ValueError(f"the data stream is at step {self.step} and cannot go back to {step}")
-        while self.step < step:
-            batch = self._next(step)
-            self.step += 1
-            if self.step == step:
-                self._take(batch)
 
     def _take(self, batch: object) -> None:
         """Split the batch of this step into its micro-batches."""
@@ -266,10 +243,6 @@ class Stream:
             if isinstance(found, Tensor) and found.dim() > dim and found.shape[dim] < shape[0]:
                 return True
         return False
-
-    def get(self, name: str, micro: int) -> Tensor:
-        """Return one input of one micro-batch."""
-        return self.parts[name][micro]
 
     def rows_of(self, micro: int) -> tuple[int, int]:
         """Return the rows of a micro-batch, and of one of a full batch; 1, 1 where none has any."""

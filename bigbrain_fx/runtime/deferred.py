@@ -15,20 +15,22 @@ Source: Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024, section 2: B a
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from .backward_device import Hook, Saved
+from .agreed import AgreeingTransport
 from .data import Stream
 from .deferred_gradients import DeferredError, WaitingTap, made, tensors_of, waiting_tap
 from .deferred_layers import Tap, tapping
 from .device import Device
 from .finite import NotFiniteError
 from .gradients import gradients
-from .recompute import Read
-from .transport import Transport
+from .pipeline_device import Hook, Saved
+
+if TYPE_CHECKING:
+    from .recompute import Read
 
 
 class DeferringDevice(Device):
@@ -41,7 +43,7 @@ class DeferringDevice(Device):
     deferring: tuple[int, ...] = ()
 
     def __init__(
-        self, transport: Transport, stream: Stream, seed: int, device: torch.device
+        self, transport: AgreeingTransport, stream: Stream, seed: int, device: torch.device
     ) -> None:
         super().__init__(transport, stream, seed, device)
         self._taps: dict[tuple[int, int], list[Tap]] = {}

@@ -1,50 +1,61 @@
-"""One device in training: what the emitted `step_once()` calls, one method per kind of instruction.
+"""One device in training, of any plan: replicas, offloading, recomputation, checks of numbers.
 
-The emitted file decides what happens when; this file only does it. It knows no schedule.
-
-    recv ──▶ forward ──▶ send      activations, to later stages
-    send ◀── backward ◀── recv     gradients, to earlier stages; summed over micro-batches
-    tied gradients, norms ──▶ optimizer_step
+The plain pipeline is `pipeline_device`; here stands what a plan may add to it. The emitted file
+decides what happens when; this file only does it. It knows no schedule.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from .backward_device import BackwardDevice
+from .agreed import AgreeingTransport
 from .channel import Channel
 from .data import Stream
-from .finite import NotFiniteError
-from .gradients import Parts, clipped
-from .loss_scale import LEAST, LossScale
+from .device_sums import DeviceSums
+from .finite import NotFiniteError, not_finite
+from .held_weights import fill
+from .loss_shares import share_of
 from .malloc import apart
-from .modules import Stage, release
-from .rates import LearningRates
+from .missing_gradients import nothing_of
+from .modules import Stage
+from .pipeline_device import PipelineDevice, Saved
+from .planned_device import PlannedDevice
+from .rates import RewindableRates
 from .recipe import Optimizer, Training
-from .step_sums import StepSums
-from .transport import Transport
-from .weights import fill
+from .released import is_released, left_out, release
+from .weights import require_owners
 
 if TYPE_CHECKING:  # a bundle has the files of what its plan uses
     from .asynchronous import Versions
     from .buckets import Listed
+    from .loss_scale import LossScale
     from .opaque_state import ObjectStates
+    from .recompute import Read, Twice
+    from .replicas import Replicas
+    from .statistics import Statistics
+    from .stored_activations import ActivationStore, StoredRead
+    from .stored_weights import StoredWeights
     from .stores import StoredState, StoreRoom
+    from .unsharded import Unsharded
 
+Parts = Mapping[tuple[str, int], Tensor]  # (parameter, stage) -> sum over micro-batches
 _NOTHING: Parts = MappingProxyType({})
 _NOTHING_LOADED: Mapping[str, Tensor] = MappingProxyType({})
 
 
-class Device(BackwardDevice):
+class Device(PlannedDevice, PipelineDevice):
     """Run one device's part of every training step.
 
     Attributes:
+        recompute: stages that run forward again before each backward, and keep only what they
+            received until then.
+        saving: stages of which what the forward saves lies in its store. See `stored_activations`.
         sum_order, zero_stage: how replicas add gradients, and what they divide; see `replicas`.
         offload: what it keeps in its store; empty: nothing. See `stores`.
         store: the folder of the store; None: its host's memory.
@@ -55,6 +66,8 @@ class Device(BackwardDevice):
         stands_for: lost devices, whose files it writes: it holds all that they held.
     """
 
+    recompute: tuple[int, ...] = ()
+    saving: tuple[int, ...] = ()
     sum_order = "replica"
     zero_stage = 0
     offload: tuple[str, ...] = ()
@@ -63,24 +76,45 @@ class Device(BackwardDevice):
     empties_every = 1
     begins_empty = True
     stands_for: tuple[str, ...] = ()
+    rates_type = RewindableRates
+    rates: RewindableRates
 
     def __init__(
-        self, transport: Transport, stream: Stream, seed: int, device: torch.device
+        self, transport: AgreeingTransport, stream: Stream, seed: int, device: torch.device
     ) -> None:
-        super().__init__(transport, stream, seed, device)
-        self.updates_together = False  # not before all have all of a step's messages
-        self.updated: dict[str, nn.Parameter] = {}  # those that this device's optimizer has
-        self.first_gradients: dict[str, Tensor] | None = None
+        self.replicas: Replicas | None = None
+        self.unsharded: Unsharded | None = None
+        self.statistics: Statistics | None = None
+        self.loss_scale: LossScale | None = None
+        self.weights: StoredWeights | None = None
+        self.saved: ActivationStore | None = None
         self.room: StoreRoom | None = None
         self.stored: StoredState | None = None
         self.versions: Versions | None = None
         self.objects: ObjectStates | None = None  # of the user's, where no stage is traced
+        super().__init__(transport, stream, seed, device)
+        self._now: DeviceSums = self._sums()
+        self.on_nan = "stop"  # or another of `finite.POLICIES`
+        self.updates_together = False  # not before all have all of a step's messages
+        self.first_gradients: dict[str, Tensor] | None = None
         self.goes_on_after: Callable[[int], bool] = lambda _step: False  # into the next batch
+        self._twice = self._recomputed()
+        if stream.drop_last is False:
+            from .uneven_rows import UnevenRows  # only bundles of drop_last = False have it
 
-    def _made(self, stage: type[Stage]) -> Stage:
+            self.add(UnevenRows())
+
+    def _recomputed(self) -> dict[int, Twice]:
+        if not self.recompute:
+            return {}
+        from .recompute import Twice  # only bundles of --recompute have it
+
+        return {number: Twice(self.modules[number]) for number in self.recompute}
+
+    def _empty(self, stage: type[Stage]) -> Stage:
         is_stored = "weights" in self.offload  # see `load`
         with apart() if is_stored else nullcontext():
-            module = super()._made(stage)
+            module = super()._empty(stage)
             if self.zero_stage == 3 or is_stored:  # others keep most of them: see `join`
                 named = module.parameters()
                 release(p for p in named if p.requires_grad or is_stored)
@@ -98,17 +132,21 @@ class Device(BackwardDevice):
             WeightsError: a tensor is missing or has another shape, or `owner` is not of them.
         """
         super().load(tensors, owner)
-        self.held.require_owners()
-        for name, parameter in self.parameters.items():
-            parameter.register_hook(self._adder(name, parameter))
+        require_owners(self.held)
 
     def _fill(self, number: int, module: Stage, tensors: Mapping[str, Tensor]) -> None:
         if self.weights is not None:
             self.held.share(number, module)
             self.weights.fill(number, module, tensors)
-            return
-        fill(module, tensors, self.held.left_out(module) if self.zero_stage == 3 else set())
-        self.held.share(number, module)
+        elif self.zero_stage == 3:
+            fill(module, tensors, left_out(self.held, module))
+            self.held.share(number, module)
+        else:
+            super()._fill(number, module, tensors)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return this device's tensors by their names in the model; with ZeRO 3 those it keeps."""
+        return {name: t for name, t in super().state().items() if not is_released(t)}
 
     def join(self, listed: Listed, tensors: Mapping[str, Tensor] = _NOTHING_LOADED) -> None:
         """Sum gradients with other replicas: `listed` is what buckets.json says.
@@ -118,8 +156,10 @@ class Device(BackwardDevice):
         Raises:
             WeightsError: it names parameters or buffers that this device does not hold.
         """
-        from .joining import replicas_of, statistics_of, unsharded_of  # bundles with replicas
+        from .joining import ReplicaRuns, replicas_of, statistics_of, unsharded_of  # with replicas
 
+        if self.replicas is None:
+            self.add(ReplicaRuns())
         self.replicas = replicas_of(self, listed)
         self.statistics = statistics_of(self, listed)
         if self.zero_stage == 3:
@@ -127,16 +167,17 @@ class Device(BackwardDevice):
 
     def train_with(self, training: Training) -> None:
         """Make the optimizer for this device's parameters, in the order of the model."""
-        self.training = training
-        self.updated = {n: p for n, p in self._masters().items() if self._updates(n)}
-        named = list(self.updated.items())
-        self.optimizer = training.optimizer(named) if named else None
-        scaling = training.grad_scaler
-        self.loss_scale = None if scaling is None else LossScale(**scaling)
-        self.rates = LearningRates(self.optimizer, training.lr_scale, training.scheduler)
+        super().train_with(training)
+        if training.grad_scaler is not None:
+            from .loss_scale import LossScale  # only bundles with a loss scale have it
+
+            self.loss_scale = LossScale(**training.grad_scaler)
+
+    def _to_update(self) -> dict[str, nn.Parameter]:
+        return {name: p for name, p in self._masters().items() if self._updates(name)}
 
     def _masters(self) -> dict[str, nn.Parameter]:
-        """Return what the optimizer updates, by name."""
+        """Return what the optimizers of all replicas update, by name."""
         return self.parameters
 
     def open_store(self, folder: str | None) -> None:
@@ -186,13 +227,12 @@ class Device(BackwardDevice):
 
     # ------------------------------------------------------------------ a step
 
-    def _begin(self) -> None:
-        self._now = StepSums(self.held)
+    def _begin(self, step: int) -> None:
+        super()._begin(step)
         self.first_gradients = None  # for `verify`; as large as the weights, so not kept for long
-        if self.replicas is not None:
-            self.replicas.begin()
-        if self.statistics is not None:
-            self.statistics.begin()
+
+    def _sums(self) -> DeviceSums:
+        return DeviceSums(self.held, scale=self.loss_scale, stored=self.weights)
 
     def _run(self) -> None:
         if self.unsharded is not None:
@@ -206,11 +246,111 @@ class Device(BackwardDevice):
 
             require_equal_copies(self)
 
+    def loss_now(self) -> Tensor | None:
+        """Return this step's loss, as far as it is computed, where it is reported."""
+        self._now.weights = self.stream.weights
+        return super().loss_now() if self._reports() else None
+
+    def _reports(self) -> bool:
+        """Whether the losses made here are those to report: others have the same, or their own."""
+        stage = self.loss[0] if self.loss else -1
+        replica = self.replica_of_stage.get(stage, self.replica)
+        return not replica and self.name in (self.members or (self.name,))[:1]
+
+    def give_up_step(self) -> None:
+        """Be as this step began, which nobody has updated in: it is begun again."""
+        self._saved.clear()
+        self._local.clear()
+        if self.group is not None:
+            self.group.waiting.clear()
+        if self.statistics is not None:
+            self.statistics.take_back()
+
     @classmethod
     def messaging(cls) -> tuple[Channel, ...]:
         """Return the channels between processes: those of sums carry nothing where torch adds."""
         summed = ("reduce", "gather") if cls.sum_order == "backend" else ()
         return tuple(channel for channel in super().messaging() if channel.kind not in summed)
+
+    # ------------------------------------------------------------------ instructions
+
+    # What is returned is known per stage only: one tensor as it is, several as a tuple.
+
+    def forward(self, stage: int, micro: int, /, **values: Tensor) -> Any:  # noqa: ANN401  # above
+        """Run a stage forward; remember what its backward needs."""
+        with self._running(stage, micro, "forward"):
+            result = super().forward(stage, micro, **values)
+        if self.loss is not None and self.loss[0] == stage and self._looks_at_once():
+            self._require_finite()
+        return result
+
+    def _compute(self, stage: int, micro: int, values: Mapping[str, Tensor]) -> Any:  # noqa: ANN401
+        if stage in self._twice:
+            result, read = self._twice[stage].first(values)
+            self._saved[stage, micro] = self._reading(stage, read)
+        else:
+            with self._storing(stage, values):
+                result = super()._compute(stage, micro, values)
+        return result if self.unsharded is None else self.unsharded.apart(result)
+
+    def _reading(self, stage: int, read: Read) -> Read | StoredRead:
+        """Return what a stage runs again with; what it received may lie in the store."""
+        if self.saved is None or stage not in self.saving:
+            return read
+        return self.saved.put(read, [part for each in self.stream.parts.values() for part in each])
+
+    def backward(self, stage: int, micro: int, /, **sent: Tensor | None) -> Any:  # noqa: ANN401
+        """Run a stage backward; see `PipelineDevice.backward`. What has no gradient gives none."""
+        with self._running(stage, micro, "backward"):
+            return super().backward(stage, micro, **sent)
+
+    def _root(self, root: Tensor, gradient: Tensor | None) -> Tensor:
+        return nothing_of(root) if gradient is None else root
+
+    def _add(self, name: str, stage: int, micro: int, gradient: Tensor) -> None:
+        """Add one micro-batch's gradient of a parameter, to its bucket or to the sum here."""
+        takers = self.features["on_gradient"]
+        if not any(taker(name, stage, micro, gradient) for taker in takers):
+            super()._add(name, stage, micro, gradient)
+
+    def _running(self, stage: int, micro: int, phase: str) -> AbstractContextManager[Any]:
+        with ExitStack() as stack:
+            stack.enter_context(self._weights(stage, phase))
+            stack.enter_context(super()._running(stage, micro, phase))
+            return stack.pop_all()
+
+    def _weights(self, stage: int, phase: str) -> AbstractContextManager[None]:
+        """Have a stage's weights meanwhile, where other replicas, or the store, keep some."""
+        if phase == "again":  # within its backward, which has them
+            return nullcontext()
+        if self.weights is not None:
+            self.weights.visit(stage, self._now.gradients)
+        return nullcontext() if self.unsharded is None else self.unsharded.whole(stage)
+
+    def _storing(self, stage: int, values: Mapping[str, Tensor]) -> AbstractContextManager[None]:
+        """Let what a stage's forward saves lie in the store, but for what is here anyway."""
+        if self.saved is None or stage not in self.saving:
+            return nullcontext()
+        module = self.modules[stage]
+        return self.saved.saving((*module.parameters(), *module.buffers(), *values.values()))
+
+    def _start_of(self, stage: int, micro: int) -> Saved:
+        saved = self._saved.pop((stage, micro))
+        if isinstance(saved, Saved):
+            return saved
+        return self._run_again(stage, micro, saved if stage not in self.saving else saved.back())
+
+    def _run_again(self, stage: int, micro: int, read: Read) -> Saved:
+        """Run a stage forward from what it received, with the same draws as the first time."""
+        with self._running(stage, micro, "again"), self._drawing(micro):
+            result = self._twice[stage].second(read)
+        return self._starting(stage, read.values, result)
+
+    def _seed(self, loss: Tensor, micro: int) -> Tensor:
+        """Return what a micro-batch's loss counts of the step's: its weight over all weights."""
+        weights = self.stream.weights or (1,) * self.micro_batches
+        scale = 1.0 if self.loss_scale is None else self.loss_scale.scale
+        return share_of(torch.full_like(loss, scale), weights, micro)
 
     # ------------------------------------------------------------------ replicas
 
@@ -257,24 +397,6 @@ class Device(BackwardDevice):
 
     # ------------------------------------------------------------------ once a step
 
-    def send_tied(self, channel: Channel) -> None:
-        """Send this stage's gradient of a parameter that another device holds too."""
-        self._send_if_any(channel, self._now.gradients.get((channel.value, channel.source)))
-
-    def recv_tied(self, channel: Channel) -> None:
-        """Take another stage's gradient of a parameter that this device holds too."""
-        gradient = self._receive(channel)
-        if gradient is not None:
-            self._now.gradients[channel.value, channel.source] = gradient
-
-    def send_norms(self, channel: Channel) -> None:
-        """Send the norms of the gradients that this device answers for."""
-        self._send(channel, self._now.own_norms(self.loss_scale, self.weights))
-
-    def recv_norms(self, channel: Channel) -> None:
-        """Take the norms of the gradients that another device answers for."""
-        self._now.take_norms(channel.sender, self._receive(channel))
-
     def optimizer_step(self) -> None:
         """Sum tied gradients, last stage first; clip by the global norm; update the parameters.
 
@@ -287,33 +409,33 @@ class Device(BackwardDevice):
             self.weights.visit(None, self._now.gradients)
         if self._may_update() and self.optimizer is not None:
             self._update(self.optimizer)
-        if self.statistics is not None:
-            self.statistics.end()
         self._now.clear()
         self._advance_rates()
+        for after_update in self.features["after_update"]:
+            after_update()
 
     def _advance_rates(self) -> None:
         self.rates.advance()
 
-    def _update(self, optimizer: Optimizer) -> None:
-        found = self._summed()
-        limit = self.training.clip_norm
+    def _clipped(self, found: dict[str, Tensor], limit: float | None) -> dict[str, Tensor]:
         if limit is not None and self.weights is not None:
-            self.weights.clip(found, self._norms(), limit)
-        elif limit is not None:
-            found = clipped(found, self._norms(), limit)
+            self.weights.clip(found, self._now.all_norms(), limit)
+        else:
+            found = super()._clipped(found, limit)
         if self.step == 0:
             self.first_gradients = {self.held.divided.get(n, n): g for n, g in found.items()}
-        for name, parameter in self.updated.items():
-            parameter.grad = found.get(name)
-        self.rates.set(self.step)
+        return found
+
+    def _step(self, optimizer: Optimizer) -> None:
         optimizer.step() if self.stored is None else self.stored.step()
-        optimizer.zero_grad(set_to_none=True)
+
+    # ------------------------------------------------------------------ finite numbers
 
     def _may_update(self) -> bool:
         """Whether all numbers of this step are finite, or nobody minds."""
         if self.loss_scale is not None:
-            return self._may_update_scaled(self.loss_scale)
+            self._now.summed()
+            return self.loss_scale.may_update(self, self._now.finite)
         fine = True
         if self.on_nan == "skip":
             fine = self._not_finite(self._now.gradients) is None
@@ -323,25 +445,22 @@ class Device(BackwardDevice):
             return self.transport.vote(self.step, self.name, fine, self.names)
         return True
 
-    def _may_update_scaled(self, scale: LossScale) -> bool:
-        """Whether all devices have finite gradients; else the scale falls."""
-        self._summed()
-        fine = self.transport.vote(self.step, self.name, self._now.finite, self.names)
-        scale.update(fine)
-        if not fine and scale.scale < LEAST and self.on_nan == "stop":
-            raise NotFiniteError(
-                f"step {self.step}: the loss or a gradient is not finite, and the loss scale has "
-                f"fallen to {scale.scale:g} for it (device {self.name})",
-                code="BX5036",
-            )
-        return fine
+    def _looks_at_once(self) -> bool:
+        """Whether a number that is not finite ends the run where it is made."""
+        stops = self.on_nan == "stop" and self.loss_scale is None
+        return stops and self.device.type == "cpu"  # a GPU would be waited for
 
-    def _summed(self) -> dict[str, Tensor]:
-        """Return this device's gradients; tied ones with what other devices have sent."""
-        return self._now.summed(self.loss_scale, self.weights)
+    def _require_finite(self, parts: Parts = _NOTHING) -> None:
+        found = self._not_finite(parts)
+        if found is not None:
+            raise NotFiniteError(f"{found} (device {self.name})", code="BX5005")
 
-    def _norms(self) -> list[Tensor]:
-        """Return the norms of all gradients of the model, in its order."""
-        if not self._now.norms:
-            self._now.own_norms(self.loss_scale, self.weights)
-        return self._now.all_norms()
+    def _not_finite(self, parts: Parts) -> str | None:
+        stage = self.loss[0] if self.loss else None
+        if self.weights is None:
+            return not_finite(self.step, stage, self._now.losses, parts)
+        found = not_finite(self.step, stage, self._now.losses, _NOTHING)
+        for key, gradient in parts.items():
+            found = found or not_finite(self.step, stage, {}, {key: gradient})
+            self.weights.leave(gradient)
+        return found

@@ -14,14 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .coded import CodedError
+from .stream import BatchError, Key
 
 _MOST = 2**24  # bytes: of larger entries of one memory it is not looked at which places they share
-Key = tuple[str | int, ...]  # what leads to an entry: dict keys and positions
-
-
-class BatchError(CodedError, ValueError):
-    """Report a batch that is not like the one the model was split with; names step and entry."""
 
 
 class AssumptionError(BatchError):

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
-from torch import nn
+from torch import Tensor, nn
 
-from .modules import Stage, is_released, refill, set_parameter
-from .weights import AGAIN, WeightsError
+from .coded import CodedError
+from .modules import Stage, set_parameter
+
+AGAIN = "copy the bundle again, or put a checkpoint into it with `bigbrain-fx load`"
+
+
+class WeightsError(CodedError, ValueError):
+    """Report weights that must not be used: which file and tensor, and what to do."""
 
 
 class HeldWeights:
-    """One Parameter for all names of a tensor, in all stages of a device.
-
-    Args:
-        device: its name.
-        aliases: other names of tied parameters -> the name that the optimizer sees.
-        tied: parameters that several stages hold, on any device -> those stages.
+    """One Parameter for all names of a tensor, in all stages of a device; args as of that.
 
     Attributes:
         parameters: by their names, in the order of the model.
@@ -37,13 +38,6 @@ class HeldWeights:
         self.divided: dict[str, str] = {}
         self.untrained: frozenset[str] = frozenset()
 
-    def know(self, owner: Mapping[str, str], divided: Mapping[str, str]) -> None:
-        """Take what the bundle says of owners and parts."""
-        self.owner, self.divided = owner, dict(divided)
-        for alias, name in self.aliases.items():
-            if alias in self.divided:
-                self.divided[name] = name + self.divided[alias].removeprefix(alias)
-
     def share(self, number: int, module: Stage) -> None:
         """Let a stage use the parameters that are here already under one of their names."""
         self.of_stage[number] = []
@@ -54,15 +48,6 @@ class HeldWeights:
                 set_parameter(module, name, shared)
                 self.of_stage[number].append(canonical)
 
-    def left_out(self, module: Stage) -> set[str]:
-        """Return the weights that replicas divide; the others get their memory."""
-        named = dict(module.named_parameters(remove_duplicate=False))
-        empty = {name for name, parameter in named.items() if is_released(parameter)}
-        divided = {name for name in empty if self.aliases.get(name, name) in self.owner}
-        for name in empty - divided:
-            refill(named[name])
-        return divided
-
     def put_in_order(self) -> None:
         """Keep what is trained, in the order of the model."""
         held = self.parameters
@@ -72,30 +57,6 @@ class HeldWeights:
             number: [n for n in self.parameters if n in names]
             for number, names in self.of_stage.items()
         }
-
-    def require_owners(self) -> None:
-        """Refuse an index that names what this device does not hold, or nothing at all.
-
-        It lacks those that no gradient reaches (used under `no_grad` only): nobody trains them.
-
-        Raises:
-            WeightsError: it is such a one.
-        """
-        if self.untrained and not self.owner:
-            raise WeightsError(
-                f"weights/index.json: expected the owner of each trained parameter, as of "
-                f"{min(self.untrained)!r}, found none: {AGAIN}",
-                code="BX5045",
-            )
-        wrong = {
-            n for n in self.owned_by(self.device) if self.parameter_of(n) not in self.parameters
-        }
-        if wrong:
-            raise WeightsError(
-                f"weights/index.json: {min(wrong)!r} has the owner {self.device}, "
-                f"which holds none of that name: {AGAIN}",
-                code="BX5046",
-            )
 
     def owned_by(self, device: str) -> list[str]:
         """Return the names for whose norms a device answers."""
@@ -109,3 +70,18 @@ class HeldWeights:
         """Return the stages that hold a parameter, on any device, last first."""
         here = [stage for stage, names in self.of_stage.items() if name in names]
         return sorted(self.tied.get(name, here), reverse=True)
+
+
+def fill(module: nn.Module, tensors: Mapping[str, Tensor], but: Collection[str] = ()) -> None:
+    """Copy tensors into a module's state, one at a time, by their names in it, `but` for some."""
+    for name, held in module.state_dict().items():
+        if name not in tensors and name.endswith(".num_batches_tracked"):
+            held.zero_()  # a counter of batch norms that inference does not read
+            continue
+        if name in but:
+            continue
+        found = tensors[name]
+        if found.shape != held.shape:
+            want = f"{name} should have the shape {tuple(held.shape)}"
+            raise WeightsError(f"{want}, found {tuple(found.shape)}: {AGAIN}", code="BX5183")
+        held.copy_(found)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from .feature import Feature
+
 if TYPE_CHECKING:
     from .channel import Channel
 
@@ -36,3 +38,31 @@ class Hooks:
     on_step_end: list[AtStep] = field(default_factory=list)
     on_send: list[AtMessage] = field(default_factory=list)
     on_recv: list[AtMessage] = field(default_factory=list)
+
+
+class HookCalls(Feature):
+    """Call a device's hooks, those that it has at the time of the call."""
+
+    def setup(self, device: Any) -> None:  # noqa: ANN401  # see `AtStep`
+        """Prepare for a device, whose `hooks` may change at any time."""
+        self.device = device
+
+    def begin_step(self, step: int) -> None:
+        """Call the functions of on_step_begin."""
+        for at_begin in self.device.hooks.on_step_begin:
+            at_begin(self.device, step)
+
+    def end_step(self, step: int) -> None:
+        """Call the functions of on_step_end."""
+        for at_end in self.device.hooks.on_step_end:
+            at_end(self.device, step)
+
+    def on_send(self, channel: Channel, tensor: Tensor) -> None:
+        """Call the functions of on_send."""
+        for at_send in self.device.hooks.on_send:
+            at_send(self.device, channel, tensor)
+
+    def on_recv(self, channel: Channel, tensor: Tensor) -> None:
+        """Call the functions of on_recv."""
+        for at_recv in self.device.hooks.on_recv:
+            at_recv(self.device, channel, tensor)

@@ -16,22 +16,22 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .coded import headline
+from .agreed import AgreeingTransport
 from .command_line import words
 from .compiler import LONGEST_COMPILE_S, CompilerError
-from .data import Spec
-from .entries import BatchError
-from .forward_device import ForwardDevice
+from .held_weights import WeightsError
 from .limits import saying_limits
 from .local import Hub, LocalTransport
 from .malloc import keep_freed_memory
 from .network import NetworkTransport
 from .peers import blaming_peers
+from .planned_device import PlannedDevice
 from .rendezvous import (
     NoGpuError,
     environment_number,
@@ -50,10 +50,10 @@ from .rows import (
     require_whole,
 )
 from .serving import ENDLESS, ServedError, SlotPipes
-from .telling import show, tell
+from .stream import BatchError, Spec
+from .telling import headline, show, tell
 from .tensor_file import SaveError, write_tensors
-from .transport import Transport
-from .weights import WeightsError, checked_weights
+from .weights import checked_weights
 
 BAD_INPUT = 2  # exit code; as argparse's
 DEFAULT_STEPS = 10
@@ -87,7 +87,7 @@ class Inference:
         return {name: (name,) for name in self.inputs}
 
 
-class InferenceDevice(ForwardDevice):
+class InferenceDevice(PlannedDevice):
     """Run one device's part of every batch, forward only.
 
     No gradients are kept (`torch.no_grad`: the numbers are those of the usual mode, and unlike
@@ -101,7 +101,7 @@ class InferenceDevice(ForwardDevice):
     outputs: Mapping[str, int | None] = {}
 
     def __init__(
-        self, transport: Transport, stream: RowStream, seed: int, device: torch.device
+        self, transport: AgreeingTransport, stream: RowStream, seed: int, device: torch.device
     ) -> None:
         super().__init__(transport, stream, seed, device)
         self.rows = stream
@@ -109,7 +109,14 @@ class InferenceDevice(ForwardDevice):
         for module in self.modules.values():
             module.eval()
 
-    def feed(self, transport: Transport, stream: RowStream) -> None:
+    # What is returned is known per stage only: one tensor as it is, several as a tuple.
+
+    def forward(self, stage: int, micro: int, /, **values: Tensor) -> Any:  # noqa: ANN401  # above
+        """Run a stage forward."""
+        with self._running(stage, micro, "forward"), self._drawing(micro):
+            return self.modules[stage](**values)
+
+    def feed(self, transport: AgreeingTransport, stream: RowStream) -> None:
         """Go on with other data, and other ways for messages."""
         self.transport, self.stream, self.rows = transport, stream, stream
 
@@ -223,7 +230,7 @@ def loaded(inference: Inference) -> tuple[InferenceDevice, ...]:
 def make_device(
     inference: Inference,
     rank: int,
-    transport: Transport,
+    transport: AgreeingTransport,
     stream: RowStream,
     seed: int,
     where: torch.device,

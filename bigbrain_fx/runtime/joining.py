@@ -6,17 +6,52 @@ Copied into bundles with replicas.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from .buckets import Listed, buckets_of
+from .feature import Feature
 from .replicas import Replicas
 from .statistics import Statistics, groups_of
 
 if TYPE_CHECKING:
     from .device import Device
     from .unsharded import Unsharded
+
+
+class ReplicaRuns(Feature):
+    """Give gradients and statistics of micro-batches to what replicas sum."""
+
+    def setup(self, device: Any) -> None:  # noqa: ANN401  # a Device, which knows this file
+        """Prepare for a device."""
+        self.device = device
+
+    def begin_step(self, step: int) -> None:
+        """Begin the step's sums."""
+        self.device.replicas.begin()
+        self.device.statistics.begin()
+
+    def running(self, stage: int, micro: int, phase: str) -> AbstractContextManager[None]:
+        """Keep back the statistics that a forward writes."""
+        if phase == "backward" or not self.device.statistics.has(stage):
+            return nullcontext()
+        sizes = self.device.stream.sizes
+        counts = not sizes or sizes[micro] > 0
+        found: AbstractContextManager[None] = self.device.statistics.noting(
+            stage, micro, again=phase == "again", counts=counts
+        )
+        return found
+
+    def on_gradient(self, name: str, stage: int, micro: int, gradient: Tensor) -> bool:
+        """Add a gradient to its bucket."""
+        taken: bool = self.device.replicas.add(name, stage, micro, gradient)
+        return taken
+
+    def after_update(self) -> None:
+        """End the step's statistics."""
+        self.device.statistics.end()
 
 
 def replicas_of(device: Device, listed: Listed) -> Replicas:

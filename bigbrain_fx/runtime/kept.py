@@ -5,14 +5,15 @@ This file knows tensors; it knows nothing of devices, messages or schedules.
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from .entries import AssumptionError
-from .modules import as_in_file
+from .modules import default_types
 
 _ANSWERED = (
     "{place}: this was {answer} for the example batch, and is {other} for these data, for which "
@@ -100,3 +101,14 @@ def flat(value: object) -> tuple[Tensor, ...]:
         return tuple(tensor for item in value for tensor in flat(item))
     fields = getattr(value, "__dataclass_fields__", ())
     return tuple(tensor for name in fields for tensor in flat(getattr(value, name)))
+
+
+@contextlib.contextmanager
+def as_in_file() -> Iterator[None]:
+    """Let the user's code, called as a stage is built, have the default type of the model file."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default_types[-1] if default_types else before)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

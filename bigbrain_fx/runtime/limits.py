@@ -10,9 +10,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from .coded import CodedError, headline, note_code
+from .coded import CodedError
 from .needs import is_of_memory, memory_told
-from .telling import tell
+from .telling import headline, note_code, tell
 
 SHORT = 71  # exit code where the system gives no thread or no folder: EX_OSERR of sysexits.h
 TOO_LONG = 74  # and where a file may not grow as it must: EX_IOERR

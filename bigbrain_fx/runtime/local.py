@@ -17,9 +17,11 @@ import torch
 from torch import Tensor
 
 from .agreed import require_same
-from .channel import Channel, Layout, pack, unpack
+from .channel import Channel
 from .coded import MisuseError
+from .layout import Layout, unpack
 from .limits import require_threads
+from .relayout import pack
 
 T = TypeVar("T")
 COMPARED = 64  # digests that are kept: no device is so many steps behind another

@@ -14,9 +14,14 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
+
+from .finite import NotFiniteError
+
+if TYPE_CHECKING:
+    from .device import Device
 
 LEAST = 2.0**-16  # a scale below it: the numbers are not finite at any scale
 TINIEST = 2.0**-126  # of float32: a scale of zero has no reciprocal
@@ -52,6 +57,26 @@ class LossScale:
             self.scale = grown if math.isfinite(grown) else self.scale
             self.healthy = 0
 
+    def unscaled(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return gradients of the loss itself; `gradients` is emptied."""
+        return unscaled(gradients, self.scale)
+
+    def may_update(self, device: Device, fine: bool) -> bool:
+        """Say whether all devices have finite gradients; else the scale falls.
+
+        Raises:
+            NotFiniteError: it has fallen too far, and the policy is to stop.
+        """
+        fine = device.transport.vote(device.step, device.name, fine, device.names)
+        self.update(fine)
+        if not fine and self.scale < LEAST and device.on_nan == "stop":
+            raise NotFiniteError(
+                f"step {device.step}: the loss or a gradient is not finite, and the loss scale has "
+                f"fallen to {self.scale:g} for it (device {device.name})",
+                code="BX5036",
+            )
+        return fine
+
     def facts(self) -> list[float]:
         """Return what a commit keeps."""
         return [self.scale, self.healthy]
@@ -67,11 +92,6 @@ def unscaled(gradients: dict[str, Tensor], scale: float) -> dict[str, Tensor]:
     """Return gradients of the loss itself; `gradients` is emptied, so that memory is free."""
     factor = _single(1.0 / scale)
     return {name: gradients.pop(name) * factor for name in list(gradients)}
-
-
-def are_finite(tensors: Iterable[Tensor]) -> bool:
-    """Whether every number is finite."""
-    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
 
 
 def _single(value: float) -> float:

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from .cutting import Path, mapped, part_of_rows
-from .entries import BatchError
+from .stream import BatchError
 
 
 @dataclass(frozen=True)

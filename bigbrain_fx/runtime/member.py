@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from .bundle import Bundle, make_device, save_first_gradients
-from .channel import Channel, enclose
+from .channel import Channel
 from .commit_options import CommitOptions
 from .commits import FencedError
 from .control import Control
@@ -29,6 +29,7 @@ from .device import Device
 from .duties import Duty, TapeCheck
 from .feeding import FedBatches, rest
 from .finite import NOT_FINITE, NotFiniteError
+from .held_weights import WeightsError
 from .limits import code_of
 from .network import NetworkTransport
 from .peers import HeadLostError, StepAgainError
@@ -40,7 +41,6 @@ from .snapshots import OwnSnapshots
 from .state import StateError
 from .supervised_commits import SupervisedCommitter
 from .tensor_file import SaveError
-from .weights import WeightsError
 
 if TYPE_CHECKING:
     from .suspicion import TapeRecorder
@@ -163,7 +163,11 @@ class _Nothing:
 
     def recv(self, channel: Channel) -> Tensor:
         zeros = torch.zeros(channel.shape, dtype=channel.dtype)
-        return enclose(channel, zeros) if channel.varies else zeros
+        if not channel.varies:
+            return zeros
+        from .varying import enclose  # only bundles whose messages vary have it
+
+        return enclose(channel, zeros)
 
     def agree(self, what: str, digest: str, device: str) -> None:
         pass

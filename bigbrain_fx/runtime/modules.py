@@ -1,14 +1,10 @@
-"""What stage modules are made of: named tensors, and random numbers that no placement changes.
-
-This file knows nothing of devices, messages or schedules: a stage module works in anyone's training
-loop.
-"""
+"""What stage modules are made of: named tensors, and random numbers that no placement changes."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -47,8 +43,7 @@ class Tensors(nn.Module):
     """Hold parameters, buffers and further holders under the names they have in the original model.
 
     A value is a shape (a float32 parameter), `buffer(...)`, `parameter(...)`, or a module. Names
-    that are no Python names ("0", "class"), or are those of methods here ("seeded"), go in the
-    positional mapping and are reached by `holder["0"]`.
+    that no attribute can have ("0", "class", "seeded") are reached by `holder["0"]`.
     """
 
     def __init__(self, named: Mapping[Any, Held] | None = None, /, **more: Held) -> None:
@@ -66,8 +61,7 @@ class Tensors(nn.Module):
             if entry.is_buffer:
                 self._buffers[str(name)] = empty
             else:
-                parameter = nn.Parameter(empty, requires_grad=entry.requires_grad)
-                self._parameters[str(name)] = parameter
+                self._parameters[str(name)] = nn.Parameter(empty, entry.requires_grad)
 
     def tie(self, name: str, twin: str) -> None:
         """Make the parameter `name` the same one as `twin`; both are dotted names below here."""
@@ -94,15 +88,11 @@ def _twins(module: nn.Module) -> list[tuple[str, str]]:
 
 
 def owner_of(module: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """Return the module that holds the tensor of a dotted name, and the name it has there.
-
-    Unlike `get_submodule` it also finds a child that is called like a method ("seeded").
-    """
+    """Return the module that holds the tensor of a dotted name, and the name it has there."""
     *path, attribute = name.split(".")
-    for part in path:
+    for part in path:  # `get_submodule` finds no child that is called like a method ("seeded")
         child = module._modules[part]
-        if child is None:
-            raise KeyError(name)
+        assert child is not None, name
         module = child
     return module, attribute
 
@@ -111,25 +101,6 @@ def set_parameter(module: nn.Module, name: str, parameter: nn.Parameter | None) 
     """Put a parameter at a dotted name below a module."""
     owner, attribute = owner_of(module, name)
     owner._parameters[attribute] = parameter
-
-
-def release(parameters: Iterable[torch.Tensor]) -> None:
-    """Let go of the memory of tensors, which stay where they are: `refill` gives it back.
-
-    What autograd has kept of them is without it, too, and there again with it.
-    """
-    for parameter in parameters:
-        parameter.untyped_storage().resize_(0)
-
-
-def refill(parameter: torch.Tensor) -> None:
-    """Give a tensor that was released memory again, with no numbers in it yet."""
-    parameter.untyped_storage().resize_(parameter.numel() * parameter.element_size())
-
-
-def is_released(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has no memory now."""
-    return tensor.numel() > 0 and tensor.untyped_storage().nbytes() == 0
 
 
 class Region(Tensors):
@@ -150,18 +121,11 @@ class Region(Tensors):
         return found[0] if found else active.device
 
     @property
-    def group(self) -> Any:  # noqa: ANN401  # a `group.Group`: that file knows this one
-        """The devices that run this stage together, each with a part of its tensors.
-
-        Raises:
-            MisuseError: it runs by itself.
-        """
+    def group(self) -> Any:  # noqa: ANN401  # a `group.Group`, of bundles with tensor groups
+        """The devices that run this stage together, each with a part of its tensors."""
         if active.group is None:
-            raise MisuseError(
-                "this stage has one member's part of its tensors, and its group is not there: "
-                "run it by train.py, or split the model without --tensor",
-                code="BX5070",
-            )
+            said = "this stage has one member's part of its tensors: run it by train.py"
+            raise MisuseError(said, code="BX5070")
         return active.group
 
     def nth(self, call: int) -> Region:
@@ -182,35 +146,19 @@ class Region(Tensors):
         return _NOTHING
 
 
-_of_file: list[torch.dtype] = []
-"""The default types that stages in the making have put aside: the model file's."""
-
-
-@contextlib.contextmanager
-def _default(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-def as_in_file() -> contextlib.AbstractContextManager[None]:
-    """Let the user's code, called as a stage is made, have the default type of the model file."""
-    return _default(_of_file[-1] if _of_file else torch.get_default_dtype())
+default_types: list[torch.dtype] = []  # the model file's, of each stage that is being built
 
 
 class _OfFloat32(type):
-    """Makes stages of float32 where they say no type, whatever the model file's default is."""
+    """Builds stages of float32 where they say no type, whatever the model file's default is."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # as `type` has it
-        _of_file.append(torch.get_default_dtype())
+        default_types.append(torch.get_default_dtype())
+        torch.set_default_dtype(torch.float32)
         try:
-            with _default(torch.float32):
-                return super().__call__(*args, **kwargs)
+            return super().__call__(*args, **kwargs)
         finally:
-            _of_file.pop()
+            torch.set_default_dtype(default_types.pop())
 
 
 class Stage(Region, metaclass=_OfFloat32):

@@ -13,8 +13,8 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from .coded import CodedError, headline
-from .telling import tell
+from .coded import CodedError
+from .telling import headline, tell
 
 MISSING = 2  # exit code; as of bad input
 LIBRARIES = ("torch", "safetensors.torch")

@@ -16,43 +16,32 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from .agreed import require_same
-from .channel import HEADER_LENGTH, Channel, Layout, pack, unpack
+from .channel import Channel
 from .checksum import is_whole, seal, sealed_length
+from .gloo import AHEAD, ChannelEnd, GlooTransport
+from .layout import Layout
 from .peers import LateMessageError, PeerLostError, SpoiledError
+from .relayout import pack
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
     from .mpi import MpiWires, MpiWork
 
-    Work = dist.Work | MpiWork
+    Work: TypeAlias = dist.Work | MpiWork
 
-AHEAD = 2  # receives posted per channel: one being used, one arriving
 ALARM = (1 << 31) - 1  # tag of a message that nobody sends
 COMPARED = 64  # digests that a device leaves in the store: none is so many steps behind another
 
 
-@dataclass
-class _Line:
-    """The state of one channel at one end."""
-
-    channel: Channel
-    peer: int
-    group: dist.ProcessGroup | None = None
-    layout: Layout | None = None
-    header: tuple[Tensor, Work] | None = None
-    posted: deque[tuple[Tensor, Work]] = field(default_factory=deque)
-    expected: int = 0
-
-
-class NetworkTransport:
+class NetworkTransport(GlooTransport):
     """Send and receive over an initialised torch.distributed group.
 
     Args:
@@ -77,10 +66,8 @@ class NetworkTransport:
         mesh: dist.ProcessGroup | None = None,
         wires: MpiWires | None = None,
     ) -> None:
+        super().__init__(ranks, device, deadline_s)
         self.wires: MpiWires | dist.ProcessGroup | None = wires if mesh is None else mesh
-        self.ranks = ranks
-        self.device = device
-        self.deadline = timedelta(seconds=deadline_s)
         self.store = store
         self.mesh = mesh
         self.alarms = _alarms(mesh) if mesh is not None else []
@@ -88,61 +75,11 @@ class NetworkTransport:
         self.wire = device if self.is_nccl else torch.device("cpu")
         self.ahead = 0 if self.is_nccl else AHEAD  # a receive of nccl would spin on the GPU
         self.reached: deque[torch.cuda.Event] = deque()
-        self.lines: dict[int, _Line] = {}
         self.said_first: deque[str] = deque()
         self.background = _Background(self.deadline, self.wire)
         if self.is_nccl:
             for _, channel in sorted({channel.tag: channel for channel in channels}.items()):
                 self._connect(channel)
-
-    def begin_step(self, channels: tuple[tuple[Channel, int], ...]) -> None:
-        """Say how many messages each incoming channel will bring; post the first receives."""
-        for channel, count in channels:
-            line = self._line(channel)
-            line.expected += count
-            self._post(line, self._ahead(line))
-
-    def send(self, channel: Channel, tensor: Tensor) -> None:
-        """Start sending; the tensor must not be written to afterwards."""
-        layout = self._line(channel).layout or Layout.of(tensor)
-        flat = pack(tensor, layout).to(self.wire)
-        self.send_sealed(channel, layout, self._sealed(flat.view(torch.uint8)))
-
-    def send_sealed(self, channel: Channel, layout: Layout, payload: Tensor) -> None:
-        """Start sending bytes; the channel's first message says the layout of all.
-
-        Args:
-            channel: that starts here.
-            layout: of the tensor.
-            payload: what `pack` made of it, as bytes; over a mesh with its checksum (`seal`).
-        """
-        line = self._line(channel)
-        if line.layout is None:
-            line.layout = layout
-            header = layout.header().view(torch.uint8)
-            self._start_send(line, self._sealed(header).to(self.wire), 2 * channel.tag)
-        self._start_send(line, payload, 2 * channel.tag + 1)
-
-    def recv(self, channel: Channel) -> Tensor:
-        """Wait for the channel's next message.
-
-        Over nccl it is the GPU that waits, and torch that ends the process: see `_wait_on_gpu`.
-
-        Raises:
-            LateMessageError: none came within the deadline; names the channel.
-            PeerLostError: the sender is gone.
-            SpoiledError: the message is not as it was sent.
-            ValueError: the sender's shape is not the planned one.
-        """
-        line = self._line(channel)
-        if line.layout is None:
-            line.layout = self._read_header(line)
-        self._post(line, max(1, self._ahead(line)))
-        arriving, work = line.posted.popleft()
-        self._wait(work, channel)
-        self._post(line, self._ahead(line))
-        flat = self._opened(arriving, line.layout.numel, channel.wire[1], channel)
-        return unpack(flat.to(self.device), line.layout)
 
     def agree(self, what: str, digest: str, device: str) -> None:
         """Raise unless every device that names `what` gives the same digest."""
@@ -205,14 +142,11 @@ class NetworkTransport:
         self.alarms = []
         self.mesh = self.wires = None
 
-    def _ahead(self, line: _Line) -> int:
-        return 0 if line.channel.on_demand else self.ahead
-
-    def _line(self, channel: Channel) -> _Line:
+    def _line(self, channel: Channel) -> ChannelEnd:
         line = self.lines.get(channel.tag)
         if line is None:
             assert not self.is_nccl, f"no group was made for {channel}"
-            line = self.lines[channel.tag] = _Line(channel, self._peer(channel))
+            line = self.lines[channel.tag] = ChannelEnd(channel, self._peer(channel))
         return line
 
     def _peer(self, channel: Channel) -> int:
@@ -229,12 +163,12 @@ class NetworkTransport:
         group = dist.new_group([sender, receiver], timeout=self.deadline)
         if (me := dist.get_rank()) not in (sender, receiver):
             return
-        line = self.lines[channel.tag] = _Line(channel, self._peer(channel), group)
+        line = self.lines[channel.tag] = ChannelEnd(channel, self._peer(channel), group)
         move = dist.send if me == sender else dist.recv
         with _to_a_living_peer(channel):
             move(torch.zeros(1, device=self.wire), line.peer, group=group)
 
-    def _start_send(self, line: _Line, payload: Tensor, tag: int) -> None:
+    def _start_send(self, line: ChannelEnd, payload: Tensor, tag: int) -> None:
         with _to_a_living_peer(line.channel):
             work: Work | None
             if self.wires is None:
@@ -244,7 +178,7 @@ class NetworkTransport:
         if work is not None:
             self.background.keep(work, payload, line.channel)
 
-    def _start_recv(self, line: _Line, payload: Tensor, tag: int) -> Work:
+    def _start_recv(self, line: ChannelEnd, payload: Tensor, tag: int) -> Work:
         with _to_a_living_peer(line.channel):
             work: Work | None
             if self.wires is None:
@@ -255,35 +189,13 @@ class NetworkTransport:
             raise RuntimeError(f"this process is not part of {line.channel}")
         return work
 
-    def _post(self, line: _Line, count: int) -> None:
-        """Keep up to `count` receives posted; before the layout is known, the header's only."""
-        if line.layout is None:
-            if count and line.header is None and line.expected:
-                header = self._room(HEADER_LENGTH, torch.int64)
-                line.header = header, self._start_recv(line, header, 2 * line.channel.tag)
-            return
-        while line.expected and len(line.posted) < count:
-            arriving = self._room(line.layout.numel, line.channel.wire[1])
-            work = self._start_recv(line, arriving, 2 * line.channel.tag + 1)
-            line.posted.append((arriving, work))
-            line.expected -= 1
-
-    def _read_header(self, line: _Line) -> Layout:
-        self._post(line, 1)
-        if line.header is None:
-            raise RuntimeError(f"no message is due on {line.channel}")
-        arriving, work = line.header
-        self._wait(work, line.channel)
-        header = self._opened(arriving, HEADER_LENGTH, torch.int64, line.channel)
-        layout = Layout.from_header(header)
-        planned, _ = line.channel.wire
-        if layout.shape != planned:
-            raise ValueError(f"{line.channel}: planned shape {planned}, sent {layout.shape}")
-        return layout
-
     # ------------------------------------------------------------------ bytes on the wire
 
-    def _sealed(self, payload: Tensor) -> Tensor:
+    def _pack(self, tensor: Tensor, layout: Layout) -> Tensor:
+        return pack(tensor, layout)
+
+    def _bytes(self, flat: Tensor) -> Tensor:
+        payload = super()._bytes(flat)
         return payload if self.mesh is None else seal(payload)
 
     def _room(self, numel: int, dtype: torch.dtype) -> Tensor:

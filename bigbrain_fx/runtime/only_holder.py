@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .channel import Layout
+from .layout import is_dense
 
 Counts: TypeAlias = tuple[int, ...]
 
@@ -32,13 +32,6 @@ def is_alone(held: Mapping[Any, Tensor], key: object) -> bool:
         return False
     alone = _alone()
     return bool(alone) and _counts(held, key) in alone
-
-
-def is_dense(tensor: Tensor) -> bool:
-    """Whether a tensor's elements fill one run of memory, each of them once."""
-    if tensor.is_contiguous():
-        return True
-    return 0 not in tensor.stride() and Layout.of(tensor).is_dense
 
 
 def _counts(held: Mapping[Any, Any], key: object) -> Counts:

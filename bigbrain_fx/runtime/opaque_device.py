@@ -17,15 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .agreed import AgreeingTransport
+from .closures import needs_closure, needs_metrics
 from .data import Stream
 from .device import Device
 from .forward_device import ForwardDevice
 from .loss_shares import share_of
 from .modules import reseed, seed_of
 from .opaque_state import ObjectStates
-from .recipe import Optimizer, Training, needs_closure, needs_metrics
-from .transport import Transport
-from .weights import fill_model
+from .recipe import Optimizer, Training
+from .weights import fill_model, require_owners
 from .whole_batches import WholeBatches
 
 
@@ -42,18 +43,19 @@ class OpaqueDevice(Device):
     stream: WholeBatches
 
     def __init__(
-        self, transport: Transport, stream: Stream, seed: int, device: torch.device
+        self, transport: AgreeingTransport, stream: Stream, seed: int, device: torch.device
     ) -> None:
         super().__init__(transport, stream, seed, device)
         self._roots: dict[int, Tensor] = {}
         self.objects = ObjectStates(self)
+        self._compared = False  # this step's batch with the others'
 
     @property
     def model(self) -> nn.Module:
         """The user's model."""
         return next(iter(self.modules.values()))
 
-    def _made(self, stage: Any) -> Any:  # noqa: ANN401  # the user's model
+    def _empty(self, stage: Any) -> Any:  # noqa: ANN401  # the user's model
         torch.manual_seed(self.seed)
         if isinstance(stage, nn.Module):
             stage = copy.deepcopy(stage) if len(self.names) > 1 else stage
@@ -65,7 +67,7 @@ class OpaqueDevice(Device):
     def load(self, tensors: Mapping[str, Tensor], owner: Mapping[str, str]) -> None:
         """Give the model its weights; see `Device.load`."""
         ForwardDevice.load(self, tensors, owner)
-        self.held.require_owners()
+        require_owners(self.held)
 
     def _fill(self, number: int, module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         fill_model(module, tensors)
@@ -85,6 +87,10 @@ class OpaqueDevice(Device):
         return {name: tensor.detach() for name, tensor in (*parameters, *buffers)}
 
     # ------------------------------------------------------------------ a step
+
+    def _begin(self, step: int) -> None:
+        super()._begin(step)
+        self._compared = False
 
     def step_loss(self, batch: Any) -> Tensor:  # noqa: ANN401  # of any kind
         """Run forward and loss on a micro-batch; emitted."""
@@ -162,7 +168,7 @@ class OpaqueDevice(Device):
 
     def _update(self, optimizer: Optimizer) -> None:
         if self.replicas is not None or self.loss_scale is not None:
-            found = self._summed()
+            found = self._now.summed()
             for name, parameter in self.parameters.items():
                 parameter.grad = found.get(name)
         if self._asks_for_loss():

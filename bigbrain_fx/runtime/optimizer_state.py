@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .closures import needs_closure
 from .coded import CodedError
-from .recipe import needs_closure
 
 Optimizer = torch.optim.Optimizer
 Parameters = Mapping[str, nn.Parameter]

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 
-from .coded import CodedError, headline
+from .coded import CodedError
+from .telling import headline
 
 PEER_LOST = 75  # exit code: EX_TEMPFAIL of sysexits.h
 

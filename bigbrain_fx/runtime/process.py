@@ -11,10 +11,10 @@ from .agreed import CopiesError
 from .coded import CodedError
 from .commits import CommitError
 from .compiler import CompilerError
-from .entries import BatchError
+from .held_weights import WeightsError
 from .rendezvous import NoAddressError, NoGpuError
 from .state import StateError
-from .weights import WeightsError
+from .stream import BatchError
 
 
 class MpiError(CodedError, ValueError):

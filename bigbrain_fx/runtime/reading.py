@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import random
-import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-
-from .entries import BatchError
 from .own_dice import set_states, states_of
+from .stream import BatchError, RandomState
 
 COMES_AGAIN = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 
@@ -49,35 +45,19 @@ def _comes_again(error: Exception) -> bool:
     return not isinstance(error, MemoryError) and "DataLoader worker (pid" not in str(error)
 
 
-class RandomState:
-    """The stream's random state: torch's, Python's and NumPy's own generators have it inside."""
+class OwnRandomState(RandomState):
+    """The stream's random state, with that of generators that the user's file has for itself."""
 
     def __init__(self, seed: int, more: Sequence[Any] = ()) -> None:
-        numpy_random = sys.modules.get("numpy.random")  # nothing here needs it: a user may
-        own = numpy_random.RandomState(seed % 2**32).get_state() if numpy_random else None
-        torch_state = torch.Generator().manual_seed(seed).get_state()
-        self.own = torch_state, random.Random(seed).getstate(), own
+        super().__init__(seed)
         self.more, self.own_more = more, states_of(more)
 
     def __enter__(self) -> None:
-        self.outer, self.outer_more = _dice(), states_of(self.more)
-        _set_dice(self.own)
+        super().__enter__()
+        self.outer_more = states_of(self.more)
         set_states(self.more, self.own_more)
 
     def __exit__(self, *_: object) -> None:
-        self.own, self.own_more = _dice(), states_of(self.more)
-        _set_dice(self.outer)
+        self.own_more = states_of(self.more)
         set_states(self.more, self.outer_more)
-
-
-def _dice() -> tuple[Any, ...]:
-    numpy_random = sys.modules.get("numpy.random")
-    numpy_state = numpy_random.get_state() if numpy_random else None
-    return torch.get_rng_state(), random.getstate(), numpy_state
-
-
-def _set_dice(state: tuple[Any, ...]) -> None:
-    torch.set_rng_state(state[0])
-    random.setstate(state[1])
-    if state[2] is not None:
-        sys.modules["numpy.random"].set_state(state[2])
+        super().__exit__()

@@ -1,8 +1,7 @@
-"""What the user's file says about training, as the bundle's `training.py` has it."""
+"""How a model is trained, as `training.py` of the bundle says it: optimizer, learning rates."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from .rates import LrScale, MakeScheduler
-
 Optimizer = torch.optim.Optimizer
+LrScale = Callable[[int], float]
+MakeScheduler = Callable[[Optimizer], Any]  # anything with `step()`
 
 
 @dataclass(frozen=True)
@@ -31,13 +30,34 @@ def adamw(named: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:
     return torch.optim.AdamW(list(named))
 
 
-def needs_closure(optimizer: Optimizer) -> bool:
-    """Whether `step` asks for a closure that computes the loss again, as LBFGS does."""
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    return closure is not None and closure.default is inspect.Parameter.empty
+class LearningRates:
+    """Sets an optimizer's learning rates, before and after its steps.
 
+    `lr_scale(step)` is a factor on every rate; `scheduler` makes a scheduler of the optimizer,
+    which is stepped after every training step. Without an optimizer nothing is set.
+    """
 
-def needs_metrics(scheduler: Any) -> bool:  # noqa: ANN401  # of any kind
-    """Whether `step` of a scheduler asks for the loss, as that of ReduceLROnPlateau does."""
-    metrics = inspect.signature(scheduler.step).parameters.get("metrics")
-    return metrics is not None and metrics.default is inspect.Parameter.empty
+    def __init__(
+        self,
+        optimizer: Optimizer | None,
+        lr_scale: LrScale | None = None,
+        scheduler: MakeScheduler | None = None,
+    ) -> None:
+        self.groups = optimizer.param_groups if optimizer is not None else []
+        self.base = [group["lr"] for group in self.groups]
+        self.lr_scale = lr_scale
+        wanted = optimizer is not None and scheduler is not None
+        self.scheduler = scheduler(optimizer) if wanted else None  # type: ignore[misc, arg-type]
+
+    def set(self, step: int) -> None:
+        """Set the rates of a step."""
+        if self.lr_scale is None:
+            return
+        scale = self.lr_scale(step)
+        for group, base in zip(self.groups, self.base, strict=True):
+            group["lr"] = base * scale
+
+    def advance(self) -> None:
+        """A step has ended: the scheduler takes its own."""
+        if self.scheduler is not None:
+            self.scheduler.step()

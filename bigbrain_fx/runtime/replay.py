@@ -24,14 +24,16 @@ import torch
 from torch import Tensor
 
 from .agreed import require_same
-from .channel import Channel, Layout, pack
+from .channel import Channel
 from .checksum import seal
 from .coded import CodedError
 from .control import Control
 from .duties import Meeting
+from .layout import Layout
 from .limits import said
 from .network import NetworkTransport
 from .peers import PeerLostError, SpoiledError, StepAgainError
+from .relayout import pack
 
 if TYPE_CHECKING:
     from .peer_states import PeerStates
@@ -343,7 +345,7 @@ class ReplayTransport:
 
     def _send(self, inner: NetworkTransport, sent: _Sent, entry: _Logged) -> None:
         assert sent.layout is not None
-        inner.send_sealed(sent.channel, sent.layout, entry.payload)
+        inner.send_bytes(sent.channel, sent.layout, entry.payload)
 
     def _living(self) -> NetworkTransport:
         """Return the transport of the newest generation."""

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from .buckets import Bucket
+from .channel import Transport
 from .gradients import laid_out
+from .held_weights import AGAIN, WeightsError
 from .sums import Sum, sizes
-from .transport import Transport
-from .weights import AGAIN, WeightsError
 
 OUT = 2
 """Buckets of a backward that have left and wait for parts of others, where each is summed then.

@@ -14,8 +14,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from .data import Stream
-from .entries import BatchError
 from .regular import require_regular
+from .stream import BatchError
 
 Batches = Callable[[int], Iterator[object]]
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from safetensors.torch import load, save
 from torch import Tensor
 
-from .data import Spec
+from .stream import Spec
 
 LENGTH_BYTES = 8
 ENDLESS = 10**9  # batches: the server ends them

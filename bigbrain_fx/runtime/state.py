@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from .image import FORMAT, Buffer, ImageLayout, TensorEntry, layout_of, read_layout
-from .modules import is_released
 from .named_facts import joined_facts, parameter_of, part_of_facts
 from .optimizer_state import (
     OLDER,
@@ -30,6 +29,7 @@ from .optimizer_state import (
     require_optimizer,
     restore_optimizer,
 )
+from .released import is_released
 from .tensor_file import CODES
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def state_of(device: Device, about: Mapping[str, Any] | None = None) -> State:
     Raises:
         StateError: it is within a step; or its optimizer's state cannot be told apart by parameter.
     """
-    if device._saved or any(device._kept.values()):
+    if device._saved or any(device._local.values()):
         raise StateError(
             f"{device.name} is within a step: its state is taken between two", code="BX5154"
         )

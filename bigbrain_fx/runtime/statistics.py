@@ -21,9 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from .channel import Channel
-from .transport import Transport
-from .weights import AGAIN, WeightsError
+from .channel import Channel, Transport
+from .held_weights import AGAIN, WeightsError
 
 Pair = tuple[Tensor, Tensor]  # a running mean, and a running variance
 

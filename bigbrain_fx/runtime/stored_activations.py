@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -28,11 +28,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from .coded import MisuseError
 from .malloc import caches_small_blocks, give_freed_memory_back
-from .recompute import Read
 from .stores import STORED_FROM_BYTES, StoreRoom
 
 TRIMS_EVERY = 64
 """Forwards after which freed memory goes back, where little of it lies between what stays."""
+
+if TYPE_CHECKING:
+    from .recompute import Read
 
 
 class _Tensor(Protocol):
@@ -107,6 +109,8 @@ class StoredRead:
     def back(self) -> Read:
         """Return it with its values here, leaves as they were."""
         found = {name: each.tensor().requires_grad_(w) for name, (each, w) in self.values.items()}
+        from .recompute import Read  # only bundles that run stages twice have it
+
         return Read(found, self.copies)
 
 

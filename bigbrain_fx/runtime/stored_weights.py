@@ -23,10 +23,10 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 
 from .gradients import clip_factor
+from .held_weights import fill
 from .malloc import apart, give_freed_memory_back
-from .modules import is_released
+from .released import is_released
 from .stores import StoreRoom, fetched, is_dense, put, span_bytes
-from .weights import fill
 
 TRIMS_EVERY = 8
 """Visits after which freed memory goes back to the system."""

@@ -25,11 +25,13 @@ import torch
 from torch import Tensor
 
 from .bundle import Bundle, make_device
-from .channel import Channel, Layout, pack, unpack
+from .channel import Channel
 from .checksum import WORD, checksum, seal
 from .control import Control
 from .duties import TapeCheck
 from .hooks import Hooks
+from .layout import Layout, unpack
+from .relayout import pack
 from .state import State, StateError, restore, state_of
 
 if TYPE_CHECKING:

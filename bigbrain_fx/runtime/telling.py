@@ -11,6 +11,8 @@ import sys
 from contextlib import suppress
 from typing import TextIO
 
+from .coded import CodedError
+
 
 def tell(text: str) -> None:
     """Print a line for people on stderr, if there is room for it."""
@@ -35,3 +37,15 @@ def show(text: str, stream: TextIO) -> None:
 def _let_go(stream: TextIO) -> None:
     with suppress(OSError, ValueError), open(os.devnull, "wb") as nothing:
         os.dup2(nothing.fileno(), stream.fileno())
+
+
+def headline(error: BaseException, text: str | None = None) -> str:
+    """Return what a terminal shows of an error: its code, and its own words or `text`."""
+    said = str(error) if text is None else text
+    return f"error[{error.code}]: {said}" if isinstance(error, CodedError) else f"error: {said}"
+
+
+def note_code(error: BaseException) -> None:
+    """Let a traceback end with the error's code; Python 3.10 has no notes."""
+    if isinstance(error, CodedError) and hasattr(error, "add_note"):
+        error.add_note(f"code: {error.code}")

@@ -19,12 +19,8 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor
 
 from .bundle import Bundle, make_device, save_first_gradients
-from .coded import headline
 from .command_line import words
 from .commit_options import CommitOptions, add_options, options_of
 from .commit_start import is_restart
@@ -32,7 +28,6 @@ from .commits import FencedError
 from .committing import Committer, begin_together, committer_of
 from .compiler import LONGEST_COMPILE_S
 from .device import Device
-from .entries import BatchError
 from .finite import NOT_FINITE, POLICIES, NotFiniteError
 from .launcher import as_called
 from .ledger import LocalLedger, StoreLedger
@@ -42,7 +37,6 @@ from .malloc import keep_freed_memory
 from .network import NetworkTransport
 from .peers import blaming_peers
 from .process import BAD_INPUT, CONTROL, INPUT_ERRORS, TAKEN_OVER, MpiError
-from .regular import require_regular
 from .rendezvous import (
     environment_number,
     join,
@@ -53,7 +47,7 @@ from .rendezvous import (
     write_report,
 )
 from .saving import contents, require_room, save_aside, save_together, say_contents
-from .telling import show, tell
+from .telling import headline, show, tell
 from .tensor_file import SaveError
 
 if TYPE_CHECKING:
@@ -61,7 +55,7 @@ if TYPE_CHECKING:
 
     from .mpi import MpiWires
 
-__all__ = ["Bundle", "Device", "example_batches", "main", "make_device", "run_in_process"]
+__all__ = ["Bundle", "Device", "main", "make_device", "run_in_process"]
 
 Report = Callable[[int, float, float], None]  # step, loss, seconds
 
@@ -200,32 +194,6 @@ def run_steps(
 def _goes_on(steps: int, committer: Committer | None, step: int) -> bool:
     """Whether a step may run into the next: there is one, and no state is taken between them."""
     return step + 1 < steps and not (committer is not None and committer.is_due(step))
-
-
-def example_batches(beside: str) -> Callable[[int], Iterator[dict[str, Tensor]]]:
-    """Return `batches` of a model file that has none: its example, again and again.
-
-    Args:
-        beside: a file of the bundle; example.safetensors is in the same folder.
-    """
-    return lambda _seed: _again_and_again(Path(beside).parent / "example.safetensors")
-
-
-def _again_and_again(path: Path) -> Iterator[dict[str, Tensor]]:
-    """Yield what a file holds without end.
-
-    Raises:
-        BatchError: it cannot be read.
-    """
-    try:
-        require_regular(path)
-        batch = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise BatchError(
-            f"{path} cannot be read ({error}): copy the bundle again", code="BX5172"
-        ) from error
-    while True:
-        yield batch
 
 
 def _over_mpi(bundle: Bundle, rank: int, largest_tag: int) -> MpiWires:

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from .buckets import Bucket, Listed
 from .channel import Channel
-from .modules import refill, release
+from .held_weights import AGAIN, WeightsError, fill
+from .released import refill, release
 from .replicas import Replicas
-from .weights import AGAIN, WeightsError, fill
 
 
 class Unsharded:

@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from .entries import BatchError, said
+from .entries import said
+from .stream import BatchError
 
 Micro = Callable[[Any, int], Any]
 _RETURN = "return a list of as many batches, with the same entries of the same shapes"

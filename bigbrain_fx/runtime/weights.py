@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn, no_grad
 
 from .checksum import checksum
-from .coded import CodedError
+from .held_weights import AGAIN, HeldWeights, WeightsError
 from .regular import once, read_regular, require_regular
 
 BY_REFERENCE = (
@@ -31,12 +31,7 @@ BY_REFERENCE = (
 )
 CHECKED_BEHIND = 2  # tensors that are read and not yet checked
 COPY = "copy the bundle again"  # `load` takes what no checkpoint has from the file that is there
-AGAIN = "copy the bundle again, or put a checkpoint into it with `bigbrain-fx load`"
 IN_UNICODE = "its name is not UTF-8, and safetensors takes no other: move the bundle elsewhere"
-
-
-class WeightsError(CodedError, ValueError):
-    """Report weights that must not be used: which file and tensor, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -226,29 +221,6 @@ def _read(path: Path, key: str, remedy: str) -> Tensor:
         return tensor
 
 
-def fill(module: nn.Module, tensors: Mapping[str, Tensor], but: Collection[str] = ()) -> None:
-    """Copy tensors into a module's state, one at a time, by their names in it, `but` for some.
-
-    Raises:
-        KeyError, WeightsError: a tensor is missing.
-        WeightsError: one has another shape or type.
-    """
-    for name, held in module.state_dict().items():
-        if name not in tensors and name.endswith(".num_batches_tracked"):
-            held.zero_()  # a counter of batch norms that inference does not read
-            continue
-        if name in but:
-            continue
-        found = tensors[name]
-        if found.shape != held.shape:
-            raise WeightsError(
-                f"{name} should have the shape {tuple(held.shape)}, found {tuple(found.shape)}: "
-                + AGAIN,
-                code="BX5183",
-            )
-        held.copy_(found)
-
-
 @no_grad()
 def fill_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Copy tensors into a model of the user's own, by their names in it; each tied one once.
@@ -265,3 +237,26 @@ def fill_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
                 code="BX5193",
             )
         held.copy_(found)
+
+
+def require_owners(held: HeldWeights) -> None:
+    """Refuse an index that names what this device does not hold, or nothing at all.
+
+    It lacks those that no gradient reaches (used under `no_grad` only): nobody trains them.
+
+    Raises:
+        WeightsError: it is such a one.
+    """
+    if held.untrained and not held.owner:
+        raise WeightsError(
+            f"weights/index.json: expected the owner of each trained parameter, as of "
+            f"{min(held.untrained)!r}, found none: {AGAIN}",
+            code="BX5045",
+        )
+    wrong = {n for n in held.owned_by(held.device) if held.parameter_of(n) not in held.parameters}
+    if wrong:
+        raise WeightsError(
+            f"weights/index.json: {min(wrong)!r} has the owner {held.device}, "
+            f"which holds none of that name: {AGAIN}",
+            code="BX5046",
+        )

@@ -15,7 +15,8 @@ from torch import Tensor
 from .checksum import checksum
 from .cutting import Path, mapped, part_of_rows
 from .data import Stream
-from .entries import BatchError, is_plain, pick, said
+from .entries import is_plain, pick, said
+from .stream import BatchError
 
 
 class WholeBatches(Stream):

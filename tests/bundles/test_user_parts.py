@@ -15,8 +15,8 @@ from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import capture_file
 from bigbrain_fx.plan import Options
 from bigbrain_fx.runtime.data import Splitting, Stream
-from bigbrain_fx.runtime.entries import BatchError
 from bigbrain_fx.runtime.loss_weight import LossWeight
+from bigbrain_fx.runtime.stream import BatchError
 from tests.support.bundles import cluster
 from tests.support.messages import refused
 

@@ -78,9 +78,9 @@ def test_a_python_without_torch_is_named(bundle: Path) -> None:
 def test_a_file_of_the_runtime_that_is_gone_is_the_bundles(bundle: Path, tmp_path: Path) -> None:
     copied = tmp_path / "copied"
     shutil.copytree(bundle, copied)
-    (copied / "runtime" / "step_sums.py").unlink()
+    (copied / "runtime" / "gradients.py").unlink()
     done = _python(str(copied / "train.py"), *TRAINS[1:])
-    _one_sentence(done, "the bundle lacks runtime.step_sums: copy the bundle again")
+    _one_sentence(done, "the bundle lacks runtime.gradients: copy the bundle again")
 
 
 @pytest.mark.gate("device_d1.py-device_d1 is neither in the bundle nor in")

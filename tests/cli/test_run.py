@@ -18,7 +18,7 @@ import torch
 
 from bigbrain_fx.bundles.launch import Run
 from bigbrain_fx.runtime.data import Stream
-from bigbrain_fx.runtime.entries import BatchError
+from bigbrain_fx.runtime.stream import BatchError
 from tests.support.command_line import (
     CHOICES,
     MODEL,

@@ -15,7 +15,8 @@ from bigbrain_fx.frontend.tracing.fixed import fixed_entries
 from bigbrain_fx.frontend.tracing.optimizer_layouts import require_order_idle
 from bigbrain_fx.frontend.tracing.trial import Make
 from bigbrain_fx.runtime import APART, laid
-from bigbrain_fx.runtime.entries import BatchError, require_fixed
+from bigbrain_fx.runtime.entries import require_fixed
+from bigbrain_fx.runtime.stream import BatchError
 
 
 class Asks(nn.Module):

@@ -30,7 +30,7 @@ from bigbrain_fx.plan.schedule.stage_part import Part
 from bigbrain_fx.plan.schedule.walk import walk
 from bigbrain_fx.planning import unit_io as tensors
 from bigbrain_fx.planning.registry import estimator
-from bigbrain_fx.runtime import network
+from bigbrain_fx.runtime import gloo
 from tests.plan.test_memory import Net
 from tests.support import samples
 
@@ -38,7 +38,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_as_many_receives_are_posted_as_the_planners_make_room_for() -> None:
-    assert memory.AHEAD == network.AHEAD == tensors.AHEAD
+    assert memory.AHEAD == gloo.AHEAD == tensors.AHEAD
 
 
 def test_live_bytes_come_and_go() -> None:

@@ -13,8 +13,8 @@ from bigbrain_fx.bundles.launch import RunOptions, run
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.runtime import Device
 from bigbrain_fx.runtime.data import Stream
-from bigbrain_fx.runtime.entries import BatchError
 from bigbrain_fx.runtime.local import Hub, LocalTransport
+from bigbrain_fx.runtime.stream import BatchError
 from bigbrain_fx.supervisor import FailedError
 from tests.support.bundles import copied, edit
 from tests.support.replayed import Fault, supervised

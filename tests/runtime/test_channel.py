@@ -9,17 +9,10 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from bigbrain_fx.runtime.channel import (
-    HEADER_LENGTH,
-    MAX_DIMS,
-    Channel,
-    Layout,
-    disclose,
-    enclose,
-    enclose_nothing,
-    pack,
-    unpack,
-)
+from bigbrain_fx.runtime.channel import HEADER_LENGTH, Channel
+from bigbrain_fx.runtime.layout import MAX_DIMS, Layout, unpack
+from bigbrain_fx.runtime.relayout import pack
+from bigbrain_fx.runtime.varying import disclose, enclose, enclose_nothing
 from tests.support.examples import examples
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool)

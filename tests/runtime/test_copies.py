@@ -42,7 +42,7 @@ def rounding_otherwise(bundle: Path, folder: Path) -> Path:
             one = self.parameters[name].data.view(-1)[:1]
             one.copy_(torch.nextafter(one, one + 1))
 """
-    edit(copy / "runtime" / "device.py", UPDATED, UPDATED + nudge.removeprefix("\n"))
+    edit(copy / "runtime" / "pipeline_device.py", UPDATED, UPDATED + nudge.removeprefix("\n"))
     return copy
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bigbrain_fx.runtime.data import Stream
-from bigbrain_fx.runtime.entries import BatchError
+from bigbrain_fx.runtime.stream import BatchError
 
 CPU = torch.device("cpu")
 

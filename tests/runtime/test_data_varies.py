@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from bigbrain_fx.runtime.data import Splitting, Stream
-from bigbrain_fx.runtime.entries import BatchError
 from bigbrain_fx.runtime.feeding import FedBatches
 from bigbrain_fx.runtime.loss_shares import mean_loss, share_of
+from bigbrain_fx.runtime.stream import BatchError
 from tests.runtime.test_data import counted, stream
 from tests.support.messages import refused
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from bigbrain_fx.bundles.launch.process import users_environment
 from bigbrain_fx.runtime import committing
-from bigbrain_fx.runtime.coded import MisuseError, headline
+from bigbrain_fx.runtime.coded import MisuseError
 from bigbrain_fx.runtime.committing import Committer, begin_together
 from bigbrain_fx.runtime.control import Control
 from bigbrain_fx.runtime.ledger import LocalLedger
@@ -37,6 +37,7 @@ from bigbrain_fx.runtime.local import Hub
 from bigbrain_fx.runtime.peers import PeerLostError
 from bigbrain_fx.runtime.process import CONTROL
 from bigbrain_fx.runtime.rendezvous import NoAddressError, _gloo_device, _listening_place
+from bigbrain_fx.runtime.telling import headline
 from bigbrain_fx.supervisor.pipe import Ears, line_pair
 from tests.runtime.test_every_call_fails import ABOUT, NAMES, newest_loads
 from tests.runtime.test_state import OPTIMIZERS, device

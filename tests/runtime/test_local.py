@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from bigbrain_fx.runtime.channel import Channel
-from bigbrain_fx.runtime.entries import BatchError
 from bigbrain_fx.runtime.local import Hub, LocalTransport
+from bigbrain_fx.runtime.stream import BatchError
 
 
 def channel(tag: int, sender: str, receiver: str) -> Channel:

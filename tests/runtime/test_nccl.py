@@ -22,9 +22,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bigbrain_fx.bundles.launch import Command, Process, RunOptions, popen, run
-from bigbrain_fx.runtime import member, network, rendezvous
-from bigbrain_fx.runtime.channel import Channel, Layout
-from bigbrain_fx.runtime.network import AHEAD, NetworkTransport, _Background
+from bigbrain_fx.runtime import member, rendezvous
+from bigbrain_fx.runtime.channel import Channel
+from bigbrain_fx.runtime.gloo import AHEAD, ChannelEnd
+from bigbrain_fx.runtime.layout import Layout
+from bigbrain_fx.runtime.network import NetworkTransport, _Background
 from tests.support.bundles import cluster, split_small
 from tests.support.nccl_like import NCCL_LIKE
 
@@ -170,7 +172,7 @@ def test_a_receive_is_waited_for_by_the_stream_that_computes(
     monkeypatch.setattr(dist, "get_backend", lambda: "nccl")
     transport = NetworkTransport({"a": 0, "b": 1}, torch.device("cuda", 1), 20.0)
     monkeypatch.setattr(torch, "empty", empty)
-    line = network._Line(CHANNEL, 0, layout=Layout((2,), (1,)))
+    line = ChannelEnd(CHANNEL, 0, layout=Layout((2,), (1,)))
     transport.lines[CHANNEL.tag] = line
     transport.device = torch.device("cpu")
     posted: list[int] = []

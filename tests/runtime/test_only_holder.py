@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from bigbrain_fx.runtime import only_holder
+from bigbrain_fx.runtime.device_sums import DeviceSums
 from bigbrain_fx.runtime.held_weights import HeldWeights
 from bigbrain_fx.runtime.only_holder import is_alone
-from bigbrain_fx.runtime.step_sums import StepSums
 
 LAYERS: dict[str, tuple[nn.Module, Tensor]] = {
     "linear": (nn.Linear(4, 3), torch.randn(2, 5, 4)),
@@ -130,7 +130,7 @@ def test_no_counts_no_trust(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_sums_leave_what_somebody_has_kept() -> None:
     """As a hook of the user's does that looks at gradients after the step."""
     linear, inputs, kept = nn.Linear(4, 3), torch.randn(3, 2, 4), list[Tensor]()
-    sums, alone = (StepSums(HeldWeights("d0", {}, {})) for _ in range(2))
+    sums, alone = (DeviceSums(HeldWeights("d0", {}, {})) for _ in range(2))
     for x in inputs:
         gradient = handed_out(linear, x).pop("weight")
         kept.append(gradient)
@@ -144,7 +144,7 @@ def test_sums_leave_what_somebody_has_kept() -> None:
 
 
 def test_the_second_sum_is_made_in_place() -> None:
-    sums = StepSums(HeldWeights("d0", {}, {}))
+    sums = DeviceSums(HeldWeights("d0", {}, {}))
     linear = nn.Linear(4, 3)
     sums.add("weight", 0, handed_out(linear, torch.randn(2, 4)).pop("weight"))
     place = sums.gradients["weight", 0].data_ptr()
@@ -177,11 +177,11 @@ def held(**parameters: Any) -> HeldWeights:
 def test_a_gradient_of_two_parameters_becomes_one_of_each() -> None:
     """Of one micro-batch nothing is added up; an optimizer may write into what it is given."""
     module = Sum()
-    sums = StepSums(held(a=module.a, b=module.b))
+    sums = DeviceSums(held(a=module.a, b=module.b))
     made = handed_out(module, torch.randn(2, 4))
     for name in ("a", "b"):
         sums.add(name, 0, made.pop(name))
-    found = sums.summed(None)
+    found = sums.summed()
     assert torch.equal(found["a"], found["b"])
     found["a"].zero_()
     assert found["b"].count_nonzero() == found["b"].numel()
@@ -189,10 +189,10 @@ def test_a_gradient_of_two_parameters_becomes_one_of_each() -> None:
 
 def test_a_gradient_of_its_own_is_handed_on_as_it_is() -> None:
     linear = nn.Linear(4, 3)
-    sums = StepSums(held(weight=linear.weight))
+    sums = DeviceSums(held(weight=linear.weight))
     sums.add("weight", 0, handed_out(linear, torch.randn(2, 4)).pop("weight"))
     place = sums.gradients["weight", 0].data_ptr()
-    assert sums.summed(None)["weight"].data_ptr() == place
+    assert sums.summed()["weight"].data_ptr() == place
 
 
 @pytest.mark.parametrize("micros", [1, 3])
@@ -201,14 +201,14 @@ def test_gradients_lie_as_those_of_backward_do(micros: int) -> None:
     stacked = nn.Parameter(torch.randn(3, 8, 8))
     repeated, turned = nn.Parameter(torch.ones(8)), nn.Parameter(torch.randn(8, 8).t())
     named = {"stacked": stacked, "repeated": repeated, "turned": turned}
-    sums = StepSums(held(**named))
+    sums = DeviceSums(held(**named))
     for _ in range(micros):
         y = torch.einsum("bd,ekd->bk", torch.randn(4, 8), stacked) @ turned + repeated.sum()
         made = torch.autograd.grad(y.square().sum(), [*named.values()], retain_graph=True)
         y.square().sum().backward()
         for name, gradient in zip(named, made, strict=True):
             sums.add(name, 0, gradient)
-    found = sums.summed(None)
+    found = sums.summed()
     for name, parameter in named.items():
         assert parameter.grad is not None
         assert torch.equal(found[name], parameter.grad)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from bigbrain_fx.runtime.optimizer_state import optimizer_facts, optimizer_tensors
 from bigbrain_fx.runtime.plain import load_optimizer
-from bigbrain_fx.runtime.rates import LearningRates
+from bigbrain_fx.runtime.rates import RewindableRates
 
 S = torch.optim.lr_scheduler
 SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
@@ -73,7 +73,7 @@ def test_a_scheduler_goes_on_with_the_same_bits(name: str, tmp_path: Path) -> No
         scheduler.step()
         expected.append(seen(net, optimizer))
     net, optimizer = made()
-    rates = LearningRates(optimizer, scheduler=make)
+    rates = RewindableRates(optimizer, scheduler=make)
     for step in range(AT):
         update(net, optimizer, step)
         rates.advance()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from bigbrain_fx.runtime.rates import LearningRates
+from bigbrain_fx.runtime.rates import RewindableRates
 
 S = torch.optim.lr_scheduler
 Make = Callable[[torch.optim.Optimizer], Any]
@@ -50,7 +50,7 @@ def test_a_scheduler_made_anew_goes_on_as_torch_has_it(name: str) -> None:
         expected.append(seen(plain))
         scheduler.step()
     optimizer = sgd()
-    rates = LearningRates(optimizer, scheduler=SCHEDULERS[name])
+    rates = RewindableRates(optimizer, scheduler=SCHEDULERS[name])
     for step in (0, 1, 2, 3, 9, 8, 4):
         rates.rewind(step)
         assert seen(optimizer) == expected[step]
@@ -61,7 +61,7 @@ def test_a_scheduler_made_anew_goes_on_as_torch_has_it(name: str) -> None:
 
 def test_a_factor_scales_the_rates_as_they_were_made() -> None:
     optimizer = sgd()
-    rates = LearningRates(optimizer, lr_scale=lambda step: 0.5**step)
+    rates = RewindableRates(optimizer, lr_scale=lambda step: 0.5**step)
     for step in (0, 1, 3):
         rates.set(step)
         rates.advance()
@@ -69,7 +69,7 @@ def test_a_factor_scales_the_rates_as_they_were_made() -> None:
 
 
 def test_a_device_without_parameters_has_no_rates() -> None:
-    rates = LearningRates(None, scheduler=SCHEDULERS["step"])
+    rates = RewindableRates(None, scheduler=SCHEDULERS["step"])
     rates.set(0)
     rates.advance()
     rates.rewind(3)
@@ -78,7 +78,7 @@ def test_a_device_without_parameters_has_no_rates() -> None:
 
 def test_rates_that_are_tensors_are_not_written_into_what_is_kept() -> None:
     optimizer = torch.optim.AdamW([nn.Parameter(torch.zeros(2))], lr=torch.tensor(0.1))
-    rates = LearningRates(optimizer, scheduler=lambda o: S.StepLR(o, 1, gamma=0.5))
+    rates = RewindableRates(optimizer, scheduler=lambda o: S.StepLR(o, 1, gamma=0.5))
     for _ in range(3):
         rates.rewind(2)
         assert float(optimizer.param_groups[0]["lr"]) == pytest.approx(0.025)

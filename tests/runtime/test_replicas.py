@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from bigbrain_fx.runtime.buckets import bucket_channels, buckets_of, read_buckets
 from bigbrain_fx.runtime.channel import Channel
+from bigbrain_fx.runtime.held_weights import WeightsError
 from bigbrain_fx.runtime.replicas import Replicas
-from bigbrain_fx.runtime.weights import WeightsError
 
 LISTED: dict[str, dict[str, Any]] = {
     "bucket0": {

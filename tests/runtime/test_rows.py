@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bigbrain_fx.runtime.entries import BatchError
 from bigbrain_fx.runtime.rows import RowStream, batches_of_file, batches_of_tensors, count_rows
+from bigbrain_fx.runtime.stream import BatchError
 
 SPECS = {"x": ("int64", (4, 2)), "y": ("int64", (4,)), "table": ("int64", (3,))}
 TABLE = torch.arange(3)

@@ -11,10 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bigbrain_fx.runtime.channel import Channel
+from bigbrain_fx.runtime.channel import Channel, Transport
+from bigbrain_fx.runtime.held_weights import WeightsError
 from bigbrain_fx.runtime.statistics import Statistics, groups_of
-from bigbrain_fx.runtime.transport import Transport
-from bigbrain_fx.runtime.weights import WeightsError
 
 MICROS = ((0, 1, 4), (2,), (3, 5))
 CHANNELS = 24

@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import save_file
 
 from bigbrain_fx.runtime.checksum import checksum
+from bigbrain_fx.runtime.held_weights import WeightsError
 from bigbrain_fx.runtime.weights import (
     Index,
     OwnWeights,
-    WeightsError,
     checked_weights,
     read_index,
 )

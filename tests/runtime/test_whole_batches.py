@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bigbrain_fx.runtime.data import Splitting
-from bigbrain_fx.runtime.entries import BatchError
+from bigbrain_fx.runtime.stream import BatchError
 from bigbrain_fx.runtime.whole_batches import WholeBatches, repeated
 
 INPUTS: Mapping[str, tuple[str | int, ...]] = {"x": ("x",), "w": ("w",), "late": ("late",)}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bigbrain_fx.runtime.entries import BatchError
+from bigbrain_fx.runtime.stream import BatchError
 from bigbrain_fx.verification.failures import error_of
 
 SAID = [

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import bigbrain_fx as bb
 from bigbrain_fx.runtime import LossWeight
-from bigbrain_fx.runtime.entries import BatchError
+from bigbrain_fx.runtime.stream import BatchError
 from tests.support.bundles import cluster
 
 MODEL = """

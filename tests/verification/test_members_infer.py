@@ -53,7 +53,7 @@ def test_only_one_member_collects_and_nothing_is_said_of_gradients(
     assert [name for name, text in texts.items() if "outputs: ClassVar" in text] == ["d3"]
     assert not [name for name, text in texts.items() if "copy_to_group" in text]
     assert (folder / "runtime" / "group.py").is_file()
-    assert not (folder / "runtime" / "backward_device.py").exists()
+    assert not (folder / "runtime" / "pipeline_device.py").exists()
 
 
 def test_a_wrong_sum_is_no_rounding(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

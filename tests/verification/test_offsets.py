@@ -10,7 +10,7 @@ import torch
 
 import bigbrain_fx as bb
 from bigbrain_fx.runtime import Splitting, Stream
-from bigbrain_fx.runtime.entries import BatchError
+from bigbrain_fx.runtime.stream import BatchError
 from tests.support.bundles import cluster
 
 MODEL = '''

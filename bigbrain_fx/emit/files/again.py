@@ -31,7 +31,7 @@ OURS = (
 )
 
 
-def texts_like(plan: Plan, like: Path) -> dict[str, str]:
+def texts_like(plan: Plan, like: Path, *, bare: bool = False) -> dict[str, str]:
     """Return training.py, functions.py, train.py and README.md, from those of another bundle.
 
     Raises:
@@ -43,7 +43,7 @@ def texts_like(plan: Plan, like: Path) -> dict[str, str]:
         **texts,
         **({} if lean else {"launch.py": launch_text(plan)}),
         "train.py": _moved(_read(like / "train.py"), plan, like / "train.py"),
-        "README.md": readme_text(plan, told_files(_read(like / "README.md")), lean=lean),
+        "README.md": readme_text(plan, told_files(_read(like / "README.md")), lean=lean, bare=bare),
     }
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from bigbrain_fx.emit.files.again import shipped_like
+from bigbrain_fx.emit.files.bare import bare_files, is_bare, require_plain
 from bigbrain_fx.emit.files.copied import room_files, runtime_files
 from bigbrain_fx.emit.files.model_file import source_file, users_code, without_marks
 from bigbrain_fx.emit.files.parts import UNIMPORTED, Copied, extras_of, left_out
@@ -65,22 +66,28 @@ def write_bundle(
     force: bool = False,
     like: Path | None = None,
     lean: bool = False,
+    bare: bool = False,
     extras: Collection[str] = (),
     check: Callable[[Path], None] | None = None,
 ) -> Path:
     """Write the bundle beside its place and move it there in one step; return its path.
 
     With `like`, a bundle of the same graph, what is the user's comes from there, and the model file
-    is not read; it is as lean as that, and has its extras. A `lean` bundle has nothing that
-    replaces processes; nor has one whose gradients torch's collectives sum. `extras`: of `EXTRAS`.
-    `check` is asked of the whole folder before it is moved: it may raise.
+    is not read; it is as lean or bare as that, and has its extras. A `lean` bundle has nothing that
+    replaces processes; nor has one whose gradients torch's collectives sum. A `bare` one has the
+    plain pipeline alone; see `bare`. `extras`: of `EXTRAS`. `check` is asked of the folder before
+    it is in its place.
 
     Raises:
-        InputError: `out` exists and `force` is off, or cannot be written: nothing is left of it.
+        InputError: `out` exists and `force` is off, or cannot be written: nothing is left of it;
+            or the plan needs more than a bare bundle has.
     """
     check_out(out, force=force)
     _check_devices(plan)
-    texts, shipped = _texts(plan, like, lean or plan.stages.by_backend)
+    bare = bare if like is None else is_bare(like)
+    if bare:
+        require_plain(plan)
+    texts, shipped = _texts(plan, like, lean or bare or plan.stages.by_backend, bare)
     _check_names(shipped, texts)
     bundle = Copied(plan, "launch.py" in texts, extras if like is None else extras_of(like))
     with os_error_as(f"cannot write in {out.parent}", code="BX3609", help="give another --out"):
@@ -89,21 +96,30 @@ def write_bundle(
     try:
         with os_error_as(f"cannot write {out}", code="BX3610", at=str(out), help=NO_ROOM):
             _fill(scratch, plan, texts, shipped, weights)
-            _copy_rooms(scratch, texts, bundle)
+            if not bare:
+                _copy_rooms(scratch, texts, bundle)
+            elif check is not None:  # in one process, as a lean bundle
+                others = _texts(plan, like, lean=True, bare=False)[0]
+                (scratch / "train.py").write_text(others["train.py"], encoding="utf-8")
+                _copy_rooms(scratch, others, bundle)
             if check is not None:
                 check(scratch)
+            if bare:
+                _write_bare(scratch, texts)
             replace_folder(out, scratch)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return out
 
 
-def _texts(plan: Plan, like: Path | None, lean: bool) -> tuple[dict[str, str], Sequence[Path]]:
+def _texts(
+    plan: Plan, like: Path | None, lean: bool, bare: bool
+) -> tuple[dict[str, str], Sequence[Path]]:
     """Return the bundle's own files, and what it takes along from beside the model file."""
     if like is not None:
-        return bundle_texts(plan, like, lean=lean), shipped_like(like)
+        return bundle_texts(plan, like, lean=lean, bare=bare), shipped_like(like)
     own = users_code(plan)
-    return bundle_texts(plan, own=own, lean=lean), own.files
+    return bundle_texts(plan, own=own, lean=lean, bare=bare), own.files
 
 
 def _check_devices(plan: Plan) -> None:
@@ -145,6 +161,16 @@ def _check_names(shipped: Sequence[Path], texts: Mapping[str, str]) -> None:
 def _copied(texts: Mapping[str, str]) -> tuple[str, ...]:
     """Return the rooms of ours that a bundle takes along."""
     return ("runtime", "supervisor") if "launch.py" in texts else ("runtime",)
+
+
+def _write_bare(folder: Path, texts: Mapping[str, str]) -> None:
+    """Write the entry point and the runtime of a plain pipeline, in place of others."""
+    own = [text for name, text in texts.items() if name.endswith(".py")]
+    (folder / "train.py").write_text(texts["train.py"], encoding="utf-8")
+    shutil.rmtree(folder / "runtime", ignore_errors=True)
+    (folder / "runtime").mkdir()
+    for name, text in bare_files(ROOMS / "runtime", own).items():
+        (folder / "runtime" / name).write_text(text, encoding="utf-8")
 
 
 def _copy_rooms(folder: Path, texts: Mapping[str, str], bundle: Copied) -> None:

@@ -25,13 +25,13 @@ def runtime_files(
         without: files that nothing will need, and that lead nowhere.
     """
     homes = _homes(runtime)
-    names = {name for text in texts for name in _imported(text)}
+    names = {name for text in texts for name in imported_names(text)}
     first = [*asked, *(homes[name] for name in sorted(names) if name in homes)]
     return room_files(runtime, first, without)
 
 
 def room_files(
-    room: Path, first: Iterable[str] = (), without: Iterable[str] = ()
+    room: Path, first: Iterable[str] = (), without: Iterable[str] = (), *, door: bool = True
 ) -> frozenset[str]:
     """Return the names of the files of a room that its door and some files lead to.
 
@@ -39,9 +39,10 @@ def room_files(
         room: the folder.
         first: files that a bundle imports beside the door.
         without: files that nothing will need, and that lead nowhere.
+        door: the bundle has the room's own door; False: one of its own.
     """
-    waiting = [*first, *_neighbours(room / "__init__.py")]  # every bundle imports the door
-    found = {"__init__"}
+    waiting = [*first, *_neighbours(room / "__init__.py")] if door else [*first]
+    found = {"__init__"} if door else set()
     while waiting:
         stem = waiting.pop()
         if stem not in found and stem not in without:
@@ -50,7 +51,7 @@ def room_files(
     return frozenset(f"{stem}.py" for stem in found)
 
 
-def _imported(text: str) -> Iterator[str]:
+def imported_names(text: str) -> Iterator[str]:
     """Yield the names that a file of the bundle takes from the runtime."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ImportFrom) and node.module == ROOM:

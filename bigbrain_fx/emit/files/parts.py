@@ -1,4 +1,4 @@
-"""Which files of the runtime and the supervisor only some bundles run, and which bundles those are.
+"""Features of bundles: the files of the runtime and the supervisor that only some bundles run.
 
 A part is left out by its ways in, the files through which all others of it are reached; whoever
 imports one of them does so late, and only where the plan has the part.
@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bigbrain_fx.plan import Plan
+from bigbrain_fx.plan import Plan, may_be_ungiven
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,17 @@ class Copied:
 
 @dataclass(frozen=True)
 class Part:
-    """Files of one feature, and whether a bundle has it."""
+    """Files of one feature, and whether a bundle has it.
+
+    Attributes:
+        is_check: it changes no number: the tier without it trains the same plan.
+    """
 
     name: str
     is_in: Callable[[Copied], object]
     runtime: tuple[str, ...] = ()
     supervisor: tuple[str, ...] = ()
+    is_check: bool = False
 
 
 def _has_copies(bundle: Copied) -> bool:
@@ -55,6 +60,32 @@ def _has_suspicion(bundle: Copied) -> bool:
     return bundle.supervised and "suspicion" in bundle.extras
 
 
+def _recomputes(bundle: Copied) -> bool:
+    """Whether stages run forward twice: also to drop what micro-batches without rows write."""
+    stages = bundle.plan.stages
+    again = any(stage.runs_again for stage in stages.stages) or bool(stages.saving)
+    return again or _is_uneven(bundle) or "pipelining" in bundle.extras
+
+
+def _recomputes_ops(bundle: Copied) -> bool:
+    return bool(bundle.plan.stages.again) or "pipelining" in bundle.extras
+
+
+def _is_uneven(bundle: Copied) -> bool:
+    """Whether micro-batches may have unequal rows."""
+    return bundle.plan.source.drop_last is False
+
+
+def _varies(bundle: Copied) -> bool:
+    """Whether messages say their own form: rows are unequal, or gradients may be missing."""
+    return _is_uneven(bundle) or bool(may_be_ungiven(bundle.plan.graph))
+
+
+def _has_gpus(bundle: Copied) -> bool:
+    device = bundle.plan.cluster.device
+    return any(device[name].kind != "cpu" for name in bundle.plan.stages.devices)
+
+
 _OF_REPLICAS = (
     *("buckets", "joining", "peer_states", "replicas", "standing", "statistics", "surviving"),
 )
@@ -63,8 +94,8 @@ PARTS = (
     Part("replicas", lambda b: b.plan.stages.micros, _OF_REPLICAS),  # one, summed by a tree, too
     Part("sums by torch's collectives", lambda b: b.plan.stages.by_backend, ("collectives",)),
     Part("ZeRO 3", lambda b: b.plan.stages.gathers, ("unsharded",)),
-    Part("copies of a weight", _has_copies, ("copies",)),
-    Part("tensor groups", lambda b: b.plan.stages.members > 1, ("group",)),
+    Part("copies of a weight", _has_copies, ("copies",), is_check=True),
+    Part("tensor groups", lambda b: b.plan.stages.members > 1, ("group", "group_runs")),
     Part("stores", lambda b: b.plan.stages.offload, ("stores",)),
     Part("weights in stores", lambda b: "weights" in b.plan.stages.offload, ("stored_weights",)),
     Part("activations in stores", lambda b: b.plan.stages.saving, ("stored_activations",)),
@@ -73,7 +104,16 @@ PARTS = (
     Part("torch's pipeline runner", lambda b: "pipelining" in b.extras, ("pipelining",)),
     Part("steps computed again", _has_suspicion, ("suspicion",)),
     Part("messages over MPI", lambda b: "mpi" in b.extras, ("mpi",)),
-    Part("several hosts", _has_hosts, supervisor=("multi_host", "secured")),
+    Part("micro-batches of unequal rows", _is_uneven, ("uneven_rows",)),
+    Part("recomputation", _recomputes, ("recompute",)),
+    Part("a loss scale", lambda b: b.plan.source.grad_scaler is not None, ("loss_scale",)),
+    Part("messages that vary", _varies, ("varying",)),
+    Part("a split backward", lambda b: b.plan.stages.deferring, ("deferred",)),
+    Part("recomputed operations", _recomputes_ops, ("promises",)),
+    Part("batches that are split by rules", lambda b: not b.plan.source.splits_evenly),
+    Part("a training step that runs as it is", lambda b: b.plan.graph.is_opaque_step),
+    Part("GPUs", _has_gpus),
+    Part("several hosts", _has_hosts, (), ("multi_host", "secured"), is_check=True),
     Part("sessions", lambda b: False, supervisor=("feeding",)),  # whoever opens one has ours
 )
 UNIMPORTED = {  # files that nothing of a bundle imports, and that it has all the same
@@ -107,3 +147,9 @@ def ways_into(parts: Iterable[Part], room: str) -> frozenset[str]:
     """Return the files of a room through which all others of some parts are reached."""
     files = (part.runtime if room == "runtime" else part.supervisor for part in parts)
     return frozenset(file for each in files for file in each)
+
+
+def beyond_bare(plan: Plan) -> str | None:
+    """Return the first feature of a plan that the plain pipeline of `--bare` lacks, if any."""
+    bundle = Copied(plan, supervised=False)
+    return next((p.name for p in PARTS if p.is_in(bundle) and not p.is_check), None)

@@ -24,11 +24,11 @@ from bigbrain_fx.plan import (
 OURS = ("- `device_", "- `training.py`: data", "- `weights/`:")  # of any version
 
 
-def readme_text(plan: Plan, users: Sequence[str], *, lean: bool = False) -> str:
+def readme_text(plan: Plan, users: Sequence[str], *, lean: bool = False, bare: bool = False) -> str:
     """Return the README of a bundle; `users` are its lines about files of the user's."""
     trains = plan.mode == "train"
     commands = infer_texts.infer_commands(plan)
-    commands = train_texts.train_commands(plan, lean) if trains else commands
+    commands = train_texts.train_commands(plan, lean, bare) if trains else commands
     hosts = {plan.cluster.device[name].host for name in plan.stages.devices}
     lines = [
         f"# {plan.graph.name} on {len(plan.stages.devices)} devices",

@@ -53,7 +53,12 @@ def _classes(plan: Plan) -> list[Classes] | list[OpaqueStages]:
 
 
 def bundle_texts(
-    plan: Plan, like: Path | None = None, *, own: UsersCode | None = None, lean: bool = False
+    plan: Plan,
+    like: Path | None = None,
+    *,
+    own: UsersCode | None = None,
+    lean: bool = False,
+    bare: bool = False,
 ) -> dict[str, str]:
     """Return the Python files and the README of a bundle, by file name.
 
@@ -85,9 +90,9 @@ def bundle_texts(
         for program in plan.programs
     }
     if like is None:
-        texts.update(_users_texts(plan, own or users_code(plan), lean))
+        texts.update(_users_texts(plan, own or users_code(plan), lean, bare))
     else:
-        texts.update(texts_like(plan, like))
+        texts.update(texts_like(plan, like, bare=bare))
     for name in [name for name in texts if name.endswith(".py")]:
         ast.parse(texts[name])  # a slip of ours must not reach a disk
     return texts
@@ -99,12 +104,12 @@ def _store(plan: Plan, device: str) -> dict[str, Any]:
     return {"store": plan.cluster.store[device], "store_bytes": nbytes} if nbytes else {}
 
 
-def _users_texts(plan: Plan, own: UsersCode, lean: bool) -> dict[str, str]:
-    texts = train_texts(plan, own, lean) if plan.mode == "train" else infer_texts(plan, own)
+def _users_texts(plan: Plan, own: UsersCode, lean: bool, bare: bool) -> dict[str, str]:
+    texts = train_texts(plan, own, lean, bare) if plan.mode == "train" else infer_texts(plan, own)
     if own.functions.text:
         head = f'"""What stages call as it is, copied from {quiet(own.name)}."""\n\n'
         texts["functions.py"] = head + own.functions.text + own.functions.ours
-    return {**texts, "README.md": readme_text(plan, users_files(own), lean=lean)}
+    return {**texts, "README.md": readme_text(plan, users_files(own), lean=lean, bare=bare)}
 
 
 def weight_files(plan: Plan) -> dict[str, list[str]]:

@@ -46,6 +46,14 @@ FILES = (
     "bookkeeping"
 )
 SUPERVISED = "; `launch.py` and `supervisor/`: replace processes that die"
+_IMPORT = "from runtime import Bundle, Hooks, Training, main"
+_BARE_BEGINNING = (
+    "import sys",
+    "from pathlib import Path",
+    "",
+    *loading("from runtime import Bundle, Training, main", 0),
+    "",
+)
 _HOOKS = """\
 # Your own functions, called in every process at these places of a step. At on_step_end the step's
 # messages have left and the optimizer has stepped: under launch.py this is the recovery point, and
@@ -58,19 +66,22 @@ HOOKS = Hooks(
 )"""
 
 
-def train_texts(plan: Plan, own: UsersCode, lean: bool = False) -> dict[str, str]:
+def train_texts(
+    plan: Plan, own: UsersCode, lean: bool = False, bare: bool = False
+) -> dict[str, str]:
     """Return training.py, train.py and, where it is not lean, launch.py."""
     constants = our_names(own.training, OURS)
     return {
         "training.py": _training_text(plan, own, constants),
-        "train.py": _train_text(plan, constants, lean),
+        "train.py": _train_text(plan, constants, lean, bare),
         **({} if lean else {"launch.py": launch_text(plan)}),
     }
 
 
-def train_commands(plan: Plan, lean: bool = False) -> list[str]:
+def train_commands(plan: Plan, lean: bool = False, bare: bool = False) -> list[str]:
     """Return how to start it, a command a line."""
-    torchrun = f"torchrun --nproc-per-node {len(plan.stages.devices)} train.py --steps 100"
+    world = len(plan.stages.devices)
+    torchrun = f"torchrun --nproc-per-node {world} train.py --steps 100"
     supervised = {
         "bigbrain-fx run . --steps 100": "on this host; replaces what dies",
         "python launch.py --steps 100": "the same without bigbrain-fx",
@@ -80,6 +91,9 @@ def train_commands(plan: Plan, lean: bool = False) -> list[str]:
         torchrun: "under torchrun; one death ends all",
         "python train.py --in-process --steps 2": "all devices in one process, for pdb",
     }
+    if bare:
+        one = f"RANK=0 WORLD_SIZE={world} python train.py --steps 100"
+        explained = {torchrun: "on this host", one: "the same, a process for each RANK"}
     return [f"{command:<57}# {what}" for command, what in explained.items()]
 
 
@@ -166,7 +180,7 @@ def _splitting(source: Source, constants: Mapping[str, str]) -> str:
     return f"Splitting({', '.join(fields)})"
 
 
-def _train_text(plan: Plan, constants: Mapping[str, str], lean: bool) -> str:
+def _train_text(plan: Plan, constants: Mapping[str, str], lean: bool, bare: bool) -> str:
     devices = device_names(plan.stages.devices).values()
     how = [f"training.{constants[name]}" for name in ("OPTIMIZER", "LR_SCALE", "CLIP_NORM")]
     how += [f"scheduler=training.{constants['SCHEDULER']}"] * plan.source.has_scheduler
@@ -180,22 +194,21 @@ def _train_text(plan: Plan, constants: Mapping[str, str], lean: bool) -> str:
         f"training=Training({', '.join(how)})",
         specs,
         *[f"splitting=training.{constants['SPLITTING']}"] * (not plan.source.splits_evenly),
-        "hooks=HOOKS",
+        *([] if bare else ["hooks=HOOKS"]),
     ]
+    hooks = "HOOKS has the places for functions of your own; `--help` lists what else may be said."
     lines = [
         f'"""Train {quiet(plan.graph.name)}: one process per device.',
         "",
-        *(f"    {line}" for line in train_commands(plan, lean)),
+        *(f"    {line}" for line in train_commands(plan, lean, bare)),
         "",
-        "HOOKS has the places for functions of your own; `--help` lists what else may be said.",
+        "`--help` lists what else may be said." if bare else hooks,
         '"""',
         "",
-        *beginning("train"),
+        *(_BARE_BEGINNING if bare else beginning("train")),
         *sorted((f"import {names.module}" for names in devices), key=by_number),
         "import training",
-        "from runtime import Bundle, Hooks, Training, main",
-        "",
-        *_HOOKS.splitlines(),
+        *([] if bare else [_IMPORT, "", *_HOOKS.splitlines()]),
         "",
         *call_lines("BUNDLE", "Bundle", fields),
         "",

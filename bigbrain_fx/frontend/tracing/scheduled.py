@@ -18,7 +18,7 @@ from torch import nn
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend.tracing.parted import require_all_stepped, require_parted
 from bigbrain_fx.frontend.translation.sources import where
-from bigbrain_fx.runtime import LearningRates
+from bigbrain_fx.runtime import RewindableRates
 
 _STEPS = 3
 _FEW = 8  # the longest dimension: only the optimizer's groups are of interest
@@ -102,7 +102,7 @@ def _run(
     """
     try:
         optimizer = make(list(params.items()))
-        rates = LearningRates(optimizer, scheduler=_checked(scheduler))
+        rates = RewindableRates(optimizer, scheduler=_checked(scheduler))
         seen = []
         with warnings.catch_warnings():  # nothing is updated here
             warnings.simplefilter("ignore")

@@ -22,7 +22,7 @@ def test_inference_takes_no_training_along() -> None:
     found = runtime_files(RUNTIME, ["from runtime import InferenceDevice, Stage, infer_main\n"])
     assert {"infer.py", "rows.py", "forward_device.py"} <= found
     assert not {"train.py", "commits.py", "replay.py", "member.py"} & found
-    assert not {"device.py", "backward_device.py", "gradients.py", "loss_scale.py"} & found
+    assert not {"device.py", "pipeline_device.py", "gradients.py", "loss_scale.py"} & found
 
 
 def test_what_is_asked_for_comes_along() -> None:

@@ -44,7 +44,7 @@ def test_no_other_thread_computes_between_messages(shared_cores: bool) -> None:
     """On a host of 16 cores, devices of 14 threads had messages of 62 ms: threads that spun."""
     seen = Seen()
     message_s, bytes_per_s = message_costs(
-        seen,  # type: ignore[arg-type]  # what of a transport is used
+        seen,
         ("r0", "r1"),
         leads=True,
         rounds=3,

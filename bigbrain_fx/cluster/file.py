@@ -195,8 +195,8 @@ class LinksEntry(StrictModel):
         description="Any pair without an entry. Left out: 1Gbit/s and 0.1ms."
     )
     same_host: LinkEntry | None = _left_out(
-        description="Devices of one host. Left out: the default; without one, what "
-        "presets say of NVLink and PCIe, else 1GB/s and 50us."
+        description="Devices of one host. Left out: what presets say of NVLink and PCIe; of "
+        "others the default, without one 1GB/s and 50us."
     )
     between: list[BetweenEntry] = Field(default=[], description="Exceptions.")
 

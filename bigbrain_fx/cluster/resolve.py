@@ -2,7 +2,9 @@
 
 This room decides what the file's entries mean together: presets, hosts, which link wins.
 
-    a link of two devices:  between.devices  >  between.hosts  >  same_host  >  default
+    a link of two devices:  between.devices  >  between.hosts  >  same_host  >  presets  >  default
+
+Presets say what links cards of one host: what is written of the network does not slow it.
 """
 
 from __future__ import annotations
@@ -239,10 +241,9 @@ def _links(
         else:
             of_hosts[pair] = _link(entry)
     same_host = _same_host(links)
-    said = links.same_host is not None or links.default is not None
     others = []
     for one, two in _near_or_named(devices, of_hosts):
-        wire = None if said else _wire(one, two)
+        wire = None if links.same_host else _wire(one, two)
         fallback = (wire or same_host) if one.host == two.host else None
         link = of_hosts.get(frozenset((one.host, two.host)), fallback)
         if link and frozenset((one.name, two.name)) not in of_devices:
@@ -361,6 +362,7 @@ def to_json(cluster: Cluster) -> str:
             "devices": [_device_json(device) for device in cluster.devices],
             "links": {
                 "default": _link_json(cluster.default_link),
+                **_same_host_json(cluster),
                 "between": [
                     {"devices": [a, b], **_link_json(link)} for a, b, link in cluster.links
                 ],
@@ -377,6 +379,15 @@ def to_json(cluster: Cluster) -> str:
             f"cannot write the cluster: {error.what}", code="BX1046", help=error.help
         ) from error
     return json.dumps(content, indent=2) + "\n"
+
+
+def _same_host_json(cluster: Cluster) -> dict[str, object]:
+    """Say that the default holds between cards of one host, where presets would say otherwise."""
+    listed = {frozenset((a, b)) for a, b, _ in cluster.links}
+    near = _near_or_named(cluster.devices, ())
+    if any(_wire(a, b) and frozenset((a.name, b.name)) not in listed for a, b in near):
+        return {"same_host": _link_json(cluster.default_link)}
+    return {}
 
 
 def _host_json(host: Host) -> dict[str, object]:

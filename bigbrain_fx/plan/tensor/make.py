@@ -146,6 +146,7 @@ class GroupMaker:
         """Return where members run what was placed of the whole graph: a group by its first device.
 
         What is written around an op, its exchanges and its parts, comes before it and goes along.
+        An output is put together at the very end, where its parts are.
         """
         first_of = {name: group[0] for group in self.tensor.groups for name in group}
         found: dict[str, str] = {}
@@ -156,6 +157,9 @@ class GroupMaker:
                 if op.name in homes:
                     found |= dict.fromkeys(around, first_of[homes[op.name]])
                 around = []
+        for name in around:
+            read = [found[ref] for ref in self.graph.op[name].refs if ref in found]
+            found |= dict.fromkeys([name], read[0]) if read else {}
         return found
 
     def estimated(self, rows: int) -> Costs:

@@ -69,7 +69,11 @@ from bigbrain_fx.core.programs import (
     Send as Send,
     Slice as Slice,
 )
-from bigbrain_fx.core.protocols import Estimator as Estimator, Partitioner as Partitioner
+from bigbrain_fx.core.protocols import (
+    Estimator as Estimator,
+    GroupEstimator as GroupEstimator,
+    Partitioner as Partitioner,
+)
 from bigbrain_fx.core.rewrites import (
     REWRITES as REWRITES,
     Rewrite as Rewrite,

@@ -27,7 +27,8 @@ from tools.published_gpus.rows import VARIABLE
 @click.option("--group", default="", help="Only rows of groups that begin so.")
 @click.option("--row", default="", help="Only rows whose name has this.")
 @click.option("--nic/--no-nic", default=False, help="Whether a host's devices share its NIC.")
-def main(data: Path | None, group: str, row: str, nic: bool) -> None:
+@click.option("--profile", type=click.Path(path_type=Path), help="Of layers, as estimate takes it.")
+def main(data: Path | None, group: str, row: str, nic: bool, profile: Path | None) -> None:
     """Print a line for each row, then errors by group."""
     named = data or (Path(os.environ[VARIABLE]) if VARIABLE in os.environ else None)
     if named is None:
@@ -39,7 +40,8 @@ def main(data: Path | None, group: str, row: str, nic: bool) -> None:
     for each in rows:
         if each.group.startswith(group) and row in each.name:
             began_s = time.perf_counter()
-            found = forecast(each, graph_of(each.model), folder_links(folder), nic=nic)
+            about = each, graph_of(each.model), folder_links(folder)
+            found = forecast(*about, nic=nic, profile=profile)
             said.append(found)
             click.echo(_line(found, time.perf_counter() - began_s))
     for name in dict.fromkeys(s.row.group for s in said):

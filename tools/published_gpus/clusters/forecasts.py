@@ -41,7 +41,12 @@ class ClusterSaid:
 
 
 def forecast(
-    row: ClusterRow, graph: Graph, links: Mapping[tuple[str, str], Doc], *, nic: bool
+    row: ClusterRow,
+    graph: Graph,
+    links: Mapping[tuple[str, str], Doc],
+    *,
+    nic: bool,
+    profile: Path | None = None,
 ) -> ClusterSaid:
     """Forecast one row.
 
@@ -50,24 +55,25 @@ def forecast(
         graph: of its model.
         links: measured between hosts, by the cards at both ends.
         nic: whether devices of a host share what leaves it.
+        profile: of the model's layers, as `--profile` takes it.
     """
-    plan = planned(row, graph, cluster_of(row, links, nic=nic))
+    plan = planned(row, graph, cluster_of(row, links, nic=nic), profile)
     return ClusterSaid(row, plan.forecast.step_s, max(e.peak_bytes for e in plan.forecast.devices))
 
 
-def planned(row: ClusterRow, graph: Graph, cluster: Cluster) -> Plan:
+def planned(row: ClusterRow, graph: Graph, cluster: Cluster, profile: Path | None) -> Plan:
     """Plan a row's own strategy."""
-    count = row.replicas
+    count, plain = row.replicas, "compiled" if row.fused else "analytical"
     options = Options(
         "naive" if not row.layers else "chain-dp",
-        "compiled" if row.fused else "analytical",
+        f"layers:{profile}" if profile else plain,
         micro_batches=row.batch // row.rows,
         replicas=count if count > 1 else None,
         replica_shares=(1,) * count if count > 1 else (),
         zero_stage=row.zero if count > 1 else 0,
         sum_order=None if row.zero == 3 or count == 1 else "backend",
         tensor=row.tensor if row.tensor > 1 else None,
-        pins=tuple(_pins(row, graph, cluster)) if len(row.cards) > 1 else (),
+        pins=tuple(_pins(row, graph, cluster)),
     )
     return make_plan(replace(graph, batch=row.batch), cluster, Source(""), options)
 

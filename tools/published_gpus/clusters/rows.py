@@ -22,7 +22,7 @@ class ClusterRow:
     Attributes:
         group: whose errors are averaged.
         cards: the preset of each replica's stages: `cards[stage][replica]`.
-        layers: first and last layer of each stage; empty: one stage.
+        layers: first and last layer of each stage; empty: one stage, or stages of equal time.
         tensor: devices of a group.
         rows: of a micro-batch.
         batch: rows of a step.
@@ -107,7 +107,7 @@ def _of_sailor(entry: Mapping[str, str]) -> ClusterRow:
         name=entry["file"].removeprefix("plan_config_").removesuffix(".json"),
         model=entry["model"],
         cards=tuple(_replicas(stage, n) for stage, n in zip(stages, counts, strict=True)),
-        layers=tuple((first, last) for first, last in layers),
+        layers=tuple((first, last) for first, last in layers) if len(stages) > 1 else (),
         tensor=tensor,
         rows=int(entry["mbs"]),
         batch=int(entry["gbs"]),
@@ -157,7 +157,7 @@ _NANO = ("nanotron", "Llama-1B", "8 H100")
 NEWER: Mapping[tuple[str, ...], _Newer] = {
     (*_TITAN, "8 H100", "FSDP 8"): _Newer("h100", 8, zero=3),
     (*_TITAN, "128 H100", "FSDP 128"): _Newer("h100", 128, zero=3),
-    (*_TITAN, "64 H100", "FSDP 8 x TP 8"): _Newer("h100", 8, 8, zero=3),
+    (*_TITAN, "64 H100", "FSDP 8 x TP 8"): _Newer("h100", 8, 8, rows=16, zero=3),
     (*_NANO, "DP4 TP2"): _Newer("h100", 4, 2, rows=4, steps=64),
     (*_NANO, "DP2 TP4"): _Newer("h100", 2, 4, rows=4, steps=128),
     (*_NANO, "TP8"): _Newer("h100", 1, 8, rows=4, steps=256),
@@ -170,15 +170,12 @@ NEWER: Mapping[tuple[str, ...], _Newer] = {
 
 
 def _newer(entry: Mapping[str, str], own: _Newer) -> ClusterRow:
-    depth = 32 if "8B" in entry["model"] or "7B" in entry["model"] else 16
-    half = depth // 2
-    layers = ((0, half), (half + 1, depth + 1)) if own.stages == 2 else ()
     return ClusterRow(
         group="newer",
         name=f"{entry['source']} {entry['cluster']} {entry['strategy']}"[:44],
         model=entry["model"],
         cards=((own.card,) * own.replicas,) * own.stages,
-        layers=layers,
+        layers=(),
         tensor=own.tensor,
         rows=own.rows,
         batch=own.rows * own.steps * own.replicas,

@@ -149,6 +149,10 @@ class DeviceEntry(StrictModel):
         description="As torch.set_float32_matmul_precision: high multiplies float32 in TF32.",
     )
     memory_bandwidth: OptionalBandwidth = _left_out()
+    process_memory: OptionalMemory = _left_out(
+        description="What its process takes beside tensors: context, kernels, NCCL, a framework of "
+        "another runtime. Left out: 600MiB on cuda, 40MiB on a CPU."
+    )
     blas_workspace: OptionalMemory = _left_out(
         description="What cuBLAS keeps on a cuda device for each thread that multiplies; `doctor` "
         "finds it. Left out: the preset's, or a guess from half_flops."

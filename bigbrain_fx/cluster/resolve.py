@@ -120,6 +120,7 @@ def _device(document: Document, path: JsonPath, entry: DeviceEntry) -> Device:
         units=UNITS.get(named),
         processor=entry.processor,
         kernels=timed_kernels(document, path, entry),
+        process_bytes=entry.process_memory,
     )
 
 
@@ -402,7 +403,7 @@ def _host_json(host: Host) -> dict[str, object]:
 def _device_json(device: Device) -> dict[str, object]:
     own, half, blas = device.overheads, device.half_flops_per_s, device.blas_bytes
     tf32, products = device.tf32_flops_per_s, device.matmul_precision
-    kernels = device.kernels
+    kernels, process = device.kernels, device.process_bytes
     return {
         "name": device.name,
         "host": device.host,
@@ -414,6 +415,7 @@ def _device_json(device: Device) -> dict[str, object]:
         **({"tf32_flops": quantity.rate_text(tf32, "FLOP/s")} if tf32 is not None else {}),
         **({"matmul_precision": products} if products != "highest" else {}),
         "memory_bandwidth": quantity.rate_text(device.memory_bytes_per_s, "B/s"),
+        **({} if process is None else {"process_memory": quantity.memory_text(process)}),
         **({"blas_workspace": quantity.memory_text(blas)} if blas is not None else {}),
         "launch": quantity.time_text(device.launch_s),
         "threads": device.threads,

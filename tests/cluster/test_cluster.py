@@ -346,7 +346,7 @@ def test_schema_describes_every_field() -> None:
     device = described["$defs"]["DeviceEntry"]
     fields = (
         "name host kind preset memory flops half_flops tf32_flops matmul_precision "
-        "memory_bandwidth blas_workspace launch threads processor kernels overheads"
+        "memory_bandwidth process_memory blas_workspace launch threads processor kernels overheads"
     )
     assert set(_properties(device)) == {*fields.split(), "$comment"}
     assert device["required"] == ["name"]

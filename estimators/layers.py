@@ -58,7 +58,7 @@ class Layers:
             return read_layer_times(path)
         raise InputError(
             "no profile of layers is named",
-            code="BX1435",
+            code="BX1436",
             help=f"--profile times.json, or set {VARIABLE}; docs/commands.md says what is in it",
         )
 
@@ -123,7 +123,7 @@ def _found(path: str, file: LayerTimes, graph: Graph) -> Iterator[_Found]:
             if taken.setdefault(name, said) != said:
                 raise InputError(
                     f"the layers {taken[name]!r} and {said!r} of the profile have the same ops",
-                    code="BX1430",
+                    code="BX1431",
                     at=path,
                     help="time each module in one layer",
                 )
@@ -156,7 +156,7 @@ def _unknown(path: str, graph: Graph, name: str) -> InputError:
     near = ", ".join(_nearest(name, list(known))) or ", ".join([*known][:4])
     return InputError(
         f"the profile has a layer {name!r}, and {graph.name} has no such module or class",
-        code="BX1431",
+        code="BX1432",
         at=path,
         help=f"nearest: {near}; name modules of the model, or use the profile of this one",
     )
@@ -172,7 +172,7 @@ def _require_parameters(path: str, layer: Layer, graph: Graph, ops: Sequence[str
         raise InputError(
             f"the layer {', '.join(layer.modules)} has {count:,} numbers in {graph.name}, and "
             f"{layer.parameters:,} in the profile",
-            code="BX1432",
+            code="BX1433",
             at=path,
             help="use a profile of a model of these sizes",
         )
@@ -186,7 +186,7 @@ def _require_inputs(path: str, file: LayerTimes, graph: Graph) -> None:
             found = f"rows of {rows[name]}" if name in rows else f"no input {name!r}"
             raise InputError(
                 f"the profile is of {name} with rows of {shape}, and {graph.name} has {found}",
-                code="BX1433",
+                code="BX1434",
                 at=path,
                 help=f"use a profile of this size; the model's inputs: {near} {rows.get(near, '')}",
             )
@@ -214,7 +214,7 @@ def _require_cards(path: str, file: LayerTimes, cluster: Cluster, cards: Mapping
     near = [name for card in own for name in _nearest(card, list(file.cards))]
     raise InputError(
         f"the profile has times of {', '.join(file.cards)}, and the cluster has {', '.join(own)}",
-        code="BX1434",
+        code="BX1435",
         at=path,
         help=f"nearest: {near[0]}; write the cluster's presets as cards"
         if near

@@ -74,7 +74,7 @@ def read_layer_times(path: str | Path) -> LayerTimes:
     found = Path(path).resolve()
     with os_error_as(
         "cannot read the profile of layers",
-        code="BX1450",
+        code="BX1470",
         at=str(path),
         help="name a file of seconds by layer: docs/commands.md, --profile",
     ):
@@ -87,7 +87,7 @@ def _read(path: str, state: tuple[int, int]) -> LayerTimes:
     if state[1] > _MOST_BYTES:
         raise InputError(
             f"the profile of layers has {state[1]:,} bytes, and at most {_MOST_BYTES:,} are read",
-            code="BX1451",
+            code="BX1471",
             at=path,
             help="leave out cards and sizes that the cluster and the batch do not have",
         )
@@ -103,7 +103,7 @@ def _fault(path: str, error: ValidationError) -> InputError:
         return _field_error(path, error)
     return InputError(
         f"the profile of layers is no JSON: {first['ctx']['error']}",
-        code="BX1452",
+        code="BX1472",
         at=path,
         help="write it by json.dump, or by tools/sailor_profile.py from Sailor's",
     )
@@ -120,7 +120,7 @@ def _field_error(path: str, error: ValidationError) -> InputError:
         f"{place}: {'the field is missing' if missing else first['msg']}"
         + ("" if missing else f", found {found}")
         + more,
-        code="BX1453",
+        code="BX1473",
         at=path,
         help="each time has card, rows, forward and backward, in seconds from 0 on",
     )

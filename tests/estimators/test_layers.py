@@ -104,23 +104,23 @@ def test_a_degree_that_nobody_measured_is_the_nearest_ones_share(write: Write) -
 @pytest.mark.parametrize(
     ("code", "content"),
     [
-        ("BX1453", {"format": "layer-times-1", "layers": [{"modules": ["blocks.0"]}]}),
-        ("BX1453", {"format": "layer-times-2", "layers": []}),
-        ("BX1453", {"layers": [{"modules": ["loss"], "times": [timed(4, -1.0)]}]}),
-        ("BX1453", {"layers": [{"modules": ["loss"], "times": [timed(0, 1.0)]}]}),
-        ("BX1453", {"layers": [{"modules": ["loss"], "times": [timed(4, 1.0)]}], "zones": 1}),
-        ("BX1431", {"layers": [{"modules": ["block.*"], "times": [timed(4, 1.0)]}]}),
-        ("BX1434", {"layers": [{"modules": ["loss"], "times": [{**timed(4, 1), "card": "fats"}]}]}),
+        ("BX1473", {"format": "layer-times-1", "layers": [{"modules": ["blocks.0"]}]}),
+        ("BX1473", {"format": "layer-times-2", "layers": []}),
+        ("BX1473", {"layers": [{"modules": ["loss"], "times": [timed(4, -1.0)]}]}),
+        ("BX1473", {"layers": [{"modules": ["loss"], "times": [timed(0, 1.0)]}]}),
+        ("BX1473", {"layers": [{"modules": ["loss"], "times": [timed(4, 1.0)]}], "zones": 1}),
+        ("BX1432", {"layers": [{"modules": ["block.*"], "times": [timed(4, 1.0)]}]}),
+        ("BX1435", {"layers": [{"modules": ["loss"], "times": [{**timed(4, 1), "card": "fats"}]}]}),
         (
-            "BX1432",
+            "BX1433",
             {"layers": [{"modules": ["Block"], "parameters": 9, "times": [timed(4, 1.0)]}]},
         ),
         (
-            "BX1433",
+            "BX1434",
             {"inputs": {"x": [5]}, "layers": [{"modules": ["Block"], "times": [timed(4, 1.0)]}]},
         ),
         (
-            "BX1430",
+            "BX1431",
             {"layers": [{"modules": [m], "times": [timed(4, 1.0)]} for m in ("Block", "blocks.0")]},
         ),
     ],
@@ -133,12 +133,12 @@ def test_what_is_no_profile_of_this_model(tmp_path: Path, code: str, content: An
 
 
 def test_what_is_no_file_of_json(tmp_path: Path) -> None:
-    with refused("BX1450"):
+    with refused("BX1470"):
         Layers(str(tmp_path / "none.json"))
     (tmp_path / "times.json").write_text("{")
-    with refused("BX1452"):
+    with refused("BX1472"):
         plugins.estimator(f"layers:{tmp_path / 'times.json'}")
-    with refused("BX1435"):
+    with refused("BX1436"):
         Layers()
 
 

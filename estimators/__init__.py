@@ -10,12 +10,14 @@ from collections.abc import Callable, Mapping
 
 from estimators.analytical import Analytical
 from estimators.compiled import Compiled
+from estimators.layers import Layers
 from estimators.learned import Learned
 from estimators.measured import Measured
 
 TABLE: Mapping[str, Callable[..., object]] = {
     Analytical.name: Analytical,
     Compiled.name: Compiled,
+    Layers.name: Layers,
     Learned.name: Learned,
     Measured.name: Measured,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -132,6 +133,18 @@ def learned_costs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path = costs_file(tmp_path_factory.mktemp("learned") / "costs.json")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BIGBRAIN_LEARNED_COSTS", str(path))
+        yield path
+
+
+@pytest.fixture(scope="module")
+def layer_times(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Seconds of all that no module computes; the environment names the file."""
+    path = tmp_path_factory.mktemp("layers") / "times.json"
+    time = {"card": "slow", "rows": 2, "forward": 1e-3, "backward": 2e-3}
+    layer = {"modules": ["loss"], "times": [time]}
+    path.write_text(json.dumps({"format": "layer-times-1", "layers": [layer]}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BIGBRAIN_LAYER_TIMES", str(path))
         yield path
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -126,6 +127,27 @@ def _require_no_partitioner(choices: Mapping[str, Any]) -> None:
             )
 
 
+def layers_of(profile: Path | None) -> str | None:
+    """Return the estimator that reads a profile of layers."""
+    return None if profile is None else f"layers:{profile.resolve()}"
+
+
+def _estimator(choices: Mapping[str, Any]) -> str | None:
+    """Return the estimator by name, or what reads the profile.
+
+    Raises:
+        InputError: both are given.
+    """
+    profile, named = layers_of(choices.get("profile")), choices["estimator"]
+    if profile and named:
+        raise InputError(
+            f"--profile is what the estimator layers reads, and --estimator says {named}",
+            code="BX3580",
+            help="leave one of the two out",
+        )
+    return profile or named
+
+
 def chosen(choices: dict[str, Any]) -> Options:
     """Turn what was given to `planning_options` into Options.
 
@@ -148,7 +170,7 @@ def chosen(choices: dict[str, Any]) -> Options:
     partitioner, own = preset(choices["partitioner"])
     return Options(
         partitioner,
-        choices["estimator"] or own,
+        _estimator(choices) or own,
         choices["schedule"],
         choices["micro_batches"],
         choices["seed"],

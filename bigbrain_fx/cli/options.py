@@ -47,6 +47,12 @@ def _option(flag: str, *others: str, **settings: Any) -> Callable[[Command], Com
     return click.option(*others, flag, envvar=variable, **settings)
 
 
+def profile_option(command: Command) -> Command:
+    """Add --profile."""
+    text = "Seconds of layers that others measured: a file that docs/commands.md describes."
+    return _option("--profile", type=PATH, help=text)(command)
+
+
 def json_option(command: Command) -> Command:
     """Add --json."""
     text = "Print JSON alone on stdout, one object a line."
@@ -235,6 +241,7 @@ _OF_PLANNING = (
         "the fastest, the one whose fullest device uses the least share of its memory.",
     ),
     _option("--estimator", cls=Listed, help="One of {names} [default: the partitioner's own]."),
+    profile_option,
 )
 _PARTITIONER = _option(
     "--partitioner",

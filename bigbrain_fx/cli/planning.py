@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bigbrain_fx.cli.failing import failure_options, print_failures
-from bigbrain_fx.cli.given import chosen, located
+from bigbrain_fx.cli.given import chosen, layers_of, located
 from bigbrain_fx.cli.group import cli
 from bigbrain_fx.cli.options import (
     PATH,
@@ -21,6 +21,7 @@ from bigbrain_fx.cli.options import (
     json_option,
     model_options,
     planning_options,
+    profile_option,
     require_absent,
 )
 from bigbrain_fx.cli.progress import working
@@ -213,6 +214,7 @@ def explain(plan: Path, placement: Path | None, force: bool, as_json: bool) -> N
     "--price", multiple=True, help="Of all devices by the hour, like 2.1/h; one for each cluster."
 )
 @click.option("--again", is_flag=True, help="Place the model again, for the other cluster.")
+@profile_option
 @failure_options
 @click.option("--seed", default=0, help="With --mtbf: of the failures.")
 @json_option
@@ -221,6 +223,7 @@ def simulate(
     devices: tuple[Path, ...],
     price: tuple[str, ...],
     again: bool,
+    profile: Path | None,
     mtbf: str | None,
     hours: float,
     host_share: float,
@@ -233,7 +236,6 @@ def simulate(
     time is training.
     """
     from bigbrain_fx.bundles import simulate as simulate_plan
-    from bigbrain_fx.plan import read_plan
 
     if again and not devices:
         raise InputError(
@@ -242,13 +244,21 @@ def simulate(
     if len(devices) > 1:
         if mtbf is not None:
             raise InputError("--mtbf is for one cluster", code="BX3518", help="give one --devices")
-        print_offers(offers(read_plan(plan), devices, price, again=again), as_json)
+        print_offers(offers(judged(plan, profile), devices, price, again=again), as_json)
         return
-    found = simulate_plan(read_plan(plan), devices[0] if devices else None, again=again)
+    found = simulate_plan(judged(plan, profile), devices[0] if devices else None, again=again)
     if mtbf is None:
         _print_plan(found, as_json, price[0] if price else None)
     else:
         print_failures(found, mtbf, hours, host_share, seed, as_json)
+
+
+def judged(path: Path, profile: Path | None) -> Plan:
+    """Read a plan; its ops cost what a profile of layers says, where one is given."""
+    from bigbrain_fx.plan import read_plan
+
+    plan = read_plan(path)
+    return dataclasses.replace(plan, estimator=layers_of(profile) or plan.estimator)
 
 
 def _print_plan(plan: Plan, as_json: bool, price: str | None = None) -> None:

@@ -7,7 +7,7 @@ Ampere and Ada do at half of what they do with FP16 sums.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from bigbrain_fx.core import BLAS_BYTES, BLAS_BYTES_FROM_HOPPER_ON
@@ -60,7 +60,8 @@ FABRIC_4 = Wire("Infinity Fabric", 50e9, 1e-5, "MI300X: 64 GB/s a link, one way,
 class Preset:
     """One card: memory, peak rates, bandwidth, and the figures' source; and what models reach.
 
-    `lacks` are types that its units cannot multiply: they are computed at the FP32 rate.
+    `lacks` are types that its units cannot multiply: they are computed at the FP32 rate. `host` is
+    how long its host takes to start an op, where that is part of the card: of an A100's host 1.
     """
 
     memory_bytes: int
@@ -73,6 +74,7 @@ class Preset:
     sustained: Sustained = USUAL
     wire: Wire = PCIE_4
     lacks: tuple[str, ...] = field(default=())
+    host: float = 1.0
 
     @property
     def launch_s(self) -> float | None:
@@ -81,7 +83,7 @@ class Preset:
         NVIDIA DeepLearningExamples, EfficientNet-B0 and B4 at batch 1, one container: on the host
         of an A100 0.71 and 0.70 of what it took on a V100's (9.3 and 13.2 ms, 16.2 and 23.3).
         """
-        return None if self.tf32_flops_per_s is None else 10.5e-6
+        return None if self.tf32_flops_per_s is None else 10.5e-6 * self.host
 
     @property
     def sustained_flops_per_s(self) -> float:
@@ -205,6 +207,10 @@ _GEFORCE_40 = "NVIDIA GeForce RTX 40 series specifications"
 _GEFORCE_50 = "NVIDIA RTX Blackwell whitepaper, appendix A"
 _CDNA = "AMD Instinct data sheet; a device is one of the card's two dies"
 
+GRACE = 1.29
+"""Sailor's profile, forward of a block of OPT-350M of 1 row, by four GPUs: the process's clock on
+both (A100, 1.16 ms; GH200 1.50, and 1.44 by two)."""
+
 CARDS: Mapping[str, Preset] = {
     "p100-16": _p100(16, 9.3, 18.7, 732, f"{_PASCAL}, PCIe 16 GB", PCIE_3),
     "p100-12": _p100(12, 9.3, 18.7, 549, f"{_PASCAL}, PCIe 12 GB", PCIE_3),
@@ -291,7 +297,9 @@ CARDS: Mapping[str, Preset] = {
     "h100-nvl": _hopper(94, 60, 835, 3938, "NVIDIA H100 datasheet, NVL 400 W", PCIE_5, _H100),
     "h200": _hopper(141, 67, 989, 4800, "NVIDIA H200 datasheet, SXM", NVLINK_4, _H100),
     "h200-nvl": _hopper(141, 60, 835, 4800, "NVIDIA H200 datasheet, NVL 600 W", PCIE_5, _H100),
-    "gh200-96": _hopper(96, 67, 990, 4000, "NVIDIA GH200 datasheet, HBM3", NVLINK_4, _H100),
+    "gh200-96": replace(
+        _hopper(96, 67, 990, 4000, "NVIDIA GH200 datasheet, HBM3", NVLINK_4, _H100), host=GRACE
+    ),
     "b200": _hopper(180, 75, 2250, 7700, "NVIDIA DGX B200 datasheet, a GPU's part", NVLINK_5),
     "mi100": _card(32, 46.1, 184.6, 1229, "AMD Instinct MI100 data sheet, 2020", PCIE_4),
     "mi210": _card(64, 45.3, 181, 1638, "AMD Instinct MI210 data sheet, 2022", PCIE_4),

@@ -149,6 +149,10 @@ class DeviceEntry(StrictModel):
         description="As torch.set_float32_matmul_precision: high multiplies float32 in TF32.",
     )
     memory_bandwidth: OptionalBandwidth = _left_out()
+    process_memory: OptionalMemory = _left_out(
+        description="What its process takes beside tensors: context, kernels, NCCL, a framework of "
+        "another runtime. Left out: 600MiB on cuda, 40MiB on a CPU."
+    )
     blas_workspace: OptionalMemory = _left_out(
         description="What cuBLAS keeps on a cuda device for each thread that multiplies; `doctor` "
         "finds it. Left out: the preset's, or a guess from half_flops."
@@ -195,8 +199,8 @@ class LinksEntry(StrictModel):
         description="Any pair without an entry. Left out: 1Gbit/s and 0.1ms."
     )
     same_host: LinkEntry | None = _left_out(
-        description="Devices of one host. Left out: the default; without one, what "
-        "presets say of NVLink and PCIe, else 1GB/s and 50us."
+        description="Devices of one host. Left out: what presets say of NVLink and PCIe; of "
+        "others the default, without one 1GB/s and 50us."
     )
     between: list[BetweenEntry] = Field(default=[], description="Exceptions.")
 

@@ -2,7 +2,9 @@
 
 This room decides what the file's entries mean together: presets, hosts, which link wins.
 
-    a link of two devices:  between.devices  >  between.hosts  >  same_host  >  default
+    a link of two devices:  between.devices  >  between.hosts  >  same_host  >  presets  >  default
+
+Presets say what links cards of one host: what is written of the network does not slow it.
 """
 
 from __future__ import annotations
@@ -118,6 +120,7 @@ def _device(document: Document, path: JsonPath, entry: DeviceEntry) -> Device:
         units=UNITS.get(named),
         processor=entry.processor,
         kernels=timed_kernels(document, path, entry),
+        process_bytes=entry.process_memory,
     )
 
 
@@ -239,10 +242,9 @@ def _links(
         else:
             of_hosts[pair] = _link(entry)
     same_host = _same_host(links)
-    said = links.same_host is not None or links.default is not None
     others = []
     for one, two in _near_or_named(devices, of_hosts):
-        wire = None if said else _wire(one, two)
+        wire = None if links.same_host else _wire(one, two)
         fallback = (wire or same_host) if one.host == two.host else None
         link = of_hosts.get(frozenset((one.host, two.host)), fallback)
         if link and frozenset((one.name, two.name)) not in of_devices:
@@ -361,6 +363,7 @@ def to_json(cluster: Cluster) -> str:
             "devices": [_device_json(device) for device in cluster.devices],
             "links": {
                 "default": _link_json(cluster.default_link),
+                **_same_host_json(cluster),
                 "between": [
                     {"devices": [a, b], **_link_json(link)} for a, b, link in cluster.links
                 ],
@@ -379,6 +382,15 @@ def to_json(cluster: Cluster) -> str:
     return json.dumps(content, indent=2) + "\n"
 
 
+def _same_host_json(cluster: Cluster) -> dict[str, object]:
+    """Say that the default holds between cards of one host, where presets would say otherwise."""
+    listed = {frozenset((a, b)) for a, b, _ in cluster.links}
+    near = _near_or_named(cluster.devices, ())
+    if any(_wire(a, b) and frozenset((a.name, b.name)) not in listed for a, b in near):
+        return {"same_host": _link_json(cluster.default_link)}
+    return {}
+
+
 def _host_json(host: Host) -> dict[str, object]:
     rates = {"nic": host.nic_bytes_per_s, "memory_bandwidth": host.memory_bytes_per_s}
     found = {
@@ -391,7 +403,7 @@ def _host_json(host: Host) -> dict[str, object]:
 def _device_json(device: Device) -> dict[str, object]:
     own, half, blas = device.overheads, device.half_flops_per_s, device.blas_bytes
     tf32, products = device.tf32_flops_per_s, device.matmul_precision
-    kernels = device.kernels
+    kernels, process = device.kernels, device.process_bytes
     return {
         "name": device.name,
         "host": device.host,
@@ -403,6 +415,7 @@ def _device_json(device: Device) -> dict[str, object]:
         **({"tf32_flops": quantity.rate_text(tf32, "FLOP/s")} if tf32 is not None else {}),
         **({"matmul_precision": products} if products != "highest" else {}),
         "memory_bandwidth": quantity.rate_text(device.memory_bytes_per_s, "B/s"),
+        **({} if process is None else {"process_memory": quantity.memory_text(process)}),
         **({"blas_workspace": quantity.memory_text(blas)} if blas is not None else {}),
         "launch": quantity.time_text(device.launch_s),
         "threads": device.threads,

@@ -47,6 +47,7 @@ from bigbrain_fx.core.loss_count import ROW_COUNTS as ROW_COUNTS, LossCount as L
 from bigbrain_fx.core.modules import module_of as module_of, run_module as run_module
 from bigbrain_fx.core.placement import (
     Asynchronous as Asynchronous,
+    Crossed as Crossed,
     Offloaded as Offloaded,
     Placement as Placement,
     Replica as Replica,
@@ -69,7 +70,11 @@ from bigbrain_fx.core.programs import (
     Send as Send,
     Slice as Slice,
 )
-from bigbrain_fx.core.protocols import Estimator as Estimator, Partitioner as Partitioner
+from bigbrain_fx.core.protocols import (
+    Estimator as Estimator,
+    GroupEstimator as GroupEstimator,
+    Partitioner as Partitioner,
+)
 from bigbrain_fx.core.rewrites import (
     REWRITES as REWRITES,
     Rewrite as Rewrite,

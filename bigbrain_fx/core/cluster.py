@@ -86,7 +86,8 @@ class Device:
     `processor` is its own name, as profiles have it: ops that were profiled on it are taken as they
     are; "": its rates say how fast it is. `core_share` and `memory_share` are of what it has alone,
     where a host's devices compute at once. `kernels` are the seconds that calls of `core.KERNELS`
-    were timed at on it, by name, in that order; empty: nobody has.
+    were timed at on it, by name, in that order; empty: nobody has. `process_bytes` is what its
+    process takes beside tensors: context, kernels, NCCL, a framework; None: as usual of its kind.
     """
 
     name: str
@@ -109,6 +110,7 @@ class Device:
     core_share: float = 1.0
     memory_share: float = 1.0
     kernels: tuple[tuple[str, float], ...] = ()
+    process_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

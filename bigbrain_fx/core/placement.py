@@ -54,6 +54,14 @@ class Replica:
 
 
 @dataclass(frozen=True)
+class Crossed:
+    """A value that goes between tensor groups in parts, and its readers in each other group."""
+
+    value: str
+    readers: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
 class TensorParallel:
     """Groups of devices whose members compute the same stages, each with a part of the tensors.
 
@@ -64,12 +72,14 @@ class TensorParallel:
         axes: what is divided in proportion to them; all else is whole on every member.
         scatters: whether a value in parts that is read whole by parts of others is gathered for
             them alone, its gradient scattered. Plans of older versions gather it for all.
+        crossed: values of which each member sends its part to another group, not all of it.
     """
 
     groups: tuple[tuple[str, ...], ...]
     shares: tuple[int, ...]
     axes: tuple[Axis, ...]
     scatters: bool = False
+    crossed: tuple[Crossed, ...] = ()
 
     @property
     def members(self) -> int:

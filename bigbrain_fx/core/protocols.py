@@ -1,4 +1,4 @@
-"""The two protocols that plug-ins fulfil."""
+"""The protocols that plug-ins fulfil."""
 
 from __future__ import annotations
 
@@ -33,4 +33,13 @@ class Estimator(Protocol):
 
     def estimate(self, graph: Graph, cluster: Cluster) -> Costs:
         """Estimate every op of a concrete graph (`graph.at(rows)`) on every device."""
+        ...
+
+
+@runtime_checkable
+class GroupEstimator(Estimator, Protocol):
+    """An estimator whose figures depend on how many devices compute an op together."""
+
+    def of_group(self, members: int) -> Estimator:
+        """Return the estimator of one member's graph, in groups of so many devices."""
         ...

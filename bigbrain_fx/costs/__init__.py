@@ -1,6 +1,7 @@
-"""Measured op times (`profiles`), models fitted to them (`model`, `fit`), corrected (`correct`).
+"""Times of ops (`profiles`) and of layers (`layer_times`), models fitted to ops (`model`, `fit`).
 
-Estimators may read it. It knows no planner and no torch; `fit` alone knows scikit-learn.
+`correct` mends a model by what a new device took. Estimators may read it. It knows no planner and
+no torch; `fit` alone knows scikit-learn.
 """
 
 from __future__ import annotations
@@ -12,6 +13,13 @@ from bigbrain_fx.core import door
 if TYPE_CHECKING:
     from bigbrain_fx.costs.correct import correct_file as correct_file
     from bigbrain_fx.costs.fit import DEFAULT as DEFAULT, fit_file as fit_file
+    from bigbrain_fx.costs.layer_times import (
+        LOSS as LOSS,
+        Layer as Layer,
+        LayerTime as LayerTime,
+        LayerTimes as LayerTimes,
+        read_layer_times as read_layer_times,
+    )
     from bigbrain_fx.costs.model import (
         PHASES as PHASES,
         SHIPPED as SHIPPED,

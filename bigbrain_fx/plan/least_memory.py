@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from bigbrain_fx.core import Cluster, Device, Graph, Offloaded, Param
 from bigbrain_fx.errors import NoPlanError
-from bigbrain_fx.plan.memory_check import PROCESS, mib, tensor_bytes
+from bigbrain_fx.plan.memory_check import mib, process_of, tensor_bytes
 from bigbrain_fx.plan.nouns import Source
 
 
@@ -77,7 +77,7 @@ def _room_bytes(device: Device) -> float:
 
 def _has(device: Device) -> str:
     """Say what a device has, and how much of it tensors may take."""
-    context = f"{mib(PROCESS[device.kind].context_bytes)} are the process's"
+    context = f"{mib(process_of(device).context_bytes)} are the process's"
     room = int(_room_bytes(device))
     holds = f"{mib(room)} are for tensors" if room else "there is no room for tensors"
     return f"{device.name} has {mib(device.memory_bytes)}: {context}, and {holds}"

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from bigbrain_fx.core import Costs, Forecast, Graph, Program, Stage, Stages
 from bigbrain_fx.errors import InputError, NoPlanError
-from bigbrain_fx.plan.memory_check import needed_bytes, tensor_bytes
+from bigbrain_fx.plan.memory_check import held_bytes, needed_bytes, tensor_bytes
 from bigbrain_fx.plan.recompute import Wanted, may_repeat
 from bigbrain_fx.plan.schedule import Choice, Part, choices, may_run_again
 
@@ -91,7 +91,7 @@ def _lacking_bytes(device: str, forecast: Forecast, costs: Costs) -> float:
     found, entry = costs.cluster.device[device], forecast.of(device)
     if needed_bytes(entry, found) <= found.memory_bytes:
         return 0
-    return max(1, entry.peak_bytes - tensor_bytes(found))
+    return max(1, held_bytes(entry, found) - tensor_bytes(found))
 
 
 def _next(menu: Menu, level: int, least_bytes: float) -> int:

@@ -42,6 +42,12 @@ there, which only leaves more to spare.
 """
 
 
+def process_of(device: Device) -> ProcessMemory:
+    """Return what a device's process takes: as its cluster file says, else as usual."""
+    usual, said = PROCESS[device.kind], device.process_bytes
+    return usual if said is None else replace(usual, context_bytes=said)
+
+
 COMPILER_BYTES = 200 << 20
 """What torch's compiler takes in a process whose stages it compiles, and its code afterwards.
 
@@ -68,13 +74,15 @@ def with_data(
 ) -> Forecast:
     """Return a forecast that counts the batch, too: every device splits all of it.
 
-    What the user's `batches` holds itself, a data set, say, nobody can foresee.
+    So is what its process takes beside tensors, where the cluster file says that. What the user's
+    `batches` holds itself, a data set, say, nobody can foresee.
     """
 
     def counted(entry: DeviceForecast) -> DeviceForecast:
-        kind = cluster.device[entry.device].kind
-        data = data_bytes(graph, stages, micro_batches, kind)
-        return replace(entry, data_bytes=data, peak_bytes=entry.peak_bytes + data)
+        device = cluster.device[entry.device]
+        data = data_bytes(graph, stages, micro_batches, device.kind)
+        more = data + (device.process_bytes or 0)
+        return replace(entry, data_bytes=data, peak_bytes=entry.peak_bytes + more)
 
     return replace(forecast, devices=tuple(map(counted, forecast.devices)))
 
@@ -93,8 +101,13 @@ def data_bytes(graph: Graph, stages: Stages | None, micro_batches: int, kind: st
 
 def needed_bytes(entry: DeviceForecast, device: Device) -> int:
     """Return the memory that a device's process needs for what it holds."""
-    process = PROCESS[device.kind]
-    return int(entry.peak_bytes * process.share) + process.context_bytes
+    process = process_of(device)
+    return int(held_bytes(entry, device) * process.share) + process.context_bytes
+
+
+def held_bytes(entry: DeviceForecast, device: Device) -> int:
+    """Return the bytes of tensors at the peak, less what the cluster file says of the process."""
+    return entry.peak_bytes - (device.process_bytes or 0)
 
 
 def for_tensors(cluster: Cluster, graph: Graph, micro_batches: int) -> Cluster:
@@ -104,7 +117,7 @@ def for_tensors(cluster: Cluster, graph: Graph, micro_batches: int) -> Cluster:
     """
 
     def smaller(device: Device) -> Device:
-        process = PROCESS[device.kind]
+        process = process_of(device)
         data = data_bytes(graph, None, micro_batches, device.kind)
         tensors = int((device.memory_bytes - process.context_bytes) / process.share)
         left = tensors - data - _libraries_bytes(device, graph)
@@ -115,13 +128,16 @@ def for_tensors(cluster: Cluster, graph: Graph, micro_batches: int) -> Cluster:
 
 def beside_tensors(cluster: Cluster, graph: Graph, micro_batches: int) -> tuple[str, ...]:
     """Return what `for_tensors` takes off, a line for each kind of device."""
-    kinds = sorted({(d.kind, _libraries_bytes(d, graph)) for d in cluster.devices})
+    devices = cluster.devices
+    kinds = sorted(
+        {(d.kind, _libraries_bytes(d, graph), process_of(d).context_bytes) for d in devices}
+    )
     return tuple(
-        f"of the memory of a {kind} device {mib(PROCESS[kind].context_bytes)} are the process's, "
+        f"of the memory of a {kind} device {mib(context)} are the process's, "
         f"{mib(data_bytes(graph, None, micro_batches, kind))} the batch's, "
         + (f"{mib(libraries)} cuBLAS's, " if libraries else "")
         + f"and the rest holds {1 / PROCESS[kind].share:.0%} tensors"
-        for kind, libraries in kinds
+        for kind, libraries, context in kinds
     )
 
 
@@ -152,7 +168,7 @@ def require_fits(forecast: Forecast, cluster: Cluster, *, compiled: bool = False
 
 def tensor_bytes(device: Device) -> float:
     """Return the most that tensors of a device's process may take, data among them."""
-    process = PROCESS[device.kind]
+    process = process_of(device)
     return (device.memory_bytes - process.context_bytes) / process.share
 
 
@@ -175,7 +191,7 @@ def _lacks(entry: DeviceForecast, device: Device) -> bool:
 
 def arithmetic(entry: DeviceForecast, device: Device) -> str:
     """Return what a device needs, what it has, and what the need is made of."""
-    process = PROCESS[device.kind]
+    process, held = process_of(device), held_bytes(entry, device)
     parts = {
         "weights": entry.weights_bytes,
         "gradients": entry.gradients_bytes,
@@ -183,7 +199,7 @@ def arithmetic(entry: DeviceForecast, device: Device) -> str:
         "activations": entry.activations_bytes,
         "messages": entry.messages_bytes,
         "data": entry.data_bytes,
-        "allocator": int(entry.peak_bytes * process.share) - entry.peak_bytes,
+        "allocator": int(held * process.share) - held,
         "context": process.context_bytes,
     }
     has = f"needs {mib(needed_bytes(entry, device))} and has {mib(device.memory_bytes)}"

@@ -255,7 +255,8 @@ class Plan(Shown):
         tensor = self.placement.tensor
         if tensor is None:
             return Sharded((self.graph,), ())
-        return sharded(self.graph, tensor.axes, tensor.shares, scatters=tensor.scatters)
+        about = self.graph, tensor.axes, tensor.shares
+        return sharded(*about, scatters=tensor.scatters, crossed=tensor.crossed)
 
     def graph_of(self, stage: Stage) -> Graph:
         """Return the graph that a stage's ops are of."""
@@ -308,8 +309,10 @@ def to_json(plan: Plan) -> bytes:
     left_out: dict[str, Any] = {}
     if not plan.cluster.stores:
         left_out["cluster"] = {"stores"}
-    if plan.placement.tensor is not None and not plan.placement.tensor.scatters:
-        left_out["placement"] = {"tensor": {"scatters"}}
+    tensor = plan.placement.tensor
+    if tensor is not None:
+        none = {"scatters": tensor.scatters, "crossed": tensor.crossed}
+        left_out["placement"] = {"tensor": {name for name, said in none.items() if not said}}
     left_out["source"] = set() if plan.source.cache else {"cache", "positions"}
     if plan.source.quantize is None:
         left_out["source"] |= {"quantize", "quantize_error"}

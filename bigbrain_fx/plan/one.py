@@ -17,6 +17,7 @@ from bigbrain_fx.core import (
     Costs,
     Forecast,
     Graph,
+    GroupEstimator,
     OpCost,
     Partitioner,
     Placement,
@@ -221,22 +222,25 @@ def _partitioned(method: Partitioner, concrete: Graph, costs: Costs, options: Op
         return ask(concrete, costs.cluster, replace(costs, recompute=True))
 
 
-def estimated(graph: Graph, cluster: Cluster, source: Source, name: str) -> Costs:
-    """Estimate a concrete graph, for the user's own optimizer.
+def estimated(graph: Graph, cluster: Cluster, source: Source, name: str, members: int = 1) -> Costs:
+    """Estimate a concrete graph, for the user's own optimizer; one member's of a tensor group.
 
     Where devices of a host slow each other, once as they are while all of them compute, and once
     as they are alone.
     """
-    slowed = crowded(cluster)
-    costs = _estimated(graph, slowed, source, name)
+    slowed, about = crowded(cluster), (source, name, members)
+    costs = _estimated(graph, slowed, *about)
     if slowed is cluster:
         return costs
-    return replace(costs, alone=_no_slower(_estimated(graph, cluster, source, name), costs))
+    return replace(costs, alone=_no_slower(_estimated(graph, cluster, *about), costs))
 
 
-def _estimated(graph: Graph, cluster: Cluster, source: Source, name: str) -> Costs:
+def _estimated(graph: Graph, cluster: Cluster, source: Source, name: str, members: int) -> Costs:
+    judge = estimator(name)
+    if members > 1 and isinstance(judge, GroupEstimator):
+        judge = judge.of_group(members)
     return replace(
-        estimator(name).estimate(graph, cluster),
+        judge.estimate(graph, cluster),
         optimizer_state_per_byte=source.optimizer_state,
         optimizer_temporaries=source.optimizer_temporaries,
         optimizer_leftover=source.optimizer_leftover,

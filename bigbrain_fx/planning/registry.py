@@ -80,13 +80,15 @@ def estimator(name: str, **options: object) -> Estimator:
     """Make the estimator that is registered under a name.
 
     Args:
-        name: "analytical"; `names("estimator")` lists them.
+        name: "analytical"; `names("estimator")` lists them. What follows a colon is a file that it
+            reads, its field `path`: "layers:times.json".
         options: its fields; `options_of` lists them.
 
     Raises:
         InputError: no such name, it does not take an option, or it is no estimator.
     """
-    made = _make("estimator", name, options)
+    name, _, path = name.partition(":")
+    made = _make("estimator", name, {"path": path, **options} if path else options)
     if not isinstance(made, Estimator):
         raise _not_a_plugin("estimator", name, "estimate(graph, cluster)")
     return made

@@ -6,6 +6,7 @@ import ast
 import json
 import re
 import string
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,15 @@ def test_cards_of_one_host_are_linked_as_their_datasheets_say() -> None:
     assert pcie == link("l4", "l4") != nvlink
     said = link("l4", "l4", links=f', "links": {{"same_host": {{{LINK}}}}}')
     assert said == Link(50e-6, 1e9)
+    between_hosts = link("a100-80", "a100-80", links=f', "links": {{"default": {{{LINK}}}}}')
+    assert between_hosts == nvlink
+
+
+def test_a_cluster_whose_cards_have_the_default_link_is_written_so() -> None:
+    cards = [replace(one('"preset": "l4"'), name=name) for name in ("d0", "d1")]
+    cluster = Cluster(tuple(cards), Link(1e-3, 1e9))
+    again = parse_cluster(to_json(cluster), "x")
+    assert again.link("d0", "d1") == cluster.link("d0", "d1") == Link(1e-3, 1e9)
 
 
 def test_what_cublas_takes_is_the_presets_or_as_written() -> None:
@@ -336,7 +346,7 @@ def test_schema_describes_every_field() -> None:
     device = described["$defs"]["DeviceEntry"]
     fields = (
         "name host kind preset memory flops half_flops tf32_flops matmul_precision "
-        "memory_bandwidth blas_workspace launch threads processor kernels overheads"
+        "memory_bandwidth process_memory blas_workspace launch threads processor kernels overheads"
     )
     assert set(_properties(device)) == {*fields.split(), "$comment"}
     assert device["required"] == ["name"]

@@ -75,3 +75,10 @@ def test_a_model_in_half_precision_is_said_as_autocast_is() -> None:
     graph = Graph("tiny", (), (), (weight,), (), None)
     found = assumed(parse_cluster('{"devices": [{"name": "a", "preset": "v100-16"}]}', "x"), graph)
     assert any("v100-16 has no units for bfloat16" in text for text in found)
+
+
+def test_a_card_with_a_host_of_its_own_starts_ops_as_that_does() -> None:
+    usual_s = PRESETS["a100-80"].launch_s
+    assert usual_s is not None
+    assert PRESETS["h200"].launch_s == usual_s
+    assert PRESETS["gh200-96"].launch_s == pytest.approx(1.29 * usual_s)

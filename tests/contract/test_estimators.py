@@ -22,7 +22,7 @@ NAMES = plugins.names("estimator")
 
 pytestmark = [
     pytest.mark.parametrize("name", NAMES),
-    pytest.mark.usefixtures("learned_costs", "profile_database"),
+    pytest.mark.usefixtures("learned_costs", "profile_database", "layer_times"),
 ]
 quick = settings(
     max_examples=examples(20),

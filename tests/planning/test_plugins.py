@@ -65,7 +65,7 @@ def test_ours_are_there() -> None:
         "naive",
         "scattered",
     )
-    assert plugins.names("estimator") == ("analytical", "compiled", "learned", "measured")
+    assert plugins.names("estimator") == ("analytical", "compiled", "layers", "learned", "measured")
     assert plugins.names() == (
         "analytical",
         "auto",
@@ -118,7 +118,7 @@ def test_a_misspelt_name_gets_the_nearest() -> None:
 def test_a_strange_name_gets_them_all() -> None:
     with pytest.raises(InputError, match="no estimator 'zzz'") as caught:
         plugins.estimator("zzz")
-    assert caught.value.help == "choose one of analytical, compiled, learned, measured"
+    assert caught.value.help == "choose one of analytical, compiled, layers, learned, measured"
 
 
 def test_an_unknown_option_is_named() -> None:

@@ -16,6 +16,13 @@ from bigbrain_fx.plan.shard.choose import (
     priced_axes as priced_axes,
 )
 from bigbrain_fx.plan.shard.find import family as family, ruleless as ruleless
+from bigbrain_fx.plan.shard.parted import (
+    again_name as again_name,
+    divisible as divisible,
+    own_name as own_name,
+    part_dim as part_dim,
+    with_parts as with_parts,
+)
 from bigbrain_fx.plan.shard.pieces import axes as axes
 from bigbrain_fx.plan.shard.rewrite import (
     exchanges as exchanges,

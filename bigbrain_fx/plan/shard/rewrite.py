@@ -16,6 +16,7 @@ from bigbrain_fx.core import (
     SENT_BACKWARD,
     SENT_FORWARD,
     Axis,
+    Crossed,
     Exchange,
     ExchangeKind,
     Graph,
@@ -36,6 +37,7 @@ from bigbrain_fx.plan.shard.forms import Forms, Held, beside_layer
 from bigbrain_fx.plan.shard.local import BIAS, LOCAL, relaid
 from bigbrain_fx.plan.shard.local_op import Local, plainly
 from bigbrain_fx.plan.shard.memory import owns_all, sees_memory, strides_over
+from bigbrain_fx.plan.shard.parted import part_dim, with_parts
 from bigbrain_fx.plan.shard.regions import Given, region_given
 from bigbrain_fx.plan.shard.saved import ATTENTION, attention_saves, part_saves
 from bigbrain_fx.plan.shard.sizes import SizePart
@@ -85,7 +87,12 @@ def _dealt(size: int, shares: tuple[float, ...]) -> tuple[int, ...]:
 
 
 def sharded(
-    graph: Graph, axes: Iterable[Axis], shares: Shares, *, scatters: bool = True
+    graph: Graph,
+    axes: Iterable[Axis],
+    shares: Shares,
+    *,
+    scatters: bool = True,
+    crossed: Sequence[Crossed] = (),
 ) -> Sharded:
     """Split a graph along some of its axes.
 
@@ -94,6 +101,7 @@ def sharded(
         axes: of this graph; no value and no parameter may have two of them.
         shares: one number a member; each axis is divided in this proportion.
         scatters: see `core.TensorParallel`.
+        crossed: see there, too.
 
     Raises:
         InputError: two axes meet in one tensor, or an axis is too small.
@@ -106,8 +114,22 @@ def sharded(
         _Rewriting(graph, [SizePart(axis, each, member) for axis, each in divided], scatters)
         for member in range(len(shares))
     ]
-    graphs = tuple(member.graph() for member in members)
+    graphs = tuple(_crossing([member.graph() for member in members], crossed, shares))
     return Sharded(graphs, tuple(shard for member in members for shard in member.shards()))
+
+
+def _crossing(
+    members: Sequence[Graph], crossed: Sequence[Crossed], shares: Shares
+) -> Iterator[Graph]:
+    """Yield members' graphs with what crosses between groups in parts."""
+    sizes = {}
+    for each in crossed:
+        spec = members[0].op[each.value].outputs[0]
+        dim = part_dim(spec, len(members))
+        assert dim is not None
+        sizes[each.value] = lengths(cast("int", spec.shape[dim]), shares)
+    for member, graph in enumerate(members):
+        yield with_parts(graph, crossed, member, sizes) if crossed else graph
 
 
 def exchanges(graph: Graph, axes: Iterable[Axis]) -> tuple[Exchange, ...]:

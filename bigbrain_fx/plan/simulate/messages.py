@@ -6,11 +6,16 @@ all into it: each takes its own part of the NIC's time, in the order they were s
 work on a message at once, and each begins with it when it is free itself: a message that has to
 wait for one of them holds up none of those that the others have to carry.
 
+Collectives of torch.distributed add inside of a host first, and a host takes a sum in once for all
+its devices: of what they would send and take in one by one, a NIC carries a part.
+
 It knows no programs.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -39,6 +44,7 @@ class Messages:
         self.flights: dict[Message, Flight] = {}
         self._free_s: dict[tuple[str, str] | str, float] = {}
         self._left_s: dict[tuple[str, str], float] = {}
+        self._beside = dict(_beside(stages, costs)) if stages.by_backend else {}
 
     def overheads(self, device: str) -> Overheads:
         """Return what a device's process does beside computing."""
@@ -54,9 +60,19 @@ class Messages:
         wire_s, latency_s = self.costs.wire_s(self.stages, edge)
         taken: dict[tuple[str, str] | str, float] = {(device, target): wire_s}
         for nic, bytes_per_s in self.costs.cluster.nics(device, target):
-            taken[nic] = edge.nbytes / bytes_per_s
+            taken[nic] = edge.nbytes / bytes_per_s / self._beside.get(edge, 1)
         start_s = max(now_s, self._left_s.get((device, target), 0.0))
         for way, occupied_s in taken.items():
             self._free_s[way] = max(now_s, self._free_s.get(way, 0.0)) + occupied_s
         free_s = self._left_s[device, target] = max(self._free_s[way] for way in taken)
         self.flights[edge, micro] = Flight(edge, micro, start_s, free_s, free_s + latency_s)
+
+
+def _beside(stages: Stages, costs: StageCosts) -> Iterator[tuple[Edge, int]]:
+    """Yield how many devices of a host take part in a collective, by what it sends instead."""
+    host_of = {stage.index: costs.cluster.device[stage.device].host for stage in stages.stages}
+    each = {b.name: Counter(host_of[number] for number in b.stages) for b in stages.buckets}
+    for edge in stages.edges:
+        if edge.kind in ("reduce", "gather") and edge.value in each:
+            hosts = each[edge.value]
+            yield edge, min(hosts[host_of[edge.source]], hosts[host_of[edge.target]])

@@ -48,7 +48,8 @@ def column_costs(
     groups = tensor.groups
     busy = crowded(cluster)  # members compute at the same time
     alike = twins(tensor)
-    own = {first: estimated(members[first], busy, source, estimator) for first in set(alike)}
+    count = len(members)
+    own = {first: estimated(members[first], busy, source, estimator, count) for first in set(alike)}
     each = [own[first] for first in alike]
     prices = _Prices(members, each, alike, busy, groups)
     return tuple(
@@ -145,9 +146,12 @@ def _group(
     """Return the costs of one member's ops in a group.
 
     Gradients that wait for the end of a backward go in one message; it is counted once, over all.
+    Exchanges that were measured with their layer cost what was measured.
     """
-    about = each, cluster, group
+    known = frozenset(each[0].measured.get(group[0], ()))
+    about = each, cluster, group, known
     late = [op for op in graph.ops if waits(graph, op) and sends_backward(op)]
+    late = [op for op in late if op.name not in known]
     late_s = sum_s(sum(op.outputs[0].nbytes for op in late), cluster, group) if late else 0.0
     waiting_s = dict.fromkeys((op.name for op in late), late_s / max(1, len(late)))
     forward_s = _added_s(graph, attrgetter("forward_s"), *about)
@@ -170,6 +174,7 @@ def _added_s(
     each: Sequence[Costs],
     cluster: Cluster,
     group: Sequence[str],
+    known: frozenset[str],
     *,
     waiting_s: Mapping[str, float] | None = None,
 ) -> dict[str, float]:
@@ -181,7 +186,8 @@ def _added_s(
     sends = sends_backward if backward else sends_forward
     clocks_s, last_s, found = [0.0] * len(group), 0.0, {}
     for op in reversed(graph.ops) if backward else graph.ops:
-        if op.target.startswith(SPACE):
+        exchanges = op.target.startswith(SPACE) and op.name not in known
+        if exchanges:
             added_s = [_joined_s(graph, op, cluster.device[d]) if backward else 0.0 for d in group]
         else:
             pairs = zip(each, group, strict=True)
@@ -189,7 +195,7 @@ def _added_s(
         clocks_s = [s + own_s for s, own_s in zip(clocks_s, added_s, strict=True)]
         if waiting_s and op.name in waiting_s:
             clocks_s = [max(clocks_s) + waiting_s[op.name]] * len(clocks_s)
-        elif op.target.startswith(SPACE) and sends(op):
+        elif exchanges and sends(op):
             clocks_s = exchanged_s(op, cluster, group, clocks_s, backward=backward)
         found[op.name], last_s = max(clocks_s) - last_s, max(clocks_s)
     return found

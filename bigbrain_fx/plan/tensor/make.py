@@ -10,6 +10,7 @@ from typing import TypeAlias
 from bigbrain_fx.core import (
     Cluster,
     Costs,
+    Crossed,
     DeviceForecast,
     Forecast,
     Graph,
@@ -42,6 +43,7 @@ from bigbrain_fx.plan.tensor.columns import (
     part_of,
 )
 from bigbrain_fx.plan.tensor.costs import column_costs, twins
+from bigbrain_fx.plan.tensor.crossings import crossings, placed_parts
 from bigbrain_fx.plan.tensor.groups import Groups, column, grouped
 from bigbrain_fx.plan.tensor.messages import posted_bytes, require_growing
 from bigbrain_fx.plan.tensor.norms import with_norms
@@ -132,7 +134,8 @@ class GroupMaker:
         """
         about = self.whole, self.tensor.axes, self.tensor.shares
         tell(f"graphs of the {self.tensor.members} members of each group")
-        found = sharded(*about, scatters=self.tensor.scatters)
+        tensor = self.tensor
+        found = sharded(*about, scatters=tensor.scatters, crossed=tensor.crossed)
         if self.source.drop_last is False and self.whole.training:
             require_growing(found.members[0])
         return found
@@ -146,6 +149,7 @@ class GroupMaker:
         """Return where members run what was placed of the whole graph: a group by its first device.
 
         What is written around an op, its exchanges and its parts, comes before it and goes along.
+        An output is put together at the very end, where its parts are.
         """
         first_of = {name: group[0] for group in self.tensor.groups for name in group}
         found: dict[str, str] = {}
@@ -156,6 +160,9 @@ class GroupMaker:
                 if op.name in homes:
                     found |= dict.fromkeys(around, first_of[homes[op.name]])
                 around = []
+        for name in around:
+            read = [found[ref] for ref in self.graph.op[name].refs if ref in found]
+            found |= dict.fromkeys([name], read[0]) if read else {}
         return found
 
     def estimated(self, rows: int) -> Costs:
@@ -186,6 +193,10 @@ class GroupMaker:
         rows, members = self.whole.batch // micro_batches, self.sharded.members
         placement = in_pieces(members[0], placement, options, micro_batches, costs)
         columns, schedule = self._columns(options, micro_batches, placement)
+        if not (is_trial or self.tensor.crossed) and (crossed := self._crossings(columns[0], rows)):
+            maker = replace(self, tensor=replace(self.tensor, crossed=crossed))
+            own = placed_parts(placement, crossed)
+            return maker.placed(options, micro_batches, own, maker.estimated(rows))
         with_backward = trained(members[0], columns[0].stages)
         concrete = members[0].at(rows)
 
@@ -213,6 +224,11 @@ class GroupMaker:
         if self.source.clip_norm is not None and self.whole.training and not is_trial:
             plan = self._known_sharded(with_norms(plan))
         return self._known_sharded(replace(plan, forecast=forecast))
+
+    def _crossings(self, first: Stages, rows: int) -> tuple[Crossed, ...]:
+        """Return what is faster in parts between groups."""
+        about = self.whole.at(rows), self.graph.at(rows), first, self.tensor
+        return crossings(*about, self.all_devices)
 
     def _plan(
         self,

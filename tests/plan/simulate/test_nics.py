@@ -155,3 +155,23 @@ def test_a_program_that_is_stuck_is_still_named_where_nics_are_shared() -> None:
     waiting = Program("d2", (Recv(stages.edges[0], 0), Forward(2, 0)))
     with pytest.raises(ScheduleError):
         simulate((waiting,), stages, costs)
+
+
+def sums_s(sum_order: str) -> float:
+    """Four replicas on two hosts, whose NICs are all that takes time."""
+    product = op("p", "aten.linear.default", Ref("x"), ParamRef("w"))
+    graph = graph_of([product], [weight("w", 1 << 10, 1 << 10)])
+    devices = tuple(
+        Device(f"d{i}", f"h{i // 2}", "cpu", 1 << 30, 1e15, 1e15, 0.0) for i in range(4)
+    )
+    hosts = (Host("h0", 1e8), Host("h1", 1e8))
+    cluster = Cluster(devices, FREE, hosts=hosts)
+    options = Options("naive", micro_batches=4, replicas=4, sum_order=sum_order)  # type: ignore[arg-type]
+    return make_plan(graph, cluster, Source(""), options).forecast.step_s
+
+
+def test_a_collective_takes_a_sum_into_a_host_once() -> None:
+    """One by one, two devices of a host each send half of 4 MiB to the other host, and back."""
+    nic_s = (4 << 20) / 1e8
+    assert sums_s("replica") == pytest.approx(2 * nic_s, rel=0.05)
+    assert sums_s("backend") == pytest.approx(nic_s, rel=0.05)

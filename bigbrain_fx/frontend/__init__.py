@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         ModelFile as ModelFile,
         load_model_file as load_model_file,
     )
+    from bigbrain_fx.frontend.notes import TOO_LARGE as TOO_LARGE
     from bigbrain_fx.frontend.number_entries import (
         numbers_in as numbers_in,
         with_number_inputs as with_number_inputs,
@@ -70,7 +71,7 @@ if TYPE_CHECKING:
         ask_rules as ask_rules,
         capture_file as capture_file,
     )
-    from bigbrain_fx.frontend.tracing.captured import TOO_LARGE as TOO_LARGE, Captured as Captured
+    from bigbrain_fx.frontend.tracing.captured import Captured as Captured
     from bigbrain_fx.frontend.tracing.changed_module import Copied as Copied
     from bigbrain_fx.frontend.tracing.check import unit_of as unit_of
     from bigbrain_fx.frontend.tracing.divided import require_divided as require_divided

@@ -39,6 +39,7 @@ OTHERS: Mapping[str, st.SearchStrategy[object]] = {
     "core_share": st.just(0.5),
     "memory_share": st.just(0.5),
     "kernels": st.just((("copy", 1e-5),)),
+    "process_bytes": st.just(2**31),
 }
 """For each field of a device, values other than the first device's."""
 PARTITIONERS = tuple(name for name in plugins.names("partitioner") if name != "naive")

@@ -409,7 +409,13 @@ def test_an_edit_that_fails_is_an_error(tmp_path: Path) -> None:
 def test_the_loop_knows_no_graph() -> None:
     """It imports nothing that traces, runs a graph, or is our own reference."""
     allowed = {
-        *("ModelFile", "load_model_file", "take_apart", "where"),  # the model file and its batch
+        *(
+            "ModelFile",
+            "load_model_file",
+            "module_name",
+            "take_apart",
+            "where",
+        ),  # model file, batch
         *("Route", "Step", "route", "settle"),  # how a batch reaches forward
         *("Call", "UserStep"),  # the same, where the step is opaque
         *("reseed", "seed_of"),  # how a key becomes a seed

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bigbrain_fx.errors import BigBrainError, CaptureError, InputError
+from bigbrain_fx.frontend.notes import TOO_LARGE
 from bigbrain_fx.frontend.tracing import asked_rows
 from bigbrain_fx.frontend.tracing.advice import BY_DATA, COMPILED, advice, where_differs
 from bigbrain_fx.frontend.tracing.by_data import data_seen
-from bigbrain_fx.frontend.tracing.captured import TOO_LARGE, Captured
+from bigbrain_fx.frontend.tracing.captured import Captured
 from bigbrain_fx.frontend.tracing.check import BACKWARD, CheckRun, affordable
 from bigbrain_fx.frontend.tracing.dice import random_state_kept, rolls
 from bigbrain_fx.frontend.tracing.export import ambient, export_step, quiet

@@ -11,8 +11,6 @@ from bigbrain_fx.core import Graph
 from bigbrain_fx.frontend.elsewhere import Elsewhere
 from bigbrain_fx.frontend.translation.batch import Batch
 
-TOO_LARGE = "too large to compare with the module here; `verify` compares them"
-
 
 @dataclass(frozen=True)
 class Captured:

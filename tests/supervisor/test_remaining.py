@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,6 +19,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from bigbrain_fx import supervisor
 from bigbrain_fx.runtime.commits import ASIDE, read_records
 from bigbrain_fx.supervisor.pipe import Orders, line_pair
 from bigbrain_fx.supervisor.remaining import Remaining, said_of
@@ -27,6 +29,8 @@ from tests.support.certificates import make, pair
 
 LIMIT_S = 30.0
 PLACES = (("south", ("d2", "d3")),)
+
+SUPERVISOR = Path(supervisor.__file__).parent
 
 
 class Device:
@@ -202,6 +206,7 @@ def test_the_other_host_commits_when_the_listening_one_is_lost(
     hosts = ', "train.py", ("north", "north", "south", "south"))'
     assert ', "train.py")' in own
     launch.write_text(own.replace(', "train.py")', hosts))
+    shutil.copytree(SUPERVISOR, bundle / "supervisor", dirs_exist_ok=True)  # it has hosts now
     secret = make(tmp_path / "secret")
     with running(bundle, secret, commits) as (head, agent):
         assert head.stdout is not None

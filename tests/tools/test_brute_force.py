@@ -14,7 +14,7 @@ from tools.brute_force.judge import Force, compared, planned
 from tools.brute_force.ways import Way, below, compositions, disjoint, ways
 
 QUICK = (4, 14, 20)
-LARGEST_GAP = 0.05  # of a step: what a forecast cannot tell apart
+KNOWN_GAPS = {34: 0.0022, 105: 0.0015}  # of a step, by seed; since the searches became one
 
 
 @pytest.fixture(autouse=True)
@@ -43,15 +43,15 @@ def test_no_order_of_a_line_is_below_its_floor() -> None:
 @pytest.mark.parametrize("seed", QUICK)
 def test_nothing_is_faster_than_auto(seed: int) -> None:
     found = compared(drawn(seed), "normal")
-    assert found.gap <= LARGEST_GAP, found
+    assert found.gap == 0.0, found
     assert found.judged
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("tenth", range(20))
 def test_nothing_is_faster_than_auto_in_200_instances(tenth: int) -> None:
-    found = [compared(drawn(seed), "normal") for seed in range(10 * tenth, 10 * tenth + 10)]
-    assert [each for each in found if each.gap > LARGEST_GAP] == []
+    found = {s: compared(drawn(s), "normal") for s in range(10 * tenth, 10 * tenth + 10)}
+    assert [f for s, f in found.items() if f.gap > KNOWN_GAPS.get(s, 0.0)] == []
 
 
 def test_a_planner_that_misses_something_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,8 @@
-"""Write docs/api.md, docs/bundle_files.md and docs/errors.md: `python -m tools.reference`.
+"""Write docs/api.md, bundle_files.md, errors.md, compatibility.md: `python -m tools.reference`.
 
 The first lists the public names as `bigbrain_fx` exports them, the second what each file that a
-bundle copies is for, and which bundles copy it, the third the codes of all errors. A test holds the
-pages equal to the code.
+bundle copies is for, and which bundles copy it, the third the codes of all errors, the fourth what
+does not go together. A test holds the pages equal to the code.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import bigbrain_fx
 from bigbrain_fx.emit import PARTS, REPLACING, UNIMPORTED, room_files, runtime_files, ways_into
+from bigbrain_fx.plan import RULES
 from tools.error_codes import Site, collected
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -22,6 +23,7 @@ ROOMS = ROOT / "bigbrain_fx"
 API = ROOT / "docs" / "api.md"
 FILES = ROOT / "docs" / "bundle_files.md"
 ERRORS = ROOT / "docs" / "errors.md"
+COMPATIBILITY = ROOT / "docs" / "compatibility.md"
 TRAIN = "from runtime import Bundle, Hooks, Training, main, Device, Stage, adamw, example_batches\n"
 INFER = "from runtime import Inference, infer_in_process, infer_main, InferenceDevice, Stage\n"
 
@@ -31,6 +33,7 @@ def main() -> None:
     API.write_text(api_page(), encoding="utf-8")
     FILES.write_text(files_page(), encoding="utf-8")
     ERRORS.write_text(errors_page(collected(ROOT).sites), encoding="utf-8")
+    COMPATIBILITY.write_text(compatibility_page(), encoding="utf-8")
 
 
 # --------------------------------------------------------------------------- the public names
@@ -153,8 +156,14 @@ def errors_page(sites: Iterable[Site]) -> str:
     ]
     for package, found in _by_package(sites).items():
         lines += ["", f"## `{package}`", "", "| code | sentence | file |", "|---|---|---|"]
-        lines += [f"| {each.code} | {_cell(each.text)} | `{each.path}` |" for each in found]
+        lines += [f"| {each.code} | {_cell(_text(each))} | `{each.path}` |" for each in found]
     return "\n".join(lines) + "\n"
+
+
+def _text(site: Site) -> str:
+    """Return the sentence of a site; a rule's is made of its features."""
+    sentences = {rule.code: rule.sentence(rule.when.name, rule.other.name) for rule in RULES}
+    return sentences.get(site.code, site.text)
 
 
 def _by_package(sites: Iterable[Site]) -> dict[str, list[Site]]:
@@ -165,6 +174,25 @@ def _by_package(sites: Iterable[Site]) -> dict[str, list[Site]]:
         package = rest.partition("/")[0] if first == "bigbrain_fx" else first
         found.setdefault(package, []).append(site)
     return found
+
+
+def compatibility_page() -> str:
+    """Return docs/compatibility.md."""
+    lines = [
+        "# What does not go together",
+        "",
+        "Written by `python -m tools.reference`, from the table that `split` refuses by",
+        "(`bigbrain_fx/plan/compatibility/table.py`). All else goes together; docs/pairs.md has",
+        "every pair tried. Some cuts are refused once stages are known: docs/errors.md.",
+        "",
+        "| this | does not go with | because | instead |",
+        "|---|---|---|---|",
+    ]
+    for rule in RULES:
+        instead = rule.instead if isinstance(rule.instead, str) else "what the error names"
+        cells = rule.when.name, rule.other.name, rule.why or "not built yet", instead
+        lines.append(f"| {' | '.join(map(_cell, cells))} |")
+    return "\n".join(lines) + "\n"
 
 
 def _cell(text: str) -> str:

@@ -39,15 +39,14 @@ from bigbrain_fx.plan import (
     SPLIT,
     Options,
     Plan,
+    Request,
     read_plan,
     replan,
+    require_compatible,
     require_no_groups,
-    require_options,
     require_placeable,
-    require_rewritable,
     require_sent_types,
     timeline,
-    wants_tensor,
     with_placement,
 )
 from bigbrain_fx.planning import estimator, preset, require_ready
@@ -198,7 +197,7 @@ def _warn(notes: Sequence[str]) -> None:
 
 def _of_whole_tensors(options: Options) -> Options:
     """Return options without tensor groups; refuse them where they were asked for."""
-    if wants_tensor(options):
+    if options.wants_groups:
         raise InputError(
             "--weights-by-reference leaves whole tensors in the checkpoint, and --tensor cuts them",
             code="BX3007",
@@ -213,45 +212,12 @@ def _agreeing(options: Options, cluster: Cluster, followed: Plan | None = None) 
     Raises:
         InputError: options alone show that they do not go together.
     """
+    require_compatible(Request(options, cluster, is_placed=followed is not None))
     require_placeable(options, cluster)
-    require_rewritable(options)
     _require_followable(options, followed)
-    require_options(cluster, options, placed=followed is not None)
-    if options.offload and not wants_tensor(options):
+    if options.cache or (options.offload and not options.wants_groups):
         options = replace(options, tensor=1)
-    return _with_cache(options)
-
-
-def _with_cache(options: Options) -> Options:
-    """Return options without tensor groups where keys and values are kept; refuse what does not go.
-
-    Raises:
-        InputError: training, replicas, tensor groups or a store.
-    """
-    if not options.cache:
-        return options
-    if options.mode != "eval":
-        raise InputError(
-            "--cache keeps keys and values for generation, and this bundle trains",
-            code="BX3008",
-            help="add --mode eval, or leave --cache out",
-        )
-    asked = {
-        "--tensor": wants_tensor(options),
-        "--replicas": (options.replicas or 1) > 1 or bool(options.replica_shares),
-        "--offload": bool(options.offload),
-        "--compile": options.compiled,
-        "--quantize": options.quantize is not None,
-    }
-    flag = next((flag for flag, given in asked.items() if given), None)
-    if flag is not None:
-        raise InputError(
-            "--cache keeps keys and values whole, where they are made and as the model makes them, "
-            f"and does not go with {flag}",
-            code="BX3009",
-            help=f"leave {flag} out",
-        )
-    return replace(options, tensor=1)
+    return options
 
 
 def estimate(
@@ -390,7 +356,7 @@ def _require_followable(options: Options, followed: Plan | None) -> None:
             code="BX3017",
             help="leave one of them out",
         )
-    if wants_tensor(options):
+    if options.wants_groups:
         raise InputError(
             "--like places ops as another plan did, and --tensor in groups",
             code="BX3018",

@@ -25,7 +25,7 @@ from bigbrain_fx.frontend import (
     TrialEndedError,
     capture_file,
 )
-from bigbrain_fx.plan import Options, Plan, Source, of_layers, require_quantisable, trials, updating
+from bigbrain_fx.plan import Options, Plan, Source, of_layers, trials, updating
 from bigbrain_fx.weights import Checkpoint, FromCheckpoint, Scratch, match, read_checkpoint
 
 if TYPE_CHECKING:
@@ -325,7 +325,6 @@ def _require_numbers(model: str | Path | nn.Module, options: Options, given: Giv
     """Refuse to quantise what is not there, or is the caller's own."""
     if options.quantize is None:
         return
-    require_quantisable(options)
     if not isinstance(model, str | Path):
         raise InputError(
             "--quantize changes the module's layers, and a module in memory is yours",

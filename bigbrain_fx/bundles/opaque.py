@@ -15,7 +15,7 @@ from typing import TypeVar
 from bigbrain_fx.bundles.found_model import FoundModel
 from bigbrain_fx.bundles.micro_batches import Planned, weighing
 from bigbrain_fx.errors import BigBrainError, InputError, NoPlanError
-from bigbrain_fx.plan import Options, Plan, wants_tensor
+from bigbrain_fx.plan import Options, Plan
 
 _Result = TypeVar("_Result")
 _FINAL = {
@@ -65,7 +65,7 @@ def _dividing(options: Options) -> Iterator[str]:
     """Yield the options that divide a step, or change it, which nobody can do from outside."""
     asked = {
         "--mode eval": options.mode == "eval",
-        "--tensor": wants_tensor(options),
+        "--tensor": options.wants_groups,
         "--zero": options.zero_stage,
         "--all-reduce-order": options.all_reduce_order != "replica",
         "--offload": options.offload,

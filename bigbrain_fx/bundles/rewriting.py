@@ -20,7 +20,6 @@ from bigbrain_fx.plan import (
     Plan,
     layers_text,
     least_gap,
-    require_rewritable,
     rewrite_places,
     rewrite_trial,
     rewrites_of,
@@ -49,7 +48,6 @@ def with_rewrites(found: FoundModel, options: Options, make: Make) -> Planned:
     """
     if not options.rewrite:
         return make(found, options)
-    require_rewritable(options)
     search = _Search(found, replace(options, tensor=1), make)
     classes = _classes(rewrite_places(found.graph, rewrites_of(options)))
     if "auto" in options.rewrite:

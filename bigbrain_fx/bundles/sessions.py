@@ -27,7 +27,7 @@ from bigbrain_fx.bundles.going_on import commit_held, export_commit, export_trai
 from bigbrain_fx.bundles.launch import Backend, Run, RunOptions, StepLine, run
 from bigbrain_fx.core import ROW_COUNTS, Device, Shown
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.plan import Explanation, Options, Plan, explain, wants_tensor
+from bigbrain_fx.plan import Explanation, Options, Plan, explain
 from bigbrain_fx.supervisor import Event, Feed
 from bigbrain_fx.weights import Scratch
 
@@ -360,7 +360,7 @@ def require_session(
     devices: Sequence[Device], options: Options | None = None, backend: Backend | None = None
 ) -> None:
     """Refuse what a session cannot start and replace from this process, before any capture."""
-    if options is not None and wants_tensor(options):
+    if options is not None and options.wants_groups:
         raise InputError(
             "a session's devices compute by themselves, not in groups",
             code="BX3142",

@@ -8,13 +8,17 @@ torch, of emitted text, or of how a plan is run. `plan.json` is the noun `Plan`,
 
 from __future__ import annotations
 
-from bigbrain_fx.plan.agreeing import require_options as require_options
 from bigbrain_fx.plan.apart import least_gap as least_gap
 from bigbrain_fx.plan.asynchronous import require_no_overlap as require_no_overlap
 from bigbrain_fx.plan.by_hand import (
     read_pins as read_pins,
     require_placeable as require_placeable,
     write_placement as write_placement,
+)
+from bigbrain_fx.plan.compatibility import (
+    RULES as RULES,
+    Request as Request,
+    require_compatible as require_compatible,
 )
 from bigbrain_fx.plan.cut import (
     holders as holders,
@@ -81,7 +85,6 @@ from bigbrain_fx.plan.quantising import (
     plain_params as plain_params,
     quantised_text as quantised_text,
     require_float as require_float,
-    require_quantisable as require_quantisable,
     widening as widening,
 )
 from bigbrain_fx.plan.reading import (
@@ -113,7 +116,6 @@ from bigbrain_fx.plan.reuse import place_like as place_like
 from bigbrain_fx.plan.rewritable import (
     layers_text as layers_text,
     read_rewrites as read_rewrites,
-    require_rewritable as require_rewritable,
     rewrites_of as rewrites_of,
     rewritten_note as rewritten_note,
     rewritten_text as rewritten_text,
@@ -157,7 +159,6 @@ from bigbrain_fx.plan.tensor import (
     require_no_groups as require_no_groups,
     tensor_text as tensor_text,
     wanted_axes as wanted_axes,
-    wants_tensor as wants_tensor,
 )
 from bigbrain_fx.plan.ungiven import may_be_ungiven as may_be_ungiven
 from bigbrain_fx.plan.wide_on_gpus import require_sent_types as require_sent_types

@@ -1,4 +1,4 @@
-"""Pipelines that do not run empty between steps: what they do not go with, refused in words.
+"""Pipelines that do not run empty between steps: the stages and costs of one.
 
 Which weights a step computes with is `runtime.asynchronous`'s to say, what a step takes in a row
 `simulate`'s.
@@ -6,71 +6,12 @@ Which weights a step computes with is `runtime.asynchronous`'s to say, what a st
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
-from bigbrain_fx.core import Asynchronous, Cluster, Costs, Graph, Stage, Stages, micro_text
+from bigbrain_fx.core import Asynchronous, Costs, Graph, Stage, Stages, micro_text
 from bigbrain_fx.errors import InputError, NoPlanError
-from bigbrain_fx.plan.conflicts import Conflict, require_none, with_members
 from bigbrain_fx.plan.fold import micro_option, taken_counts
-from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
-from bigbrain_fx.plan.replica_statistics import written
-
-SCHEDULE = "1f1b"
-_INFERENCE = ("inference: nothing is trained there", "split for training")
-
-
-def require_asynchronous_options(cluster: Cluster, options: Options) -> None:
-    """Refuse what does not go with --asynchronous, whatever the model is."""
-    if options.asynchronous is not None:
-        require_none("--asynchronous", _not_with_options(cluster, options), code="BX1202")
-
-
-def require_asynchronous(graph: Graph, source: Source, options: Options) -> None:
-    """Refuse a model that does not go with --asynchronous, whatever the cut is."""
-    if options.asynchronous is not None:
-        require_none("--asynchronous", _not_with(graph, source, options), code="BX1203")
-
-
-def _not_with(graph: Graph, source: Source, options: Options) -> Iterator[Conflict]:
-    if graph.loss is None or not graph.training:
-        yield _INFERENCE
-    if source.clip_norm is not None:
-        no_norm = "clip_norm: no global norm exists while other devices go on"
-        yield no_norm, "take clip_norm out of the model file"
-    if source.grad_scaler is not None:
-        asks = "a loss scale: all devices would have to agree on each update"
-        yield asks, "take grad_scaler out of the model file"
-    if source.drop_last is False:
-        few = "smaller last batches (drop_last = False)"
-        yield few, "say drop_last = True in the model file"
-    if options.asynchronous == "stash" and written(graph):
-        said = f"what a forward writes ('{written(graph)[0]}'): its passes have unlike weights"
-        yield said, "use --asynchronous 2bw, put the module into eval()"
-
-
-def _not_with_options(cluster: Cluster, options: Options) -> Iterator[Conflict]:
-    if options.mode == "eval":
-        yield _INFERENCE
-    if options.partitioner == AUTO:
-        among = "--partitioner auto, which chooses among plans that compute the same"
-        yield among, "name another partitioner (--partitioner analytical)"
-    if options.replicas not in (None, 1) or options.replica_shares or cluster.replicas:
-        named = 'take "replicas" out of the cluster file' if cluster.replicas else ""
-        yield "replicas: stages would sum unlike versions", named or "leave --replicas out"
-    if options.zero_stage or options.all_reduce_order != "replica":
-        yield "--zero and --sum-order: they are for replicas", "leave both out"
-    yield from with_members(options, "members would have unlike versions")
-    if options.offload:
-        yield "--offload: versions are in memory", "leave --offload out"
-    if options.recompute:
-        yield "--recompute yet", "leave --recompute out"
-    if options.defer:
-        yield "--defer: only gradients of whole backwards go on", "leave --defer out"
-    if options.schedule not in (None, SCHEDULE):
-        yield f"--schedule {options.schedule}", f"use --schedule {SCHEDULE}"
-    if options.in_flight is not None:
-        yield "in_flight: it has 1F1B's own", "leave in_flight out"
+from bigbrain_fx.plan.nouns import Options, Plan
 
 
 def overlapping(

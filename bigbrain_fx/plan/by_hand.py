@@ -21,7 +21,7 @@ from typing import Any
 
 from bigbrain_fx.core import Cluster, Graph, Placement
 from bigbrain_fx.errors import InputError, os_error_as
-from bigbrain_fx.plan.nouns import AUTO, Options, Plan
+from bigbrain_fx.plan.nouns import Options, Plan
 from bigbrain_fx.weights import replace_file
 
 FORMAT = 1
@@ -51,14 +51,6 @@ def read_pins(texts: Iterable[str]) -> tuple[tuple[str, str], ...]:
 
 def require_placeable(options: Options, cluster: Cluster) -> None:
     """Refuse what is wrong whatever the model is, before it is captured."""
-    at = "--place" if options.place else "--pin"
-    if (options.pins or options.place) and options.partitioner == AUTO:
-        raise InputError(
-            "auto chooses devices itself, and this places modules by hand",
-            code="BX1212",
-            at=at,
-            help=f"give another --partitioner, or leave {at} out",
-        )
     for _, device in options.pins:
         _require_device(device, cluster, "--pin")
     if options.place:

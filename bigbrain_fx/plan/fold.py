@@ -131,21 +131,6 @@ def is_folded(stages: Stages, schedule: str) -> bool:
     return line_of(stages) == FOLDS[schedule].line(devices, len(stages.stages) // devices)
 
 
-def require_pieces(schedule: str | None, pieces: int | None) -> None:
-    """Raise InputError for a number of pieces that a schedule does not have."""
-    if pieces is None:
-        return
-    fold = FOLDS.get(schedule or "")
-    if fold is None or pieces < 2 or (pieces > 2 and not fold.any_pieces):
-        asked = "--pieces alone" if schedule is None else f"schedule '{schedule}'"
-        raise InputError(
-            f"{asked} cannot have {pieces} pieces a device",
-            code="BX1231",
-            at="--pieces",
-            help="use --schedule interleaved with --pieces 2 or more, or leave --pieces out",
-        )
-
-
 def taken_counts(batch: int, schedule: str | None, devices: int) -> list[int]:
     """Return the numbers of micro-batches that divide a batch, and that a schedule has orders for.
 
@@ -186,17 +171,6 @@ def _fewer(schedule: str, units: int, devices: int, pieces: int | None) -> str:
     if FOLDS[schedule].any_pieces and 2 <= most < (pieces or 2):
         return f"use --pieces {most} or fewer, or --schedule 1f1b"
     return "use fewer devices, or --schedule 1f1b"
-
-
-def require_free(schedule: str, is_given: bool) -> None:
-    """Raise InputError where a user has said where modules go: the line is cut anew."""
-    if is_given:
-        raise InputError(
-            f"schedule '{schedule}' cuts the line anew, and would move what was placed by hand",
-            code="BX1232",
-            help="use --schedule auto or list, which keep every placement, or leave --pin and "
-            "--place out",
-        )
 
 
 def _line_of(

@@ -7,9 +7,10 @@ It knows options and kinds of devices; it makes no plan. What such a plan must b
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from bigbrain_fx.core import Cluster, Graph
-from bigbrain_fx.plan.fold import FOLDS
+from bigbrain_fx.plan.compatibility import Request, conflict
 from bigbrain_fx.plan.nouns import Options
 from bigbrain_fx.plan.schedule import Synthesised, ZeroBubbleH1, ZeroBubbleV
 from bigbrain_fx.plan.search import MANY_DEVICES
@@ -26,11 +27,12 @@ def open_halves(graph: Graph, cluster: Cluster, options: Options) -> Mapping[str
     """Return those of `HALVES` that go with what was asked for, where an order was left open.
 
     None on GPUs, where halves of a backward were never measured, and none on so many devices that
-    one order takes seconds to search. With --zero 3 weights are gone when the second half comes.
+    one order takes seconds to search.
     """
     is_asked = options.schedule or options.in_flight or options.defer is not None
-    if is_asked or not graph.training or options.objective == "memory" or options.zero_stage == 3:
+    if is_asked or not graph.training or options.objective == "memory":
         return {}
     if len(cluster.devices) > MANY_DEVICES or any(d.kind != "cpu" for d in cluster.devices):
         return {}
-    return {n: line for n, line in HALVES.items() if not (options.cut_at and n in FOLDS)}
+    asked = {name: replace(options, schedule=name) for name in HALVES}
+    return {n: HALVES[n] for n, o in asked.items() if not conflict(Request(o, cluster, graph))}

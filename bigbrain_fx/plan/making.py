@@ -15,7 +15,6 @@ from bigbrain_fx.core import (
     TensorParallel,
 )
 from bigbrain_fx.errors import InputError, NoPlanError
-from bigbrain_fx.plan.agreeing import require_agreeing
 from bigbrain_fx.plan.by_hand import (
     filled,
     homes_of,
@@ -23,8 +22,10 @@ from bigbrain_fx.plan.by_hand import (
     require_placeable,
     with_homes,
 )
+from bigbrain_fx.plan.compatibility import Request, require_compatible
 from bigbrain_fx.plan.fastest import fastest, fastest_number
 from bigbrain_fx.plan.judge import Maker, PipelineMaker, by_partitioner
+from bigbrain_fx.plan.layer_by_layer import layer_by_layer
 from bigbrain_fx.plan.least_memory import require_enough
 from bigbrain_fx.plan.memory_check import with_data
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
@@ -34,10 +35,8 @@ from bigbrain_fx.plan.replicas import (
     plan_mirrored,
     plan_replicas,
     replica_count,
-    require_mirror,
     run_as_one,
     wants_mirror,
-    wants_replicas,
     with_replica_of,
 )
 from bigbrain_fx.plan.schedule import stage_costs
@@ -51,7 +50,6 @@ from bigbrain_fx.plan.tensor import (
     tensor_costs,
     tensor_forecast,
     wanted_axes,
-    wants_tensor,
 )
 from bigbrain_fx.plan.together import is_open, plan_together
 from bigbrain_fx.planning import looked_at, of_how_many
@@ -82,18 +80,18 @@ def make_plan(
         NoPlanError: nothing fits in memory; the arithmetic per device.
         InputError: the batch cannot be split as asked.
     """
-    options = require_agreeing(graph, cluster, source, options)
+    require_compatible(Request(options, cluster, graph, source))
+    options = layer_by_layer(options)
     require_enough(graph, cluster, source, options.offload)
     if wants_mirror(options):
-        require_mirror(graph, options)
         return plan_mirrored(PipelineMaker(graph, cluster, source, options), source)
     if is_open(cluster, options):
         return plan_together(graph, cluster, source, options, partial(make_plan, known=known))
     if options.pins or options.place:
         return _by_hand(graph, cluster, source, options, rival_s)
-    if wants_tensor(options):
+    if options.wants_groups:
         return _grouped(graph, cluster, source, options, rival_s)
-    if wants_replicas(graph, cluster, options):
+    if options.wants_replicas(cluster, trains=graph.training):
         join = partial(_joined, graph, cluster, source, options)
         return plan_replicas(graph, cluster, source, options, make_plan, join, rival_s)
     if options.partitioner == AUTO:
@@ -106,7 +104,9 @@ def _grouped(
 ) -> Plan:
     """Plan tensor groups; with replicas, those of each by itself, and then all together."""
     make = partial(_of_axes, graph, cluster, source, rival_s=rival_s)
-    if wants_replicas(graph, cluster, options) and run_as_one(graph, cluster, options):
+    if options.wants_replicas(cluster, trains=graph.training) and run_as_one(
+        graph, cluster, options
+    ):
         return make(options)  # the one has axes of its own choice
     return grouped_plan(graph, options, make)
 
@@ -114,7 +114,7 @@ def _grouped(
 def _of_axes(
     graph: Graph, cluster: Cluster, source: Source, options: Options, *, rival_s: float
 ) -> Plan:
-    if not wants_replicas(graph, cluster, options):
+    if not options.wants_replicas(cluster, trains=graph.training):
         return plan_tensor(graph, cluster, source, options)
     require_grid(graph, cluster, options)
     if not run_as_one(graph, cluster, options):  # the same in all replicas
@@ -173,7 +173,7 @@ def _by_hand(
         fixed = with_homes(read_placement(options.place, graph, cluster), homes)
     else:
         fixed = filled(graph, homes, "placed around what is pinned by hand")
-    if not wants_replicas(graph, cluster, options):
+    if not options.wants_replicas(cluster, trains=graph.training):
         return _around(graph, cluster, source, options, homes, fixed)
     return _replicas_by_hand(graph, cluster, source, options, homes, fixed, rival_s)
 
@@ -188,7 +188,7 @@ def _replicas_by_hand(
     rival_s: float,
 ) -> Plan:
     """Plan each replica as one is placed: its devices stand for those at their places elsewhere."""
-    if wants_tensor(options):
+    if options.wants_groups:
         require_grid(graph, cluster, options)
         options = replace(options, tensor_tried=wanted_axes(graph, options))
     about = replica_count(cluster, options), options.tensor or 1
@@ -240,7 +240,7 @@ def _around(
 
 
 def _maker_by_hand(graph: Graph, cluster: Cluster, source: Source, options: Options) -> Maker:
-    if wants_tensor(options):
+    if options.wants_groups:
         return group_maker(graph, cluster, source, options)
     return PipelineMaker(graph, cluster, source, options)
 
@@ -273,7 +273,8 @@ def plan_placed(
         InputError: the batch cannot be split as asked, options do not go together, or the cluster
             lacks a device.
     """
-    options = require_agreeing(graph, cluster, source, options, placed=True)
+    require_compatible(Request(options, cluster, graph, source, is_placed=True))
+    options = layer_by_layer(options)
     homes = [placement.device_of, *(replica.device_of for replica in placement.replicas)]
     lacking = sorted({d for home in homes for d in home.values()} - set(cluster.device))
     if lacking:

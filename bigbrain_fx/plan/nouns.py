@@ -149,6 +149,18 @@ class Options:
         """The order in which replicas add gradients, as asked for or chosen."""
         return self.sum_order or ("micro" if self.zero_stage >= 2 else "replica")
 
+    @property
+    def wants_groups(self) -> bool:
+        """Whether groups of devices were asked for that compute together, of a number or of any."""
+        return self.tensor not in (None, 1)
+
+    def wants_replicas(self, cluster: Cluster, *, trains: bool) -> bool:
+        """Whether replicas were asked for: by option, or for training by the cluster file."""
+        if self.all_reduce_order == "tree":
+            return True  # of one replica, too: it has the bits of any number of them
+        named = (cluster.replicas and trains) or len(self.replica_shares) > 1
+        return bool(named) if self.replicas is None else self.replicas != 1
+
 
 @dataclass(frozen=True)
 class Source:

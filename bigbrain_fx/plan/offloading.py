@@ -60,46 +60,6 @@ def _listed() -> str:
     return f"{', '.join(WORDS)} (several with a comma between them) or none"
 
 
-def require_stores(
-    offload: tuple[Offloaded, ...], cluster: Cluster, *, trains: bool, groups: bool, zero_stage: int
-) -> None:
-    """Refuse what cannot be offloaded whatever the model is."""
-    if not offload:
-        return
-    if not trains:
-        raise InputError(
-            "nothing is trained in inference: --offload is for training",
-            code="BX1246",
-            at="--offload",
-            help="leave --offload out",
-        )
-    if groups and "weights" in offload:
-        raise InputError(
-            "--offload weights does not go with tensor groups: a device runs its layers by itself",
-            code="BX1247",
-            at="--offload",
-            help="use --offload activations,state, or leave --tensor out",
-        )
-    if zero_stage == 3:
-        raise InputError(
-            "--offload does not go with --zero 3 yet",
-            code="BX1248",
-            at="--offload",
-            help="write --replicas 1, and no --zero and no --sum-order"
-            if "weights" in offload
-            else "use --zero 1 or 2, which divide the state, too",
-        )
-    lacking = [device.name for device in cluster.devices if device.name not in cluster.store]
-    if lacking:
-        raise InputError(
-            f"device {lacking[0]} has no store to offload to",
-            code="BX1249",
-            at="--offload",
-            help='name one for it in "stores" of the cluster file: '
-            + NO_STORE.replace("NAME", lacking[0]),
-        )
-
-
 def offloading(stages: Stages, wanted: tuple[Offloaded, ...]) -> Stages:
     """Return stages whose devices keep these in their stores."""
     return replace(stages, offload=wanted) if wanted else stages

@@ -26,7 +26,6 @@ from bigbrain_fx.core import (
 )
 from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan.asynchronous import overlapping, with_versions
-from bigbrain_fx.plan.compiling import compiling
 from bigbrain_fx.plan.cut import trained
 from bigbrain_fx.plan.deferring import deferring
 from bigbrain_fx.plan.fitting import Step, scheduled
@@ -35,8 +34,6 @@ from bigbrain_fx.plan.fold import (
     folded,
     is_folded,
     micro_option,
-    require_free,
-    require_pieces,
     taken_counts,
 )
 from bigbrain_fx.plan.layer_by_layer import in_layers
@@ -299,7 +296,6 @@ def placed(
     Raises:
         NoPlanError: it does not fit in memory.
     """
-    require_pieces(options.schedule, options.pieces)
     rows, clip = graph.batch // micro_batches, source.clip_norm is not None
     placement = _broken(graph, placement, options, micro_batches, costs, keep_schedule)
     concrete = graph.at(rows)
@@ -368,7 +364,7 @@ def marked(
 ) -> tuple[Stages, str]:
     """Return stages with all that options say of how they run, and the schedule."""
     stages = overlapping(graph, stages, with_backward, micro_batches, options)
-    stages = compiling(stages, options)
+    stages = replace(stages, compiled=options.compiled)
     lenient = not keep_schedule
     stages = recomputing(graph, stages, with_backward, options.recompute, lenient=lenient)
     schedule = _schedule_for(graph, stages, options, keep_schedule)
@@ -385,7 +381,6 @@ def in_pieces(
     schedule = options.schedule
     if schedule is None or schedule not in FOLDS or is_cut:
         return placement
-    require_free(schedule, bool(options.pins or options.place))
     seen = as_planners_see(costs, options.offload)
     return folded(graph, placement, seen, micro_batches, schedule, options.pieces)
 

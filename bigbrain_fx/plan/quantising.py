@@ -12,35 +12,7 @@ from dataclasses import replace
 
 from bigbrain_fx.core import Graph, Param, Stages, quantised_weights
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.plan.conflicts import (
-    Conflict,
-    require_none,
-    with_members,
-    with_split_backwards,
-)
-from bigbrain_fx.plan.nouns import Options, Plan
-
-
-def require_quantisable(options: Options) -> None:
-    """Refuse what does not go with --quantize, whatever the model is."""
-    if options.quantize is not None:
-        require_none("--quantize", _not_with(options), code="BX1258")
-
-
-def _not_with(options: Options) -> Iterator[Conflict]:
-    yield from with_members(options, "weights in int8 are not divided yet")
-    if "weights" in options.offload:
-        yield "--offload weights yet", "use --offload activations,state"
-    if options.cache:
-        yield "--cache yet", "leave --cache out"
-    if options.mode == "eval":
-        return
-    keeps = "float weights are made again for each backward"
-    yield from with_split_backwards(options, keeps)
-    if options.asynchronous:
-        yield f"--asynchronous: {keeps}", "leave --asynchronous out"
-    if options.compiled:
-        yield f"--compile: {keeps}", "leave --compile out"
+from bigbrain_fx.plan.nouns import Plan
 
 
 def requantising(graph: Graph, stages: Stages, trained: frozenset[int]) -> Stages:

@@ -15,7 +15,6 @@ from bigbrain_fx.plan.memory_check import least_memory, mib
 from bigbrain_fx.plan.nouns import Options, Plan, Source
 from bigbrain_fx.plan.recompute import Wanted
 from bigbrain_fx.plan.schedule import TOGETHER
-from bigbrain_fx.plan.tensor import wants_tensor
 
 _PLENTY = 1 << 60
 _DISK_BYTES_PER_S = 5e8  # of a disk that is only supposed; whether a plan fits is not changed by it
@@ -141,7 +140,7 @@ def _offloading(case: _Case, *, supposed: bool = False) -> Iterator[tuple[str, _
     has_stores = all(device.name in case.cluster.store for device in case.cluster.devices)
     if supposed == has_stores:
         return
-    groups = wants_tensor(options)
+    groups = options.wants_groups
     if not case.graph.training:
         return
     tried: tuple[tuple[Offloaded, ...], ...] = (

@@ -9,7 +9,6 @@ from typing import Literal
 
 from bigbrain_fx.core import REWRITES, Rewrite, Rewritten
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.plan.conflicts import Conflict, require_none, with_members
 from bigbrain_fx.plan.nouns import Options, Plan
 
 _NAMED = 3
@@ -50,22 +49,6 @@ def rewrites_of(options: Options) -> tuple[Rewrite, ...]:
     if "auto" in options.rewrite:
         return REWRITES
     return tuple(name for name in REWRITES if name in options.rewrite)
-
-
-def require_rewritable(options: Options) -> None:
-    """Refuse what does not go with --rewrite, whatever the model is."""
-    if options.rewrite:
-        require_none("--rewrite", _not_with(options), code="BX1301")
-
-
-def _not_with(options: Options) -> Iterator[Conflict]:
-    yield from with_members(options, "members divide the model as it is written")
-    if options.cache:
-        yield "--cache yet", "leave --cache out"
-    if options.compiled:
-        yield "--compile: torch.compile rewrites what it compiles itself", "leave --compile out"
-    if options.quantize:
-        yield "--quantize: a layer in int8 is no product of its own weight", "leave --quantize out"
 
 
 def rewritten_text(plan: Plan) -> str:

@@ -5,7 +5,7 @@
     tensor groups ──────────┤    groups that a bound rules out       simplest
     replicas of such groups ┘    are not planned
 
-`tensor.not_yet` says with what groups do not go. Replicas of groups are compared where one of the
+`compatibility` says with what groups do not go. Replicas of groups are compared where one of the
 two was left open by name, and all replicas' devices are alike: one is planned, and replicated.
 """
 
@@ -19,6 +19,7 @@ from typing import TypeAlias
 from bigbrain_fx.core import Cluster, Graph, TensorParallel
 from bigbrain_fx.errors import BigBrainError, InputError, NoPlanError
 from bigbrain_fx.plan.apart import least_gap
+from bigbrain_fx.plan.compatibility import Request, Rule, conflict
 from bigbrain_fx.plan.divisions import divisions, of_division
 from bigbrain_fx.plan.fastest import counted_s, simplest
 from bigbrain_fx.plan.judge import Maker
@@ -32,11 +33,9 @@ from bigbrain_fx.plan.replicas import (
     numbers,
     only,
     replicate,
-    require_sensible,
-    wants_replicas,
 )
 from bigbrain_fx.plan.search import Compared
-from bigbrain_fx.plan.tensor import GroupMaker, GroupTry, not_yet, tensor_is_open, tensor_tries
+from bigbrain_fx.plan.tensor import GroupMaker, GroupTry, tensor_is_open, tensor_tries
 
 Make: TypeAlias = Callable[..., Plan]
 """Plan as asked, with nothing left open but what a partitioner chooses: see `make_plan`."""
@@ -107,7 +106,7 @@ def _divided(
     found: _SoFar, graph: Graph, cluster: Cluster, source: Source, options: Options, make: Make
 ) -> None:
     """Plan replicas of few devices that are unlike, or otherwise divided among them."""
-    groups_go = options.tensor == 0 and not list(not_yet(graph, cluster, _for_groups(options)))
+    groups_go = options.tensor == 0 and not _against_groups(graph, cluster, _for_groups(options))
     members = range(1, len(cluster.devices) // 2 + 1 if groups_go else 2)
     about = graph, cluster, source, options
     found.try_all(
@@ -120,9 +119,7 @@ def _goes_by_levels(graph: Graph, cluster: Cluster, options: Options) -> bool:
     """Whether numbers of replicas and members are all that is left open."""
     if options.tensor is None and not _replicas_are_open(cluster, options):
         return False
-    if options.replicas not in (None, 1):
-        require_sensible(graph, options)
-    groups_go = options.tensor in (None, 1) or not list(not_yet(graph, cluster, options))
+    groups_go = options.tensor in (None, 1) or not _against_groups(graph, cluster, options)
     return groups_go and not (cluster.replicas or options.replica_shares)
 
 
@@ -157,7 +154,6 @@ def _numbers(graph: Graph, cluster: Cluster, options: Options) -> Iterator[Optio
     if not _replicas_are_open(cluster, options):
         yield options
         return
-    require_sensible(graph, options)
     for count in numbers(cluster):
         one = replace(options, replicas=count)
         yield one if count > 1 else _of_one_replica(one)
@@ -196,7 +192,8 @@ def _groups(
 ) -> None:
     """Plan the most promising groups, and replicas of some."""
     one = _for_groups(options)
-    refused = [what for what, _ in not_yet(graph, cluster, one)]
+    rule = _against_groups(graph, cluster, one)
+    refused = [rule.other.name] if rule else []
     if options.tensor is None and not graph.training:
         refused.append("inference but by --tensor auto: they would give outputs to rounding")
     if options.tensor is None and any(device.kind == "cuda" for device in cluster.devices):
@@ -206,7 +203,7 @@ def _groups(
     if options.objective == "memory":
         refused.append("the objective memory")
     counts = () if refused else _replica_counts(cluster, options)
-    if not counts and wants_replicas(graph, cluster, one):
+    if not counts and one.wants_replicas(cluster, trains=graph.training):
         by_hand = options.tensor == 0
         refused.append(
             "shares or devices of replicas" if by_hand else "replicas but by --tensor auto"
@@ -224,6 +221,12 @@ def _groups(
         (f"{of}{each.grouping}", each.least_s, each.plan)
         for of, each in sorted(ways, key=lambda way: way[1].least_s)
     )
+
+
+def _against_groups(graph: Graph, cluster: Cluster, options: Options) -> Rule | None:
+    """Return the first rule by which groups do not go with what else was asked for."""
+    asked = replace(options, tensor=max(2, options.tensor or 0))
+    return conflict(Request(asked, cluster, graph))
 
 
 def _replica_counts(cluster: Cluster, options: Options) -> tuple[int, ...]:

@@ -111,23 +111,6 @@ def test_caches_stand_in_the_plan_and_in_the_text(bundle: Path) -> None:
         assert plan.forecast.of(device).peak_bytes >= held
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (Options(mode="train", cache=2), "this bundle trains"),
-        (Options(mode="eval", cache=2, tensor=2), "not go with --tensor"),
-        (Options(mode="eval", cache=2, replicas=2), "not go with --replicas"),
-        (Options(mode="eval", cache=2, quantize="int8"), "--quantize does not go with --cache"),
-    ],
-)
-def test_what_does_not_go_with_a_cache(tmp_path: Path, options: Options, says: str) -> None:
-    with pytest.raises(InputError, match=says):
-        bigbrain_fx.split(
-            Small(), write_cluster(tmp_path), tmp_path / "out", options, example_batch=EXAMPLE
-        )
-    assert not (tmp_path / "out").exists()
-
-
 # --------------------------------------------------------------------------- text
 
 

@@ -211,7 +211,13 @@ AT_ONCE = {
     ("split", "--pin", "layers.0=d9"): "there is no device 'd9'",
     ("estimate", "--place", "nothere.json"): "cannot read nothere.json",
     ("split", "--place", "elsewhere.json"): "there is no device 'gpu'",
-    ("estimate", "--pin", "head=d1", "--partitioner", "auto"): "auto chooses devices itself",
+    (
+        "estimate",
+        "--pin",
+        "head=d1",
+        "--partitioner",
+        "auto",
+    ): "--pin does not go with --partitioner auto",
     ("compare", "--run", "2"): "d0 of this plan is a GPU, and this host has none",
 }
 

@@ -21,9 +21,8 @@ from bigbrain_fx.plan import (
     require_no_overlap,
     to_json,
 )
-from bigbrain_fx.plan.asynchronous import require_asynchronous, require_pipeline
+from bigbrain_fx.plan.asynchronous import require_pipeline
 from bigbrain_fx.plan.memory_check import needed_bytes
-from bigbrain_fx.plan.replica_statistics import written
 from bigbrain_fx.plan.schedule import build
 from bigbrain_fx.plan.simulate import in_a_row, simulate
 from tests.support.pipelines import FREE, all_of, chain, even_costs
@@ -131,41 +130,6 @@ def test_a_plan_says_it_and_one_without_is_written_as_ever() -> None:
 
 
 # --------------------------------------------------------------------------- what is refused
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ({"replicas": 2}, "replicas: stages would sum"),
-        ({"zero_stage": 1}, "--zero and --sum-order"),
-        ({"tensor": 2}, "--tensor: members"),
-        ({"offload": ("state",)}, "--offload: versions"),
-        ({"recompute": "all"}, "--recompute yet"),
-        ({"defer": "all"}, "--defer"),
-        ({"schedule": "zb-v"}, "--schedule zb-v"),
-        ({"schedule": "gpipe"}, "--schedule gpipe"),
-        ({"in_flight": (2, 1)}, "in_flight"),
-        ({"partitioner": "auto"}, "--partitioner auto"),
-        ({"partitioner": "scattered"}, "one stage per device"),
-        ({"source": replace(SOURCE, clip_norm=1.0)}, "no global norm exists"),
-        ({"source": replace(SOURCE, grad_scaler={})}, "a loss scale"),
-        ({"source": replace(SOURCE, drop_last=False)}, "smaller last batches"),
-        ({"graph": replace(GRAPH, loss=None)}, "inference"),
-    ],
-)
-def test_what_it_does_not_go_with_is_said(more: dict[str, object], message: str) -> None:
-    with pytest.raises(InputError, match=message) as caught:
-        planned(2, "stash", **more)  # type: ignore[arg-type]
-    assert caught.value.help
-
-
-def test_what_a_forward_writes_goes_with_2bw_alone() -> None:
-    ops = [*GRAPH.ops[:-1], replace(GRAPH.ops[-1], mutates=("w7",))]
-    writes = replace(GRAPH, ops=tuple(ops))
-    assert written(writes) == ("w7",)
-    require_asynchronous(writes, SOURCE, Options("naive", asynchronous="2bw"))
-    with pytest.raises(InputError, match=r"what a forward writes \('w7'\)"):
-        planned(2, "stash", writes)
 
 
 def test_weights_that_two_devices_hold_are_refused() -> None:

@@ -124,11 +124,6 @@ def test_a_file_that_is_no_placement(tmp_path: Path, text: str, said: str) -> No
     assert caught.match(said)
 
 
-def test_auto_places_by_itself() -> None:
-    with pytest.raises(InputError, match="auto chooses devices itself"):
-        make_plan(GRAPH, CLUSTER, Source("m.py"), Options("auto", pins=(("head", "d0"),)))
-
-
 FOUR = cluster_of(*(device(f"d{i}") for i in range(4)))
 
 

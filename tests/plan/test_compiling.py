@@ -7,50 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from bigbrain_fx.errors import InputError, NoPlanError
+from bigbrain_fx.errors import NoPlanError
 from bigbrain_fx.plan import Options, Source, explain, from_json, make_plan, replan, to_json
-from bigbrain_fx.plan.compiling import require_compilable, require_compilable_options
 from bigbrain_fx.plan.memory_check import COMPILER_BYTES, needed_bytes
 from tests.plan.test_asynchronous import GRAPH
 from tests.support.synthetic import cluster_of, device
 
 SOURCE = Source("model.py")
 CLUSTER = cluster_of(device("d0"), device("d1"))
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ({"partitioner": "auto"}, "--partitioner auto"),
-        ({"schedule": "zb-h1"}, "--schedule zb-h1: it may have a backward in two halves"),
-        ({"schedule": "zb-v"}, "--schedule zb-v"),
-        ({"defer": "all"}, "--defer"),
-        ({"recompute": "ops"}, "--recompute ops"),
-        ({"recompute": "auto"}, "--recompute auto"),
-        ({"offload": ("weights",)}, "--offload of weights"),
-        ({"offload": ("activations", "state")}, "--offload of weights and activations"),
-        ({"asynchronous": "2bw"}, "--asynchronous"),
-        ({"tensor": 2}, "--tensor"),
-        ({"tensor": 0}, "--tensor"),
-        ({"zero_stage": 3}, "--zero 3"),
-    ],
-)
-def test_what_it_does_not_go_with_is_said(more: dict[str, object], message: str) -> None:
-    options = Options(**{"partitioner": "naive", "compiled": True, **more})  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=f"--compile does not go with {message}"):
-        require_compilable_options(options)
-    require_compilable_options(replace(options, compiled=False))
-
-
-def test_smaller_last_batches_have_other_shapes() -> None:
-    with pytest.raises(InputError, match="drop_last = False"):
-        require_compilable(GRAPH, replace(SOURCE, drop_last=False), Options(compiled=True))
-
-
-def test_compiled_code_draws_other_numbers() -> None:
-    drawing = replace(GRAPH, ops=(*GRAPH.ops[:3], replace(GRAPH.ops[3], random=True)))
-    with pytest.raises(InputError, match=r"(?s)random numbers \(v3.*set dropout to 0"):
-        require_compilable(drawing, SOURCE, Options(compiled=True))
 
 
 def test_the_compiler_takes_memory_besides() -> None:

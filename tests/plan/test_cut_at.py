@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from bigbrain_fx.core import Graph, ModuleCall
-from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Options, Plan, Source, make_plan
 from bigbrain_fx.planning import Given
 from tests.support import samples
@@ -60,16 +59,3 @@ def test_bounds_say_that_no_layer_was_cut() -> None:
     search = plan_of("auto", cut_at="blocks").search
     assert search is not None
     assert "that cuts no layer" in search.bounds[0].covers
-
-
-@pytest.mark.parametrize(
-    ("choices", "said"),
-    [
-        ({"partitioner": "naive"}, "partitioner 'naive' says where each op goes"),
-        ({"schedule": "zb-v"}, "schedule 'zb-v' cuts the line itself"),
-        ({"place": "placement.json"}, "--place says where each op goes"),
-    ],
-)
-def test_who_cuts_otherwise_is_named(choices: dict[str, object], said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        plan_of(**{"partitioner": "chain-dp", "cut_at": "blocks", **choices})  # type: ignore[arg-type]  # by name

@@ -21,7 +21,6 @@ from bigbrain_fx.plan import (
     to_json,
     with_placement,
 )
-from bigbrain_fx.plan.fold import require_pieces
 from bigbrain_fx.plan.memory_check import needed_bytes
 from bigbrain_fx.plan.schedule import check
 from tests.support import samples
@@ -167,17 +166,6 @@ def test_what_was_placed_by_hand_is_not_moved() -> None:
     with pytest.raises(InputError, match="would move what was placed by hand") as caught:
         plan_placed(GRAPH, samples.cluster(2), Source("model.py"), options, line)
     assert "--schedule auto" in str(caught.value.help)
-
-
-@pytest.mark.parametrize(("schedule", "pieces"), [("1f1b", 2), ("zb-v", 3), ("auto", 2)])
-def test_pieces_are_for_interleaved(schedule: str, pieces: int) -> None:
-    with pytest.raises(InputError, match=f"schedule '{schedule}' cannot have {pieces} pieces"):
-        plan_of(schedule, pieces=pieces)
-
-
-def test_pieces_alone_name_the_option_and_no_schedule() -> None:
-    with pytest.raises(InputError, match="--pieces alone cannot have 3 pieces a device"):
-        require_pieces(None, 3)
 
 
 def test_uneven_rounds_are_refused_and_left_out_where_the_number_is_open() -> None:

@@ -19,9 +19,9 @@ from bigbrain_fx.core import (
     Ref,
     Saves,
 )
-from bigbrain_fx.errors import InputError, NoPlanError
+from bigbrain_fx.errors import NoPlanError
 from bigbrain_fx.plan import Options, Plan, Source, explain, from_json, make_plan, replan, to_json
-from bigbrain_fx.plan.offloading import WORDS, require_stores
+from bigbrain_fx.plan.offloading import WORDS
 from bigbrain_fx.plan.remedy import plan_or_remedy
 from tests.support.synthetic import cluster_of, device, graph_of, op, tensor, weight
 
@@ -124,32 +124,3 @@ def test_several_devices_have_their_layers_in_turn() -> None:
 
 
 CUDA = replace(device("d0"), kind="cuda")
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ({"schedule": "1f1b"}, "--schedule 1f1b comes back to each stage"),
-        ({"recompute": "ops"}, "--recompute ops keeps"),
-        ({"recompute": ()}, "--recompute none keeps"),
-        ({"recompute": (0, 1)}, "--recompute 0,1 keeps"),
-        ({"defer": "all"}, "--defer keeps"),
-        ({"replicas": 2}, "replicas sum gradients in memory"),
-        ({"replicas": 2, "zero_stage": 1}, "replicas sum"),
-        ({"asynchronous": "2bw"}, "offload"),
-        ({"tensor": 2}, "tensor groups"),
-    ],
-)
-def test_what_does_not_go_with_it_is_refused(more: dict[str, object], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        planned(layers(2), ONE, **more)
-
-
-def test_a_gpu_and_a_scale_of_the_loss_are_refused() -> None:
-    with pytest.raises(InputError, match="memory of its own"):
-        planned(layers(2), with_stores(CUDA))
-    scaled = replace(SOURCE, grad_scaler={})
-    with pytest.raises(InputError, match="grad_scaler divides all gradients"):
-        make_plan(layers(2), ONE, scaled, Options(offload=WEIGHTS))
-    with pytest.raises(InputError, match="nothing is trained"):
-        require_stores(WEIGHTS, ONE, trains=False, groups=False, zero_stage=0)

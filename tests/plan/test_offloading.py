@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -13,7 +12,7 @@ import torch.nn.functional as F
 from bigbrain_fx.core import Cluster, DeviceStore, Graph, Offloaded, ParamRef, Ref, Saves
 from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan import Options, Plan, Source, explain, from_json, make_plan, to_json
-from bigbrain_fx.plan.offloading import read_offload, require_stores
+from bigbrain_fx.plan.offloading import read_offload
 from bigbrain_fx.plan.remedy import plan_or_remedy
 from tests.support.synthetic import cluster_of, device, graph_of, op, weight
 
@@ -59,27 +58,6 @@ def test_words_are_read_and_the_nearest_is_named() -> None:
     with pytest.raises(InputError, match="no 'stat' to offload") as caught:
         read_offload("stat")
     assert "did you mean state?" in str(caught.value.help)
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ({"trains": False}, "nothing is trained in inference"),
-        ({"groups": True, "offload": ("weights",)}, "tensor groups"),
-        ({"zero_stage": 3}, "does not go with --zero 3 yet"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(more: dict[str, object], message: str) -> None:
-    given = {"offload": STATE, "trains": True, "groups": False, "zero_stage": 0, **more}
-    with pytest.raises(InputError, match=message):
-        require_stores(cluster=with_stores(PAIR), **given)  # type: ignore[arg-type]
-
-
-def test_a_device_without_a_store_is_named_with_the_line_to_add() -> None:
-    one = replace(with_stores(PAIR), stores=with_stores(PAIR).stores[:1])
-    with pytest.raises(InputError, match="device d1 has no store") as caught:
-        planned(one, offload=STATE)
-    assert json.loads(str(caught.value.help).partition(": ")[2])["device"] == "d1"
 
 
 def test_bytes_and_seconds_are_forecast() -> None:

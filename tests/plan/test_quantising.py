@@ -14,7 +14,6 @@ from bigbrain_fx.plan.quantising import (
     plain_params,
     quantised_text,
     require_float,
-    require_quantisable,
 )
 from tests.support.synthetic import cluster_of, device, graph_of, op, weight
 
@@ -39,26 +38,6 @@ def quantised_graph(layers: int = 4) -> Graph:
         params.append(buffer(own[1].param, "float32", 64, 1))
         params.append(weight(f"b{i}", 64))
     return graph_of(ops, params, rows=16)
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ({"partitioner": "auto"}, "--partitioner auto"),
-        ({"schedule": "zb-h1"}, "--schedule zb-h1"),
-        ({"defer": "all"}, "--defer"),
-        ({"recompute": "ops"}, "--recompute ops"),
-        ({"asynchronous": "stash"}, "--asynchronous"),
-        ({"compiled": True}, "--compile"),
-        ({"tensor": 2}, "--tensor"),
-        ({"offload": ("weights",)}, "--offload weights"),
-    ],
-)
-def test_what_it_does_not_go_with_is_said(more: dict[str, object], message: str) -> None:
-    options = Options(**{"partitioner": "naive", "quantize": "int8", **more})  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=f"--quantize does not go with {message}"):
-        require_quantisable(options)
-    require_quantisable(replace(options, quantize=None))
 
 
 def test_backwards_make_float_weights_again_unasked() -> None:

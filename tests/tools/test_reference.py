@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import bigbrain_fx
-from tools.reference import API, FILES, ROOMS, api_page, files_page
+from tools.reference import (
+    API,
+    COMPATIBILITY,
+    FILES,
+    ROOMS,
+    api_page,
+    compatibility_page,
+    files_page,
+)
 
 
 def test_the_api_page_is_that_of_the_code() -> None:
@@ -22,3 +30,7 @@ def test_every_copied_file_has_its_line() -> None:
         for file in (ROOMS / room).glob("*.py"):
             row = next(line for line in page.splitlines() if line.startswith(f"| `{file.name}` |"))
             assert row.split("|")[2].strip().endswith("."), row
+
+
+def test_the_page_of_compatibility_is_that_of_the_rules() -> None:
+    assert COMPATIBILITY.read_text() == compatibility_page(), "run `python -m tools.reference`"

@@ -126,7 +126,7 @@ def test_a_placement_of_groups_goes_out_and_comes_back(bench: Bench, tmp_path: P
     [
         ({"pins": (("embed", "d0"), ("embed", "d2"))}, "embed is to be on d0 and on d2"),
         ({"pins": (("embed", "d9"),)}, "there is no device 'd9'"),
-        ({"pins": (("embed", "d0"),), "partitioner": "auto"}, "auto chooses devices itself"),
+        ({"pins": (("embed", "d0"),), "partitioner": "auto"}, "does not go with --partitioner"),
     ],
 )
 def test_pins_of_groups_that_are_refused(

@@ -21,15 +21,10 @@ from bigbrain_fx.plan.replicas.make import (
 from bigbrain_fx.plan.replicas.many import has_many_messages as has_many_messages
 from bigbrain_fx.plan.replicas.mirror import (
     plan_mirrored as plan_mirrored,
-    require_mirror as require_mirror,
-    require_mirror_options as require_mirror_options,
     wants_mirror as wants_mirror,
 )
 from bigbrain_fx.plan.replicas.outdone import OutdoneError as OutdoneError
 from bigbrain_fx.plan.replicas.share import by_speed as by_speed
 from bigbrain_fx.plan.replicas.wanted import (
     replica_count as replica_count,
-    require_replica_options as require_replica_options,
-    require_sensible as require_sensible,
-    wants_replicas as wants_replicas,
 )

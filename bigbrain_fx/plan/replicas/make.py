@@ -38,9 +38,7 @@ from bigbrain_fx.plan.replicas.outdone import OutdoneError, Rival
 from bigbrain_fx.plan.replicas.share import asked, by_speed, numbered
 from bigbrain_fx.plan.replicas.wanted import (
     replica_count,
-    require_one,
     require_room_to_fold,
-    require_sensible,
 )
 from bigbrain_fx.planning import label
 
@@ -77,10 +75,7 @@ def plan_replicas(
         NoPlanError: a replica fits on no such part of the cluster.
         InputError: replicas cannot be made as asked.
     """
-    require_sensible(graph, options)
     count = replica_count(cluster, options)
-    if count == 1:
-        require_one(options)
     return _planned(graph, cluster, source, options, make, join, count, Rival(rival_s))
 
 
@@ -176,7 +171,6 @@ def replicate(
     def make(*_: object) -> Plan:
         return alone
 
-    require_sensible(graph, options)
     work = _Work(graph, cluster, alone.source, options, make, join, tuple(groups))
     each = sums_each(options.all_reduce_order, options.zero_stage)
     micros = numbered([alone.micro_batches] * len(groups), in_turn=each)

@@ -15,7 +15,6 @@ from functools import partial
 
 from bigbrain_fx.core import Cluster, Graph, Placement, Replica
 from bigbrain_fx.errors import InputError, NoPlanError
-from bigbrain_fx.plan.conflicts import Conflict, require_none, with_members, with_split_backwards
 from bigbrain_fx.plan.fastest import fastest, fastest_number
 from bigbrain_fx.plan.fold import micro_option
 from bigbrain_fx.plan.judge import Maker
@@ -42,48 +41,6 @@ LEVEL = (_ALONE, 0.0)
 def wants_mirror(options: Options) -> bool:
     """Whether two replicas shall share devices."""
     return options.schedule == Gems.name
-
-
-def require_mirror(graph: Graph, options: Options) -> None:
-    """Refuse what does not go with replicas that share devices, before any work is done.
-
-    Raises:
-        InputError: something was asked for that has an order, or devices, of its own.
-    """
-    if graph.loss is None or not graph.training:
-        raise InputError(
-            f"nothing is trained in inference: {FLAG} is for training",
-            code="BX1284",
-            at="--schedule",
-            help="leave --schedule out",
-        )
-    require_mirror_options(options)
-
-
-def require_mirror_options(options: Options) -> None:
-    """Refuse what replicas that share devices do not go with, whatever the model is."""
-    require_none(FLAG, _not_with(options), code="BX1285")
-
-
-def _not_with(options: Options) -> Iterator[Conflict]:
-    order = "gems has an order of its own, of two replicas on every device"
-    yield from with_members(options, order)
-    if options.zero_stage:
-        yield f"--zero {options.zero_stage}: {order}", "leave --zero out"
-    if options.all_reduce_order == "backend":
-        yield f"--sum-order backend: {order}", "use --sum-order replica, micro or tree"
-    if options.replicas == 0:
-        yield f"--replicas auto: {order}", "say how many groups of devices, --replicas 2"
-    if options.replica_shares:
-        yield f"--replica-shares: {order}", "leave --replica-shares out"
-    if options.in_flight is not None:
-        yield "in_flight: one micro-batch is held", "leave in_flight out"
-    if options.pins or options.place:
-        flag = "--place" if options.place else "--pin"
-        yield f"{flag}: each module is on two devices", f"leave {flag} out"
-    if options.pieces is not None:
-        yield f"--pieces: {order}", "leave --pieces out"
-    yield from with_split_backwards(replace(options, schedule=None, recompute=None), order)
 
 
 def plan_mirrored(maker: Maker, source: Source) -> Plan:

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 from bigbrain_fx.plan.tensor.asked import (
     named_axes as named_axes,
-    not_yet as not_yet,
     require_grid as require_grid,
     require_no_groups as require_no_groups,
     tensor_is_open as tensor_is_open,
     wanted_axes as wanted_axes,
-    wants_tensor as wants_tensor,
 )
 from bigbrain_fx.plan.tensor.bounds import Prices as Prices
 from bigbrain_fx.plan.tensor.choices import (

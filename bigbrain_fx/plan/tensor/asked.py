@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from bigbrain_fx.core import Axis, Cluster, Graph
 from bigbrain_fx.errors import InputError
@@ -16,50 +16,11 @@ _NAMES = 12  # of axes, that a message lists
 
 
 def tensor_is_open(options: Options) -> bool:
-    """Whether the planner may choose groups of devices: asked for it, or for nothing of that kind.
-
-    Raises:
-        InputError: shares were asked for, and they are of a number.
-    """
+    """Whether the planner may choose groups: it was asked to, or nothing of that kind was."""
     if options.tensor == 0:
-        _require_no_shares(options)
         return True
     by_hand = options.pins or options.place or options.tensor_shares
     return options.tensor is None and options.partitioner == AUTO and not by_hand
-
-
-def _require_no_shares(options: Options) -> None:
-    if options.tensor_shares:
-        raise InputError(
-            "--tensor auto finds shares by speed",
-            code="BX1326",
-            at="--tensor-shares",
-            help=f"leave it out, or say --tensor {max(2, len(options.tensor_shares))}",
-        )
-
-
-def wants_tensor(options: Options) -> bool:
-    """Whether groups of devices were asked for, of a number or of any.
-
-    Raises:
-        InputError: only what belongs to them was.
-    """
-    if options.tensor not in (None, 1):
-        return True
-    for flag, given in (
-        ("--tensor-shares", options.tensor_shares),
-        ("--tensor-axes", options.tensor_axes),
-    ):
-        if given:
-            count = max(2, len(options.tensor_shares))
-            raise InputError(
-                f"{flag} is for several devices that compute together",
-                code="BX1327",
-                at=flag,
-                help=f"add --tensor {count}, on a cluster of a multiple of {count} devices; on "
-                "another leave it out, or give it for as many as divide the cluster's",
-            )
-    return False
 
 
 def require_possible(graph: Graph, cluster: Cluster, options: Options) -> None:
@@ -74,8 +35,6 @@ def require_possible(graph: Graph, cluster: Cluster, options: Options) -> None:
             if len(cluster.devices) % len(shares) == 0
             else f"give one share for each: --tensor-shares {':'.join(['1'] * count)}, say",
         )
-    for what, help_ in not_yet(graph, cluster, options):
-        raise InputError(f"--tensor does not go with {what} yet", code="BX1329", help=help_)
     if options.all_reduce_order == "backend":
         raise InputError(
             "--sum-order backend sums gradients of replicas, and this plan has one replica: inside "
@@ -104,16 +63,8 @@ def require_possible(graph: Graph, cluster: Cluster, options: Options) -> None:
         )
 
 
-def not_yet(graph: Graph, cluster: Cluster, options: Options) -> Iterator[tuple[str, str]]:
-    """Yield what does not go with it, and what to do."""
-    if graph.loss is None and graph.training:
-        yield "a model that trains without a loss", "add loss(output, batch), or say --mode eval"
-
-
 def require_grid(graph: Graph, cluster: Cluster, options: Options) -> None:
     """Refuse what does not go with replicas of tensor groups, before anything is planned."""
-    for what, help_ in not_yet(graph, cluster, options):
-        raise InputError(f"--tensor does not go with {what} yet", code="BX1332", help=help_)
     replicas = replica_count(cluster, options)
     members = options.tensor or 1
     for number, group in enumerate(divide(cluster, replicas, members)):

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from bigbrain_fx.cluster import parse_cluster, to_json
-from bigbrain_fx.core import Cluster, Device, Link, Ref
+from bigbrain_fx.core import Cluster, Device, Link
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Options
-from bigbrain_fx.plan.replicas import wants_replicas
 from bigbrain_fx.plan.replicas.divide import divide, likeness, numbers, only
-from tests.support.synthetic import graph_of, op
 
 
 def cluster(*speeds: float, replicas: tuple[tuple[str, ...], ...] = ()) -> Cluster:
@@ -52,9 +48,8 @@ def test_more_replicas_than_devices_are_refused() -> None:
 
 def test_a_file_with_replicas_infers_with_all_devices() -> None:
     named = cluster(1, 1, replicas=(("d0",), ("d1",)))
-    graph = graph_of([op("y", "aten.relu.default", Ref("x"))])
-    assert not wants_replicas(replace(graph, training=False), named, Options())
-    assert wants_replicas(graph, named, Options())
+    assert not Options().wants_replicas(named, trains=False)
+    assert Options().wants_replicas(named, trains=True)
 
 
 def test_what_is_alike_but_for_names() -> None:

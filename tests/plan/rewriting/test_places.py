@@ -14,7 +14,6 @@ from bigbrain_fx.plan import (
     make_plan,
     places_again,
     read_rewrites,
-    require_rewritable,
     rewrite_places,
     rewrite_trial,
     rewritten_graph,
@@ -136,21 +135,6 @@ def test_names_are_read_or_refused() -> None:
     with pytest.raises(InputError, match="there is no rewrite 'linear'") as error:
         read_rewrites("linear")
     assert "did you mean linears?" in str(error.value.help)
-
-
-@pytest.mark.parametrize(
-    ("more", "what"),
-    [
-        ({"tensor": 2}, "--tensor"),
-        ({"cache": 4}, "--cache"),
-        ({"compiled": True}, "--compile"),
-        ({"quantize": "int8"}, "--quantize"),
-    ],
-)
-def test_what_it_does_not_go_with_is_said(more: dict[str, object], what: str) -> None:
-    options = Options(rewrite=("auto",), **more)  # type: ignore[arg-type]  # fields of Options
-    with pytest.raises(InputError, match=f"--rewrite does not go with {what}"):
-        require_rewritable(options)
 
 
 def test_layers_of_one_module_are_named_shortly() -> None:

@@ -1,0 +1,17 @@
+"""What does not go with what: one table of rules.
+
+require_compatible(Request(options, cluster))     InputError of the first rule that applies
+conflict(Request(options, cluster, graph))        that rule, or None: for searches
+RULES                                             all of them, as docs/compatibility.md has them
+"""
+
+from bigbrain_fx.plan.compatibility.check import (
+    conflict as conflict,
+    require_compatible as require_compatible,
+)
+from bigbrain_fx.plan.compatibility.rule import (
+    Feature as Feature,
+    Request as Request,
+    Rule as Rule,
+)
+from bigbrain_fx.plan.compatibility.table import RULES as RULES

@@ -42,7 +42,7 @@ def main(processes: int, models: str, against: str | None, out: Path | None, wri
         write_table(found, out)
         return
     if write:
-        write_table({key: found.get(key, digest) for key, digest in {**before, **found}.items()})
+        write_table({**_table(), **found})
     differing = changes(before, found)
     click.echo("\n".join(listed(differing, len(found))))
     sys.exit(bool(differing) and not write)
@@ -55,8 +55,11 @@ def _before(against: str | None, names: tuple[str, ...], processes: int) -> Mapp
         except RevisionError as error:
             click.echo(error, err=True)
             sys.exit(2)
-    known = read_table() if TABLE.is_file() else {}
-    return {key: digest for key, digest in known.items() if key.partition(" | ")[0] in names}
+    return {key: found for key, found in _table().items() if key.partition(" | ")[0] in names}
+
+
+def _table() -> Mapping[str, Digest]:
+    return read_table() if TABLE.is_file() else {}
 
 
 if __name__ == "__main__":

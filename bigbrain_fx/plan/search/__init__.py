@@ -4,7 +4,7 @@
 costs and memory; it knows nothing of how a plan is cut, of text, torch or processes.
 
     units ──work──▶ lines ──dynamic program──▶ splits ──pace──▶ shortlist ──judge──▶ best
-                                          partitioners, moves op by op ──judge──┘
+                                                  naive, chain-dp ──judge──┘
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def search(ask: Ask) -> tuple[Trial, Search]:
         NoPlanError: nothing fits; with the arithmetic of the first that did not.
         InputError: no such objective or effort.
     """
-    from bigbrain_fx.plan.search.find import (
-        find,  # numpy is loaded by who searches, and by nobody else
+    from bigbrain_fx.plan.search.pipeline_search import (
+        search_pipelines,  # numpy is loaded by who searches, and by nobody else
     )
 
-    return find(ask)
+    return search_pipelines(ask)

@@ -31,7 +31,7 @@ class Trial:
     """One way to run the model, before anybody knows what it takes.
 
     Attributes:
-        partitioner: who placed the ops; "pipeline" and "moves" are the search's own.
+        partitioner: who placed the ops; "pipeline" is the search itself.
         in_flight: as in `schedule.build`; None leaves it to the schedule.
         recompute: stages that run their forward again before the backward, by number.
     """
@@ -200,11 +200,8 @@ class Limits:
         shortlist: splits that are simulated.
         instructions: that may be simulated for the shortlist, about.
         visits: forwards and backwards that may be played to shift the cuts of a split.
-        trials: further simulations, to improve the best one op by op.
-        op_trials: the same, times the number of ops.
         counts: numbers of micro-batches, where more divide the batch.
         halves: lines to try with split backwards, for each number of micro-batches.
-        planners: ops up to which each of the other partitioners is asked.
     """
 
     cuts: int
@@ -213,59 +210,14 @@ class Limits:
     shortlist: int
     instructions: int
     visits: int
-    trials: int
-    op_trials: int
     counts: int
     halves: int
-    planners: Mapping[str, int]
 
 
 LIMITS: Mapping[Effort, Limits] = {
-    "fast": Limits(
-        192, 600, 40, 4, 200_000, 10_000, 40, 500, 4, 1, {"naive": 20_000, "chain-dp": 300}
-    ),
-    "normal": Limits(
-        320,
-        2_000,
-        200,
-        8,
-        400_000,
-        70_000,
-        500,
-        1_500,
-        5,
-        2,
-        {
-            "naive": 50_000,
-            "chain-dp": 2_500,
-            "ideal-dp": 60,
-            "m-etf": 200,
-            "m-sct": 60,
-            "latency": 60,
-        },
-    ),
-    "high": Limits(
-        640,
-        40_000,
-        2000,
-        32,
-        10_000_000,
-        1_000_000,
-        6000,
-        1_000_000,
-        1000,
-        8,
-        {
-            "naive": 100_000,
-            "chain-dp": 20_000,
-            "ideal-dp": 2_000,
-            "m-etf": 2_000,
-            "m-sct": 1_000,
-            "m-topo": 2_000,
-            "latency": 1_000,
-            "mcmc": 300,
-        },
-    ),
+    "fast": Limits(192, 600, 40, 4, 200_000, 10_000, 4, 1),
+    "normal": Limits(320, 2_000, 200, 8, 400_000, 70_000, 5, 2),
+    "high": Limits(640, 40_000, 2000, 32, 10_000_000, 1_000_000, 1000, 8),
 }
 
 

@@ -12,7 +12,6 @@ from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan.memory_check import for_tensors
 from bigbrain_fx.plan.search.bound import bound_of_all, bound_of_chains, bound_of_work
 from bigbrain_fx.plan.search.halves import halved
-from bigbrain_fx.plan.search.moves import Floor, Homes, climb, placements
 from bigbrain_fx.plan.search.nouns import (
     LIMITS,
     Ask,
@@ -47,9 +46,10 @@ from bigbrain_fx.planning import (
     work,
 )
 
-PIPELINE, MOVES = "pipeline", "moves"
+PIPELINE = "pipeline"
+PLANNERS = "naive", "chain-dp"
+"""Partitioners that are asked, too: what they place costs a trial, and often is the simplest."""
 _CUTS_PER_DEVICE = 6
-_FEWEST_TRIALS = 4
 _NEAREST = 24
 """Sequences of devices to look at for a split that needs the least memory."""
 _WIDE = 64
@@ -58,31 +58,33 @@ _MOST_NEAREST = 4
 """Such splits to simulate, with those beside them."""
 
 
-def find(ask: Ask) -> tuple[Trial, Search]:
+def search_pipelines(ask: Ask) -> tuple[Trial, Search]:
     """Run a search: see `bigbrain_fx.plan.search.search`."""
-    run = _Run(ask)
-    stopped = run.is_stopped()
-    chosen = run.ranking.chosen()
+    search = PipelineSearch(ask)
+    stopped = search.run()
+    chosen = search.ranking.chosen()
     if chosen is None:
-        raise run.ranking.first_error or NoPlanError("no plan can be run as asked", code="BX1320")
-    winner, others = run.ranking.table()
+        raise search.ranking.first_error or NoPlanError(
+            "no plan can be run as asked", code="BX1320"
+        )
+    winner, others = search.ranking.table()
     found = Search(
         ask.objective,
         ask.effort,
         winner,
         others,
-        tuple(run.ranking.refused),
-        () if stopped else run.bounds(),
-        run.looked_at,
-        run.ranking.simulated,
+        tuple(search.ranking.refused),
+        () if stopped else search.bounds(),
+        search.looked_at,
+        search.ranking.simulated,
         stopped,
-        0.0 if stopped else run.busy_s(),
+        0.0 if stopped else search.busy_s(),
     )
     return chosen.trial, found
 
 
 @dataclass(frozen=True)
-class _At:
+class MicroBatchCase:
     """The graph for one number of micro-batches: its units, the lines, what memory there is.
 
     `least` is its work where no device slows another: lower bounds are of that.
@@ -95,7 +97,7 @@ class _At:
     left: Cluster
 
 
-class _Run:
+class PipelineSearch:
     """One search: mutable, used once.
 
     Attributes:
@@ -113,8 +115,8 @@ class _Run:
         self._floors: dict[int, float] = {}
         self._chain_floors: dict[int, float] = {}
 
-    def is_stopped(self) -> bool:
-        """Look for plans; return whether Ctrl-C ended that, with a plan at hand.
+    def run(self) -> bool:
+        """Search; return whether Ctrl-C ended it, with a plan at hand.
 
         Raises:
             KeyboardInterrupt: there is none yet.
@@ -122,7 +124,6 @@ class _Run:
         try:
             self.pipelines()
             self.planners()
-            self.moves()
             self.split_backwards()
         except KeyboardInterrupt:
             if self.ranking.best() is None:
@@ -130,7 +131,7 @@ class _Run:
             return True
         return False
 
-    def _prepared(self, count: int) -> _At:
+    def _prepared(self, count: int) -> MicroBatchCase:
         graph = self.ask.graph.at(self.ask.rows(count))
         costs = self.ask.costs(self.ask.rows(count))
         least = self._work(graph, costs.alone or costs)
@@ -139,7 +140,9 @@ class _Run:
         orders = unit_orders(found.count, found.edges)
         cuts = max(self.limits.cuts, _CUTS_PER_DEVICE * len(self.ask.cluster.devices))
         lines = tuple(Line(found, order, cuts) for order in orders)
-        return _At(count, found, least, lines, for_tensors(self.ask.cluster, graph, count))
+        return MicroBatchCase(
+            count, found, least, lines, for_tensors(self.ask.cluster, graph, count)
+        )
 
     def _work(self, graph: Graph, costs: Costs) -> Work:
         found = work(graph, costs)
@@ -161,7 +164,6 @@ class _Run:
                 self._simulate(entry)
         if self.ranking.best() is None:
             self._nearest()
-        self._other_schedules()
 
     def _nearest(self) -> None:
         """Simulate what needs least memory, one micro-batch in flight, and splits beside it.
@@ -185,7 +187,7 @@ class _Run:
             if self.ranking.best() is not None:
                 return
 
-    def _splits(self, at: _At) -> Iterator[Found]:
+    def _splits(self, at: MicroBatchCase) -> Iterator[Found]:
         tight = is_tight(at.lines[0], Setting(at.left, at.micro_batches))
         for_memory = self.ask.objective == "memory"
         asked = settings(at.left, at.micro_batches, self.ask.recompute, tight, for_memory)
@@ -265,43 +267,28 @@ class _Run:
         )
         return Placement(line.work.placed(line.homes(split)), reason)
 
-    def _other_schedules(self) -> None:
-        """Simulate the best split under the other schedules, too."""
-        best = self.ranking.best()
-        if best is None or self.ask.schedule or self.ask.in_flight or not self.ask.graph.training:
-            return
-        if len(best.score.devices) == 1:
-            return  # there is nothing to order
-        for schedule in ("list", "gpipe")[: 1 if self.ask.effort == "fast" else 2]:
-            trial = replace(best.trial, schedule=schedule, in_flight=None)
-            self.ranking.consider(trial)
-
     # ------------------------------------------------------------------ other partitioners
 
     def planners(self) -> None:
-        """Simulate what other partitioners do, those that a graph of this size allows."""
-        ops = len(self.ask.graph.ops)
+        """Simulate what other partitioners do, with numbers of micro-batches that may be best."""
+        asked = PLANNERS if self.ask.cut_at != "blocks" else PLANNERS[1:]
+        is_one = len(self.ask.cluster.devices) == 1  # both would say the same of it
         best = self.ranking.best()
-        is_one = len(self.ask.cluster.devices) == 1  # they would all say the same of it
-        for name, most in list(self.limits.planners.items())[: 1 if is_one else None]:
-            if ops > most or (self.ask.cut_at == "blocks" and name != "chain-dp"):
-                continue
-            chain = name in ("naive", "chain-dp")
-            asked = chain and len(self.ask.cluster.devices) <= _WIDE
-            for at in self._promising(chain):
-                if asked or best is None or at.micro_batches == best.trial.micro_batches:
+        for name in asked[:1] if is_one else asked:
+            for at in self._promising():
+                is_few = len(self.ask.cluster.devices) <= _WIDE
+                if is_few or best is None or at.micro_batches == best.trial.micro_batches:
                     self._planner(name, at.micro_batches)
 
-    def _promising(self, chain: bool) -> Iterator[_At]:
-        """Yield the numbers of micro-batches with which a plan, or a chain, could be the best."""
+    def _promising(self) -> Iterator[MicroBatchCase]:
+        """Yield the numbers of micro-batches with which a chain could be the best."""
         for at in self.at:
             best = self.ranking.best()
-            floor_s = self.chain_floor_s if chain else self.floor_s
             every = self.ask.objective == "memory"
-            if best is None or every or floor_s(at) < best.score.step_s:
+            if best is None or every or self.chain_floor_s(at) < best.score.step_s:
                 yield at
 
-    def chain_floor_s(self, at: _At) -> float:
+    def chain_floor_s(self, at: MicroBatchCase) -> float:
         """Return the same for splits into one piece per device, of the lines' orders."""
         if at.micro_batches not in self._chain_floors:
             micro, cluster = at.micro_batches, self.ask.cluster
@@ -310,7 +297,7 @@ class _Run:
             self._chain_floors[micro] = max(found, self.floor_s(at))
         return self._chain_floors[at.micro_batches]
 
-    def floor_s(self, at: _At) -> float:
+    def floor_s(self, at: MicroBatchCase) -> float:
         """Return seconds that no plan with so many micro-batches goes below."""
         if at.micro_batches not in self._floors:
             found = bound_of_all(at.least, self.ask.cluster, at.micro_batches)
@@ -330,68 +317,6 @@ class _Run:
             trial = Trial(name, placement, schedule, micro_batches, self.ask.in_flight)
             if self.ranking.consider(trial) is not None:
                 return
-
-    # ------------------------------------------------------------------ op by op
-
-    def moves(self) -> None:
-        """Improve on the best op by op; of a small graph look at every placement."""
-        if self.ask.objective == "memory" or len(self.ask.cluster.devices) < 2:
-            return
-        ops = max(1, len(self.ask.graph.ops))
-        budget = min(self.limits.trials, self.limits.op_trials // ops)
-        if budget < _FEWEST_TRIALS:
-            return  # a few moves improve nothing on a graph of this size
-        self._every_placement(budget)
-        self._climb(budget)
-
-    def _every_placement(self, budget: int) -> None:
-        """Simulate placements of a small graph, those with the least lower bound first."""
-        rows = [(at, placements(at.work, self.ask.cluster)) for at in self.at]
-        found = []
-        for at, homes in rows:
-            if homes is not None:
-                floor = Floor(at.least, self.ask.cluster, at.micro_batches).of(homes)
-                found += [(float(s), at.micro_batches, i) for i, s in enumerate(floor)]
-                self.looked_at += len(homes)
-        every = {at.micro_batches: homes for at, homes in rows if homes is not None}
-        works = {at.micro_batches: at.work for at in self.at}
-        for floor_s, micro, i in sorted(found):
-            best = self.ranking.best()
-            if budget <= 0 or (best is not None and floor_s >= best.score.step_s * (1 - 1e-9)):
-                return
-            budget -= 1
-            names = [device.name for device in self.ask.cluster.devices]
-            self._moved(works[micro], tuple(names[d] for d in every[micro][i]), micro)
-
-    def _climb(self, budget: int) -> None:
-        best = self.ranking.best()
-        if best is None:
-            return
-        micro = best.trial.micro_batches
-        at = next((at for at in self.at if at.micro_batches == micro), None)
-        if at is None or at.work.count == 0:
-            return
-        device_of = best.trial.placement.device_of
-        start = tuple(device_of[group[0]] for group in at.work.groups)
-
-        def evaluate(homes: Homes) -> float:
-            return self._moved(at.work, homes, micro)
-
-        climb(at.work, self.ask.cluster, start, best.score.step_s, evaluate, budget)
-
-    def _moved(self, found: Work, homes: Homes, micro_batches: int) -> float:
-        """Simulate a placement under the schedules that may suit it; return its best step."""
-        placement = Placement(found.placed(homes), "moved op by op")
-        asked, chain = self.ask.schedule, "1f1b" if self.ask.graph.training else "forward"
-        times = [np.inf]
-        for schedule in (asked,) if asked else ("list", chain):
-            trial = Trial(MOVES, placement, schedule, micro_batches, self.ask.in_flight)
-            score = self.ranking.consider(trial)
-            if score is not None:
-                times.append(score.step_s)
-                if schedule == "list" and not score.is_chain:
-                    break
-        return float(min(times))
 
     # ------------------------------------------------------------------ split backwards
 

@@ -134,7 +134,8 @@ def split(
     target.require()
     followed = read_plan(like) if isinstance(like, str | Path) else like
     cluster = _cluster_or(devices, followed)
-    chosen = _agreeing(checked(options, model), cluster, followed)
+    chosen = checked(options, model)
+    _require_agreeing(chosen, cluster, followed)
     chosen = _of_whole_tensors(chosen) if weights_by_reference else chosen
     given = Given(checkpoint_of(model, weights), weights_by_reference)
     capture = partial(captured_model, model, chosen, example_batch, loss, time_limit_s)
@@ -206,18 +207,11 @@ def _of_whole_tensors(options: Options) -> Options:
     return replace(options, tensor=1)
 
 
-def _agreeing(options: Options, cluster: Cluster, followed: Plan | None = None) -> Options:
-    """Return options that open no tensor groups where devices offload, or keys are kept.
-
-    Raises:
-        InputError: options alone show that they do not go together.
-    """
+def _require_agreeing(options: Options, cluster: Cluster, followed: Plan | None = None) -> None:
+    """Refuse what options alone show not to go together, before a model is captured."""
     require_compatible(Request(options, cluster, is_placed=followed is not None))
     require_placeable(options, cluster)
     _require_followable(options, followed)
-    if options.cache or (options.offload and not options.wants_groups):
-        options = replace(options, tensor=1)
-    return options
 
 
 def estimate(
@@ -243,7 +237,7 @@ def estimate(
         BigBrainError: the input cannot be used, captured or placed.
     """
     chosen, cluster = checked(options, model), _cluster(devices)
-    chosen = _agreeing(chosen, cluster)
+    _require_agreeing(chosen, cluster)
 
     def make(refusal: BigBrainError | None) -> tuple[Plan, tuple[str, ...]]:
         capturing = captured_model(

@@ -95,7 +95,7 @@ class Options:
     device, for the schedule "interleaved"; None is two. `tensor` devices compute each stage
     together, each with a part of its tensors in proportion to `tensor_shares`, along axes of the
     kinds, or of the names, `tensor_axes`: all that can be found where none is named; 0 lets the
-    planner choose how many, and so does None with the partitioner "auto".
+    planner choose how many, and so does None with the partitioner "auto" where nothing else fits.
     `tensor_whole` are pairs (axis, op) that stay whole, since a rule was tried there and failed;
     `tensor_tried` are the axes of an earlier plan, whose rules were tried: these are divided.
     `offload` is what every device keeps in its store instead of its memory. `asynchronous` steps

@@ -93,7 +93,7 @@ def _plan_all(
         if (one.replicas or 1) > 1 and not one.zero_stage and (found.lacks_memory or found.is_near):
             divided = replace(one, zero_stage=1)
             found.add(_said(divided), partial(make, graph, cluster, source, divided))
-    if tensor_is_open(options) and not found.stopped:
+    if _groups_are_open(found, options) and not found.stopped:
         _groups(found, graph, cluster, source, options)
     if options.tensor not in (None, 0, 1):  # groups of so many were asked for
         return
@@ -187,6 +187,11 @@ def _for_groups(options: Options) -> Options:
     )
 
 
+def _groups_are_open(found: _SoFar, options: Options) -> bool:
+    """Whether groups were asked for, or hold what nothing else does."""
+    return options.tensor == 0 or (tensor_is_open(options) and not found.fits)
+
+
 def _groups(
     found: _SoFar, graph: Graph, cluster: Cluster, source: Source, options: Options
 ) -> None:
@@ -194,20 +199,13 @@ def _groups(
     one = _for_groups(options)
     rule = _against_groups(graph, cluster, one)
     refused = [rule.other.name] if rule else []
-    if options.tensor is None and not graph.training:
-        refused.append("inference but by --tensor auto: they would give outputs to rounding")
-    if options.tensor is None and any(device.kind == "cuda" for device in cluster.devices):
-        refused.append("GPUs but by --tensor N or auto: we never timed groups there")
     if options.pins or options.place:
         refused.append("--pin and --place but by --tensor N")
     if options.objective == "memory":
         refused.append("the objective memory")
     counts = () if refused else _replica_counts(cluster, options)
     if not counts and one.wants_replicas(cluster, trains=graph.training):
-        by_hand = options.tensor == 0
-        refused.append(
-            "shares or devices of replicas" if by_hand else "replicas but by --tensor auto"
-        )
+        refused.append("shares or devices of replicas")
     elif not counts and one.all_reduce_order != "replica":
         refused.append("--sum-order of one replica")
     if refused:
@@ -235,7 +233,7 @@ def _replica_counts(cluster: Cluster, options: Options) -> tuple[int, ...]:
         return tuple(count for count in numbers(cluster) if count > 1)
     given = options.replicas or 1
     is_plain = not options.replica_shares and not cluster.replicas
-    return (given,) if given > 1 and is_plain and options.tensor == 0 else ()
+    return (given,) if given > 1 and is_plain else ()
 
 
 def _replicated(

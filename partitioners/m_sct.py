@@ -27,15 +27,9 @@ class MSCT:
     micro_batches: int = 8
     in_flight: int | tuple[int, ...] | None = None
     name = "m-sct"
-    needs = ("scipy",)
 
     def partition(self, graph: Graph, cluster: Cluster, costs: Costs) -> Placement:
-        """Place every op of a concrete graph.
-
-        Raises:
-            InputError: scipy is not installed.
-            NoPlanError: a device cannot hold its part; with the arithmetic per device.
-        """
+        """Place every op of a concrete graph."""
         ready = prepared(graph, cluster, costs, self.micro_batches, self.in_flight)
         found = timetable(ready.jobs, Ledger(ready), favourites(ready.jobs))
         return ready.placement(found, self.name)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import builtins
 import random
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise, product
-from typing import Any
 
 import numpy as np
 import pytest
@@ -193,22 +191,6 @@ def test_the_dear_edge_of_the_long_path_is_the_favourite() -> None:
     """Two children of 0; the one with more work behind it should follow at once."""
     jobs = jobs_of([1, 1, 9], [(), (0,), (0,)], 3.0)
     assert favourites(jobs) == {0: 2}
-
-
-def test_a_missing_scipy_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = builtins.__import__
-
-    def without(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name.startswith("scipy"):
-            raise ImportError(name)
-        return plain(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    graph = chain_graph(1, 3)
-    cluster = cluster_of(device("d0"), device("d1"))
-    with pytest.raises(InputError, match="scipy") as caught:
-        MSCT(2).partition(graph, cluster, random_costs(1, graph, cluster))
-    assert "pip install scipy" in str(caught.value.help)
 
 
 # --------------------------------------------------------------------------- graphs

@@ -1,7 +1,11 @@
 """A graph on a cluster, ready to compare whole placements of any shape: time, memory, text.
 
-Methods that search by a cheaper measure let this one decide in the end, so that their answer is
-never worse than their start. It knows no method.
+A placement is cut into stages and scheduled, in arrays: 1F1B for one stage per device, the list
+scheduler for anything else, micro-batch after micro-batch where nothing is trained. Messages do not
+wait for others on a shared NIC; otherwise the figure is that of `bigbrain_fx.plan.simulate`, which
+a test holds it to. It knows no method.
+
+Source: Graham 1969 (list scheduling), Narayanan et al., SOSP'19 (1F1B).
 """
 
 from __future__ import annotations
@@ -11,16 +15,25 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement
-from bigbrain_fx.errors import InputError
-from bigbrain_fx.planning import InFlight, StageCutter, Work, work
-from partitioners.rehearsal import step_s
-from partitioners.room import Room
+from bigbrain_fx.planning import (
+    InFlight,
+    Play,
+    StageCutter,
+    TimedStages,
+    Work,
+    alternating,
+    forwards,
+    in_flight_to_fill,
+    played_s,
+    work,
+)
+from partitioners.memory_bound import MemoryBound
 
 Homes = tuple[int, ...]  # per unit: the number of its device in the cluster
 
 
 @dataclass(frozen=True)
-class Judge:
+class Evaluator:
     """What a step takes under a placement, and whether it fits.
 
     Attributes:
@@ -28,10 +41,7 @@ class Judge:
         cluster: its devices.
         costs: of the graph's ops.
         micro_batches: per step.
-        in_flight: as in `footprint.in_flight_at`.
-
-    Raises:
-        InputError: no micro-batches.
+        in_flight: as in `planning.in_flight_at`.
     """
 
     graph: Graph
@@ -39,10 +49,7 @@ class Judge:
     costs: Costs
     micro_batches: int
     in_flight: InFlight = None
-    _steps_s: dict[tuple[Homes, int], float] = field(default_factory=dict, compare=False)
-
-    def __post_init__(self) -> None:
-        require_micro_batches(self.micro_batches)
+    _steps_s: dict[Homes, float] = field(default_factory=dict, compare=False)
 
     @cached_property
     def known(self) -> Work:
@@ -50,9 +57,9 @@ class Judge:
         return work(self.graph, self.costs)
 
     @cached_property
-    def room(self) -> Room:
+    def bound(self) -> MemoryBound:
         """The devices' memory."""
-        return Room(self.known, self.cluster, self.micro_batches, self.in_flight)
+        return MemoryBound(self.known, self.cluster, self.micro_batches, self.in_flight)
 
     @cached_property
     def _cutter(self) -> StageCutter:
@@ -64,26 +71,19 @@ class Judge:
 
     def fits(self, homes: Sequence[int]) -> bool:
         """Whether every device can hold its units."""
-        return self.room.fits(self.names(homes))
+        return self.bound.fits(self.names(homes))
 
-    def step_s(self, homes: Sequence[int], micro_batches: int | None = None) -> float:
-        """Return the seconds of a step, as the simulator would find them.
-
-        Args:
-            homes: the device of every unit.
-            micro_batches: in place of those of a step; 1 gives what one takes alone.
-        """
-        count = micro_batches or self.micro_batches
-        key = tuple(homes), count
+    def step_s(self, homes: Sequence[int]) -> float:
+        """Return the seconds of a step, as the simulator would find them."""
+        key = tuple(homes)
         if key not in self._steps_s:
-            stages = self._cutter.stages(homes)
-            self._steps_s[key] = step_s(stages, count, self.in_flight, self.known.trains)
+            self._steps_s[key] = self._played_s(self._cutter.stages(homes))
         return self._steps_s[key]
 
-    def best(self, candidates: Iterable[Homes], micro_batches: int | None = None) -> Homes | None:
+    def best(self, candidates: Iterable[Homes]) -> Homes | None:
         """Return the fastest that fits, the first of equals; None when none does."""
         fitting = [homes for homes in dict.fromkeys(candidates) if self.fits(homes)]
-        return min(fitting, key=lambda h: self.step_s(h, micro_batches), default=None)
+        return min(fitting, key=self.step_s, default=None)
 
     def homes(self, placement: Placement) -> Homes:
         """Return the device of every unit of a placement."""
@@ -96,12 +96,23 @@ class Judge:
         first = names[0] if names else self.cluster.devices[0].name
         return Placement(self.known.placed(names, first), reason)
 
-    def used(self, homes: Sequence[int]) -> str:
-        """Return the devices in use as text, in the order of their first unit."""
-        return ", ".join(dict.fromkeys(self.names(homes)))
+    def _played_s(self, stages: TimedStages) -> float:
+        count, trains = self.micro_batches, self.known.trains
+        if not stages.device_of:
+            return 0.0
+        if not trains:
+            orders = forwards(stages, count)
+        elif stages.is_chain:
+            flights = self._numbers(range(len(stages.devices), 0, -1))
+            orders = alternating(stages, count, flights)
+        else:
+            flights = self._numbers(in_flight_to_fill(stages, count))
+            orders = Play(stages, count, dict(zip(stages.devices, flights, strict=True))).orders()
+        return played_s(stages, orders, trains)
 
-
-def require_micro_batches(micro_batches: int) -> None:
-    """Raise unless there is one at least."""
-    if micro_batches < 1:
-        raise InputError(f"a step needs at least 1 micro-batch, not {micro_batches}", code="BX1404")
+    def _numbers(self, otherwise: Sequence[int]) -> list[int]:
+        """Return how many micro-batches each device has in flight: those asked for, or these."""
+        if self.in_flight is None:
+            return list(otherwise)
+        asked = (self.in_flight,) if isinstance(self.in_flight, int) else self.in_flight
+        return [asked[min(number, len(asked) - 1)] for number in range(len(otherwise))]

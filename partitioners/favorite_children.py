@@ -1,10 +1,10 @@
-"""Jobs -> favourite children: which job should follow which on one device, by a linear program.
+"""Jobs -> favorite children: which job should follow which on one device, by a linear program.
 
 It knows jobs; it knows no memory. scipy's HiGHS solves the program.
 
 Source: Hanen and Munier (ETFA'95) as used by Baechi (SoCC'20), section 3.3. Baechi rounds each edge
 on its own and keeps the last where two claim a job; here edges are taken from the surest on, so
-that the favourites are a matching.
+that the favorites are a matching.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from partitioners.jobs import Jobs
 
-SURE = 0.5  # an edge below this, of 0 (kept together) to 1 (cut), makes a favourite
+SURE = 0.5  # an edge below this, of 0 (kept together) to 1 (cut), makes a favorite
 
 
-def favourites(jobs: Jobs) -> dict[int, int]:
-    """Return the favourite child of every job that has one; no job is the favourite of two."""
+def favorite_children(jobs: Jobs) -> dict[int, int]:
+    """Return the favorite child of every job that has one; no job is the favorite of two."""
     edges, moves = _edges(jobs)
     if not edges:
         return {}

@@ -1,29 +1,68 @@
-"""Whether a placement of any shape fits: the rule for pipelines and for scattered ops; a ledger.
+"""What units hold on devices under any placement: an upper bound of what the plan's ledger books.
 
-A placement whose devices do not depend on each other in a circle becomes one stage per device, and
-each stage holds what its place in the pipeline asks for. Any other becomes several stages per
-device, and all micro-batches may be on every device. It knows no method and no times.
+A placement whose devices do not depend on each other in a circle is one stage per device, so each
+is a piece of a line, and `planning.piece_memory` has what it holds. Any other has several stages on
+a device; each unit may be a stage of its own there, with any micro-batch in flight:
+
+    weights + optimizer state + a gradient for each reader, and their sum
+    + in_flight x (saved activations + values made or read)
+    + gradients of these values + receives posted ahead + the largest workspace
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from bigbrain_fx.core import Cluster
-from bigbrain_fx.planning import AHEAD, InFlight, Work
-from partitioners.footprint import Need, in_flight_by_device, needs
+from bigbrain_fx.errors import InputError, NoPlanError
+from bigbrain_fx.planning import AHEAD, InFlight, PieceMemory, Setting, Work, in_flight_at
+
+_Home = TypeVar("_Home", bound=Hashable)  # a device, by name or by number
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Bytes that one device has to hold at its worst moment, and what they are of."""
+
+    total: int
+    weights: int
+    gradients: int
+    optimizer: int
+
+    def __str__(self) -> str:
+        parts = {
+            "weights": self.weights,
+            "gradients": self.gradients,
+            "optimizer state": self.optimizer,
+        }
+        parts["activations and messages"] = self.total - sum(parts.values())
+        return ", ".join(f"{name} {readable(n)}" for name, n in parts.items() if n > 0)
+
+
+def readable(nbytes: float) -> str:
+    """Write bytes for people: "17.2 GiB"."""
+    for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if nbytes >= size:
+            return f"{nbytes / size:.1f} {unit}"
+    return f"{nbytes:.0f} byte{'' if round(nbytes) == 1 else 's'}"
 
 
 @dataclass(frozen=True)
-class Room:
+class MemoryBound:
     """The memory of devices for one step of a graph.
 
     Attributes:
         known: the units.
         cluster: the devices; what they have is the limit.
         micro_batches: per step.
-        in_flight: as in `footprint.in_flight_at` for a pipeline; scattered ops count the largest.
+        in_flight: as in `planning.in_flight_at`; a device with several stages counts the largest.
     """
 
     known: Work
@@ -34,155 +73,207 @@ class Room:
     def fits(self, homes: Sequence[str]) -> bool:
         """Whether every device can hold its units."""
         return all(
-            need.total <= self.cluster.device[device].memory_bytes
-            for device, need in self.needs(homes).items()
+            nbytes <= self.cluster.device[device].memory_bytes
+            for device, nbytes in self.total_bytes(homes).items()
         )
 
-    def needs(self, homes: Sequence[str]) -> Mapping[str, Need]:
+    def total_bytes(self, homes: Sequence[str]) -> Mapping[str, int]:
         """Return what each device in use holds at its worst moment."""
-        if not homes:
-            return {}
-        if is_pipeline(self.known, homes):
-            flights = in_flight_by_device(self.known, homes, self.micro_batches, self.in_flight)
-            return needs(self.known, homes, flights)
-        flights = dict.fromkeys(homes, self.scattered_flight)
-        return needs(self.known, homes, flights, one_stage_each=False)
+        before = upstream(self.known, homes)
+        if is_acyclic(before):
+            return self._of_pieces(homes, before)
+        ledger = Ledger(self, [self._number[home] for home in homes])
+        return {device: ledger.total(self._number[device]) for device in before}
+
+    def needs(self, homes: Sequence[str]) -> Mapping[str, Need]:
+        """Return the same with what it is of."""
+        return {d: self._need(d, homes, total) for d, total in self.total_bytes(homes).items()}
+
+    def require_fits(self, homes: Sequence[str], name: str) -> None:
+        """Raise when a device may not hold its part.
+
+        Raises:
+            NoPlanError: with what every device needs at most, and has, and the placement.
+        """
+        if self.fits(homes):
+            return
+        error = NoPlanError(
+            f"the {name} split does not fit into the devices' memory",
+            code="BX1403",
+            notes=self.notes(homes),
+            help="use --partitioner analytical, which splits by memory too, or more micro-batches",
+        )
+        error.nearest = self.known.placed(homes, homes[0])
+        raise error
+
+    def notes(self, homes: Sequence[str]) -> tuple[str, ...]:
+        """Return the arithmetic of each device as a line: what it needs, of what, and has."""
+        return tuple(self._note(device, need) for device, need in self.needs(homes).items())
 
     @property
-    def scattered_flight(self) -> int:
+    def flight_of_many_stages(self) -> int:
         """How many micro-batches a device with several stages may hold at once."""
-        if self.in_flight is None:
-            return self.micro_batches
+        if self.in_flight is None or not self.known.trains:
+            return self.micro_batches if self.known.trains else 1
         most = self.in_flight if isinstance(self.in_flight, int) else max(self.in_flight)
         return max(1, min(self.micro_batches, most))
 
+    def _of_pieces(self, homes: Sequence[str], before: Mapping[str, set[str]]) -> dict[str, int]:
+        flights = in_flight_by_device(before, self.micro_batches, self.in_flight)
+        line = sorted(before, key=lambda device: len(before[device]))
+        stages = [[unit for unit, home in enumerate(homes) if home == device] for device in line]
+        order = [unit for units in stages for unit in units]
+        places = np.cumsum([0, *map(len, stages)])
+        memory = PieceMemory(self.known, order, places)
+        found = {}
+        for stage, device in enumerate(line):
+            held = memory.bytes_needed(device, flights[device], self._setting)
+            found[device] = math.ceil(held[stage, stage + 1])
+        return found
 
-def is_pipeline(known: Work, homes: Sequence[object]) -> bool:
-    """Whether no device depends on itself through others."""
-    return not _has_cycle({(homes[a], homes[b]) for a, b in known.edges if homes[a] != homes[b]})
+    def _need(self, device: str, homes: Sequence[str], total: int) -> Need:
+        here = {unit for unit, home in enumerate(homes) if home == device}
+        weights = [w for w in self.known.weights if not here.isdisjoint(w.readers)]
+        trained = sum(w.trained_bytes for w in weights)
+        state = int(trained * self.known.state_per_byte)
+        return Need(total, sum(w.nbytes for w in weights), trained, state)
+
+    def _note(self, device: str, need: Need) -> str:
+        available = self.cluster.device[device].memory_bytes
+        verb = "and" if need.total <= available else "but"
+        has = readable(available) if available > 1 else "no room for tensors"  # a process takes all
+        return f"{device} needs {readable(need.total)} ({need}) {verb} has {has}"
+
+    @cached_property
+    def _setting(self) -> Setting:
+        return Setting(self.cluster, self.micro_batches)
+
+    @cached_property
+    def _number(self) -> Mapping[str, int]:
+        return {device.name: number for number, device in enumerate(self.cluster.devices)}
 
 
-def _has_cycle(edges: Iterable[tuple[object, object]]) -> bool:
-    left = set(edges)
-    while left:
-        targets = {b for _, b in left}
-        fewer = {(a, b) for a, b in left if a in targets}  # devices that wait for nobody go
-        if len(fewer) == len(left):
-            return True
-        left = fewer
-    return False
+def upstream(known: Work, homes: Sequence[_Home]) -> dict[_Home, set[_Home]]:
+    """Return for each device in use, in order of its first unit, those that it waits for."""
+    before: dict[_Home, set[_Home]] = {device: set() for device in homes}
+    edges = {(homes[a], homes[b]) for a, b in known.edges if homes[a] != homes[b]}
+    grown = True
+    while grown:
+        grown = False
+        for maker, reader in edges:
+            more = {maker, *before[maker]}
+            grown = grown or not more <= before[reader]
+            before[reader] |= more
+    return before
 
 
-@dataclass(frozen=True)
-class Bill:
-    """What units bring to a device that has several stages, or some of it.
+def is_acyclic(before: Mapping[_Home, set[_Home]]) -> bool:
+    """Whether no device waits for itself through others."""
+    return all(device not in devices for device, devices in before.items())
 
-    Attributes:
-        own: [device][unit]: what a unit adds by itself.
-        work: [device][unit]: what it holds while it runs; the largest counts.
-        shared: what any of these units brings, once: a weight, or a value made or received.
+
+def in_flight_by_device(
+    before: Mapping[str, set[str]], micro_batches: int, in_flight: InFlight
+) -> dict[str, int]:
+    """Return the most micro-batches that each device of a pipeline may hold.
+
+    A stage can run as early as the stages that it depends on allow: where two do not depend on
+    each other (two towers, say), either may come first, and each is counted as if it did.
     """
-
-    own: list[list[int]]
-    work: list[list[int]]
-    shared: list[tuple[tuple[int, ...], int]]
-
-    @staticmethod
-    def scattered(room: Room) -> Bill:
-        """Return what `footprint.needs` counts when each unit may be a stage of its own."""
-        known, flight = room.known, room.scattered_flight if room.known.trains else 1
-        shared = []
-        for weight in known.weights:
-            trained = weight.trained_bytes * (1 + len(weight.readers) + known.state_per_byte)
-            shared.append((weight.readers, weight.nbytes + int(trained)))
-        for value in known.values:
-            ahead = AHEAD * (value.nbytes + value.gradient_bytes)
-            nbytes = flight * value.nbytes + 2 * value.gradient_bytes + ahead
-            shared.append(((value.maker, *value.readers), nbytes))
-        return Bill(_saved(room, known.kept(flight)), _work(room), shared)
-
-    @staticmethod
-    def at_least(room: Room) -> Bill:
-        """Return what no placement holds less than: one micro-batch, and nothing sent."""
-        known = room.known
-        shared = [
-            (weight.readers, weight.nbytes + int(weight.trained_bytes * (2 + known.state_per_byte)))
-            for weight in known.weights
-        ]
-        return Bill(_saved(room, 1), _work(room), shared)
+    return {
+        device: in_flight_at(len(devices), len(before), micro_batches, in_flight)
+        for device, devices in before.items()
+    }
 
 
-def _saved(room: Room, kept: int) -> list[list[int]]:
-    saved = room.known.saved_bytes
-    return [[kept * int(nbytes) for nbytes in saved[d.name]] for d in room.cluster.devices]
+def bytes_by_unit(known: Work, saved_bytes: NDArray[np.float64]) -> list[float]:
+    """Return about what each unit adds to a device: weights, all that goes with them, and saved.
+
+    A weight that several units read counts at the first.
+    """
+    found = saved_bytes.astype(np.float64)
+    for weight in known.weights:
+        trained = weight.trained_bytes * (2 + known.state_per_byte)
+        found[weight.readers[0]] += weight.nbytes + trained
+    return [float(nbytes) for nbytes in found]
 
 
-def _work(room: Room) -> list[list[int]]:
-    work = room.known.workspace_bytes
-    return [[int(nbytes) for nbytes in work[d.name]] for d in room.cluster.devices]
+def require_micro_batches(micro_batches: int) -> None:
+    """Raise unless there is one at least."""
+    if micro_batches < 1:
+        raise InputError(f"a step needs at least 1 micro-batch, not {micro_batches}", code="BX1404")
 
 
 class Ledger:
-    """What every device holds if ops are scattered, kept up to date move by move: mutable."""
+    """What devices hold where each unit may be a stage of its own, unit by unit: mutable.
 
-    def __init__(self, room: Room, homes: Sequence[int]) -> None:
-        self.room, self.homes = room, list(homes)
-        devices = room.cluster.devices
-        self._names = [device.name for device in devices]
+    Args:
+        bound: of which memory and units.
+        homes: the device of each unit, by number; -1: not placed yet.
+    """
+
+    def __init__(self, bound: MemoryBound, homes: Iterable[int] = ()) -> None:
+        known, devices, flight = bound.known, bound.cluster.devices, bound.flight_of_many_stages
+        self.homes = [-1] * known.count
         self._limits = [device.memory_bytes for device in devices]
-        self._bill = bill = Bill.scattered(room)
-        self._touches: list[list[int]] = [[] for _ in room.known.groups]
-        for number, (units, _) in enumerate(bill.shared):
-            for unit in set(units):
-                self._touches[unit].append(number)
-        self._here = [[0] * len(bill.shared) for _ in devices]
-        self.held = [0] * len(devices)
-        for unit, home in enumerate(self.homes):
-            self._enter(unit, home)
-        self._unsure = set(range(len(devices)))  # what may have changed since the last answer
+        kept = known.kept(flight)
+        self._own = [[kept * int(n) for n in known.saved_bytes[d.name]] for d in devices]
+        self._work = [[int(n) for n in known.workspace_bytes[d.name]] for d in devices]
+        self._shared: list[int] = []  # a weight, or a value made or read: once a device
+        self._touches: list[list[int]] = [[] for _ in known.groups]
+        for weight in known.weights:
+            copies = 1 + len(weight.readers) + known.state_per_byte
+            self._share(weight.readers, weight.nbytes + math.ceil(weight.trained_bytes * copies))
+        for value in known.values:
+            ahead = AHEAD * (value.nbytes + value.gradient_bytes)
+            nbytes = flight * value.nbytes + 2 * value.gradient_bytes + ahead
+            self._share((value.maker, *value.readers), nbytes)
+        self._here = [[0] * len(self._shared) for _ in devices]
+        self._held, self._most = [0] * len(devices), [0] * len(devices)
+        for unit, home in enumerate(homes):
+            self.move(unit, home)
 
     def move(self, unit: int, to: int) -> None:
-        """Put a unit on another device."""
+        """Put a unit on a device, from where it is."""
         at = self.homes[unit]
         if at == to:
             return
-        self._leave(unit, at)
-        self._enter(unit, to)
         self.homes[unit] = to
-        self._unsure |= {at, to}
-
-    def fits(self) -> bool:
-        """Whether every device can hold what it has, as a pipeline if it is one."""
-        self._unsure = {device for device in self._unsure if not self._fits(device)}
-        if not self._unsure:
-            return True
-        if not is_pipeline(self.room.known, self.homes):
-            return False
-        return self.room.fits([self._names[home] for home in self.homes])
+        if at >= 0:
+            self._leave(unit, at)
+        self._held[to] += self._added(unit, to)
+        self._most[to] = max(self._most[to], self._work[to][unit])
+        for number in self._touches[unit]:
+            self._here[to][number] += 1
 
     def total(self, device: int) -> int:
         """Return what a device holds, its largest workspace included."""
-        return self.held[device] + max(self._workspaces(device), default=0)
+        return self._held[device] + self._most[device]
 
-    def _fits(self, device: int) -> bool:
+    def fits(self, device: int) -> bool:
+        """Whether a device can hold what it has."""
         return self.total(device) <= self._limits[device]
 
-    def _workspaces(self, device: int) -> Iterable[int]:
-        work = self._bill.work[device]
-        return (work[unit] for unit, home in enumerate(self.homes) if home == device)
+    def has_room(self, unit: int, device: int) -> bool:
+        """Whether a device can hold a unit besides what it has."""
+        most = max(self._most[device], self._work[device][unit])
+        return self._held[device] + self._added(unit, device) + most <= self._limits[device]
 
-    def _enter(self, unit: int, device: int) -> None:
-        here = self._here[device]
-        self.held[device] += self._bill.own[device][unit]
-        for number in self._touches[unit]:
-            if not here[number]:
-                self.held[device] += self._bill.shared[number][1]
-            here[number] += 1
+    def _share(self, units: Iterable[int], nbytes: int) -> None:
+        for unit in set(units):
+            self._touches[unit].append(len(self._shared))
+        self._shared.append(nbytes)
+
+    def _added(self, unit: int, device: int) -> int:
+        here, shared = self._here[device], self._shared
+        new = (shared[number] for number in self._touches[unit] if not here[number])
+        return self._own[device][unit] + sum(new)
 
     def _leave(self, unit: int, device: int) -> None:
-        here = self._here[device]
-        self.held[device] -= self._bill.own[device][unit]
         for number in self._touches[unit]:
-            here[number] -= 1
-            if not here[number]:
-                self.held[device] -= self._bill.shared[number][1]
+            self._here[device][number] -= 1
+        self._held[device] -= self._added(unit, device)
+        if self._work[device][unit] == self._most[device]:
+            work = self._work[device]
+            own = (work[other] for other, home in enumerate(self.homes) if home == device)
+            self._most[device] = max(own, default=0)

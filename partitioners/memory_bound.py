@@ -157,13 +157,12 @@ def upstream(known: Work, homes: Sequence[_Home]) -> dict[_Home, set[_Home]]:
     """Return for each device in use, in order of its first unit, those that it waits for."""
     before: dict[_Home, set[_Home]] = {device: set() for device in homes}
     edges = {(homes[a], homes[b]) for a, b in known.edges if homes[a] != homes[b]}
-    grown = True
-    while grown:
-        grown = False
+    reached = -1
+    while (found := sum(map(len, before.values()))) > reached:
+        reached = found
         for maker, reader in edges:
-            more = {maker, *before[maker]}
-            grown = grown or not more <= before[reader]
-            before[reader] |= more
+            before[reader] |= before[maker]
+            before[reader].add(maker)
     return before
 
 
@@ -241,10 +240,12 @@ class Ledger:
         self.homes[unit] = to
         if at >= 0:
             self._leave(unit, at)
-        self._held[to] += self._added(unit, to)
-        self._most[to] = max(self._most[to], self._work[to][unit])
+        here, held = self._here[to], self._held[to] + self._own[to][unit]
         for number in self._touches[unit]:
-            self._here[to][number] += 1
+            held += 0 if here[number] else self._shared[number]
+            here[number] += 1
+        self._held[to] = held
+        self._most[to] = max(self._most[to], self._work[to][unit])
 
     def total(self, device: int) -> int:
         """Return what a device holds, its largest workspace included."""
@@ -256,24 +257,23 @@ class Ledger:
 
     def has_room(self, unit: int, device: int) -> bool:
         """Whether a device can hold a unit besides what it has."""
-        most = max(self._most[device], self._work[device][unit])
-        return self._held[device] + self._added(unit, device) + most <= self._limits[device]
+        here, most = self._here[device], max(self._most[device], self._work[device][unit])
+        new = sum(self._shared[number] for number in self._touches[unit] if not here[number])
+        held = self._held[device] + self._own[device][unit] + new
+        return held + most <= self._limits[device]
 
     def _share(self, units: Iterable[int], nbytes: int) -> None:
         for unit in set(units):
             self._touches[unit].append(len(self._shared))
         self._shared.append(nbytes)
 
-    def _added(self, unit: int, device: int) -> int:
-        here, shared = self._here[device], self._shared
-        new = (shared[number] for number in self._touches[unit] if not here[number])
-        return self._own[device][unit] + sum(new)
-
     def _leave(self, unit: int, device: int) -> None:
+        here, held = self._here[device], self._held[device] - self._own[device][unit]
         for number in self._touches[unit]:
-            self._here[device][number] -= 1
-        self._held[device] -= self._added(unit, device)
-        if self._work[device][unit] == self._most[device]:
-            work = self._work[device]
+            here[number] -= 1
+            held -= 0 if here[number] else self._shared[number]
+        self._held[device] = held
+        work = self._work[device]
+        if work[unit] == self._most[device]:
             own = (work[other] for other, home in enumerate(self.homes) if home == device)
             self._most[device] = max(own, default=0)

@@ -135,8 +135,7 @@ class _Walk:
         roomy = all(self.ledger.fits(device) for device in range(self._devices))
         if roomy and not self.pipelines:
             return True
-        before = upstream(self.bound.known, self.homes)
-        if not is_acyclic(before):
+        if not is_acyclic(upstream(self.bound.known, self.homes)):
             return False
         names = [device.name for device in self.bound.cluster.devices]
         return roomy or self.bound.fits([names[home] for home in self.homes])

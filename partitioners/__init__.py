@@ -9,10 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from partitioners.chain_dp import ChainDP
-from partitioners.cp_sat import CPSat
-from partitioners.differentiable import Differentiable
-from partitioners.ideal_dp import IdealDP
-from partitioners.latency import Latency
 from partitioners.m_etf import METF
 from partitioners.m_sct import MSCT
 from partitioners.m_topo import MTopo
@@ -23,14 +19,10 @@ from partitioners.scattered import Scattered
 TABLE: Mapping[str, Callable[..., object]] = {
     Naive.name: Naive,
     ChainDP.name: ChainDP,
-    IdealDP.name: IdealDP,
     MTopo.name: MTopo,
     METF.name: METF,
     MSCT.name: MSCT,
     MCMC.name: MCMC,
-    Differentiable.name: Differentiable,
-    CPSat.name: CPSat,
-    Latency.name: Latency,
     Scattered.name: Scattered,
 }
 """Every method by its name; the registry checks that what it makes keeps the protocol."""

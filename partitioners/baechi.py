@@ -1,6 +1,6 @@
-"""Graph and costs -> jobs for list scheduling, and the ledger of what devices still have room for.
+"""Graph and costs -> jobs for list scheduling.
 
-Shared by `m_etf` and `m_sct`. It knows facts and devices; it knows no rule of placing.
+Shared by `m_etf` and `m_sct`; `jobs` has the rule of placing.
 
 Source: Baechi (Jeon et al., SoCC'20), section 4: co-location groups, co-placement, fusion; here a
 job is an op's forward and backward together, so that what Baechi keeps together is one to start
@@ -9,28 +9,25 @@ with.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement
-from bigbrain_fx.errors import InputError
-from bigbrain_fx.planning import AHEAD, Work, canonical, work
-from partitioners.footprint import require_fits
+from bigbrain_fx.planning import InFlight, Work, canonical, work
 from partitioners.jobs import Jobs, Timetable
+from partitioners.memory_bound import MemoryBound, bytes_by_unit, require_micro_batches
 
 SHARE_OF_A_DEVICE = 0.25  # the most that fusing may make one of
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A graph made ready: fused facts, jobs that stand for their groups, micro-batches held."""
+    """A graph made ready: jobs that stand for fused groups, and the memory of devices."""
 
-    known: Work
-    cluster: Cluster
     jobs: Jobs
-    flights: Mapping[str, int]
+    bound: MemoryBound
 
     def placement(self, found: Timetable, name: str) -> Placement:
         """Return the placement of a timetable.
@@ -38,30 +35,26 @@ class Prepared:
         Raises:
             NoPlanError: some device cannot hold its part; with the arithmetic per device.
         """
-        names = [device.name for device in self.cluster.devices]
+        known, names = self.bound.known, [device.name for device in self.bound.cluster.devices]
         if not found.homes:
-            return Placement(self.known.placed((), names[0]), "nothing to split")
+            return Placement(known.placed((), names[0]), "nothing to split")
         homes = [names[home] for home in self._all_placed(found.homes)]
-        require_fits(self.known, self.cluster, homes, self.flights, name, one_stage_each=False)
+        self.bound.require_fits(homes, name)
         used = list(dict.fromkeys(homes))
         reason = (
             f"{len(homes)} jobs by earliest start on {', '.join(used)}: one micro-batch alone "
             f"takes about {found.makespan:.4g} s there and back"
         )
-        return Placement(self.known.placed(homes, names[0]), reason)
+        return Placement(known.placed(homes, names[0]), reason)
 
     def _all_placed(self, homes: Sequence[int]) -> list[int]:
         """Give what fits nowhere to the device with the most memory, for the error's arithmetic."""
-        memory = [device.memory_bytes for device in self.cluster.devices]
+        memory = [device.memory_bytes for device in self.bound.cluster.devices]
         return [home if home >= 0 else int(np.argmax(memory)) for home in homes]
 
 
 def prepared(
-    graph: Graph,
-    cluster: Cluster,
-    costs: Costs,
-    micro_batches: int,
-    in_flight: int | tuple[int, ...] | None,
+    graph: Graph, cluster: Cluster, costs: Costs, micro_batches: int, in_flight: InFlight
 ) -> Prepared:
     """Make a concrete graph ready for list scheduling.
 
@@ -70,23 +63,18 @@ def prepared(
         cluster: the devices.
         costs: of the graph's ops.
         micro_batches: per step; so many are held at once unless `in_flight` says otherwise.
-        in_flight: one number for all devices, one per device, or None.
+        in_flight: as in `MemoryBound`.
 
     Raises:
         InputError: no micro-batches.
     """
-    if micro_batches < 1:
-        raise InputError(f"a step needs at least 1 micro-batch, not {micro_batches}", code="BX1400")
-    limits = in_flight if isinstance(in_flight, tuple) else (in_flight or micro_batches,)
-    flights = {
-        device.name: max(1, min(micro_batches, limits[min(i, len(limits) - 1)]))
-        for i, device in enumerate(cluster.devices)
-    }
+    require_micro_batches(micro_batches)
     cluster = canonical(cluster, costs)
-    known = work(graph, costs)
-    if known.groups:
-        known = fused(known, cluster, costs, flights)
-    return Prepared(known, cluster, jobs_of(known, cluster, costs), flights)
+    bound = MemoryBound(work(graph, costs), cluster, micro_batches, in_flight)
+    if bound.known.groups:
+        flight = bound.flight_of_many_stages
+        bound = replace(bound, known=fused(bound.known, cluster, costs, flight))
+    return Prepared(jobs_of(bound.known, cluster, costs), bound)
 
 
 def jobs_of(known: Work, cluster: Cluster, costs: Costs) -> Jobs:
@@ -119,7 +107,7 @@ def _moved_s(known: Work, costs: Costs, value: int, a: str, b: str) -> float:
 # --------------------------------------------------------------------------- fusion
 
 
-def fused(known: Work, cluster: Cluster, costs: Costs, flights: Mapping[str, int]) -> Work:
+def fused(known: Work, cluster: Cluster, costs: Costs, flight: int) -> Work:
     """Make one of units that should not be parted: again and again, a unit and its only reader.
 
     They are made one when nothing else feeds the reader, or when sending the unit's values takes
@@ -130,11 +118,11 @@ def fused(known: Work, cluster: Cluster, costs: Costs, flights: Mapping[str, int
         known: of the units.
         cluster: no fused unit takes more than a quarter of the smallest device.
         costs: for the transfers; the fastest link counts.
-        flights: micro-batches held at once, by device.
+        flight: micro-batches held at once on a device.
     """
     limit = SHARE_OF_A_DEVICE * min(device.memory_bytes for device in cluster.devices)
     while True:
-        groups = _fuse_once(known, _bytes(known, flights), _least_moved_s(known, costs), limit)
+        groups = _fuse_once(known, _bytes(known, flight), _least_moved_s(known, costs), limit)
         if len(groups) == len(known.groups):
             return known
         known = known.merged(groups)
@@ -168,14 +156,10 @@ def _fuse_once(
     return [sorted(joined[last]) for last in sorted(joined)]
 
 
-def _bytes(known: Work, flights: Mapping[str, int]) -> list[float]:
+def _bytes(known: Work, flight: int) -> list[float]:
     """Return about what each unit holds: weights, gradients, optimizer state, activations."""
-    name = max(flights, key=lambda device: flights[device])
-    found = (known.kept(flights[name]) * known.saved_bytes[name]).astype(np.float64)
-    for weight in known.weights:
-        trained = weight.trained_bytes * (2 + known.state_per_byte)
-        found[weight.readers[0]] += weight.nbytes + trained
-    return [float(nbytes) for nbytes in found]
+    name = next(iter(sorted(known.saved_bytes)))
+    return bytes_by_unit(known, known.kept(flight) * known.saved_bytes[name])
 
 
 def _least_moved_s(known: Work, costs: Costs) -> list[float]:
@@ -188,56 +172,3 @@ def _least_moved_s(known: Work, costs: Costs) -> list[float]:
             (_moved_s(known, costs, number, a, b) for a, b in pairs), default=float("inf")
         )
     return found
-
-
-# --------------------------------------------------------------------------- memory
-
-
-class Ledger:
-    """What every device holds, job by job: `footprint.needs` for a placement of any shape."""
-
-    def __init__(self, prepared: Prepared) -> None:
-        self._known = known = prepared.known
-        self._devices = prepared.cluster.devices
-        self._flights = [prepared.flights[d.name] if known.trains else 1 for d in self._devices]
-        self._held = [0.0] * len(self._devices)
-        self._workspace = [0] * len(self._devices)
-        self._has: list[set[tuple[str, int]]] = [set() for _ in self._devices]
-        self._touches: list[list[tuple[str, int]]] = [[] for _ in known.groups]
-        for number, weight in enumerate(known.weights):
-            for reader in weight.readers:
-                self._touches[reader].append(("weight", number))
-        for number, value in enumerate(known.values):
-            for unit in (value.maker, *value.readers):
-                self._touches[unit].append(("value", number))
-
-    def fits(self, job: int, device: int) -> bool:
-        """Whether the job fits besides what the device took already."""
-        total = self._held[device] + self._added(job, device)
-        workspace = int(self._known.workspace_bytes[self._devices[device].name][job])
-        total += max(self._workspace[device], workspace)
-        return total <= self._devices[device].memory_bytes
-
-    def take(self, job: int, device: int) -> None:
-        """Put the job there."""
-        self._held[device] += self._added(job, device)
-        self._has[device].update(self._touches[job])
-        workspace = int(self._known.workspace_bytes[self._devices[device].name][job])
-        self._workspace[device] = max(self._workspace[device], workspace)
-
-    def _added(self, job: int, device: int) -> float:
-        new = [touch for touch in self._touches[job] if touch not in self._has[device]]
-        saved = int(self._known.saved_bytes[self._devices[device].name][job])
-        return self._known.kept(self._flights[device]) * saved + sum(
-            self._nbytes(*touch, device) for touch in new
-        )
-
-    def _nbytes(self, what: str, number: int, device: int) -> float:
-        """Return what a weight, or a value made or received, takes; each stage has a gradient."""
-        if what == "weight":
-            weight = self._known.weights[number]
-            copies = 1 + len(weight.readers)
-            return weight.nbytes + weight.trained_bytes * (copies + self._known.state_per_byte)
-        value = self._known.values[number]
-        ahead = AHEAD * (value.nbytes + value.gradient_bytes)
-        return self._flights[device] * value.nbytes + 2 * value.gradient_bytes + ahead

@@ -11,9 +11,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement, micro_text
-from bigbrain_fx.errors import InputError, NoPlanError
+from bigbrain_fx.errors import NoPlanError
 from bigbrain_fx.planning import (
     BestFirst,
     Cutter,
@@ -25,14 +26,18 @@ from bigbrain_fx.planning import (
     Work,
     chain_of,
     device_orders,
-    in_flight_at,
     polished,
     step_s,
     unit_orders,
     whole_layers,
     work,
 )
-from partitioners.footprint import in_flight_by_device, needs
+from partitioners.memory_bound import (
+    MemoryBound,
+    in_flight_by_device,
+    require_micro_batches,
+    upstream,
+)
 from partitioners.nearest import no_plan
 
 MOST_UNITS = 1000  # longer chains are cut only where little crosses
@@ -76,10 +81,7 @@ class ChainDP:
     name = "chain-dp"
 
     def __post_init__(self) -> None:
-        if self.micro_batches < 1:
-            raise InputError(
-                f"a step needs at least 1 micro-batch, not {self.micro_batches}", code="BX1401"
-            )
+        require_micro_batches(self.micro_batches)
 
     def partition(self, graph: Graph, cluster: Cluster, costs: Costs) -> Placement:
         """Place every op of a concrete graph."""
@@ -135,7 +137,7 @@ class ChainDP:
         fitting = (
             entry
             for entry in sorted((*better, *paced), key=_by_pace)
-            if self.holds_in_any_order(entry.cutter, entry.split, cluster)
+            if self.holds_in_any_order(entry.cutter, entry.split)
         )
         return next(fitting, None)
 
@@ -162,7 +164,7 @@ class ChainDP:
             met += [(cutter, other) for other in search.met.values()]
             if search.best is not None and (best is None or search.best is not best[1]):
                 best = cutter, search.best
-        if best is None or self.holds_in_any_order(*best, cluster):
+        if best is None or self.holds_in_any_order(*best):
             return best
         met.clear()
         most = max(self.in_flight) if isinstance(self.in_flight, tuple) else len(cluster.devices)
@@ -178,18 +180,14 @@ class ChainDP:
         paced_s = step_s(chain, micro, flights, line.work.trains)
         return Paced(cutter, Found(line, split, micro, flights, again, paced_s))
 
-    def holds_in_any_order(self, cutter: Cutter, split: Split, cluster: Cluster) -> bool:
+    def holds_in_any_order(self, cutter: Cutter, split: Split) -> bool:
         """Whether it fits even when stages that do not depend on each other change places."""
-        line, count = cutter.line, len(split.sequence)
-        homes = line.homes(split)
-        ordered = line.work.reordered(line.order)
-        along = [homes[unit] for unit in line.order]
-        flights = in_flight_by_device(ordered, along, self.micro_batches, self.in_flight)
-        if all(flights[d] == cutter.setting.flight(s, count) for s, d in enumerate(split.sequence)):
-            return True
+        line = cutter.line
+        before = upstream(line.work, line.homes(split))
+        flights = in_flight_by_device(before, self.micro_batches, self.in_flight)
         return all(
-            need.total <= cluster.device[device].memory_bytes
-            for device, need in needs(ordered, along, flights).items()
+            line.memory.reach(device, flights[device], cutter.setting).has(first, after)
+            for device, (first, after) in zip(split.sequence, pairwise(split.cuts), strict=True)
         )
 
     def no_plan(self, known: Work, cluster: Cluster) -> NoPlanError:
@@ -205,10 +203,7 @@ class ChainDP:
             found = next((split for split in splits if split is not None), None)
             return None if found is None else cutter.line.homes(found)
 
-        def in_flight(stage: int, stages: int) -> int:
-            return in_flight_at(stage, stages, self.micro_batches, self.in_flight)
-
-        return no_plan(known, cluster, in_flight, fits)
+        return no_plan(MemoryBound(known, cluster, self.micro_batches, self.in_flight), fits)
 
     def _reason(self, graph: Graph, found: Paced, cluster: Cluster) -> str:
         split = found.split

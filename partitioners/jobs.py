@@ -4,7 +4,7 @@ One run of everything, with no pipeline: the rule behind `m_etf` and `m_sct`. It
 question, "is there room?"; it knows no graph and no cluster.
 
 Source: Baechi (Jeon et al., SoCC'20), sections 3.2 and 3.3; ETF is Hwang et al., SIAM J. Comput.
-18 (1989); favourite children are Hanen and Munier, ETFA'95.
+18 (1989); favorite children are Hanen and Munier, ETFA'95.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ Times = NDArray[np.float64]
 _ROUNDING = 1e-12
 
 
-class Room(Protocol):
+class FreeMemory(Protocol):
     """What devices still have room for; asked job by job, in the order in which they are placed."""
 
-    def fits(self, job: int, device: int) -> bool:
-        """Whether the job fits besides what the device took already."""
+    def has_room(self, unit: int, device: int) -> bool:
+        """Whether a job fits besides what the device has."""
         ...
 
-    def take(self, job: int, device: int) -> None:
+    def move(self, unit: int, to: int) -> None:
         """Put the job there."""
         ...
 
@@ -60,16 +60,18 @@ class Timetable:
     makespan: float
 
 
-def timetable(jobs: Jobs, room: Room, favourite: Mapping[int, int] | None = None) -> Timetable:
+def timetable(
+    jobs: Jobs, memory: FreeMemory, favorite: Mapping[int, int] | None = None
+) -> Timetable:
     """Place, again and again, the ready job that can start first, on the device where it can.
 
     Of equal starts the earlier finish counts, then the lower job and device. A device has one
     channel to send and one to receive, each for one value at a time; a value that was received
-    stays. With favourite children, a device that has just run a job keeps itself free for that
-    job's favourite, if nowhere else it could start earlier; only jobs that could have started
+    stays. With favorite children, a device that has just run a job keeps itself free for that
+    job's favorite, if nowhere else it could start earlier; only jobs that could have started
     anywhere by then may come between.
     """
-    run = _JobRun(jobs, room, favourite or {})
+    run = _JobRun(jobs, memory, favorite or {})
     while run.ready and run.place_next():
         pass
     return Timetable(tuple(run.homes), tuple(run.starts), float(run.free.max(initial=0.0)))
@@ -78,8 +80,8 @@ def timetable(jobs: Jobs, room: Room, favourite: Mapping[int, int] | None = None
 class _JobRun:
     """The state of one timetable in the making: mutable, used once."""
 
-    def __init__(self, jobs: Jobs, room: Room, favourite: Mapping[int, int]) -> None:
-        self.jobs, self.room, self.favourite = jobs, room, favourite
+    def __init__(self, jobs: Jobs, memory: FreeMemory, favorite: Mapping[int, int]) -> None:
+        self.jobs, self.memory, self.favorite = jobs, memory, favorite
         devices, count = jobs.times.shape
         self.homes, self.starts = [-1] * count, [0.0] * count
         self.free = np.zeros(devices)
@@ -106,7 +108,7 @@ class _JobRun:
             ends = starts[rows, devices] + self.jobs.times[devices, ready[rows]]
             first = np.lexsort((devices, ready[rows], ends))[0]
             job, device = int(ready[rows[first]]), int(devices[first])
-            if self.room.fits(job, device):
+            if self.memory.has_room(job, device):
                 break
             starts[rows[first], device] = np.inf
         self._place(job, device)
@@ -127,7 +129,7 @@ class _JobRun:
 
     def _keeps(self, child: int, device: int) -> bool:
         """Whether a device keeps itself free for a child: no other could start it earlier."""
-        if self.homes[child] >= 0 or not self.room.fits(child, device):
+        if self.homes[child] >= 0 or not self.memory.has_room(child, device):
             return False
         if self._waits[child]:
             return True  # what else it waits for is not known yet
@@ -145,8 +147,8 @@ class _JobRun:
         start = max(arrival, float(self.free[device]))
         self.homes[job], self.starts[job] = device, start
         self.free[device] = start + self.jobs.times[device, job]
-        self.awake_for[device] = self.favourite.get(job, -1)
-        self.room.take(job, device)
+        self.awake_for[device] = self.favorite.get(job, -1)
+        self.memory.move(job, device)
         self.ready.remove(job)
         if touched:
             self._update(touched)

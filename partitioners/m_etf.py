@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement
-from partitioners.baechi import Ledger, prepared
+from partitioners.baechi import prepared
 from partitioners.jobs import timetable
+from partitioners.memory_bound import Ledger
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class METF:
 
     Attributes:
         micro_batches: per step; all of them may be in flight on every device.
-        in_flight: how many may be; None: all. One number per device, or one for all.
+        in_flight: how many may be; None: all. Of one number per device the largest counts.
     """
 
     micro_batches: int = 8
@@ -32,4 +33,4 @@ class METF:
     def partition(self, graph: Graph, cluster: Cluster, costs: Costs) -> Placement:
         """Place every op of a concrete graph."""
         ready = prepared(graph, cluster, costs, self.micro_batches, self.in_flight)
-        return ready.placement(timetable(ready.jobs, Ledger(ready)), self.name)
+        return ready.placement(timetable(ready.jobs, Ledger(ready.bound)), self.name)

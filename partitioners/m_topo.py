@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement
-from bigbrain_fx.planning import Work, canonical, work
-from partitioners.footprint import in_flight_by_device, require_fits
+from bigbrain_fx.planning import canonical, work
+from partitioners.memory_bound import MemoryBound, bytes_by_unit
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,10 @@ class MTopo:
         """Place every op of a concrete graph."""
         known, cluster = work(graph, costs), canonical(cluster, costs)
         names = [device.name for device in cluster.devices]
-        needs = _bytes(known, names[0])
+        needs = bytes_by_unit(known, known.saved_bytes[names[0]])
         homes = [names[home] for home in filled(needs, [d.memory_bytes for d in cluster.devices])]
-        if homes:
-            flights = in_flight_by_device(known, homes, self.micro_batches, self.in_flight)
-            require_fits(known, cluster, homes, flights, self.name)
+        bound = MemoryBound(known, cluster, self.micro_batches, self.in_flight)
+        bound.require_fits(homes, self.name)
         used = ", ".join(dict.fromkeys(homes)) or names[0]
         reason = f"{len(homes)} groups of ops in order, by memory, over {used}"
         return Placement(known.placed(homes, names[0]), reason)
@@ -60,15 +59,3 @@ def filled(nbytes: Sequence[float], memory: Sequence[float]) -> list[int]:
         homes.append(device)
         used += need
     return homes
-
-
-def _bytes(known: Work, device: str) -> list[float]:
-    """Return about what each unit adds to a device: weights and all that goes with them, and saved.
-
-    A weight that several units read counts at the first.
-    """
-    found = known.saved_bytes[device].astype(np.float64)
-    for weight in known.weights:
-        trained = weight.trained_bytes * (2 + known.state_per_byte)
-        found[weight.readers[0]] += weight.nbytes + trained
-    return [float(nbytes) for nbytes in found]

@@ -10,10 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement
+from bigbrain_fx.errors import NoPlanError
 from bigbrain_fx.planning import canonical
-from partitioners.improve import Improving, improved
-from partitioners.judge import Judge, require_micro_batches
-from partitioners.starts import start_of
+from partitioners.chain_dp import ChainDP
+from partitioners.evaluate import Evaluator, Homes
+from partitioners.m_etf import METF
+from partitioners.memory_bound import require_micro_batches
+from partitioners.walk import improve
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,7 @@ class MCMC:
 
     A walk is led by one micro-batch alone, unit by unit, + (micro_batches - 1) x the busiest device
     or link; what it finds is judged stage by stage, as the simulator would, against the start.
-    Memory is a hard limit: see `room`.
+    Memory is a hard limit: see `memory_bound`.
 
     Attributes:
         micro_batches: per step.
@@ -44,14 +47,43 @@ class MCMC:
 
     def partition(self, graph: Graph, cluster: Cluster, costs: Costs) -> Placement:
         """Place every op of a concrete graph."""
-        judge = Judge(graph, canonical(cluster, costs), costs, self.micro_batches, self.in_flight)
-        if not judge.known.groups:
-            return judge.placement((), "nothing to split")
-        start, origin = start_of(judge, self.unaided)
-        found = improved(judge, start, Improving(self.proposals, self.seed))
-        before_s, after_s = judge.step_s(start), judge.step_s(found)
+        cluster = canonical(cluster, costs)
+        evaluator = Evaluator(graph, cluster, costs, self.micro_batches, self.in_flight)
+        if not evaluator.known.groups:
+            return evaluator.placement((), "nothing to split")
+        plain = _plain_start(evaluator) if self.unaided else None
+        start = plain or self._good_start(evaluator)
+        found = improve(evaluator, start, self.proposals, self.seed)
+        before_s, after_s = evaluator.step_s(start), evaluator.step_s(found)
+        origin = "an equal split" if plain else "a split by chain-dp"
         reason = (
-            f"on {judge.used(found)}: about {after_s:.4g} s a step, {before_s:.4g} s where it "
-            f"began ({origin}); {self.proposals} proposals, seed {self.seed}"
+            f"on {', '.join(dict.fromkeys(evaluator.names(found)))}: about {after_s:.4g} s a step, "
+            f"{before_s:.4g} s where it began ({origin}); {self.proposals} proposals, "
+            f"seed {self.seed}"
         )
-        return judge.placement(found, reason)
+        return evaluator.placement(found, reason)
+
+    def _good_start(self, evaluator: Evaluator) -> Homes:
+        """Return chain-dp's split, or m-etf's placement where no contiguous split fits.
+
+        Raises:
+            NoPlanError: neither fits; with chain-dp's arithmetic.
+        """
+        graph, cluster, costs = evaluator.graph, evaluator.cluster, evaluator.costs
+        chain = ChainDP(self.micro_batches, self.in_flight)
+        try:
+            return evaluator.homes(chain.partition(graph, cluster, costs))
+        except NoPlanError as error:
+            other = METF(self.micro_batches, self.in_flight)
+            try:
+                return evaluator.homes(other.partition(graph, cluster, costs))
+            except NoPlanError:
+                raise error from None
+
+
+def _plain_start(evaluator: Evaluator) -> Homes | None:
+    """Return the first of these that fits: as many units for each device, or all on one."""
+    count, devices = len(evaluator.known.groups), len(evaluator.cluster.devices)
+    equal = tuple(unit * devices // count for unit in range(count))
+    alone = ((device,) * count for device in range(devices))
+    return next((homes for homes in (equal, *alone) if evaluator.fits(homes)), None)

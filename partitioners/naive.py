@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement
 from bigbrain_fx.planning import work
-from partitioners.footprint import in_flight_by_device, require_fits
+from partitioners.memory_bound import MemoryBound
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Naive:
         for group in known.groups:
             homes.append(names[before * len(names) // total])
             before += len(group)
-        flights = in_flight_by_device(known, homes, self.micro_batches, self.in_flight)
-        require_fits(known, cluster, homes, flights, self.name)
+        bound = MemoryBound(known, cluster, self.micro_batches, self.in_flight)
+        bound.require_fits(homes, self.name)
         reason = f"{total} ops in equal parts over {', '.join(dict.fromkeys(homes))}"
         return Placement(known.placed(homes, names[0]), reason)

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from bigbrain_fx.core import Cluster
 from bigbrain_fx.errors import NoPlanError
-from bigbrain_fx.planning import Work
-from partitioners.footprint import needs, note
+from partitioners.memory_bound import MemoryBound
 
 _PRECISION = 1.01
 
@@ -19,34 +17,27 @@ Fits = Callable[[float], Sequence[str] | None]
 """Factor of every device's memory -> a split that fits, as the device of every unit, if any."""
 
 
-def no_plan(
-    known: Work, cluster: Cluster, in_flight: Callable[[int, int], int], fits: Fits
-) -> NoPlanError:
+def no_plan(bound: MemoryBound, fits: Fits) -> NoPlanError:
     """Return the error for a model that does not fit; the nearest is sought when that is read."""
-    return NoPlanError.later(lambda: _said(known, cluster, in_flight, fits))
+    return NoPlanError.later(lambda: _error(bound, fits))
 
 
-def _said(
-    known: Work, cluster: Cluster, in_flight: Callable[[int, int], int], fits: Fits
-) -> NoPlanError:
+def _error(bound: MemoryBound, fits: Fits) -> NoPlanError:
     scale, homes = _least_scale(fits)
     if homes is None:
-        count = len(known.groups)
+        count, devices = bound.known.count, len(bound.cluster.devices)
         return NoPlanError(
-            f"{len(cluster.devices)} devices cannot share {count} groups of ops that stay together",
+            f"{devices} devices cannot share {count} groups of ops that stay together",
             code="BX1405",
             help=f"use at most {count} devices, or let the planner leave some out",
         )
-    sequence = list(dict.fromkeys(homes))
-    flights = {device: in_flight(stage, len(sequence)) for stage, device in enumerate(sequence)}
-    found = needs(known, homes, flights)
     return NoPlanError(
         "no split fits into the devices' memory; this is the nearest",
         code="BX1406",
-        notes=tuple(note(device, need, cluster) for device, need in found.items()),
+        notes=bound.notes(homes),
         help=f"give every device {scale:.1f} times the memory, or use more micro-batches, or more "
         "devices",
-        nearest=known.placed(homes, sequence[0]),
+        nearest=bound.known.placed(homes, homes[0]),
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement
 from bigbrain_fx.planning import canonical, work
-from partitioners.footprint import require_fits
+from partitioners.memory_bound import MemoryBound
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Scattered:
 
     Attributes:
         micro_batches: per step; all of them may be in flight on every device.
-        in_flight: how many may be; None: all. One number per device, or one for all.
+        in_flight: how many may be; None: all. Of one number per device the largest counts.
         seed: of the die; equal seeds make equal placements of equal graphs.
     """
 
@@ -30,19 +30,11 @@ class Scattered:
 
     def partition(self, graph: Graph, cluster: Cluster, costs: Costs) -> Placement:
         """Place every op of a concrete graph."""
-        known, listed = work(graph, costs), cluster
-        cluster = canonical(cluster, costs)
+        known, cluster = work(graph, costs), canonical(cluster, costs)
         names = [device.name for device in cluster.devices]
         dice = random.Random(self.seed)
         homes = [dice.choice(names) for _ in known.groups]
-        flights = {name: self._in_flight(index) for index, name in enumerate(listed.device)}
-        require_fits(known, cluster, homes, flights, self.name, one_stage_each=False)
+        bound = MemoryBound(known, cluster, self.micro_batches, self.in_flight)
+        bound.require_fits(homes, self.name)
         reason = f"{len(homes)} groups of ops at random, seed {self.seed}"
         return Placement(known.placed(homes, names[0]), reason)
-
-    def _in_flight(self, device: int) -> int:
-        if self.in_flight is None:
-            return self.micro_batches
-        if isinstance(self.in_flight, int):
-            return min(self.in_flight, self.micro_batches)
-        return min(self.in_flight[device], self.micro_batches)

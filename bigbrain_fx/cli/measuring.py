@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
 @cli.command(short_help="Fit op times to profiles, for the estimator `learned`.")
 @click.argument("profiles", type=PATH)
-@click.option("--model", help="One of linear, svm, random-forest, boosting  [default: boosting].")
-@click.option("--two-stage", is_flag=True, help="Predict the share of the roofline first.")
+@click.option("--model", help="One of linear, boosting  [default: boosting].")
 @click.option(
     "--base",
     metavar="FILE",
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
 def fit(
     profiles: Path,
     model: str | None,
-    two_stage: bool,
     base: str | None,
     out: Path,
     force: bool,
@@ -58,25 +56,25 @@ def fit(
     """
     require_absent(out, force)
     if base is None:
-        _fit_anew(profiles, model, two_stage, out, as_json)
-    elif model is not None or two_stage:
-        raise InputError("--model and --two-stage fit a model, --base corrects one", code="BX3513")
+        _fit_anew(profiles, model, out, as_json)
+    elif model is not None:
+        raise InputError("--model fits a model, --base corrects one", code="BX3513")
     else:
         _correct(profiles, base, out, as_json)
 
 
-def _fit_anew(profiles: Path, model: str | None, two_stage: bool, out: Path, as_json: bool) -> None:
+def _fit_anew(profiles: Path, model: str | None, out: Path, as_json: bool) -> None:
     from bigbrain_fx.cli.console import json_line
     from bigbrain_fx.costs import DEFAULT, fit_file
 
     model = model or DEFAULT
     with working(f"fitting {model} to {profiles}"):
-        found = fit_file(profiles, out, model, two_stage)
+        found = fit_file(profiles, out, model)
     if as_json:
         facts = {"machines": found.machines, "times": found.times, "wrote": str(out)}
         facts |= {"missing": found.missing}
         errors = {"mape": found.mape, "median": found.median}
-        click.echo(json_line({"model": model, "two_stage": two_stage, **facts, **errors}))
+        click.echo(json_line({"model": model, **facts, **errors}))
         return
     click.echo(f"{model} of {found.times} times on {'; '.join(found.machines)}")
     for phase in found.missing:

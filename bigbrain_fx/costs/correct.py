@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
@@ -72,12 +72,13 @@ def correct(base: CostModel, rows: Sequence[Row]) -> CorrectionReport:
     found = offsets(base, rows)
     _require_known(base, found)
     own = correction(found)
-    model = replace(base, correction=_sum(base.correction, own))
+    changed: dict[str, object] = {"correction": _sum(base.correction, own)}
     if machine.knows_optimizer:
         touches, launches = optimizer_of([machine])
-        model = replace(model, optimizer_touches=touches, optimizer_launches=launches)
+        changed |= {"optimizer_touches": touches, "optimizer_launches": launches}
     before = statistics.median(abs(2.0**-each.log_factor - 1.0) for each in found)
     after = statistics.median(_left_out(found))
+    model = base.model_copy(update=changed)
     return CorrectionReport(model, machine.key, len({each.op for each in found}), before, after)
 
 
@@ -105,7 +106,7 @@ def correction(found: Sequence[OffBy]) -> Correction:
     for each in found:
         rest.setdefault(each.family, []).append(each.log_factor - general)
     families = {name: sum(logs) / (len(logs) + OF_FAMILY) for name, logs in sorted(rest.items())}
-    return Correction(general, families)
+    return Correction(device=general, families=families)
 
 
 def _left_out(found: Sequence[OffBy]) -> list[float]:
@@ -125,7 +126,7 @@ def _sum(one: Correction, other: Correction) -> Correction:
     both: Mapping[str, float] = {
         name: one.families.get(name, 0.0) + other.families.get(name, 0.0) for name in names
     }
-    return Correction(one.device + other.device, both)
+    return Correction(device=one.device + other.device, families=both)
 
 
 def _only_machine(rows: Sequence[Row]) -> Machine:

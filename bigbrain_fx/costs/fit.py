@@ -21,7 +21,6 @@ from bigbrain_fx.costs.model import (
     PHASES,
     CostModel,
     Floats,
-    Kernel,
     Linear,
     OpWork,
     Phase,
@@ -30,9 +29,8 @@ from bigbrain_fx.costs.model import (
     Regressor,
     Trees,
     expected_s,
-    joined,
     matrix,
-    shape_columns,
+    names,
     write_model,
 )
 from bigbrain_fx.costs.profiles import Machine, OpProfile, ProfileStore
@@ -66,22 +64,22 @@ class FitReport:
     missing: tuple[Phase, ...] = ()
 
 
-def fit_file(profiles: Path, out: Path, kind: str = DEFAULT, two_stage: bool = False) -> FitReport:
+def fit_file(profiles: Path, out: Path, kind: str = DEFAULT) -> FitReport:
     """Fit a model, one of `MODELS`, to all of a database of `bigbrain-fx profile`; write it.
 
     Raises:
         InputError: no scikit-learn, no such model, no database, or too few profiles.
     """
     rows = ProfileStore(profiles, read_only=True).rows()
-    report = assess(rows, kind, two_stage)
+    report = assess(rows, kind)
     write_model(report.model, out)
     return report
 
 
-def assess(rows: Sequence[Row], kind: str, two_stage: bool = False) -> FitReport:
+def assess(rows: Sequence[Row], kind: str) -> FitReport:
     """Fit a model to all rows, and say how far off such a model is on rows it did not see."""
-    model = fit(rows, kind, two_stage)
-    errors = [abs(guess / real - 1.0) for guess, real in crosswise(rows, kind, two_stage)]
+    model = fit(rows, kind)
+    errors = [abs(guess / real - 1.0) for guess, real in crosswise(rows, kind)]
     if not errors:
         raise _too_few(FEWEST_OPS, len(rows))
     missing = tuple(
@@ -95,7 +93,7 @@ def assess(rows: Sequence[Row], kind: str, two_stage: bool = False) -> FitReport
     return FitReport(model, machines, times, mape, middle, missing)
 
 
-def crosswise(rows: Sequence[Row], kind: str, two_stage: bool = False) -> list[tuple[float, float]]:
+def crosswise(rows: Sequence[Row], kind: str) -> list[tuple[float, float]]:
     """Return (predicted, measured) seconds of every time, each predicted without its fifth."""
     fold = folds([profile.signature.key for _, profile in rows])
     found: list[tuple[float, float]] = []
@@ -103,7 +101,7 @@ def crosswise(rows: Sequence[Row], kind: str, two_stage: bool = False) -> list[t
         seen = [row for row, own in zip(rows, fold, strict=True) if own != held]
         unseen = [row for row, own in zip(rows, fold, strict=True) if own == held]
         if sum(has(profile, "forward") for _, profile in seen) >= FEWEST_TIMES:
-            found.extend(predictions(fit(seen, kind, two_stage), unseen))
+            found.extend(predictions(fit(seen, kind), unseen))
     return found
 
 
@@ -137,16 +135,12 @@ def is_measured(profile: OpProfile, phase: Phase) -> bool:
     return has(profile, phase) and seconds_of(profile, phase) > LEAST_S
 
 
-def fit(
-    rows: Sequence[Row], kind: str, two_stage: bool = False, of_seconds: bool = False
-) -> CostModel:
+def fit(rows: Sequence[Row], kind: str) -> CostModel:
     """Fit the regressions of every phase of which enough was measured.
 
     Args:
         rows: what was measured.
         kind: one of `MODELS`.
-        two_stage: predict the share of the roofline first.
-        of_seconds: of seconds as such, which was worse (docs/estimators.md).
 
     Raises:
         InputError: no scikit-learn, no such model, or too few profiles.
@@ -158,13 +152,21 @@ def fit(
     for phase in PHASES:
         timed = [row for row in rows if has(row[1], phase)]
         if len(timed) >= FEWEST_TIMES:
-            phases[phase] = _fit_phase(timed, phase, families, _Way(learner, two_stage, of_seconds))
+            phases[phase] = _fit_phase(timed, phase, families, learner)
     if "forward" not in phases:
         raise _too_few(FEWEST_TIMES, len(rows))
     machines = {machine.key: machine for machine, _ in rows}
     places = tuple(PlaceRates.of(machines[key]) for key in sorted(machines))
     touches, launches = optimizer_of(machines.values())
-    return CostModel(kind, families, places, phases, touches, launches, of_seconds=of_seconds)
+    return CostModel(
+        kind=kind,
+        families=families,
+        places=places,
+        optimizer_touches=touches,
+        optimizer_launches=launches,
+        features=names(families),
+        phases=phases,
+    )
 
 
 def _too_few(wanted: int, count: int) -> InputError:
@@ -195,45 +197,15 @@ def seconds_of(profile: OpProfile, phase: Phase) -> float:
     return max(LEAST_S, float(getattr(profile, f"{phase}_s")))
 
 
-@dataclass(frozen=True)
-class _Way:
-    """How a phase is fitted; see `fit`."""
-
-    learner: Learner
-    two_stage: bool
-    of_seconds: bool
-
-
 def _fit_phase(
-    rows: Sequence[Row], phase: Phase, families: tuple[str, ...], way: _Way
+    rows: Sequence[Row], phase: Phase, families: tuple[str, ...], learner: Learner
 ) -> PhaseModel:
     works = [work_of(profile) for _, profile in rows]
-    rates = [PlaceRates.of(machine) for machine, _ in rows]
-    x = matrix(works, rates, families, with_rates=way.of_seconds)
+    x = matrix(works, [PlaceRates.of(machine) for machine, _ in rows], families)
     seconds = np.array([seconds_of(profile, phase) for _, profile in rows])
-    target = np.log2(seconds) if way.of_seconds else np.log2(seconds / _expected(rows, phase))
-    if not way.two_stage:
-        return PhaseModel(way.learner(x, target), None, len(rows))
-    shapes = x[:, : shape_columns(families)]
-    ideal_s = np.array([w.roofline_s(r) for w, r in zip(works, rates, strict=True)])
-    share = np.log2(ideal_s / seconds)
-    fold = folds([work.signature.key for work in works])
-    guessed = _out_of_fold(way.learner, shapes, share, fold)
-    second = way.learner(np.column_stack([x, guessed]), target)
-    return PhaseModel(second, way.learner(shapes, share), len(rows))
-
-
-def _expected(rows: Sequence[Row], phase: Phase) -> Floats:
-    return np.array([expected_s(work_of(profile), machine)[phase] for machine, profile in rows])
-
-
-def _out_of_fold(learner: Learner, x: Floats, target: Floats, fold: Sequence[int]) -> Floats:
-    """Predict each row by a fit without its fold: the second stage must see honest shares."""
-    groups, found = np.array(fold), np.empty_like(target)
-    for held in sorted(set(fold)):
-        inside = groups == held
-        found[inside] = learner(x[~inside], target[~inside]).predict(x[inside])
-    return found
+    pairs = zip(works, rows, strict=True)
+    expected = np.array([expected_s(work, machine)[phase] for work, (machine, _) in pairs])
+    return PhaseModel(points=len(rows), time=learner(x, np.log2(seconds / expected)))
 
 
 def folds(keys: Sequence[str]) -> list[int]:
@@ -273,33 +245,8 @@ def _linear(x: Floats, target: Floats) -> Regressor:
 
     center, scale, scaled = _scaled(x)
     made = Ridge(alpha=1.0).fit(scaled, target)
-    return Linear(center, scale, np.asarray(made.coef_, np.float64), float(made.intercept_))
-
-
-def _svm(x: Floats, target: Floats) -> Regressor:
-    from sklearn.svm import SVR
-
-    center, scale, scaled = _scaled(x)
-    gamma = 1.0 / max(1, int((scaled.std(axis=0) > 0).sum()))
-    made = SVR(kernel="rbf", C=30.0, epsilon=0.03, gamma=gamma).fit(scaled, target)
-    return Kernel(
-        center,
-        scale,
-        np.asarray(made.support_vectors_, np.float64),
-        np.asarray(made.dual_coef_[0], np.float64),
-        float(made.intercept_[0]),
-        gamma,
-    )
-
-
-def _forest(x: Floats, target: Floats) -> Regressor:
-    from sklearn.ensemble import RandomForestRegressor
-
-    made = RandomForestRegressor(
-        n_estimators=50, max_features=1 / 3, random_state=_SEED, n_jobs=1
-    ).fit(x, target)
-    weight = 1.0 / len(made.estimators_)
-    return joined([_tree(tree.tree_, 0.0, weight) for tree in made.estimators_])
+    intercept = float(made.intercept_)
+    return Linear(center=center, scale=scale, coefficients=made.coef_, intercept=intercept)
 
 
 def _boosting(x: Floats, target: Floats) -> Regressor:
@@ -314,29 +261,38 @@ def _boosting(x: Floats, target: Floats) -> Regressor:
         random_state=_SEED,
     ).fit(x, target)
     base = float(np.ravel(made.init_.constant_)[0])
-    trees = [_tree(tree.tree_, base, made.learning_rate) for tree in made.estimators_[:, 0]]
-    return joined(trees)
+    trees = [tree.tree_ for tree in made.estimators_[:, 0]]
+    return _joined(trees, base, made.learning_rate)
 
 
-def _tree(tree: Any, base: float, weight: float) -> Trees:  # noqa: ANN401  # Cython, untyped
+def _joined(trees: Sequence[Any], base: float, weight: float) -> Trees:
+    """Return scikit-learn's trees as one list of nodes."""
+    roots = np.cumsum([0, *(tree.node_count for tree in trees)])[:-1]
+
+    def every(name: str) -> Any:  # noqa: ANN401  # of Cython's trees, untyped
+        return np.concatenate([getattr(tree, name) for tree in trees])
+
+    def children(name: str) -> Any:  # noqa: ANN401
+        own = [(getattr(tree, name), at) for tree, at in zip(trees, roots, strict=True)]
+        return np.concatenate([np.where(to == -1, LEAF, to + at) for to, at in own])
+
+    left = children("children_left")
     return Trees(
-        roots=np.zeros(1, np.int64),
-        feature=np.where(tree.children_left == -1, LEAF, tree.feature).astype(np.int64),
-        threshold=np.asarray(tree.threshold, np.float64),
-        left=np.asarray(tree.children_left, np.int64),
-        right=np.asarray(tree.children_right, np.int64),
-        value=np.asarray(tree.value[:, 0, 0], np.float64),
+        roots=roots,
+        feature=np.where(left == LEAF, LEAF, every("feature")),
+        threshold=every("threshold"),
+        left=left,
+        right=children("children_right"),
+        value=every("value")[:, 0, 0],
         base=base,
         weight=weight,
-        columns=int(tree.n_features),
+        columns=int(trees[0].n_features),
     )
 
 
 MODELS: Mapping[str, Learner] = {
     "linear": _linear,
-    "svm": _svm,
-    "random-forest": _forest,
     "boosting": _boosting,
 }
-"""What can be fitted: ridge regression, RBF support vectors, a random forest (50 trees, a third of
-the features at each node), and gradient boosting. Their options were set once, by eye."""
+"""What can be fitted: ridge regression and gradient boosting. Their options were set once, by eye;
+support vectors and forests were no better at a model not seen (docs/estimators.md)."""

@@ -107,6 +107,7 @@ if TYPE_CHECKING:
         in_flights as in_flights,
         step_s as step_s,
     )
+    from bigbrain_fx.planning.piece_memory import PieceMemory as PieceMemory
     from bigbrain_fx.planning.polish import (
         Found as Found,
         polished as polished,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import add
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,13 +98,13 @@ def _estimated(
     graph: Graph, of: Mapping[str, OpCost], paid: Sequence[Sequence[str]], trains: bool
 ) -> Keeping:
     saved = [sum(of[name].saved_bytes for name in names) if trains else 0 for names in paid]
-    most = np.array(
-        [
-            max(_int(graph.op[n].writes_bytes) + of[n].workspace_bytes for n in names)
-            for names in paid
-        ],
-        dtype=np.float64,
-    )
+    made = [[_int(graph.op[name].writes_bytes) for name in names] for names in paid]
+    works = [[of[name].workspace_bytes for name in names] for names in paid]
+    pairs = zip(made, works, strict=True)
+    if trains:
+        most = np.array([max(map(add, *pair)) for pair in pairs], dtype=np.float64)
+    else:  # what a forward alone makes may all stay to the end of its unit
+        most = np.array([sum(own) + max(work) for own, work in pairs], dtype=np.float64)
     none = np.zeros(len(paid))
     own = np.array(saved, dtype=np.float64)
     return Keeping(False, own, (), most, most, none, np.full(len(paid), len(paid)))

@@ -82,7 +82,7 @@ class PieceMemory:
     def bytes_needed(self, device: str, in_flight: int, setting: Setting) -> Array:
         """Return [first place, place after the last] -> what the piece holds at its worst."""
         needs = self._needs(device, setting.recompute)
-        held = needs.held(in_flight if self.work.trains else 1, setting)
+        held = needs.held(in_flight, setting)
         found: Array = np.maximum(held, needs.updated)
         return found
 
@@ -113,7 +113,7 @@ class PieceMemory:
     def _summed(self, on: OnKind, again: bool) -> _Needs:
         saved = self._saved(on.keeping)
         running = self._running(on.keeping, saved)
-        updated = self._weights + self._gradients + self._largest(on.updated_bytes)
+        updated = self._weights + self._gradients + self._tied + self._largest(on.updated_bytes)
         measured = on.keeping.measured or not self.work.trains
         return _Needs(
             self._weights,
@@ -124,6 +124,7 @@ class PieceMemory:
             running,
             updated,
             again or self.work.recompute,
+            self.work.trains,
         )
 
     @cached_property
@@ -140,6 +141,15 @@ class PieceMemory:
         sums = _Rectangles(self.block, self.count)
         for weight in self.work.weights:
             sums.reads(weight.readers, None, weight.trained_bytes)
+        return sums.total()
+
+    @cached_property
+    def _tied(self) -> Array:
+        """Return the sums of gradients that come from several holders: made before the update."""
+        sums = _Rectangles(self.block, self.count)
+        for weight in self.work.weights:
+            if min(len(weight.readers), len(self.work.on)) > 1:
+                sums.reads(weight.readers, None, weight.trained_bytes)
         return sums.total()
 
     @cached_property
@@ -165,6 +175,8 @@ class PieceMemory:
 
     def _running(self, keeping: Keeping, saved: Array) -> Array:
         """Return what running a piece holds at most, on top of all that it keeps."""
+        if not self.work.trains:
+            return self._alive(keeping.forward_bytes)
         most = self._largest(keeping.forward_bytes)
         if not keeping.measured:
             return most
@@ -186,6 +198,21 @@ class PieceMemory:
         found: Array = np.maximum(forward, backward)
         return found
 
+    def _alive(self, forward_bytes: Array) -> Array:
+        """Return what a forward alone holds at most: a unit's own, and what is read after it."""
+        sums, change = _Rectangles(self.block, self.count), np.zeros(self.work.count + 1)
+        ends = self.places[1:][self.block]
+        for value in self.work.values:
+            sums.lives(value.maker, value.readers, value.nbytes)
+            last = max(self._place[reader] for reader in value.readers)
+            change[self._place[value.maker] + 1] += value.nbytes
+            change[min(last + 1, ends[value.maker])] -= value.nbytes
+        inside = change.cumsum()[self._place]  # of its block, where a unit runs
+        held = sums.total()[:-1, 1:] + self._blocks(forward_bytes + inside)[None, :]
+        found = np.zeros((self.count + 1, self.count + 1))
+        found[:-1, 1:] = np.where(np.tri(self.count, dtype=bool).T, held, 0)
+        return np.maximum.accumulate(found, axis=1)
+
     def _results(self, keeping: Keeping) -> tuple[Array, Array, Numbers]:
         """Return what blocks' backwards hold: alone, with their results' gradients, from where."""
         block = self.block
@@ -200,10 +227,14 @@ class PieceMemory:
     @cached_property
     def block(self) -> Numbers:
         """Unit -> the block between two places that it is in."""
+        found: Numbers = np.searchsorted(self.places, self._place, side="right") - 1
+        return found
+
+    @cached_property
+    def _place(self) -> Numbers:
         place = np.empty(self.work.count, dtype=np.intp)
         place[list(self.order)] = np.arange(self.work.count)
-        found: Numbers = np.searchsorted(self.places, place, side="right") - 1
-        return found
+        return place
 
     def _blocks(self, each: Array) -> Array:
         """Return the largest entry of each block."""
@@ -234,13 +265,15 @@ class _Needs:
     running: Array
     updated: Array
     once_saved: bool
+    trains: bool
     _whatever: dict[tuple[int, int], Array] = field(default_factory=dict)
 
     def held(self, flight: int, setting: Setting) -> Array:
         """Return the bytes with so many micro-batches in flight."""
         micro, ahead = setting.micro_batches, setting.ahead
-        found = self._whatever_at(setting) + flight * self.sent
-        found += min(flight + ahead, micro) * self.received
+        received = min((flight if self.trains else 1) + ahead, micro)
+        sent = flight if self.trains else micro  # a forward alone goes on before values are taken
+        found = self._whatever_at(setting) + sent * self.sent + received * self.received
         found += (1 if self.once_saved else flight) * self.saved
         return found
 
@@ -300,6 +333,12 @@ class _Rectangles:
         """Add to pieces that contain both units."""
         block, after = int(self._block[maker]), int(self._block[last])
         self._corners.append((0, block + 1, max(block, after) + 1, self._size, nbytes))
+
+    def lives(self, maker: int, readers: Sequence[int], nbytes: float) -> None:
+        """Add, by first place and running block, where a piece has made it and still reads it."""
+        block, last = int(self._block[maker]), max(int(self._block[r]) for r in readers)
+        if last > block:
+            self._corners.append((0, block + 1, block + 2, last + 2, nbytes))
 
     def _firsts(self, readers: Sequence[int], maker: int | None) -> Iterator[tuple[int, int]]:
         """Yield the blocks of readers, each with the one before, or the maker's: once a piece."""

@@ -200,7 +200,9 @@ def work(graph: Graph, costs: Costs) -> Work:
     return Work(
         groups,
         first,
-        tuple(values_of(graph, unit_of)),
+        tuple(
+            values_of(graph, {op.name: unit_of[op.name] for op in graph.ops if op.name in unit_of})
+        ),
         weights,
         _by_device(graph, costs, paid, held, weights),
         costs.optimizer_state_per_byte,

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from bigbrain_fx import InputError, Options, RunOptions, estimate, read_plan, resplit, run
-from bigbrain_fx.costs import ProfileStore, read_model
+from bigbrain_fx.costs import ProfileStore, fit_file, read_model
 from tests.support.command_line import write_cluster
 
 FIXTURE = Path(__file__).resolve().parents[1] / "fixtures" / "v0_1_0.tar.xz"
@@ -66,9 +66,12 @@ def test_its_bundle_moves_to_other_devices(old: Path, tmp_path: Path) -> None:
 def test_its_files_are_read(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_plan(old / "bundle").stages.devices
     assert ProfileStore(old / "ops.sqlite").machines()
-    assert read_model(old / "costs.json").phases
     monkeypatch.setenv("BIGBRAIN_PROFILES", str(old / "ops.sqlite"))
-    monkeypatch.setenv("BIGBRAIN_LEARNED_COSTS", str(old / "costs.json"))
+    with pytest.raises(InputError, match="expected version 3, found 2") as caught:
+        read_model(old / "costs.json")  # of seconds, which forecast new devices worse
+    assert (caught.value.code, "fit again" in str(caught.value.help)) == ("BX1458", True)
+    fit_file(old / "ops.sqlite", old / "again.json")  # the remedy
+    monkeypatch.setenv("BIGBRAIN_LEARNED_COSTS", str(old / "again.json"))
     for name in ("measured", "learned"):
         plan = estimate(old / "model.py", old / "cluster.json", Options(name, micro_batches=2))
         assert plan.forecast.step_s > 0

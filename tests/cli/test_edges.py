@@ -156,14 +156,19 @@ def test_what_is_not_installed_is_said_before_the_model_runs(
 ) -> None:
     write_model(here, "raise AssertionError('the model file was run')\n")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    done = call("estimate", "model.py", "-d", "cluster.json", "--partitioner", "cp-sat")
+    (here / "needy.py").write_text(
+        "class Needy:\n"
+        "    name, needs = 'needy', ('ortools',)\n"
+        "    def partition(self, graph, cluster, costs): ...\n"
+    )
+    done = call("estimate", "model.py", "-d", "cluster.json", "--partitioner", "needy.py:Needy")
     assert done.code == 2
     assert "needs ortools, which is not installed\n  help: pip install ortools" in done.err
 
 
 def test_plugins_lists_what_can_be_set() -> None:
     found = {entry["name"]: entry for entry in call("plugins", "--json").objects}
-    assert found["cp-sat"]["settings"] == ["work"]
+    assert found["mcmc"]["settings"] == ["proposals", "unaided"]
     assert found["naive"]["settings"] == []
 
 

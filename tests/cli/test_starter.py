@@ -126,7 +126,7 @@ def test_names_are_completed() -> None:
     shell = ShellComplete(cli, {}, "bigbrain-fx", "_BIGBRAIN_FX_COMPLETE")
     for words, begun, wanted in (
         (["split", "m.py", "--partitioner"], "m-", ["m-etf", "m-sct", "m-topo"]),
-        (["compare", "m.py", "--partitioners"], "naive,id", ["naive,ideal-dp"]),
+        (["compare", "m.py", "--partitioners"], "naive,ch", ["naive,chain-dp"]),
         (["split", "m.py", "--set"], "b", ["block_gap="]),
         (["split", "m.py", "--partitioner", "mcmc", "--set"], "", ["proposals=", "unaided="]),
         (["split", "m.py", "--schedule"], "1", ["1f1b"]),

@@ -17,7 +17,7 @@ from tests.support.placements import simulated_s
 from tests.support.synthetic import chain_graph, device, random_graph
 
 MICRO = 4
-QUICK = {"proposals": 60, "descent": 6, "work": 0.05}
+QUICK = {"proposals": 60}
 OTHERS: Mapping[str, st.SearchStrategy[object]] = {
     "kind": st.just("cuda"),
     "memory_bytes": st.sampled_from((1 << 29, 1 << 31)),
@@ -109,8 +109,6 @@ def homes(cluster: Cluster, placement: Placement) -> Mapping[str, Device]:
 
 def require_same_placement(name: str, case: Named, graph: Graph) -> None:
     """Require that each op is on the same kind of device under both sets of names."""
-    if name == "cp-sat":
-        pytest.importorskip("ortools", reason="cp-sat needs ortools: pip install -e '.[cpsat]'")
     taken = plugins.options_of("partitioner", name)
     chosen = {key: value for key, value in QUICK.items() if key in taken}
     method = plugins.partitioner(name, micro_batches=MICRO, **chosen)
@@ -122,7 +120,7 @@ def require_same_placement(name: str, case: Named, graph: Graph) -> None:
     assert found[0] == found[1]
 
 
-@pytest.mark.gate("chain-dp", "ideal-dp", "m-etf", "m-sct", "m-topo", "scattered")
+@pytest.mark.gate("chain-dp", "m-etf", "m-sct", "m-topo", "scattered")
 @pytest.mark.parametrize("name", PARTITIONERS)
 @settings(drawn, max_examples=8)
 @given(data=st.data(), field=st.sampled_from(sorted(OTHERS)), seed=st.integers(0, 1000))

@@ -113,6 +113,8 @@ def test_the_command_corrects_the_shipped_base(tmp_path: Path) -> None:
     assert (found["machine"], found["ops"]) == (NEW.key, 20)
     assert found["after"] < found["before"]
     assert read_model(out).correction.device != 0.0
-    both = call("fit", store.path, "--base", "shipped", "--model", "svm", "--out", out, "--force")
+    both = call(
+        "fit", store.path, "--base", "shipped", "--model", "linear", "--out", out, "--force"
+    )
     assert both.code == 2
     assert "--base corrects one" in both.err

@@ -22,8 +22,8 @@ from bigbrain_fx.costs.fit import (
     predictions,
     work_of,
 )
-from bigbrain_fx.costs.model import PHASES, CostModel, PlaceRates, read_model, write_model
-from bigbrain_fx.costs.model.regressors import Floats, Regressor, from_json, to_json
+from bigbrain_fx.costs.model import PHASES, SHIPPED, PlaceRates, read_model, write_model
+from bigbrain_fx.costs.model.regressors import Floats, Regressor
 from bigbrain_fx.costs.profiles import ProfileStore
 from bigbrain_fx.errors import InputError
 from estimators.analytical import Analytical
@@ -51,12 +51,9 @@ def _scikit_learn(
     """Fit, and catch scikit-learn's own object on the way."""
     import sklearn.ensemble
     import sklearn.linear_model
-    import sklearn.svm
 
     home, name = {
         "linear": (sklearn.linear_model, "Ridge"),
-        "svm": (sklearn.svm, "SVR"),
-        "random-forest": (sklearn.ensemble, "RandomForestRegressor"),
         "boosting": (sklearn.ensemble, "GradientBoostingRegressor"),
     }[kind]
     caught: list[Any] = []
@@ -78,7 +75,7 @@ def test_our_arrays_predict_what_scikit_learn_does(
 ) -> None:
     x, y, unseen = data
     ours, theirs = _scikit_learn(kind, monkeypatch, x, y)
-    again = from_json(json.loads(json.dumps(to_json(ours))))
+    again = type(ours).model_validate_json(ours.model_dump_json())
     for points in (x, unseen):
         expected = theirs(points)
         assert float(np.ptp(expected)) > 1.0  # it learned something
@@ -86,26 +83,21 @@ def test_our_arrays_predict_what_scikit_learn_does(
         assert np.array_equal(again.predict(points), ours.predict(points))
 
 
-VARIANTS = [*((kind, False) for kind in KINDS), ("linear", True), ("svm", True)]
-
-
-@pytest.mark.gate("linear-False", "linear-True", "svm-False", "svm-True")
-@pytest.mark.parametrize(("kind", "two_stage"), [*VARIANTS, ("random-forest", True)])
-def test_a_model_is_the_same_from_its_file(kind: str, two_stage: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_is_the_same_from_its_file(kind: str, tmp_path: Path) -> None:
     some = rows(machines=[CPU])
-    model = fit(some, kind, two_stage)
+    model = fit(some, kind)
     write_model(model, tmp_path / "costs.json")
     again = read_model(tmp_path / "costs.json")
     assert (again.kind, again.families, again.places) == (kind, model.families, model.places)
-    assert again.two_stage is two_stage
     assert predictions(again, some) == predictions(model, some)
 
 
-@pytest.mark.gate("linear-False", "linear-True", "svm-False", "svm-True")
-@pytest.mark.parametrize(("kind", "two_stage"), VARIANTS)
-def test_a_formula_is_found(kind: str, two_stage: bool) -> None:
+@pytest.mark.gate("linear")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_formula_is_found(kind: str) -> None:
     """Times are a roofline and 5 % of noise; sizes that were not seen come out near."""
-    report = assess(rows(), kind, two_stage)
+    report = assess(rows(), kind)
     assert report.times == sum(stages.points for stages in report.model.phases.values())
     assert report.machines == (CPU.key, GPU.key)
     assert report.median < (0.45 if kind == "linear" else 0.35)  # `analytical` steps; lines do not
@@ -114,16 +106,16 @@ def test_a_formula_is_found(kind: str, two_stage: bool) -> None:
 @pytest.mark.nightly
 def test_the_same_again() -> None:
     some = rows(machines=[CPU])
-    first, again = (fit(some, "random-forest", True) for _ in range(2))
+    first, again = (fit(some, "boosting") for _ in range(2))
     assert predictions(first, some) == predictions(again, some)
 
 
 @pytest.mark.nightly
 def test_every_time_is_predicted_once_and_not_by_a_fit_that_saw_it() -> None:
     some = rows(noise=0.0, machines=[CPU])
-    found = crosswise(some, "random-forest")
+    found = crosswise(some, "boosting")
     assert len(found) == sum(is_measured(profile, phase) for _, profile in some for phase in PHASES)
-    seen = predictions(fit(some, "random-forest"), some)
+    seen = predictions(fit(some, "boosting"), some)
     assert _mape(found) > _mape(seen)
     assert FOLDS == 5
 
@@ -133,7 +125,7 @@ def _mape(pairs: list[tuple[float, float]]) -> float:
 
 
 def test_a_device_beyond_what_was_profiled_is_as_much_off_as_the_nearest() -> None:
-    model = fit(rows(machines=[CPU]), "random-forest")
+    model = fit(rows(machines=[CPU]), "boosting")
     works = [work_of(profile) for _, profile in rows(machines=[CPU])]
     at_home = model.seconds("forward", works, CPU)
     twice = PlaceRates("cpu", 1, 2 * CPU.flops_per_s, 2 * CPU.memory_bytes_per_s, CPU.launch_s / 2)
@@ -181,7 +173,7 @@ def test_a_model_profiled_alone_has_too_few_of_a_phase(tmp_path: Path) -> None:
 def test_an_unknown_model_is_refused() -> None:
     with pytest.raises(InputError, match="no model 'forest'") as caught:
         fit(rows(), "forest")
-    assert "random-forest" in str(caught.value.help)
+    assert caught.value.help == "choose one of linear, boosting"
 
 
 def test_without_scikit_learn_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,44 +193,60 @@ def test_another_kind_of_device_is_refused() -> None:
 def test_a_phase_of_which_nothing_was_measured_is_refused() -> None:
     model = fit(rows(), "linear")
     forward = {"forward": model.phases["forward"]}
-    bare = CostModel(model.kind, model.families, model.places, forward)  # type: ignore[arg-type]
+    bare = model.model_copy(update={"phases": forward})
     with pytest.raises(InputError, match="nothing of the phase 'backward_input'") as caught:
         bare.seconds("backward_input", [], CPU)
     assert "a model that trains" in str(caught.value.help)
 
 
 @pytest.mark.parametrize(
-    ("change", "why"),
+    ("change", "code", "why"),
     [
-        (lambda body: body.update(format="other"), "another file"),
-        (lambda body: body.update(version=99), "version 3, found 99"),
-        (lambda body: body["features"].pop(), "not those of this bigbrain-fx"),
-        (lambda body: body.pop("phases"), "damaged: KeyError"),
-        (lambda body: body["phases"].update(forward=3), "damaged: TypeError"),
-        (lambda body: _trees(body).update(type="pickle"), "damaged: KeyError"),
-        (lambda body: _trees(body)["left"].__setitem__(0, 0), "left and right do not fit"),
-        (lambda body: _trees(body)["left"].__setitem__(0, 10**6), "left and right do not fit"),
-        (lambda body: _trees(body)["roots"].__setitem__(0, -1), "roots do not fit"),
-        (lambda body: _trees(body)["feature"].__setitem__(0, 10**6), "feature do not fit"),
-        (lambda body: _trees(body)["value"].__setitem__(0, None), "the numbers of value"),
-        (lambda body: _trees(body).update(columns=2000), "takes 2000 features"),
+        (lambda body: body.update(format="other"), "BX1463", "another file"),
+        (lambda body: body.update(version=99), "BX1458", "version 3, found 99"),
+        (lambda body: body["features"].pop(), "BX1459", "not those of this bigbrain-fx"),
+        (lambda body: body.pop("phases"), "BX1459", "damaged at phases: Field required"),
+        (lambda body: body["phases"].update(forward=3), "BX1459", "damaged at phases.forward"),
+        (lambda body: _trees(body).update(type="pickle"), "BX1459", "tag 'pickle'"),
+        (lambda body: _trees(body).update(type="kernel"), "BX1459", "tag 'kernel'"),  # 0.2.0's svm
+        (lambda body: body["phases"]["forward"].update(share=_trees(body)), "BX1459", "share"),
+        (lambda body: body.update(of_seconds=True), "BX1459", "damaged at of_seconds"),
+        (lambda body: body["correction"].update(device=99.0), "BX1459", "at correction.device"),
+        (lambda body: _trees(body)["left"].__setitem__(0, 0), "BX1459", "left and right"),
+        (lambda body: _trees(body)["left"].__setitem__(0, 10**6), "BX1459", "left and right"),
+        (lambda body: _trees(body)["roots"].__setitem__(0, -1), "BX1459", "roots do not fit"),
+        (lambda body: _trees(body)["feature"].__setitem__(0, 10**6), "BX1459", "feature do not"),
+        (lambda body: _trees(body)["value"].__setitem__(0, None), "BX1459", "time.trees.value"),
+        (lambda body: _trees(body)["value"].pop(), "BX1459", "the lists of nodes do not fit"),
+        (lambda body: _trees(body).update(columns=2000), "BX1459", "takes 2000 features"),
     ],
 )
 def test_a_damaged_file_is_refused(
-    change: Callable[[dict[str, Any]], object], why: str, forest: str, tmp_path: Path
+    change: Callable[[dict[str, Any]], object], code: str, why: str, boosted: str, tmp_path: Path
 ) -> None:
-    body = json.loads(forest)
+    body = json.loads(boosted)
     change(body)
     path = tmp_path / "costs.json"
     path.write_text(json.dumps(body))
     with pytest.raises(InputError, match=why) as caught:
         read_model(path)
-    assert caught.value.at == str(path)
+    assert (caught.value.code, caught.value.at) == (code, str(path))
     assert "bigbrain-fx fit" in str(caught.value.help)
+    assert "\n" not in caught.value.what
+
+
+def test_a_file_of_0_2_0_is_read(boosted: str, tmp_path: Path) -> None:
+    """It has the fields of a first stage, and of regressions of seconds."""
+    body = json.loads(boosted) | {"of_seconds": False}
+    for phase in body["phases"].values():
+        phase["share"] = None
+    (tmp_path / "costs.json").write_text(json.dumps(body))
+    assert read_model(tmp_path / "costs.json").kind == "boosting"
+    assert read_model(SHIPPED).version == 3
 
 
 @pytest.fixture(scope="module")
-def forest(tmp_path_factory: pytest.TempPathFactory) -> str:
+def boosted(tmp_path_factory: pytest.TempPathFactory) -> str:
     return costs_file(tmp_path_factory.mktemp("fit") / "costs.json").read_text()
 
 
@@ -261,22 +269,20 @@ def test_what_is_no_json_is_refused(tmp_path: Path) -> None:
 
 def test_the_command_writes_a_model(tmp_path: Path) -> None:
     base, out = database(tmp_path / "p.sqlite"), tmp_path / "costs.json"
-    done = call("fit", base, "--model", "linear", "--two-stage", "--out", out, "--json")
+    done = call("fit", base, "--model", "linear", "--out", out, "--json")
     assert done.code == 0, done.err
     (found,) = done.objects
     assert found["model"] == "linear"
-    assert found["two_stage"] is True
     assert found["machines"] == [CPU.key, GPU.key]
     assert 0.0 < found["median"] <= found["mape"] * 3
-    model = read_model(out)
-    assert (model.kind, model.two_stage) == ("linear", True)
+    assert read_model(out).kind == "linear"
     again = call("fit", base, "--out", out)
     assert again.code == 2
     assert again.err.startswith(f"error[BX3514]: {out} exists already")
-    replaced = call("fit", base, "--model", "svm", "--out", out, "--force")
+    replaced = call("fit", base, "--out", out, "--force")
     assert replaced.code == 0, replaced.err
     assert "BIGBRAIN_LEARNED_COSTS" in replaced.out
-    assert read_model(out).kind == "svm"
+    assert read_model(out).kind == "boosting"
 
 
 def test_no_database_no_model(tmp_path: Path) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import builtins
 import random
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise, product
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,13 +15,13 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from bigbrain_fx.core import Cluster, Costs, Graph, Link, Op, OpCost, Ref
 from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.planning.unit_work import work
-from partitioners.baechi import Ledger, fused, prepared
-from partitioners.favourites import favourites
-from partitioners.footprint import needs
+from partitioners.baechi import fused, prepared
+from partitioners.favorite_children import favorite_children
 from partitioners.jobs import Jobs, Timetable, timetable
 from partitioners.m_etf import METF
 from partitioners.m_sct import MSCT
 from partitioners.m_topo import MTopo, filled
+from partitioners.memory_bound import Ledger
 from tests.support.examples import examples
 from tests.support.synthetic import (
     GIB,
@@ -52,11 +50,11 @@ class Bytes:
     def __init__(self, nbytes: Sequence[float], memory: Sequence[float]) -> None:
         self.nbytes, self.left = nbytes, list(memory)
 
-    def fits(self, job: int, device: int) -> bool:
-        return self.nbytes[job] <= self.left[device]
+    def has_room(self, unit: int, device: int) -> bool:
+        return self.nbytes[unit] <= self.left[device]
 
-    def take(self, job: int, device: int) -> None:
-        self.left[device] -= self.nbytes[job]
+    def move(self, unit: int, to: int) -> None:
+        self.left[to] -= self.nbytes[unit]
 
 
 def jobs_of(
@@ -107,7 +105,7 @@ def least_makespan(jobs: Jobs) -> float:
 def test_is_within_the_bound_when_moving_is_free(seed: int, count: int, devices: int) -> None:
     jobs = drawn(seed, count, devices, 0.0)
     best = least_makespan(jobs)
-    for favourite in (None, favourites(jobs)):
+    for favourite in (None, favorite_children(jobs)):
         assert run(jobs, favourite).makespan <= (2 - 1 / devices) * best * (1 + 1e-9)
 
 
@@ -117,7 +115,7 @@ def test_is_within_the_bound_when_moving_is_free(seed: int, count: int, devices:
 )
 def test_a_timetable_can_be_kept(seed: int, count: int, devices: int, move: float) -> None:
     jobs = drawn(seed, count, devices, move)
-    for favourite in (None, favourites(jobs)):
+    for favourite in (None, favorite_children(jobs)):
         found = run(jobs, favourite)
         ends = [s + jobs.times[0, j] for j, s in enumerate(found.starts)]
         for job, before in enumerate(jobs.after):
@@ -184,7 +182,7 @@ def test_a_device_waits_for_the_favourite_of_what_it_ran() -> None:
 @given(seed=seeds, count=st.integers(1, 25))
 def test_favourites_are_a_matching_of_edges(seed: int, count: int) -> None:
     jobs = drawn(seed, count, 2, 1.0)
-    found = favourites(jobs)
+    found = favorite_children(jobs)
     assert len(set(found.values())) == len(found)
     assert all(parent in jobs.after[child] for parent, child in found.items())
 
@@ -192,23 +190,7 @@ def test_favourites_are_a_matching_of_edges(seed: int, count: int) -> None:
 def test_the_dear_edge_of_the_long_path_is_the_favourite() -> None:
     """Two children of 0; the one with more work behind it should follow at once."""
     jobs = jobs_of([1, 1, 9], [(), (0,), (0,)], 3.0)
-    assert favourites(jobs) == {0: 2}
-
-
-def test_a_missing_scipy_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = builtins.__import__
-
-    def without(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name.startswith("scipy"):
-            raise ImportError(name)
-        return plain(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    graph = chain_graph(1, 3)
-    cluster = cluster_of(device("d0"), device("d1"))
-    with pytest.raises(InputError, match="scipy") as caught:
-        MSCT(2).partition(graph, cluster, random_costs(1, graph, cluster))
-    assert "pip install scipy" in str(caught.value.help)
+    assert favorite_children(jobs) == {0: 2}
 
 
 # --------------------------------------------------------------------------- graphs
@@ -257,31 +239,25 @@ def test_memory_makes_a_chain_go_on_elsewhere(method: type[METF] | type[MSCT]) -
 
 @quick
 @given(seed=seeds, count=st.integers(1, 25))
-def test_the_ledger_counts_what_a_placement_needs(seed: int, count: int) -> None:
+def test_no_fused_unit_is_placed_where_it_does_not_fit(seed: int, count: int) -> None:
     graph = random_graph(seed, count)
-    cluster = cluster_of(device("d0"), device("d1"), device("d2"))
+    cluster = cluster_of(*(device(f"d{i}", memory_bytes=20 << 10) for i in range(3)))
     ready = prepared(graph, cluster, random_costs(seed, graph, cluster), 3, (3, 1))
-    ledger, dice = Ledger(ready), random.Random(seed)
-    homes = [dice.randrange(3) for _ in ready.known.groups]
-    for unit, home in enumerate(homes):
-        ledger.take(unit, home)
-    called = [device.name for device in ready.cluster.devices]
-    names = [called[home] for home in homes]
-    wanted = needs(ready.known, names, ready.flights, one_stage_each=False)
-    held = [h + w for h, w in zip(ledger._held, ledger._workspace, strict=True)]
-    for number in sorted(set(homes)):
-        assert held[number] == pytest.approx(wanted[called[number]].total, abs=1)
+    ledger = Ledger(ready.bound)
+    found = timetable(ready.jobs, ledger)
+    assert tuple(ledger.homes) == found.homes
+    assert all(ledger.fits(home) for home in found.homes if home >= 0)
 
 
 def test_fusion_joins_chains_and_leaves_branches() -> None:
     graph = branches(2, 3)
     cluster = cluster_of(device("d0"), device("d1"), link=Link(0.0, 1e12))
     costs = even_costs(graph, cluster)
-    found = fused(work(graph, costs), cluster, costs, {"d0": 1, "d1": 1})
+    found = fused(work(graph, costs), cluster, costs, 1)
     assert [len(group) for group in found.groups] == [3, 3, 1]
     slow = replace(cluster, default_link=Link(100.0, 1e12))
     costs = even_costs(graph, slow)
-    found = fused(work(graph, costs), slow, costs, {"d0": 1, "d1": 1})
+    found = fused(work(graph, costs), slow, costs, 1)
     assert [len(group) for group in found.groups] == [7]  # no branch is worth sending
 
 
@@ -292,7 +268,7 @@ def test_fusion_makes_no_cycle(seed: int, count: int) -> None:
     cluster = cluster_of(device("d0"), device("d1"))
     costs = random_costs(seed, graph, cluster)
     known = work(graph, costs)
-    found = fused(known, cluster, costs, {"d0": 1, "d1": 1})
+    found = fused(known, cluster, costs, 1)
     assert all(maker < reader for maker, reader in found.edges)
     names = [name for group in found.groups for name in group]
     assert sorted(names) == sorted(name for group in known.groups for name in group)

@@ -11,12 +11,10 @@ from bigbrain_fx.core import Link, Ref
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.planning.unit_work import work
 from partitioners.chain_dp import ChainDP
-from partitioners.clock import Clock, Timing
-from partitioners.footprint import needs
-from partitioners.improve import Improving, coarse, improved
-from partitioners.judge import Judge
+from partitioners.delta_clock import DeltaClock, Timing
+from partitioners.evaluate import Evaluator
 from partitioners.mcmc import MCMC
-from partitioners.room import Ledger, Room, is_pipeline
+from partitioners.walk import coarse, improve
 from tests.support.examples import examples
 from tests.support.placements import case, drawn_homes, simulated_s, unlike
 from tests.support.synthetic import (
@@ -47,11 +45,11 @@ def test_a_delta_equals_a_full_simulation(
     graph, costs = case(seed, count, cluster)
     timing = Timing(work(graph, costs), cluster, 4)
     units = len(timing.known.groups)
-    clock = Clock(timing, drawn_homes(seed, units, devices))
+    clock = DeltaClock(timing, drawn_homes(seed, units, devices))
     for _ in range(15):
         for _ in range(dice.randint(1, 3)):
             clock.move(dice.randrange(units), dice.randrange(devices))
-        full = Clock(timing, clock.homes)
+        full = DeltaClock(timing, clock.homes)
         assert clock.alone() == full.alone()
         assert clock.most() == full.most()
         assert clock.cost() == full.cost()
@@ -61,16 +59,18 @@ def test_a_delta_equals_a_full_simulation(
 def test_only_what_comes_after_a_move_is_simulated_again(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster, graph = unlike(1, 3), chain_graph(1, 49, skips=False)
     timing = Timing(work(graph, random_costs(1, graph, cluster)), cluster, 4)
-    clock = Clock(timing, [0] * 49)
+    clock = DeltaClock(timing, [0] * 49)
     clock.cost()
     seen: list[int] = []
-    run = Clock._run_units
+    run = DeltaClock._run_units
 
-    def counted(self: Clock, first: int, after: int, free: list[int], wires: list[int]) -> None:
+    def counted(
+        self: DeltaClock, first: int, after: int, free: list[int], wires: list[int]
+    ) -> None:
         seen.extend(range(first, after))
         run(self, first, after, free, wires)
 
-    monkeypatch.setattr(Clock, "_run_units", counted)
+    monkeypatch.setattr(DeltaClock, "_run_units", counted)
     clock.move(40, 1)  # unit 39 sends now; the last checkpoint before it is 35
     clock.cost()
     assert seen == list(range(35, 49))
@@ -78,59 +78,17 @@ def test_only_what_comes_after_a_move_is_simulated_again(monkeypatch: pytest.Mon
     assert len(seen) == 14
 
 
-@quick
-@given(seed=seeds, count=st.integers(1, 25), devices=st.integers(2, 3))
-def test_the_ledger_counts_what_a_placement_needs(seed: int, count: int, devices: int) -> None:
-    cluster, dice = unlike(seed, devices), random.Random(seed)
-    graph, costs = case(seed, count, cluster)
-    room = Room(work(graph, costs), cluster, 4)
-    units = len(room.known.groups)
-    ledger = Ledger(room, drawn_homes(seed, units, devices))
-    for _ in range(10):
-        ledger.move(dice.randrange(units), dice.randrange(devices))
-        homes = [f"d{home}" for home in ledger.homes]
-        found = needs(room.known, homes, dict.fromkeys(homes, 4), one_stage_each=False)
-        for number in range(devices):
-            if f"d{number}" in found:
-                assert ledger.total(number) == pytest.approx(found[f"d{number}"].total, abs=50)
-
-
-@quick
-@given(seed=seeds, count=st.integers(2, 20), kib=st.integers(4, 60))
-def test_the_ledger_never_says_that_what_does_not_fit_fits(seed: int, count: int, kib: int) -> None:
-    cluster, dice = unlike(seed, 3, kib * 1024), random.Random(seed)
-    graph, costs = case(seed, count, cluster)
-    room = Room(work(graph, costs), cluster, 4)
-    units = len(room.known.groups)
-    ledger = Ledger(room, drawn_homes(seed, units, 3))
-    for _ in range(10):
-        ledger.move(dice.randrange(units), dice.randrange(3))
-        if ledger.fits():
-            assert room.fits([f"d{home}" for home in ledger.homes])
-
-
-def test_a_pipeline_needs_no_more_than_scattered_ops() -> None:
-    for seed in range(0, 40, 2):
-        cluster = unlike(seed, 3)
-        graph, costs = case(seed, 15, cluster)
-        room = Room(work(graph, costs), cluster, 4)
-        homes = [f"d{home}" for home in drawn_homes(seed, len(room.known.groups), 3)]
-        assert is_pipeline(room.known, homes)
-        wide = needs(room.known, homes, dict.fromkeys(homes, 4), one_stage_each=False)
-        assert all(need.total <= wide[d].total + 50 for d, need in room.needs(homes).items())
-
-
 @settings(quick, max_examples=examples(12))
 @given(seed=seeds, count=st.integers(2, 25), devices=st.integers(1, 3))
 def test_is_never_worse_than_its_start(seed: int, count: int, devices: int) -> None:
     cluster = unlike(seed, devices)
     graph, costs = case(seed, count, cluster)
-    judge = Judge(graph, cluster, costs, 4)
-    start = tuple(drawn_homes(seed, len(judge.known.groups), devices))
-    found = improved(judge, start, Improving(120, seed, walks=2))
-    assert judge.step_s(found) <= judge.step_s(start)
-    assert judge.fits(found)
-    assert improved(judge, start, Improving(120, seed, walks=2)) == found
+    evaluator = Evaluator(graph, cluster, costs, 4)
+    start = tuple(drawn_homes(seed, len(evaluator.known.groups), devices))
+    found = improve(evaluator, start, 120, seed, walks=2)
+    assert evaluator.step_s(found) <= evaluator.step_s(start)
+    assert evaluator.fits(found)
+    assert improve(evaluator, start, 120, seed, walks=2) == found
 
 
 def test_two_towers_that_chain_dp_cannot_part() -> None:

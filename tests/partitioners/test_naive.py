@@ -9,7 +9,7 @@ import pytest
 from bigbrain_fx.core import Cluster, Costs, Graph, OpCost, Partitioner, Ref
 from bigbrain_fx.errors import NoPlanError
 from bigbrain_fx.planning.unit_work import work
-from partitioners.footprint import in_flight_by_device
+from partitioners.memory_bound import in_flight_by_device, upstream
 from partitioners.naive import Naive
 from partitioners.scattered import Scattered
 from tests.support.synthetic import (
@@ -96,7 +96,7 @@ def test_either_of_two_towers_may_come_first() -> None:
     cluster = cluster_of(*(device(f"d{i}") for i in range(4)))
     known = work(graph, random_costs(0, graph, cluster))
     homes = ["d0", "d1", "d2", "d3"]
-    found = in_flight_by_device(known, homes, micro_batches=8, in_flight=None)
+    found = in_flight_by_device(upstream(known, homes), micro_batches=8, in_flight=None)
     assert found == {"d0": 4, "d1": 3, "d2": 3, "d3": 1}
 
 
@@ -109,14 +109,15 @@ def test_scattered_uses_every_device_and_its_seed() -> None:
 
 
 def test_scattered_counts_every_micro_batch_as_in_flight() -> None:
-    graph, cluster, costs = row(2, 1)
-    heavy = {name: OpCost(1.0, 1.0, saved_bytes=100 << 20) for name in graph.op}
+    """Three devices that wait for each other in a circle hold any micro-batch of a step."""
+    graph, cluster, costs = row(30, 3)
+    heavy = {name: OpCost(1.0, 1.0, saved_bytes=10 << 20) for name in graph.op}
     costs = replace(costs, ops=dict.fromkeys(costs.ops, heavy))
-    Scattered(micro_batches=5).partition(graph, cluster, costs)
-    Scattered(micro_batches=6, in_flight=5).partition(graph, cluster, costs)
-    Scattered(micro_batches=6, in_flight=(5,)).partition(graph, cluster, costs)
+    for flight in (None, 6, (1, 6)):
+        Scattered(micro_batches=6, in_flight=flight, seed=1).partition(graph, cluster, costs)
+    Scattered(micro_batches=99, in_flight=6, seed=1).partition(graph, cluster, costs)
     with pytest.raises(NoPlanError, match="scattered split"):
-        Scattered(micro_batches=6).partition(graph, cluster, costs)
+        Scattered(micro_batches=99, seed=1).partition(graph, cluster, costs)
 
 
 def test_an_empty_graph_is_placed() -> None:

@@ -9,7 +9,6 @@ import pytest
 from bigbrain_fx.core import Cluster, Host
 from bigbrain_fx.plan import Options, Plan, Source, costs_of, from_json, make_plan, replan, to_json
 from bigbrain_fx.planning.contention import crowded
-from bigbrain_fx.planning.registry import partitioner
 from tests.support import samples
 from tests.support.synthetic import chain_graph
 
@@ -79,18 +78,7 @@ def test_a_single_micro_batch_goes_to_the_fastest_device(micro_batches: int) -> 
     names = [device.name for device in alone.devices]
     devices = tuple(replace(o, name=n) for o, n in zip((one, one, one, other), names, strict=True))
     shared = replace(alone, devices=devices, hosts=(ONE_CORE,))
-    options = Options("latency", micro_batches=micro_batches)
+    options = Options("m-sct", micro_batches=micro_batches)
     plan = make_plan(GRAPH, shared, Source("model.py"), options)
     used = set(plan.stages.devices)
     assert ("d3" not in used) if micro_batches == 1 else ("d3" in used)
-
-
-def test_the_bound_of_cp_sat_is_of_devices_that_nobody_slows() -> None:
-    pytest.importorskip("ortools")
-    plan = plan_of(on_one_host(ONE_CORE), "naive")
-    costs = costs_of(plan)
-    assert costs.alone is not None
-    graph, method = GRAPH.at(plan.rows), partitioner("cp-sat", micro_batches=2)
-    bound_s = method.bound_s(graph, costs.cluster, costs)  # type: ignore[attr-defined]  # cp-sat's
-    alone_s = method.bound_s(graph, costs.cluster, costs.alone)  # type: ignore[attr-defined]
-    assert bound_s == alone_s <= plan.forecast.step_s

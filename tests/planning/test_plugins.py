@@ -54,10 +54,6 @@ def foreign(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 def test_ours_are_there() -> None:
     assert plugins.names("partitioner") == (
         "chain-dp",
-        "cp-sat",
-        "differentiable",
-        "ideal-dp",
-        "latency",
         "m-etf",
         "m-sct",
         "m-topo",
@@ -70,10 +66,6 @@ def test_ours_are_there() -> None:
         "analytical",
         "auto",
         "chain-dp",
-        "cp-sat",
-        "differentiable",
-        "ideal-dp",
-        "latency",
         "learned",
         "m-etf",
         "m-sct",

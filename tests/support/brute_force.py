@@ -9,7 +9,7 @@ import numpy as np
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Link
 from bigbrain_fx.planning.unit_work import Work
-from partitioners.footprint import needs
+from partitioners.memory_bound import MemoryBound
 from tests.support.synthetic import device
 
 
@@ -65,11 +65,7 @@ def plain_fits(
 ) -> bool:
     sizes = np.diff(cuts)
     homes = [d for d, size in zip(sequence, sizes, strict=True) for _ in range(size)]
-    flights = {d: min(micro, len(sequence) - s) for s, d in enumerate(sequence)}
-    return all(
-        need.total <= cluster.device[d].memory_bytes
-        for d, need in needs(known, homes, flights).items()
-    )
+    return MemoryBound(known, cluster, micro).fits(homes)
 
 
 def unlike_cluster(seed: int, count: int, memory_bytes: Sequence[int]) -> Cluster:

@@ -74,7 +74,7 @@ def database(path: Path, seed: int = 0) -> Path:
     return path
 
 
-def costs_file(path: Path, kind: str = "random-forest", two_stage: bool = False) -> Path:
+def costs_file(path: Path, kind: str = "boosting") -> Path:
     """Fit a model to such profiles, and write it."""
-    write_model(fit(rows(), kind, two_stage), path)
+    write_model(fit(rows(), kind), path)
     return path

@@ -14,13 +14,13 @@ from bigbrain_fx.costs.model.expected import (
 from bigbrain_fx.costs.model.features import (
     PHASES as PHASES,
     ComputePlace as ComputePlace,
+    Floats as Floats,
     OpWork as OpWork,
     Phase as Phase,
     PlaceRates as PlaceRates,
     family as family,
     matrix as matrix,
     names as names,
-    shape_columns as shape_columns,
 )
 from bigbrain_fx.costs.model.model import (
     SHIPPED as SHIPPED,
@@ -32,10 +32,7 @@ from bigbrain_fx.costs.model.model import (
 )
 from bigbrain_fx.costs.model.regressors import (
     LEAF as LEAF,
-    Floats as Floats,
-    Kernel as Kernel,
     Linear as Linear,
     Regressor as Regressor,
     Trees as Trees,
-    joined as joined,
 )

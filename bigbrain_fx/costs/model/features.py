@@ -135,8 +135,8 @@ DEVICE = words(
 )
 """Features of the op on a device."""
 
-_RATES = slice(0, 4)
-"""The first of `DEVICE`, 0.0 unless asked for: a regression that sees them takes a new device's for
+_RATES = 4
+"""The first of `DEVICE` are 0.0: a regression that sees them takes a new device's for
 what it is not. Of the eight cards of docs/few_ops.md, each left out, boosting over `analytical` was
 25.8 % off in the mean with them, 22.7 without; `analytical` itself 24.6."""
 
@@ -146,23 +146,13 @@ def names(families: Sequence[str]) -> tuple[str, ...]:
     return (*SHAPES, *(f"is {name}" for name in families), *DEVICE)
 
 
-def shape_columns(families: Sequence[str]) -> int:
-    """Return how many columns of `matrix` are of the op alone; they stand first."""
-    return len(SHAPES) + len(families)
-
-
-def matrix(
-    works: Sequence[OpWork],
-    rates: Sequence[PlaceRates],
-    families: Sequence[str],
-    with_rates: bool = False,
-) -> Floats:
+def matrix(works: Sequence[OpWork], rates: Sequence[PlaceRates], families: Sequence[str]) -> Floats:
     """Return the features of every op on its device, shape (ops, columns)."""
     rows = [
         [
             *_of_shape(work),
             *(float(work.family == name) for name in families),
-            *_of_device(work, at, with_rates),
+            *_of_device(work, at),
         ]
         for work, at in zip(works, rates, strict=True)
     ]
@@ -218,21 +208,15 @@ def _layouts(tensors: Sequence[TensorArg], layout: str) -> float:
     return float(sum(tensor.layout.startswith(layout) for tensor in tensors))
 
 
-def _of_device(work: OpWork, rates: PlaceRates, with_rates: bool) -> list[float]:
+def _of_device(work: OpWork, rates: PlaceRates) -> list[float]:
     peak, bandwidth = math.log2(rates.flops_per_s), math.log2(rates.memory_bytes_per_s)
-    found = [
-        peak,
-        bandwidth,
-        math.log2(max(rates.launch_s, 1e-9)),
-        math.log2(max(rates.threads, 1)),
+    return [
+        *(0.0,) * _RATES,
         float(rates.kind == "cuda"),
         _log(work.flops) - peak,
         _log(work.reads_bytes + work.writes_bytes) - bandwidth,
         math.log2(max(work.roofline_s(rates), 1e-9)),
     ]
-    if not with_rates:
-        found[_RATES] = [0.0] * 4
-    return found
 
 
 def _log(count: float) -> float:

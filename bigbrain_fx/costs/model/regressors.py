@@ -6,31 +6,60 @@ JSON: numbers and lists, so that opening somebody's file runs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    PlainSerializer,
+    PlainValidator,
+    TypeAdapter,
+    model_validator,
+)
 
 LEAF = -1
 
 
-@dataclass(frozen=True)
-class Linear:
+def _as_array(kind: type, dtype: type) -> PlainValidator:
+    """Return what takes an array as it is, and a list of numbers as an array."""
+    listed = TypeAdapter[Any](list[kind])  # type: ignore[valid-type]
+
+    def array(found: object) -> NDArray[Any]:
+        numbers = found if isinstance(found, np.ndarray) else listed.validate_python(found)
+        return np.asarray(numbers, dtype)
+
+    return PlainValidator(array)
+
+
+_AS_LIST = PlainSerializer(np.ndarray.tolist)
+Floats: TypeAlias = Annotated[NDArray[np.float64], _as_array(FiniteFloat, np.float64), _AS_LIST]
+Integers: TypeAlias = Annotated[NDArray[np.int64], _as_array(int, np.int64), _AS_LIST]
+
+
+class Strict(BaseModel):
+    """A part of the file: frozen, and without unknown fields."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+
+class Linear(Strict):
     """center and scale each column, then coefficients and an intercept."""
 
+    type: Literal["linear"] = "linear"
     center: Floats
     scale: Floats
     coefficients: Floats
-    intercept: float
+    intercept: FiniteFloat
 
-    def predict(self, x: Floats) -> Floats:
+    def predict(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return one number for each row of `x`, shape (rows, columns)."""
-        found: Floats = ((x - self.center) / self.scale) @ self.coefficients + self.intercept
+        found: NDArray[np.float64] = (
+            (x - self.center) / self.scale
+        ) @ self.coefficients + self.intercept
         return found
 
     @property
@@ -38,40 +67,14 @@ class Linear:
         """How many features it takes."""
         return len(self.coefficients)
 
-
-@dataclass(frozen=True)
-class Kernel:
-    """A support vector machine: the sum of Gaussians around `vectors`, and an intercept.
-
-    exp(-gamma |x - v|^2), after each column was centered and scaled. `vectors` are scaled already,
-    shape (vectors, columns).
-    """
-
-    center: Floats
-    scale: Floats
-    vectors: Floats
-    coefficients: Floats
-    intercept: float
-    gamma: float
-
-    def predict(self, x: Floats) -> Floats:
-        """Return one number for each row of `x`, shape (rows, columns)."""
-        scaled = (x - self.center) / self.scale
-        found = np.array([self._one(row) for row in scaled], np.float64)
-        return found
-
-    def _one(self, row: Floats) -> float:
-        squares = ((self.vectors - row) ** 2).sum(axis=1)
-        return float(np.exp(-self.gamma * squares) @ self.coefficients + self.intercept)
-
-    @property
-    def columns(self) -> int:
-        """How many features it takes."""
-        return int(self.vectors.shape[1])
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        shapes = {self.center.shape, self.scale.shape, self.coefficients.shape}
+        _require(len(shapes) == 1, "center, scale and coefficients")
+        return self
 
 
-@dataclass(frozen=True)
-class Trees:
+class Trees(Strict):
     """Regression trees whose leaves are added up: base + weight * sum.
 
     The nodes of all trees stand in one list; `roots` are where each begins. At a node the column
@@ -79,17 +82,18 @@ class Trees:
     feature -1 and gives `value`. Columns are compared as float32, as scikit-learn does.
     """
 
+    type: Literal["trees"] = "trees"
     roots: Integers
     feature: Integers
     threshold: Floats
     left: Integers
     right: Integers
     value: Floats
-    base: float
-    weight: float
+    base: FiniteFloat
+    weight: FiniteFloat
     columns: int
 
-    def predict(self, x: Floats) -> Floats:
+    def predict(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return one number for each row of `x`, shape (rows, columns)."""
         narrow = x.astype(np.float32)
         node = np.broadcast_to(self.roots, (len(x), len(self.roots))).copy()
@@ -98,78 +102,22 @@ class Trees:
             at = node[inner]
             goes_left = narrow[row, self.feature[at]] <= self.threshold[at]
             node[inner] = np.where(goes_left, self.left[at], self.right[at])
-        found: Floats = self.base + self.weight * self.value[node].sum(axis=1)
+        found: NDArray[np.float64] = self.base + self.weight * self.value[node].sum(axis=1)
         return found
 
-
-Regressor: TypeAlias = Linear | Kernel | Trees
-
-_ARRAYS: Mapping[type[Regressor], tuple[str, ...]] = {
-    Linear: ("center", "scale", "coefficients"),
-    Kernel: ("center", "scale", "vectors", "coefficients"),
-    Trees: ("roots", "feature", "threshold", "left", "right", "value"),
-}
-_NUMBERS: Mapping[type[Regressor], tuple[str, ...]] = {
-    Linear: ("intercept",),
-    Kernel: ("intercept", "gamma"),
-    Trees: ("base", "weight", "columns"),
-}
-_TYPES: Mapping[str, type[Regressor]] = {"linear": Linear, "kernel": Kernel, "trees": Trees}
-_INTEGERS = frozenset({"roots", "feature", "left", "right"})
-
-
-def to_json(regressor: Regressor) -> dict[str, Any]:
-    """Return a regression as numbers and lists."""
-    kind = next(name for name, made in _TYPES.items() if isinstance(regressor, made))
-    made = type(regressor)
-    arrays = {name: getattr(regressor, name).tolist() for name in _ARRAYS[made]}
-    return {"type": kind, **{name: getattr(regressor, name) for name in _NUMBERS[made]}, **arrays}
-
-
-def from_json(found: Mapping[str, Any]) -> Regressor:
-    """Return the regression that `to_json` wrote.
-
-    Raises:
-        KeyError, TypeError, ValueError: something is missing or malformed; the reader of the file
-            says where.
-    """
-    made = _TYPES[found["type"]]
-    fields: dict[str, Any] = {name: float(found[name]) for name in _NUMBERS[made]}
-    for name in _ARRAYS[made]:
-        fields[name] = np.array(found[name], np.int64 if name in _INTEGERS else np.float64)
-    if made is Trees:
-        fields["columns"] = int(fields["columns"])
-    regressor = made(**fields)
-    _check(regressor)
-    return regressor
-
-
-def _check(regressor: Regressor) -> None:
-    """Refuse arrays that do not fit together, and trees with circles."""
-    match regressor:
-        case Trees():
-            _check_trees(regressor)
-        case Kernel():
-            wide = (len(regressor.coefficients), len(regressor.center))
-            _require(regressor.vectors.shape == wide, "vectors and coefficients")
-            _require(regressor.center.shape == regressor.scale.shape, "center and scale")
-        case Linear():
-            shapes = {regressor.center.shape, regressor.scale.shape, regressor.coefficients.shape}
-            _require(len(shapes) == 1, "center, scale and coefficients")
-    for name in _ARRAYS[type(regressor)]:
-        _require(bool(np.isfinite(getattr(regressor, name)).all()), f"the numbers of {name}")
-
-
-def _check_trees(trees: Trees) -> None:
-    nodes = len(trees.feature)
-    arrays = (trees.threshold, trees.left, trees.right, trees.value)
-    _require(all(array.shape == (nodes,) for array in arrays), "the lists of nodes")
-    _require(bool(((trees.roots >= 0) & (trees.roots < nodes)).all()), "roots")
-    _require(bool((trees.feature < trees.columns).all()), "feature")
-    inner = np.flatnonzero(trees.feature != LEAF)
-    for children in (trees.left[inner], trees.right[inner]):  # after their parent: no circles
-        _require(bool(((children > inner) & (children < nodes)).all()), "left and right")
-    _require(bool((trees.feature[inner] >= 0).all()), "feature")
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        """Refuse lists that do not fit together, and trees with circles."""
+        nodes = len(self.feature)
+        lists = (self.threshold, self.left, self.right, self.value)
+        _require(all(each.shape == (nodes,) for each in lists), "the lists of nodes")
+        _require(bool(((self.roots >= 0) & (self.roots < nodes)).all()), "roots")
+        _require(bool((self.feature < self.columns).all()), "feature")
+        inner = np.flatnonzero(self.feature != LEAF)
+        for children in (self.left[inner], self.right[inner]):  # after their parent: no circles
+            _require(bool(((children > inner) & (children < nodes)).all()), "left and right")
+        _require(bool((self.feature[inner] >= 0).all()), "feature")
+        return self
 
 
 def _require(good: bool, what: str) -> None:
@@ -177,25 +125,4 @@ def _require(good: bool, what: str) -> None:
         raise ValueError(f"{what} do not fit together")
 
 
-def joined(parts: Sequence[Trees]) -> Trees:
-    """Return trees that were made one by one as one list of nodes; base and weight of the first."""
-    offsets = np.cumsum([0, *(len(part.feature) for part in parts)])[:-1]
-    shifted = [
-        (part.roots + at, np.where(part.feature == LEAF, LEAF, part.left + at))
-        for part, at in zip(parts, offsets, strict=True)
-    ]
-    rights = [
-        np.where(part.feature == LEAF, LEAF, part.right + at)
-        for part, at in zip(parts, offsets, strict=True)
-    ]
-    return Trees(
-        roots=np.concatenate([roots for roots, _ in shifted]),
-        feature=np.concatenate([part.feature for part in parts]),
-        threshold=np.concatenate([part.threshold for part in parts]),
-        left=np.concatenate([left for _, left in shifted]),
-        right=np.concatenate(rights),
-        value=np.concatenate([part.value for part in parts]),
-        base=parts[0].base,
-        weight=parts[0].weight,
-        columns=parts[0].columns,
-    )
+Regressor: TypeAlias = Annotated[Linear | Trees, Field(discriminator="type")]

@@ -5,13 +5,13 @@ and the link of every pair. This room knows nothing of models. Only its child pr
 torch.
 """
 
+from bigbrain_fx.measure.host.clusters import DeviceProbe as DeviceProbe
 from bigbrain_fx.measure.host.far import Hosts as Hosts, survey_hosts as survey_hosts
 from bigbrain_fx.measure.host.figures import MatmulRate as MatmulRate, Rates as Rates
 from bigbrain_fx.measure.host.fleet import ProbeError as ProbeError
-from bigbrain_fx.measure.host.host import Gpu as Gpu, HostProbe as HostProbe
+from bigbrain_fx.measure.host.host import HostProbe as HostProbe
 from bigbrain_fx.measure.host.probing import probe as probe
 from bigbrain_fx.measure.host.survey import (
-    DeviceProbe as DeviceProbe,
     Survey as Survey,
     survey as survey,
 )

@@ -6,48 +6,86 @@ This room writes cluster files; it measures nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 
 from bigbrain_fx.cluster import to_json
 from bigbrain_fx.core import KERNEL, Cluster, Device, Link, Overheads
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.measure.host.figures import Kind, Rates, slowest, tf32_flops_per_s, three_digits
+from bigbrain_fx.measure.host.figures import (
+    Kind,
+    MatmulRate,
+    Rates,
+    half_flops_per_s,
+    slowest,
+    tf32_flops_per_s,
+    three_digits,
+)
 
 _MIB = 2**20
 
 
-def device_of(
-    name: str,
-    host: str,
-    kind: Kind,
-    threads: int,
-    memory_bytes: int,
-    rates: Rates,
-    overheads: Overheads,
-    half_flops_per_s: float | None = None,
-    blas_bytes: int | None = None,
-    processor: str = "",
-    kernels: Mapping[str, float] = MappingProxyType({}),
-) -> Device:
-    """Return a device as planners get it: figures to three digits, memory in whole MiB."""
-    tf32 = tf32_flops_per_s(kernels)
-    return Device(
-        name=name,
-        host=host,
-        kind=kind,
-        memory_bytes=memory_bytes // _MIB * _MIB,
-        flops_per_s=three_digits(rates.flops_per_s),
-        memory_bytes_per_s=three_digits(rates.memory_bytes_per_s),
-        launch_s=three_digits(rates.launch_s),
-        threads=threads,
-        overheads=overheads,
-        half_flops_per_s=None if half_flops_per_s is None else three_digits(half_flops_per_s),
-        blas_bytes=blas_bytes or None,  # of a cuBLAS told to take none a file can say nothing
-        processor=processor,
-        tf32_flops_per_s=None if tf32 is None else three_digits(tf32),
-        kernels=tuple((name, three_digits(kernels[name])) for name in KERNEL if name in kernels),
-    )
+@dataclass(frozen=True)
+class DeviceProbe:
+    """What one device was found to sustain while all of them computed.
+
+    Attributes:
+        matmul: its matrix products by size and dtype, where they were measured.
+        kernels: seconds of `core.KERNELS`, by name, those that it can run.
+    """
+
+    name: str
+    host: str
+    threads: int
+    memory_bytes: int
+    rates: Rates
+    overheads: Overheads = field(default_factory=Overheads)
+    kind: Kind = "cpu"
+    blas_bytes: int | None = None
+    processor: str = ""
+    matmul: tuple[MatmulRate, ...] = ()
+    kernels: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def device(self) -> Device:
+        """The device as planners get it: figures to three digits, memory in whole MiB."""
+        rates, kernels = self.rates, self.kernels
+        half, tf32 = half_flops_per_s(self.matmul, self.kind), tf32_flops_per_s(kernels)
+        return Device(
+            name=self.name,
+            host=self.host,
+            kind=self.kind,
+            memory_bytes=self.memory_bytes // _MIB * _MIB,
+            flops_per_s=three_digits(rates.flops_per_s),
+            memory_bytes_per_s=three_digits(rates.memory_bytes_per_s),
+            launch_s=three_digits(rates.launch_s),
+            threads=self.threads,
+            overheads=self.overheads,
+            half_flops_per_s=None if half is None else three_digits(half),
+            blas_bytes=self.blas_bytes or None,  # of a cuBLAS told to take none a file is silent
+            processor=self.processor,
+            tf32_flops_per_s=None if tf32 is None else three_digits(tf32),
+            kernels=tuple((n, three_digits(kernels[n])) for n in KERNEL if n in kernels),
+        )
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What was measured: it has a cluster, which it writes, and all of its figures for JSON."""
+
+    @property
+    def cluster(self) -> Cluster:
+        """What planners get, figures to three digits."""
+        raise NotImplementedError
+
+    @property
+    def measured(self) -> dict[str, object]:
+        """Everything that was measured, for JSON; `cluster` has less, and to three digits."""
+        return asdict(self)
+
+    def write(self, path: str | Path, force: bool = False) -> None:
+        """Write the cluster file: see `write_cluster`."""
+        write_cluster(self.cluster, path, force)
 
 
 def linked(devices: Sequence[Device], links: Sequence[tuple[str, str, Link]]) -> Cluster:

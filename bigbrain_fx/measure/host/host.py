@@ -6,18 +6,16 @@ This room starts nothing and measures nothing.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
-from bigbrain_fx.core import Cluster, Device, Link, Overheads
-from bigbrain_fx.measure.host.clusters import device_of, linked, rounded, write_cluster
+from bigbrain_fx.core import Cluster, Link, Overheads
+from bigbrain_fx.measure.host.clusters import DeviceProbe, Findings, linked, rounded
 from bigbrain_fx.measure.host.figures import (
     Kind,
     MatmulRate,
     Rates,
     are_alike,
-    half_flops_per_s,
     link_text,
     overheads_text,
     slowest,
@@ -25,28 +23,8 @@ from bigbrain_fx.measure.host.figures import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """One GPU of the host, as its own process found it while all GPUs computed.
-
-    Attributes:
-        memory_bytes: what was free once that process had its context.
-        overheads: of that process; of a host's only GPU, messages cost what CPU processes found.
-        blas_bytes: of a cuBLAS handle's workspace there.
-        kernels: seconds of `core.KERNELS`, by name, those that it can run.
-    """
-
-    name: str
-    memory_bytes: int
-    rates: Rates
-    matmul: tuple[MatmulRate, ...] = ()
-    overheads: Overheads = field(default_factory=Overheads)
-    blas_bytes: int | None = None
-    kernels: Mapping[str, float] = field(default_factory=dict)
-
-
 @dataclass(frozen=True)
-class HostProbe:
+class HostProbe(Findings):
     """What was measured on this host; `cluster` is what planners get, `print` shows it.
 
     Attributes:
@@ -54,7 +32,9 @@ class HostProbe:
         threads: CPU threads of each.
         cpu: what each of `devices` processes sustained while all of them computed.
         link: between two processes, over loopback.
-        gpus: every GPU seen; empty without CUDA.
+        gpus: every GPU seen, as its own process found it while all of them computed; empty without
+            CUDA. `memory_bytes` was free once that process had its context; of a host's only GPU,
+            messages cost what CPU processes found. `name` is the card's.
         gpu_links: (number, number, link) of every pair of GPUs, between their processes.
         load: processes that wanted a core before the probe began (one-minute average).
         matmul: matrix products of each CPU device by size and dtype; planners get `cpu`, and of
@@ -70,7 +50,7 @@ class HostProbe:
     memory_bytes: int
     cpu: Rates
     link: Link
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[DeviceProbe, ...]
     gpu_links: tuple[tuple[int, int, Link], ...]
     took_s: float
     load: float = 0.0
@@ -87,57 +67,31 @@ class HostProbe:
         """
         if self.kind == "cuda":
             return self._cluster_of_gpus()
-        share_bytes, half = self.memory_bytes // self.devices, half_flops_per_s(self.matmul, "cpu")
-        devices = tuple(
-            self._device(i, share_bytes, self.cpu, self.overheads, half, processor=self._own_name)
-            for i in range(self.devices)
+        share_bytes, kind = self.memory_bytes // self.devices, self.kind
+        found = (
+            DeviceProbe(
+                f"d{number}",
+                "localhost",
+                self.threads,
+                share_bytes,
+                self.cpu,
+                self.overheads,
+                kind,
+                processor=self._own_name,
+                matmul=self.matmul,
+            )
+            for number in range(self.devices)
         )
-        return Cluster(devices, rounded(self.link))
+        return Cluster(tuple(probe.device for probe in found), rounded(self.link))
 
     def _cluster_of_gpus(self) -> Cluster:
-        devices = tuple(
-            self._device(
-                i,
-                gpu.memory_bytes,
-                gpu.rates,
-                gpu.overheads,
-                half_flops_per_s(gpu.matmul, "cuda"),
-                gpu.blas_bytes,
-                gpu.name,
-                gpu.kernels,
-            )
-            for i, gpu in enumerate(self.gpus[: self.devices])
-        )
+        gpus = enumerate(self.gpus[: self.devices])
+        devices = tuple(replace(g, name=f"d{i}", processor=g.name).device for i, g in gpus)
         used = [entry for entry in self.gpu_links if max(entry[:2]) < self.devices]
         found = [link for *_, link in used]
         if are_alike(found):
             return Cluster(devices, rounded(slowest(found or [self.link])))
         return linked(devices, [(f"d{a}", f"d{b}", link) for a, b, link in used])
-
-    def _device(
-        self,
-        index: int,
-        memory_bytes: int,
-        rates: Rates,
-        overheads: Overheads,
-        half: float | None,
-        blas_bytes: int | None = None,
-        processor: str = "",
-        kernels: Mapping[str, float] | None = None,
-    ) -> Device:
-        return device_of(
-            f"d{index}",
-            "localhost",
-            self.kind,
-            self.threads,
-            memory_bytes,
-            rates,
-            overheads,
-            half,
-            blas_bytes,
-            processor,
-            kernels or {},
-        )
 
     @property
     def _own_name(self) -> str:
@@ -163,15 +117,6 @@ class HostProbe:
                 "probe again when it is quiet"
             )
         return tuple(notes)
-
-    @property
-    def measured(self) -> dict[str, object]:
-        """Everything that was measured, for JSON; `cluster` has less, and to three digits."""
-        return asdict(self)
-
-    def write(self, path: str | Path, force: bool = False) -> None:
-        """Write the cluster file: see `write_cluster`."""
-        write_cluster(self.cluster, path, force)
 
     def __str__(self) -> str:
         memory = f"{self.memory_bytes / 2**30:.1f} GiB"

@@ -9,8 +9,10 @@ import itertools
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from bigbrain_fx.errors import InputError
+from bigbrain_fx.measure.host.clusters import DeviceProbe
 from bigbrain_fx.measure.host.figures import (
     Kind,
     Result,
@@ -20,14 +22,12 @@ from bigbrain_fx.measure.host.figures import (
     table_of,
 )
 from bigbrain_fx.measure.host.fleet import WORKER, Fleet, patience_s, run
-from bigbrain_fx.measure.host.host import Gpu, HostProbe
+from bigbrain_fx.measure.host.host import HostProbe
 from bigbrain_fx.measure.host.limits import usable_cores, usable_memory_bytes
 from bigbrain_fx.measure.host.processor import processor_name
 
-_QUICK_WINDOW_S = 0.25
-_THOROUGH_WINDOW_S = 2.0
-_QUICK_DEADLINE_S = 60.0
-_THOROUGH_DEADLINE_S = 180.0
+_WINDOW_S = {True: 0.25, False: 2.0}  # quick, or thorough
+_DEADLINE_S = {True: 60.0, False: 180.0}
 
 
 def probe(
@@ -74,7 +74,7 @@ def probe(
         memory_bytes=memory_bytes,
         cpu=rates_of(results[:devices]),
         link=link_between(results, 0, 1),
-        gpus=tuple(_gpu(result, results[0]) for result in found),
+        gpus=tuple(_gpu(result, results[0], threads) for result in found),
         gpu_links=tuple(
             (a, b, link_between(found, a, b)) for a, b in itertools.combinations(range(count), 2)
         ),
@@ -117,61 +117,46 @@ def _require_gpus(devices: int, found: int) -> None:
 
 def _asking_fleet() -> Fleet:
     """Return one process that measures nothing: it tells how many GPUs torch sees."""
-    return Fleet(
-        names=("d0",),
-        kinds=("cpu",),
-        threads=(1,),
-        busy=0,
-        linked=0,
-        window_s=0.01,
-        deadline_s=_QUICK_DEADLINE_S,
-        gpus=True,
-    )
+    return _fleet(["cpu"], threads=1, busy=0, linked=0, window_s=0.01, gpus=True)
 
 
 def _cpu_fleet(threads: int, devices: int, cores: int, quick: bool, gpus: bool) -> Fleet:
     """Return the processes that measure: one for each device, and two at least for the link."""
-    world = max(2, devices)
-    kinds: list[Kind] = ["cpu"] * world
-    return Fleet(
-        names=tuple(f"d{i}" for i in range(world)),
-        kinds=tuple(kinds),
-        threads=(threads,) * world,
-        busy=devices,
-        linked=2,
-        window_s=_QUICK_WINDOW_S if quick else _THOROUGH_WINDOW_S,
-        deadline_s=_QUICK_DEADLINE_S if quick else _THOROUGH_DEADLINE_S,
-        gpus=gpus,
-        table=True,
-        shared_cores=cores < 2 * threads * devices,
+    fleet = _fleet(
+        ["cpu"] * max(2, devices), threads, devices, linked=2, window_s=_WINDOW_S[quick], gpus=gpus
     )
+    deadline_s, shared_cores = _DEADLINE_S[quick], cores < 2 * threads * devices
+    return replace(fleet, deadline_s=deadline_s, table=True, shared_cores=shared_cores)
 
 
 def _gpu_fleet(threads: int, count: int, quick: bool) -> Fleet:
     """Return one process for each GPU, whether the cluster shall have it or not."""
     kinds: list[Kind] = ["cuda"] * count
-    window_s = _QUICK_WINDOW_S if quick else _THOROUGH_WINDOW_S
-    return Fleet(
-        names=tuple(f"d{i}" for i in range(count)),
-        kinds=tuple(kinds),
-        threads=(threads,) * count,
-        busy=count,
-        linked=count,
-        window_s=window_s,
-        deadline_s=patience_s(kinds, window_s),
-        table=True,
-    )
+    window_s = _WINDOW_S[quick]
+    fleet = _fleet(kinds, threads, count, count, window_s)
+    return replace(fleet, deadline_s=patience_s(fleet.kinds, window_s), table=True)
 
 
-def _gpu(own: Result, of_cpu: Result) -> Gpu:
+def _fleet(
+    kinds: Sequence[Kind], threads: int, busy: int, linked: int, window_s: float, gpus: bool = False
+) -> Fleet:
+    names = tuple(f"d{number}" for number in range(len(kinds)))
+    each = (threads,) * len(kinds)
+    return Fleet(names, tuple(kinds), each, busy, linked, window_s, _DEADLINE_S[True], gpus=gpus)
+
+
+def _gpu(own: Result, of_cpu: Result, threads: int) -> DeviceProbe:
     """Return a GPU; one that is alone had no peer to find out what a message costs."""
     overheads = {**of_cpu["overheads"], **own["overheads"]}
-    return Gpu(
+    return DeviceProbe(
         str(own["name"]),
+        "localhost",
+        threads,
         int(own["memory_bytes"]),
         rates_of([own]),
-        table_of([own]),
         overheads_of([{"overheads": overheads}]),
+        "cuda",
         int(own["blas_bytes"]),
-        {str(name): float(took_s) for name, took_s in own.get("kernels", {}).items()},
+        matmul=table_of([own]),
+        kernels={str(name): float(took_s) for name, took_s in own.get("kernels", {}).items()},
     )

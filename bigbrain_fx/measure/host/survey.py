@@ -9,39 +9,17 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
 from bigbrain_fx.bundles import Spawn, popen
-from bigbrain_fx.core import Cluster, Device, Link, Overheads
-from bigbrain_fx.measure.host.clusters import device_of, linked, write_cluster
-from bigbrain_fx.measure.host.figures import (
-    Kind,
-    Rates,
-    link_between,
-    link_text,
-    overheads_of,
-    rates_of,
-)
+from bigbrain_fx.core import Cluster, Device, Link
+from bigbrain_fx.measure.host.clusters import DeviceProbe, Findings, linked
+from bigbrain_fx.measure.host.figures import link_between, link_text, overheads_of, rates_of
 from bigbrain_fx.measure.host.fleet import Fleet, patience_s, run
 
 
 @dataclass(frozen=True)
-class DeviceProbe:
-    """What one device was found to sustain while all of them computed."""
-
-    name: str
-    host: str
-    threads: int
-    memory_bytes: int
-    rates: Rates
-    overheads: Overheads = field(default_factory=Overheads)
-    kind: Kind = "cpu"
-    blas_bytes: int | None = None
-
-
-@dataclass(frozen=True)
-class Survey:
+class Survey(Findings):
     """What was measured on a cluster; `cluster` is what planners get, `print` shows it.
 
     Attributes:
@@ -56,16 +34,7 @@ class Survey:
     @property
     def cluster(self) -> Cluster:
         """The cluster as found, figures to three digits; the default link is the slowest."""
-        return linked(tuple(map(_device, self.devices)), self.links)
-
-    @property
-    def measured(self) -> dict[str, object]:
-        """Everything that was measured, for JSON, before it was rounded."""
-        return asdict(self)
-
-    def write(self, path: str | Path, force: bool = False) -> None:
-        """Write the cluster file: see `write_cluster`."""
-        write_cluster(self.cluster, path, force)
+        return linked([probe.device for probe in self.devices], self.links)
 
     def __str__(self) -> str:
         lines = [
@@ -123,16 +92,3 @@ def survey(devices: Sequence[Device], spawn: Spawn = popen, *, window_s: float =
     )
     links = tuple((devices[a].name, devices[b].name, link_between(results, a, b)) for a, b in pairs)
     return Survey(found, links, time.monotonic() - start)
-
-
-def _device(probe: DeviceProbe) -> Device:
-    return device_of(
-        probe.name,
-        probe.host,
-        probe.kind,
-        probe.threads,
-        probe.memory_bytes,
-        probe.rates,
-        probe.overheads,
-        blas_bytes=probe.blas_bytes,
-    )

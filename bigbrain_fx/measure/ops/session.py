@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -105,20 +105,8 @@ def profile(
     options = options or ProfileOptions()
     file, location = resolved(model)
     ProfileStore(store)  # refuse a foreign file before the model is loaded
-    wanted = {
-        "location": location,
-        "store": str(Path(store).resolve()),
-        "rows": list(options.rows),
-        "threads": options.threads,
-        "rounds": options.rounds,
-        "seed": options.seed,
-        "training": options.training,
-        "assume": dict(options.assume or {}),
-        "leaves": list(options.leaves),
-        "device": options.device,
-        "tensor_shares": list(options.tensor_shares),
-        "tensor_axes": list(options.tensor_axes),
-    }
+    where = {"location": location, "store": str(Path(store).resolve())}
+    wanted = {**asdict(options), **where, "assume": dict(options.assume or {})}
     task = Task(
         module="bigbrain_fx.measure.ops.child",
         name="profiling",

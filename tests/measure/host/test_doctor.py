@@ -19,7 +19,6 @@ from bigbrain_fx.core import Device, Link
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.measure.host import (
     DeviceProbe,
-    Gpu,
     HostProbe,
     MatmulRate,
     ProbeError,
@@ -40,6 +39,7 @@ from bigbrain_fx.measure.host.overheads import stretched
 GIB = 2**30
 FLEET = Fleet(("d0", "d1"), ("cpu", "cpu"), (1, 1), busy=2, linked=2, window_s=0.1, deadline_s=30.0)
 
+FAST = Rates(8e12, 300e9, 4e-6)
 CPU = HostProbe(
     kind="cpu",
     devices=2,
@@ -55,7 +55,10 @@ CPU = HostProbe(
 GPUS = replace(
     CPU,
     kind="cuda",
-    gpus=tuple(Gpu(f"NVIDIA T{i}", (i + 3) * GIB, Rates(8e12, 300e9, 4e-6)) for i in range(3)),
+    gpus=tuple(
+        DeviceProbe(f"NVIDIA T{i}", "localhost", 1, (i + 3) * GIB, FAST, kind="cuda")
+        for i in range(3)
+    ),
     gpu_links=tuple((a, b, Link(9e-6, 11e9)) for a, b in ((0, 1), (0, 2), (1, 2))),
 )
 

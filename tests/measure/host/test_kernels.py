@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bigbrain_fx.core import KERNEL, KERNELS, KernelShape, Overheads
+from bigbrain_fx.core import KERNEL, KERNELS, KernelShape
 from bigbrain_fx.measure.host import kernels, measure
-from bigbrain_fx.measure.host.clusters import device_of
+from bigbrain_fx.measure.host.clusters import DeviceProbe
 from bigbrain_fx.measure.host.figures import Rates, tf32_flops_per_s
 
 CPU = torch.device("cpu")
@@ -72,7 +72,7 @@ def test_a_device_gets_the_tf32_rate_and_the_seconds() -> None:
     assert rate == pytest.approx(2 * 4096 * 1024 * 4096 / 4e-4)
     assert tf32_flops_per_s({KERNELS[0].name: 1e-3}) is None
     rates = Rates(1e13, 1e12, 1e-6)
-    device = device_of("d0", "h", "cuda", 1, 2**34, rates, Overheads(), kernels=took_s)
+    device = DeviceProbe("d0", "h", 1, 2**34, rates, kind="cuda", kernels=took_s).device
     assert device.tf32_flops_per_s == pytest.approx(rate, rel=1e-2)
     assert dict(device.kernels) == took_s
 

@@ -1,32 +1,26 @@
-"""Jobs -> favourite children: which job should follow which on one device, by a linear program.
+"""Jobs -> favorite children: which job should follow which on one device, by a linear program.
 
 It knows jobs; it knows no memory. scipy's HiGHS solves the program.
 
 Source: Hanen and Munier (ETFA'95) as used by Baechi (SoCC'20), section 3.3. Baechi rounds each edge
 on its own and keeps the last where two claim a job; here edges are taken from the surest on, so
-that the favourites are a matching.
+that the favorites are a matching.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bigbrain_fx.errors import InputError
 from partitioners.jobs import Jobs
 
-SURE = 0.5  # an edge below this, of 0 (kept together) to 1 (cut), makes a favourite
+SURE = 0.5  # an edge below this, of 0 (kept together) to 1 (cut), makes a favorite
 
 
-def favourites(jobs: Jobs) -> dict[int, int]:
-    """Return the favourite child of every job that has one; no job is the favourite of two.
-
-    Raises:
-        InputError: scipy is not installed.
-    """
+def favorite_children(jobs: Jobs) -> dict[int, int]:
+    """Return the favorite child of every job that has one; no job is the favorite of two."""
     edges, moves = _edges(jobs)
     if not edges:
         return {}
@@ -75,7 +69,8 @@ def _relaxed(
     Minimise w over starts s and x in [0, 1], where for each edge s_u + p_u + c_uv x_uv <= s_v, for
     each job s_v + p_v <= w, and all but one of a job's edges out, and of its edges in, are sent.
     """
-    optimize, sparse = _scipy()
+    from scipy import optimize, sparse
+
     count, many = len(times), len(edges)
     makers, readers = np.array(edges).T
     rows = np.arange(many)
@@ -102,15 +97,3 @@ def _relaxed(
     if found.status != 0:
         raise AssertionError(f"the relaxation has a solution, but HiGHS says: {found.message}")
     return np.asarray(found.x[:many], dtype=np.float64)
-
-
-def _scipy() -> tuple[Any, Any]:
-    try:
-        from scipy import optimize, sparse
-    except ImportError as error:
-        raise InputError(
-            "m-sct solves a linear program with scipy, which is not installed",
-            code="BX1402",
-            help="pip install scipy, or use --partitioner m-etf",
-        ) from error
-    return optimize, sparse

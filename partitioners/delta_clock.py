@@ -117,7 +117,7 @@ class _Way(NamedTuple):
     ride: Ride
 
 
-class Clock:
+class DeltaClock:
     """The times of a placement, kept up to date move by move: mutable."""
 
     def __init__(self, timing: Timing, homes: Sequence[int]) -> None:

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from bigbrain_fx.plan.cut import cut
 from bigbrain_fx.planning.stages import StageCutter
 from bigbrain_fx.planning.unit_work import work
-from partitioners.judge import Judge
+from partitioners.evaluate import Evaluator
 from tests.support.examples import examples
 from tests.support.placements import case, drawn_homes, placed, simulated_s, unlike
 
@@ -48,9 +48,9 @@ def test_inference_takes_what_the_simulator_says(
     graph = replace(graph, loss=None)
     known = work(graph, costs)
     homes = drawn_homes(seed, len(known.groups), 3)
-    judge = Judge(graph, cluster, costs, micro)
+    evaluator = Evaluator(graph, cluster, costs, micro)
     real_s = simulated_s(graph, costs, placed(known, homes), micro)
-    assert judge.step_s(homes) == pytest.approx(real_s, rel=0.02)
+    assert evaluator.step_s(homes) == pytest.approx(real_s, rel=0.02)
 
 
 @quick
@@ -63,9 +63,9 @@ def test_training_takes_about_what_the_simulator_says(
     graph, costs = case(seed, count, cluster)
     known = work(graph, costs)
     homes = drawn_homes(seed, len(known.groups), 3)
-    judge = Judge(graph, cluster, costs, micro)
+    evaluator = Evaluator(graph, cluster, costs, micro)
     real_s = simulated_s(graph, costs, placed(known, homes), micro)
-    assert judge.step_s(homes) == pytest.approx(real_s, rel=0.15)
+    assert evaluator.step_s(homes) == pytest.approx(real_s, rel=0.15)
 
 
 def test_training_is_mostly_exact() -> None:
@@ -76,16 +76,16 @@ def test_training_is_mostly_exact() -> None:
         known = work(graph, costs)
         homes = drawn_homes(seed, len(known.groups), 3)
         real_s = simulated_s(graph, costs, placed(known, homes), 4)
-        ratios.append(Judge(graph, cluster, costs, 4).step_s(homes) / real_s)
+        ratios.append(Evaluator(graph, cluster, costs, 4).step_s(homes) / real_s)
     assert sum(abs(ratio - 1) < 1e-2 for ratio in ratios) >= 30
 
 
-def test_the_judge_takes_the_fastest_that_fits() -> None:
+def test_the_evaluator_takes_the_fastest_that_fits() -> None:
     cluster = unlike(1, 2)
     graph, costs = case(1, 8, cluster)
-    judge = Judge(graph, cluster, costs, 4)
-    count = len(judge.known.groups)
-    slow, fast = sorted(((0,) * count, (1,) * count), key=judge.step_s, reverse=True)
-    assert judge.best([slow, fast]) == fast
+    evaluator = Evaluator(graph, cluster, costs, 4)
+    count = len(evaluator.known.groups)
+    slow, fast = sorted(((0,) * count, (1,) * count), key=evaluator.step_s, reverse=True)
+    assert evaluator.best([slow, fast]) == fast
     tiny = replace(cluster, devices=tuple(replace(d, memory_bytes=1) for d in cluster.devices))
-    assert Judge(graph, tiny, costs, 4).best([slow, fast]) is None
+    assert Evaluator(graph, tiny, costs, 4).best([slow, fast]) is None

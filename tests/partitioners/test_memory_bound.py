@@ -1,0 +1,101 @@
+"""The bound of what devices hold: never below the plan's ledger, and exact as units move."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+from bigbrain_fx.core import Graph, Ref
+from bigbrain_fx.plan.cut import cut, trained
+from bigbrain_fx.plan.schedule import build, stage_costs
+from bigbrain_fx.plan.simulate import simulate
+from bigbrain_fx.planning.unit_work import work
+from partitioners.memory_bound import Ledger, MemoryBound, is_acyclic, upstream
+from tests.support.examples import examples
+from tests.support.placements import case, drawn_homes, placed, unlike
+from tests.support.synthetic import graph_of, op, random_costs
+
+quick = settings(
+    max_examples=examples(40),
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)
+seeds = st.integers(0, 10_000)
+
+
+@quick
+@given(seed=seeds, count=st.integers(1, 30), micro=st.sampled_from((1, 2, 4)), trains=st.booleans())
+def test_is_never_below_the_ledger_of_the_plan(
+    seed: int, count: int, micro: int, trains: bool
+) -> None:
+    """Pipelines and scattered ops. (A view that is sent holds what it is a view of: left out.)"""
+    cluster = unlike(seed, 3)
+    graph, costs = case(seed, count, cluster)
+    graph = graph if trains else replace(_without_views(graph), loss=None)
+    known = work(graph, costs)
+    homes = drawn_homes(seed, len(known.groups), 3)
+    bound = MemoryBound(known, cluster, micro).total_bytes([f"d{home}" for home in homes])
+    stages = cut(graph, placed(known, homes), graph.batch)
+    each, with_backward = stage_costs(graph, stages, costs), trained(graph, stages.stages)
+    if trains:
+        flights = None if stages.is_chain else (micro,) * len(stages.devices)
+        schedule = "1f1b" if stages.is_chain else "list"
+        programs = build(schedule, stages, micro, each, with_backward, flights)
+    else:
+        programs = build("forward", stages, micro, each, with_backward)
+    for entry in simulate(programs, stages, each).devices:
+        dead = sum(graph.op[name].outputs[0].nbytes for name, to in known.copies.items() if to < 0)
+        assert entry.peak_bytes <= bound[entry.device] + dead
+
+
+def _without_views(graph: Graph) -> Graph:
+    return replace(graph, ops=tuple(replace(op, view_of=None) for op in graph.ops))
+
+
+@quick
+@given(seed=seeds, count=st.integers(1, 25), devices=st.integers(2, 3))
+def test_a_ledger_that_was_moved_is_one_made_anew(seed: int, count: int, devices: int) -> None:
+    cluster, dice = unlike(seed, devices), random.Random(seed)
+    graph, costs = case(seed, count, cluster)
+    bound = MemoryBound(work(graph, costs), cluster, 4)
+    units = len(bound.known.groups)
+    ledger = Ledger(bound, drawn_homes(seed, units, devices))
+    for _ in range(10):
+        unit, to = dice.randrange(units), dice.randrange(devices)
+        roomy = ledger.homes[unit] == to or ledger.has_room(unit, to)
+        ledger.move(unit, to)
+        assert roomy == ledger.fits(to)
+        fresh = Ledger(bound, ledger.homes)
+        assert [ledger.total(d) for d in range(devices)] == [fresh.total(d) for d in range(devices)]
+
+
+def test_a_pipeline_needs_no_more_than_scattered_ops() -> None:
+    for seed in range(0, 40, 2):
+        cluster = unlike(seed, 3)
+        graph, costs = case(seed, 15, cluster)
+        bound = MemoryBound(work(graph, costs), cluster, 4)
+        numbers = drawn_homes(seed, len(bound.known.groups), 3)
+        homes = [f"d{number}" for number in numbers]
+        assert is_acyclic(upstream(bound.known, homes))
+        wide = Ledger(bound, numbers)
+        for device, total in bound.total_bytes(homes).items():
+            assert total <= wide.total(int(device[1:])) + 50
+
+
+def test_what_a_device_waits_for_is_found_in_any_order() -> None:
+    """d0 has the first op and the last; d2 feeds d1, which feeds d0."""
+    ops = [
+        op("a", "aten.relu.default", Ref("x")),
+        op("b", "aten.relu.default", Ref("x")),
+        op("c", "aten.relu.default", Ref("b")),
+        op("e", "aten.add.Tensor", Ref("a"), Ref("c")),
+    ]
+    graph = graph_of(ops)
+    known = work(graph, random_costs(0, graph, unlike(0, 3)))
+    found = upstream(known, ["d0", "d2", "d1", "d0"])
+    assert found == {"d0": {"d1", "d2"}, "d2": set(), "d1": {"d2"}}
+    assert is_acyclic(found)
+    assert not is_acyclic(upstream(known, ["d0", "d1", "d0", "d1"]))

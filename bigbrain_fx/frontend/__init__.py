@@ -73,13 +73,14 @@ if TYPE_CHECKING:
     )
     from bigbrain_fx.frontend.tracing.captured import Captured as Captured
     from bigbrain_fx.frontend.tracing.changed_module import Copied as Copied
-    from bigbrain_fx.frontend.tracing.check import unit_of as unit_of
+    from bigbrain_fx.frontend.tracing.check import CheckRun as CheckRun, unit_of as unit_of
     from bigbrain_fx.frontend.tracing.divided import require_divided as require_divided
     from bigbrain_fx.frontend.tracing.export import ambient as ambient, without_gc as without_gc
     from bigbrain_fx.frontend.tracing.filled import fill as fill
     from bigbrain_fx.frontend.tracing.interpret import run_graph as run_graph
     from bigbrain_fx.frontend.tracing.lockstep import run_members as run_members, taken as taken
     from bigbrain_fx.frontend.tracing.optimizer import optimizer_facts as optimizer_facts
+    from bigbrain_fx.frontend.tracing.plain import Plain as Plain
     from bigbrain_fx.frontend.tracing.rewrites import laid_out as laid_out, prove as prove
     from bigbrain_fx.frontend.tracing.rounding import (
         Gradients as Gradients,

@@ -253,10 +253,7 @@ def _tried_here(
     made = recipe.optimizer, recipe.scheduler
     if recipe.optimizer and shards:
         require_divided(found.module, recipe.optimizer, shards)
-    is_scaled = found.source.grad_scaler is not None
-    note = require_made_per_device(
-        found.module, *made, held, is_scaled=is_scaled, here=here, by_pieces=by_pieces
-    )
+    note = require_made_per_device(found.module, *made, held, here=here, by_pieces=by_pieces)
     return (note,) if note else ()
 
 

@@ -235,16 +235,13 @@ class CaptureService:
         self, held: Mapping[str, list[str]], shards: object, *, here: bool, by_pieces: bool
     ) -> str | None:
         """Require that the optimizer and its scheduler can be made once per device."""
-        from bigbrain_fx.frontend.tracing.scheduled import require_made_per_device
+        from bigbrain_fx.frontend.tracing.per_device_scheduler import require_made_per_device
 
         file = self.file
         if file.optimizer is not None and shards:
             require_divided_optimizer(file.model, file.optimizer, shards)
         made = file.optimizer, file.scheduler
-        is_scaled = file.grad_scaler is not None
-        return require_made_per_device(
-            file.model, *made, held, is_scaled=is_scaled, here=here, by_pieces=by_pieces
-        )
+        return require_made_per_device(file.model, *made, held, here=here, by_pieces=by_pieces)
 
     def try_copies(self, texts: list[str]) -> Mapping[str, object]:
         """Say what copies of parts of the model file would have otherwise than the file."""

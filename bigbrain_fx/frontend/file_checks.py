@@ -117,7 +117,7 @@ def require_divided_optimizer(model: Module, make: Callable[..., object], shards
     from pydantic import TypeAdapter
 
     from bigbrain_fx.core import Shard
-    from bigbrain_fx.frontend.tracing.divided import require_divided
+    from bigbrain_fx.frontend.tracing.sharded_optimizer import require_divided
 
     found = TypeAdapter(tuple[Shard, ...]).validate_python(shards)
     require_divided(model, make, found)
@@ -126,7 +126,7 @@ def require_divided_optimizer(model: Module, make: Callable[..., object], shards
 def require_optimizer(file: ModelFile) -> None:
     """Refuse an optimizer whose code fails: `estimate` asks how much it holds, and no more."""
     from bigbrain_fx.frontend.tracing.optimizer import optimizer_facts
-    from bigbrain_fx.frontend.tracing.parted import require_runnable
+    from bigbrain_fx.frontend.tracing.per_device_optimizer import require_runnable
 
     if file.optimizer is not None and not optimizer_facts(file.model, file.optimizer).measured:
         require_runnable(file.model, file.optimizer)

@@ -37,16 +37,6 @@ def require_read_by_layers(captured: Captured, quantised: QuantisedModel | None)
         require_read_by_layers(captured.graph)
 
 
-def require_unset_by_model(file: ModelFile) -> None:
-    """Refuse a model() that sets how later lines compute."""
-    from bigbrain_fx.frontend.settings import require_unset
-    from bigbrain_fx.frontend.users_code import definition
-
-    if not file.is_data:
-        made = getattr(sys.modules[module_name(file)], file.name, None)
-        require_unset(file.top, file.built, definition(made, file.path), file.name)
-
-
 def captured(file: ModelFile, wanted: Mapping[str, object]) -> Captured:
     """Trace a model file's model as was asked for."""
     from bigbrain_fx.frontend.tracing.trace import capture
@@ -133,13 +123,10 @@ def require_optimizer(file: ModelFile) -> None:
 
 
 def require_steady_file(file: ModelFile, seed: int) -> None:
-    """Refuse rates that go by more than the step, and batches that change what a trace keeps."""
-    from bigbrain_fx.frontend.tracing.rates_by_number import require_rates_by_number
+    """Refuse batches that change what a trace keeps."""
     from bigbrain_fx.frontend.tracing.values import require_steady
     from bigbrain_fx.frontend.user_cut import as_traced
 
-    if file.lr_scale is not None:
-        require_rates_by_number(file.lr_scale)
     if file.batches is not None:
         own = file.batches
 

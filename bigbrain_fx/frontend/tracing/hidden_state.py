@@ -1,11 +1,11 @@
-"""Whether calls of forward give the same numbers for the same batch, from the first call on.
+"""State that calls of forward leave where no state dict finds it, and that later calls go by.
 
-    forward(x), forward(x), ... under one seed, buffers and attributes put back: the same numbers?
+    forward(x), forward(x), ... under one seed, attributes as calls leave them: the same numbers?
+    what moved ─▶ as it is 50, 1000, 5040000000 calls later ─▶ forward(x): the same numbers?
 
-What counts calls, to warm something up, may be kept where no state dict finds it: in an object with
-slots, a function's attribute, a closure. The first calls are compared before anything else has run
-the model; what moves with each is moved far on (`counters`), and forward runs again. What is kept
-elsewhere, and acts in the first steps, a rehearsal sees. This file runs steps; it knows no graphs.
+A cache that changes nothing is let be; a hidden state or a counter would be a constant of the
+trace. What acts in the first steps a rehearsal finds, too; here it is found without a model file,
+and what acts later is found at all (`counters`). This file runs steps; it knows no graphs.
 """
 
 from __future__ import annotations
@@ -27,13 +27,21 @@ from bigbrain_fx.frontend.tracing.counters import Decision, decision, look
 from bigbrain_fx.frontend.tracing.dice import where_changed
 from bigbrain_fx.frontend.tracing.plain import Plain, alike, same_numbers
 from bigbrain_fx.frontend.tracing.reached import tensors
-from bigbrain_fx.frontend.tracing.state import other_weights
 from bigbrain_fx.frontend.tracing.step import Loss, Route, Step
 from bigbrain_fx.frontend.translation.batch import Batch
 from bigbrain_fx.frontend.translation.sources import forward_line
 
 _CALLS = 4
 _MOST = 2**28  # bytes of weights, which are copied
+_REMEDY = (
+    "let the model hold it in a buffer, self.register_buffer('calls', torch.zeros(())) in "
+    "__init__, write into it in place (self.calls += 1), and read it as a tensor "
+    "(torch.clamp(self.calls / 100, max=1.0), or torch.where(self.calls % 100 == 0, new, old) for "
+    "if); or let the batch bring it: an entry of batches() with a number for each row. Parameters "
+    "and modules are made in __init__; what only a first call changes (a cache for longer texts) "
+    "is there when model() has run the model once; a loss that is a module with buffers is held by "
+    "the model, whose forward returns the loss"
+)
 
 
 def require_steady_calls(
@@ -50,38 +58,74 @@ def require_steady_calls(
     step = Step(model, loss, batch, how)
     plain = Plain(step, model, autocast)
     with _weights_kept(model) as moved:
-        call = _first_unlike(plain, example)
-        if call is None:
-            refusal = _later(step, plain, example)
-        else:
-            refusal = _goes_on(call, _written_line(step, plain, example) or forward_line(model))
+        refusal = _at_once(step, plain, example) or _later(step, plain, example)
         if moved():
             return  # what writes into weights is told so by others
     if refusal is not None:
         raise refusal
 
 
-def _goes_on(call: int, at: str | None) -> CaptureError:
+def require_steady_attributes(step: Step, plain: Plain, batch: Batch) -> None:
+    """Refuse a costly model whose attributes were moved by a call, if calls then give others.
+
+    Raises:
+        CaptureError: they do.
+    """
+    example = list(batch.sized(batch.rows).values())
+    if step.seen.moved and is_costly(step.model, example):
+        refusal = _at_once(step, plain, example)
+        if refusal is not None:
+            raise refusal
+
+
+def _at_once(step: Step, plain: Plain, example: Sequence[Tensor]) -> CaptureError | None:
+    """Return why the first calls give unlike numbers."""
+    call = _first_unlike(step, plain, example)
+    if not call:
+        return None
+    names = f" (it moves {', '.join(step.seen.moved[:3])})" if step.seen.moved else ""
     return CaptureError(
-        f"call {call} of forward gives other numbers than the first, with the same batch, "
-        "weights, buffers and seed: something that no attribute of a module holds counts calls, or "
-        "goes on by itself, and a trace would keep what it is now for ever",
+        f"{call} of forward gives other numbers than the first, with the same batch, buffers and "
+        f"seed: something in no state dict goes on from call to call{names}, and a trace would "
+        "keep what it is now for ever",
         code="BX0160g",
-        at=at,
-        help=f"{_IN_BUFFER}; leave out the clock; a loss that is a module with buffers is held "
-        "by the model, whose forward returns the loss",
+        at=_moved_line(step, plain, example) or forward_line(step.model),
+        help=_REMEDY,
     )
 
 
-def _written_line(step: Step, plain: Plain, example: Sequence[Tensor]) -> str | None:
-    """Find the line that writes into a tensor which calls share, if one does."""
+def _first_unlike(step: Step, plain: Plain, example: Sequence[Tensor]) -> str:
+    """Name the first call whose results are not those of call 1."""
+    try:
+        with _going_on(step):
+            first = plain.left(example, 0)
+            for call in range(2, _CALLS + 1):
+                if not alike(first, plain.left(example, 0)):
+                    return f"call {call}"
+            with other_weights(step.model):
+                late = plain.left(example, 0)
+        with _going_on(step), other_weights(step.model):
+            fresh = plain.left(example, 0)
+    except Exception as error:
+        if isinstance(error, CaptureError) and error.family == "BX0160":
+            raise  # a buffer is not what it was, and cannot be put back
+        return ""  # `trace` says what is wrong with the example
+    return "" if alike(late, fresh) else "a call with other weights"
+
+
+def _moved_line(step: Step, plain: Plain, example: Sequence[Tensor]) -> str | None:
+    """Find the line that writes into an attribute, a count, or a tensor that calls share."""
     held, loss = tensors((step.model, step.own_loss)), step.own_loss
+    with _going_on(step) as roots:
 
-    def look() -> list[int]:
-        own = loss.buffers() if isinstance(loss, nn.Module) else ()
-        return [*(t._version for t in held if not t.is_inference()), *map(id, own)]
+        def seen() -> object:
+            own = loss.buffers() if isinstance(loss, nn.Module) else ()
+            marks = Attributes.of(step.model, loss, numbers=False).marks
+            counts = {name: number for name, (_, number) in look(roots).items()}
+            written = [t._version for t in held if not t.is_inference()]
+            return marks, counts, written, [*map(id, own)]
 
-    return where_changed(lambda: plain.run(example, 0), look)
+        return where_changed(lambda: plain.run(example, 0), seen)
 
 
 def _later(step: Step, plain: Plain, example: Sequence[Tensor]) -> CaptureError | None:
@@ -89,25 +133,13 @@ def _later(step: Step, plain: Plain, example: Sequence[Tensor]) -> CaptureError 
     found = _decision(step, plain, example)
     if found is None:
         return None
-    return _counted(found, _line(step, plain, example, found) or forward_line(step.model))
-
-
-_IN_BUFFER = (
-    "let the model hold it in a buffer, self.register_buffer('calls', torch.zeros(())) in "
-    "__init__, write into it in place (self.calls += 1), and read it as a tensor "
-    "(torch.clamp(self.calls / 100, max=1.0), or torch.where(self.calls % 100 == 0, new, old) for "
-    "if); or let the batch bring it: an entry of batches() with a number for each row"
-)
-
-
-def _counted(found: Decision, at: str | None) -> CaptureError:
     return CaptureError(
         f"forward leaves {found.name} for the next call where no state dict finds it, and "
         f"{found.runs} calls later the same batch, weights, buffers and seed give other numbers: a "
         "trace would keep what it is now for ever",
         code="BX0160i",
-        at=at,
-        help=_IN_BUFFER,
+        at=_counting_line(step, plain, example, found) or forward_line(step.model),
+        help=_REMEDY,
     )
 
 
@@ -123,8 +155,9 @@ def _decision(step: Step, plain: Plain, example: Sequence[Tensor]) -> Decision |
             return None  # `trace` says what is wrong with the example
 
 
-def _line(step: Step, plain: Plain, example: Sequence[Tensor], found: Decision) -> str | None:
-    """Find the line that moves it."""
+def _counting_line(
+    step: Step, plain: Plain, example: Sequence[Tensor], found: Decision
+) -> str | None:
     with _going_on(step) as roots:
         return where_changed(
             lambda: plain.run(example, 0), lambda: look(roots).get(found.name, (None, ()))[1]
@@ -153,16 +186,22 @@ def _are_few(held: Sequence[Tensor]) -> bool:
     return sum(map(held_bytes, held)) <= _MOST
 
 
-def _first_unlike(plain: Plain, example: Sequence[Tensor]) -> int | None:
-    """Return the number of the first call whose results are not those of call 1."""
+@contextlib.contextmanager
+def other_weights(model: nn.Module) -> Iterator[None]:
+    """Move each trained weight a little in a direction of its own, as training does."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    before = [p.detach().clone() for p in trained]
+    dice = torch.Generator().manual_seed(0)
     try:
-        first = plain.written(example, 0)
-        calls = range(2, _CALLS + 1)
-        return next((call for call in calls if not alike(first, plain.written(example, 0))), None)
-    except Exception as error:
-        if isinstance(error, CaptureError) and error.family == "BX0160":
-            raise  # a buffer is not what it was, and cannot be put back
-        return None  # `trace` says what is wrong with the example
+        with torch.no_grad():
+            for p in trained:
+                noise = torch.randn(p.shape, generator=dice).to(p.dtype)
+                p.add_(noise, alpha=0.05 * float(p.abs().mean().nan_to_num()) + 0.01)
+        yield
+    finally:
+        with torch.no_grad():
+            for p, numbers in zip(trained, before, strict=True):
+                p.copy_(numbers)
 
 
 @contextlib.contextmanager

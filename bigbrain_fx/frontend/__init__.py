@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from bigbrain_fx.frontend.elsewhere import Elsewhere as Elsewhere, told_of_gpus as told_of_gpus
     from bigbrain_fx.frontend.file_checks import module_name as module_name
     from bigbrain_fx.frontend.first_batches import BatchReading as BatchReading
-    from bigbrain_fx.frontend.forked import apart as apart
+    from bigbrain_fx.frontend.forked import apart as apart, be_quiet as be_quiet
     from bigbrain_fx.frontend.location import (
         HF as HF,
         is_hf as is_hf,
@@ -85,11 +85,9 @@ if TYPE_CHECKING:
     from bigbrain_fx.frontend.tracing.plain import Plain as Plain
     from bigbrain_fx.frontend.tracing.rewrites import laid_out as laid_out, prove as prove
     from bigbrain_fx.frontend.tracing.rounding import (
-        Gradients as Gradients,
         allowed as allowed,
         differences as differences,
         distance as distance,
-        exact_gradients as exact_gradients,
     )
     from bigbrain_fx.frontend.tracing.rows_apart import rows_mixed as rows_mixed
     from bigbrain_fx.frontend.tracing.sharded_optimizer import require_divided as require_divided

@@ -6,8 +6,9 @@ captured graph ≈ members' graphs = reference = bundle      the first link alon
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor
@@ -64,31 +65,56 @@ def joined_weights(folder: Path, plan: Plan) -> dict[str, Tensor]:
     return found
 
 
+def close_link(
+    name: str,
+    apart: Callable[[bool], float],
+    rounding: Callable[[], float],
+    said_of: Callable[[], tuple[str, str]],
+) -> dict[str, object]:
+    """Compare two graphs as they are and in float64.
+
+    Where the first's own rounding is larger than what is allowed (16 bits, a norm over two rows), a
+    few times that is: whether a rule is wrong, float64 says.
+
+    Args:
+        name: of the link.
+        apart: whether in float64 -> the largest difference.
+        rounding: the first graph's own.
+        said_of: what differs, and what was compared, once it was.
+    """
+    found = []
+    for exact, close in CLOSE:
+        most, limit = apart(exact), close
+        if not exact and limit < most < math.inf:
+            limit = max(limit, _AS_NEAR * rounding())
+        found.append((most, limit, "float64" if exact else "its own types"))
+    noun, what = said_of()
+    lines = [f"{noun} differs by {m:.1e} in {kind}" for m, most, kind in found if not m <= most]
+    said = ", ".join(f"{m:.0e} in {kind} (allowed {most:g})" for m, most, kind in found)
+    return link(name, lines, f"{what}: {said}")
+
+
 def same_graph(captured: Captured, plan: Plan, few: int | None = None) -> dict[str, object]:
-    """Compare the graph with the members' graphs: a step's gradients, as they are and in float64.
+    """Compare the graph with the members' graphs: a step's loss, gradients and buffers.
 
     Where micro-batches have `few` rows, too, with so many.
-
-    Where the graph's own rounding is larger than what is allowed (16 bits, a norm over two rows), a
-    few times that is: whether a rule is wrong, float64 says.
     """
     tensor = plan.placement.tensor
     assert tensor is not None
-    rows = captured.graph.static_batch or few or plan.rows
-    lines, said = [], []
-    for exact, close in CLOSE:
-        limit = close
+    rows, counts = captured.graph.static_batch or few or plan.rows, []
+
+    def apart(exact: bool) -> float:
         found = agree(captured, tensor.axes, tensor.shares, rows=rows, exact=exact)
-        kind = "float64" if exact else "its own types"
-        most = max(found.loss, found.gradients, found.buffers)
-        if not exact and limit < most < math.inf:
-            limit = max(limit, _AS_NEAR * own_rounding(captured, rows))
-        said.append(f"{most:.0e} in {kind} (allowed {limit:g})")
-        if not most <= limit:
-            lines.append(f"a loss, gradient or buffer differs by {most:.1e} in {kind}")
-    what = f"{found.compared} gradients, buffers and losses of {len(tensor.shares)} members: "
+        counts.append(found.compared)
+        return max(found.loss, found.gradients, found.buffers)
+
+    def said() -> tuple[str, str]:
+        what = f"{counts[-1]} gradients, buffers and losses of {len(tensor.shares)} members"
+        return "a loss, gradient or buffer", what
+
     of_few = f", micro-batches of {few} rows" if few else ""
-    return link(f"captured graph ≈ members' graphs{of_few}", lines, what + ", ".join(said))
+    name = f"captured graph ≈ members' graphs{of_few}"
+    return close_link(name, apart, partial(own_rounding, captured, rows), said)
 
 
 def same_outputs(captured: Captured, plan: Plan) -> dict[str, object]:
@@ -96,17 +122,13 @@ def same_outputs(captured: Captured, plan: Plan) -> dict[str, object]:
     tensor = plan.placement.tensor
     assert tensor is not None
     rows = captured.graph.static_batch or plan.rows
-    lines, said = [], []
-    for exact, limit in CLOSE:
-        most = outputs_apart(captured, tensor.axes, tensor.shares, rows=rows, exact=exact)
-        if not exact and most > limit:
-            limit = max(limit, _AS_NEAR * outputs_rounding(captured, rows))
-        kind = "float64" if exact else "its own types"
-        said.append(f"{most:.0e} in {kind} (allowed {limit:g})")
-        if not most <= limit:
-            lines.append(f"an output differs by {most:.1e} in {kind}")
-    what = f"outputs of {len(tensor.shares)} members: {', '.join(said)}"
-    return link("captured graph ≈ members' graphs, outputs", lines, what)
+
+    def apart(exact: bool) -> float:
+        return outputs_apart(captured, tensor.axes, tensor.shares, rows=rows, exact=exact)
+
+    said = "an output", f"outputs of {len(tensor.shares)} members"
+    name = "captured graph ≈ members' graphs, outputs"
+    return close_link(name, apart, partial(outputs_rounding, captured, rows), lambda: said)
 
 
 def same_leaves(

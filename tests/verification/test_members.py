@@ -339,7 +339,7 @@ def test_axes_of_alike_layers_are_named_as_explain_gathers_them(bench: Bench) ->
         ),
         ({"tensor": 1, "tensor_shares": (3, 1)}, "add --tensor 2"),
         ({"tensor_axes": ("head",)}, "the nearest are heads"),
-        ({"zero_stage": 1}, "and this plan has one"),
+        ({"zero_stage": 1}, "a single replica: it divides among replicas"),
         ({"tensor": 4, "schedule": "zb-v"}, "these 4 devices are one use --schedule 1f1b"),
     ],
 )

@@ -31,7 +31,7 @@ from bigbrain_fx.frontend.tracing.step import Loss, Route, Step
 from bigbrain_fx.frontend.translation.batch import Batch
 from bigbrain_fx.frontend.translation.sources import forward_line
 
-_CALLS = 4
+_CALLS = 3
 _MOST = 2**28  # bytes of weights, which are copied
 _REMEDY = (
     "let the model hold it in a buffer, self.register_buffer('calls', torch.zeros(())) in "
@@ -58,9 +58,9 @@ def require_steady_calls(
     step = Step(model, loss, batch, how)
     plain = Plain(step, model, autocast)
     with _weights_kept(model) as moved:
-        refusal = _at_once(step, plain, example) or _later(step, plain, example)
+        refusal = _at_once(step, plain, example, moved) or _later(step, plain, example)
         if moved():
-            return  # what writes into weights is told so by others
+            return  # `objective` refuses writes into weights
     if refusal is not None:
         raise refusal
 
@@ -73,14 +73,16 @@ def require_steady_attributes(step: Step, plain: Plain, batch: Batch) -> None:
     """
     example = list(batch.sized(batch.rows).values())
     if step.seen.moved and is_costly(step.model, example):
-        refusal = _at_once(step, plain, example)
+        refusal = _at_once(step, plain, example, lambda: False)
         if refusal is not None:
             raise refusal
 
 
-def _at_once(step: Step, plain: Plain, example: Sequence[Tensor]) -> CaptureError | None:
-    """Return why the first calls give unlike numbers."""
-    call = _first_unlike(step, plain, example)
+def _at_once(
+    step: Step, plain: Plain, example: Sequence[Tensor], moved: Callable[[], bool]
+) -> CaptureError | None:
+    """Return why the first calls give unlike numbers, where none has moved weights."""
+    call = _first_unlike(step, plain, example, moved)
     if not call:
         return None
     names = f" (it moves {', '.join(step.seen.moved[:3])})" if step.seen.moved else ""
@@ -94,18 +96,24 @@ def _at_once(step: Step, plain: Plain, example: Sequence[Tensor]) -> CaptureErro
     )
 
 
-def _first_unlike(step: Step, plain: Plain, example: Sequence[Tensor]) -> str:
+def _first_unlike(
+    step: Step, plain: Plain, example: Sequence[Tensor], moved: Callable[[], bool]
+) -> str:
     """Name the first call whose results are not those of call 1."""
     try:
-        with _going_on(step):
-            first = plain.left(example, 0)
+        with _going_on(step) as roots:
+            before = Attributes.of(*roots, numbers=False)
+            first = plain.written(example, 0)
+            if moved():
+                return ""
+            step.seen.moved = tuple(before.moved(Attributes.of(*roots, numbers=False)))
             for call in range(2, _CALLS + 1):
-                if not alike(first, plain.left(example, 0)):
+                if not alike(first, plain.written(example, 0)):
                     return f"call {call}"
             with other_weights(step.model):
-                late = plain.left(example, 0)
+                late = plain.written(example, 0)
         with _going_on(step), other_weights(step.model):
-            fresh = plain.left(example, 0)
+            fresh = plain.written(example, 0)
     except Exception as error:
         if isinstance(error, CaptureError) and error.family == "BX0160":
             raise  # a buffer is not what it was, and cannot be put back
@@ -165,7 +173,7 @@ def _counting_line(
 
 
 @contextlib.contextmanager
-def _going_on(step: Step) -> Iterator[tuple[object, ...]]:
+def _going_on(step: Step) -> Iterator[tuple[nn.Module, object]]:
     """Let attributes stay as calls leave them, until the end; yield where counters may be."""
     roots = step.model, step.own_loss
     before, step.watch.keeps = Attributes.of(*roots), True

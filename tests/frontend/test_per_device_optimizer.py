@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -320,7 +321,7 @@ def test_the_remedy_of_a_refusal_works(tmp_path: Path) -> None:
     options = bb.Options("naive", micro_batches=2)
     file.write_text(MODEL + PICKED)
     with pytest.raises(InputError) as error:
-        bb.split(file, cluster(), out, options)
+        bb.split(file, cluster(), out, replace(options, strict=True))
     assert (error.value.code, out.exists()) == ("BX2142", False)
     assert bb.split(file, cluster(1), out, options).bundle == out
     file.write_text(MODEL + CHOSEN)

@@ -52,10 +52,9 @@ from bigbrain_fx.verification.imported_bundle import (
     weights_of,
 )
 from bigbrain_fx.verification.links import same_training
-from bigbrain_fx.verification.members import MembersReference
-from bigbrain_fx.verification.members_training import train_members
-from bigbrain_fx.verification.reference import Trace
+from bigbrain_fx.verification.reference import MembersReference, Trace
 from bigbrain_fx.verification.stale import trained_once
+from bigbrain_fx.verification.training import train_reference
 
 ROOT = Path(__file__).resolve().parent.parent
 MODELS = ("gpt", "llama", "resnet", "unet", "encdec", "moe", "digits")
@@ -242,7 +241,7 @@ class Bench:
                 self.references[key] = trained_once(about, *how)
             else:
                 members = MembersReference(plan, weights, functions)
-                self.references[key] = train_members(members, *how)
+                self.references[key] = train_reference(members, *how)
         return self.references[key]
 
     def write_weights(self, folder: Path, files: Mapping[str, Sequence[str]]) -> None:

@@ -15,7 +15,7 @@ from bigbrain_fx.bundles.found_model import FoundModel, Loss, Recipe, other_rows
 from bigbrain_fx.bundles.in_memory import captured_in_memory
 from bigbrain_fx.bundles.rehearsing import CAPTURE_CHILD
 from bigbrain_fx.core import Graph, RuleTrial, Shard, TensorParallel
-from bigbrain_fx.emit import Weights, batch_specs, copied_texts, takes_file
+from bigbrain_fx.emit import Weights, batch_specs, takes_file
 from bigbrain_fx.errors import BigBrainError, InputError, about_code
 from bigbrain_fx.frontend import (
     CHILD,
@@ -176,27 +176,11 @@ def require_optimizer(found: FoundModel, plan: Plan) -> tuple[str, ...]:
     return found.session.try_optimizer(held, here=here, shards=shards, by_pieces=by_pieces)
 
 
-def with_true_copies(found: FoundModel, plan: Plan) -> tuple[Plan, tuple[str, ...]]:
-    """Try what the bundle copies of the model file; where it is another thing, take the file whole.
-
-    Returns:
-        The plan, and what the user should know.
-
-    Raises:
-        InputError: what a copy has is another thing in every process, or model() sets it.
-    """
-    if plan.graph.is_opaque_step:
-        return plan, ()
-    texts, whole = copied_texts(plan), replace(plan, source=replace(plan.source, ships_file=True))
-    if found.session is None:
-        return plan, ()
-    if takes_file(plan):
-        return whole, ()  # of names that nobody can follow: seeded, too
-    unlike, note = found.session.try_copies(texts)
-    said = (note,) if note else ()
-    if not unlike:
-        return plan, said
-    return whole, (*said, _whole_note(found, unlike[0]))
+def with_seeded_file(found: FoundModel, plan: Plan) -> Plan:
+    """Let a bundle seed the model file as `split` does, where it takes the file whole."""
+    if found.session is None or plan.graph.is_opaque_step or not takes_file(plan):
+        return plan
+    return replace(plan, source=replace(plan.source, ships_file=True))
 
 
 def with_whole_file(found: FoundModel, plan: Plan) -> tuple[Plan, str] | None:
@@ -253,11 +237,14 @@ def _tried_here(
     made = recipe.optimizer, recipe.scheduler
     if recipe.optimizer and shards:
         require_divided(found.module, recipe.optimizer, shards)
-    is_scaled = found.source.grad_scaler is not None
-    note = require_made_per_device(
-        found.module, *made, held, is_scaled=is_scaled, here=here, by_pieces=by_pieces
-    )
+    note = require_made_per_device(found.module, *made, held, here=here, by_pieces=by_pieces)
     return (note,) if note else ()
+
+
+_OF_CHECKPOINT = (
+    "not compared with your own loop: the weights come from a checkpoint; `bigbrain-fx verify` "
+    "compares them"
+)
 
 
 @contextmanager
@@ -298,7 +285,8 @@ def captured_model(
             help="leave the arguments out, or give the module itself",
         )
     checkpoint = given.checkpoint if given else None
-    is_rehearsed = is_rehearsed and options.mode == "train" and checkpoint is None
+    trains = is_rehearsed and options.mode == "train"
+    is_rehearsed = trains and checkpoint is None
     child = CAPTURE_CHILD if is_rehearsed else CHILD
     blank = checkpoint is not None
     with (
@@ -307,6 +295,7 @@ def captured_model(
     ):
         facts = session.facts
         weights, notes = _weights(session, given, Path(scratch))
+        notes = (*notes, *([_OF_CHECKPOINT] if trains and not is_rehearsed else []))
         yield FoundModel(
             session.graph,
             source_of(facts) if refusal is None else _whole_source(facts),

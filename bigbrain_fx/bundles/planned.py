@@ -11,8 +11,8 @@ from functools import partial
 from bigbrain_fx.bundles.found import (
     require_first_batches,
     require_optimizer,
+    with_seeded_file,
     with_tried_rules,
-    with_true_copies,
 )
 from bigbrain_fx.bundles.found_model import FoundModel
 from bigbrain_fx.bundles.micro_batches import planned_as_trained
@@ -51,8 +51,7 @@ def planned(
     is_open = options.micro_batches is None and followed is None
     plan, said = planned_as_trained(found, options, make, is_open=is_open)
     require_first_batches(found, plan)
-    plan, copied = with_true_copies(found, plan)
-    return plan, (*there, *said, *copied)
+    return with_seeded_file(found, plan), (*there, *said)
 
 
 def _said_plan(found: FoundModel, options: Options, make: Make) -> tuple[Plan, tuple[str, ...]]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from bigbrain_fx.frontend.elsewhere import Elsewhere as Elsewhere, told_of_gpus as told_of_gpus
     from bigbrain_fx.frontend.file_checks import module_name as module_name
     from bigbrain_fx.frontend.first_batches import BatchReading as BatchReading
-    from bigbrain_fx.frontend.forked import apart as apart
+    from bigbrain_fx.frontend.forked import apart as apart, be_quiet as be_quiet
     from bigbrain_fx.frontend.location import (
         HF as HF,
         is_hf as is_hf,
@@ -73,25 +73,24 @@ if TYPE_CHECKING:
     )
     from bigbrain_fx.frontend.tracing.captured import Captured as Captured
     from bigbrain_fx.frontend.tracing.changed_module import Copied as Copied
-    from bigbrain_fx.frontend.tracing.check import unit_of as unit_of
-    from bigbrain_fx.frontend.tracing.divided import require_divided as require_divided
+    from bigbrain_fx.frontend.tracing.check import CheckRun as CheckRun, unit_of as unit_of
     from bigbrain_fx.frontend.tracing.export import ambient as ambient, without_gc as without_gc
     from bigbrain_fx.frontend.tracing.filled import fill as fill
     from bigbrain_fx.frontend.tracing.interpret import run_graph as run_graph
     from bigbrain_fx.frontend.tracing.lockstep import run_members as run_members, taken as taken
     from bigbrain_fx.frontend.tracing.optimizer import optimizer_facts as optimizer_facts
+    from bigbrain_fx.frontend.tracing.per_device_scheduler import (
+        require_made_per_device as require_made_per_device,
+    )
+    from bigbrain_fx.frontend.tracing.plain import Plain as Plain
     from bigbrain_fx.frontend.tracing.rewrites import laid_out as laid_out, prove as prove
     from bigbrain_fx.frontend.tracing.rounding import (
-        Gradients as Gradients,
         allowed as allowed,
         differences as differences,
         distance as distance,
-        exact_gradients as exact_gradients,
     )
     from bigbrain_fx.frontend.tracing.rows_apart import rows_mixed as rows_mixed
-    from bigbrain_fx.frontend.tracing.scheduled import (
-        require_made_per_device as require_made_per_device,
-    )
+    from bigbrain_fx.frontend.tracing.sharded_optimizer import require_divided as require_divided
     from bigbrain_fx.frontend.tracing.step import (
         Route as Route,
         Step as Step,

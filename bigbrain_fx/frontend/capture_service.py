@@ -24,7 +24,6 @@ from bigbrain_fx.frontend.file_checks import (
     require_read_by_layers,
     require_steady_file,
     require_uneven,
-    require_unset_by_model,
     second_batch,
     with_parts,
 )
@@ -81,7 +80,6 @@ class CaptureService:
         Raises:
             BigBrainError: no trace can hold it, or a bundle of several devices would differ.
         """
-        require_unset_by_model(self.file)
         if self.trains and not blank:
             self.file, self.captured = captured_with_numbers(self.file, self.seed, wanted)
         else:
@@ -180,8 +178,6 @@ class CaptureService:
             held = cast("Mapping[str, list[str]]", request["held"])
             how = {name: bool(request[name]) for name in ("here", "by_pieces")}
             return {"note": self.try_optimizer(held, request["shards"], **how)}
-        elif request["do"] == "copies":
-            return self.try_copies(cast("list[str]", request["texts"]))
         elif request["do"] == "micro-batches":
             return {"effect": asdict(self.micro_batch_effect(cast("int", request["count"])))}
         elif request["do"] == "batches":
@@ -194,8 +190,7 @@ class CaptureService:
             return rewriting(str(request["do"]), Path(str(request["path"])))
         else:
             expected = (
-                "weights, batch, convert, optimizer, copies, micro-batches, batches, rules, lay or "
-                "prove"
+                "weights, batch, convert, optimizer, micro-batches, batches, rules, lay or prove"
             )
             raise InputError(f"expected {expected}, found {request['do']!r}", code="BX2028")
         return {"done": request["do"]}
@@ -235,25 +230,13 @@ class CaptureService:
         self, held: Mapping[str, list[str]], shards: object, *, here: bool, by_pieces: bool
     ) -> str | None:
         """Require that the optimizer and its scheduler can be made once per device."""
-        from bigbrain_fx.frontend.tracing.scheduled import require_made_per_device
+        from bigbrain_fx.frontend.tracing.per_device_scheduler import require_made_per_device
 
         file = self.file
         if file.optimizer is not None and shards:
             require_divided_optimizer(file.model, file.optimizer, shards)
         made = file.optimizer, file.scheduler
-        is_scaled = file.grad_scaler is not None
-        return require_made_per_device(
-            file.model, *made, held, is_scaled=is_scaled, here=here, by_pieces=by_pieces
-        )
-
-    def try_copies(self, texts: list[str]) -> Mapping[str, object]:
-        """Say what copies of parts of the model file would have otherwise than the file."""
-        from bigbrain_fx.frontend.copies import try_copies
-
-        if self.file.is_data:
-            return {"unlike": (), "note": None}
-        found = try_copies(self.file.path, texts, self.seed, self.file.before)
-        return {"unlike": found.unlike, "note": found.note}
+        return require_made_per_device(file.model, *made, held, here=here, by_pieces=by_pieces)
 
     def micro_batch_effect(self, count: int) -> MicroBatchEffect:
         """Compare a step on the example batch with one in so many micro-batches."""

@@ -37,16 +37,6 @@ def require_read_by_layers(captured: Captured, quantised: QuantisedModel | None)
         require_read_by_layers(captured.graph)
 
 
-def require_unset_by_model(file: ModelFile) -> None:
-    """Refuse a model() that sets how later lines compute."""
-    from bigbrain_fx.frontend.settings import require_unset
-    from bigbrain_fx.frontend.users_code import definition
-
-    if not file.is_data:
-        made = getattr(sys.modules[module_name(file)], file.name, None)
-        require_unset(file.top, file.built, definition(made, file.path), file.name)
-
-
 def captured(file: ModelFile, wanted: Mapping[str, object]) -> Captured:
     """Trace a model file's model as was asked for."""
     from bigbrain_fx.frontend.tracing.trace import capture
@@ -117,7 +107,7 @@ def require_divided_optimizer(model: Module, make: Callable[..., object], shards
     from pydantic import TypeAdapter
 
     from bigbrain_fx.core import Shard
-    from bigbrain_fx.frontend.tracing.divided import require_divided
+    from bigbrain_fx.frontend.tracing.sharded_optimizer import require_divided
 
     found = TypeAdapter(tuple[Shard, ...]).validate_python(shards)
     require_divided(model, make, found)
@@ -126,20 +116,17 @@ def require_divided_optimizer(model: Module, make: Callable[..., object], shards
 def require_optimizer(file: ModelFile) -> None:
     """Refuse an optimizer whose code fails: `estimate` asks how much it holds, and no more."""
     from bigbrain_fx.frontend.tracing.optimizer import optimizer_facts
-    from bigbrain_fx.frontend.tracing.parted import require_runnable
+    from bigbrain_fx.frontend.tracing.per_device_optimizer import require_runnable
 
     if file.optimizer is not None and not optimizer_facts(file.model, file.optimizer).measured:
         require_runnable(file.model, file.optimizer)
 
 
 def require_steady_file(file: ModelFile, seed: int) -> None:
-    """Refuse rates that go by more than the step, and batches that change what a trace keeps."""
-    from bigbrain_fx.frontend.tracing.rates_by_number import require_rates_by_number
+    """Refuse batches that change what a trace keeps."""
     from bigbrain_fx.frontend.tracing.values import require_steady
     from bigbrain_fx.frontend.user_cut import as_traced
 
-    if file.lr_scale is not None:
-        require_rates_by_number(file.lr_scale)
     if file.batches is not None:
         own = file.batches
 

@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 import types
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +24,6 @@ import torch
 
 from bigbrain_fx.frontend.digests import digest
 from bigbrain_fx.frontend.service import end_with_parent
-from bigbrain_fx.frontend.settings import Settings
 from bigbrain_fx.frontend.users_code import users_folder
 
 LIMIT_S = 30.0  # a top that takes longer is not run again
@@ -33,13 +32,7 @@ FAILED = "!"  # no name of Python's: what the run raised
 Read = Callable[[types.ModuleType, Path], Mapping[str, str]]
 
 
-def run_apart(
-    read: Read,
-    path: Path,
-    seed: int,
-    other_seed: int,
-    before: Settings,
-) -> Mapping[str, str] | None:
+def run_apart(read: Read, path: Path, seed: int, other_seed: int) -> Mapping[str, str] | None:
     """Run code in a fork of this process; return its values, or None where it takes too long.
 
     Args:
@@ -47,9 +40,8 @@ def run_apart(
         path: the file that it is of.
         seed: of torch's dice.
         other_seed: of Python's and NumPy's.
-        before: settings to begin with.
     """
-    return apart(partial(_answer, read, path, seed, other_seed, before))
+    return apart(partial(_answer, read, path, seed, other_seed))
 
 
 def apart(
@@ -107,16 +99,9 @@ def be_quiet() -> None:
         os.dup2(quiet, stream)
 
 
-def _answer(
-    read: Read,
-    path: Path,
-    seed: int,
-    other_seed: int,
-    before: Settings,
-) -> Mapping[str, str]:
+def _answer(read: Read, path: Path, seed: int, other_seed: int) -> Mapping[str, str]:
     """Be a new process, as far as the user's own modules go, and run."""
     folder = path.parent
-    before.put_back()
     for name in [name for name, module in sys.modules.items() if _is_of(module, folder)]:
         del sys.modules[name]
     module = types.ModuleType(path.stem)
@@ -138,30 +123,18 @@ def _is_of(module: object, folder: Path) -> bool:
     return file.startswith(f"{folder}{os.sep}") and "site-packages" not in file and not ours
 
 
-def values_of_text(
-    text: str, names: Collection[str] | None, module: types.ModuleType, path: Path
-) -> Mapping[str, str]:
-    """Run text as a file; return the values of names that it binds, None: of all, and settings."""
-    before = Settings.now()
+def values_of_text(text: str, module: types.ModuleType, path: Path) -> Mapping[str, str]:
+    """Run text as a file; return the values of the names that it binds."""
     try:
         exec(compile(text, str(path), "exec"), vars(module))
     except (Exception, SystemExit) as error:
         return {FAILED: f"{type(error).__name__}: {error}"}
-    changed = before.changed(Settings.now())
-    sets = {what: digest(value) for what, value in changed.items()}
-    return {**sets, **dict(values(vars(module), names, path.parent))}
+    return dict(values(vars(module), path.parent))
 
 
-def is_setting(name: str) -> bool:
-    """Whether a value's name is no name of the file: a setting of torch, or of the environment."""
-    return name.endswith((" = ...", "(...)"))
-
-
-def values(
-    scope: Mapping[str, object], names: Collection[str] | None, folder: Path
-) -> Iterator[tuple[str, str]]:
-    """Yield the names of a scope, or those that are wanted, and a short text for each value."""
+def values(scope: Mapping[str, object], folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield the names of a scope, and a short text for each value."""
     is_own = partial(_is_of, folder=folder)
     for name, value in list(scope.items()):
-        if not name.startswith("__") and (names is None or name in names):
+        if not name.startswith("__"):
             yield name, digest(value, is_own)

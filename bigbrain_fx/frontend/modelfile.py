@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from bigbrain_fx.errors import InputError, about_code
 from bigbrain_fx.frontend.contract import kept_whole, training_of
 from bigbrain_fx.frontend.location import hf_location, is_hf, is_onnx, onnx_location, split_location
-from bigbrain_fx.frontend.settings import Settings
 from bigbrain_fx.frontend.tracing.blank import reserve, unmade
 from bigbrain_fx.frontend.tracing.step import Loss
 from bigbrain_fx.frontend.users_code import definition, errors_of, run_file, users_folder
@@ -39,8 +38,6 @@ class ModelFile:
         example_batch: one mini-batch; dimension 0 is the batch.
         parts, whole_batch: into how many parts `micro` cuts a batch, of which the example is one.
         numbers: entries of a batch that are numbers, and tensors of this type in the example.
-        before, top, built: settings of torch and the environment: before and after the file was
-            run, and once model() has built the model.
     """
 
     path: Path
@@ -65,9 +62,6 @@ class ModelFile:
     leaves: tuple[str, ...] = ()
     numbers: Mapping[tuple[str | int, ...], str] = field(default_factory=dict)
     location: str = ""
-    before: Settings = field(default_factory=Settings)
-    top: Settings = field(default_factory=Settings)
-    built: Settings = field(default_factory=Settings)
 
     @property
     def is_data(self) -> bool:
@@ -107,15 +101,12 @@ def load_model_file(
     if is_onnx(location):
         return _of_onnx(str(location), seed, blank)
     path, name = split_location(location)
-    before = Settings.now()
     with users_folder(path.parent):
         with unmade() if blank else contextlib.nullcontext():
             module = run_file(path, seed)
-        top = Settings.now()
         name = name or _only_model(module, path)
         with _building(meta, blank):
             model = _build(module, path, name, seed)
-        built = Settings.now()
         batch = _example(module, path, seed, example)
     _reserve(model, meta, blank)
     return ModelFile(
@@ -126,9 +117,6 @@ def load_model_file(
         **cast("Mapping[str, Any]", training_of(module, path, model)),
         leaves=kept_whole(module, path),
         location=str(path) if name == "model" else f"{path}:{name}",
-        before=before,
-        top=top,
-        built=built,
     )
 
 
@@ -244,10 +232,18 @@ def _build(module: ModuleType, path: Path, name: str, seed: int) -> nn.Module:
         raise _no_module(path, name, value, module)
     _check_arguments(value, path, name)
     torch.manual_seed(seed)
+    is_on = torch.is_grad_enabled()
     with errors_of(path, f"{name}() failed"):
         built = value()
     if not isinstance(built, nn.Module):
         raise _no_module(path, name, built, module)
+    if is_on and not torch.is_grad_enabled():
+        raise InputError(
+            f"{name}() switches gradients off for all that comes after it",
+            code="BX2103",
+            at=definition(value, path),
+            help=f"let it end within {name}(): with torch.no_grad(): ...",
+        )
     return built
 
 

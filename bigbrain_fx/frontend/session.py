@@ -41,7 +41,7 @@ class ModelFacts:
         optimizer_state, optimizer_temporaries, optimizer_leftover, optimizer_states: what its
             optimizer holds, see `Source` of a plan.
         quantize, quantize_error: what frozen weights were put into, and the most that one is off.
-        ships_file: see `Source` of a plan; false until copies were tried.
+        ships_file: see `Source` of a plan.
         elsewhere: what asks for the device.
     """
 
@@ -175,19 +175,6 @@ class CaptureSession:
         how = {"here": here, "by_pieces": by_pieces}
         answer = self._child.ask({"do": "optimizer", "held": names, "shards": parts, **how})
         return (str(answer["note"]),) if answer["note"] else ()
-
-    def try_copies(self, texts: Sequence[str]) -> tuple[tuple[str, ...], str | None]:
-        """Run the model file and copies of its parts; name what these would have otherwise.
-
-        Returns:
-            The names, and what the user should know.
-
-        Raises:
-            InputError: dice that nobody has seeded decide.
-        """
-        answer = self._child.ask({"do": "copies", "texts": list(texts)})
-        unlike = tuple(cast("Sequence[str]", answer["unlike"]))
-        return unlike, cast("str | None", answer["note"])
 
     def micro_batch_effect(self, count: int) -> MicroBatchEffect:
         """Compare a step on the example batch with one in micro-batches; see `measure`.

@@ -20,12 +20,11 @@ from types import ModuleType
 import torch
 
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.frontend import end_with_parent
+from bigbrain_fx.frontend import be_quiet, end_with_parent
 from bigbrain_fx.plan import Plan, read_plan
 from bigbrain_fx.verification import laid_tensors
 from bigbrain_fx.verification.device_processes import can_start, train_by_processes
 from bigbrain_fx.verification.imported_bundle import import_bundle, run_bundle
-from bigbrain_fx.verification.loop import be_quiet
 from bigbrain_fx.verification.reference import Trace
 from bigbrain_fx.weights import Scratch
 

@@ -34,17 +34,16 @@ from bigbrain_fx.verification.links import (
 )
 from bigbrain_fx.verification.loop import PlainLoop
 from bigbrain_fx.verification.members import (
-    MembersReference,
     same_graph,
     same_leaves,
     whole_plan,
 )
-from bigbrain_fx.verification.members_training import train_members
 from bigbrain_fx.verification.plain import STEPS, Own, looped_link
-from bigbrain_fx.verification.reference import Reference, Trace, rows_of
+from bigbrain_fx.verification.reference import MembersReference, Reference, Trace, rows_of
 from bigbrain_fx.verification.rewritten import as_written, same_rewritten
 from bigbrain_fx.verification.roundly import same_to_rounding
 from bigbrain_fx.verification.stale import trained_once
+from bigbrain_fx.verification.training import train_reference
 
 _ENOUGH_S = 20.0  # of a rehearsal: no further step is compared after it
 
@@ -71,25 +70,55 @@ def chain(
         plain: the loop in plain PyTorch, of a model file that this process has not run itself.
         alone: trains the bundle in a process that has not run it either.
     """
-    bundle = import_bundle(folder)
-    weights = weights_of(folder, plan)
-    if plan.placement.tensor is not None:
-        given = file, captured, plan, folder, steps, trained, plain, alone
-        return _chain_of_members(bundle, weights, *given)
-    written, own = as_written(captured, plan), _own(bundle, plan, folder)
+    bundle, weights = import_bundle(folder), weights_of(folder, plan)
+    written, own = _written(captured, plan), _own(bundle, plan, folder)
+    is_divided = plan.placement.tensor is not None
+    links = _links_of_members if is_divided else _links_of_graph
     checks = [
         same_loop(plain, file, captured, written, folder, own, min(steps, STEPS)),
         same_module(file, captured, written),
-        same_weights(captured, weights, plan, folder),
-        *same_rewritten(captured, plan),
+        same_weights(captured, weights, written if is_divided else plan, folder),
+        *links(bundle, weights, captured, plan, steps),
     ]
-    reference = Reference(plan.graph, plan.stages, weights, captured.functions)
-    stream = batches_of(bundle, plan)
-    whole = Reference(plan.graph, plan.stages, weights, captured.functions, leaves_per_stage=False)
-    checks.append(same_grouping(reference, whole, stream(0), plan.seed))
     expected = _expected(bundle, plan, weights, captured.functions, steps)
     actual = trained or _trained(bundle, folder, plan, steps, alone)
     return [*checks, *_same_run(plan, weights, expected, actual, by_processes=trained is not None)]
+
+
+def _written(captured: Captured, plan: Plan) -> Plan:
+    """Return the plan of the graph as the model file has it: not divided, not rewritten."""
+    return whole_plan(plan) if plan.placement.tensor is not None else as_written(captured, plan)
+
+
+def _links_of_graph(
+    bundle: ModuleType,
+    weights: Mapping[str, Tensor],
+    captured: Captured,
+    plan: Plan,
+    _steps: int,
+) -> list[dict[str, object]]:
+    """Compare the graph with its rewritten form, and with the sums of its stages."""
+    about = plan.graph, plan.stages, weights, captured.functions
+    stages, whole = Reference(*about), Reference(*about, leaves_per_stage=False)
+    grouped = same_grouping(stages, whole, batches_of(bundle, plan)(0), plan.seed)
+    return [*same_rewritten(captured, plan), grouped]
+
+
+def _links_of_members(
+    bundle: ModuleType,
+    weights: Mapping[str, Tensor],
+    captured: Captured,
+    plan: Plan,
+    steps: int,
+) -> list[dict[str, object]]:
+    """Compare the graph with what members run of it."""
+    few = _fewest_rows(bundle, plan, steps)
+    limit = allowed(unit_of(plan.graph, weights))
+    return [
+        same_graph(captured, plan),
+        *([same_graph(captured, plan, few)] if few < plan.rows else []),
+        same_leaves(plan, weights, captured.functions, batches_of(bundle, plan)(0), limit),
+    ]
 
 
 def rehearsed_links(
@@ -113,9 +142,7 @@ def rehearsed_links(
         way: how the bundle is trained there.
     """
     bundle, weights = import_bundle(folder), weights_of(folder, plan)
-    is_divided = plan.placement.tensor is not None
-    written = whole_plan(plan) if is_divided else as_written(captured, plan)
-    own = _own(bundle, plan, folder)
+    written, own = _written(captured, plan), _own(bundle, plan, folder)
     first, steps = looped_link(loop, file, captured, written, own, STEPS, _ENOUGH_S)
     if not steps:
         return [first]
@@ -136,7 +163,7 @@ def _expected(
     stream, training = batches_of(bundle, plan), bundle.BUNDLE.training
     if plan.placement.tensor is not None:
         reference = MembersReference(plan, weights, functions)
-        return train_members(reference, stream, training, steps, plan.seed)
+        return train_reference(reference, stream, training, steps, plan.seed)
     about = plan.graph, plan.stages, weights, functions
     return trained_once(about, stream, training, steps, plan.seed)
 
@@ -190,37 +217,6 @@ def _in_order(plan: Plan, check: dict[str, object]) -> dict[str, object]:
         return check
     said = "replicas added in their order; --processes compares torch's collectives, to rounding"
     return {**check, "detail": f"{check['detail']} ({said})"}
-
-
-def _chain_of_members(
-    bundle: ModuleType,
-    weights: Mapping[str, Tensor],
-    file: ModelFile,
-    captured: Captured,
-    plan: Plan,
-    folder: Path,
-    steps: int,
-    trained: Trace | None,
-    plain: PlainLoop | None,
-    alone: Alone | None,
-) -> list[dict[str, object]]:
-    """Compare as `chain` does, with one link more: the graph, and what members run of it."""
-    whole, functions = whole_plan(plan), captured.functions
-    stream = batches_of(bundle, plan)
-    few = _fewest_rows(bundle, plan, steps)
-    limit = allowed(unit_of(plan.graph, weights))
-    own = _own(bundle, plan, folder)
-    checks = [
-        same_loop(plain, file, captured, whole, folder, own, min(steps, STEPS)),
-        same_module(file, captured, whole),
-        same_weights(captured, weights, whole, folder),
-        same_graph(captured, plan),
-        *([same_graph(captured, plan, few)] if few < plan.rows else []),
-        same_leaves(plan, weights, functions, stream(0), limit),
-    ]
-    expected = _expected(bundle, plan, weights, functions, steps)
-    actual = trained or _trained(bundle, folder, plan, steps, alone)
-    return [*checks, *_same_run(plan, weights, expected, actual, by_processes=trained is not None)]
 
 
 def _fewest_rows(bundle: ModuleType, plan: Plan, steps: int) -> int:

@@ -13,7 +13,7 @@ import sys
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -48,9 +48,6 @@ from bigbrain_fx.verification.micro_batches import same_objective
 from bigbrain_fx.verification.opaque import opaque_chain
 from bigbrain_fx.verification.reference import Trace
 from bigbrain_fx.weights import source_of_weights
-
-if TYPE_CHECKING:  # what runs is the bundle's own copy
-    pass
 
 
 def main() -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -40,9 +39,6 @@ from bigbrain_fx.verification.module import (
 from bigbrain_fx.verification.plain import Own, not_run, plain_link
 from bigbrain_fx.verification.reference import Reference, Trace
 from bigbrain_fx.weights import part_name, trained_steps
-
-if TYPE_CHECKING:  # what runs is the bundle's own copy
-    pass
 
 
 def same_loop(

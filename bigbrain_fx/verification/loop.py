@@ -6,7 +6,6 @@ This file knows plans, and what a loop needs to know of one; it compares nothing
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib
 import json
 import math
@@ -22,15 +21,13 @@ import torch
 from torch import Tensor
 
 from bigbrain_fx.core import TensorSpec, quantised_weights
-from bigbrain_fx.frontend import LEAF, LOSS, Call
+from bigbrain_fx.frontend import LEAF, LOSS, Call, be_quiet, end_with_parent
 from bigbrain_fx.plan import Plan, plain_params, read_plan
 from bigbrain_fx.supervisor import left_bytes
 from bigbrain_fx.verification import eager, laid_tensors
 from bigbrain_fx.verification.eager import Wanted
 from bigbrain_fx.verification.loop_service import serve
 from bigbrain_fx.weights import Scratch, source_of_weights, trained_steps
-
-_PR_SET_PDEATHSIG = 1
 
 
 class NoLoopError(Exception):
@@ -166,8 +163,7 @@ class _Process:
 def _be_the_loop(requests: tuple[int, int], answers: tuple[int, int]) -> None:
     """Serve in this process, to its end."""
     try:
-        if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        end_with_parent()
         os.close(requests[1])
         os.close(answers[0])
         be_quiet()
@@ -180,13 +176,6 @@ def _be_the_loop(requests: tuple[int, int], answers: tuple[int, int]) -> None:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(0)
-
-
-def be_quiet() -> None:
-    """Leave out what the user's code prints: it prints the same in this process's parent."""
-    nothing = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):
-        os.dup2(nothing, stream)
 
 
 def _wanted(asked: Mapping[str, Any]) -> Wanted:

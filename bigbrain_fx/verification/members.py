@@ -1,48 +1,30 @@
-"""The reference of a plan with tensor groups: all members in one process, op by op, in lockstep.
+"""A plan with tensor groups beside its graph: members' graphs, their weights, their leaves.
 
-    captured graph ≈ members' graphs = reference = bundle      the first link alone is not bitwise
-
-Sums over members are one autograd function, added in the members' order, as their messages are;
-sums over replicas are the plan's, of each member by itself.
-Each member has an optimizer of its own, for the parts that it holds.
+captured graph ≈ members' graphs = reference = bundle      the first link alone is not bitwise
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import cast
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from bigbrain_fx.core import Op, Placement, Stage, Stages
-from bigbrain_fx.frontend import Captured, draw_places, place_name, run_members, taken
+from bigbrain_fx.core import Placement, Stage, Stages
+from bigbrain_fx.frontend import Captured
 from bigbrain_fx.plan import Plan, live_ops
-from bigbrain_fx.runtime import OwnWeights, joined, laid_out, mean_loss, reseed, share_of
+from bigbrain_fx.runtime import OwnWeights, joined
 from bigbrain_fx.verification.module import link
-from bigbrain_fx.verification.reference import (
-    Gradients,
-    Key,
-    Leaf,
-    ReplicaOrder,
-    ascending,
-    by_place,
-    summed,
-    weights_of,
-    with_known_sizes,
-)
+from bigbrain_fx.verification.reference import MembersReference
 from bigbrain_fx.verification.sharding import (
     agree,
     outputs_apart,
     outputs_rounding,
     own_rounding,
 )
-from bigbrain_fx.weights import part_name
 
 _AS_NEAR = 3.0  # times the graph's own distance from float64
 CLOSE = ((False, 1e-5), (True, 1e-12))
@@ -83,166 +65,56 @@ def joined_weights(folder: Path, plan: Plan) -> dict[str, Tensor]:
     return found
 
 
-class MembersReference:
-    """The members of all groups in one process.
+def close_link(
+    name: str,
+    apart: Callable[[bool], float],
+    rounding: Callable[[], float],
+    said_of: Callable[[], tuple[str, str]],
+) -> dict[str, object]:
+    """Compare two graphs as they are and in float64.
+
+    Where the first's own rounding is larger than what is allowed (16 bits, a norm over two rows), a
+    few times that is: whether a rule is wrong, float64 says.
 
     Args:
-        plan: with tensor groups.
-        tensors: of the model, whole, by name.
-        functions: as in `run_graph`.
-        leaves_per_stage: off, every parameter has one leaf on each member.
+        name: of the link.
+        apart: whether in float64 -> the largest difference.
+        rounding: the first graph's own.
+        said_of: what differs, and what was compared, once it was.
     """
-
-    def __init__(
-        self,
-        plan: Plan,
-        tensors: Mapping[str, Tensor],
-        functions: Mapping[str, object],
-        *,
-        leaves_per_stage: bool = True,
-    ) -> None:
-        self.plan, self.graphs = plan, plan.sharded.members
-        self.functions, self.leaves_per_stage = functions, leaves_per_stage
-        self.places = draw_places(self.graphs[0])
-        self.runs = [with_known_sizes(graph) for graph in self.graphs]
-        self.shards = {(s.param, s.member): s for s in plan.sharded.shards}
-        own = replace(plan.stages, stages=plan.stages.of_member(0))
-        self.replicas = [ReplicaOrder.of(own, number) for number in range(own.replicas)]
-        members = range(len(self.graphs))
-        held = [{n: self._part(n, m, t) for n, t in tensors.items()} for m in members]
-        self.parameters = [self._parameters(m, held[m]) for m in members]
-        self.buffers = [self._buffers(m, held[m]) for m in members]
-
-    def _part(self, name: str, member: int, tensor: Tensor) -> Tensor:
-        shard = self.shards.get((name, member))
-        own = tensor if shard is None else taken(tensor, shard)
-        return own.detach().clone(memory_format=torch.contiguous_format)
-
-    def _parameters(self, member: int, held: Mapping[str, Tensor]) -> dict[str, nn.Parameter]:
-        graph = self.graphs[member]
-        used = {
-            graph.param[n].canonical
-            for stage in self.plan.stages.of_member(member)
-            for n in stage.params
-        }
-        wants = {p.canonical for p in graph.params if p.spec.requires_grad} & used
-        return {p.name: nn.Parameter(held[p.name]) for p in graph.params if p.name in wants}
-
-    def _buffers(self, member: int, held: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        own = self.parameters[member]
-        return {p.name: held[p.name] for p in self.graphs[member].params if p.canonical not in own}
-
-    def stored(self, name: str, member: int) -> str:
-        """Return the name under which a member's tensor is kept."""
-        return part_name(name, member) if (name, member) in self.shards else name
-
-    def gradients(
-        self, batches: Sequence[Mapping[str, Tensor]], seed: int, step: int, scale: float = 1.0
-    ) -> tuple[Tensor, list[dict[str, Tensor]]]:
-        """Return the mean loss of a step's micro-batches, and each member's gradients.
-
-        Gradients are those of the loss times `scale`. See `weights_of` for the mean.
-        """
-        losses: dict[int, Tensor] = {}
-        weights = weights_of(self.graphs[0], batches)
-
-        def made(micro: int) -> Gradients:
-            key, share = (seed, step, micro), partial(share_of, weights=weights, micro=micro)
-            losses[micro], found = self._micro_batch(batches[micro], key, share, scale)
-            return {
-                (part_name(name, member), place): gradient
-                for member, own in enumerate(found)
-                for (name, place), gradient in by_place(own).items()
-            }
-
-        sum_all = partial(summed, self.plan.stages) if self.leaves_per_stage else ascending
-        sums = sum_all(len(batches), made)
-        loss = mean_loss([losses[micro] for micro in sorted(losses)], weights)
-        return loss, [self._totals(member, sums) for member in range(len(self.graphs))]
-
-    def _totals(self, member: int, sums: Gradients) -> dict[str, Tensor]:
-        """Add the leaves of each of a member's parameters, the last stage's first."""
-        totals: dict[str, Tensor] = {}
-        for name, place in sorted(sums, key=lambda leaf: -leaf[1]):
-            part = sums[name, place]
-            totals[name] = totals[name] + part if name in totals else part
-        own = self.parameters[member]
-        named = {name: part_name(name, member) for name in own}
-        known = {n: (p, totals[named[n]]) for n, p in own.items() if named[n] in totals}
-        return {name: laid_out(total.clone(), p) for name, (p, total) in known.items()}
-
-    def _micro_batch(
-        self,
-        inputs: Mapping[str, Tensor],
-        key: Key,
-        share: Callable[[Tensor], Tensor],
-        scale: float,
-    ) -> tuple[Tensor, list[Gradients]]:
-        leaves: list[dict[Leaf, Tensor]] = [{} for _ in self.graphs]
-        own = next((each for each in self.replicas if key[2] in each.micros), self.replicas[0])
-        given = [partial(self._leaf, leaves[m], m, own) for m in range(len(self.graphs))]
-        loss_name = self.graphs[0].loss
-        assert loss_name is not None
-        values = run_members(
-            self.runs,
-            self.buffers,
-            [inputs for _ in self.graphs],
-            key=lambda op: self._keyed(op, key),
-            values=[loss_name],
-            functions=self.functions,
-            order=own.order,
-            leaves=given,
-        )
-        losses = [cast("Tensor", value[loss_name]) for value in values]
-        flat = [leaf for own in leaves for leaf in own.values()]
-        seeds = [share(torch.full_like(loss, scale)) for loss in losses]
-        made = torch.autograd.grad(losses, flat, seeds, allow_unused=True)
-        found: Iterator[Tensor | None] = iter(made)
-        each = [{leaf: g for leaf in part if (g := next(found)) is not None} for part in leaves]
-        return losses[0].detach(), each
-
-    def _leaf(
-        self, leaves: dict[Leaf, Tensor], member: int, own: ReplicaOrder, param: str, op: str
-    ) -> Tensor:
-        canonical = self.graphs[member].param[param].canonical
-        if canonical not in self.parameters[member]:
-            return self.buffers[member][param]
-        place = canonical, own.stage_of.get(op, 0) if self.leaves_per_stage else 0
-        if place not in leaves:
-            leaves[place] = self.parameters[member][canonical].detach().requires_grad_()
-        return leaves[place]
-
-    @contextmanager
-    def _keyed(self, op: Op, key: Key) -> Iterator[None]:
-        reseed(key, place_name(*self.places[op.name]), torch.device("cpu"))
-        yield
+    found = []
+    for exact, close in CLOSE:
+        most, limit = apart(exact), close
+        if not exact and limit < most < math.inf:
+            limit = max(limit, _AS_NEAR * rounding())
+        found.append((most, limit, "float64" if exact else "its own types"))
+    noun, what = said_of()
+    lines = [f"{noun} differs by {m:.1e} in {kind}" for m, most, kind in found if not m <= most]
+    said = ", ".join(f"{m:.0e} in {kind} (allowed {most:g})" for m, most, kind in found)
+    return link(name, lines, f"{what}: {said}")
 
 
 def same_graph(captured: Captured, plan: Plan, few: int | None = None) -> dict[str, object]:
-    """Compare the graph with the members' graphs: a step's gradients, as they are and in float64.
+    """Compare the graph with the members' graphs: a step's loss, gradients and buffers.
 
     Where micro-batches have `few` rows, too, with so many.
-
-    Where the graph's own rounding is larger than what is allowed (16 bits, a norm over two rows), a
-    few times that is: whether a rule is wrong, float64 says.
     """
     tensor = plan.placement.tensor
     assert tensor is not None
-    rows = captured.graph.static_batch or few or plan.rows
-    lines, said = [], []
-    for exact, close in CLOSE:
-        limit = close
+    rows, counts = captured.graph.static_batch or few or plan.rows, []
+
+    def apart(exact: bool) -> float:
         found = agree(captured, tensor.axes, tensor.shares, rows=rows, exact=exact)
-        kind = "float64" if exact else "its own types"
-        most = max(found.loss, found.gradients, found.buffers)
-        if not exact and limit < most < math.inf:
-            limit = max(limit, _AS_NEAR * own_rounding(captured, rows))
-        said.append(f"{most:.0e} in {kind} (allowed {limit:g})")
-        if not most <= limit:
-            lines.append(f"a loss, gradient or buffer differs by {most:.1e} in {kind}")
-    what = f"{found.compared} gradients, buffers and losses of {len(tensor.shares)} members: "
+        counts.append(found.compared)
+        return max(found.loss, found.gradients, found.buffers)
+
+    def said() -> tuple[str, str]:
+        what = f"{counts[-1]} gradients, buffers and losses of {len(tensor.shares)} members"
+        return "a loss, gradient or buffer", what
+
     of_few = f", micro-batches of {few} rows" if few else ""
-    return link(f"captured graph ≈ members' graphs{of_few}", lines, what + ", ".join(said))
+    name = f"captured graph ≈ members' graphs{of_few}"
+    return close_link(name, apart, partial(own_rounding, captured, rows), said)
 
 
 def same_outputs(captured: Captured, plan: Plan) -> dict[str, object]:
@@ -250,17 +122,13 @@ def same_outputs(captured: Captured, plan: Plan) -> dict[str, object]:
     tensor = plan.placement.tensor
     assert tensor is not None
     rows = captured.graph.static_batch or plan.rows
-    lines, said = [], []
-    for exact, limit in CLOSE:
-        most = outputs_apart(captured, tensor.axes, tensor.shares, rows=rows, exact=exact)
-        if not exact and most > limit:
-            limit = max(limit, _AS_NEAR * outputs_rounding(captured, rows))
-        kind = "float64" if exact else "its own types"
-        said.append(f"{most:.0e} in {kind} (allowed {limit:g})")
-        if not most <= limit:
-            lines.append(f"an output differs by {most:.1e} in {kind}")
-    what = f"outputs of {len(tensor.shares)} members: {', '.join(said)}"
-    return link("captured graph ≈ members' graphs, outputs", lines, what)
+
+    def apart(exact: bool) -> float:
+        return outputs_apart(captured, tensor.axes, tensor.shares, rows=rows, exact=exact)
+
+    said = "an output", f"outputs of {len(tensor.shares)} members"
+    name = "captured graph ≈ members' graphs, outputs"
+    return close_link(name, apart, partial(outputs_rounding, captured, rows), lambda: said)
 
 
 def same_leaves(
@@ -273,8 +141,8 @@ def same_leaves(
     """Compare the reference with one whose parameters have one leaf each: rounding is all."""
     one = MembersReference(plan, weights, functions, leaves_per_stage=False)
     many = MembersReference(plan, weights, functions)
-    _, want = one.gradients(batch, plan.seed, 0)
-    _, have = many.gradients(batch, plan.seed, 0)
+    _, want = one.of_each(batch, plan.seed, 0)
+    _, have = many.of_each(batch, plan.seed, 0)
     errors = {
         reference_name: _relative(have[member].get(name), gradient)
         for member, own in enumerate(want)

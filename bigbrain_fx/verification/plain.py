@@ -32,12 +32,12 @@ from bigbrain_fx.frontend import (
     widened,
 )
 from bigbrain_fx.plan import Plan, in_turn_text, plain_params
-from bigbrain_fx.runtime import are_finite, unscaled
 from bigbrain_fx.verification import laid_tensors, plain_batches
 from bigbrain_fx.verification.loop import DataEndedError, NoLoopError, PlainLoop
 from bigbrain_fx.verification.module import equal, link
 from bigbrain_fx.verification.reference import Reference
-from bigbrain_fx.verification.updates import Recipe, Updates
+from bigbrain_fx.verification.training import Recipe
+from bigbrain_fx.verification.updates import Updates
 
 NAME = "plain PyTorch = captured graph"
 STEPS = 3
@@ -175,12 +175,13 @@ class _Comparison:
             self.lines.append(f"loss of step {step}: {theirs:.9g} and {ours:.9g}")
         self._compare_buffers(step, state, after, reference)
         given: dict[str, Tensor] | None = None  # the loop leaves out an update
-        fine, same = are_finite([*want.values()]), are_finite([*have.values()])
+        fine, same = (all(bool(g.isfinite().all()) for g in all_.values()) for all_ in (want, have))
         if made["scale"] is None or (fine and same):
             exact = partial(self._exact, step, folder / "state", scale)
             widely = partial(self._widely, step, state, batches, scale)
             self._compare_gradients(step, want, have, exact, widely)
-            given = unscaled(_fed(reference, want, have), scale)
+            back = float(torch.tensor(scale).double().reciprocal().float())
+            given = {n: g * back for n, g in _fed(reference, want, have).items()}
             self.updated += 1
         elif fine or same:
             self.lines.append(f"step {step}: loop or graph alone has gradients that are not finite")

@@ -4,7 +4,9 @@ The captured graph runs whole, in the order of the plan, under one autograd grap
 plain training in two ways only: a parameter is a leaf of its own in every stage that reads it, and
 the leaves' gradients are added last stage first; and where there are replicas, gradients of
 micro-batches are added in the plan's order of sums. That fixes the grouping of sums, so that
-equality can be bitwise. This room knows nothing of emitted text or of messages.
+equality can be bitwise. Of tensor groups all members run, op by op, in lockstep; sums over them are
+added in rank order. Without groups the model is the one member. This file knows nothing of emitted
+text or of messages, and shares no sum with the runtime.
 """
 
 from __future__ import annotations
@@ -13,28 +15,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from bigbrain_fx.core import ROW_COUNTS, Dim, Graph, Op, Ref, Stages
-from bigbrain_fx.frontend import draw_places, place_name, run_graph
-from bigbrain_fx.runtime import (
-    Training,
-    are_finite,
-    clipped,
-    laid_out,
-    mean_loss,
-    norm,
-    reseed,
-    share_of,
-)
-from bigbrain_fx.verification.stepping import Stepper
+from bigbrain_fx.core import ROW_COUNTS, Dim, Graph, Op, Ref, Shard, Stages
+from bigbrain_fx.frontend import draw_places, place_name, run_graph, run_members, taken
+from bigbrain_fx.plan import Plan
+from bigbrain_fx.runtime import laid_out, reseed
+from bigbrain_fx.verification import plain_batches
+from bigbrain_fx.weights import part_name
 
 Key = tuple[int, int, int]  # seed, step, micro-batch
 Leaf = tuple[str, int]  # a parameter, and which of the stages that give it a gradient
 Gradients = dict[Leaf, Tensor]
+Tensors = Mapping[str, Tensor]
 SIZE = "aten.sym_size.int"
 
 
@@ -181,170 +177,181 @@ def _powers(count: int) -> Iterator[tuple[int, int]]:
         first += size
 
 
-@dataclass
-class Reference:
-    """The model in one process.
+class _Members:
+    """The members of all tensor groups in one process; the one model where there are no groups.
 
-    Attributes:
-        leaves_per_stage: off, every parameter has one leaf, as in plain training.
+    Args:
+        graphs: of each member.
+        stages: of the plan.
+        shards: what members have of divided parameters.
+        tensors: of the model, whole, by name.
+        functions: as in `run_graph`.
+        leaves_per_stage: off, every parameter has one leaf on each member, as in plain training.
     """
 
-    graph: Graph
-    stages: Stages
-    tensors: Mapping[str, Tensor]
-    functions: Mapping[str, object]
-    leaves_per_stage: bool = True
+    def __init__(
+        self,
+        graphs: Sequence[Graph],
+        stages: Stages,
+        shards: Sequence[Shard],
+        tensors: Tensors,
+        functions: Mapping[str, object],
+        leaves_per_stage: bool,
+    ) -> None:
+        self.graphs, self.stages, self.functions = graphs, stages, functions
+        self.leaves_per_stage = leaves_per_stage
+        self.shards = {(shard.param, shard.member): shard for shard in shards}
+        self.places = draw_places(graphs[0])
+        self.runs = [with_known_sizes(graph) for graph in graphs]
+        own = replace(stages, stages=stages.of_member(0))
+        self.cuts = [ReplicaOrder.of(own, number) for number in range(own.replicas)]
+        held = [
+            {n: self._part(n, member, t) for n, t in tensors.items()}
+            for member in range(len(graphs))
+        ]
+        self.trained = [self._trained(member, own) for member, own in enumerate(held)]
+        self.fixed = [
+            {p.name: own[p.name] for p in graph.params if p.canonical not in trained}
+            for graph, own, trained in zip(graphs, held, self.trained, strict=True)
+        ]
 
-    def __post_init__(self) -> None:
-        self.places = draw_places(self.graph)
-        self.runs = with_known_sizes(self.graph)
-        self.cuts = [ReplicaOrder.of(self.stages, number) for number in range(self.stages.replicas)]
-        wants = {p.canonical for p in self.graph.params if p.spec.requires_grad}
-        used = {
-            self.graph.param[name].canonical
-            for stage in self.stages.stages
-            for name in stage.params
-        }
-        self.parameters = {
-            p.name: nn.Parameter(self.tensors[p.name].detach().clone())
-            for p in self.graph.params
-            if p.name in wants and p.name in used
-        }
-        self.buffers = {
-            p.name: self.tensors[p.name].detach().clone()
-            for p in self.graph.params
-            if p.canonical not in self.parameters
+    def _part(self, name: str, member: int, tensor: Tensor) -> Tensor:
+        shard = self.shards.get((name, member))
+        if shard is None:
+            return tensor.detach().clone()
+        return taken(tensor, shard).detach().clone(memory_format=torch.contiguous_format)
+
+    def _trained(self, member: int, held: Tensors) -> dict[str, nn.Parameter]:
+        param = self.graphs[member].param
+        stages = self.stages.of_member(member)
+        used = {param[name].canonical for stage in stages for name in stage.params}
+        wants = {p.canonical for p in self.graphs[member].params if p.spec.requires_grad} & used
+        return {
+            p.name: nn.Parameter(held[p.name])
+            for p in self.graphs[member].params
+            if p.name in wants
         }
 
-    def gradients(
-        self, micro_inputs: list[Mapping[str, Tensor]], seed: int, step: int, scale: float = 1.0
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the mean loss of a step's micro-batches and the gradient of every parameter.
+    def stored(self, name: str, member: int) -> str:
+        """Return the name under which a member's tensor is kept."""
+        return part_name(name, member) if (name, member) in self.shards else name
+
+    def weight(self, member: int, name: str, _stage: int) -> Tensor:
+        """Return the numbers of a parameter that a stage computes with."""
+        return self.trained[member][name]
+
+    def of_each(
+        self, batches: Sequence[Tensors], seed: int, step: int, scale: float = 1.0
+    ) -> tuple[Tensor, list[dict[str, Tensor]]]:
+        """Return the mean loss of a step's micro-batches, and each member's gradients.
 
         Gradients are those of the loss times `scale`. See `weights_of` for the mean.
         """
         losses: dict[int, Tensor] = {}
-        weights = weights_of(self.graph, micro_inputs)
+        weights = weights_of(self.graphs[0], batches)
 
         def made(micro: int) -> Gradients:
-            key, share = (seed, step, micro), partial(share_of, weights=weights, micro=micro)
-            losses[micro], found = self._micro_batch(micro_inputs[micro], key, share, scale)
-            return found
+            share = partial(plain_batches.share, weights=weights, micro=micro)
+            key = seed, step, micro
+            losses[micro], found = self.of_micro_batch(batches[micro], key, share, scale)
+            return {
+                (part_name(name, member), place): gradient
+                for member, own in enumerate(found)
+                for (name, place), gradient in own.items()
+            }
 
         sum_all = partial(summed, self.stages) if self.leaves_per_stage else ascending
-        sums = sum_all(len(micro_inputs), made)
+        sums = sum_all(len(batches), made)
+        loss = plain_batches.mean([losses[micro] for micro in sorted(losses)], weights)
         totals: dict[str, Tensor] = {}
-        for name, place in sorted(sums, key=lambda key: -key[1]):
+        for name, place in sorted(sums, key=lambda leaf: -leaf[1]):
             part = sums[name, place]
             totals[name] = totals[name] + part if name in totals else part
-        loss = mean_loss([losses[micro] for micro in sorted(losses)], weights)
-        known = {n: p for n, p in self.parameters.items() if n in totals}
-        return loss, {name: laid_out(totals[name].clone(), p) for name, p in known.items()}
+        return loss, [self._laid(member, totals) for member in range(len(self.graphs))]
 
-    def weight(self, name: str, stage: int) -> Tensor:
-        """Return the numbers of a parameter that a stage computes with."""
-        return self.parameters[name]
+    def _laid(self, member: int, totals: Tensors) -> dict[str, Tensor]:
+        own = {name: (p, part_name(name, member)) for name, p in self.trained[member].items()}
+        return {n: laid_out(totals[at].clone(), p) for n, (p, at) in own.items() if at in totals}
 
-    def _micro_batch(
-        self,
-        inputs: Mapping[str, Tensor],
-        key: Key,
-        share: Callable[[Tensor], Tensor],
-        scale: float,
-    ) -> tuple[Tensor, Gradients]:
-        leaves: dict[Leaf, Tensor] = {}
-        cut = next((c for c in self.cuts if key[2] in c.micros), self.cuts[0])
+    def of_micro_batch(
+        self, inputs: Tensors, key: Key, share: Callable[[Tensor], Tensor], scale: float
+    ) -> tuple[Tensor, list[Gradients]]:
+        """Return the loss of a micro-batch, and what each member's leaves get of `share` of it."""
+        leaves: list[dict[Leaf, Tensor]] = [{} for _ in self.graphs]
+        cut = next((each for each in self.cuts if key[2] in each.micros), self.cuts[0])
+        losses = self._losses(inputs, key, cut, leaves)
+        flat = [leaf for own in leaves for leaf in own.values()]
+        seeds = [share(torch.full_like(loss, scale)) for loss in losses]
+        made = torch.autograd.grad(losses, flat, seeds, allow_unused=True)
+        found: Iterator[Tensor | None] = iter(made)
+        each = [{leaf: g for leaf in part if (g := next(found)) is not None} for part in leaves]
+        return losses[0].detach(), [by_place(own) for own in each]
 
-        def leaf(param: str, op: str) -> Tensor:
-            canonical = self.graph.param[param].canonical
-            if canonical not in self.parameters:
-                return self.buffers[param]
-            place = canonical, cut.stage_of.get(op, 0) if self.leaves_per_stage else 0
-            if place not in leaves:
-                leaves[place] = self.weight(*place).detach().requires_grad_()
-            return leaves[place]
+    def _losses(
+        self, inputs: Tensors, key: Key, cut: ReplicaOrder, leaves: list[dict[Leaf, Tensor]]
+    ) -> list[Tensor]:
+        given = [partial(self._leaf, own, m, cut) for m, own in enumerate(leaves)]
+        name = self.graphs[0].loss
+        assert name is not None
+        keyed = partial(self._keyed, key)
+        how = {"order": cut.order, "key": keyed, "values": [name], "functions": self.functions}
+        if len(self.graphs) == 1:
+            found = [run_graph(self.runs[0], self.fixed[0], inputs, leaf=given[0], **how)]  # type: ignore[arg-type]
+        else:
+            same = [inputs for _ in self.graphs]
+            found = run_members(self.runs, self.fixed, same, leaves=given, **how)  # type: ignore[arg-type]
+        return [cast("Tensor", values[name]) for values in found]
 
-        assert self.graph.loss is not None
-        found = run_graph(
-            self.runs,
-            self.buffers,
-            inputs,
-            order=cut.order,
-            leaf=leaf,
-            key=lambda op: self._keyed(op, key),
-            values=[self.graph.loss],
-            functions=self.functions,
-        )
-        loss = found[self.graph.loss]
-        assert isinstance(loss, Tensor)
-        seed = share(torch.full_like(loss, scale))
-        gradients: Sequence[Tensor | None] = torch.autograd.grad(
-            loss, list(leaves.values()), seed, allow_unused=True
-        )
-        pairs = zip(leaves, gradients, strict=True)
-        given = {leaf: gradient for leaf, gradient in pairs if gradient is not None}
-        return loss.detach(), by_place(given)
+    def _leaf(
+        self, leaves: dict[Leaf, Tensor], member: int, cut: ReplicaOrder, param: str, op: str
+    ) -> Tensor:
+        canonical = self.graphs[member].param[param].canonical
+        if canonical not in self.trained[member]:
+            return self.fixed[member][param]
+        place = canonical, cut.stage_of.get(op, 0) if self.leaves_per_stage else 0
+        if place not in leaves:
+            leaves[place] = self.weight(member, *place).detach().requires_grad_()
+        return leaves[place]
 
     @contextmanager
-    def _keyed(self, op: Op, key: Key) -> Iterator[None]:
+    def _keyed(self, key: Key, op: Op) -> Iterator[None]:
         reseed(key, place_name(*self.places[op.name]), torch.device("cpu"))
         yield
 
 
-def train_reference(
-    reference: Reference,
-    batches: Callable[[int], list[Mapping[str, Tensor]]],
-    training: Training,
-    steps: int,
-    seed: int,
-) -> Trace:
-    """Train in one process, by torch's own loss scale and schedulers."""
-    loop = _Loop(reference, training)
-    for step in range(steps):
-        loop.run(step, batches(step), seed)
-    loop.trace.tensors.update({name: p.detach() for name, p in reference.parameters.items()})
-    loop.trace.tensors.update(reference.buffers)
-    return loop.trace
+class Reference(_Members):
+    """The model in one process, not divided; its arguments are those of the graph."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        stages: Stages,
+        tensors: Tensors,
+        functions: Mapping[str, object],
+        leaves_per_stage: bool = True,
+    ) -> None:
+        super().__init__((graph,), stages, (), tensors, functions, leaves_per_stage)
+        self.graph, self.tensors = graph, tensors
+        self.parameters, self.buffers = self.trained[0], self.fixed[0]
+
+    def gradients(
+        self, batches: Sequence[Tensors], seed: int, step: int, scale: float = 1.0
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the mean loss of a step's micro-batches and the gradient of every parameter."""
+        loss, (found,) = self.of_each(batches, seed, step, scale)
+        return loss, found
 
 
-class _Loop:
-    """A reference with its optimizer."""
+class MembersReference(_Members):
+    """The members of a plan with tensor groups, in lockstep."""
 
-    def __init__(self, reference: Reference, training: Training) -> None:
-        self.reference, self.training, self.trace = reference, training, Trace()
-        self.updates = Stepper(training, reference.parameters)
-        scaling: Any = getattr(training, "grad_scaler", None) or {"enabled": False}
-        self.scaler = torch.amp.GradScaler("cpu", **scaling)
-
-    def run(self, step: int, batches: list[Mapping[str, Tensor]], seed: int) -> None:
-        self.scaler.scale(torch.zeros(()))  # it makes its scale with the first
-        found = self.reference.gradients(batches, seed, step, self.scaler.get_scale())
-        loss, gradients = found
-        self.trace.losses.append(loss.double())  # a bundle tells its loss as a number
-        self.updates.give(gradients)
-        self._clip()
-        if self.scaler.is_enabled() and not are_finite(gradients.values()):
-            self.trace.left_out.add(step)
-        elif step == 0:  # an optimizer may write into them: a bundle's are looked at after it
-            self.trace.gradients.update(self.updates.given)
-        self._update(step)
-
-    def _clip(self) -> None:
-        if self.scaler.is_enabled():
-            self.scaler.unscale_(self.updates.optimizer)
-        limit, every = self.training.clip_norm, self.updates.parameters
-        if limit is None:
-            return
-        if len({parameter.dtype for parameter in every.values()}) == 1:
-            torch.nn.utils.clip_grad_norm_([*every.values()], limit)
-            return
-        # of several types torch adds norms type by type, in an order of a hash table's
-        given = self.updates.given
-        norms = [norm(given.get(name), parameter) for name, parameter in every.items()]
-        self.updates.give(clipped(given, norms, limit))
-
-    def _update(self, step: int) -> None:
-        self.updates.set_rate(step)
-        self.scaler.step(self.updates.optimizer)
-        self.scaler.update()
-        self.updates.end()
+    def __init__(
+        self,
+        plan: Plan,
+        tensors: Tensors,
+        functions: Mapping[str, object],
+        *,
+        leaves_per_stage: bool = True,
+    ) -> None:
+        about = plan.sharded.members, plan.stages, plan.sharded.shards
+        super().__init__(*about, tensors, functions, leaves_per_stage)

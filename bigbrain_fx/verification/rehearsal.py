@@ -16,17 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bigbrain_fx.errors import BigBrainError, about_code, from_fields
+from bigbrain_fx.errors import BigBrainError, InputError, about_code, from_fields
 from bigbrain_fx.frontend import CaptureService, apart
 from bigbrain_fx.plan import Plan, read_plan
 from bigbrain_fx.verification.alone import Alone, Way
 from bigbrain_fx.verification.chain import rehearsed_links
 from bigbrain_fx.verification.failures import error_of
-from bigbrain_fx.verification.hash_order import line_of_set
 from bigbrain_fx.verification.imported_bundle import weights_of
 from bigbrain_fx.verification.loop import PlainLoop, lacking, save_start
 from bigbrain_fx.verification.opaque import opaque_chain
 from bigbrain_fx.verification.plain import STEPS
+from bigbrain_fx.verification.process_order import line_of_draw, line_of_set
 from bigbrain_fx.weights import Scratch
 
 
@@ -99,14 +99,32 @@ class _Comparison:
         file = self.service.file
         of_set = None if file.is_data else line_of_set(file.path)
         try:
-            answer: dict[str, object] = {"checks": self._compared(of_set), "set": of_set}
+            answer: dict[str, Any] = {"checks": self._compared(of_set), "set": of_set}
         except BigBrainError as error:
             answer = {"error": error.fields}
         except Exception as error:
             known = error_of(error, self.folder, file.path)
             answer = {"checks": [], "why": f"{type(error).__name__}: {error}"}
             answer = {"error": known.fields} if known else answer
+        if "error" in answer or any(c["passed"] is False for c in answer["checks"]):
+            answer = self._unseeded() or answer
         return {"answer": json.dumps(answer)}
+
+    def _unseeded(self) -> dict[str, Any] | None:
+        """Say of a difference that it may be of dice which no line has seeded."""
+        file = self.service.file
+        at = None if file.is_data else line_of_draw(file.path)
+        if at is None:
+            return None
+        error = InputError(
+            f"the top of {file.path.name} draws with Python's or NumPy's random numbers, without a "
+            "seed, and processes of a bundle, which draw others, do not train as your own loop",
+            code="BX2046",
+            at=at,
+            help="seed them at the top, before they draw: random.seed(0), numpy.random.seed(0); or "
+            "draw in batches(seed), by its seed",
+        )
+        return {"error": error.fields}
 
     def _compared(self, of_set: str | None) -> list[dict[str, object]]:
         plan, folder, forks = self.plan, self.folder, self.forks

@@ -8,52 +8,51 @@ the step, or of the micro-batch, alone.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from torch import Tensor
 
 from bigbrain_fx.core import Graph, Stages
-from bigbrain_fx.runtime import Training, mean_loss
-from bigbrain_fx.verification.reference import (
-    Gradients,
-    Key,
-    Reference,
-    Trace,
-    train_reference,
-)
-
-Batches = list[Mapping[str, Tensor]]
+from bigbrain_fx.runtime import Training
+from bigbrain_fx.verification import plain_batches
+from bigbrain_fx.verification.reference import Reference, Trace
+from bigbrain_fx.verification.training import Batches, Stepper, train_reference
 
 
-@dataclass
 class StaleReference(Reference):
     """A reference whose leaves are older weights."""
 
-    history: deque[dict[str, Tensor]] = field(default_factory=deque)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.history = deque(maxlen=max(2, len(self.stages.stages)))
+    def __init__(self, *about: Any) -> None:  # noqa: ANN401  # as a Reference
+        super().__init__(*about)
+        self.history: deque[dict[str, Tensor]] = deque(maxlen=max(2, len(self.stages.stages)))
         self.note()
 
     def note(self) -> None:
         """Keep the weights of now."""
         self.history.append({n: p.detach().clone() for n, p in self.parameters.items()})
 
-    def weight(self, name: str, stage: int) -> Tensor:
+    def weight(self, member: int, name: str, stage: int) -> Tensor:
         """Return what a stage computes with: of one step before, or as many updates as it waits."""
         back = 1 if self.stages.asynchronous == "2bw" else self.stages.ahead(stage)
         return self.history[max(0, len(self.history) - 1 - back)][name]
 
-    def one(self, inputs: Mapping[str, Tensor], key: Key) -> tuple[Tensor, Gradients]:
-        """Return loss and gradients of one micro-batch that is a batch of its own."""
-        return self._micro_batch(inputs, key, lambda whole: whole, 1.0)
+    def updates(
+        self, batches: list[Mapping[str, Tensor]], seed: int, step: int
+    ) -> Iterator[tuple[Tensor, Mapping[str, Tensor]]]:
+        """Yield loss and gradients of each update of a step."""
+        if self.stages.asynchronous == "2bw":
+            yield self.gradients(batches, seed, step)
+            return
+        for micro, inputs in enumerate(batches):
+            key = seed, step, micro
+            loss, (found,) = self.of_micro_batch(inputs, key, lambda whole: whole, 1.0)
+            yield loss, {name: gradient for (name, _), gradient in found.items()}
 
 
 def trained_once(
     about: tuple[Graph, Stages, Mapping[str, Tensor], Mapping[str, object]],
-    batches: Callable[[int], Batches],
+    batches: Batches,
     training: Training,
     steps: int,
     seed: int,
@@ -66,45 +65,23 @@ def trained_once(
 
 
 def train_stale(
-    reference: StaleReference,
-    batches: Callable[[int], Batches],
-    training: Training,
-    steps: int,
-    seed: int,
+    reference: StaleReference, batches: Batches, training: Training, steps: int, seed: int
 ) -> Trace:
     """Train as `train_reference` does, by the recurrence of the plan."""
-    trace, parameters = Trace(), reference.parameters
-    optimizer = training.optimizer(list(parameters.items()))
-    base = [group["lr"] for group in optimizer.param_groups]
-    scheduler = training.scheduler(optimizer) if training.scheduler else None
+    trace, stepper = Trace(), Stepper(training, reference.parameters)
     for step in range(steps):
-        for group, lr in zip(optimizer.param_groups, base, strict=True):
-            group["lr"] = lr * training.lr_scale(step) if training.lr_scale else group["lr"]
+        stepper.set_rate(step)
         losses = []
-        for loss, gradients in _updates(reference, batches(step), seed, step):
+        for loss, gradients in reference.updates(batches(step), seed, step):
             losses.append(loss)
-            for name, parameter in parameters.items():
-                parameter.grad = gradients.get(name)
+            stepper.give(gradients)
             if step == 0:
                 trace.gradients.update({n: g.clone() for n, g in gradients.items()})
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+            stepper.optimizer.step()
+            stepper.optimizer.zero_grad(set_to_none=True)
             reference.note()
-        if scheduler is not None:
-            scheduler.step()
-        trace.losses.append(mean_loss(losses, ()).double())
-    trace.tensors.update({name: p.detach() for name, p in parameters.items()})
+        stepper.end()
+        trace.losses.append(plain_batches.mean(losses, [1.0] * len(losses)).double())
+    trace.tensors.update({name: p.detach() for name, p in reference.parameters.items()})
     trace.tensors.update(reference.buffers)
     return trace
-
-
-def _updates(
-    reference: StaleReference, batches: Batches, seed: int, step: int
-) -> Iterator[tuple[Tensor, Mapping[str, Tensor]]]:
-    """Yield loss and gradients of each update of a step."""
-    if reference.stages.asynchronous == "2bw":
-        yield reference.gradients(batches, seed, step)
-        return
-    for micro, inputs in enumerate(batches):
-        loss, found = reference.one(inputs, (seed, step, micro))
-        yield loss, {name: gradient for (name, _), gradient in found.items()}

@@ -8,21 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from bigbrain_fx.frontend import ModelFile
-from bigbrain_fx.runtime import LearningRates, Training, clipped, norm
 from bigbrain_fx.verification import laid_tensors
 from bigbrain_fx.verification.module import equal
+from bigbrain_fx.verification.training import Recipe, Stepper, clipped, norm_of
 
 _ALIKE = 1e-9  # of a tensor's largest update, in float64
 _SMALL = 1e-4  # of it, in the model's own type: more is no rounding
 _UNITS = 8.0  # or units of rounding of its largest number
 Tensors = Mapping[str, Tensor]
-Recipe: TypeAlias = ModelFile | Training
 
 
 class Updates:
@@ -65,7 +62,8 @@ class Updates:
             laid_tensors.save(given, folder / "given")
         self._steps.append(folder)
         try:
-            self._parts = self._parts or _Parts(self.own, self._names(before), before)
+            own = self._parts or _Parts(self.own, self._names(before), before, by_rows=True)
+            self._parts = own
             self._parts.step(step, before, given)
         except Exception as error:  # the user's own code
             first = (str(error).splitlines() or [""])[0]
@@ -97,7 +95,7 @@ class Updates:
         wide = {name: tensor.double() for name, tensor in start.items()}
         parts = self._names(wide)
         whole = _Parts(self.file, [list(dict.fromkeys(n for part in parts for n in part))], wide)
-        each = _Parts(self.own, parts, wide)
+        each = _Parts(self.own, parts, wide, by_rows=True)
         for step, folder in enumerate(self._steps):
             file = folder / "given"
             given = (
@@ -118,19 +116,26 @@ def _far(have: Tensor, want: Tensor, start: Tensor) -> bool:
 
 
 class _Parts:
-    """One optimizer for each part of a model's parameters, as in a bundle."""
+    """One optimizer for each part of a model's parameters.
 
-    def __init__(self, file: Recipe, parts: Sequence[Sequence[str]], numbers: Tensors) -> None:
-        self.file = file
-        self.order = list(numbers)
+    With `by_rows` they lie in memory as in a bundle; else as `numbers` do.
+    """
+
+    def __init__(
+        self,
+        file: Recipe,
+        parts: Sequence[Sequence[str]],
+        numbers: Tensors,
+        *,
+        by_rows: bool = False,
+    ) -> None:
+        self.file, self.order = file, list(numbers)
+        self.layout = torch.contiguous_format if by_rows else torch.preserve_format
         self.params = [
-            {name: nn.Parameter(numbers[name].detach().clone()) for name in part} for part in parts
+            {name: nn.Parameter(self._copy(numbers[name].detach())) for name in part}
+            for part in parts
         ]
-        make = file.optimizer or torch.optim.AdamW
-        self.optimizers = [make(list(part.items())) for part in self.params if part]
-        self.rates = [
-            LearningRates(made, file.lr_scale, file.scheduler) for made in self.optimizers
-        ]
+        self.steppers = [Stepper(file, part) for part in self.params if part]
 
     def step(self, step: int, before: Tensors | None, given: Tensors | None) -> None:
         """Update, from other numbers if they are given; without gradients let the step pass."""
@@ -139,19 +144,22 @@ class _Parts:
             for name, parameter in part.items():
                 if before is not None:
                     parameter.data.copy_(before[name])
-                parameter.grad = gradients[name].clone() if name in gradients else None
-        for made, rates in zip(self.optimizers, self.rates, strict=True):
+                parameter.grad = self._copy(gradients[name]) if name in gradients else None
+        for stepper in self.steppers:
             if given is not None:
-                rates.set(step)
-                made.step()
-            rates.advance()
+                stepper.set_rate(step)
+                stepper.optimizer.step()
+            stepper.end()
+
+    def _copy(self, tensor: Tensor) -> Tensor:
+        return tensor.clone(memory_format=self.layout)
 
     def _clipped(self, given: Tensors) -> Tensors:
         """Clip as a bundle does: each parameter's norm, then the norm of the norms."""
         if self.file.clip_norm is None:
             return given
-        known = {name: p for part in self.params for name, p in part.items()}
-        norms = [norm(given.get(name), known[name]) for name in self.order if name in known]
+        known = {name for part in self.params for name in part}
+        norms = [norm_of(given.get(name)) for name in self.order if name in known]
         return clipped(given, norms, self.file.clip_norm)
 
     def numbers(self) -> list[tuple[str, Tensor]]:

@@ -326,6 +326,7 @@ def batches(seed):
 """
 
 
+@pytest.mark.usefixtures("rehearsals")
 def test_a_file_whose_copy_would_be_another_is_taken_whole(tmp_path: Path) -> None:
     """The data are those of the file, as `split` has run it."""
     model = tmp_path / "configured.py"
@@ -348,7 +349,7 @@ KEPT = """
 import torch
 from torch import nn
 
-SCALE = float(torch.tensor(2.0))  # a call at the top: what is copied is tried
+SCALE = float(torch.tensor(2.0))
 
 
 class Net(nn.Linear):

@@ -98,7 +98,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def made(model: Path) -> bb.Split:
-    with pytest.warns(bb.SplitWarning, match="opaque.*BX0170"):
+    with pytest.warns(bb.SplitWarning, match="opaque.*BX0160"):
         return bb.split(model, cluster(), model.parent / "bundle")
 
 
@@ -164,7 +164,7 @@ def test_a_killed_process_is_replaced_and_the_run_says_what_began_anew(
 def test_strict_refuses_as_a_trace_does(model: Path, tmp_path: Path) -> None:
     with pytest.raises(CaptureError) as caught:
         bb.split(model, cluster(), tmp_path / "out", Options(strict=True))
-    assert caught.value.family == "BX0170"
+    assert caught.value.family == "BX0160"
     assert caught.value.help
     assert not (tmp_path / "out").exists()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -225,47 +226,29 @@ def test_batch_that_is_not_free_falls_back_to_a_fixed_size() -> None:
     assert smaller.graph.inputs[0].spec.shape == (2, 8)
 
 
-def test_a_value_read_in_python_names_the_line() -> None:
-    class Model(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            if x.sum() > 0:
-                return x.sum()
-            return x.mean()
+class Of(nn.Module):
+    def __init__(self, compute: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.compute = (compute,)
 
-    with pytest.raises(CaptureError, match="reads a tensor's value in Python") as caught:
-        capture(Model(), (torch.randn(4, 8),))
-    assert caught.value.at
-    assert caught.value.at.startswith("test_forms.py:")
-    assert "torch.where" in (caught.value.help or "")
+    def forward(self, x: Tensor) -> Tensor:
+        return self.compute[0](x)
 
 
-def test_shapes_that_depend_on_data_are_refused() -> None:
-    class Model(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x[x > 0].sum()
-
-    with pytest.raises(CaptureError, match="depends on data") as caught:
-        capture(Model(), (torch.randn(4, 8),))
-    assert caught.value.at
-    assert caught.value.at.startswith("test_forms.py:")
+REFUSED: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
+    "a branch on data": ("BX0101b", lambda x: x.sum() if x.sum() > 0 else x.mean()),
+    "rows that data select": ("BX0130b", lambda x: x[x > 0].sum()),
+    "a number of a tensor": ("BX0130d", lambda x: x.sum() * x.mean().item()),
+    "dice of Python": ("BX0120b", lambda x: x.sum() * random.random()),
+}
 
 
-def test_item_is_refused() -> None:
-    class Model(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x.sum() * x.mean().item()
-
-    with pytest.raises(CaptureError, match="reads a tensor's value in Python") as caught:
-        capture(Model(), (torch.randn(4, 8),))
-    assert caught.value.at
-    assert caught.value.at.startswith("test_forms.py:")
-
-
-def test_python_dice_are_refused() -> None:
-    class Model(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x.sum() * random.random()
-
-    with pytest.raises(CaptureError, match="draws random numbers with Python") as caught:
-        capture(Model(), (torch.randn(4, 8),))
+@pytest.mark.parametrize(("code", "compute"), REFUSED.values(), ids=REFUSED)
+def test_what_no_trace_holds_is_refused_with_its_line(
+    code: str, compute: Callable[[Tensor], Tensor]
+) -> None:
+    with pytest.raises(CaptureError) as caught:
+        capture(Of(compute), (torch.randn(4, 8),))
+    assert caught.value.code == code
     assert (caught.value.at or "").startswith("test_forms.py:")
+    assert caught.value.help

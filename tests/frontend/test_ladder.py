@@ -17,7 +17,8 @@ from bigbrain_fx.frontend.answers import read_answers
 from bigbrain_fx.frontend.tracing import capture_job
 from bigbrain_fx.frontend.translation.oracle import WrongAnswerError, answers_in, is_negated
 from bigbrain_fx.frontend.translation.params import Store
-from bigbrain_fx.frontend.translation.refusals import branch, explain, number_read
+from bigbrain_fx.frontend.translation.refusals import explain, number_read
+from bigbrain_fx.frontend.translation.trace_refusals import instead_of_branch
 from bigbrain_fx.frontend.translation.translate import translate
 from bigbrain_fx.plan.cut import live_ops
 from bigbrain_fx.planning.units import is_size, units
@@ -332,8 +333,8 @@ def test_numbers_that_a_module_is_called_by_are_refused() -> None:
     ],
 )
 def test_a_number_that_becomes_text_is_told_to_stay_a_tensor(code: str, text: bool) -> None:
-    for made in (branch("m.py:3", code), number_read("m.py:3", code)):
-        assert (made.help or "").startswith("keep the tensor, and make text of it") == text
+    for help_ in (instead_of_branch("m.py:3", code), number_read("m.py:3", code).help or ""):
+        assert help_.startswith("keep the tensor, and make text of it") == text
 
 
 class Whole(nn.Module):

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend.tracing.export import quiet
 from bigbrain_fx.frontend.tracing.fixed import fixed_entries
-from bigbrain_fx.frontend.tracing.optimizer_layouts import require_order_idle
-from bigbrain_fx.frontend.tracing.trial import Make
 from bigbrain_fx.runtime import APART, laid
 from bigbrain_fx.runtime.entries import require_fixed
 from bigbrain_fx.runtime.stream import BatchError
@@ -109,29 +105,3 @@ def test_what_is_written_must_lie_in_memory_of_its_own() -> None:
     for other in (whole, whole[1:2], [whole[:, 2:]]):
         with pytest.raises(BatchError, match=r"step 2.*writes into x.*y.* the same memory"):
             require_fixed(fixed, {"x": whole[:, :3], "y": other}, 2)
-
-
-class Slower(torch.optim.SGD):
-    """Halves the rate of what does not lie row by row."""
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for p in group["params"]:
-                p.add_(p.grad, alpha=-0.1 if p.is_contiguous() else -0.05)
-
-
-@pytest.mark.parametrize(
-    ("make", "goes_by"),
-    [(lambda named: Slower(named, lr=0.1), True), (lambda named: torch.optim.AdamW(named), False)],
-)
-def test_an_optimizer_that_goes_by_how_a_weight_lies_is_refused(make: Make, goes_by: bool) -> None:
-    weights = {"rows": nn.Parameter(torch.rand(5, 3)), "turned": nn.Parameter(torch.rand(3, 5).t())}
-    if not goes_by:
-        require_order_idle(make, weights)
-        return
-    with pytest.raises(InputError, match="holds turned otherwise than row by row") as found:
-        require_order_idle(make, weights)
-    assert "p.data.contiguous()" in str(found.value.help)
-    rows = {name: nn.Parameter(p.detach().contiguous()) for name, p in weights.items()}
-    require_order_idle(make, rows)  # the remedy

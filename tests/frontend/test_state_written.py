@@ -11,21 +11,20 @@ from torch import Tensor, nn
 from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend import capture
 from bigbrain_fx.frontend.tracing.attributes import Attributes
-from tests.frontend.test_state import Net, batch
+from tests.frontend.test_hidden_state import Net, batch
 from tests.support.captured import assert_same
 from tests.support.messages import refused
 
 
-class Written(Net):
-    def middle(self, h: Tensor) -> Tensor:
-        with torch.no_grad():
-            self.up.weight.copy_(nn.functional.normalize(self.up.weight, dim=1))
-        return h
+def normalized(net: Net, h: Tensor) -> Tensor:
+    with torch.no_grad():
+        net.up.weight.copy_(nn.functional.normalize(net.up.weight, dim=1))
+    return h
 
 
 def test_writes_into_what_is_trained_are_refused() -> None:
     with refused("BX0180", CaptureError):
-        capture(Written(), batch())
+        capture(Net(normalized), batch())
 
 
 class Turning(nn.Module):
@@ -82,36 +81,6 @@ def test_a_cached_function_gives_runs_nothing_of_a_trace() -> None:
     assert_same(model, found, model)
     assert _mask.cache_info().misses >= 1
     assert type(_mask(5)) is Tensor
-
-
-@functools.lru_cache
-def _first(layer: nn.Linear) -> Tensor:
-    return layer.weight.detach().clone()
-
-
-class ByFunction(Net):
-    def middle(self, h: Tensor) -> Tensor:
-        return h @ _first(self.up) @ self.up.weight.t()
-
-
-class ByProperty(Net):
-    @functools.cached_property
-    def norm(self) -> Tensor:
-        return self.up.weight.detach().norm()
-
-    def middle(self, h: Tensor) -> Tensor:
-        return h * self.norm
-
-
-@pytest.mark.parametrize(("kind", "name"), [(ByFunction, "_first"), (ByProperty, "norm")])
-def test_what_is_kept_of_the_first_weights_is_refused(kind: type[Net], name: str) -> None:
-    model = kind()
-    before = [p.clone() for p in model.parameters()]
-    with refused("BX0160f", CaptureError) as caught:
-        capture(model, batch())
-    assert f"{name} " in caught.value.what
-    assert "register_buffer" in (caught.value.help or "")
-    assert all(map(torch.equal, model.parameters(), before))
 
 
 class PackedPart(nn.Module):

@@ -37,7 +37,8 @@ from bigbrain_fx.verification.imported_bundle import (
     weights_of,
 )
 from bigbrain_fx.verification.links import same_training
-from bigbrain_fx.verification.reference import Reference, train_reference
+from bigbrain_fx.verification.reference import Reference
+from bigbrain_fx.verification.training import train_reference
 from tests.support import samples
 from tests.support.command_line import call
 from tests.support.synthetic import graph_of, op, tensor, weight

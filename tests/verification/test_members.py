@@ -16,7 +16,7 @@ from bigbrain_fx.core import Cluster, Device, Link, Shard
 from bigbrain_fx.emit import bundle_texts, write_bundle
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import ModelFile, capture, load_model_file
-from bigbrain_fx.frontend.tracing.divided import require_divided
+from bigbrain_fx.frontend.tracing.sharded_optimizer import require_divided
 from bigbrain_fx.plan import (
     Options,
     Plan,
@@ -33,12 +33,11 @@ from bigbrain_fx.verification.imported_bundle import batches_of, run_bundle, wei
 from bigbrain_fx.verification.links import same_training
 from bigbrain_fx.verification.members import (
     CLOSE,
-    MembersReference,
     same_graph,
     same_leaves,
 )
-from bigbrain_fx.verification.members_training import train_members
-from bigbrain_fx.verification.reference import Trace
+from bigbrain_fx.verification.reference import MembersReference, Trace
+from bigbrain_fx.verification.training import train_reference
 from tests.support.bundles import MODEL
 from tools.matrix import Bench, imported, other_bytes
 
@@ -95,7 +94,9 @@ def trained(bench: Bench, plan: Plan, folder: Path) -> tuple[Trace, str]:
         reference = MembersReference(plan, weights, bench.captured.functions)
         leaves = same_leaves(plan, weights, bench.captured.functions, stream(0), 1e-6)
         assert leaves["passed"], leaves
-        expected = train_members(reference, stream, bundle.BUNDLE.training, bench.steps, plan.seed)
+        expected = train_reference(
+            reference, stream, bundle.BUNDLE.training, bench.steps, plan.seed
+        )
         actual = run_bundle(bundle, plan, bench.steps, plan.seed)
     failed = [c for c in same_training(plan, expected, actual) if c["passed"] is False]
     found = "; ".join(f"{c['name']}: {c['detail']}" for c in failed)
@@ -253,7 +254,7 @@ def test_under_autocast_members_are_as_near_to_float32_as_plain_torch_is(tmp_pat
     wide, cast = plain_gradients(file, None), plain_gradients(file, file.autocast)
     tensors = {name: tensor.detach() for name, tensor in captured.tensors.items()}
     reference = MembersReference(plan, tensors, captured.functions)
-    _, found = reference.gradients([captured.inputs(plan.rows)], 0, 0)
+    _, found = reference.of_each([captured.inputs(plan.rows)], 0, 0)
     ours = whole_gradients(plan, reference, found)
     assert set(ours) == set(wide)
     rounding = max(distance(cast[name], wide[name]) for name in wide)
@@ -338,7 +339,7 @@ def test_axes_of_alike_layers_are_named_as_explain_gathers_them(bench: Bench) ->
         ),
         ({"tensor": 1, "tensor_shares": (3, 1)}, "add --tensor 2"),
         ({"tensor_axes": ("head",)}, "the nearest are heads"),
-        ({"zero_stage": 1}, "and this plan has one"),
+        ({"zero_stage": 1}, "a single replica: it divides among replicas"),
         ({"tensor": 4, "schedule": "zb-v"}, "these 4 devices are one use --schedule 1f1b"),
     ],
 )

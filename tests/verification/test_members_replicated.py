@@ -17,7 +17,7 @@ from bigbrain_fx.emit import bundle_texts
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import capture, load_model_file
 from bigbrain_fx.plan import Options, Plan, Source, make_plan, part_channels, replica_cut
-from bigbrain_fx.verification.members import MembersReference
+from bigbrain_fx.verification.reference import MembersReference
 from tests.support.bundles import cluster as where, split_small
 from tests.support.messages import refused
 from tests.verification.test_members import HEADS, cluster, planned, trained
@@ -89,7 +89,7 @@ def gradients(bench: Bench, plan: Plan) -> dict[str, Tensor]:
     rows = [bench.captured.inputs(plan.rows) for _ in range(plan.micro_batches)]
     tensors = {name: tensor.detach() for name, tensor in bench.captured.tensors.items()}
     reference = MembersReference(plan, tensors, {})
-    _, found = reference.gradients(rows, 0, 0)
+    _, found = reference.of_each(rows, 0, 0)
     return {reference.stored(n, m): g for m, own in enumerate(found) for n, g in own.items()}
 
 

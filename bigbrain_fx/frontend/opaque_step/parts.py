@@ -112,8 +112,8 @@ class PartsTrial:
     def _left(self) -> Iterator[tuple[str, str]]:
         """Yield a name and a digest of all that a call may write: of modules, and of the file."""
         folder = self.file.path.parent
-        yield from values(vars(self.module), None, folder)
-        yield from values(dict(_parts_of(self.step.model)), None, folder)
+        yield from values(vars(self.module), folder)
+        yield from values(dict(_parts_of(self.step.model)), folder)
 
     # ------------------------------------------------------------------ one model
 
@@ -121,9 +121,7 @@ class PartsTrial:
         """Return which value of the file, or of its model, is another in every process."""
         file = self.file
         read = partial(_built, file.name, self.seed)
-        first, other, again = (
-            run_apart(read, file.path, self.seed, dice, file.before) for dice in (1, 2, 1)
-        )
+        first, other, again = (run_apart(read, file.path, self.seed, dice) for dice in (1, 2, 1))
         if not first or not other or not again or FAILED in first:
             return "model() cannot be built a second time in one process, to compare both"
         drawn = [n for n in first if first[n] == again.get(n) != other.get(n)]
@@ -140,13 +138,13 @@ def _parts_of(model: nn.Module) -> Iterator[tuple[str, object]]:
 
 def _built(name: str, seed: int, module: types.ModuleType, path: Path) -> Mapping[str, str]:
     """Run the file and build its model; return a digest of each of its values."""
-    found = values_of_text(path.read_text(encoding="utf-8"), None, module, path)
+    found = values_of_text(path.read_text(encoding="utf-8"), module, path)
     if FAILED in found:
         return found
     made = vars(module)[name]
     torch.manual_seed(seed)
     model = made if isinstance(made, nn.Module) else made()
-    return {**found, **dict(values(dict(_parts_of(model)), None, path.parent))}
+    return {**found, **dict(values(dict(_parts_of(model)), path.parent))}
 
 
 def _unlike(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> str:

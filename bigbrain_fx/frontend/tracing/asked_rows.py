@@ -1,28 +1,22 @@
 """What lines of the user's ask of the number of rows: a trace with free rows keeps one answer.
 
 `int(1.25 * x.shape[0] / 4)` is a number of the trace's own rows, and a branch on `x.shape[0] % 4`
-is taken as there; torch notes both as guards, and lets a trace with them pass as free. Of text it
-notes nothing: in a trace `f"{x.shape[0]}"` is a symbol's name.
+is taken as there; torch notes both as guards, and lets a trace with them pass as free.
 This file knows torch's guards and symbols; it runs nothing.
 """
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from traceback import FrameSummary
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from bigbrain_fx.frontend.translation.sources import is_own, is_users
+from bigbrain_fx.frontend.translation.sources import is_users
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 _MOST_ROWS = 256  # up to here every number of rows is tried, above it those that divide the batch
-_FEW_ROWS = 16  # up to here each number is tried: a smaller last batch has any
 Asked = tuple[str, Callable[[int], bool]]
 
 
@@ -42,40 +36,6 @@ def in_guards(program: ExportedProgram) -> tuple[Asked, ...]:
 def _held(asked: Any) -> Callable[[int], bool]:  # noqa: ANN401  # sympy ships no types
     """Return whether a guard holds; one that is no yes or no was asked of data."""
     return lambda rows: asked.subs(dict.fromkeys(asked.free_symbols, rows)) != False  # noqa: E712
-
-
-@contextlib.contextmanager
-def texts_of_rows() -> Iterator[list[str]]:
-    """Yield the lines of the user's own that make text of a number that a trace leaves free."""
-    found: list[str] = []
-    before = [(kind, kind.__repr__) for kind in (torch.SymInt, torch.SymFloat)]
-
-    def noting(own: Callable[[object], str]) -> Callable[[object], str]:
-        def shown(number: object) -> str:
-            code, line = sys._getframe(1).f_code, sys._getframe(1).f_lineno
-            if is_own(code.co_filename):
-                found.append(f"{code.co_filename.rpartition('/')[2]}:{line}")
-            return own(number)
-
-        return shown
-
-    try:
-        for kind, own in before:
-            kind.__repr__ = noting(own)  # type: ignore[method-assign, arg-type]
-        yield found
-    finally:
-        for kind, own in before:
-            kind.__repr__ = own  # type: ignore[method-assign]
-
-
-def to_compare(rows: int, texts: Sequence[str]) -> tuple[int, ...]:
-    """Return the batch sizes at which a trace with free rows is compared with the module.
-
-    Text may name a number, as a key of a table: then all that a batch is divided into are tried.
-    """
-    few = (1, 3) if rows != 3 else (1, 4)
-    more = (n for n in range(2, rows + 1) if rows % n == 0 or n <= _FEW_ROWS)
-    return tuple(dict.fromkeys((*few, *more))) if texts else few
 
 
 def goes_by_rows(asked: Sequence[Asked], rows: int, refusal: Callable[[int], object]) -> str | None:

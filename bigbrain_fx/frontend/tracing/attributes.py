@@ -75,7 +75,6 @@ class Attributes:
     marks: dict[str, Marks] = field(default_factory=dict)
     _undo: list[Callable[[], None]] = field(default_factory=list)
     _owners: list[tuple[Any, dict[str, object]]] = field(default_factory=list)
-    _named: list[tuple[str, Any]] = field(default_factory=list)
     _seen: set[int] = field(default_factory=set)
     parts: set[str] = field(default_factory=set)
     paths: set[str] = field(default_factory=set)
@@ -93,7 +92,6 @@ class Attributes:
         for name, owner in _owners(model, loss):
             kept = {key: value for key, value in _items(owner) if _counts(owner, key, value)}
             found._owners.append((owner, kept))
-            found._named.append((name, owner))
             for key, cached in _items(owner):
                 if isinstance(cached, _Cached):
                     found._look_at_cache(f"{name}.{key}" if name else key, cached)
@@ -210,38 +208,6 @@ class Attributes:
                 elif now.get(key) is not kept[key] or key not in now:
                     _set(owner, key, kept[key])
 
-    def watch(self, name: str) -> Callable[[], object]:
-        """Return what tells, whenever it is called, what is in an attribute then."""
-        for owner, key, full in self._places():
-            if full == name:
-                return lambda: Attributes(numbers=False)._now(owner, key)
-        return lambda: None
-
-    def _now(self, owner: object, key: str) -> object:
-        marks: Marks = {}
-        if key in vars(owner):
-            self._walk("", vars(owner)[key], marks, 0)
-        return marks
-
-    def value(self, name: str) -> object:
-        """Return what is in an attribute now."""
-        found = (vars(owner).get(key) for owner, key, full in self._places() if full == name)
-        return next(found, None)
-
-    def is_number(self, name: str) -> bool:
-        """Whether an attribute is a number of Python now."""
-        return type(self.value(name)) in (int, float)
-
-    def is_dice(self, name: str) -> bool:
-        """Whether an attribute draws random numbers."""
-        value = self.value(name)
-        return isinstance(value, random.Random | torch.Generator) or hasattr(value, "bit_generator")
-
-    def is_tensor(self, name: str) -> bool:
-        """Whether an attribute is, or may become, a tensor or a number."""
-        value = self.value(name)
-        return isinstance(value, (Tensor, bool, int, float, type(None)))
-
     def is_part(self, name: str) -> bool:
         """Whether it is a parameter or a module."""
         return name in self.parts
@@ -258,12 +224,6 @@ class Attributes:
         if isinstance(top, tuple) and len(top) == 2 and isinstance(top[0], str):
             return f"{top[0]} of {top[1]}" if type(top[1]) is int else str(top[1])[:60]
         return "an object" if value is None else f"a {type(value).__name__}"
-
-    def _places(self) -> Iterator[tuple[Any, str, str]]:
-        """Yield the owner, the key there and the full name of every attribute, new ones too."""
-        for name, owner in self._named:
-            for key in vars(owner):
-                yield owner, key, f"{name}.{key}" if name else key
 
     def moved(self, now: Attributes) -> list[str]:
         """Name the attributes that are not what they were, in order."""

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bigbrain_fx.frontend.translation.refusals import written_by_data
 from bigbrain_fx.frontend.translation.sources import is_users
+from bigbrain_fx.frontend.translation.trace_refusals import BY_DATA
 
 _OWN: Any = torch._C.TensorBase.data
 
@@ -40,7 +40,7 @@ def data_seen() -> Iterator[list[str]]:
         elif (self.shape, self.dtype) == (value.shape, value.dtype):
             self.detach().copy_(value.detach())
         else:
-            raise written_by_data(seen[-1])
+            raise BY_DATA.error(seen[-1])
 
     torch.Tensor.data = property(read, write)  # type: ignore[assignment]  # put back
     try:

@@ -24,7 +24,7 @@ from bigbrain_fx.frontend.tracing.dice import random_state_kept, rolls
 from bigbrain_fx.frontend.tracing.export import ambient, export_step, quiet
 from bigbrain_fx.frontend.tracing.first_remedies import OF_CRITERION, first_remedy
 from bigbrain_fx.frontend.tracing.for_inference import asked_for_inference
-from bigbrain_fx.frontend.tracing.generators import line_of_generator
+from bigbrain_fx.frontend.tracing.hidden_state import require_steady_attributes
 from bigbrain_fx.frontend.tracing.hooks import (
     FUNCTION,
     WITHOUT_GRADIENT,
@@ -45,10 +45,8 @@ from bigbrain_fx.frontend.tracing.objective import (
     require_parameters_unwritten,
 )
 from bigbrain_fx.frontend.tracing.odds import without_settled, wrong_bet
-from bigbrain_fx.frontend.tracing.one_memory import on_one_memory
 from bigbrain_fx.frontend.tracing.plain import state_kept
 from bigbrain_fx.frontend.tracing.saves import with_saves
-from bigbrain_fx.frontend.tracing.state import State, refuse_state, unsure
 from bigbrain_fx.frontend.tracing.step import Step, is_compiled
 from bigbrain_fx.frontend.tracing.written_batch import on_written
 from bigbrain_fx.frontend.translation.arguments import noting_arguments, with_hints
@@ -56,22 +54,25 @@ from bigbrain_fx.frontend.translation.batch import Batch, Entry
 from bigbrain_fx.frontend.translation.opaque import recording
 from bigbrain_fx.frontend.translation.oracle import WrongAnswerError
 from bigbrain_fx.frontend.translation.refusals import (
-    OWN_GENERATOR,
     as_whole,
-    asks_autograd,
     explain,
-    in_threads,
     is_final,
     last_rows,
     may_be_loss,
     modules_of,
-    other_ways,
     said_axis,
     undecided,
     with_loss_remedy,
-    written_by_data,
 )
 from bigbrain_fx.frontend.translation.sources import where
+from bigbrain_fx.frontend.translation.trace_refusals import (
+    AUTOGRAD,
+    BY_DATA as BY_DATA_READ,
+    OTHER_WAYS,
+    THREADS,
+    line_whole,
+    part_whole,
+)
 from bigbrain_fx.frontend.translation.translate import Labels, translate
 
 
@@ -87,7 +88,6 @@ class CaptureJob:
     warnings: list[str] = field(default_factory=list)
     by_data: list[str] = field(default_factory=list)  # lines that go by `.data`
     asked: tuple[asked_rows.Asked, ...] = ()  # of the number of rows
-    texts: Sequence[str] = ()  # lines that make text of it
 
     def run(self, micro_batch: int | None) -> Captured:
         """Try a free batch size, then a fixed one."""
@@ -96,14 +96,12 @@ class CaptureJob:
         try:
             found = self.follow(micro_batch)
         except (CaptureError, InputError) as error:
-            self.judge_state(error)
             if isinstance(error, InputError) or not self.ladder.may_be_strict(error):
                 raise
             refused = error
-        else:
-            self.judge_state()
         if refused is not None:  # out here, or it would be the context of what comes now
             found = self.strictly(micro_batch, refused)
+        self.require_state()
         self.judge_hooks()  # those that forward has set meanwhile
         if affordable(found.graph, (self.batch.rows,)):
             self.ladder.judge_questions()
@@ -111,8 +109,8 @@ class CaptureJob:
         if found.graph.loss is None and not (self.labels.training or self.on_meta):
             graph, more = asked_for_inference(self.ladder.plain, self.batch, found.graph)
             found, said = replace(found, graph=graph), said + more
-        written, one = (*self.step.seen.written,), self.step.seen.one_memory
-        said += (*on_written(written, self.batch), *on_one_memory(one, found.graph))
+        written = (*self.step.seen.written,)
+        said += on_written(written, self.batch)
         graph, said = with_saves(found.graph), (*dict.fromkeys(said),)
         return replace(found, graph=graph, warnings=said, written=written)
 
@@ -122,12 +120,15 @@ class CaptureJob:
         if self.labels.training:
             check_hooks(self.step.model, self.ladder.leaves.modules.values())
 
-    def judge_state(self, cause: BigBrainError | None = None) -> None:
-        """Refuse state in plain attributes; without numbers nothing can be tried."""
+    def require_state(self) -> None:
+        """Refuse what calls leave in plain attributes; without numbers nothing can be tried."""
         if not self.on_meta:
-            refuse_state(State(self.step, self.ladder.plain, self.batch), cause)
-        elif self.step.seen.moved and cause is None:
-            self.warnings.append(unsure(self.step.seen.moved))
+            require_steady_attributes(self.step, self.ladder.plain, self.batch)
+        elif self.step.seen.moved:
+            self.warnings.append(
+                f"forward changes {', '.join(self.step.seen.moved[:3])}, which no state dict "
+                "holds; without weights it cannot be tried whether the next call depends on that"
+            )
 
     def strictly(self, micro_batch: int | None, error: CaptureError) -> Captured:
         """Try torch's strict tracer; where it fails, too, the first error is the one to tell."""
@@ -159,9 +160,7 @@ class CaptureJob:
             if is_final(error):
                 raise
             return None, str(explain(error).what)
-        rows = asked_rows.to_compare(self.batch.rows, self.texts)
-        if self.texts and (self.on_meta or not affordable(found.graph, rows, share=BACKWARD)):
-            return None, f"{self.texts[0]} makes text of how many rows there are"
+        rows = (1, 3) if self.batch.rows != 3 else (1, 4)
         asks = asked_rows.goes_by_rows(self.asked, self.batch.rows, self.own_fault)
         problem = asks or self.unlike_rows(found) or self.problem(found, rows)
         return (found, "") if problem is None else (None, problem)
@@ -207,7 +206,10 @@ class CaptureJob:
             return error
         if cause.what in _REFUSED:
             own = cause.module not in (None, type(self.step.model).__name__)
-            return _REFUSED[cause.what](cause.at, cause.module if own else None)
+            part = cause.module if own else None
+            row, does = _REFUSED[cause.what]
+            whole = part_whole(does, part) if does else line_whole(part)
+            return row.error(cause.at, inside=part, whole=whole)
         if error.family == "BX0201" and "gradient" not in error.what:
             return error
         error.at = cause.at
@@ -229,7 +231,6 @@ class CaptureJob:
             recording() as recorder,
             helping as keeper,
             noting as given,
-            asked_rows.texts_of_rows() as self.texts,
             hooks,
         ):
             self.ladder.recorder = recorder
@@ -268,7 +269,7 @@ class CaptureJob:
         """Compare graph and module at batch sizes; return the first difference."""
         gradients = not self.on_meta and affordable(found.graph, rows, share=BACKWARD)
         if self.by_data and not gradients:
-            raise written_by_data(self.by_data[0])
+            raise BY_DATA_READ.error(self.by_data[0])
         if self.on_meta:
             return None
         if not affordable(found.graph, rows):
@@ -362,9 +363,6 @@ class CaptureJob:
         """Explain an error; where forward computes the loss, say how to take that out."""
         model = type(self.step.model).__name__
         found = explain(error, model)
-        if found.code == OWN_GENERATOR and not (found.at or self.on_meta):
-            rows = list(self.batch.sized(self.batch.rows).values())
-            found.at = line_of_generator(lambda: self._quiet_run(rows))
         if isinstance(found, CaptureError):
             found.inside = found.inside or modules_of(error)
         names = list(dict.fromkeys(str(e.key[0]) for e in self.batch.entries if e.key))
@@ -406,5 +404,9 @@ class CaptureJob:
         return None
 
 
-_REFUSED = {"autograd": asks_autograd, "ways": other_ways, "threads": in_threads}
+_REFUSED = {
+    "autograd": (AUTOGRAD, "asks, with the modules that it asks about,"),
+    "ways": (OTHER_WAYS, "computes so"),
+    "threads": (THREADS, ""),
+}
 _MAY_REACH_PAST = ("BX0181", "BX0199", "BX0201")

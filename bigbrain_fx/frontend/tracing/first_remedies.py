@@ -6,7 +6,8 @@ This file knows exceptions; it knows no trace.
 from __future__ import annotations
 
 from bigbrain_fx.frontend.elsewhere import help_without_gpu
-from bigbrain_fx.frontend.translation.control_flow import CHOICE, asks_a_compiler
+from bigbrain_fx.frontend.translation.refusals import asks_a_compiler
+from bigbrain_fx.frontend.translation.trace_refusals import CHOICE
 
 _PLAIN_FIRST = "make model()(example_batch()) run in plain PyTorch first"
 

@@ -16,9 +16,9 @@ from functools import partial
 from torch import nn
 
 from bigbrain_fx.errors import InputError
+from bigbrain_fx.frontend.tracing.hidden_state import is_costly
 from bigbrain_fx.frontend.tracing.layouts import laid_entries
 from bigbrain_fx.frontend.tracing.plain import Numbers, alike
-from bigbrain_fx.frontend.tracing.steady import is_costly
 from bigbrain_fx.frontend.tracing.step import Loss, Route, route
 from bigbrain_fx.frontend.tracing.values import (
     lengths,

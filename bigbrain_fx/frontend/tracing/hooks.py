@@ -238,11 +238,6 @@ def _ways() -> tuple[object, ...]:
     )
 
 
-def _reads_grad(func: Callable[..., object], _args: tuple[object, ...]) -> str | None:
-    accessor = getattr(getattr(func, "__self__", None), "__name__", "")
-    return "grad" if (func.__name__, accessor) == ("__get__", "grad") else None
-
-
 def _reaches(func: Callable[..., object], args: tuple[object, ...]) -> str | None:
     if func in _AUTOGRAD:
         return "autograd"

@@ -39,13 +39,13 @@ from bigbrain_fx.frontend.translation.kept import LEAF, LINES, LOSS, Keeper, kee
 from bigbrain_fx.frontend.translation.opaque import Recorder, paused
 from bigbrain_fx.frontend.translation.oracle import Oracle, Question
 from bigbrain_fx.frontend.translation.refusals import (
-    baked_dice,
     is_about_size,
     is_broken,
     is_final,
     place,
     reads_a_value,
 )
+from bigbrain_fx.frontend.translation.trace_refusals import BAKED_DICE
 
 _LISTEN_S = 2.0  # more plain runs than two are made for so long
 _MOST_RUNS = 8
@@ -249,7 +249,7 @@ class Ladder:
         for seed in range(1, _MOST_RUNS):
             other = self.plain.run(tensors, 0, seed)
             if not all(map(same_numbers, first, other)) or len(first) != len(other):
-                raise baked_dice(at)
+                raise BAKED_DICE.error(at, at=at)
             if is_over():
                 break
         return f"{at} draws random numbers with Python or NumPy; they changed nothing when tried"

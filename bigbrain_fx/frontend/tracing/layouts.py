@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
+from bigbrain_fx.frontend.tracing.hidden_state import is_costly
 from bigbrain_fx.frontend.tracing.plain import Numbers, alike
-from bigbrain_fx.frontend.tracing.steady import is_costly
 from bigbrain_fx.frontend.tracing.step import Loss
 from bigbrain_fx.frontend.tracing.user_words import mentions
 from bigbrain_fx.frontend.tracing.values import with_value

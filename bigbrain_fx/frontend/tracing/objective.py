@@ -17,8 +17,8 @@ from torch.nn.parameter import is_lazy
 from bigbrain_fx.core import Graph, Op
 from bigbrain_fx.errors import CaptureError, InputError
 from bigbrain_fx.frontend.tracing.reached import tensors as reached_tensors
-from bigbrain_fx.frontend.translation.refusals import written_by_data
 from bigbrain_fx.frontend.translation.sources import forward_line
+from bigbrain_fx.frontend.translation.trace_refusals import BY_DATA
 
 _SPARSE = {
     "aten.embedding.default": 4,
@@ -386,7 +386,7 @@ def require_numbers(graph: Graph, tensors: Mapping[str, Tensor]) -> None:
     """
     for name, tensor in tensors.items():
         if isinstance(tensor, FakeTensor):
-            raise written_by_data()
+            raise BY_DATA.error(None)
         if tensor.dtype in _UNSTORED:
             raise _not_stored(graph, name, tensor.dtype)
 

@@ -10,7 +10,6 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +21,6 @@ from bigbrain_fx.frontend.translation.batch import Batch
 from bigbrain_fx.frontend.translation.sources import forward_line
 
 Numbers = tuple[Tensor | None, ...]
-_T = TypeVar("_T")
 
 _MOST = 2**28  # bytes of frozen parameters that are copied: a large frozen body is not written into
 
@@ -76,14 +74,6 @@ class Plain:
         with self._seeded(tensors, seed, seed) as copies:
             found = self._with_gradients(copies)
             return (*found, *self._kept())
-
-    def in_turn(self, tensors: Sequence[Tensor], look: Callable[[], _T]) -> tuple[_T, _T]:
-        """Run twice, the second time on what the first has left; look after each."""
-        with self._seeded(tensors, 0, 0) as copies:
-            self.step(*copies)
-            first = look()
-            self.step(*copies)
-            return first, look()
 
     def written(self, tensors: Sequence[Tensor], seed: int) -> Numbers:
         """Run once without gradients; return the results, then all buffers and frozen weights."""

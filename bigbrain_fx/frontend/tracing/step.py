@@ -221,8 +221,7 @@ class Seen:
     """What calls of the step showed; an object of its own, as torch.export undoes attributes.
 
     `moved` are the attributes that were not what they had been when a call had ended; `written` are
-    the entries of the batch that a plain run wrote into, `one_memory` parameters whose gradients a
-    plain backward left in one memory.
+    the entries of the batch that a plain run wrote into.
     """
 
     has_loss = False
@@ -230,7 +229,6 @@ class Seen:
     part: Literal["model", "loss", "done"] = "model"
     moved: tuple[str, ...] = ()
     written: tuple[str, ...] = ()
-    one_memory: tuple[str, ...] = ()
 
 
 @dataclass

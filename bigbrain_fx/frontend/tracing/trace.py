@@ -22,6 +22,7 @@ from bigbrain_fx.frontend.tracing.capture_job import CaptureJob
 from bigbrain_fx.frontend.tracing.captured import Captured
 from bigbrain_fx.frontend.tracing.enclosing import KeptWhole, enclosing
 from bigbrain_fx.frontend.tracing.export import without_gc
+from bigbrain_fx.frontend.tracing.hidden_state import is_costly, require_steady_calls
 from bigbrain_fx.frontend.tracing.ladder import Ladder
 from bigbrain_fx.frontend.tracing.leaf_trace import Leaves
 from bigbrain_fx.frontend.tracing.objective import (
@@ -31,7 +32,6 @@ from bigbrain_fx.frontend.tracing.objective import (
     require_sizes,
 )
 from bigbrain_fx.frontend.tracing.plain import Plain
-from bigbrain_fx.frontend.tracing.steady import is_costly, require_steady_calls
 from bigbrain_fx.frontend.tracing.step import (
     Loss,
     Route,

@@ -20,7 +20,7 @@ from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend.tracing.plain import Plain
 from bigbrain_fx.frontend.tracing.step import Loss, Route, Step, route
 from bigbrain_fx.frontend.translation.batch import Batch, Entry, fill, named
-from bigbrain_fx.frontend.translation.refusals import FROM_THE_INPUT
+from bigbrain_fx.frontend.translation.trace_refusals import FROM_THE_INPUT
 
 if TYPE_CHECKING:
     from bigbrain_fx.frontend.tracing.captured import Captured

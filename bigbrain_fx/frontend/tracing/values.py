@@ -47,52 +47,40 @@ def require_steady(
                 raise _changes(key, before, value)
 
 
-def plain_values(batch: object, key: Key = ()) -> Iterator[tuple[Key, object]]:
+def nodes(batch: object, key: Key = ()) -> Iterator[tuple[Key, object]]:
+    """Yield every part of a batch under its key, containers before what they hold."""
+    yield key, batch
+    if isinstance(batch, Mapping):
+        for name, value in batch.items():
+            yield from nodes(value, (*key, name))
+    elif isinstance(batch, tuple | list):
+        for i, value in enumerate(batch):
+            yield from nodes(value, (*key, i))
+
+
+def plain_values(batch: object) -> Iterator[tuple[Key, object]]:
     """Yield key and value of each number, text, truth value or None of a batch."""
-    if isinstance(batch, Mapping):
-        for name, value in batch.items():
-            yield from plain_values(value, (*key, name))
-    elif isinstance(batch, tuple | list):
-        for i, value in enumerate(batch):
-            yield from plain_values(value, (*key, i))
-    elif isinstance(batch, _PLAIN):
-        yield key, batch
+    return ((key, value) for key, value in nodes(batch) if isinstance(value, _PLAIN))
 
 
-def objects(batch: object, key: Key = ()) -> Iterator[tuple[Key, object]]:
+def objects(batch: object) -> Iterator[tuple[Key, object]]:
     """Yield what is neither a tensor nor plain nor a container: an array, an enum, the user's."""
-    if isinstance(batch, Mapping):
-        for name, value in batch.items():
-            yield from objects(value, (*key, name))
-    elif isinstance(batch, tuple | list):
-        for i, value in enumerate(batch):
-            yield from objects(value, (*key, i))
-    elif not isinstance(batch, (Tensor, *_PLAIN)):
-        yield key, batch
+    known = Tensor, Mapping, tuple, list, *_PLAIN
+    return ((key, value) for key, value in nodes(batch) if not isinstance(value, known))
 
 
-def lengths(batch: object, key: Key = ()) -> Iterator[tuple[Key, int]]:
+def lengths(batch: object) -> Iterator[tuple[Key, int]]:
     """Yield the lengths of lists and tuples within a batch."""
-    if isinstance(batch, Mapping):
-        for name, value in batch.items():
-            yield from lengths(value, (*key, name))
-    elif isinstance(batch, list | tuple):
-        if key and not hasattr(batch, "_fields"):
-            yield key, len(batch)
-        for index, value in enumerate(batch):
-            yield from lengths(value, (*key, index))
+    for key, value in nodes(batch):
+        if key and isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+            yield key, len(value)
 
 
-def orders(batch: object, key: Key = ()) -> Iterator[tuple[Key, str]]:
+def orders(batch: object) -> Iterator[tuple[Key, str]]:
     """Yield the names of each dict of a batch that has several, in their order."""
-    if isinstance(batch, Mapping):
-        if len(batch) > 1:
-            yield key, ", ".join(map(str, batch))
-        for name, value in batch.items():
-            yield from orders(value, (*key, name))
-    elif isinstance(batch, list | tuple):
-        for index, value in enumerate(batch):
-            yield from orders(value, (*key, index))
+    for key, value in nodes(batch):
+        if isinstance(value, Mapping) and len(value) > 1:
+            yield key, ", ".join(map(str, value))
 
 
 def unlike(example: object, batch: object, key: Key = ()) -> Iterator[tuple[Key, object, object]]:

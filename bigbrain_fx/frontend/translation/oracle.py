@@ -224,7 +224,7 @@ class Oracle:
         answers = {answer for run in runs.values() for answer in run}
         if len(answers) > 1:
             by_dice = any(runs[i] != runs[i + 2] for i in runs if i % 2 == 0 and i + 2 in runs)
-            raise undecided(question.at, question.code, by_dice)
+            raise undecided(question.at, question.code, by_dice=by_dice)
         # A library may assert in other words while it is traced: whoever ran, ran past it.
         return next(iter(answers), True if question.asserted else None)
 

@@ -12,10 +12,10 @@ from torch import fx
 
 from bigbrain_fx.core import Arg, Graph, Input, Op, Ref, TensorSpec
 from bigbrain_fx.frontend.translation.batch import unique
-from bigbrain_fx.frontend.translation.control_flow import control_flow
 from bigbrain_fx.frontend.translation.nodes import literal, place_of
 from bigbrain_fx.frontend.translation.sizes import plus
 from bigbrain_fx.frontend.translation.sources import line_of
+from bigbrain_fx.frontend.translation.trace_refusals import CONTROL_FLOW
 
 if TYPE_CHECKING:
     from bigbrain_fx.frontend.translation.scope import Scope
@@ -46,7 +46,7 @@ def _read(node: fx.Node) -> tuple[str, dict[str, Arg], fx.GraphModule, tuple[obj
         options = {"dtype": literal(dtype), "enabled": literal(enabled)}
         return "region.autocast", options, _body(node, body), tuple(args)
     at, code = line_of(node.meta.get("stack_trace"))
-    raise control_flow(at or None, f"{name}: {code}")
+    raise CONTROL_FLOW.error(at, code=f"{name}: {code}")
 
 
 def _body(node: fx.Node, body: object) -> fx.GraphModule:

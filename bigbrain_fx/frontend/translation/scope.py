@@ -36,8 +36,9 @@ from bigbrain_fx.frontend.translation.numbers import translate_number
 from bigbrain_fx.frontend.translation.opaque import Call, TensorSlot
 from bigbrain_fx.frontend.translation.oracle import ASSUME, translate_assumption
 from bigbrain_fx.frontend.translation.params import Store
-from bigbrain_fx.frontend.translation.refusals import transformed, without_code
+from bigbrain_fx.frontend.translation.refusals import transformed
 from bigbrain_fx.frontend.translation.sources import line_of
+from bigbrain_fx.frontend.translation.trace_refusals import CUSTOM_OPERATOR
 
 _KNOWN = ("aten", "library")  # torch's own, and what a module made that a bundle can import
 _OPAQUE = "bigbrain_fx.opaque.default"
@@ -236,8 +237,9 @@ class Scope:
     def _op(self, node: fx.Node) -> None:
         target, written = node.target, rules.written_arguments(node)
         if isinstance(target, OpOverload) and rules.target_name(target).split(".")[0] not in _KNOWN:
-            line = line_of(node.meta.get("stack_trace"))
-            raise inside(node, without_code(f"{target.namespace}::{target._opname}", *line))
+            at, code = line_of(node.meta.get("stack_trace"))
+            name = f"{target.namespace}::{target._opname}"
+            raise inside(node, CUSTOM_OPERATOR.error(at, name=name, code=code))
         plain = self._plain_form(node, written)
         if plain is not None:
             written, target = [], plain

@@ -8,7 +8,12 @@ import pytest
 
 import bigbrain_fx as bb
 from bigbrain_fx.errors import CaptureError
-from bigbrain_fx.verification.hash_order import HASH_SEED, line_of_set, lines_of_sets
+from bigbrain_fx.verification.process_order import (
+    HASH_SEED,
+    line_of_draw,
+    line_of_set,
+    lines_of_sets,
+)
 from tests.support.bundles import cluster
 
 MODEL = """
@@ -87,3 +92,21 @@ def test_a_hash_seed_that_the_user_has_set_holds_everywhere(
     assert line_of_set(path) == "some.py:1"
     monkeypatch.setenv(HASH_SEED, "0")
     assert line_of_set(path) is None
+
+
+@pytest.mark.parametrize(
+    ("top", "line"),
+    [
+        ("import random\nORDER = [1, 2]\nrandom.shuffle(ORDER)\n", "model.py:3"),
+        ("import numpy as np\nX = np.random.rand(3)\n", "model.py:2"),
+        ("import random\nrandom.seed(0)\nX = random.random()\n", None),
+        ("import random\ndef draw():\n    return random.random()\n", None),
+        ("import torch\nX = torch.rand(3)\n", None),
+    ],
+)
+def test_the_first_unseeded_draw_at_the_top_is_named(
+    top: str, line: str | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.py"
+    path.write_text(top)
+    assert line_of_draw(path) == line

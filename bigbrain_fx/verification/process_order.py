@@ -1,7 +1,8 @@
-"""Lines of a model file that make a set, or a hash(), whose order Python shuffles in each process.
+"""Lines of a model file whose values are others in each process: sets, hash(), unseeded draws.
 
 A vocabulary that is `list(set(text))` is another one in every process of a bundle, and after each
-resume. Where the user's lines have one, a rehearsal's processes have another hash seed.
+resume. Where the user's lines have one, a rehearsal's processes have another hash seed. Draws of
+Python or NumPy at the top are looked for where a rehearsal has shown a difference.
 """
 
 from __future__ import annotations
@@ -22,6 +23,24 @@ def line_of_set(path: Path) -> str | None:
         return None
     line = next(lines_of_sets(path), None)
     return None if line is None else f"{path.name}:{line}"
+
+
+def line_of_draw(path: Path) -> str | None:
+    """Return the first line at the top that draws without a seed; None where one is set there."""
+    body = ast.parse(path.read_bytes()).body
+    defined = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    calls = [c for node in body if not isinstance(node, defined) for c in _calls_of_random(node)]
+    if any(name.endswith("seed") for name, _ in calls):
+        return None
+    return next((f"{path.name}:{line}" for _, line in calls), None)
+
+
+def _calls_of_random(node: ast.AST) -> Iterator[tuple[str, int]]:
+    """Yield the functions of `random` and `numpy.random` that a statement calls."""
+    for call in (each for each in ast.walk(node) if isinstance(each, ast.Call)):
+        name = ast.unparse(call.func)
+        if name.removeprefix("np.").removeprefix("numpy.").startswith("random."):
+            yield name, call.lineno
 
 
 def lines_of_sets(path: Path) -> Iterator[int]:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.frontend.tracing.scheduled import require_scheduled
+from bigbrain_fx.frontend.tracing.per_device_scheduler import require_scheduled
 
 S = torch.optim.lr_scheduler
 HELD = {"d0": ["0.weight", "0.bias"], "d1": ["2.weight", "2.bias"], "d2": []}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from .crew import Crew
 from .interval import SnapshotCost
 from .log_loss import LogLoss
+from .policies import SpareChecks
 from .processes import Member
 from .snapshots import Snapshots
-from .suspicion import Suspicion
 from .votes import Votes
 
 
@@ -28,7 +28,7 @@ class Snapshotting:
         snapshots: Snapshots,
         votes: Votes,
         log_loss: LogLoss,
-        suspicion: Suspicion,
+        suspicion: SpareChecks,
     ) -> None:
         self.crew, self.snapshots, self.votes = crew, snapshots, votes
         self.log_loss, self.suspicion = log_loss, suspicion

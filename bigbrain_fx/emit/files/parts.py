@@ -91,7 +91,9 @@ _OF_REPLICAS = (
 )
 PARTS = (
     Part("processes that are replaced", lambda b: b.supervised, ("control", "member")),
-    Part("replicas", lambda b: b.plan.stages.micros, _OF_REPLICAS),  # one, summed by a tree, too
+    Part(
+        "replicas", lambda b: b.plan.stages.micros, _OF_REPLICAS, ("losing", "peering")
+    ),  # one, summed by a tree, too
     Part("sums by torch's collectives", lambda b: b.plan.stages.by_backend, ("collectives",)),
     Part("ZeRO 3", lambda b: b.plan.stages.gathers, ("unsharded",)),
     Part("copies of a weight", _has_copies, ("copies",), is_check=True),
@@ -102,7 +104,7 @@ PARTS = (
     Part("torch.compile", lambda b: b.plan.stages.compiled, ("compiled",)),
     Part("steps that overlap", lambda b: b.plan.stages.asynchronous, ("asynchronous",)),
     Part("torch's pipeline runner", lambda b: "pipelining" in b.extras, ("pipelining",)),
-    Part("steps computed again", _has_suspicion, ("suspicion",)),
+    Part("steps computed again", _has_suspicion, ("suspicion",), ("suspicion",)),
     Part("messages over MPI", lambda b: "mpi" in b.extras, ("mpi",)),
     Part("micro-batches of unequal rows", _is_uneven, ("uneven_rows",)),
     Part("recomputation", _recomputes, ("recompute",)),

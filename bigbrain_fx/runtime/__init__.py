@@ -59,11 +59,7 @@ if TYPE_CHECKING:
         require_compiler as require_compiler,
     )
     from .cutting import mapped as mapped
-    from .data import (
-        Splitting as Splitting,
-        Stream as Stream,
-        filled_up as filled_up,
-    )
+    from .data import Stream as Stream
     from .deferred import DeferringDevice as DeferringDevice
     from .deferred_gradients import DeferredError as DeferredError
     from .deferred_layers import (
@@ -79,17 +75,15 @@ if TYPE_CHECKING:
     from .device import Device as Device
     from .disk import Disk as Disk, locked as locked
     from .entries import (
-        APART as APART,
         AssumptionError as AssumptionError,
         as_scalar as as_scalar,
         is_number as is_number,
         is_plain as is_plain,
-        laid as laid,
-        overlap as overlap,
         said as said,
     )
     from .example_data import example_batches as example_batches
     from .finite import are_finite as are_finite
+    from .fixed_entries import APART as APART, laid as laid, overlap as overlap
     from .gradients import clipped as clipped, laid_out as laid_out, norm as norm
     from .group import (
         added as added,
@@ -177,6 +171,11 @@ if TYPE_CHECKING:
     from .records import read_records as read_records
     from .rendezvous import join as join, leave_together as leave_together, own_device as own_device
     from .rows import RowStream as RowStream
+    from .splitting import (
+        SplitStream as SplitStream,
+        Splitting as Splitting,
+        filled_up as filled_up,
+    )
     from .stores import HostRoom as HostRoom, StoredState as StoredState, StoreError as StoreError
     from .stream import BatchError as BatchError
     from .train import main as main, run_in_process as run_in_process

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from .checksum import checksum
 from .cutting import Path, mapped, part_of_rows
-from .data import Stream
 from .entries import is_plain, pick, said
+from .splitting import SplitStream
 from .stream import BatchError
 
 
-class WholeBatches(Stream):
+class WholeBatches(SplitStream):
     """The batches of one run, by step.
 
     Attributes:

@@ -76,6 +76,11 @@ def _is_uneven(bundle: Copied) -> bool:
     return bundle.plan.source.drop_last is False
 
 
+def _has_rules(bundle: Copied) -> bool:
+    """Whether the model file says how batches are split, or its own step cuts them."""
+    return not bundle.plan.source.splits_evenly or bundle.plan.graph.is_opaque_step
+
+
 def _varies(bundle: Copied) -> bool:
     """Whether messages say their own form: rows are unequal, or gradients may be missing."""
     return _is_uneven(bundle) or bool(may_be_ungiven(bundle.plan.graph))
@@ -112,7 +117,7 @@ PARTS = (
     Part("messages that vary", _varies, ("varying",)),
     Part("a split backward", lambda b: b.plan.stages.deferring, ("deferred",)),
     Part("recomputed operations", _recomputes_ops, ("promises",)),
-    Part("batches that are split by rules", lambda b: not b.plan.source.splits_evenly),
+    Part("batches that are split by rules", _has_rules, ("splitting",)),
     Part("a training step that runs as it is", lambda b: b.plan.graph.is_opaque_step),
     Part("GPUs", _has_gpus),
     Part("several hosts", _has_hosts, (), ("multi_host", "secured"), is_check=True),

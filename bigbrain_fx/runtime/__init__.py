@@ -146,7 +146,7 @@ if TYPE_CHECKING:
         memory_remedy as memory_remedy,
         require_folder as require_folder,
     )
-    from .network import NetworkTransport as NetworkTransport
+    from .network import NetworkTransport as NetworkTransport, transport_of as transport_of
     from .opaque_device import (
         OpaqueDevice as OpaqueDevice,
         current as current,

@@ -31,10 +31,10 @@ from .feeding import FedBatches, rest
 from .finite import NOT_FINITE, NotFiniteError
 from .held_weights import WeightsError
 from .limits import code_of
-from .network import NetworkTransport
+from .mesh import MeshTransport, PassedOn, form_mesh
 from .peers import HeadLostError, StepAgainError
 from .process import BAD_INPUT, INPUT_ERRORS, NOT_SAVED, TAKEN_OVER
-from .rendezvous import PassedOn, form_mesh, own_device, require_gpu, write_report
+from .rendezvous import own_device, require_gpu, write_report
 from .replay import ReplayTransport
 from .saving import save_replayed
 from .snapshots import OwnSnapshots
@@ -355,8 +355,8 @@ def _connect(
     bundle: Bundle,
     rank: int,
     generation: int,
-) -> NetworkTransport:
+) -> MeshTransport:
     ranks = {cls.name: number for number, cls in enumerate(bundle.devices)}
     store = PassedOn(control, generation)
     mesh = form_mesh(store, rank, len(ranks))
-    return NetworkTransport(ranks, where, options.deadline, store, mesh=mesh)
+    return MeshTransport(ranks, where, options.deadline, store, mesh=mesh)

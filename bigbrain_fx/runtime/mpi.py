@@ -10,13 +10,52 @@ import importlib
 import time
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
+from .bundle import Bundle
+from .gloo import ChannelEnd
+from .network import NetworkTransport
 from .process import MpiError
 
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
 FIRST_LOOK_S, LONGEST_LOOK_S = 20e-6, 2e-3
+
+
+class MpiTransport(NetworkTransport):
+    """Send and receive over MPI.
+
+    Args:
+        bundle: its channels' tags must be fewer than MPI has.
+        rank: of this process.
+        device, deadline_s, store: as of a NetworkTransport.
+
+    Raises:
+        MpiError: MPI is not there, or carries no such messages.
+    """
+
+    def __init__(
+        self, bundle: Bundle, rank: int, device: torch.device, deadline_s: float, store: Store
+    ) -> None:
+        require_messages(cls.sum_order for cls in bundle.devices)
+        tags = [channel.tag for cls in bundle.devices for channel in cls.messaging()]
+        self.wires = MpiWires(rank, bundle.kinds, 1 + 2 * max(tags, default=0))
+        ranks = {cls.name: number for number, cls in enumerate(bundle.devices)}
+        super().__init__(ranks, device, deadline_s, store)
+
+    def _send_work(self, line: ChannelEnd, payload: Tensor, tag: int) -> MpiWork:
+        return self.wires.send(payload, line.peer, tag)
+
+    def _recv_work(self, line: ChannelEnd, payload: Tensor, tag: int) -> MpiWork:
+        return self.wires.recv(payload, line.peer, tag)
+
+    def leave(self) -> None:
+        """Leave mpirun's world, with all others; who ends without it has failed."""
+        self.wires.close()
 
 
 def require_messages(sum_orders: Iterable[str]) -> None:
@@ -34,7 +73,7 @@ def require_messages(sum_orders: Iterable[str]) -> None:
 
 
 class MpiWires:
-    """What carries messages between ranks, by tag, as a process group of torch does."""
+    """What carries messages between ranks, by tag."""
 
     def __init__(self, rank: int, kinds: Sequence[str], largest_tag: int) -> None:
         """Join mpirun's world.
@@ -77,13 +116,13 @@ class MpiWires:
         """Leave mpirun's world, with all others; who ends without it has failed."""
         self._leave()
 
-    def send(self, tensors: list[Tensor], peer: int, tag: int) -> MpiWork:
+    def send(self, payload: Tensor, peer: int, tag: int) -> MpiWork:
         """Start sending one tensor of bytes."""
-        return MpiWork(self._world.Isend(self._place(tensors[0]), peer, tag), tensors)
+        return MpiWork(self._world.Isend(self._place(payload), peer, tag), payload)
 
-    def recv(self, tensors: list[Tensor], peer: int, tag: int) -> MpiWork:
+    def recv(self, payload: Tensor, peer: int, tag: int) -> MpiWork:
         """Start receiving into one tensor of bytes."""
-        return MpiWork(self._world.Irecv(self._place(tensors[0]), peer, tag), tensors)
+        return MpiWork(self._world.Irecv(self._place(payload), peer, tag), payload)
 
     def _place(self, tensor: Tensor) -> list[object]:
         nbytes = tensor.numel() * tensor.element_size()
@@ -93,8 +132,8 @@ class MpiWires:
 class MpiWork:
     """A message under way; its memory stays until it has left, or come."""
 
-    def __init__(self, request: Any, tensors: list[Tensor]) -> None:  # noqa: ANN401  # mpi4py's
-        self._request, self._tensors = request, tensors
+    def __init__(self, request: Any, payload: Tensor) -> None:  # noqa: ANN401  # mpi4py's
+        self._request, self._payload = request, payload
 
     def wait(self, deadline: timedelta = timedelta.max) -> bool:
         """Wait, asleep between two looks: MPI's own wait would keep a core busy.

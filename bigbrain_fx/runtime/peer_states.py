@@ -22,7 +22,7 @@ import torch
 
 from .channel import Channel
 from .control import Control
-from .network import NetworkTransport
+from .mesh import MeshTransport
 from .peers import PeerLostError
 from .state import State, StateError, held_names, restore, state_before_update
 
@@ -115,7 +115,7 @@ class PeerStates:
         value = None if loss is None else float(loss)
         return {"loss": value, "step_s": round(time.perf_counter() - self.began, 6)}
 
-    def exchange(self, inner: NetworkTransport, lacking: Mapping[str, int]) -> None:
+    def exchange(self, inner: MeshTransport, lacking: Mapping[str, int]) -> None:
         """Give and take, in a generation that has just been connected.
 
         Args:
@@ -132,7 +132,7 @@ class PeerStates:
             elif not isinstance(givers, str) and self.device.name in givers:
                 self._give(inner, taker, givers[self.device.name], step)
 
-    def _give(self, inner: NetworkTransport, taker: str, names: Names, step: int) -> None:
+    def _give(self, inner: MeshTransport, taker: str, names: Names, step: int) -> None:
         state = state_before_update(self.device).part(names)
         if state.step != step:
             raise StateError(
@@ -147,7 +147,7 @@ class PeerStates:
             inner.send(pieces, torch.frombuffer(room, dtype=torch.uint8, count=piece, offset=start))
             inner.finish()  # one piece at a time has memory
 
-    def _take(self, inner: NetworkTransport, givers: dict[str, Names] | str, step: int) -> None:
+    def _take(self, inner: MeshTransport, givers: dict[str, Names] | str, step: int) -> None:
         if isinstance(givers, str):
             self._tell_orphaned(givers)
             return
@@ -160,7 +160,7 @@ class PeerStates:
         self.lacks = None
         self.control.say("took", step=step, peers=[*givers], bytes=_total(images.values()))
 
-    def _image(self, inner: NetworkTransport, giver: str) -> bytearray:
+    def _image(self, inner: MeshTransport, giver: str) -> bytearray:
         about, _ = self._channels(giver, self.device.name, 1)
         inner.begin_step(((about, 1),))
         size, piece = inner.recv(about).tolist()

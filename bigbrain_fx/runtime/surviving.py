@@ -14,11 +14,11 @@ from .state import held_names
 if TYPE_CHECKING:
     from .bundle import Bundle
     from .device import Device
-    from .network import NetworkTransport
+    from .mesh import MeshTransport
     from .replay import ReplayTransport
     from .supervised_commits import SupervisedCommitter
 
-Connecting = Callable[["Bundle", int, int], "NetworkTransport"]  # its rank, generation
+Connecting = Callable[["Bundle", int, int], "MeshTransport"]  # its rank, generation
 
 
 class Survivor:

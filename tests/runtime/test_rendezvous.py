@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bigbrain_fx.runtime.gpus import own_gpu
 from bigbrain_fx.runtime.process import log_limit
 from bigbrain_fx.runtime.rendezvous import (
     LAUNCHERS,
@@ -16,7 +17,6 @@ from bigbrain_fx.runtime.rendezvous import (
     NoGpuError,
     _interface_to,
     environment_number,
-    own_gpu,
     require_gpu,
     write_report,
 )

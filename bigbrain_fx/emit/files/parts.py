@@ -119,7 +119,7 @@ PARTS = (
     Part("recomputed operations", _recomputes_ops, ("promises",)),
     Part("batches that are split by rules", _has_rules, ("splitting",)),
     Part("a training step that runs as it is", lambda b: b.plan.graph.is_opaque_step),
-    Part("GPUs", _has_gpus),
+    Part("GPUs", _has_gpus, ("gpus",)),
     Part("several hosts", _has_hosts, (), ("multi_host", "secured"), is_check=True),
     Part("sessions", lambda b: False, supervisor=("feeding",)),  # whoever opens one has ours
 )

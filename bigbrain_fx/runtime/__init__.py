@@ -53,11 +53,7 @@ if TYPE_CHECKING:
         write_record as write_record,
         write_shard as write_shard,
     )
-    from .compiler import (
-        LONGEST_COMPILE_S as LONGEST_COMPILE_S,
-        CompilerError as CompilerError,
-        require_compiler as require_compiler,
-    )
+    from .compiler import require_compiler as require_compiler
     from .cutting import mapped as mapped
     from .data import Stream as Stream
     from .deferred import DeferringDevice as DeferringDevice
@@ -140,6 +136,8 @@ if TYPE_CHECKING:
     )
     from .needs import (
         LIBRARIES as LIBRARIES,
+        LONGEST_COMPILE_S as LONGEST_COMPILE_S,
+        CompilerError as CompilerError,
         NeedsError as NeedsError,
         is_of_memory as is_of_memory,
         load as load,

@@ -61,16 +61,19 @@ def make_device(
     device = cls(transport, _stream(bundle, cls, seed, where), seed, where)
     device.hooks = bundle.hooks
     if device.offload and offloads:
-        device.open_store(bundle.store)
+        from .stores import offload_to, open_store  # only bundles that offload have it
+
+        open_store(device, bundle.store)
     with checked_weights(bundle.folder / "weights", cls.name) as weights:
         device.load(weights, _owners(bundle))
         if device.micros:
-            from .buckets import read_buckets  # only bundles with replicas have it
+            from .buckets import read_buckets  # only bundles with replicas have these
+            from .joining import join
 
-            device.join(read_buckets(bundle.folder), weights)
+            join(device, read_buckets(bundle.folder), weights)
     device.train_with(bundle.training)
     if device.offload and offloads:
-        device.offload_to(bundle.store)
+        offload_to(device, bundle.store)
     elif device.offload:
         device.optimizer = None
     return device

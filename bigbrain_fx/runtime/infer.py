@@ -24,11 +24,11 @@ from torch import Tensor
 
 from .agreed import AgreeingTransport
 from .command_line import words
-from .compiler import LONGEST_COMPILE_S, CompilerError
 from .held_weights import WeightsError
 from .limits import saying_limits
 from .local import Hub, LocalTransport
 from .malloc import keep_freed_memory
+from .needs import LONGEST_COMPILE_S, CompilerError
 from .network import transport_of
 from .peers import blaming_peers
 from .planned_device import PlannedDevice

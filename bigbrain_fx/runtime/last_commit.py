@@ -22,7 +22,8 @@ from .commits import ASIDE, Shard, write_record
 from .duties import LastDuty
 from .records import about_of
 from .standing import alike, heirs
-from .state import State, held_names, state_before_update
+from .state import State
+from .state_parts import held_names, part_of_state, state_before_update
 
 if TYPE_CHECKING:
     from .bundle import Bundle
@@ -117,7 +118,7 @@ class LastCommit:
         inherit = heirs(self.bundle, self.lost)
         for cls in self.bundle.devices:
             if inherit.get(cls.name) == self.device.name:
-                yield cls.name, state.part(held_names(cls))
+                yield cls.name, part_of_state(state, held_names(cls))
 
     def _record(self) -> Said:
         try:

@@ -24,7 +24,8 @@ from .channel import Channel
 from .control import Control
 from .mesh import MeshTransport
 from .peers import PeerLostError
-from .state import State, StateError, held_names, restore, state_before_update
+from .state import State, StateError, restore
+from .state_parts import held_names, joined_state, part_of_state, state_before_update
 
 if TYPE_CHECKING:
     from .bundle import Bundle
@@ -133,7 +134,7 @@ class PeerStates:
                 self._give(inner, taker, givers[self.device.name], step)
 
     def _give(self, inner: MeshTransport, taker: str, names: Names, step: int) -> None:
-        state = state_before_update(self.device).part(names)
+        state = part_of_state(state_before_update(self.device), names)
         if state.step != step:
             raise StateError(
                 f"{taker} wants the state of step {step}, found {state.step}", code="BX5108"
@@ -152,7 +153,7 @@ class PeerStates:
             self._tell_orphaned(givers)
             return
         images = {giver: self._image(inner, giver) for giver in givers}
-        restore(self.device, State.joined([State.from_buffer(image) for image in images.values()]))
+        restore(self.device, joined_state([State.from_buffer(image) for image in images.values()]))
         if self.device.finished != step:
             raise StateError(
                 f"the state of step {step} is wanted, found {self.device.finished}", code="BX5109"

@@ -10,8 +10,8 @@ import os
 from .agreed import CopiesError
 from .coded import CodedError
 from .commits import CommitError
-from .compiler import CompilerError
 from .held_weights import WeightsError
+from .needs import CompilerError
 from .rendezvous import NoAddressError, NoGpuError
 from .state import StateError
 from .stream import BatchError

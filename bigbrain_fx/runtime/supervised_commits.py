@@ -249,8 +249,10 @@ class SupervisedCommitter(Committer):
 
     def _copy(self, device: Device, state: State) -> None:
         super()._copy(device, state)
+        if self.also:
+            from .state_parts import part_of_state  # only bundles with replicas have it
         for name, held in self.also.items():
-            part = state.part(held)
+            part = part_of_state(state, held)
             if len(self.images.get(name, b"")) < part.nbytes:
                 self.images[name] = bytearray(part.nbytes)
             part.copy_into(self.images[name])

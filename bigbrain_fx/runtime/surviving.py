@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from .last_commit import LastCommit
 from .peer_states import PeerStates
 from .standing import TakingOver, without
-from .state import held_names
+from .state_parts import held_names
 
 if TYPE_CHECKING:
     from .bundle import Bundle

@@ -26,7 +26,6 @@ from .commit_options import CommitOptions, add_options, options_of
 from .commit_start import is_restart
 from .commits import FencedError
 from .committing import Committer, begin_together, committer_of
-from .compiler import LONGEST_COMPILE_S
 from .device import Device
 from .finite import NOT_FINITE, POLICIES, NotFiniteError
 from .launcher import as_called
@@ -34,6 +33,7 @@ from .ledger import LocalLedger, StoreLedger
 from .limits import saying_limits
 from .local import Hub, LocalTransport
 from .malloc import keep_freed_memory
+from .needs import LONGEST_COMPILE_S
 from .network import NetworkTransport, transport_of
 from .peers import blaming_peers
 from .process import BAD_INPUT, CONTROL, INPUT_ERRORS, TAKEN_OVER, MpiError

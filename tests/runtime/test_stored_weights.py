@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bigbrain_fx.runtime import Channel, Device, Stage, StoreError, Training
+from bigbrain_fx.runtime import Channel, Device, Stage, StoreError, Training, stores
 from bigbrain_fx.runtime.data import Stream
 from bigbrain_fx.runtime.finite import NotFiniteError
 from bigbrain_fx.runtime.local import Hub, LocalTransport
@@ -156,11 +156,11 @@ def made(cls: type[Device], folder: Path, training: Training | None = None) -> D
     device = cls(LocalTransport(Hub()), stream, 0, where)
     device.store = str(folder)
     if device.offload:
-        device.open_store(None)
+        stores.open_store(device, None)
     device.load(numbers(), dict.fromkeys(("embed", "up", "bias"), "d0"))
     device.train_with(training or Training(adamw))
     if device.offload:
-        device.offload_to(None)
+        stores.offload_to(device, None)
     return device
 
 

@@ -25,7 +25,7 @@ from tests.runtime.test_state import OPTIMIZERS, Make, One, device, everything, 
 def offloading(make: Make, folder: Path) -> One:
     made = device(make)
     made.store, made.offload = str(folder), ("state",)
-    made.offload_to(None)
+    stores.offload_to(made, None)
     return made
 
 

@@ -161,8 +161,8 @@ _SECRET = "with a file `secret` in it, the same on all hosts and only yours to r
     type=PATH,
     multiple=True,
     metavar="PATH",
-    help="Write loss, seconds and rows a second of every step to name.csv, or into a folder for "
-    "TensorBoard; may be given several times.",
+    help="Write loss, seconds and rows a second of every step to name.csv; may be given several "
+    "times.",
 )
 @click.option(
     "--validate",

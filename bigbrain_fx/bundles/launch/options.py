@@ -89,8 +89,8 @@ class RunOptions:
     steps again, and all go back where it finds another result. `log_mib` of sent messages are kept
     on each device; None: its share of half of the memory that is free.
 
-    `log_to` are files (name.csv) and TensorBoard folders that take loss, seconds and rows a second
-    of each training step. On the port `metrics` of the loopback interface Prometheus is answered.
+    `log_to` are files (name.csv) that take loss, seconds and rows a second of each training step.
+    On the port `metrics` of the loopback interface Prometheus is answered.
 
     `trace` is a file for a Chrome trace (Perfetto) of what the devices did beside the forecast; a
     typical step of it is drawn in the bundle's report.html, too.

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bigbrain_fx.bundles.serving.choosing import Sampling, chooser, greedy, sampling_of
-from bigbrain_fx.bundles.serving.engine import UnansweredError
-from bigbrain_fx.bundles.serving.rows import RawTensor
 from bigbrain_fx.errors import InputError
+from bigbrain_fx.serving.choosing import Sampling, chooser, greedy, sampling_of
+from bigbrain_fx.serving.engine import UnansweredError
+from bigbrain_fx.serving.rows import RawTensor
 
 WORDS, DRAWS = 12, 6000
 SCORES = torch.randn(1, 3, WORDS, generator=torch.Generator().manual_seed(5))

@@ -18,10 +18,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bigbrain_fx.bundles.launch import free_port
-from bigbrain_fx.bundles.launch.crew import GRACE_S, environment
-from bigbrain_fx.bundles.launch.failures import BAD_INPUT, PEER_LOST, failure
-from bigbrain_fx.bundles.launch.program import entry
+from bigbrain_fx.bundles import (
+    BAD_INPUT,
+    GRACE_S,
+    PEER_LOST,
+    entry,
+    environment,
+    failure,
+    free_port,
+)
 from bigbrain_fx.errors import BigBrainError, InputError
 from bigbrain_fx.plan import Plan
 

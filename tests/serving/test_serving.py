@@ -18,12 +18,12 @@ from safetensors.torch import save_file
 from torch import nn
 
 import bigbrain_fx
-from bigbrain_fx.bundles import ServeOptions, Serving, served
-from bigbrain_fx.bundles.serving.crew import SlotSpec
-from bigbrain_fx.bundles.serving.engine import Engine, QueueFullError, Request
-from bigbrain_fx.bundles.serving.rows import RawTensor, decode, encode, joined, of_json, taken
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Options
+from bigbrain_fx.serving import ServeOptions, Serving, served
+from bigbrain_fx.serving.crew import SlotSpec
+from bigbrain_fx.serving.engine import Engine, QueueFullError, Request
+from bigbrain_fx.serving.rows import RawTensor, decode, encode, joined, of_json, taken
 from tests.support.command_line import call, write_cluster
 
 DEADLINE_S = 400.0  # of every call: a busy machine takes long to start processes
@@ -63,7 +63,7 @@ def serving(bundle: Path) -> Iterator[Serving]:
 
 def asked(
     serving: Serving, method: str, path: str, body: object = None, **headers: str
-) -> tuple[int, Any, dict[str, str]]:
+) -> tuple[int, Any, http.client.HTTPMessage]:
     """Ask as a client does; return status, JSON (or bytes) and headers."""
     host = serving.url.removeprefix("http://")
     client = http.client.HTTPConnection(host, timeout=DEADLINE_S)
@@ -73,7 +73,7 @@ def asked(
         answer = client.getresponse()
         text = answer.read()
         is_json = answer.headers.get_content_type() == "application/json"
-        return answer.status, json.loads(text) if is_json else text, dict(answer.headers)
+        return answer.status, json.loads(text) if is_json else text, answer.headers
     finally:
         client.close()
 

@@ -16,9 +16,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from bigbrain_fx.bundles.serving.crew import ServingCrew, SlotSpec
-from bigbrain_fx.bundles.serving.rows import Raw, RawTensor, decode, encode, joined, taken
 from bigbrain_fx.errors import BigBrainError, InputError
+from bigbrain_fx.serving.crew import ServingCrew, SlotSpec
+from bigbrain_fx.serving.rows import Raw, RawTensor, decode, encode, joined, taken
 
 _FORGETTING = 0.8  # of the mean seconds of a slot
 

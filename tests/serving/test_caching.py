@@ -17,14 +17,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import bigbrain_fx
-from bigbrain_fx.bundles import ServeOptions, Serving, served
-from bigbrain_fx.bundles.serving.cached import CachedText, filling
-from bigbrain_fx.bundles.serving.crew import ServingCrew, SlotSpec
-from bigbrain_fx.bundles.serving.engine import Counted, Engine, QueueFullError, Request
-from bigbrain_fx.bundles.serving.rows import RawTensor, decode, joined
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import with_cache
 from bigbrain_fx.plan import Options, read_plan
+from bigbrain_fx.serving import ServeOptions, Serving, served
+from bigbrain_fx.serving.cached import CachedText, filling
+from bigbrain_fx.serving.crew import ServingCrew, SlotSpec
+from bigbrain_fx.serving.engine import Counted, Engine, QueueFullError, Request
+from bigbrain_fx.serving.rows import RawTensor, decode, joined
 from tests.support.command_line import write_cluster
 
 DEADLINE_S = 400.0  # of every call: a busy machine takes long to start processes

@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import ipaddress
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from bigbrain_fx.bundles.launch.compilers import require_compilers
-from bigbrain_fx.bundles.launch.ports import require_free
-from bigbrain_fx.bundles.serving.cached import CachedText, filling
-from bigbrain_fx.bundles.serving.crew import ServingCrew
-from bigbrain_fx.bundles.serving.engine import Engine, require_rows
-from bigbrain_fx.bundles.serving.generating import WholeText, writer
-from bigbrain_fx.bundles.serving.http import Front
+from bigbrain_fx.bundles import require_compilers, require_free
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Plan, read_plan
+from bigbrain_fx.serving.cached import CachedText, filling
+from bigbrain_fx.serving.crew import ServingCrew
+from bigbrain_fx.serving.engine import Engine, require_rows
+from bigbrain_fx.serving.generating import WholeText, writer
+
+if TYPE_CHECKING:
+    from bigbrain_fx.serving.app import Front
 
 LOOPBACK = "127.0.0.1"
 
@@ -76,14 +77,17 @@ def served(bundle: str | Path, options: ServeOptions | None = None) -> Iterator[
     try:
         with _engine(plan, bundle, options, logs) as engine:
             require_rows(engine.spec)
-            front.open(engine, plan.graph.name, _writer(engine, plan, options.deadline_s))
-            with _answering(front):
-                host, port = front.server_address[:2]
-                url = f"http://{host!s}:{port}"
-                generates = not isinstance(front.writer, str)
+            made = _writer(engine, plan, options.deadline_s)
+            front.open(engine, plan.graph.name, made)
+            url = "http://{}:{}".format(*front.address)
+            generates = not isinstance(made, str)
+            try:
                 yield Serving(url, engine, generates, plan.stages.devices, logs)
+            finally:
+                front.stop()
+        front.thread.join()  # the engine has answered, or refused, what it had
     finally:
-        front.server_close()
+        front.socket.close()
 
 
 @contextmanager
@@ -106,17 +110,6 @@ def _writer(engine: Engine, plan: Plan, deadline_s: float) -> WholeText | Cached
     if source.cache:
         return CachedText(engine, source.cache, source.positions, deadline_s)
     return writer(engine, deadline_s)
-
-
-@contextmanager
-def _answering(front: Front) -> Iterator[None]:
-    thread = threading.Thread(target=front.serve_forever, args=(0.1,), daemon=True, name="http")
-    thread.start()
-    try:
-        yield
-    finally:
-        front.shutdown()
-        thread.join()
 
 
 def _inference_plan(bundle: Path) -> Plan:
@@ -163,6 +156,14 @@ def _is_loopback(host: str) -> bool:
 
 
 def _listening(options: ServeOptions) -> Front:
+    try:
+        from bigbrain_fx.serving.app import Front
+    except ImportError as error:
+        raise InputError(
+            f"a server needs starlette and uvicorn ({error})",
+            code="BX3170",
+            help="pip install 'bigbrain-fx[serve]'",
+        ) from error
     try:
         return Front((options.host, options.port), options.token, options.deadline_s)
     except (OSError, OverflowError) as error:

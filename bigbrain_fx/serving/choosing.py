@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bigbrain_fx.bundles.serving.engine import UnansweredError
-from bigbrain_fx.bundles.serving.rows import RawTensor, scores_at
 from bigbrain_fx.errors import InputError
+from bigbrain_fx.serving.engine import UnansweredError
+from bigbrain_fx.serving.rows import RawTensor, scores_at
 
 Choose = Callable[[RawTensor, int], int]  # scores [..., positions, words], a position -> a word
 

@@ -281,12 +281,12 @@ def test_processes_of_another_plan_are_refused(marked: Path) -> None:
     assert "copy one bundle to all hosts" in "\n".join(found.value.notes)
 
 
-def test_a_port_in_use_names_its_holder(bundle: Path) -> None:
+def test_a_port_in_use_is_refused(bundle: Path) -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         port = holder.getsockname()[1]
-        with pytest.raises(InputError, match=f"port {port} is in use by process {os.getpid()}"):
+        with pytest.raises(InputError, match=f"port {port} is in use"):
             run(bundle, RunOptions(steps=1, port=port))
 
 

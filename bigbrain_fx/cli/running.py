@@ -27,7 +27,6 @@ _SEVERAL = "for several hosts: copy the bundle to each, run there (or add --loca
 _OF_COMMITS = {
     "resume": ": where to go on from",
     "keep": ": whose commits to keep",
-    "rescue": ", which it stands in for",
 }
 _COLLECTIVE = (
     "torch's collectives sum the gradients: no process that dies is replaced, and the run ends; "
@@ -138,9 +137,6 @@ _SECRET = "with a file `secret` in it, the same on all hosts and only yours to r
     "--mtbf",
     metavar="DURATION",
     help='Choose both intervals for this mean time between failures of the job, as "4h".',
-)
-@click.option(
-    "--rescue", type=PATH, help="Write there what cannot be written to --commits; another disk."
 )
 @click.option("--resume", is_flag=True, help="Go on from the last commit in --commits.")
 @click.option(

@@ -144,7 +144,7 @@ if TYPE_CHECKING:
         memory_remedy as memory_remedy,
         require_folder as require_folder,
     )
-    from .network import NetworkTransport as NetworkTransport, transport_of as transport_of
+    from .network import NetworkTransport as NetworkTransport
     from .opaque_device import (
         OpaqueDevice as OpaqueDevice,
         current as current,
@@ -167,7 +167,12 @@ if TYPE_CHECKING:
         adamw as adamw,
     )
     from .records import read_records as read_records
-    from .rendezvous import join as join, leave_together as leave_together, own_device as own_device
+    from .rendezvous import (
+        join as join,
+        leave_together as leave_together,
+        own_device as own_device,
+        transport_of as transport_of,
+    )
     from .rows import RowStream as RowStream
     from .splitting import (
         SplitStream as SplitStream,

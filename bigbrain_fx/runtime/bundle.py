@@ -61,7 +61,7 @@ def make_device(
     device = cls(transport, _stream(bundle, cls, seed, where), seed, where)
     device.hooks = bundle.hooks
     if device.offload and offloads:
-        from .stores import offload_to, open_store  # only bundles that offload have it
+        from .offloading import offload_to, open_store  # only bundles that offload have it
 
         open_store(device, bundle.store)
     with checked_weights(bundle.folder / "weights", cls.name) as weights:

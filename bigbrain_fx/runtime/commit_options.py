@@ -19,7 +19,6 @@ class CommitOptions:
     folder: Path
     every: int
     resume: bool = False
-    rescue: Path | None = None
     keep: int | None = None
 
 
@@ -37,11 +36,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"steps between two of them (default {COMMIT_EVERY}); 0: at the start and end only",
     )
     parser.add_argument(
-        "--rescue",
-        type=as_called,
-        help="a folder on another disk: what cannot be written to --commits is written there",
-    )
-    parser.add_argument(
         "--keep",
         type=int,
         help=f"how many commits stay there, {KEPT} or more (default {KEPT}, or with --resume what "
@@ -57,8 +51,6 @@ def options_of(parser: argparse.ArgumentParser, given: argparse.Namespace) -> Co
     if given.commits is None:
         if given.resume:
             parser.error("--resume needs --commits FOLDER: where to go on from")
-        if given.rescue is not None:
-            parser.error("--rescue needs --commits FOLDER, which it stands in for")
         return None
     if given.commit_every < 0:
         parser.error(f"--commit-every must not be negative, found {given.commit_every}")
@@ -67,6 +59,4 @@ def options_of(parser: argparse.ArgumentParser, given: argparse.Namespace) -> Co
             f"--keep must be {KEPT} or more, found {given.keep}: where the newest commit is "
             "broken, the one before it counts"
         )
-    if given.rescue is not None and given.in_process:
-        parser.error("--rescue needs a process for each device: leave --in-process out")
-    return CommitOptions(given.commits, given.commit_every, given.resume, given.rescue, given.keep)
+    return CommitOptions(given.commits, given.commit_every, given.resume, given.keep)

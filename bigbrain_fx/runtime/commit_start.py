@@ -33,13 +33,11 @@ class CommitStart:
 
     Attributes:
         folder: of all commits.
-        rescue: the folder where what cannot be written there is written.
         keep: how many commits stay; None: as many as the run kept that this goes on with.
         say: tells people.
     """
 
     folder: Path
-    rescue: Path | None
     keep: int | None
     disk: Disk
     say: Callable[[str], None]
@@ -65,7 +63,6 @@ class CommitStart:
             before = number_kept(self.folder) if resume or ours else KEPT
             keep = self.keep or before
             generation = open_generation(self.folder, self.disk, launcher(), keep)
-            rescue = self._opened_rescue(resume or ours)
         except CommitError as error:
             return {"error": str(error), "code": error.code}
         except OSError as error:
@@ -73,23 +70,7 @@ class CommitStart:
             why = f"commits cannot be written, {where}: {reason_of(error)}: give another folder"
             return dict(error=why, code="BX5903")
         texts = [record.text for record in found]
-        return {"generation": generation, "rescue": rescue, "keep": keep, "records": texts}
-
-    def _opened_rescue(self, goes_on: bool) -> int:
-        """Begin a generation in the rescue folder, if there is one; return its number."""
-        if self.rescue is None:
-            return 0
-        open_folder(self.rescue, self.say)
-        if self.rescue.samefile(self.folder):
-            raise CommitError(
-                f"{self.rescue}: --rescue and --commits need two folders", code="BX5013"
-            )
-        if not goes_on and read_records(self.rescue, self.say):
-            raise CommitError(
-                f"{self.rescue} has commits already: give an empty folder to --rescue",
-                code="BX5014",
-            )
-        return open_generation(self.rescue, self.disk, launcher())
+        return {"generation": generation, "keep": keep, "records": texts}
 
 
 def make_folder(folder: Path) -> None:

@@ -18,8 +18,8 @@ import torch.distributed as dist
 
 from .channel import Channel
 from .gloo import AHEAD, ChannelEnd
+from .needs import SHARE_GPUS, NoGpuError
 from .network import Background, NetworkTransport, SendQueue, to_a_living_peer
-from .rendezvous import SHARE_GPUS, NoGpuError, all_cuda, environment_number
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -124,13 +124,13 @@ class GpuBackground(Background):
         super()._release(sends)
 
 
-def require_own_gpu(kinds: Sequence[str], rank: int) -> None:
+def require_own_gpu(kinds: Sequence[str], rank: int, local_rank: int) -> None:
     """Refuse before anything is connected: torch's own words for it are its frames.
 
     Raises:
         NoGpuError: this process's GPU is not there.
     """
-    number = own_gpu(kinds, rank, environment_number("LOCAL_RANK", 0))
+    number = own_gpu(kinds, rank, local_rank)
     found = _gpus()
     if number < found:
         return
@@ -148,7 +148,7 @@ def prepare_cuda(kinds: Sequence[str]) -> None:
 
     CUDA reads the environment as it starts. What the user has set stays.
     """
-    if len(kinds) == 1 or not all_cuda(kinds):
+    if len(kinds) == 1 or set(kinds) != {"cuda"}:
         return
     # A kernel that is loaded at its first call may wait for all that run (CUDA's guide, "Lazy
     # Loading"); a message runs until its other end is there, which may need that kernel's result.
@@ -158,10 +158,10 @@ def prepare_cuda(kinds: Sequence[str]) -> None:
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 
-def own_cuda(kinds: Sequence[str], rank: int) -> torch.device:
+def own_cuda(kinds: Sequence[str], rank: int, local_rank: int) -> torch.device:
     """Return where this process computes; see `own_gpu`."""
     prepare_cuda(kinds)
-    device = torch.device("cuda", own_gpu(kinds, rank, environment_number("LOCAL_RANK", 0)))
+    device = torch.device("cuda", own_gpu(kinds, rank, local_rank))
     torch.cuda.set_device(device)
     return device
 

@@ -28,17 +28,16 @@ from .held_weights import WeightsError
 from .limits import saying_limits
 from .local import Hub, LocalTransport
 from .malloc import keep_freed_memory
-from .needs import LONGEST_COMPILE_S, CompilerError
-from .network import transport_of
+from .needs import LONGEST_COMPILE_S, CompilerError, NoGpuError
 from .peers import blaming_peers
 from .planned_device import PlannedDevice
 from .rendezvous import (
-    NoGpuError,
     environment_number,
     join,
     leave_together,
     own_device,
     require_gpu,
+    transport_of,
     write_report,
 )
 from .rows import (

@@ -103,8 +103,7 @@ class LastCommit:
         for name, part in self._states(state):
             image = bytearray(part.nbytes)
             part.copy_into(image)
-            own = self.committer.folder, self.committer.generation
-            said[name] = self.committer.written(name, image, *own)
+            said[name] = self.committer.written(name, image)
             for why in {"missed", "fenced"} & said[name].keys():
                 return {"missed": said[name][why]}
         return {"step": state.step, "parts": said}

@@ -5,7 +5,6 @@ What is said once stays. Who waits for a note does not keep others from writing 
 
 from __future__ import annotations
 
-import threading
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -30,7 +29,7 @@ class Ledger(Protocol):
 
 
 class StoreLedger:
-    """A ledger in the store that all processes share; its own connection to it."""
+    """A ledger in a store that all processes, or the threads of one, share."""
 
     def __init__(self, store: Store, deadline_s: float) -> None:
         self.store: Any = store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
@@ -51,37 +50,3 @@ class StoreLedger:
     def claim(self, key: str) -> bool:
         """Return whether this is the first to ask for something."""
         return bool(self.store.add(f"commits/claim/{key}", 1) == 1)
-
-
-class LocalLedger:
-    """A ledger for the devices of one process."""
-
-    def __init__(self, deadline_s: float = 60.0) -> None:
-        self.deadline_s = deadline_s
-        self.said: dict[str, str] = {}
-        self.claimed: set[str] = set()
-        self.news = threading.Condition()
-
-    def post(self, key: str, text: str) -> None:
-        """Say something, once."""
-        with self.news:
-            self.said[key] = text
-            self.news.notify_all()
-
-    def look(self, key: str) -> str | None:
-        """Return what was said, if it was."""
-        return self.said.get(key)
-
-    def wait(self, key: str) -> str:
-        """Return what was said, as soon as it is."""
-        with self.news:
-            if not self.news.wait_for(lambda: key in self.said, self.deadline_s):
-                raise TimeoutError(f"waited {self.deadline_s:g} s for {key}")
-            return self.said[key]
-
-    def claim(self, key: str) -> bool:
-        """Return whether this is the first to ask for something."""
-        with self.news:
-            is_first = key not in self.claimed
-            self.claimed.add(key)
-            return is_first

@@ -36,10 +36,10 @@ from .peers import HeadLostError, StepAgainError
 from .process import BAD_INPUT, INPUT_ERRORS, NOT_SAVED, TAKEN_OVER
 from .rendezvous import own_device, require_gpu, write_report
 from .replay import ReplayTransport
-from .saving import save_replayed
+from .saving import save_together
 from .snapshots import OwnSnapshots
 from .state import StateError
-from .supervised_commits import SupervisedCommitter
+from .supervised_commits import MeetingBoard, SupervisedCommitter
 from .tensor_file import SaveError
 
 if TYPE_CHECKING:
@@ -125,8 +125,6 @@ def _about(bundle: Bundle, commits: CommitOptions | None) -> dict[str, list[list
         return {}
     from .standing import replicas_of  # only bundles with replicas have it
 
-    if commits is not None and commits.rescue is not None:
-        return {}
     with suppress(WeightsError):  # whoever loads weights says it
         found = replicas_of(bundle, commits=commits is not None)
         return {"replicas": found} if found else {}
@@ -255,7 +253,7 @@ def _run_to_end(
     if committer is not None:  # before the files of --save: their disk may be full
         committer.close(device)
     if has_ended and options.save:
-        save_replayed(device, Path(options.save), transport)
+        save_together(device, Path(options.save), MeetingBoard(transport))
     if options.report:
         write_report(device.name, Path(options.report))
     transport.linger()

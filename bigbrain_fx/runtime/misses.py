@@ -19,7 +19,7 @@ class Misses:
 
     Args:
         say: prints a line.
-        tell: hears of events: missed, rescued, committed_again, at_risk; on the device that leads.
+        tell: hears of events: missed, committed_again, at_risk; on the device that leads.
     """
 
     def __init__(self, say: Callable[[str], None], tell: OnEvent = no_event) -> None:
@@ -41,13 +41,6 @@ class Misses:
             self.say(f"commits are written again: step {step}, after {self.count} were missed")
             self.tell("committed_again", step, {"step": step, "missed": self.count})
         self.count, self.newest = 0, step
-
-    def rescue(self, step: int, folder: object) -> None:
-        """Hear that a commit that was missed has been written to another folder."""
-        self.newest = step
-        self.say(f"the commit of step {step} is in {folder}: --commits {folder} --resume")
-        facts = {"step": step, "folder": str(folder), "row": self.count}
-        self.tell("rescued", step, facts)
 
     def end(self, step: int) -> None:
         """Hear that the run ends at a step; warn of what is on no disk."""

@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -140,21 +140,6 @@ class NetworkTransport(GlooTransport):
             raise LateMessageError(
                 f"no message within {seconds:g} s: {channel}", code="BX5089"
             ) from error
-
-
-def transport_of(
-    ranks: dict[str, int],
-    device: torch.device,
-    deadline_s: float,
-    store: Store,
-    channels: Iterable[Channel],
-) -> NetworkTransport:
-    """Return the transport over the default group, of its backend; see `NcclTransport`."""
-    if dist.get_backend() != "nccl":
-        return NetworkTransport(ranks, device, deadline_s, store)
-    from .gpus import NcclTransport  # only bundles with GPUs have it
-
-    return NcclTransport(ranks, device, deadline_s, store, channels)
 
 
 @contextmanager

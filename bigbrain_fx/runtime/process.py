@@ -11,8 +11,8 @@ from .agreed import CopiesError
 from .coded import CodedError
 from .commits import CommitError
 from .held_weights import WeightsError
-from .needs import CompilerError
-from .rendezvous import NoAddressError, NoGpuError
+from .needs import CompilerError, NoGpuError
+from .rendezvous import NoAddressError
 from .state import StateError
 from .stream import BatchError
 

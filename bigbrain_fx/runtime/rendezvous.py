@@ -11,7 +11,7 @@ import os
 import resource
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -23,8 +23,11 @@ import torch.distributed as dist
 # torch exports these, but not for mypy
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
+from .channel import Channel
 from .coded import CodedError
 from .limits import require_threads
+from .needs import SHARE_GPUS
+from .network import NetworkTransport
 from .regular import once, read_regular
 
 if TYPE_CHECKING:
@@ -41,12 +44,7 @@ LAUNCHERS = tuple(
     )
 )
 _ADDRESS_OF = 0x8915  # SIOCGIFADDR of Linux
-SHARE_GPUS = "BIGBRAIN_SHARE_GPUS"  # in the environment: processes take a host's GPUs in turn
 MESH_THREADS = 4  # that gloo and `form_mesh` start: gloo aborts where it cannot
-
-
-class NoGpuError(CodedError, RuntimeError):
-    """Report a plan for more GPUs than this host has."""
 
 
 class NoAddressError(CodedError, RuntimeError):
@@ -81,6 +79,21 @@ def require_address(folder: Path) -> None:
             "launch-script` writes a file that does",
             code="BX5130",
         )
+
+
+def transport_of(
+    ranks: dict[str, int],
+    device: torch.device,
+    deadline_s: float,
+    store: AnyStore,
+    channels: Iterable[Channel],
+) -> NetworkTransport:
+    """Return the transport over the default group, of its backend; see `NcclTransport`."""
+    if dist.get_backend() != "nccl":
+        return NetworkTransport(ranks, device, deadline_s, store)
+    from .gpus import NcclTransport  # only bundles with GPUs have it
+
+    return NcclTransport(ranks, device, deadline_s, store, channels)
 
 
 def join(
@@ -189,7 +202,7 @@ def own_device(kinds: Sequence[str], rank: int) -> torch.device:
         return torch.device("cpu")
     from .gpus import own_cuda  # only bundles with GPUs have it
 
-    return own_cuda(kinds, rank)
+    return own_cuda(kinds, rank, environment_number("LOCAL_RANK", 0))
 
 
 def require_gpu(kinds: Sequence[str], rank: int) -> None:
@@ -201,7 +214,7 @@ def require_gpu(kinds: Sequence[str], rank: int) -> None:
     if kinds[rank] == "cuda":
         from .gpus import require_own_gpu  # only bundles with GPUs have it
 
-        require_own_gpu(kinds, rank)
+        require_own_gpu(kinds, rank, environment_number("LOCAL_RANK", 0))
 
 
 def all_cuda(kinds: Sequence[str]) -> bool:

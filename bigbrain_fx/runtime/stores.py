@@ -33,7 +33,6 @@ from .optimizer_state import StateError
 from .update_pieces import OncePerStep, only, pieces
 
 if TYPE_CHECKING:  # only bundles that offload weights have it
-    from .device import Device
     from .stored_weights import StoredWeights
 
 STORED_FROM_BYTES = 4096  # what is kept of a smaller parameter stays with the device: it is a page
@@ -370,36 +369,3 @@ def fetched(store: StoreRoom, room: Tensor, stored: Tensor, where: torch.device)
 def room_of(folder: str | None, device: str, nbytes: int) -> StoreRoom:
     """Return a device's store: in a folder, or in its host's memory."""
     return HostRoom(pinned=True) if folder is None else DiskRoom(folder, device, nbytes)
-
-
-# --------------------------------------------------------------------------- of a device
-
-
-def open_store(device: Device, folder: str | None) -> StoreRoom:
-    """Open a device's store, before weights are loaded, which may lie there; None: the planned one.
-
-    Raises:
-        StoreError: it cannot be used, or lacks the room.
-    """
-    where = None if device.store is None else folder or device.store
-    device.room = room_of(where, device.name, device.store_bytes)
-    if "weights" in device.offload:
-        from .stored_weights import StoredWeights  # only bundles that offload them
-
-        device.weights = StoredWeights(device.room)
-    return device.room
-
-
-def offload_to(device: Device, folder: str | None) -> None:
-    """Let what else is offloaded lie in the device's store, which is opened if need be.
-
-    Raises:
-        StoreError: it cannot be used, or lacks the room.
-    """
-    room = device.room or open_store(device, folder)
-    if device.optimizer is not None and "state" in device.offload:
-        device.stored = StoredState(device.optimizer, room, device.weights)
-    if device.saving:
-        from .stored_activations import ActivationStore  # only bundles that offload them
-
-        device.saved = ActivationStore(room)

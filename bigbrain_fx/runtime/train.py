@@ -29,12 +29,12 @@ from .committing import Committer, begin_together, committer_of
 from .device import Device
 from .finite import NOT_FINITE, POLICIES, NotFiniteError
 from .launcher import as_called
-from .ledger import LocalLedger, StoreLedger
+from .ledger import StoreLedger
 from .limits import saying_limits
 from .local import Hub, LocalTransport
 from .malloc import keep_freed_memory
 from .needs import LONGEST_COMPILE_S
-from .network import NetworkTransport, transport_of
+from .network import NetworkTransport
 from .peers import blaming_peers
 from .process import BAD_INPUT, CONTROL, INPUT_ERRORS, TAKEN_OVER, MpiError
 from .rendezvous import (
@@ -45,6 +45,7 @@ from .rendezvous import (
     own_device,
     require_address,
     require_gpu,
+    transport_of,
     write_report,
 )
 from .saving import contents, require_room, save_aside, save_together, say_contents
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Bundle", "Device", "main", "make_device", "run_in_process"]
 
+LOCAL_S = 60.0  # longest wait of a device for another in this process
 Report = Callable[[int, float, float], None]  # step, loss, seconds
 
 
@@ -152,7 +154,8 @@ def run_in_process(
     for device in devices.values():
         device.on_nan = on_nan
         device.of_run = {"steps": steps, "seed": seed}
-    first, ledger = 0, LocalLedger()
+    first = 0
+    ledger = StoreLedger(dist.HashStore(), LOCAL_S)  # type: ignore[attr-defined]  # torch has it
     committers = {}
     if commits is not None:
         committers = {
@@ -230,13 +233,13 @@ def _run(
     folder = options.first_gradients
     keep = partial(save_first_gradients, Path(folder)) if folder else None
     first, committer = 0, None
+    ledger = StoreLedger(store, options.deadline)
     if commits is not None:
-        ledger = StoreLedger(store, options.deadline)
         committer = committer_of(bundle, device, ledger, commits, in_background=True)
         first = committer.begin(device, resume=commits.resume, restarted=is_restart())
     run_steps(device, options.steps, _printer(options.json), keep, first, committer)
     if options.save:
-        save_together(device, Path(options.save), store, rank, options.deadline)
+        save_together(device, Path(options.save), ledger)
     if options.report:
         write_report(device.name, Path(options.report))
     leave_together(store, rank, len(ranks))

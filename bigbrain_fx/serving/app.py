@@ -128,13 +128,15 @@ class Front:
                 self._require_token(request)
                 return await handle(request)
             except HttpError as error:
-                return _refusal(error.status, str(error), error.code, error.headers)
+                return _refusal(error.status, str(error), code=error.code, headers=error.headers)
             except InputError as error:
                 help_ = f" ({error.help})" if error.help else ""
-                return _refusal(400, f"{error.what}{help_}", error.code)
+                return _refusal(400, f"{error.what}{help_}", code=error.code)
             except UnansweredError as error:
                 retry_s = getattr(error, "retry_s", 1)
-                return _refusal(503, str(error), error.code, {"Retry-After": str(retry_s)})
+                return _refusal(
+                    503, str(error), code=error.code, headers={"Retry-After": str(retry_s)}
+                )
             except ClientDisconnect:
                 return Response(status_code=400)  # nobody reads it
 
@@ -344,13 +346,16 @@ def _json(status: int, content: object) -> Response:
     try:
         text = json.dumps(content, allow_nan=False)
     except ValueError:
-        what = "the outputs have NaN or infinity, which JSON lacks: ask for safetensors"
-        return _refusal(422, what, "BX3121")
+        return _refusal(
+            422,
+            "the outputs have NaN or infinity, which JSON lacks: ask for safetensors",
+            code="BX3121",
+        )
     return Response(text, status, media_type="application/json")
 
 
 def _refusal(
-    status: int, what: str, code: str | None, headers: Mapping[str, str] | None = None
+    status: int, what: str, *, code: str | None, headers: Mapping[str, str] | None = None
 ) -> Response:
     content = json.dumps({"error": {"message": what, "code": code}})
     return Response(content, status, headers, media_type="application/json")

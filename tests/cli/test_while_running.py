@@ -63,11 +63,6 @@ def test_a_run_that_goes_on_appends(tmp_path: Path) -> None:
     assert lines == ["step,loss,step_s,rows_per_s", "0,1.5,0.25,32.0", "1,1.5,0.25,32.0"]
 
 
-def test_a_folder_is_no_file_of_steps(tmp_path: Path) -> None:
-    with refused("BX3073", InputError), step_files([tmp_path / "board"], 8):
-        pass
-
-
 def test_the_first_step_is_no_pace() -> None:
     steps = tuple(StepLine(i, 1.0, s) for i, s in enumerate((9.0, 1.0, 2.0, 3.0)))
     assert Run(steps, {}, Path("logs")).median_s == 2.0
@@ -178,16 +173,12 @@ def test_a_run_that_goes_on_says_from_where(tmp_path: Path) -> None:
     assert read_status(tmp_path).steps_done == 5
 
 
-@pytest.mark.parametrize("name", ["steps.txt", "steps.json", "run.tsv"])
-def test_a_log_named_like_a_file_is_no_folder(tmp_path: Path, name: str) -> None:
-    with (
-        pytest.raises(InputError, match="its name looks like a file's"),
-        step_files((tmp_path / name,), 1),
-    ):
+@pytest.mark.parametrize("name", ["steps.txt", "board"])
+def test_steps_go_to_csv_files_only(tmp_path: Path, name: str) -> None:
+    with refused("BX3073", InputError), step_files((tmp_path / name,), 1):
         pass
     assert not (tmp_path / name).exists()
-    (tmp_path / "board.v2").mkdir()
-    with step_files((tmp_path / "board.v2", tmp_path / "S.CSV"), 1):
+    with step_files((tmp_path / "S.CSV",), 1):
         assert (tmp_path / "S.CSV").is_file()
 
 

@@ -107,8 +107,7 @@ class RunOptions:
 
     `commits` is a folder on a disk to which the state is written every `commit_every` steps, at the
     start and at the end; the newest `keep` of them stay (None: two, or as before); with `resume` a
-    training goes on from the last commit there. What cannot be written there is written to
-    `rescue`, a folder on another disk.
+    training goes on from the last commit there.
     """
 
     steps: int | None = None
@@ -133,7 +132,6 @@ class RunOptions:
     commit_every: int | None = None
     keep: int | None = None
     resume: bool = False
-    rescue: Path | None = None
     log_mib: int | None = None
     on_nan: str | None = None
     backend: Backend | None = None

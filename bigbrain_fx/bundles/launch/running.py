@@ -277,7 +277,6 @@ def _require_folders(options: RunOptions) -> None:
     named = {
         "--save": options.save,
         "--commits": options.commits,
-        "--rescue": options.rescue,
         "--outputs": options.outputs,
     }
     for flag, path in named.items():

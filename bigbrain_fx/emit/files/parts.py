@@ -104,7 +104,7 @@ PARTS = (
     Part("ZeRO 3", lambda b: b.plan.stages.gathers, ("unsharded",)),
     Part("copies of a weight", _has_copies, ("copies",), is_check=True),
     Part("tensor groups", lambda b: b.plan.stages.members > 1, ("group", "group_runs")),
-    Part("stores", lambda b: b.plan.stages.offload, ("stores", "offload_malloc")),
+    Part("stores", lambda b: b.plan.stages.offload, ("stores", "offloading", "offload_malloc")),
     Part("weights in stores", lambda b: "weights" in b.plan.stages.offload, ("stored_weights",)),
     Part("activations in stores", lambda b: b.plan.stages.saving, ("stored_activations",)),
     Part("torch.compile", lambda b: b.plan.stages.compiled, ("compiled",)),

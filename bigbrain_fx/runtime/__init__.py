@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from .buckets import bucket_channels as bucket_channels
     from .bundle import Bundle as Bundle
     from .channel import Channel as Channel, Transport as Transport
-    from .closures import needs_closure as needs_closure, needs_metrics as needs_metrics
     from .commits import (
         ASIDE as ASIDE,
         BrokenError as BrokenError,
@@ -78,6 +77,7 @@ if TYPE_CHECKING:
         said as said,
     )
     from .example_data import example_batches as example_batches
+    from .feature import Hooks as Hooks
     from .finite import are_finite as are_finite
     from .fixed_entries import APART as APART, laid as laid, overlap as overlap
     from .gradients import clipped as clipped, laid_out as laid_out, norm as norm
@@ -94,7 +94,6 @@ if TYPE_CHECKING:
         reduce_scatter as reduce_scatter,
     )
     from .held_weights import WeightsError as WeightsError
-    from .hooks import Hooks as Hooks
     from .image import (
         FORMAT as FORMAT,
         ImageLayout as ImageLayout,
@@ -153,6 +152,8 @@ if TYPE_CHECKING:
     from .optimizer_state import (
         StateError as StateError,
         decoded as decoded,
+        needs_closure as needs_closure,
+        needs_metrics as needs_metrics,
         optimizer_facts as optimizer_facts,
         optimizer_tensors as optimizer_tensors,
         restore_optimizer as restore_optimizer,

@@ -11,8 +11,8 @@ import torch
 
 from .agreed import AgreeingTransport
 from .device import Device
+from .feature import Hooks
 from .held_weights import AGAIN, WeightsError
-from .hooks import Hooks
 from .recipe import Training
 from .stream import Spec
 from .tensor_file import write_tensors

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from .disk import Disk, listed, locked
+from .disk import Disk, listed, locked, read_regular
 from .image import Buffer, read_layout
 from .loading import (
     Loaded as Loaded,
@@ -50,7 +50,6 @@ from .records import (
     sealed,
     unsealed,
 )
-from .regular import read_regular
 
 KEPT = 2
 ASIDE = ".set-aside"  # ending of records that count no more: a user went back behind them

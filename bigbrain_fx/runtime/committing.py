@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .commit_options import CommitOptions
-from .commit_start import CommitStart, make_folder, reason_of
+from .commit_start import CommitOptions, CommitStart, make_folder, reason_of
 from .commits import (
     KEPT,
     BrokenError,

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from .bundle import Bundle, make_device, save_first_gradients
 from .channel import Channel
-from .commit_options import CommitOptions
+from .commit_start import CommitOptions
 from .commits import FencedError
 from .control import Control
 from .device import Device

@@ -25,10 +25,10 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from .channel import Channel
 from .coded import CodedError
+from .disk import once, read_regular
 from .limits import require_threads
 from .needs import SHARE_GPUS
 from .network import NetworkTransport
-from .regular import once, read_regular
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store as AnyStore

@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from .commit_options import CommitOptions
-from .commit_start import make_folder
+from .commit_start import CommitOptions, make_folder
 from .commits import CommitError, graph_in, record_of
 from .committing import SHARD, Committer
 from .control import Control

@@ -29,7 +29,7 @@ from .channel import Channel
 from .checksum import WORD, checksum, seal
 from .control import Control
 from .duties import TapeCheck
-from .hooks import Hooks
+from .feature import Hooks
 from .layout import Layout, unpack
 from .relayout import pack
 from .state import State, StateError, restore, state_of

@@ -22,8 +22,7 @@ import torch.distributed as dist
 
 from .bundle import Bundle, make_device, save_first_gradients
 from .command_line import words
-from .commit_options import CommitOptions, add_options, options_of
-from .commit_start import is_restart
+from .commit_start import CommitOptions, add_options, is_restart, options_of
 from .commits import FencedError
 from .committing import Committer, begin_together, committer_of
 from .device import Device

@@ -14,24 +14,21 @@ from dataclasses import asdict, replace
 from inspect import signature
 from typing import TYPE_CHECKING
 
-from .catch_up import CatchUp, CaughtUp
+from .catch_up import CatchUp, CaughtUp, ToldSteps
 from .crew import Crew, StartError
 from .ending import Ending
 from .events import EventLog
 from .job import FailedError, Job, OnStep, Outcome, Rescue
-from .judging import Death, Failure, Judge, Stop
-from .log_loss import LogLoss
-from .memory_kills import MemoryKills
+from .judging import Death, Failure, Judge, MemoryKills, Stop
 from .pipe import PARTS, Said
 from .policies import END, LostReplicas, PeerStates, SpareChecks
 from .posting import Posting
 from .processes import Member, Start, popen
 from .rendezvous import Rendezvous
 from .snapshots import Snapshots
-from .snapshotting import Snapshotting
+from .snapshotting import LogLoss, Snapshotting
 from .spares import Spares
 from .stopping import Stopping
-from .told_steps import ToldSteps
 from .votes import Votes
 from .watching import Watch
 

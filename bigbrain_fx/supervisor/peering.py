@@ -12,10 +12,10 @@ from typing import Any
 
 from .catch_up import CatchUp
 from .crew import Crew
-from .log_loss import LogLoss
 from .policies import Acts, PeerStates
 from .processes import Member
 from .snapshots import Snapshots
+from .snapshotting import LogLoss
 from .votes import Votes
 
 TellStep = Callable[[int, float, float], None]  # step, loss, seconds

@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from .hanging import Pulse
 from .host_memory import available_bytes
 from .outliving import OUTLIVING, Outliving, marked
 from .pipe import Ears, Orders
-from .starving import Starves, Starving
+from .pulse import Pulse, Starves, Starving
 
 CALLED_IN = (
     "BIGBRAIN_CALLED_IN"  # where the user called it: paths of the command line are from there

@@ -7,7 +7,7 @@ import subprocess
 import threading
 from collections.abc import Callable
 
-from .starving import ToldStarving
+from .pulse import ToldStarving
 
 
 class RemoteProcess:

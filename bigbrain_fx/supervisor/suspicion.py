@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from .crew import Crew
 from .policies import Act, Acts, SpareChecks
 from .processes import Member
-from .snapshot_memory import nameless
+from .snapshots import nameless
 from .spares import Spares
 
 TRIES = 2  # processes that may end over one tape

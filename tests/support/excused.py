@@ -52,7 +52,7 @@ RUNTIME = excused(
             "rendezvous.py _tcp_store .listen",
             "rendezvous.py _tcp_store socket.socket",
         ),
-        "reads what was opened there, which is struck": ("regular.py read_regular .read",),
+        "reads what was opened there, which is struck": ("disk.py read_regular .read",),
         "of files that a user gives, with tests of their own (inputs, checkpoints, resplit)": (
             "compiler.py require_compiler .is_file",
             "loading.py _mapped .open",
@@ -178,14 +178,14 @@ SUPERVISOR = excused(
             "processes.py run_group subprocess.Popen",
         ),
         "only where snapshots lie on a disk, or the kernel has no memfd": (
-            "snapshot_memory.py nameless os.dup",
-            "snapshot_memory.py nameless tempfile.TemporaryFile",
+            "snapshots.py nameless os.dup",
+            "snapshots.py nameless tempfile.TemporaryFile",
         ),
         "beside a file that is read there, which is struck": (
             "host_memory.py text_of .read",
-            "starving.py _waited_ns .iterdir",
-            "starving.py is_stopped .iterdir",
-            "starving.py is_stopped .read_text",
+            "pulse.py _waited_ns .iterdir",
+            "pulse.py is_stopped .iterdir",
+            "pulse.py is_stopped .read_text",
         ),
     }
 )

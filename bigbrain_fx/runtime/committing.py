@@ -5,7 +5,7 @@
     after a death  all devices start again from the newest commit that every one of them can load
 
 Training waits for the copy only. A commit that cannot be written is missed, with a warning: the
-older ones stay.
+older ones stay. Devices tell each other what they have written by a ledger, which keeps it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from .commit_start import CommitOptions, CommitStart, make_folder, reason_of
+from .commit_start import CommitOptions, CommitStart, Misses, make_folder, reason_of
 from .commits import (
     KEPT,
     BrokenError,
@@ -41,13 +42,13 @@ from .commits import (
 )
 from .disk import Disk
 from .image import Buffer
-from .ledger import Ledger
-from .misses import Misses
 from .records import about_of, read_records
 from .state import State, restore, state_of
 from .telling import tell
 
 if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
     from .bundle import Bundle
     from .device import Device
 
@@ -366,3 +367,43 @@ def committer_of(
         in_background=in_background,
         keep=options.keep,
     )
+
+
+class Ledger(Protocol):
+    """Where devices tell each other what they have done."""
+
+    def post(self, key: str, text: str) -> None:
+        """Say something, once."""
+
+    def look(self, key: str) -> str | None:
+        """Return what was said, if it was."""
+
+    def wait(self, key: str) -> str:
+        """Return what was said, as soon as it is."""
+
+    def claim(self, key: str) -> bool:
+        """Return whether this is the first to ask for something."""
+
+
+class StoreLedger:
+    """A ledger in a store that all processes, or the threads of one, share."""
+
+    def __init__(self, store: Store, deadline_s: float) -> None:
+        self.store: Any = store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
+        self.store.set_timeout(timedelta(seconds=deadline_s))
+
+    def post(self, key: str, text: str) -> None:
+        """Say something, once."""
+        self.store.set(f"commits/{key}", text)
+
+    def look(self, key: str) -> str | None:
+        """Return what was said, if it was."""
+        return self.wait(key) if self.store.check([f"commits/{key}"]) else None
+
+    def wait(self, key: str) -> str:
+        """Return what was said, as soon as it is."""
+        return str(self.store.get(f"commits/{key}").decode())
+
+    def claim(self, key: str) -> bool:
+        """Return whether this is the first to ask for something."""
+        return bool(self.store.add(f"commits/claim/{key}", 1) == 1)

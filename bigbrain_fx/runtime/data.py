@@ -25,8 +25,7 @@ from .entries import (
     said,
     spelled,
 )
-from .own_dice import own_dice
-from .reading import OwnRandomState, in_words
+from .own_dice import OwnRandomState, in_words, own_dice
 from .stream import BatchError as BatchError, BatchStream, Spec
 
 _END = object()

@@ -20,8 +20,7 @@ from .data import Stream
 from .device_sums import DeviceSums
 from .finite import NotFiniteError, not_finite
 from .held_weights import fill
-from .loss_shares import share_of
-from .missing_gradients import nothing_of
+from .loss_shares import nothing_of, share_of
 from .modules import Stage
 from .pipeline_device import PipelineDevice, Saved
 from .planned_device import PlannedDevice

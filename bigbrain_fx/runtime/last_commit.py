@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from .commit_start import reason_of
 from .commits import ASIDE, Shard, write_record
-from .duties import LastDuty
+from .packets import LastDuty
 from .records import about_of
 from .standing import alike, heirs
 from .state import State

@@ -26,12 +26,12 @@ from .commit_start import CommitOptions
 from .commits import FencedError
 from .control import Control
 from .device import Device
-from .duties import Duty, TapeCheck
 from .feeding import FedBatches, rest
 from .finite import NOT_FINITE, NotFiniteError
 from .held_weights import WeightsError
 from .limits import code_of
 from .mesh import MeshTransport, PassedOn, form_mesh
+from .packets import Duty, TapeCheck
 from .peers import HeadLostError, StepAgainError
 from .process import BAD_INPUT, INPUT_ERRORS, NOT_SAVED, TAKEN_OVER
 from .rendezvous import own_device, require_gpu, write_report

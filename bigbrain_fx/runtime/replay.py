@@ -28,10 +28,10 @@ from .channel import Channel
 from .checksum import seal
 from .coded import CodedError
 from .control import Control
-from .duties import Meeting
 from .layout import Layout
 from .limits import said
 from .mesh import MeshTransport
+from .packets import Meeting
 from .peers import PeerLostError, SpoiledError, StepAgainError
 from .relayout import pack
 

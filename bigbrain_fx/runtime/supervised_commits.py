@@ -11,11 +11,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from .commit_start import CommitOptions, make_folder
+from .commit_start import CommitOptions, make_folder, no_event
 from .commits import CommitError, graph_in, record_of
 from .committing import SHARD, Committer
 from .control import Control
-from .misses import no_event
 from .peers import HeadLostError
 from .records import read_records
 from .replay import ReplayTransport

@@ -24,11 +24,10 @@ from .bundle import Bundle, make_device, save_first_gradients
 from .command_line import words
 from .commit_start import CommitOptions, add_options, is_restart, options_of
 from .commits import FencedError
-from .committing import Committer, begin_together, committer_of
+from .committing import Committer, StoreLedger, begin_together, committer_of
 from .device import Device
 from .finite import NOT_FINITE, POLICIES, NotFiniteError
 from .launcher import as_called
-from .ledger import StoreLedger
 from .limits import saying_limits
 from .local import Hub, LocalTransport
 from .malloc import keep_freed_memory

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, cast
 
 from bigbrain_fx.runtime.control import Control
-from bigbrain_fx.runtime.duties import Meeting
 from bigbrain_fx.runtime.mesh import MeshTransport
+from bigbrain_fx.runtime.packets import Meeting
 from bigbrain_fx.runtime.peer_states import PeerStates
 from bigbrain_fx.runtime.replay import ReplayTransport
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from bigbrain_fx.runtime.ledger import StoreLedger
+from bigbrain_fx.runtime.committing import StoreLedger
 
 
 def local_ledger(deadline_s: float = 60.0) -> StoreLedger:

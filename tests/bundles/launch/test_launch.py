@@ -27,8 +27,7 @@ from bigbrain_fx.bundles.launch import (
     require_free,
     run,
 )
-from bigbrain_fx.bundles.launch.failures import failure
-from bigbrain_fx.bundles.launch.log_warnings import LogWarnings
+from bigbrain_fx.bundles.launch.failures import LogWarnings, failure
 from bigbrain_fx.bundles.launch.process import users_environment
 from bigbrain_fx.bundles.launch.program import allocated, peaks
 from bigbrain_fx.errors import InputError

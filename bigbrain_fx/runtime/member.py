@@ -26,7 +26,6 @@ from .commit_start import CommitOptions
 from .commits import FencedError
 from .control import Control
 from .device import Device
-from .feeding import FedBatches, rest
 from .finite import NOT_FINITE, NotFiniteError
 from .held_weights import WeightsError
 from .limits import code_of
@@ -196,6 +195,8 @@ def _train(
     require_gpu(bundle.kinds, duty.rank)
     where = own_device(bundle.kinds, duty.rank)
     if control.fed:
+        from .feeding import FedBatches  # only bundles of sessions have it
+
         bundle = replace(bundle, batches=FedBatches(control))
     cls = bundle.devices[duty.rank]
     connecting = partial(_connect, options, where, control)
@@ -301,6 +302,8 @@ def _run(
         device.goes_on_after = partial(_goes_on, device.empties_every, options.steps, committer)
     for step in range(first, options.steps):
         if control.fed:
+            from .feeding import rest
+
             rest(device, step, snapshots)
         if not control.begin(step, has_begun=not device.begins_empty):
             return False

@@ -91,6 +91,10 @@ def _has_gpus(bundle: Copied) -> bool:
     return any(device[name].kind != "cpu" for name in bundle.plan.stages.devices)
 
 
+EXTRAS = ("mpi", "pipelining", "suspicion")  # parts that a bundle has when asked to, by their file
+SESSION = "feeding"  # a part that only `Machine` asks for
+
+
 _OF_REPLICAS = (
     *("buckets", "joining", "peer_states", "replicas", "standing", "state_parts"),
     *("statistics", "surviving"),
@@ -122,7 +126,8 @@ PARTS = (
     Part("a training step that runs as it is", lambda b: b.plan.graph.is_opaque_step),
     Part("GPUs", _has_gpus, ("gpus",)),
     Part("several hosts", _has_hosts, (), ("multi_host", "secured"), is_check=True),
-    Part("sessions", lambda b: False, supervisor=("feeding",)),  # whoever opens one has ours
+    Part("sessions", lambda b: SESSION in b.extras, ("feeding",)),
+    Part("the caller of sessions", lambda b: False, (), ("feeding",)),  # who opens one has ours
 )
 UNIMPORTED = {  # files that nothing of a bundle imports, and that it has all the same
     "runtime": ("pipelining",),  # a user's own loop does
@@ -131,7 +136,6 @@ UNIMPORTED = {  # files that nothing of a bundle imports, and that it has all th
 
 
 REPLACING = PARTS[0]
-EXTRAS = ("mpi", "pipelining", "suspicion")  # parts that a bundle has when asked to, by their file
 
 
 def is_chain(plan: Plan) -> bool:
@@ -143,7 +147,8 @@ def is_chain(plan: Plan) -> bool:
 
 def extras_of(bundle: Path) -> tuple[str, ...]:
     """Return the extras that a bundle has."""
-    return tuple(name for name in EXTRAS if (bundle / "runtime" / f"{name}.py").is_file())
+    known = (*EXTRAS, SESSION)
+    return tuple(name for name in known if (bundle / "runtime" / f"{name}.py").is_file())
 
 
 def left_out(bundle: Copied, room: str) -> frozenset[str]:

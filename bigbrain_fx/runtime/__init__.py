@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from .asynchronous import (
         AsynchronousDevice as AsynchronousDevice,
         VersionError as VersionError,
-        Versions as Versions,
     )
     from .buckets import bucket_channels as bucket_channels
     from .bundle import Bundle as Bundle
@@ -53,10 +52,8 @@ if TYPE_CHECKING:
         write_shard as write_shard,
     )
     from .compiler import require_compiler as require_compiler
-    from .cutting import mapped as mapped
     from .data import Stream as Stream
     from .deferred import DeferringDevice as DeferringDevice
-    from .deferred_gradients import DeferredError as DeferredError
     from .deferred_layers import (
         Conv1d as Conv1d,
         Conv2d as Conv2d,
@@ -70,7 +67,6 @@ if TYPE_CHECKING:
     from .device import Device as Device
     from .disk import Disk as Disk, locked as locked
     from .entries import (
-        AssumptionError as AssumptionError,
         as_scalar as as_scalar,
         is_number as is_number,
         is_plain as is_plain,
@@ -116,7 +112,7 @@ if TYPE_CHECKING:
     from .local import Hub as Hub, LocalTransport as LocalTransport
     from .loss_scale import unscaled as unscaled
     from .loss_shares import mean_loss as mean_loss, share_of as share_of
-    from .loss_weight import LossWeight as LossWeight
+    from .loss_weight import LossWeight as LossWeight, mapped as mapped
     from .malloc import keep_freed_memory as keep_freed_memory
     from .modules import (
         Region as Region,
@@ -176,7 +172,6 @@ if TYPE_CHECKING:
     )
     from .rows import RowStream as RowStream
     from .splitting import (
-        SplitStream as SplitStream,
         Splitting as Splitting,
         filled_up as filled_up,
     )

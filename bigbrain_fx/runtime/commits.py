@@ -240,7 +240,9 @@ def prune(
     with locked(folder):
         require_newest(folder, generation)
         bad = {(record.step, record.generation) for record in unusable}
-        found = [r for r in read_records(folder, _quiet) if (r.step, r.generation) not in bad]
+        found = [
+            r for r in read_records(folder, lambda _: None) if (r.step, r.generation) not in bad
+        ]
         kept = [r for number, r in enumerate(found) if number < keep or r.folder in needed]
         steps = {record.step for record in kept}
         for path in listed(folder, "commit-*.json"):
@@ -310,7 +312,3 @@ def _has_states(folder: Path, record: Path) -> bool:
         return (folder / record_of(read_regular(record), str(record)).folder).is_dir()
     except (OSError, BrokenError, CommitError):
         return False
-
-
-def _quiet(_: str) -> None:
-    """Say nothing: whoever resumes hears of it."""

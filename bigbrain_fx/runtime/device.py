@@ -96,7 +96,7 @@ class Device(PlannedDevice, PipelineDevice):
         self.goes_on_after: Callable[[int], bool] = lambda _step: False  # into the next batch
         self._twice = self._recomputed()
         if stream.drop_last is False:
-            from .uneven_rows import UnevenRows  # only bundles of drop_last = False have it
+            from .recompute import UnevenRows  # only bundles of drop_last = False have it
 
             self.add(UnevenRows())
 

@@ -13,8 +13,8 @@ from typing import Any
 from torch import Tensor
 
 from .checksum import checksum
-from .cutting import Path, mapped, part_of_rows
 from .entries import is_plain, pick, said
+from .loss_weight import Path, mapped, part_of_rows
 from .splitting import SplitStream
 from .stream import BatchError
 

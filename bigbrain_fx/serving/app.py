@@ -64,7 +64,6 @@ TENSORS = "application/octet-stream"
 JSON_BYTES = 32  # of a number, at most
 ROOM_BYTES = 1 << 16  # for names and headers
 DRAINED_BYTES = 1 << 20  # of a body that is refused: so that its sender reads why
-BACKLOG = 128
 QUIET: dict[str, Any] = {
     **{"log_config": None, "log_level": "critical", "access_log": False, "lifespan": "off"},
     "timeout_keep_alive": 30,  # of a connection without requests
@@ -86,7 +85,7 @@ class Front:
     """
 
     def __init__(self, address: tuple[str, int], token: str | None, deadline_s: float) -> None:
-        self.socket = socket.create_server(address, backlog=BACKLOG)
+        self.socket = socket.create_server(address, backlog=128)
         self.address: tuple[str, int] = self.socket.getsockname()[:2]
         self.token, self.deadline_s = token, deadline_s
         self.threads = anyio.CapacityLimiter(math.inf)  # the engine's queue is what is limited

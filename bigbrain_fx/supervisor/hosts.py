@@ -38,8 +38,7 @@ from .processes import (
     popen,
 )
 from .pulse import Starving
-from .remaining import Places, Remaining, said_of
-from .remote import RemoteProcess
+from .remaining import Places, Remaining, RemoteProcess, said_of
 from .secured import SILENCE_S, Mouth, Pair, Secured, SilentError, StrangerError
 from .snapshots import SnapshotMemory
 

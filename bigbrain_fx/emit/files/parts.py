@@ -116,7 +116,7 @@ PARTS = (
     Part("torch's pipeline runner", lambda b: "pipelining" in b.extras, ("pipelining",)),
     Part("steps computed again", _has_suspicion, ("suspicion",), ("suspicion",)),
     Part("messages over MPI", lambda b: "mpi" in b.extras, ("mpi",)),
-    Part("micro-batches of unequal rows", _is_uneven, ("uneven_rows",)),
+    Part("micro-batches of unequal rows", _is_uneven),
     Part("recomputation", _recomputes, ("recompute",)),
     Part("a loss scale", lambda b: b.plan.source.grad_scaler is not None, ("loss_scale",)),
     Part("messages that vary", _varies, ("varying",)),

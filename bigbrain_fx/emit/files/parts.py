@@ -56,10 +56,6 @@ def _has_hosts(bundle: Copied) -> bool:
     return len({device[name].host for name in bundle.plan.stages.devices}) > 1
 
 
-def _has_suspicion(bundle: Copied) -> bool:
-    return bundle.supervised and "suspicion" in bundle.extras
-
-
 def _recomputes(bundle: Copied) -> bool:
     """Whether stages run forward twice: also to drop what micro-batches without rows write."""
     stages = bundle.plan.stages
@@ -95,6 +91,7 @@ EXTRAS = ("mpi", "pipelining", "suspicion")  # parts that a bundle has when aske
 SESSION = "feeding"  # a part that only `Machine` asks for
 
 
+_SPARE = ("suspicion",)
 _OF_REPLICAS = (
     *("buckets", "joining", "peer_states", "replicas", "standing", "state_parts"),
     *("statistics", "surviving"),
@@ -114,14 +111,18 @@ PARTS = (
     Part("torch.compile", lambda b: b.plan.stages.compiled, ("compiled",)),
     Part("steps that overlap", lambda b: b.plan.stages.asynchronous, ("asynchronous",)),
     Part("torch's pipeline runner", lambda b: "pipelining" in b.extras, ("pipelining",)),
-    Part("steps computed again", _has_suspicion, ("suspicion",), ("suspicion",)),
+    Part("steps computed again", lambda b: "suspicion" in b.extras, _SPARE, _SPARE),
     Part("messages over MPI", lambda b: "mpi" in b.extras, ("mpi",)),
     Part("micro-batches of unequal rows", _is_uneven),
     Part("recomputation", _recomputes, ("recompute",)),
     Part("a loss scale", lambda b: b.plan.source.grad_scaler is not None, ("loss_scale",)),
     Part("messages that vary", _varies, ("varying",)),
     Part("a split backward", lambda b: b.plan.stages.deferring, ("deferred",)),
-    Part("recomputed operations", _recomputes_ops, ("promises",)),
+    Part(
+        "recomputed operations",
+        lambda b: b.plan.stages.again or "pipelining" in b.extras,
+        ("promises",),
+    ),
     Part("batches that are split by rules", _has_rules, ("splitting",)),
     Part("a training step that runs as it is", lambda b: b.plan.graph.is_opaque_step),
     Part("GPUs", _has_gpus, ("gpus",)),

@@ -8,6 +8,7 @@ and then both receive go on.
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bigbrain_fx.bundles.launch import Command, Process, RunOptions, popen, run
-from bigbrain_fx.runtime import member, rendezvous
+from bigbrain_fx.runtime import gpus, member, rendezvous
 from bigbrain_fx.runtime.channel import Channel
 from bigbrain_fx.runtime.gloo import AHEAD, ChannelEnd
 from bigbrain_fx.runtime.gpus import GpuBackground, NcclTransport, prepare_cuda
@@ -73,6 +74,7 @@ print("receives:", len(waited), file=sys.stderr)
 def test_a_bundle_trains_over_nccl_as_over_gloo(tmp_path: Path, count: int) -> None:
     """1F1B: in its middle two neighbours both send, and then both receive; weights are tied."""
     bundle = split_small(tmp_path, cluster(count))
+    shutil.copy(gpus.__file__, bundle / "runtime")  # a bundle for CPUs has none
     (tmp_path / "program.py").write_text(PROGRAM)
 
     def spawn(command: Command) -> Process:

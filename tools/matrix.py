@@ -291,7 +291,7 @@ def imported(folder: Path, *, force_adamw: bool) -> Iterator[ModuleType]:
 
 
 def _force_adamw(bundle: ModuleType) -> None:
-    training, adamw = bundle.BUNDLE.training, sys.modules["runtime"].adamw
+    training, adamw = bundle.BUNDLE.training, sys.modules["runtime.recipe"].adamw
     named = [("weight", torch.nn.Parameter(torch.zeros(1)))]
     if not isinstance(training.optimizer(named), torch.optim.AdamW):
         changed = replace(bundle.BUNDLE, training=replace(training, optimizer=adamw))

@@ -41,7 +41,10 @@ if TYPE_CHECKING:
         rollback as rollback,
     )
     from bigbrain_fx.bundles.launch import (
+        BAD_INPUT as BAD_INPUT,
         DEFAULT_STEPS as DEFAULT_STEPS,
+        GRACE_S as GRACE_S,
+        PEER_LOST as PEER_LOST,
         STARTERS as STARTERS,
         BatchLine as BatchLine,
         Command as Command,
@@ -57,6 +60,9 @@ if TYPE_CHECKING:
         StepLine as StepLine,
         can_supervise as can_supervise,
         commands as commands,
+        entry as entry,
+        environment as environment,
+        failure as failure,
         free_port as free_port,
         hosts as hosts,
         is_lean as is_lean,
@@ -65,6 +71,7 @@ if TYPE_CHECKING:
         popen as popen,
         read_status as read_status,
         require_compilers as require_compilers,
+        require_free as require_free,
         require_gpus as require_gpus,
         require_not_lean as require_not_lean,
         run as run,
@@ -81,11 +88,6 @@ if TYPE_CHECKING:
     from bigbrain_fx.bundles.rehearsing import CAPTURE_CHILD as CAPTURE_CHILD
     from bigbrain_fx.bundles.resplitting import Resplit as Resplit, resplit as resplit
     from bigbrain_fx.bundles.rewriting import with_rewrites as with_rewrites
-    from bigbrain_fx.bundles.serving import (
-        ServeOptions as ServeOptions,
-        Serving as Serving,
-        served as served,
-    )
     from bigbrain_fx.bundles.sessions import Session as Session
     from bigbrain_fx.bundles.validating import Validation as Validation, validations as validations
     from bigbrain_fx.bundles.verifying import (

@@ -20,6 +20,7 @@ from bigbrain_fx.bundles.found_model import Loss, Recipe
 from bigbrain_fx.bundles.launch import RunOptions
 from bigbrain_fx.bundles.sessions import Constants, RowCounts, Session, require_session
 from bigbrain_fx.core import Cluster, Shown
+from bigbrain_fx.emit import SESSION
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Options, Source
 from bigbrain_fx.supervisor import warn
@@ -78,6 +79,7 @@ class Machine(Shown):
             example_batch=example_batch,
             loss=loss,
             recipe=_recipe(recipe),
+            extras=(SESSION,),
         )
         how = run or RunOptions(spares=1)
         constants = Constants(model, example_batch, loss, recipe.get("autocast"))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from bigbrain_fx.emit import EXTRAS, Weights, check_out, is_chain, write_bundle
+from bigbrain_fx.emit import EXTRAS, SESSION, Weights, check_out, is_chain, write_bundle
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Plan
 
@@ -39,7 +39,7 @@ class Target:
         """
         check_out(self.out, force=self.force)
         _require_writable(self.out)
-        unknown = [name for name in self.extras if name not in EXTRAS]
+        unknown = [name for name in self.extras if name not in (*EXTRAS, SESSION)]
         if unknown:
             raise InputError(
                 f"no bundle can have {', '.join(unknown)}: --with takes {', '.join(EXTRAS)}",

@@ -23,7 +23,7 @@ CHECK_S = 60.0
 @click.option(
     "--for",
     "kind",
-    type=click.Choice(["slurm", "kubernetes", "ray", "torchrun", "ssh"]),
+    type=click.Choice(["slurm", "ray", "torchrun", "ssh"]),
     required=True,
     help="What starts it.",
 )
@@ -32,8 +32,6 @@ CHECK_S = 60.0
 )
 @click.option("--at", help="Where the bundle is on the hosts [default: where it is here].")
 @click.option("--python", default="python", help="What Python is called there.")
-@click.option("--image", help="Kubernetes: a container image with torch and safetensors.")
-@click.option("--claim", help="Kubernetes: the volume claim with the bundle: CLAIM/FOLDER.")
 @click.option(
     "--check", is_flag=True, help="Let the scheduler here look at the file: `sbatch --test-only`..."
 )
@@ -45,8 +43,6 @@ def launch_script(
     out: Path | None,
     at: str | None,
     python: str,
-    image: str | None,
-    claim: str | None,
     check: bool,
     force: bool,
 ) -> None:
@@ -63,7 +59,7 @@ def launch_script(
     path = out or Path(f"launch{starter.suffix}")
     require_absent(path, force)
     where = at or str(bundle.resolve())
-    text = starter.text(Script(plan, where, arguments, image, claim, python, is_lean(bundle)))
+    text = starter.text(Script(plan, where, arguments, python, is_lean(bundle)))
     with os_error_as(f"cannot write {path}", code="BX3509", help="give another -o"):
         path.write_text(text, encoding="utf-8")
     click.echo(f"wrote {path}; start it with: {starter.start.format(path)}")

@@ -27,7 +27,6 @@ _SEVERAL = "for several hosts: copy the bundle to each, run there (or add --loca
 _OF_COMMITS = {
     "resume": ": where to go on from",
     "keep": ": whose commits to keep",
-    "rescue": ", which it stands in for",
 }
 _COLLECTIVE = (
     "torch's collectives sum the gradients: no process that dies is replaced, and the run ends; "
@@ -139,9 +138,6 @@ _SECRET = "with a file `secret` in it, the same on all hosts and only yours to r
     metavar="DURATION",
     help='Choose both intervals for this mean time between failures of the job, as "4h".',
 )
-@click.option(
-    "--rescue", type=PATH, help="Write there what cannot be written to --commits; another disk."
-)
 @click.option("--resume", is_flag=True, help="Go on from the last commit in --commits.")
 @click.option(
     "--trace",
@@ -161,8 +157,8 @@ _SECRET = "with a file `secret` in it, the same on all hosts and only yours to r
     type=PATH,
     multiple=True,
     metavar="PATH",
-    help="Write loss, seconds and rows a second of every step to name.csv, or into a folder for "
-    "TensorBoard; may be given several times.",
+    help="Write loss, seconds and rows a second of every step to name.csv; may be given several "
+    "times.",
 )
 @click.option(
     "--validate",

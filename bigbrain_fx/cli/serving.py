@@ -42,8 +42,8 @@ def serve(
     Requests share slots of the bundle's own batch; several slots are under way at once. Ctrl-C or
     SIGTERM ends it, after what is under way.
     """
-    from bigbrain_fx.bundles import ServeOptions, served
     from bigbrain_fx.cli.console import json_line
+    from bigbrain_fx.serving import ServeOptions, served
 
     token = None if token_file is None else _token(token_file)
     options = ServeOptions(host, port, token, queue, deadline, logs)

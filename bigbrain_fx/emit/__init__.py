@@ -24,6 +24,7 @@ from bigbrain_fx.emit.files.parts import (
     EXTRAS as EXTRAS,
     PARTS as PARTS,
     REPLACING as REPLACING,
+    SESSION as SESSION,
     UNIMPORTED as UNIMPORTED,
     extras_of as extras_of,
     is_chain as is_chain,

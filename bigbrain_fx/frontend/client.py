@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import cast
 
 from bigbrain_fx.errors import BigBrainError, InputError, from_fields
-from bigbrain_fx.supervisor import OUTLIVING, marked
+from bigbrain_fx.supervisor import OUTLIVING
 
 Message = dict[str, object]
 BEGINNING = "bigbrain_fx.frontend.beginning"
@@ -78,16 +78,15 @@ class Child:
         self._task = task
         self._rest = b""
         # -P: the working directory must not shadow modules of the child.
-        environment = marked(child_environment(threads))
         program = f"{task.module}:{','.join(task.libraries)}"
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", BEGINNING, program, json.dumps(wanted)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=environment,
+            env=child_environment(threads),
             start_new_session=True,  # whatever the model file starts ends with it
         )
-        OUTLIVING.add(self._process.pid, environment)
+        OUTLIVING.add(self._process.pid)
 
     def ask(self, request: Mapping[str, object]) -> Message:
         """Send a request and wait for its answer; raises as `answer` does."""

@@ -57,7 +57,7 @@ def require_first_batches(file: ModelFile, seed: int, reading: BatchReading) -> 
 
     how = reading.inputs, reading.whole, reading.micro_batches, torch.device("cpu")
     splitting = Splitting(**reading.splitting, micro=file.micro if reading.by_user else None)
-    stream = Stream(_until_end(file), seed, *how, reading.specs, splitting)
+    stream = splitting.stream(Stream, _until_end(file), seed, *how, reading.specs)
     fault = _fault(file, stream)
     if fault is not None:
         what, _, remedy = fault.partition(": ")[2].partition(": ")

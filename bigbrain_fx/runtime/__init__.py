@@ -31,12 +31,10 @@ if TYPE_CHECKING:
     from .asynchronous import (
         AsynchronousDevice as AsynchronousDevice,
         VersionError as VersionError,
-        Versions as Versions,
     )
     from .buckets import bucket_channels as bucket_channels
     from .bundle import Bundle as Bundle
     from .channel import Channel as Channel, Transport as Transport
-    from .closures import needs_closure as needs_closure, needs_metrics as needs_metrics
     from .commits import (
         ASIDE as ASIDE,
         BrokenError as BrokenError,
@@ -53,19 +51,9 @@ if TYPE_CHECKING:
         write_record as write_record,
         write_shard as write_shard,
     )
-    from .compiler import (
-        LONGEST_COMPILE_S as LONGEST_COMPILE_S,
-        CompilerError as CompilerError,
-        require_compiler as require_compiler,
-    )
-    from .cutting import mapped as mapped
-    from .data import (
-        Splitting as Splitting,
-        Stream as Stream,
-        filled_up as filled_up,
-    )
+    from .compiler import require_compiler as require_compiler
+    from .data import Stream as Stream
     from .deferred import DeferringDevice as DeferringDevice
-    from .deferred_gradients import DeferredError as DeferredError
     from .deferred_layers import (
         Conv1d as Conv1d,
         Conv2d as Conv2d,
@@ -79,17 +67,15 @@ if TYPE_CHECKING:
     from .device import Device as Device
     from .disk import Disk as Disk, locked as locked
     from .entries import (
-        APART as APART,
-        AssumptionError as AssumptionError,
         as_scalar as as_scalar,
         is_number as is_number,
         is_plain as is_plain,
-        laid as laid,
-        overlap as overlap,
         said as said,
     )
     from .example_data import example_batches as example_batches
+    from .feature import Hooks as Hooks
     from .finite import are_finite as are_finite
+    from .fixed_entries import APART as APART, laid as laid, overlap as overlap
     from .gradients import clipped as clipped, laid_out as laid_out, norm as norm
     from .group import (
         added as added,
@@ -104,7 +90,6 @@ if TYPE_CHECKING:
         reduce_scatter as reduce_scatter,
     )
     from .held_weights import WeightsError as WeightsError
-    from .hooks import Hooks as Hooks
     from .image import (
         FORMAT as FORMAT,
         ImageLayout as ImageLayout,
@@ -127,7 +112,7 @@ if TYPE_CHECKING:
     from .local import Hub as Hub, LocalTransport as LocalTransport
     from .loss_scale import unscaled as unscaled
     from .loss_shares import mean_loss as mean_loss, share_of as share_of
-    from .loss_weight import LossWeight as LossWeight
+    from .loss_weight import LossWeight as LossWeight, mapped as mapped
     from .malloc import keep_freed_memory as keep_freed_memory
     from .modules import (
         Region as Region,
@@ -146,6 +131,8 @@ if TYPE_CHECKING:
     )
     from .needs import (
         LIBRARIES as LIBRARIES,
+        LONGEST_COMPILE_S as LONGEST_COMPILE_S,
+        CompilerError as CompilerError,
         NeedsError as NeedsError,
         is_of_memory as is_of_memory,
         load as load,
@@ -161,6 +148,8 @@ if TYPE_CHECKING:
     from .optimizer_state import (
         StateError as StateError,
         decoded as decoded,
+        needs_closure as needs_closure,
+        needs_metrics as needs_metrics,
         optimizer_facts as optimizer_facts,
         optimizer_tensors as optimizer_tensors,
         restore_optimizer as restore_optimizer,
@@ -175,8 +164,17 @@ if TYPE_CHECKING:
         adamw as adamw,
     )
     from .records import read_records as read_records
-    from .rendezvous import join as join, leave_together as leave_together, own_device as own_device
+    from .rendezvous import (
+        join as join,
+        leave_together as leave_together,
+        own_device as own_device,
+        transport_of as transport_of,
+    )
     from .rows import RowStream as RowStream
+    from .splitting import (
+        Splitting as Splitting,
+        filled_up as filled_up,
+    )
     from .stores import HostRoom as HostRoom, StoredState as StoredState, StoreError as StoreError
     from .stream import BatchError as BatchError
     from .train import main as main, run_in_process as run_in_process

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from .channel import Channel
+from .disk import once, read_regular
 from .held_weights import AGAIN, WeightsError
-from .regular import once, read_regular
 
 Ways = Mapping[int, Channel]  # place of a replica among the bucket's -> the channel to or from it
 

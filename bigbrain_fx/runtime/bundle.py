@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from .agreed import AgreeingTransport
-from .data import Splitting
 from .device import Device
+from .feature import Hooks
 from .held_weights import AGAIN, WeightsError
-from .hooks import Hooks
 from .recipe import Training
 from .stream import Spec
 from .tensor_file import write_tensors
 from .weights import checked_weights, read_index
+
+if TYPE_CHECKING:  # a bundle has the files of what its plan uses
+    from .data import Stream
+    from .splitting import Splitting
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ class Bundle:
     whole: tuple[str, ...]
     training: Training
     specs: Mapping[str, Spec] = field(default_factory=dict)
-    splitting: Splitting = field(default_factory=Splitting)
+    splitting: Splitting | None = None
     hooks: Hooks = field(default_factory=Hooks)
     store: str | None = None  # a folder in place of the planned ones
 
@@ -54,24 +58,32 @@ def make_device(
     whose state would need it.
     """
     cls = bundle.devices[rank]
-    how = cls.micro_batches, where, bundle.specs, bundle.splitting
-    stream = cls.stream_type(bundle.batches, seed, bundle.inputs, bundle.whole, *how)
-    device = cls(transport, stream, seed, where)
+    device = cls(transport, _stream(bundle, cls, seed, where), seed, where)
     device.hooks = bundle.hooks
     if device.offload and offloads:
-        device.open_store(bundle.store)
+        from .offloading import offload_to, open_store  # only bundles that offload have it
+
+        open_store(device, bundle.store)
     with checked_weights(bundle.folder / "weights", cls.name) as weights:
         device.load(weights, _owners(bundle))
         if device.micros:
-            from .buckets import read_buckets  # only bundles with replicas have it
+            from .buckets import read_buckets  # only bundles with replicas have these
+            from .joining import join
 
-            device.join(read_buckets(bundle.folder), weights)
+            join(device, read_buckets(bundle.folder), weights)
     device.train_with(bundle.training)
     if device.offload and offloads:
-        device.offload_to(bundle.store)
+        offload_to(device, bundle.store)
     elif device.offload:
         device.optimizer = None
     return device
+
+
+def _stream(bundle: Bundle, cls: type[Device], seed: int, where: torch.device) -> Stream:
+    about = bundle.batches, seed, bundle.inputs, bundle.whole, cls.micro_batches, where
+    if bundle.splitting is None:
+        return cls.stream_type(*about, bundle.specs)
+    return bundle.splitting.stream(cls.stream_type, *about, bundle.specs)
 
 
 def _owners(bundle: Bundle) -> Mapping[str, str]:

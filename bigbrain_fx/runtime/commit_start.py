@@ -1,4 +1,4 @@
-"""How a run begins with a folder of commits: from the start, or from the last one.
+"""How a run begins with a folder of commits: its options; from the start, or from the last commit.
 
     every device  waits for what rank 0 has decided; this is what that looks at
 
@@ -7,6 +7,7 @@ It reads what is there and begins a generation; it loads no state.
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from .commits import (
     warn_of_others,
 )
 from .disk import Disk
+from .launcher import as_called
 from .records import read_records
 
 
@@ -33,13 +35,11 @@ class CommitStart:
 
     Attributes:
         folder: of all commits.
-        rescue: the folder where what cannot be written there is written.
         keep: how many commits stay; None: as many as the run kept that this goes on with.
         say: tells people.
     """
 
     folder: Path
-    rescue: Path | None
     keep: int | None
     disk: Disk
     say: Callable[[str], None]
@@ -65,7 +65,6 @@ class CommitStart:
             before = number_kept(self.folder) if resume or ours else KEPT
             keep = self.keep or before
             generation = open_generation(self.folder, self.disk, launcher(), keep)
-            rescue = self._opened_rescue(resume or ours)
         except CommitError as error:
             return {"error": str(error), "code": error.code}
         except OSError as error:
@@ -73,23 +72,7 @@ class CommitStart:
             why = f"commits cannot be written, {where}: {reason_of(error)}: give another folder"
             return dict(error=why, code="BX5903")
         texts = [record.text for record in found]
-        return {"generation": generation, "rescue": rescue, "keep": keep, "records": texts}
-
-    def _opened_rescue(self, goes_on: bool) -> int:
-        """Begin a generation in the rescue folder, if there is one; return its number."""
-        if self.rescue is None:
-            return 0
-        open_folder(self.rescue, self.say)
-        if self.rescue.samefile(self.folder):
-            raise CommitError(
-                f"{self.rescue}: --rescue and --commits need two folders", code="BX5013"
-            )
-        if not goes_on and read_records(self.rescue, self.say):
-            raise CommitError(
-                f"{self.rescue} has commits already: give an empty folder to --rescue",
-                code="BX5014",
-            )
-        return open_generation(self.rescue, self.disk, launcher())
+        return {"generation": generation, "keep": keep, "records": texts}
 
 
 def make_folder(folder: Path) -> None:
@@ -121,3 +104,103 @@ def launcher() -> str:
 def is_restart() -> bool:
     """Whether torchrun has started this process again after a failure."""
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+
+
+COMMIT_EVERY = 100  # steps
+
+
+@dataclass(frozen=True)
+class CommitOptions:
+    """Where a run commits, how often, and whether it goes on from there."""
+
+    folder: Path
+    every: int
+    resume: bool = False
+    keep: int | None = None
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that `options_of` reads."""
+    parser.add_argument(
+        "--commits",
+        type=as_called,
+        help="write states to this folder, from which a run can go on",
+    )
+    parser.add_argument(
+        "--commit-every",
+        type=int,
+        default=COMMIT_EVERY,
+        help=f"steps between two of them (default {COMMIT_EVERY}); 0: at the start and end only",
+    )
+    parser.add_argument(
+        "--keep",
+        type=int,
+        help=f"how many commits stay there, {KEPT} or more (default {KEPT}, or with --resume what "
+        "it was)",
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="go on from the last commit in --commits"
+    )
+
+
+def options_of(parser: argparse.ArgumentParser, given: argparse.Namespace) -> CommitOptions | None:
+    """Return what was asked for; None without commits."""
+    if given.commits is None:
+        if given.resume:
+            parser.error("--resume needs --commits FOLDER: where to go on from")
+        return None
+    if given.commit_every < 0:
+        parser.error(f"--commit-every must not be negative, found {given.commit_every}")
+    if given.keep is not None and given.keep < KEPT:
+        parser.error(
+            f"--keep must be {KEPT} or more, found {given.keep}: where the newest commit is "
+            "broken, the one before it counts"
+        )
+    return CommitOptions(given.commits, given.commit_every, given.resume, given.keep)
+
+
+OnEvent = Callable[[str, int, dict[str, object]], None]  # event, step, facts
+
+
+def no_event(event: str, step: int, facts: dict[str, object]) -> None:
+    """Tell nobody: there is no supervisor."""
+
+
+class Misses:
+    """How many commits in a row were missed, and what is said of it.
+
+    Args:
+        say: prints a line.
+        tell: hears of events: missed, committed_again, at_risk; on the device that leads.
+    """
+
+    def __init__(self, say: Callable[[str], None], tell: OnEvent = no_event) -> None:
+        self.say = say
+        self.tell = tell
+        self.count = 0  # in a row
+        self.newest = -1  # step of the newest commit
+
+    def miss(self, step: int, why: str) -> None:
+        """Hear that a commit was not written."""
+        self.count += 1
+        self.say(f"WARNING: no commit at step {step}: {why}; training goes on, older ones stay")
+        facts = {"step": step, "text": why, "row": self.count, "newest": self.newest}
+        self.tell("missed", step, facts)
+
+    def hit(self, step: int) -> None:
+        """Hear that a commit was written."""
+        if self.count:
+            self.say(f"commits are written again: step {step}, after {self.count} were missed")
+            self.tell("committed_again", step, {"step": step, "missed": self.count})
+        self.count, self.newest = 0, step
+
+    def end(self, step: int) -> None:
+        """Hear that the run ends at a step; warn of what is on no disk."""
+        if not self.count or self.newest == step:
+            return
+        kept = f"the newest is of step {self.newest}" if self.newest >= 0 else "there is none"
+        self.say(
+            f"WARNING: the last {self.count} commits were missed and {kept}: what was trained up "
+            f"to step {step} is in the files of --save only, or nowhere"
+        )
+        self.tell("at_risk", step, {"step": step, "missed": self.count, "newest": self.newest})

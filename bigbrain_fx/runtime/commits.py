@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from .disk import Disk, listed, locked
+from .disk import Disk, listed, locked, read_regular
 from .image import Buffer, read_layout
 from .loading import (
     Loaded as Loaded,
@@ -50,7 +50,6 @@ from .records import (
     sealed,
     unsealed,
 )
-from .regular import read_regular
 
 KEPT = 2
 ASIDE = ".set-aside"  # ending of records that count no more: a user went back behind them
@@ -241,7 +240,9 @@ def prune(
     with locked(folder):
         require_newest(folder, generation)
         bad = {(record.step, record.generation) for record in unusable}
-        found = [r for r in read_records(folder, _quiet) if (r.step, r.generation) not in bad]
+        found = [
+            r for r in read_records(folder, lambda _: None) if (r.step, r.generation) not in bad
+        ]
         kept = [r for number, r in enumerate(found) if number < keep or r.folder in needed]
         steps = {record.step for record in kept}
         for path in listed(folder, "commit-*.json"):
@@ -311,7 +312,3 @@ def _has_states(folder: Path, record: Path) -> bool:
         return (folder / record_of(read_regular(record), str(record)).folder).is_dir()
     except (OSError, BrokenError, CommitError):
         return False
-
-
-def _quiet(_: str) -> None:
-    """Say nothing: whoever resumes hears of it."""

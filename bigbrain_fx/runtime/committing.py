@@ -5,7 +5,7 @@
     after a death  all devices start again from the newest commit that every one of them can load
 
 Training waits for the copy only. A commit that cannot be written is missed, with a warning: the
-older ones stay. Where a rescue folder is named, it is written there instead, by all devices.
+older ones stay. Devices tell each other what they have written by a ledger, which keeps it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from .commit_options import CommitOptions
-from .commit_start import CommitStart, make_folder, reason_of
+from .commit_start import CommitOptions, CommitStart, Misses, make_folder, reason_of
 from .commits import (
     KEPT,
     BrokenError,
@@ -42,17 +42,17 @@ from .commits import (
 )
 from .disk import Disk
 from .image import Buffer
-from .ledger import Ledger
-from .misses import Misses
 from .records import about_of, read_records
 from .state import State, restore, state_of
 from .telling import tell
 
 if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
     from .bundle import Bundle
     from .device import Device
 
-SHARD, RESCUE = "shard", "rescue"  # what a device tells the others of: its part, and its second try
+SHARD = "shard"  # what a device tells the others of: its part
 
 
 class Committer:
@@ -66,8 +66,6 @@ class Committer:
         ledger: that all devices share.
         about: what the states are of: hashes of plan and graph.
         in_background: off: `after_step` returns when the device's part is written.
-        rescue: where a commit is written that cannot be written in `folder`; another disk's. Only
-            in the background: the devices wait for each other.
         disk: where to write.
         keep: how many commits stay there; None: as many as the run kept that this goes on with.
     """
@@ -82,7 +80,6 @@ class Committer:
         about: Mapping[str, Any],
         *,
         in_background: bool = True,
-        rescue: Path | None = None,
         disk: Disk | None = None,
         keep: int | None = None,
     ) -> None:
@@ -95,8 +92,6 @@ class Committer:
         self.ledger = ledger
         self.about = dict(about)
         self.in_background = in_background
-        self.rescue = rescue if in_background else None
-        self.rescue_generation = 0
         self.disk = disk or Disk()
         self.generation = 0
         self.unusable: list[Record] = []
@@ -143,12 +138,11 @@ class Committer:
         return 0
 
     def _start(self) -> CommitStart:
-        return CommitStart(self.folder, self.rescue, self.wanted_keep, self.disk, self._warn)
+        return CommitStart(self.folder, self.wanted_keep, self.disk, self._warn)
 
     def _take_over(self, decided: Mapping[str, Any]) -> None:
         """Know what was decided for all devices."""
-        self.generation, self.rescue_generation = decided["generation"], decided["rescue"]
-        self.keep = decided["keep"]
+        self.generation, self.keep = decided["generation"], decided["keep"]
 
     def _resume(self, device: Device, found: Sequence[Record]) -> int:
         expected = {**self.about, "torch": torch.__version__}
@@ -243,36 +237,32 @@ class Committer:
 
     def _write(self, state: State) -> None:
         """Write this device's part and say so; of `state` only step and facts are still right."""
-        self._write_part(state.step, SHARD, self.folder, self.generation)
+        self._write_part(state.step)
         if not self.in_background:
             self._record_last(state)
         elif self.leads:
-            self._record_all(state, SHARD, self.folder, self.generation)
-        if self.rescue is not None:
-            self._write_rescue(state, self.rescue)
+            self._record_all(state)
         self._prune_own()
 
-    def _write_part(self, step: int, kind: str, folder: Path, generation: int) -> None:
-        """Write this device's part of a commit into a folder, and tell all whether that went well.
+    def _write_part(self, step: int) -> None:
+        """Write this device's part of a commit, and tell all whether that went well.
 
         The others wait for the word: whatever goes wrong here, it must be said.
         """
-        said = self.written(self.name, self.buffer, folder, generation)
-        if not self.leads and kind == SHARD:
+        said = self.written(self.name, self.buffer)
+        if not self.leads:
             self._hear_own(step, said)
-        self.ledger.post(f"{kind}/{step}/{self.name}", json.dumps(said))
+        self.ledger.post(f"{SHARD}/{step}/{self.name}", json.dumps(said))
 
-    def written(
-        self, name: str, image: Buffer, folder: Path, generation: int
-    ) -> dict[str, str | int]:
+    def written(self, name: str, image: Buffer) -> dict[str, str | int]:
         """Write a device's part of a commit; return what to say of that."""
         try:
-            shard = write_shard(folder, name, image, generation, disk=self.disk)
+            shard = write_shard(self.folder, name, image, self.generation, disk=self.disk)
         except FencedError as error:
             self.fenced = error
             return {"fenced": str(error)}
         except Exception as error:  # the disk's, and memory that is lacking
-            return {"missed": f"{name} cannot write in {folder}: {reason_of(error)}"}
+            return {"missed": f"{name} cannot write in {self.folder}: {reason_of(error)}"}
         return {"manifest": shard.manifest, "size": shard.size}
 
     def _hear_own(self, step: int, said: Mapping[str, Any]) -> None:
@@ -287,18 +277,18 @@ class Committer:
         seen = [self.ledger.look(f"{key}/{name}") for name in self.parts]
         reports = [report for report in seen if report is not None]
         if len(reports) == len(seen) and self.ledger.claim(key):
-            self._record(state, reports, self.folder, self.generation)
+            self._record(state, reports)
 
-    def _record_all(self, state: State, kind: str, folder: Path, generation: int) -> bool:
-        """Wait for all devices' parts and write the record; return whether it is written."""
+    def _record_all(self, state: State) -> None:
+        """Wait for all devices' parts and write the record."""
         try:
-            reports = [self.ledger.wait(f"{kind}/{state.step}/{name}") for name in self.parts]
+            reports = [self.ledger.wait(f"{SHARD}/{state.step}/{name}") for name in self.parts]
         except (TimeoutError, RuntimeError) as error:  # torch's stores raise the latter
-            self._missed(state.step, f"a device did not report: {error}", folder)
-            return False
-        return self._record(state, reports, folder, generation)
+            self.misses.miss(state.step, f"a device did not report: {error}")
+            return
+        self._record(state, reports)
 
-    def _record(self, state: State, reports: Sequence[str], folder: Path, generation: int) -> bool:
+    def _record(self, state: State, reports: Sequence[str]) -> None:
         found = dict(zip(self.parts, map(json.loads, reports), strict=True))
         missed = [report["missed"] for report in found.values() if "missed" in report]
         fenced = [report["fenced"] for report in found.values() if "fenced" in report]
@@ -308,59 +298,33 @@ class Committer:
             if missed:
                 raise OSError(None, missed[0])
             shards = [Shard(n, state.step, r["manifest"], r["size"]) for n, r in found.items()]
-            write_record(folder, shards, generation, about_of(state.facts), self.disk)
+            about = about_of(state.facts)
+            write_record(self.folder, shards, self.generation, about, self.disk)
         except FencedError as error:
             self.fenced = error
-            return False
         except Exception as error:  # as in `_write_part`
-            self._missed(state.step, reason_of(error), folder)
-            self._drop(state.step, folder, generation)
-            return False
-        if folder == self.folder:
+            self.misses.miss(state.step, reason_of(error))
+            self._drop(state.step)
+        else:
             self.misses.hit(state.step)
-        else:
-            self.misses.rescue(state.step, folder)
-        self._prune(folder, generation)
-        return True
+            self._prune()
 
-    def _missed(self, step: int, why: str, folder: Path) -> None:
-        if folder == self.folder:
-            self.misses.miss(step, why)
-        else:
-            self._say(f"WARNING: the rescue folder cannot take the commit of step {step}: {why}")
-
-    def _drop(self, step: int, folder: Path, generation: int) -> None:
+    def _drop(self, step: int) -> None:
         """Remove the parts of a commit of which all have said how theirs went, and one missed."""
         with suppress(OSError):
-            if not any(record.step == step for record in read_records(folder, lambda _: None)):
-                drop_parts(folder, step, generation, self.disk)
+            if not any(record.step == step for record in read_records(self.folder, lambda _: None)):
+                drop_parts(self.folder, step, self.generation, self.disk)
 
-    def _prune(self, folder: Path, generation: int) -> None:
+    def _prune(self) -> None:
         """Remove older commits; those that cannot be removed stay, and go another time."""
-        unusable = self.unusable if folder == self.folder else ()
         with suppress(OSError, FencedError):
-            needed = self._needed()
-            kept = prune(folder, generation, unusable, self.disk, self.keep, needed)
-            if folder == self.folder:
-                self.ledger.post("kept", json.dumps([record.folder for record in kept]))
+            how = self.unusable, self.disk, self.keep, self._needed()
+            kept = prune(self.folder, self.generation, *how)
+            self.ledger.post("kept", json.dumps([record.folder for record in kept]))
 
     def _needed(self) -> tuple[str, ...]:
         """Return the commits that stay, however old they are."""
         return ()
-
-    def _write_rescue(self, state: State, folder: Path) -> None:
-        """Write the commit once more, elsewhere, if it was missed; all devices do."""
-        key = f"verdict/{state.step}/{self.names[0]}"
-        if self.leads:
-            self.ledger.post(key, "missed" if self.misses.count else "written")
-        try:
-            if self.ledger.wait(key) == "written":
-                return
-        except (TimeoutError, RuntimeError):
-            return
-        self._write_part(state.step, RESCUE, folder, self.rescue_generation)
-        if self.leads:
-            self._record_all(state, RESCUE, folder, self.rescue_generation)
 
     def _prune_own(self) -> None:
         kept = self.ledger.look("kept")
@@ -401,6 +365,45 @@ def committer_of(
         ledger,
         about,
         in_background=in_background,
-        rescue=options.rescue,
         keep=options.keep,
     )
+
+
+class Ledger(Protocol):
+    """Where devices tell each other what they have done."""
+
+    def post(self, key: str, text: str) -> None:
+        """Say something, once."""
+
+    def look(self, key: str) -> str | None:
+        """Return what was said, if it was."""
+
+    def wait(self, key: str) -> str:
+        """Return what was said, as soon as it is."""
+
+    def claim(self, key: str) -> bool:
+        """Return whether this is the first to ask for something."""
+
+
+class StoreLedger:
+    """A ledger in a store that all processes, or the threads of one, share."""
+
+    def __init__(self, store: Store, deadline_s: float) -> None:
+        self.store: Any = store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
+        self.store.set_timeout(timedelta(seconds=deadline_s))
+
+    def post(self, key: str, text: str) -> None:
+        """Say something, once."""
+        self.store.set(f"commits/{key}", text)
+
+    def look(self, key: str) -> str | None:
+        """Return what was said, if it was."""
+        return self.wait(key) if self.store.check([f"commits/{key}"]) else None
+
+    def wait(self, key: str) -> str:
+        """Return what was said, as soon as it is."""
+        return str(self.store.get(f"commits/{key}").decode())
+
+    def claim(self, key: str) -> bool:
+        """Return whether this is the first to ask for something."""
+        return bool(self.store.add(f"commits/claim/{key}", 1) == 1)

@@ -13,9 +13,10 @@ from collections.abc import Iterable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from .compiler import LONGEST_COMPILE_S, require_compiler
+from .compiler import require_compiler
 from .feature import Feature
 from .modules import Stage
+from .needs import LONGEST_COMPILE_S
 
 if TYPE_CHECKING:
     from torch._dynamo.callback import CallbackArgs

@@ -10,13 +10,7 @@ import shutil
 import sysconfig
 from pathlib import Path
 
-from .coded import CodedError
-
-LONGEST_COMPILE_S = 1800.0  # of a wait for a device whose first step compiles
-
-
-class CompilerError(CodedError, RuntimeError):
-    """Report a host on which stages cannot be compiled; says what to install."""
+from .needs import CompilerError
 
 
 def require_compiler(device: str) -> None:

@@ -20,11 +20,10 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from .duties import Duty, FedBatch, LastDuty, Meeting, TapeCheck
 from .launcher import end_with_parent
 from .limits import SHORT, said, shown
 from .lost_prints import let_prints_be_lost
-from .packets import LATER, LATER_S, JsonLine
+from .packets import LATER, LATER_S, Duty, FedBatch, JsonLine, LastDuty, Meeting, TapeCheck
 from .peers import PEER_LOST, HeadLostError, PeerLostError
 from .process import CONTROL, log_limit
 

@@ -1,12 +1,8 @@
-"""Data by step number: step t takes the t-th batch, split on dimension 0 into micro-batches.
+"""Data by step number, checked: every batch is like the first one, and all devices have the same.
 
-They are equal. With `drop_last = False` a smaller batch is split as evenly as it goes, larger parts
-first; where it has fewer rows than there are micro-batches, the rest of them run the first one's
-rows again and count nothing. With `drop_last = True` it is left out, and step t takes the next.
-
-Every device reads the same stream and keeps what its stages need, so no input is ever sent. The
-stream has random state of its own, of generators that the user's file has made, too (`own_dice`):
-drawing data never moves the generators of the model, nor those of another device in this process.
+Micro-batches are equal; what a model file says of other batches is `splitting`'s. The stream has
+random state of its own, of generators that the user's file has made, too (`own_dice`): drawing data
+never moves the generators of the model, nor those of another device in this process.
 """
 
 from __future__ import annotations
@@ -14,11 +10,9 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from .checksum import checksum
@@ -26,82 +20,33 @@ from .entries import (
     as_scalar,
     names_of,
     pick,
-    require_fixed,
     require_known,
     require_plain,
     said,
     spelled,
 )
-from .own_dice import own_dice
-from .reading import OwnRandomState, in_words
-from .stream import BatchError, BatchStream, Key, Spec
-from .user_parts import parts_of
-
-if TYPE_CHECKING:
-    from .loss_weight import LossWeight
-    from .user_parts import Micro
+from .own_dice import OwnRandomState, in_words, own_dice
+from .stream import BatchError as BatchError, BatchStream, Spec
 
 _END = object()
 
 
-@dataclass(frozen=True)
-class Splitting:
-    """How batches become micro-batches, where a model file says it.
-
-    Attributes:
-        drop_last: what becomes of a batch of fewer rows: left out, or split unevenly, or (None)
-            refused.
-        dims: model inputs whose rows are in another dimension than 0; it comes first in the graph.
-        pad: model inputs that may be shorter: what fills them up, at their ends.
-        fixed: what else the model goes by, which a trace keeps: its place in a batch, its value,
-            of a list its length, of an object what repr says, of a dict its names in their order,
-            of a tensor how it is laid out; every batch must have the same there.
-        divided: model inputs that count what a batch has, of which each micro-batch has its part.
-        micro: cuts a batch into its micro-batches, in the place of all this.
-        offsets: model inputs that hold offsets into the rows laid end to end -> positions of a row.
-        weigh: by which count micro-batches weigh; None: by their rows.
-    """
-
-    drop_last: bool | None = None
-    dims: Mapping[str, int] = field(default_factory=dict)
-    pad: Mapping[str, float] = field(default_factory=dict)
-    fixed: Sequence[tuple[tuple[str | int, ...], object]] = ()
-    offsets: Mapping[str, int] = field(default_factory=dict)
-    weigh: LossWeight | None = None
-    divided: Sequence[str] = ()
-    micro: Micro | None = None
-
-
 class Stream(BatchStream):
-    """The batches of one run, by step, of any plan.
+    """The batches of one run, by step, in equal micro-batches; args as of a BatchStream.
 
-    Args:
-        batches: `batches(seed)` gives one batch after another; `batches(seed, start)`, if it takes
-            that, the same from batch `start` on, which must depend on no random state of before.
-        seed, inputs, whole, micro_batches, device, specs: as of a BatchStream.
-        splitting: what the model file says of how batches are split.
+    `batches(seed, start)`, if it takes that, gives the batches from number `start` on, which must
+    depend on no random state of before.
 
     Attributes:
         sizes: rows of each micro-batch of this step, as far as they count.
         weights: by which each micro-batch weighs in the step: its count of the loss's elements,
             else its rows.
+        drop_last: what becomes of a batch of fewer rows: left out, or split unevenly, or (None)
+            refused.
     """
 
-    def __init__(
-        self,
-        batches: Callable[..., Iterator[object]],
-        seed: int,
-        inputs: Mapping[str, Key],
-        whole: tuple[str, ...],
-        micro_batches: int,
-        device: torch.device,
-        specs: Mapping[str, Spec] | None = None,
-        splitting: Splitting | None = None,
-    ) -> None:
-        self.splitting = splitting or Splitting()
-        self.drop_last = self.splitting.drop_last
-        self.names: object = None  # of the first batch's entries
-        super().__init__(batches, seed, inputs, whole, micro_batches, device, specs)
+    drop_last: bool | None = None
+    names: object = None  # of the first batch's entries
 
     def _start(self, step: int = 0) -> None:
         self.step = step - 1
@@ -121,14 +66,16 @@ class Stream(BatchStream):
     def rewind(self, step: int) -> None:
         """Be ready for `step`, which may have been read already.
 
-        `batches(seed, start)` starts there; a function without `start` is read up to it, and so is
-        one whose small batches are left out: it knows nothing of our steps.
+        `batches(seed, start)` starts there; a function without `start` is read up to it.
         """
-        if "start" in inspect.signature(self.batches).parameters and not self.drop_last:
+        if self._starts_anywhere():
             self._note_first()
             self._start(step)
         elif step < self.step:
             self._start()
+
+    def _starts_anywhere(self) -> bool:
+        return "start" in inspect.signature(self.batches).parameters
 
     def _note_first(self) -> None:
         """Learn what the first batch has: a run that goes on from a commit begins with another."""
@@ -139,115 +86,41 @@ class Stream(BatchStream):
 
     def _take(self, batch: object) -> None:
         """Split the batch of this step into its micro-batches."""
-        if self._cuts:
-            self._take_parts(batch)
-            return
         self.sizes = ()
         self.parts = {name: self._split(name, batch) for name in self.inputs}
-        for name in self.splitting.divided:
-            self.parts[name] = self._divided(self.parts[name][0])
-        self._weigh(batch)
-
-    @property
-    def _cuts(self) -> bool:
-        """Whether the model file's own function cuts the batches."""
-        return self.splitting.micro is not None and self.micro_batches > 1
-
-    def _take_parts(self, batch: object) -> None:
-        """Take the parts that the model file's `micro` cuts, each like the traced one."""
-        assert self.splitting.micro is not None
-        found = parts_of(self.splitting.micro, batch, self.micro_batches, self.step)
-        for part in found:
-            self._require_like_first(part, self.step)
-        self.parts = {name: [self._own(name, part) for part in found] for name in self.inputs}
-        self.digests = {
-            name: " ".join(f"{said(part)} {checksum(part)}" for part in parts)
-            for name, parts in self.parts.items()
-        }
-        self.sizes = (1,) * self.micro_batches
-        weigh = self.splitting.weigh
-        counts = None
-        if weigh is not None:
-            counts = weigh.checked((weigh.of(part, self.step) for part in found), self.step)
-        self._set_weights(counts or self.sizes, ())
-
-    def _own(self, name: str, batch: object) -> Tensor:
-        """Return an entry of a batch as the trace takes it, in memory of its own."""
-        found = self._fitted(name, pick(batch, self.inputs[name], self.step))
-        return self._checked(name, found).to(self.device).clone()
-
-    def _divided(self, count: Tensor) -> list[Tensor]:
-        """Return each micro-batch's part of a count, by its rows; one without any has a whole."""
-        sizes = self.sizes or (1,) * self.micro_batches
-        parts = [float(count) * (rows or sum(sizes)) / sum(sizes) for rows in sizes]
-        return [torch.tensor(part, dtype=count.dtype, device=count.device) for part in parts]
-
-    def _weigh(self, batch: object) -> None:
-        """Set the weights of the micro-batches; one that weighs nothing runs another's rows again.
-
-        A mean over no elements is NaN, and so is nothing times its gradient.
-        """
-        weigh = self.splitting.weigh
-        if weigh is None:
-            self.weights = self.sizes
-            return
-        rows = sum(self.sizes)
-        self._set_weights(weigh.counts(batch, rows, self.micro_batches, self.step), self.whole)
-
-    def _set_weights(self, weights: Sequence[float], whole: Sequence[str]) -> None:
-        self.weights = weights
-        some = next(m for m, weight in enumerate(self.weights) if weight)
-        for name, parts in self.parts.items():
-            if name not in whole:
-                pairs = zip(parts, self.weights, strict=True)
-                self.parts[name] = [p if weight else parts[some].clone() for p, weight in pairs]
+        self.weights = self.sizes
 
     def _next(self, step: int) -> object:
-        """Draw a batch; of those to be left out, one at most comes between two others."""
-        for _ in range(2):
-            with self.random, in_words(step):
-                batch = next(self.iterator, _END)
-            if batch is None:
-                raise BatchError(
-                    f"step {step}: batches(seed) gave None: yield a batch, or leave it out",
-                    code="BX5024",
-                )
-            if batch is _END:
-                raise BatchError(
-                    f"batches(seed) ended before step {step}; yield one batch per step: begin "
-                    "anew at its end (`while True:` around the loop), or run fewer --steps",
-                    code="BX5025",
-                )
-            if not (self.drop_last and self._is_small(batch)):
-                if not self._cuts:
-                    self._require_like_first(batch, step)
-                return batch
-        raise BatchError(
-            f"step {step}: two batches in a row have too few rows, and drop_last = True leaves "
-            "them out: let batches() give larger ones, or split again with drop_last = False",
-            code="BX5026",
-        )
+        batch = self._drawn(step)
+        self._require_like_first(batch, step)
+        return batch
+
+    def _drawn(self, step: int) -> object:
+        with self.random, in_words(step):
+            batch = next(self.iterator, _END)
+        if batch is None:
+            raise BatchError(
+                f"step {step}: batches(seed) gave None: yield a batch, or leave it out",
+                code="BX5024",
+            )
+        if batch is _END:
+            raise BatchError(
+                f"batches(seed) ended before step {step}; yield one batch per step: begin "
+                "anew at its end (`while True:` around the loop), or run fewer --steps",
+                code="BX5025",
+            )
+        return batch
 
     def _require_like_first(self, batch: object, step: int) -> None:
         """Refuse a batch that a trace of the example does not hold for."""
         require_plain(self.inputs, batch, step)
-        require_fixed(self.splitting.fixed, batch, step)
         self.names = names_of(batch) if self.names is None else self.names
         require_known(self.names, batch, step)
-
-    def _is_small(self, batch: object) -> bool:
-        """Whether an entry has fewer rows than the model was split for."""
-        for name, (_, shape) in self.specs.items():
-            dim = self.splitting.dims.get(name, 0)
-            found = None if name in self.whole else pick(batch, self.inputs[name], self.step + 1)
-            if isinstance(found, Tensor) and found.dim() > dim and found.shape[dim] < shape[0]:
-                return True
-        return False
 
     def rows_of(self, micro: int) -> tuple[int, int]:
         """Return the rows of a micro-batch, and of one of a full batch; 1, 1 where none has any."""
         of_all = [spec[0] for name, (_, spec) in self.specs.items() if name not in self.whole]
-        if self._cuts or not (self.sizes and of_all):
+        if not (self.sizes and of_all):
             return 1, 1
         return max(1, self.sizes[micro]), of_all[0] // self.micro_batches
 
@@ -261,47 +134,26 @@ class Stream(BatchStream):
 
         A view may start at any address, and kernels round differently where one is not aligned.
         """
-        found = self._checked(name, self._fitted(name, pick(batch, self.inputs[name], self.step)))
-        self.digests[name] = f"{said(found)} {checksum(found)}"
-        value = found.to(self.device)
-        if name in self.splitting.offsets:
-            return self._offsets(name, value)
+        value = self._digested(name, batch).to(self.device)
         if name in self.whole:
             return [value.clone()] * self.micro_batches
         self._note_sizes(name, value.shape[0])
-        dim = self.splitting.dims.get(name, 0)
-        parts = [_as_user_has(part, dim) for part in value.tensor_split(self.micro_batches)]
-        pairs = zip(parts, self.sizes, strict=True)
-        return [part if rows else parts[0].clone() for part, rows in pairs]
+        return [self._part(name, part) for part in value.tensor_split(self.micro_batches)]
 
-    def _offsets(self, name: str, offsets: Tensor) -> list[Tensor]:
-        """Return the offsets of each micro-batch, counted from its own first row.
+    def _part(self, name: str, rows: Tensor) -> Tensor:
+        """Copy a micro-batch's rows of an entry."""
+        return rows.clone()
 
-        Those into other rows are where it begins or ends: there are as many in each.
-        """
-        rows = next(s[0] for n, (_, s) in self.specs.items() if n not in self.whole)
-        each, per_row = rows // self.micro_batches, self.splitting.offsets[name]
-        if int(offsets[-1]) != rows * per_row:
-            raise BatchError(
-                f"step {self.step}: batch entry {name!r} holds offsets that end at "
-                f"{int(offsets[-1])}, expected {rows * per_row}, the positions of {rows} rows: "
-                "fill it up with that number",
-                code="BX5190",
-            )
-        starts = [m * each * per_row for m in range(self.micro_batches)]
-        return [offsets.clamp(start, start + each * per_row) - start for start in starts]
+    def _digested(self, name: str, batch: object) -> Tensor:
+        """Return a checked entry of the batch, and note its digest."""
+        found = self._checked(name, self._fitted(name, pick(batch, self.inputs[name], self.step)))
+        self.digests[name] = f"{said(found)} {checksum(found)}"
+        return found
 
     def _fitted(self, name: str, value: object) -> object:
-        """Put an entry's rows first, fill up what is shorter than planned; make numbers tensors."""
-        dim, fill = self.splitting.dims.get(name, 0), self.splitting.pad.get(name)
+        """Make a number a tensor, where the trace takes one."""
         wanted = self.specs.get(name)
-        if wanted is not None and not wanted[1]:
-            return as_scalar(value, wanted[0])
-        if isinstance(value, Tensor) and 0 < dim < value.dim():
-            value = value.movedim(dim, 0)
-        if isinstance(value, Tensor) and fill is not None and wanted is not None:
-            return filled_up(value, wanted[1], fill, first=name not in self.whole)
-        return value
+        return as_scalar(value, wanted[0]) if wanted is not None and not wanted[1] else value
 
     def _note_sizes(self, name: str, rows: int) -> None:
         """Refuse what cannot be split; all entries of a batch are split alike."""
@@ -334,12 +186,8 @@ class Stream(BatchStream):
         return value.resolve_conj().resolve_neg()
 
     def _wanted(self, name: str, value: object) -> Spec | None:
-        """Return what an entry must be; one that may be smaller keeps its own rows."""
-        wanted = self.specs.get(name)
-        if wanted is None or self.drop_last is not False or name in self.whole:
-            return wanted
-        few = isinstance(value, Tensor) and value.dim() and value.shape[0] <= wanted[1][0]
-        return (wanted[0], (len(value), *wanted[1][1:])) if few else wanted  # type: ignore[arg-type]
+        """Return what an entry must be."""
+        return self.specs.get(name)
 
     def _remedy(self, name: str, value: object) -> str:
         """Say what to change in `batches` so that an entry fits."""
@@ -354,23 +202,6 @@ class Stream(BatchStream):
         if shape == tuple(value.shape):
             return f": give it the type torch.{dtype} in batches(), with .to(torch.{dtype})"
         return ": reshape it in batches()"
-
-
-def filled_up(value: Tensor, shape: Sequence[int], fill: float, first: bool) -> Tensor:
-    """Fill up a tensor at the ends of its dimensions, but for its rows where they come first."""
-    if value.dim() != len(shape):
-        return value
-    missing = [max(0, want - have) for want, have in zip(shape, value.shape, strict=True)]
-    missing[:1] = [] if not missing else [0 if first else missing[0]]
-    ends = [count for more in reversed(missing) for count in (0, more)]
-    return torch.nn.functional.pad(value, ends, value=fill) if any(missing) else value
-
-
-def _as_user_has(part: Tensor, dim: int) -> Tensor:
-    """Copy a part so that it lies in memory as the user's own would, its rows first."""
-    if not dim:
-        return part.clone()
-    return part.movedim(0, dim).clone(memory_format=torch.contiguous_format).movedim(dim, 0)
 
 
 _FEWER_ROWS = (

@@ -20,9 +20,7 @@ from .data import Stream
 from .device_sums import DeviceSums
 from .finite import NotFiniteError, not_finite
 from .held_weights import fill
-from .loss_shares import share_of
-from .malloc import apart
-from .missing_gradients import nothing_of
+from .loss_shares import nothing_of, share_of
 from .modules import Stage
 from .pipeline_device import PipelineDevice, Saved
 from .planned_device import PlannedDevice
@@ -33,7 +31,6 @@ from .weights import require_owners
 
 if TYPE_CHECKING:  # a bundle has the files of what its plan uses
     from .asynchronous import Versions
-    from .buckets import Listed
     from .loss_scale import LossScale
     from .opaque_state import ObjectStates
     from .recompute import Read, Twice
@@ -46,7 +43,6 @@ if TYPE_CHECKING:  # a bundle has the files of what its plan uses
 
 Parts = Mapping[tuple[str, int], Tensor]  # (parameter, stage) -> sum over micro-batches
 _NOTHING: Parts = MappingProxyType({})
-_NOTHING_LOADED: Mapping[str, Tensor] = MappingProxyType({})
 
 
 class Device(PlannedDevice, PipelineDevice):
@@ -100,7 +96,7 @@ class Device(PlannedDevice, PipelineDevice):
         self.goes_on_after: Callable[[int], bool] = lambda _step: False  # into the next batch
         self._twice = self._recomputed()
         if stream.drop_last is False:
-            from .uneven_rows import UnevenRows  # only bundles of drop_last = False have it
+            from .recompute import UnevenRows  # only bundles of drop_last = False have it
 
             self.add(UnevenRows())
 
@@ -112,10 +108,12 @@ class Device(PlannedDevice, PipelineDevice):
         return {number: Twice(self.modules[number]) for number in self.recompute}
 
     def _empty(self, stage: type[Stage]) -> Stage:
-        is_stored = "weights" in self.offload  # see `load`
+        is_stored = "weights" in self.offload  # see `stores.open_store`
+        if is_stored:
+            from .offload_malloc import apart  # only bundles that offload have it
         with apart() if is_stored else nullcontext():
             module = super()._empty(stage)
-            if self.zero_stage == 3 or is_stored:  # others keep most of them: see `join`
+            if self.zero_stage == 3 or is_stored:  # others keep most of them: see `joining`
                 named = module.parameters()
                 release(p for p in named if p.requires_grad or is_stored)
         return module
@@ -123,7 +121,7 @@ class Device(PlannedDevice, PipelineDevice):
     # ------------------------------------------------------------------ set-up
 
     def load(self, tensors: Mapping[str, Tensor], owner: Mapping[str, str]) -> None:
-        """Give the stages their weights, by their names in the model; with ZeRO 3 `join` does.
+        """Give the stages their weights, by their names in the model; with ZeRO 3 `joining` does.
 
         `owner` lists every trained parameter of the whole model, in its order, and the device that
         answers for its norm.
@@ -148,23 +146,6 @@ class Device(PlannedDevice, PipelineDevice):
         """Return this device's tensors by their names in the model; with ZeRO 3 those it keeps."""
         return {name: t for name, t in super().state().items() if not is_released(t)}
 
-    def join(self, listed: Listed, tensors: Mapping[str, Tensor] = _NOTHING_LOADED) -> None:
-        """Sum gradients with other replicas: `listed` is what buckets.json says.
-
-        With ZeRO 3, take from `tensors` the weights that this replica keeps.
-
-        Raises:
-            WeightsError: it names parameters or buffers that this device does not hold.
-        """
-        from .joining import ReplicaRuns, replicas_of, statistics_of, unsharded_of  # with replicas
-
-        if self.replicas is None:
-            self.add(ReplicaRuns())
-        self.replicas = replicas_of(self, listed)
-        self.statistics = statistics_of(self, listed)
-        if self.zero_stage == 3:
-            self.unsharded = unsharded_of(self, self.replicas, listed, tensors)
-
     def train_with(self, training: Training) -> None:
         """Make the optimizer for this device's parameters, in the order of the model."""
         super().train_with(training)
@@ -179,39 +160,6 @@ class Device(PlannedDevice, PipelineDevice):
     def _masters(self) -> dict[str, nn.Parameter]:
         """Return what the optimizers of all replicas update, by name."""
         return self.parameters
-
-    def open_store(self, folder: str | None) -> None:
-        """Open the store, before weights are loaded, which may lie there; None: the planned one.
-
-        Raises:
-            StoreError: it cannot be used, or lacks the room.
-        """
-        from .stores import room_of  # only bundles that offload have it
-
-        where = None if self.store is None else folder or self.store
-        self.room = room_of(where, self.name, self.store_bytes)
-        if "weights" in self.offload:
-            from .stored_weights import StoredWeights  # only bundles that offload them
-
-            self.weights = StoredWeights(self.room)
-
-    def offload_to(self, folder: str | None) -> None:
-        """Let what else is offloaded lie in the device's store, which is opened if need be.
-
-        Raises:
-            StoreError: it cannot be used, or lacks the room.
-        """
-        from .stores import StoredState  # only bundles that offload have it
-
-        if self.room is None:
-            self.open_store(folder)
-        assert self.room is not None
-        if self.optimizer is not None and "state" in self.offload:
-            self.stored = StoredState(self.optimizer, self.room, self.weights)
-        if self.saving:
-            from .stored_activations import ActivationStore  # only bundles that offload them
-
-            self.saved = ActivationStore(self.room)
 
     def room_for_state(self, nbytes: int) -> Any:  # noqa: ANN401  # what has bytes
         """Return room for a copy of the state: where the state is kept, so is its copy."""

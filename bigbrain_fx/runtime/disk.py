@@ -1,6 +1,7 @@
 """The few things that commits do to a disk, each of which may be the last before a crash.
 
-A test replaces `Disk` by one that stops at any of these calls, or loses what was not synced.
+A test replaces `Disk` by one that stops at any of these calls, or loses what was not synced. Read
+are regular files only: a name may lead to a pipe, which waits for ever.
 """
 
 from __future__ import annotations
@@ -8,12 +9,14 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from glob import escape
 from pathlib import Path
+from typing import Any
 
 from .image import Buffer
 
@@ -127,3 +130,40 @@ def _lock(number: int, path: Path, wait_s: float) -> None:
                 why = f"another process has locked it for {wait_s:g} s (`fuser {path}` names it)"
                 raise OSError(errno.ETIMEDOUT, why, str(path)) from None
             time.sleep(LOOK_S)
+
+
+def require_regular(path: Path) -> None:
+    """Refuse what is no file with bytes in it: a pipe, a socket, a device, a folder.
+
+    Raises:
+        OSError: it is not there, or no regular file.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(None, "it is no regular file", str(path))
+
+
+def read_regular(path: Path) -> bytes:
+    """Return the bytes of a file; see `require_regular`.
+
+    It is opened without waiting: the name may have come to lead elsewhere since it was looked at.
+
+    Raises:
+        OSError: as there.
+    """
+    require_regular(path)
+    with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
+        return file.read()
+
+
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object, of which its reader would let the last of two entries win in silence.
+
+    Raises:
+        ValueError: names an entry that is there twice.
+    """
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{twice!r} is there twice")
+    return found

@@ -16,7 +16,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from .control import Control
-from .duties import FedBatch
+from .packets import FedBatch
 
 if TYPE_CHECKING:
     from .device import Device

@@ -24,21 +24,20 @@ from torch import Tensor
 
 from .agreed import AgreeingTransport
 from .command_line import words
-from .compiler import LONGEST_COMPILE_S, CompilerError
 from .held_weights import WeightsError
 from .limits import saying_limits
 from .local import Hub, LocalTransport
 from .malloc import keep_freed_memory
-from .network import NetworkTransport
+from .needs import LONGEST_COMPILE_S, CompilerError, NoGpuError
 from .peers import blaming_peers
 from .planned_device import PlannedDevice
 from .rendezvous import (
-    NoGpuError,
     environment_number,
     join,
     leave_together,
     own_device,
     require_gpu,
+    transport_of,
     write_report,
 )
 from .rows import (
@@ -347,7 +346,7 @@ def _run_joined(
         where = own_device(inference.kinds, rank)
         ranks = {cls.name: number for number, cls in enumerate(inference.devices)}
         remote = [c for cls in inference.devices for c in cls.channels if not c.is_local]
-        transport = NetworkTransport(ranks, where, options.deadline, store, remote)
+        transport = transport_of(ranks, where, options.deadline, store, remote)
         stream = _stream(inference, batches, places, seed, where)
         device = make_device(inference, rank, transport, stream, seed, where)
         with suppress(ServedError):

@@ -54,6 +54,22 @@ class ReplicaRuns(Feature):
         self.device.statistics.end()
 
 
+def join(device: Device, listed: Listed, tensors: Mapping[str, Tensor] | None = None) -> None:
+    """Let a device sum gradients with other replicas: `listed` is what buckets.json says.
+
+    With ZeRO 3, take from `tensors` the weights that this replica keeps.
+
+    Raises:
+        WeightsError: it names parameters or buffers that this device does not hold.
+    """
+    if device.replicas is None:
+        device.add(ReplicaRuns())
+    device.replicas = replicas_of(device, listed)
+    device.statistics = statistics_of(device, listed)
+    if device.zero_stage == 3:
+        device.unsharded = unsharded_of(device, device.replicas, listed, tensors or {})
+
+
 def replicas_of(device: Device, listed: Listed) -> Replicas:
     """Return what a device sums with other replicas, and how."""
     sums = _sums(listed)

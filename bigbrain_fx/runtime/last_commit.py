@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from .commit_start import reason_of
 from .commits import ASIDE, Shard, write_record
-from .duties import LastDuty
+from .packets import LastDuty
 from .records import about_of
 from .standing import alike, heirs
-from .state import State, held_names, state_before_update
+from .state import State
+from .state_parts import held_names, part_of_state, state_before_update
 
 if TYPE_CHECKING:
     from .bundle import Bundle
@@ -102,8 +103,7 @@ class LastCommit:
         for name, part in self._states(state):
             image = bytearray(part.nbytes)
             part.copy_into(image)
-            own = self.committer.folder, self.committer.generation
-            said[name] = self.committer.written(name, image, *own)
+            said[name] = self.committer.written(name, image)
             for why in {"missed", "fenced"} & said[name].keys():
                 return {"missed": said[name][why]}
         return {"step": state.step, "parts": said}
@@ -117,7 +117,7 @@ class LastCommit:
         inherit = heirs(self.bundle, self.lost)
         for cls in self.bundle.devices:
             if inherit.get(cls.name) == self.device.name:
-                yield cls.name, state.part(held_names(cls))
+                yield cls.name, part_of_state(state, held_names(cls))
 
     def _record(self) -> Said:
         try:

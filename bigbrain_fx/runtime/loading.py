@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .disk import read_regular
 from .image import ImageError, ImageLayout, read_layout
 from .records import (
     BrokenError,
@@ -23,7 +24,6 @@ from .records import (
     refuse_link,
     unsealed,
 )
-from .regular import read_regular
 
 PICKLED = (".pt", ".pth", ".bin", ".pkl", ".ckpt", ".distcp")
 

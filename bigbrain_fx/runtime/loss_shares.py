@@ -1,8 +1,9 @@
-"""What each micro-batch's loss is of its step's: by its rows, or by a count."""
+"""What a micro-batch's loss is of its step's; what a backward without a gradient starts from."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,3 +31,22 @@ def share_of(loss: Tensor, weights: Sequence[float], micro: int) -> Tensor:
     if len(set(counted)) == 1:
         return loss / len(counted)
     return loss * (weights[micro] / sum(counted))
+
+
+class _Nothing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:  # noqa: ANN401  # torch's own
+        return value.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> None:  # noqa: ANN401
+        return None
+
+
+def nothing_of(value: Tensor) -> Tensor:
+    """Return what a backward starts from that comes to a value without a gradient for it.
+
+    To leave the value out would not do: a Function before it is run all the same, given zeros.
+    """
+    found: Tensor = _Nothing.apply(value)  # type: ignore[no-untyped-call]  # torch has it so
+    return found

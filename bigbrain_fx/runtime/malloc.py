@@ -9,64 +9,22 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
 
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
 KEEP_BYTES = 1 << 30  # glibc takes an int
-APART_BYTES = 1 << 14
-TUNABLES, UNCACHED = b"GLIBC_TUNABLES=", b"glibc.malloc.tcache_count=0"
 
 
 def keep_freed_memory() -> bool:
     """Raise malloc's trim and mmap thresholds; return whether that worked."""
-    return _mallopt(M_MMAP_THRESHOLD, KEEP_BYTES) and _mallopt(M_TRIM_THRESHOLD, KEEP_BYTES)
+    return mallopt(M_MMAP_THRESHOLD, KEEP_BYTES) and mallopt(M_TRIM_THRESHOLD, KEEP_BYTES)
 
 
-@contextmanager
-def apart() -> Iterator[None]:
-    """Map what is large by itself meanwhile: it leaves no hole in the heap when it goes.
-
-    Holes of one size are used in turn, so that a process holds as many of them as there are.
-    """
-    _mallopt(M_MMAP_THRESHOLD, APART_BYTES)
-    try:
-        yield
-    finally:
-        _mallopt(M_MMAP_THRESHOLD, KEEP_BYTES)
-
-
-def _mallopt(what: int, value: int) -> bool:
+def mallopt(what: int, value: int) -> bool:
+    """Set one of malloc's numbers; return whether that worked."""
     if not sys.platform.startswith("linux"):
         return False
     try:
         return bool(ctypes.CDLL(None).mallopt(what, value))
     except (AttributeError, OSError):  # musl has none
         return False
-
-
-def give_freed_memory_back() -> None:
-    """Give what is free now back to the system, wherever it lies.
-
-    Where activations went to a store, what is small and stays lies between the freed blocks: the
-    next forward would not find room there, and the process would hold as much as if they had
-    stayed.
-    """
-    with suppress(AttributeError, OSError):
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def caches_small_blocks() -> bool:
-    """Whether malloc keeps small freed blocks for others as small: unless it was told not to.
-
-    Before each tensor, which is aligned, malloc frees a block of a few bytes. Kept and given out
-    again, it is no part of the tensor's room when that is free: the next as large does not fit.
-    Who starts a process says so in its environment (`supervisor.processes.uncached`).
-    """
-    try:
-        began_with = Path("/proc/self/environ").read_bytes().split(b"\0")
-    except OSError:
-        return True
-    return not any(each.startswith(TUNABLES) and UNCACHED in each for each in began_with)

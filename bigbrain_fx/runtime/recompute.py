@@ -7,15 +7,13 @@ Both runs give the same bits. The first one records gradients as the second does
 kernels round differently where none are wanted, and lets go of all that at its end; the backward
 holds as much, so that costs no memory. Random draws are keyed, so they come out again (see
 `Region.seeded`); tensors that the forward writes (running statistics, counters) are read by the
-second run as the first found them, and written once.
-
-This file knows modules and tensors; it knows nothing of devices, messages or schedules.
+second run as the first found them, and written once. So are those of a micro-batch without rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -24,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from .coded import CodedError
+from .feature import Feature
 from .modules import owner_of
 
 
@@ -150,3 +149,26 @@ def _detached(result: Any) -> Any:  # noqa: ANN401  # as it came: a tensor, or a
     if isinstance(result, tuple | list):  # a kept module or an op of the user's may give a list
         return tuple(tensor.detach() for tensor in result)
     return result.detach()
+
+
+class UnevenRows(Feature):
+    """Drop what the forward of a micro-batch without rows writes: running statistics, counters."""
+
+    def setup(self, device: Any) -> None:  # noqa: ANN401  # a Device, which knows this file
+        """Prepare for a device."""
+        self.device = device
+
+    def running(self, stage: int, micro: int, phase: str) -> AbstractContextManager[None]:
+        """Let a stage write into copies where its micro-batch counts nothing."""
+        if phase != "forward" or self._counts(micro) or self._is_summed(stage):
+            return nullcontext()
+        return Twice(self.device.modules[stage]).aside()
+
+    def _counts(self, micro: int) -> bool:
+        sizes = self.device.stream.sizes
+        return not sizes or sizes[micro] > 0
+
+    def _is_summed(self, stage: int) -> bool:
+        """Whether replicas write the stage's statistics together, which leave such parts out."""
+        statistics = self.device.statistics
+        return statistics is not None and statistics.has(stage)

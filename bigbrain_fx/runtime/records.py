@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from .coded import CodedError
-from .disk import listed
+from .disk import listed, once, read_regular
 from .image import Buffer, ImageLayout
-from .regular import once, read_regular
 
 FORMAT = 1
 FOLDER = re.compile(r"commit-(\d+)-g(\d+)")

@@ -11,29 +11,28 @@ import os
 import resource
 import socket
 import struct
-import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 # torch exports these, but not for mypy
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
+from .channel import Channel
 from .coded import CodedError
-from .limits import remedy_of, require_threads
-from .peers import PeerLostError
-from .regular import once, read_regular
+from .disk import once, read_regular
+from .limits import require_threads
+from .needs import SHARE_GPUS
+from .network import NetworkTransport
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store as AnyStore
 
-    from .control import Control
 
 LAUNCHERS = tuple(
     dict(zip(("RANK", "WORLD_SIZE", "LOCAL_RANK"), names, strict=True))
@@ -44,40 +43,12 @@ LAUNCHERS = tuple(
         ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
     )
 )
-FORM_S = 10.0  # longest time in which connections of a generation are made
 _ADDRESS_OF = 0x8915  # SIOCGIFADDR of Linux
-SHARE_GPUS = "BIGBRAIN_SHARE_GPUS"  # in the environment: processes take a host's GPUs in turn
 MESH_THREADS = 4  # that gloo and `form_mesh` start: gloo aborts where it cannot
-GLOO_PATIENCE = 5  # gloo waits for connections five times as long as its timeout says
-
-
-class NoGpuError(CodedError, RuntimeError):
-    """Report a plan for more GPUs than this host has."""
 
 
 class NoAddressError(CodedError, RuntimeError):
     """Report processes of several hosts that were not told where to meet."""
-
-
-def require_gpu(kinds: Sequence[str], rank: int) -> None:
-    """Refuse before anything is connected: torch's own words for it are its frames.
-
-    Raises:
-        NoGpuError: this process's GPU is not there.
-    """
-    if kinds[rank] != "cuda":
-        return
-    number = own_gpu(kinds, rank, environment_number("LOCAL_RANK", 0))
-    found = _gpus()
-    if number < found:
-        return
-    built = "" if torch.version.cuda else f", and torch {torch.__version__} is built without CUDA"
-    raise NoGpuError(
-        f"this plan wants a GPU number {number} on this host, which has {found} GPUs{built}: "
-        "--in-process computes it on the CPU; or split for what `bigbrain-fx doctor` finds here"
-        + (f"; or set {SHARE_GPUS}=1: processes share a GPU then, over gloo" if found else ""),
-        code="BX5128",
-    )
 
 
 def require_address(folder: Path) -> None:
@@ -110,6 +81,21 @@ def require_address(folder: Path) -> None:
         )
 
 
+def transport_of(
+    ranks: dict[str, int],
+    device: torch.device,
+    deadline_s: float,
+    store: AnyStore,
+    channels: Iterable[Channel],
+) -> NetworkTransport:
+    """Return the transport over the default group, of its backend; see `NcclTransport`."""
+    if dist.get_backend() != "nccl":
+        return NetworkTransport(ranks, device, deadline_s, store)
+    from .gpus import NcclTransport  # only bundles with GPUs have it
+
+    return NcclTransport(ranks, device, deadline_s, store, channels)
+
+
 def join(
     plan: str, kinds: Sequence[str], rank: int, deadline_s: float, backend: str = ""
 ) -> AnyStore:
@@ -128,9 +114,12 @@ def join(
             f"error[BX5904]: this bundle needs {world} processes, one per device; found {started}"
         )
     require_threads(MESH_THREADS)
-    _prepare_cuda(kinds)
+    if all_cuda(kinds):
+        from .gpus import prepare_cuda  # only bundles with GPUs have it
+
+        prepare_cuda(kinds)
     timeout = timedelta(seconds=deadline_s)
-    own = _all_cuda(kinds) and SHARE_GPUS not in os.environ  # nccl refuses two on one GPU
+    own = all_cuda(kinds) and SHARE_GPUS not in os.environ  # nccl refuses two on one GPU
     backend = backend or ("nccl" if own else "gloo")
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE"):
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -200,113 +189,6 @@ def _interface_to(host: str) -> str | None:
     return None
 
 
-class PassedOn(Store):
-    """A store for one generation: what a device sets, its supervisor passes on to all others."""
-
-    def __init__(self, control: Control, generation: int) -> None:
-        super().__init__()
-        self.control = control
-        self.generation = generation
-
-    def set(self, key: str, value: bytes | str) -> None:
-        """Tell all devices a value."""
-        told = value.encode() if isinstance(value, str) else bytes(value)
-        self.control.put(f"{self.generation}/{key}", told)
-
-    def get(self, key: str) -> bytes:
-        """Wait for a value; see `Control.take` for its errors."""
-        return self.control.take(f"{self.generation}/{key}", self.generation, FORM_S)
-
-    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Wait for values."""
-        for key in keys:
-            self.get(key)
-
-    def has_extended_api(self) -> bool:
-        """Say that there is nothing but these."""
-        return False
-
-
-def form_mesh(store: PassedOn, rank: int, world: int) -> dist.ProcessGroup:
-    """Connect every device with every other over gloo.
-
-    It is no default group: a process may have made many of them, one after another.
-
-    Raises:
-        PeerLostError: a device is gone, or the generation has been given up.
-        RuntimeError: no thread can be started, see `limits`.
-    """
-    require_threads(MESH_THREADS)
-    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # torch has it
-    options._devices = [_gloo_device(_listening_place())]
-    options._timeout = timedelta(seconds=FORM_S / GLOO_PATIENCE)
-    made: list[Any] = []
-
-    def connect() -> None:
-        try:
-            made.append(dist.ProcessGroupGloo(store, rank, world, options))
-        except (RuntimeError, OSError) as error:
-            made.append(error)
-        store.control.wake()
-
-    # gloo waits in vain for a device that dies now: then this thread is left to itself
-    threading.Thread(target=connect, daemon=True, name="connect").start()
-    store.control.wait_unless_moved(store.generation, lambda: bool(made))
-    mesh = made[0]
-    if isinstance(mesh, Exception):
-        if remedy_of(mesh) is not None:
-            raise mesh
-        raise PeerLostError(f"the devices could not be connected: {mesh}", code="BX5131") from mesh
-    return cast(dist.ProcessGroup, mesh)
-
-
-def _listening_place() -> tuple[tuple[str, str], ...]:
-    """Return where to listen: the interface that was named, or the address; by itself loopback."""
-    interface, address = os.environ.get("GLOO_SOCKET_IFNAME"), os.environ.get("BIGBRAIN_ADDRESS")
-    if interface is None and address is not None:
-        return (("hostname", address),)
-    return (("interface", interface or "lo"),)
-
-
-@lru_cache(maxsize=1)
-def _gloo_device(place: tuple[tuple[str, str], ...]) -> Any:  # noqa: ANN401  # torch has no name
-    try:
-        return dist.ProcessGroupGloo.create_device(**dict(place))
-    except RuntimeError as error:
-        [(kind, name)] = place
-        if remedy_of(error) is not None:
-            raise
-        if not _is_unknown(kind, name):
-            if "find address" in str(error):
-                raise NoAddressError(
-                    _DOWN.get(name, _NO_ADDRESS.format(name=name)), code="BX5132"
-                ) from error
-            raise
-        there = ", ".join(name for _, name in socket.if_nameindex())
-        raise NoAddressError(
-            f"GLOO_SOCKET_IFNAME is {name!r}, and this host has {there}: unset it, or name the one "
-            "by which the other hosts are reached",
-            code="BX5133",
-        ) from error
-
-
-_DOWN = {
-    "lo": "the loopback interface lo is down, by which processes of one host connect: `ip link set "
-    "lo up` as root (a new network namespace, as of `unshare -n`, has it down); or train in one "
-    "process: `python train.py --in-process`"
-}
-_NO_ADDRESS = (
-    "GLOO_SOCKET_IFNAME is {name!r}, which has no address: bring it up (`ip address` shows all), "
-    "unset it, or name the one by which the other hosts are reached"
-)
-
-
-def _is_unknown(kind: str, name: str) -> bool:
-    """Whether an interface is none of this host's; gloo takes a list of them, too."""
-    here = {known for _, known in socket.if_nameindex()}
-    return kind == "interface" and here.isdisjoint(name.split(","))
-
-
 def leave_together(store: AnyStore, rank: int, world: int, where: str = "done") -> None:
     """Rank 0 holds the store: it leaves a place last."""
     store.set(f"{where}/{rank}", "1")
@@ -314,47 +196,30 @@ def leave_together(store: AnyStore, rank: int, world: int, where: str = "done") 
         store.wait([f"{where}/{other}" for other in range(world)])
 
 
-def _prepare_cuda(kinds: Sequence[str]) -> None:
-    """Let kernels run beside the messages of nccl, which are kernels themselves.
-
-    CUDA reads the environment as it starts. What the user has set stays.
-    """
-    if len(kinds) == 1 or not _all_cuda(kinds):
-        return
-    # A kernel that is loaded at its first call may wait for all that run (CUDA's guide, "Lazy
-    # Loading"); a message runs until its other end is there, which may need that kernel's result.
-    os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
-    # Each channel has a stream. Streams share 8 queues unless more are asked for, 32 at most, and
-    # what is queued behind a message that waits does not start.
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-
-
-def _all_cuda(kinds: Sequence[str]) -> bool:
-    return all(kind == "cuda" for kind in kinds)
-
-
 def own_device(kinds: Sequence[str], rank: int) -> torch.device:
-    """Return where this process computes; see `own_gpu`."""
+    """Return where this process computes; of GPUs, see `gpus.own_gpu`."""
     if kinds[rank] != "cuda":
         return torch.device("cpu")
-    _prepare_cuda(kinds)
-    device = torch.device("cuda", own_gpu(kinds, rank, environment_number("LOCAL_RANK", 0)))
-    torch.cuda.set_device(device)
-    return device
+    from .gpus import own_cuda  # only bundles with GPUs have it
+
+    return own_cuda(kinds, rank, environment_number("LOCAL_RANK", 0))
 
 
-def own_gpu(kinds: Sequence[str], rank: int, local_rank: int) -> int:
-    """Return the number of a process's GPU: how many GPU processes of its host come before it.
+def require_gpu(kinds: Sequence[str], rank: int) -> None:
+    """Refuse before anything is connected: torch's own words for it are its frames.
 
-    LOCAL_RANK counts CPU processes, too. Those of a host are taken to have consecutive ranks, as
-    launchers give them. Where the user lets processes share GPUs, they take them in turn.
+    Raises:
+        NoGpuError: this process's GPU is not there.
     """
-    number = list(kinds[max(0, rank - local_rank) : rank]).count("cuda")
-    return number % max(1, _gpus()) if SHARE_GPUS in os.environ else number
+    if kinds[rank] == "cuda":
+        from .gpus import require_own_gpu  # only bundles with GPUs have it
+
+        require_own_gpu(kinds, rank, environment_number("LOCAL_RANK", 0))
 
 
-def _gpus() -> int:
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+def all_cuda(kinds: Sequence[str]) -> bool:
+    """Whether all devices are GPUs."""
+    return all(kind == "cuda" for kind in kinds)
 
 
 def write_report(name: str, folder: Path) -> None:

@@ -28,10 +28,10 @@ from .channel import Channel
 from .checksum import seal
 from .coded import CodedError
 from .control import Control
-from .duties import Meeting
 from .layout import Layout
 from .limits import said
-from .network import NetworkTransport
+from .mesh import MeshTransport
+from .packets import Meeting
 from .peers import PeerLostError, SpoiledError, StepAgainError
 from .relayout import pack
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from .peer_states import PeerStates
     from .suspicion import Tape
 
-Connect = Callable[[int], NetworkTransport]  # a generation's number -> its transport
+Connect = Callable[[int], MeshTransport]  # a generation's number -> its transport
 
 
 class LogError(CodedError, RuntimeError):
@@ -106,7 +106,7 @@ class ReplayTransport:
         self.control = control
         self.connect = connect
         self.generation = -1
-        self.inner: NetworkTransport | None = None
+        self.inner: MeshTransport | None = None
         self.sent: dict[int, _Sent] = {}
         self.received: dict[int, _Received] = {}
         self.step_bytes = 0  # received since the step began
@@ -331,7 +331,7 @@ class ReplayTransport:
             if end.layout is None and end.channel.tag in meeting.layouts:
                 end.layout = _layout(meeting.layouts[end.channel.tag])
 
-    def _send_again(self, inner: NetworkTransport, sent: _Sent) -> None:
+    def _send_again(self, inner: MeshTransport, sent: _Sent) -> None:
         oldest = sent.next - len(sent.log)
         if sent.peer_next < oldest:
             raise LogError(
@@ -343,11 +343,11 @@ class ReplayTransport:
             if entry.number >= sent.peer_next:
                 self._send(inner, sent, entry)
 
-    def _send(self, inner: NetworkTransport, sent: _Sent, entry: _Logged) -> None:
+    def _send(self, inner: MeshTransport, sent: _Sent, entry: _Logged) -> None:
         assert sent.layout is not None
         inner.send_bytes(sent.channel, sent.layout, entry.payload)
 
-    def _living(self) -> NetworkTransport:
+    def _living(self) -> MeshTransport:
         """Return the transport of the newest generation."""
         if self.inner is None or self.control.generation > self.generation:
             raise PeerLostError(f"generation {self.generation} has ended", code="BX5135")

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from .data import Stream
-from .regular import require_regular
+from .disk import require_regular
 from .stream import BatchError
 
 Batches = Callable[[int], Iterator[object]]

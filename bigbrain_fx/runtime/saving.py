@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,10 +21,8 @@ from .checksum import checksum
 from .tensor_file import SaveError, UnnamedFile
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
-
+    from .committing import Ledger
     from .device import Device
-    from .replay import ReplayTransport
 
 
 def save_aside(device: Device, folder: Path, name: str | None = None) -> UnnamedFile:
@@ -71,51 +68,23 @@ def require_room(folder: str | None) -> None:
         )
 
 
-def save_together(device: Device, folder: Path, store: Store, rank: int, deadline_s: float) -> None:
-    """Write all devices' tensors, or none.
+def save_together(device: Device, folder: Path, ledger: Ledger) -> None:
+    """Write all devices' tensors, or none; processes may be replaced meanwhile.
+
+    A replacement finds in the ledger who has written.
 
     Raises:
         SaveError: a device cannot write its own.
     """
-    others = [f"aside/{other}" for other in range(len(device.names))]
-    each = [f"contents/{other}" for other in range(len(device.names))]
-    store.set(each[rank], contents(device))
-    store.wait(each, timedelta(seconds=deadline_s))
-    say_contents(device, [store.get(key).decode() for key in each])
-    try:
-        file = save_aside(device, folder)
-    except SaveError as error:
-        store.set(others[rank], str(error))
-        raise
-    store.set(others[rank], "")
-    store.wait(others, timedelta(seconds=deadline_s))
-    failed = [text for key in others if (text := store.get(key).decode())]
-    if failed:
-        file.drop()
-        raise SaveError(failed[0], code="BX5147")
-    file.put()
-
-
-def save_replayed(device: Device, folder: Path, transport: ReplayTransport) -> None:
-    """Write all devices' tensors while processes may die and be replaced.
-
-    A replacement finds on the supervisor's board who has written.
-
-    Raises:
-        SaveError: a device cannot write its own.
-    """
-    transport.control.post(f"contents/{device.name}", contents(device))
-    say_contents(device, _told(device, transport, "contents"))
+    say_contents(device, _told(device, ledger, "contents", contents(device)))
     file, why = _tried(device, folder)
-    transport.control.post(f"aside/{device.name}", why)
-    failed = [text for text in _told(device, transport, "aside") if text]
-    failed += [why for key, why in transport.control.board.items() if key.startswith("dropped/")]
+    failed = [text for text in _told(device, ledger, "aside", why) if text]
+    failed += filter(None, (ledger.look(f"dropped/{name}") for name in device.names))
     if failed:  # who ends first ends all: not before each has tidied up
         if file is not None:
             file.drop()
-        transport.control.post(f"dropped/{device.name}", failed[0])
-        _told(device, transport, "dropped")
-        raise SaveError(failed[0], code="BX5148")
+        _told(device, ledger, "dropped", failed[0])
+        raise SaveError(failed[0], code="BX5147")
     assert file is not None
     file.put()
     for lost in device.stands_for:
@@ -130,14 +99,7 @@ def _tried(device: Device, folder: Path) -> tuple[UnnamedFile | None, str]:
         return None, str(error)
 
 
-def _told(device: Device, transport: ReplayTransport, what: str) -> list[str]:
-    """Wait until all have said something, whoever dies meanwhile; return it."""
-    board, keys = transport.control.board, [f"{what}/{name}" for name in device.names]
-
-    def all_have() -> bool:
-        return all(key in board for key in keys)
-
-    while not all_have():
-        if transport.control.wait_for_disk(all_have, transport.generation):
-            transport.form()
-    return [board[key] for key in keys]
+def _told(device: Device, ledger: Ledger, what: str, own: str) -> list[str]:
+    """Say something of this device; wait until all have said it, and return it."""
+    ledger.post(f"{what}/{device.name}", own)
+    return [ledger.wait(f"{what}/{name}") for name in device.names]

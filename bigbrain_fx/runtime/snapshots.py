@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 from .control import Control
-from .duties import Duty
+from .packets import Duty
 from .replay import ReplayTransport
 from .state import State, StateError, restore, state_of
 

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, cast
 from .buckets import Listed, channels_of, read_buckets
 from .channel import Channel
 from .device import Device
+from .joining import join
 from .peer_states import can_take_from_peers
-from .state import held_names
+from .state_parts import held_names
 from .sums import sizes
 from .weights import read_index
 
@@ -117,7 +118,7 @@ class TakingOver(Device):
         device.give_up_step()
         device.__class__ = cls
         device.held.owner = cls.owned
-        device.join(cls.listed)
+        join(device, cls.listed)
 
     def step_once(self) -> None:
         """Go through the emitted schedule until all own micro-batches are through, and update."""

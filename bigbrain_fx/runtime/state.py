@@ -11,7 +11,7 @@ and data have no state of their own: they are functions of seed, step, micro-bat
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from .image import FORMAT, Buffer, ImageLayout, TensorEntry, layout_of, read_layout
-from .named_facts import joined_facts, parameter_of, part_of_facts
 from .optimizer_state import (
     OLDER,
     StateError,
@@ -35,9 +34,8 @@ from .tensor_file import CODES
 if TYPE_CHECKING:
     from .device import Device
 
-__all__ = ["State", "StateError", "restore", "state_before_update", "state_of"]
+__all__ = ["State", "StateError", "restore", "state_of"]
 
-SAME = ("seed", "micro_batches", "inputs", "torch", "loss_scale")  # facts that all devices share
 DTYPES = {code: dtype for dtype, code in CODES.items()}
 
 
@@ -118,37 +116,6 @@ class State:
         tensors = {name: tensor.detach().clone() for name, tensor in self.tensors.items()}
         return State(self.step, tensors, self.facts)
 
-    def part(self, names: Collection[str]) -> State:
-        """Return what it has of some parameters and buffers, by their names here, uncopied."""
-        trained = {name.partition(":")[2] for name in names if name.startswith("parameter:")}
-        tensors = {
-            name: tensor
-            for name, tensor in self.tensors.items()
-            if name in names or parameter_of(name) in trained
-        }
-        optimizer = part_of_facts(self.facts["optimizer"], trained)
-        return State(self.step, tensors, {**self.facts, "optimizer": optimizer})
-
-    @classmethod
-    def joined(cls, parts: Sequence[State]) -> State:
-        """Join the parts of a device's state that several devices had.
-
-        Raises:
-            StateError: they are not of one step of one model; names what differs.
-        """
-        first = parts[0]
-        for part in parts[1:]:
-            pairs: dict[str, tuple[Any, Any]] = {"step": (first.step, part.step)}
-            pairs |= {name: (first.facts.get(name), part.facts.get(name)) for name in SAME}
-            for field, (expected, found) in pairs.items():
-                if expected != found:
-                    raise StateError(
-                        f"{field}: one peer has {expected!r}, another {found!r}", code="BX5152"
-                    )
-        tensors = {name: tensor for part in parts for name, tensor in part.tensors.items()}
-        optimizer = joined_facts(part.facts["optimizer"] for part in parts)
-        return cls(first.step, tensors, {**first.facts, "optimizer": optimizer})
-
 
 def _places(room: Tensor, layout: ImageLayout) -> Iterator[tuple[str, Tensor]]:
     """Yield each tensor's place in the bytes after the header."""
@@ -183,18 +150,11 @@ def state_of(device: Device, about: Mapping[str, Any] | None = None) -> State:
         raise StateError(
             f"{device.name} is within a step: its state is taken between two", code="BX5154"
         )
-    return _state(device, about)
+    return state_at(device, about)
 
 
-def state_before_update(device: Device) -> State:
-    """Return the state that a device's newest step began with, until that step's update is made.
-
-    Up to there a step writes into running statistics only, which are kept as they were.
-    """
-    return _state(device)
-
-
-def _state(device: Device, about: Mapping[str, Any] | None = None) -> State:
+def state_at(device: Device, about: Mapping[str, Any] | None = None) -> State:
+    """Return a device's state, wherever it is in a step; see `state_of`."""
     tensors: dict[str, Tensor] = {}
     began = device.statistics.began if device.statistics is not None else {}
     for name, tensor in _held(device):
@@ -265,19 +225,14 @@ def _held(device: Device) -> Iterator[tuple[str, Tensor]]:
 
     With ZeRO 3 other replicas keep most weights: theirs are not here between two steps.
     """
-    found = _named(device.modules.values(), device.aliases)
+    found = named_tensors(device.modules.values(), device.aliases)
     return ((name, tensor) for name, tensor in found if not is_released(tensor))
 
 
-def held_names(device: type[Device]) -> frozenset[str]:
-    """Return the names that a device's state has of parameters and buffers."""
-    empty = (stage.empty(torch.device("meta")) for stage in device.stages.values())
-    return frozenset(name for name, _ in _named(empty, device.aliases))
-
-
-def _named(
+def named_tensors(
     modules: Iterable[nn.Module], aliases: Mapping[str, str]
 ) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of modules by their names in a state, each once."""
     seen = set()
     for module in modules:
         kinds = {

@@ -27,7 +27,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from .coded import MisuseError
-from .malloc import caches_small_blocks, give_freed_memory_back
+from .offload_malloc import caches_small_blocks, give_freed_memory_back
 from .stores import STORED_FROM_BYTES, StoreRoom
 
 TRIMS_EVERY = 64

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from .image import Buffer
-from .malloc import apart, give_freed_memory_back
+from .offload_malloc import apart, give_freed_memory_back
 from .optimizer_state import StateError
 from .update_pieces import OncePerStep, only, pieces
 

@@ -9,15 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .commit_options import CommitOptions
-from .commit_start import make_folder
+from .commit_start import CommitOptions, make_folder, no_event
 from .commits import CommitError, graph_in, record_of
-from .committing import RESCUE, SHARD, Committer
+from .committing import SHARD, Committer
 from .control import Control
-from .misses import no_event
 from .peers import HeadLostError
 from .records import read_records
 from .replay import ReplayTransport
@@ -60,6 +57,22 @@ class Board:
         return self.control.first(f"claim/{key}", str(id(self))) == str(id(self))
 
 
+class MeetingBoard(Board):
+    """A board for the thread that trains: it meets the others anew while it waits."""
+
+    def __init__(self, transport: ReplayTransport) -> None:
+        super().__init__(transport.control, 0.0)
+        self.transport = transport
+
+    def wait(self, key: str) -> str:
+        """Return what was said, as soon as it is, whoever dies meanwhile."""
+        board = self.control.board
+        while key not in board:
+            if self.control.wait_for_disk(lambda: key in board, self.transport.generation):
+                self.transport.form()
+        return board[key]
+
+
 class SupervisedCommitter(Committer):
     """A device's part in commits; see `Committer`.
 
@@ -78,9 +91,8 @@ class SupervisedCommitter(Committer):
     ) -> None:
         about: Mapping[str, Any] = {"plan": bundle.plan, "graph": graph_in(bundle.folder)}
         self.board = board = Board(transport.control, deadline_s)
-        folder, every, rescue = options.folder, options.every, options.rescue
-        own = folder, every, device.name, device.names, board, about
-        super().__init__(*own, rescue=rescue, keep=options.keep)
+        own = options.folder, options.every, device.name, device.names, board, about
+        super().__init__(*own, keep=options.keep)
         self.misses.tell = self._tell_event if self.leads else no_event
         self.control = transport.control
         self.transport = transport
@@ -151,8 +163,7 @@ class SupervisedCommitter(Committer):
     def _miss(self, step: int, name: str, why: str) -> None:
         """Say that a device's part of a commit will not be written."""
         text = json.dumps({"missed": f"{why} before its part was written"})
-        for kind in (SHARD, RESCUE):
-            self.ledger.post(f"{kind}/{step}/{name}", text)
+        self.ledger.post(f"{SHARD}/{step}/{name}", text)
 
     def has_commits(self) -> bool:
         """Whether there is a commit to go on from."""
@@ -241,25 +252,25 @@ class SupervisedCommitter(Committer):
         report = self.ledger.look(f"shard/{step}/{self.name}")
         if report is None or {"missed", "fenced"} & set(json.loads(report)):
             return False
-        if self.rescue and self.ledger.look(f"verdict/{step}/{self.names[0]}") != "written":
-            return False
         return not self.leads or any(
             record.step >= step for record in read_records(self.folder, lambda _: None)
         )
 
     def _copy(self, device: Device, state: State) -> None:
         super()._copy(device, state)
+        if self.also:
+            from .state_parts import part_of_state  # only bundles with replicas have it
         for name, held in self.also.items():
-            part = state.part(held)
+            part = part_of_state(state, held)
             if len(self.images.get(name, b"")) < part.nbytes:
                 self.images[name] = bytearray(part.nbytes)
             part.copy_into(self.images[name])
 
-    def _write_part(self, step: int, kind: str, folder: Path, generation: int) -> None:
+    def _write_part(self, step: int) -> None:
         for name, image in self.images.items():  # its own part comes last: then all are there
-            said = self.written(name, image, folder, generation)
-            self.ledger.post(f"{kind}/{step}/{name}", json.dumps(said))
-        super()._write_part(step, kind, folder, generation)
+            said = self.written(name, image)
+            self.ledger.post(f"{SHARD}/{step}/{name}", json.dumps(said))
+        super()._write_part(step)
 
     def _write(self, state: State) -> None:
         self.is_written = False

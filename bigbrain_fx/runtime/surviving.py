@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 from .last_commit import LastCommit
 from .peer_states import PeerStates
 from .standing import TakingOver, without
-from .state import held_names
+from .state_parts import held_names
 
 if TYPE_CHECKING:
     from .bundle import Bundle
     from .device import Device
-    from .network import NetworkTransport
+    from .mesh import MeshTransport
     from .replay import ReplayTransport
     from .supervised_commits import SupervisedCommitter
 
-Connecting = Callable[["Bundle", int, int], "NetworkTransport"]  # its rank, generation
+Connecting = Callable[["Bundle", int, int], "MeshTransport"]  # its rank, generation
 
 
 class Survivor:

@@ -28,9 +28,9 @@ from .bundle import Bundle, make_device
 from .channel import Channel
 from .checksum import WORD, checksum, seal
 from .control import Control
-from .duties import TapeCheck
-from .hooks import Hooks
+from .feature import Hooks
 from .layout import Layout, unpack
+from .packets import TapeCheck
 from .relayout import pack
 from .state import State, StateError, restore, state_of
 

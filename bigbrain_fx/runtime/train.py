@@ -22,28 +22,28 @@ import torch.distributed as dist
 
 from .bundle import Bundle, make_device, save_first_gradients
 from .command_line import words
-from .commit_options import CommitOptions, add_options, options_of
-from .commit_start import is_restart
+from .commit_start import CommitOptions, add_options, is_restart, options_of
 from .commits import FencedError
-from .committing import Committer, begin_together, committer_of
-from .compiler import LONGEST_COMPILE_S
+from .committing import Committer, StoreLedger, begin_together, committer_of
 from .device import Device
 from .finite import NOT_FINITE, POLICIES, NotFiniteError
 from .launcher import as_called
-from .ledger import LocalLedger, StoreLedger
 from .limits import saying_limits
 from .local import Hub, LocalTransport
 from .malloc import keep_freed_memory
+from .needs import LONGEST_COMPILE_S
 from .network import NetworkTransport
 from .peers import blaming_peers
 from .process import BAD_INPUT, CONTROL, INPUT_ERRORS, TAKEN_OVER, MpiError
 from .rendezvous import (
+    all_cuda,
     environment_number,
     join,
     leave_together,
     own_device,
     require_address,
     require_gpu,
+    transport_of,
     write_report,
 )
 from .saving import contents, require_room, save_aside, save_together, say_contents
@@ -53,10 +53,9 @@ from .tensor_file import SaveError
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-    from .mpi import MpiWires
-
 __all__ = ["Bundle", "Device", "main", "make_device", "run_in_process"]
 
+LOCAL_S = 60.0  # longest wait of a device for another in this process
 Report = Callable[[int, float, float], None]  # step, loss, seconds
 
 
@@ -66,6 +65,8 @@ def main(bundle: Bundle) -> None:
     parser = _parser(bundle)
     options = parser.parse_args(words())
     commits = options_of(parser, options)
+    if options.transport == "nccl" and not all_cuda(bundle.kinds):
+        parser.error("--transport nccl is for plans whose devices are all GPUs: leave it out")
     with _stopping_on_bad_input():
         require_room(options.save)
     seed = bundle.seed if options.seed is None else options.seed
@@ -151,7 +152,8 @@ def run_in_process(
     for device in devices.values():
         device.on_nan = on_nan
         device.of_run = {"steps": steps, "seed": seed}
-    first, ledger = 0, LocalLedger()
+    first = 0
+    ledger = StoreLedger(dist.HashStore(), LOCAL_S)  # type: ignore[attr-defined]  # torch has it
     committers = {}
     if commits is not None:
         committers = {
@@ -196,18 +198,6 @@ def _goes_on(steps: int, committer: Committer | None, step: int) -> bool:
     return step + 1 < steps and not (committer is not None and committer.is_due(step))
 
 
-def _over_mpi(bundle: Bundle, rank: int, largest_tag: int) -> MpiWires:
-    """Return what carries messages over MPI.
-
-    Raises:
-        MpiError: MPI is not there, or carries no such messages.
-    """
-    from .mpi import MpiWires, require_messages  # only bundles of --with mpi have it
-
-    require_messages(cls.sum_order for cls in bundle.devices)
-    return MpiWires(rank, bundle.kinds, 1 + 2 * largest_tag)
-
-
 def _require_mpi(bundle: Bundle) -> None:
     if not (bundle.folder / "runtime" / "mpi.py").is_file():
         raise MpiError(
@@ -227,29 +217,31 @@ def _run(
 ) -> None:
     where = own_device(bundle.kinds, rank)
     ranks = {cls.name: number for number, cls in enumerate(bundle.devices)}
-    remote = [channel for cls in bundle.devices for channel in cls.messaging()]
-    wires = None
+    transport: NetworkTransport
     if options.transport == "mpi":
-        wires = _over_mpi(bundle, rank, max((c.tag for c in remote), default=0))
-    transport = NetworkTransport(ranks, where, options.deadline, store, remote, wires=wires)
+        from .mpi import MpiTransport  # only bundles of --with mpi have it
+
+        transport = MpiTransport(bundle, rank, where, options.deadline, store)
+    else:
+        remote = [channel for cls in bundle.devices for channel in cls.messaging()]
+        transport = transport_of(ranks, where, options.deadline, store, remote)
     device = make_device(bundle, rank, transport, seed, where)
     device.on_nan = options.on_nan
     device.of_run = {"steps": options.steps, "seed": seed}
     folder = options.first_gradients
     keep = partial(save_first_gradients, Path(folder)) if folder else None
     first, committer = 0, None
+    ledger = StoreLedger(store, options.deadline)
     if commits is not None:
-        ledger = StoreLedger(store, options.deadline)
         committer = committer_of(bundle, device, ledger, commits, in_background=True)
         first = committer.begin(device, resume=commits.resume, restarted=is_restart())
     run_steps(device, options.steps, _printer(options.json), keep, first, committer)
     if options.save:
-        save_together(device, Path(options.save), store, rank, options.deadline)
+        save_together(device, Path(options.save), ledger)
     if options.report:
         write_report(device.name, Path(options.report))
     leave_together(store, rank, len(ranks))
-    if wires is not None:
-        wires.close()
+    transport.leave()
 
 
 def _printer(as_json: bool) -> Report:

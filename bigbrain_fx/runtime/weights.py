@@ -22,8 +22,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn, no_grad
 
 from .checksum import checksum
+from .disk import once, read_regular, require_regular
 from .held_weights import AGAIN, HeldWeights, WeightsError
-from .regular import once, read_regular, require_regular
 
 BY_REFERENCE = (
     "--weights-by-reference; put the checkpoint back, or put one into the bundle with "

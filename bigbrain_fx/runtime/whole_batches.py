@@ -13,13 +13,13 @@ from typing import Any
 from torch import Tensor
 
 from .checksum import checksum
-from .cutting import Path, mapped, part_of_rows
-from .data import Stream
 from .entries import is_plain, pick, said
+from .loss_weight import Path, mapped, part_of_rows
+from .splitting import SplitStream
 from .stream import BatchError
 
 
-class WholeBatches(Stream):
+class WholeBatches(SplitStream):
     """The batches of one run, by step.
 
     Attributes:

@@ -37,7 +37,7 @@ from .job import (
 )
 from .judging import BAD_INPUT as BAD_INPUT, Death as Death
 from .limits import of_abort as of_abort, remedy_of as remedy_of
-from .outliving import OUTLIVING as OUTLIVING, marked as marked
+from .outliving import OUTLIVING as OUTLIVING
 from .processes import (
     LAUNCHER as LAUNCHER,
     DeviceProcess as DeviceProcess,

@@ -1,9 +1,11 @@
-"""Devices that do again what their dead processes had done, until they have caught up."""
+"""Devices that do again what dead processes had done; steps that the caller was told of, once."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
+
+from .job import OnStep
 
 
 @dataclass(frozen=True)
@@ -75,3 +77,29 @@ class CatchUp:
         """Hear that all are connected: some have nothing to do again."""
         found = [self.reach(name, way.start, now) for name, way in list(self.ways.items())]
         return [one for one in found if one is not None]
+
+
+class ToldSteps:
+    """Tell of steps, once each.
+
+    Args:
+        on_step: hears of each as soon as its loss is known.
+
+    Attributes:
+        newest: the last that was told; -1: none was.
+    """
+
+    def __init__(self, on_step: OnStep | None) -> None:
+        self.on_step = on_step
+        self.newest = -1
+
+    def tell(self, step: int, loss: float, step_s: float) -> None:
+        """Tell of a step, if it was not told before."""
+        if step > self.newest:
+            self.newest = step
+            if self.on_step is not None:
+                self.on_step(step, loss, step_s)
+
+    def take_back(self, start: int) -> None:
+        """Let steps from `start` on be told again: their losses were wrong."""
+        self.newest = min(self.newest, start - 1)

@@ -30,7 +30,14 @@ TAIL_LINES, TAIL_BYTES = 12, 1 << 16
 MIB = 2**20
 
 
-def main(folder: Path, devices: Sequence[str], program: str, hosts: Sequence[str] = ()) -> None:
+def main(
+    folder: Path,
+    devices: Sequence[str],
+    program: str,
+    hosts: Sequence[str] = (),
+    *,
+    replicas: bool = False,
+) -> None:
     """Run a bundle; end with exit code 0 when it has finished or was asked to stop (SIGTERM).
 
     With several hosts, the first one's supervisor decides (`--listen`), and the others join it.
@@ -40,6 +47,7 @@ def main(folder: Path, devices: Sequence[str], program: str, hosts: Sequence[str
         devices: their names, by rank.
         program: what each process runs, in the folder; it gets all words that are not ours.
         hosts: of each device, where there are several.
+        replicas: the plan has several.
     """
     hold_streams()
     parser = parser_of(program)
@@ -69,6 +77,7 @@ def main(folder: Path, devices: Sequence[str], program: str, hosts: Sequence[str
         hosts=tuple(hosts) if head else (),
         grace_s=options.grace,
         elastic=options.elastic,
+        replicas=replicas,
         snapshots=options.snapshots,
     )
     events = Path(options.events) if options.events else None

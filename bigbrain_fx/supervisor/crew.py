@@ -14,10 +14,8 @@ from collections.abc import Callable, Collection
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from .awake import AwakeClock
 from .coded import CodedError
 from .events import EventLog
-from .hanging import Pulse
 from .job import Job
 from .limits import with_remedy
 from .pipe import Ears, Orders, Said, line_pair
@@ -32,6 +30,7 @@ from .processes import (
     end_of,
     starving_of,
 )
+from .pulse import AwakeClock, Pulse
 
 AGAIN_S = (0.1, 0.5)  # a process that cannot be started for want of memory or files is tried again
 

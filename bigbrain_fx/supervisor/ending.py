@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from .catch_up import ToldSteps
 from .crew import Crew
 from .job import FailedError, Job
 from .judging import Failure
 from .processes import Member
 from .snapshots import Snapshots
 from .stopping import Stopping
-from .told_steps import ToldSteps
 
 DISK = ("", "the disk")  # what a device waits for that has a commit to write
 

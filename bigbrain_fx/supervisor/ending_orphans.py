@@ -1,9 +1,6 @@
 """Wait for the end of a process, and then end the groups of processes that it has left behind.
 
-    python -I -S ending_orphans.py PID     and, as stdin, lines of "+GROUP MARK" and "-GROUP"
-
-A process that has left its group is known by the mark in its environment. One whose group is taken
-back is ended at once: its starter has ended.
+    python -I -S ending_orphans.py PID     and, as stdin, lines of "+GROUP" and "-GROUP"
 
 It is started by `outliving`, and imports next to nothing, so that it starts fast and stays small.
 """
@@ -12,21 +9,17 @@ import os
 import select
 import signal
 import sys
-import time
 from contextlib import suppress
 
 ROOM = 1 << 16
 SAID = 0  # stdin
-MARK = b"BIGBRAIN_STARTED="  # as `outliving` has it
-ROUND_S = 0.01
-ROUNDS = 100  # of looking through all processes, until none is found
 
 
 def main(parent: int) -> None:
     """Follow what is said to the parent's end; then end what is left."""
     for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(kind, signal.SIG_IGN)  # whatever ends the parent must not end this first
-    groups: dict[int, bytes] = {}  # and the mark of each
+    groups: set[int] = set()
     os.set_blocking(SAID, False)
     looked = select.poll()
     for file in (SAID, *_end_of(parent)):
@@ -37,7 +30,6 @@ def main(parent: int) -> None:
         rest = _heard(rest, groups, is_over)
     for group in groups:
         _end(group)
-    _end_marked(set(groups.values()))
 
 
 def _end_of(parent: int) -> list[int]:
@@ -48,7 +40,7 @@ def _end_of(parent: int) -> list[int]:
         return []
 
 
-def _heard(rest: bytes, groups: dict[int, bytes], is_over: bool) -> bytes | None:
+def _heard(rest: bytes, groups: set[int], is_over: bool) -> bytes | None:
     """Take what was said since; return the beginning of a line, None where no more will come."""
     while True:
         try:
@@ -62,44 +54,16 @@ def _heard(rest: bytes, groups: dict[int, bytes], is_over: bool) -> bytes | None
             _take(line, groups)
 
 
-def _take(line: bytes, groups: dict[int, bytes]) -> None:
-    group, _, mark = line[1:].partition(b" ")
+def _take(line: bytes, groups: set[int]) -> None:
     if line.startswith(b"+"):
-        groups[int(group)] = mark
+        groups.add(int(line[1:]))
     else:
-        _end_marked({groups.pop(int(group), b"")})
+        groups.discard(int(line[1:]))
 
 
 def _end(group: int) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
-
-
-def _end_marked(marks: set[bytes]) -> None:
-    """End all that carry one of some marks; what they start meanwhile carries it, too."""
-    wanted = {MARK + mark for mark in marks if mark}
-    for _ in range(ROUNDS if wanted else 0):
-        found = []
-        with suppress(OSError):  # no file is left, or no /proc is there
-            found = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-        if not any([_end_if(pid, wanted) for pid in found]):
-            return
-        time.sleep(ROUND_S)
-
-
-def _end_if(pid: int, wanted: set[bytes]) -> bool:
-    """End a process if it carries a mark; return whether it did."""
-    with suppress(OSError):  # it has ended, or is another user's
-        end = os.pidfd_open(pid)  # first: its number may become another's
-        try:
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                is_one = not wanted.isdisjoint(file.read().split(b"\0"))
-            if is_one:
-                signal.pidfd_send_signal(end, signal.SIGKILL)
-            return is_one
-        finally:
-            os.close(end)
-    return False
 
 
 if __name__ == "__main__":

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 
 from .crew import Crew
 from .processes import Member
-from .snapshot_memory import nameless
-from .snapshots import Snapshots
+from .snapshots import Snapshots, nameless
 
 
 @dataclass(frozen=True)

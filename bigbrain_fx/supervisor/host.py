@@ -14,31 +14,27 @@ from dataclasses import asdict, replace
 from inspect import signature
 from typing import TYPE_CHECKING
 
-from .catch_up import CatchUp, CaughtUp
+from .catch_up import CatchUp, CaughtUp, ToldSteps
 from .crew import Crew, StartError
 from .ending import Ending
 from .events import EventLog
 from .job import FailedError, Job, OnStep, Outcome, Rescue
-from .judging import Death, Failure, Judge, Stop
-from .log_loss import LogLoss
-from .losing import Losing
-from .memory_kills import MemoryKills
-from .peering import Peering
+from .judging import Death, Failure, Judge, MemoryKills, Stop
 from .pipe import PARTS, Said
+from .policies import END, LostReplicas, PeerStates, SpareChecks
 from .posting import Posting
 from .processes import Member, Start, popen
 from .rendezvous import Rendezvous
 from .snapshots import Snapshots
-from .snapshotting import Snapshotting
+from .snapshotting import LogLoss, Snapshotting
 from .spares import Spares
 from .stopping import Stopping
-from .suspicion import END, Suspicion, Taped
-from .told_steps import ToldSteps
 from .votes import Votes
 from .watching import Watch
 
 if TYPE_CHECKING:
     from .feeding import Feed, Feeding
+    from .suspicion import Taped
 
 
 class Supervisor:
@@ -73,13 +69,12 @@ class Supervisor:
         self.votes = Votes(frozenset(job.devices))
         self.log_loss = LogLoss()
         self.catch_up = CatchUp()
-        parts = self.crew, self.snapshots, self.votes, self.log_loss, self.catch_up
-        self.peering = Peering(*parts, self.told.tell, is_elastic=job.elastic or rescue is not None)
-        self.losing = Losing(self.crew, self.votes, self.catch_up, self.peering)
-        self.suspicion = Suspicion(self.crew, self.spares, self._suspect)
-        wants_snapshots = feed is not None or job.every is not None
-        wants_snapshots = wants_snapshots or bool(job.suspect)
-        self.rendezvous = Rendezvous(self.crew, None if wants_snapshots else self.peering)
+        self.suspicion = self._suspicion() if job.suspect else SpareChecks()
+        self.peering, self.losing = PeerStates(self.snapshots, self.catch_up), LostReplicas()
+        if job.replicas:
+            is_wanted = feed is None and job.every is None and not job.suspect
+            self._have_replicas(is_wanted, is_elastic=job.elastic or rescue is not None)
+        self.rendezvous = Rendezvous(self.crew, self.peering)
         self.stopping = Stopping()
         self.ending = Ending(job, self.crew, self.stopping, self.snapshots, self.told)
         common = self.crew, self.votes, self.stopping, self.suspicion, self.peering
@@ -92,6 +87,20 @@ class Supervisor:
         self.restarts = 0
         self.acts = self._acts()
 
+    def _suspicion(self) -> SpareChecks:
+        from .suspicion import Suspicion  # only bundles of --with suspicion have it
+
+        return Suspicion(self.crew, self.spares, self._suspect)
+
+    def _have_replicas(self, is_wanted: bool, is_elastic: bool) -> None:
+        from .losing import Losing  # only bundles with replicas have these
+        from .peering import Peering
+
+        parts = self.crew, self.snapshots, self.votes, self.log_loss, self.catch_up
+        tell = self.told.tell
+        self.peering = peering = Peering(*parts, tell, is_elastic=is_elastic, is_wanted=is_wanted)
+        self.losing = Losing(self.crew, self.votes, self.catch_up, peering)
+
     def _feeding(self, feed: Feed) -> Feeding:
         from .feeding import Feeding  # only the caller of a session has it
 
@@ -102,6 +111,8 @@ class Supervisor:
         fed = {"wants": self.feeding.hear_wants} if self.feeding else {}
         return {
             **fed,
+            **self.peering.acts(),
+            **self.suspicion.acts(),
             "hello": self._hear_hello,
             "warm": self.spares.hear_warm,
             "beat": self._hear_beat,
@@ -113,18 +124,12 @@ class Supervisor:
             "post": self.posting.hear_post,
             "vote": self._hear_vote,
             "step": self._hear_step,
-            "took": self.peering.hear_took,
-            "orphaned": self.peering.hear_orphaned,
-            "begins": self.peering.hear_begins,
             "cost": self.snapshotting.hear_cost,
             "snapshot": self.snapshotting.hear_snapshot,
             "log_dropped": self.snapshotting.hear_log_dropped,
             "at": self.ending.hear_at,
             "failed": self._hear_failed,
             "finished": self._hear_finished,
-            "tape": self.suspicion.hear_tape,
-            "taped": self.suspicion.hear_taped,
-            "checked": self.suspicion.hear_checked,
         }
 
     # ------------------------------------------------------------------ the run

@@ -37,11 +37,10 @@ from .processes import (
     end_of,
     popen,
 )
-from .remaining import Places, Remaining, said_of
-from .remote import RemoteProcess
+from .pulse import Starving
+from .remaining import Places, Remaining, RemoteProcess, said_of
 from .secured import SILENCE_S, Mouth, Pair, Secured, SilentError, StrangerError
-from .snapshot_memory import SnapshotMemory
-from .starving import Starving
+from .snapshots import SnapshotMemory
 
 LOST = -9  # exit code of processes whose host is lost
 NOT_STARTED = 71  # and of those that could not be started there; EX_OSERR of sysexits.h

@@ -39,6 +39,7 @@ class Job:
             next thing that comes nearer to the end. None: as long as recent steps took three times,
             and 30 s at least.
         elastic: it goes on without a replica that is lost for good, where its program can.
+        replicas: its program may have several, of which one may take over another's state.
         hosts: where each device is; empty: all are on this host. Snapshots stay on their host, so
             every host has spares of its own.
     """
@@ -59,6 +60,7 @@ class Job:
     grace_s: float | None = None
     hosts: tuple[str, ...] = ()
     elastic: bool = False
+    replicas: bool = True
     snapshots: Path | None = None
 
     @property

@@ -10,11 +10,12 @@ from .catch_up import CatchUp
 from .crew import Crew
 from .judging import Death, Stop
 from .peering import Peering
+from .policies import LostReplicas
 from .processes import Member
 from .votes import Votes
 
 
-class Losing:
+class Losing(LostReplicas):
     """Leave replicas out of a crew.
 
     Attributes:

@@ -2,58 +2,45 @@
 
 A process of its own (`ending_orphans.py`) waits for the end of this one and ends the groups that
 were not done with. It is there as long as there is a group, and needs neither torch nor the bundle.
-
-What has left its group, for a session of its own, is known by a mark in its environment: a random
-word that whatever a process starts inherits, unless it is given another environment.
+What has left its group, for a session of its own, is nobody's any more.
 """
 
 from __future__ import annotations
 
 import os
-import secrets
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 PROGRAM = Path(__file__).with_name("ending_orphans.py")
 END_S = 5.0  # longest wait for its end
-MARK = "BIGBRAIN_STARTED"  # in the environment: whose process it is, or was started by
-
-
-def marked(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment for one process, and for what that will start."""
-    return {**environment, MARK: secrets.token_hex(8)}
 
 
 class Outliving:
     """The groups, by the ids of their leaders; threads may share one."""
 
     def __init__(self) -> None:
-        self._groups: dict[int, str] = {}  # and the mark of what each has started
+        self._groups: set[int] = set()
         self._waits: subprocess.Popen[bytes] | None = None
         self._owner = os.getpid()
         self._lock = threading.RLock()
 
-    def add(self, group: int, environment: Mapping[str, str]) -> None:
-        """Let a group end with this process; `environment` is its leader's, `marked` or not."""
+    def add(self, group: int) -> None:
+        """Let a group end with this process."""
         with self._lock:
             self._forget_of_parent()
-            self._groups[group] = environment.get(MARK, "")
-            self._tell(self._about(group))
+            self._groups.add(group)
+            self._tell(f"+{group}\n")
 
     def drop(self, group: int) -> None:
-        """Forget a group that has ended, while its number is nobody else's.
-
-        What it has started in sessions of their own is ended soon.
-        """
+        """Forget a group that has ended, while its number is nobody else's."""
         with self._lock:
             self._forget_of_parent()
             if group not in self._groups:
                 return
-            del self._groups[group]
+            self._groups.remove(group)
             if self._groups:
                 self._tell(f"-{group}\n")
             else:
@@ -64,9 +51,6 @@ class Outliving:
         if self._owner != os.getpid():
             self._owner, self._waits = os.getpid(), None
             self._groups.clear()
-
-    def _about(self, group: int) -> str:
-        return f"+{group} {self._groups[group]}\n"
 
     def _tell(self, line: str) -> None:
         try:
@@ -84,7 +68,6 @@ class Outliving:
         self._waits = subprocess.Popen(
             words,
             cwd="/",
-            env={name: text for name, text in os.environ.items() if name != MARK},
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -92,7 +75,7 @@ class Outliving:
         )
         assert self._waits.stdin is not None
         os.set_blocking(self._waits.stdin.fileno(), False)
-        _write(self._waits, "".join(map(self._about, self._groups)))
+        _write(self._waits, "".join(f"+{group}\n" for group in self._groups))
 
     def _close(self) -> None:
         """Let it end: there is nothing to wait for."""

@@ -7,26 +7,26 @@ device alone would have told after its update, the step's loss, it tells with it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from .catch_up import CatchUp
 from .crew import Crew
-from .log_loss import LogLoss
+from .policies import Acts, PeerStates
 from .processes import Member
 from .snapshots import Snapshots
+from .snapshotting import LogLoss
 from .votes import Votes
 
 TellStep = Callable[[int, float, float], None]  # step, loss, seconds
 
 
-class Peering:
+class Peering(PeerStates):
     """What follows for the parts of a supervisor; nothing, where a run keeps snapshots.
 
     Attributes:
-        is_elastic: only where the run can go on without a replica.
-        is_on: states come from peers; known when all devices have first met.
+        is_wanted: off, where snapshots are asked for.
         is_over: one replica is left: from its next meeting on, its devices take snapshots.
-        begins_again: no step has ended since nobody had the state of a device any more.
         told: of the newest step of which the loss was told: step, loss, seconds until the vote.
     """
 
@@ -40,14 +40,28 @@ class Peering:
         tell_step: TellStep,
         *,
         is_elastic: bool = False,
+        is_wanted: bool = True,
     ) -> None:
-        self.crew, self.snapshots, self.votes = crew, snapshots, votes
-        self.log_loss, self.catch_up, self.tell_step = log_loss, catch_up, tell_step
-        self.is_elastic = is_elastic
-        self.is_on = self.is_over = self.begins_again = False
+        super().__init__(snapshots, catch_up)
+        self.crew, self.votes, self.log_loss, self.tell_step = crew, votes, log_loss, tell_step
+        self.is_elastic, self.is_wanted, self.is_over = is_elastic, is_wanted, False
         self.told: tuple[int, float, float] | None = None
 
-    def can_be_on(self, members: Iterable[Member]) -> bool:
+    def acts(self) -> Acts:
+        """Return the methods that follow from messages of processes, by message."""
+        return {**super().acts(), "took": self.hear_took, "orphaned": self.hear_orphaned}
+
+    def meet(self, members: list[Member]) -> dict[str, Any]:
+        """Be on, where the program of all processes can; return what they are told then."""
+        if not (self.is_wanted and self._can_be_on(members)):
+            return {}
+        self.is_on = True
+        return {
+            "peers": True,
+            "lacking": {m.device: m.lacks for m in members if m.lacks is not None},
+        }
+
+    def _can_be_on(self, members: list[Member]) -> bool:
         """Whether the program of all processes can give states, and what else is wanted."""
         if self.is_over:
             return False
@@ -111,7 +125,6 @@ class Peering:
 
     def hear_begins(self, member: Member, step: int) -> None:
         """Hear from which step a device goes on then, or after a commit that the run resumes."""
-        self.snapshots.first = step
+        super().hear_begins(member, step)
         if self.begins_again and member.device == self.crew.devices[0]:
             self.crew.report("rolled_back", step=step)
-        self.catch_up.begin(str(member.device), step)

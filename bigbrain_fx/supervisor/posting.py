@@ -8,10 +8,9 @@ from __future__ import annotations
 import json
 
 from .crew import Crew
-from .peering import Peering
+from .policies import END, PeerStates, SpareChecks
 from .processes import Member
 from .stopping import Stopping
-from .suspicion import END, Suspicion
 from .votes import Votes
 
 
@@ -27,7 +26,12 @@ class Posting:
     """
 
     def __init__(
-        self, crew: Crew, votes: Votes, stopping: Stopping, suspicion: Suspicion, peering: Peering
+        self,
+        crew: Crew,
+        votes: Votes,
+        stopping: Stopping,
+        suspicion: SpareChecks,
+        peering: PeerStates,
     ) -> None:
         self.crew, self.votes, self.stopping = crew, votes, stopping
         self.suspicion, self.peering = suspicion, peering

@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from .hanging import Pulse
 from .host_memory import available_bytes
-from .outliving import OUTLIVING, Outliving, marked
+from .outliving import OUTLIVING, Outliving
 from .pipe import Ears, Orders
-from .starving import Starves, Starving
+from .pulse import Pulse, Starves, Starving
 
 CALLED_IN = (
     "BIGBRAIN_CALLED_IN"  # where the user called it: paths of the command line are from there
@@ -80,13 +79,11 @@ def popen(given: Order, popen: Callable[..., DeviceProcess] = subprocess.Popen) 
 
     So Ctrl-C in a terminal is this process's alone to handle.
     """
-    environment = marked(
-        {
-            **uncached(given.folder, given.environment),
-            **log_limit(given.environment),
-            LAUNCHER: str(os.getpid()),
-        }
-    )
+    environment = {
+        **uncached(given.folder, given.environment),
+        **log_limit(given.environment),
+        LAUNCHER: str(os.getpid()),
+    }
     log, no_log = opened_log(given.log)
     with log:
         leader = popen(
@@ -98,7 +95,7 @@ def popen(given: Order, popen: Callable[..., DeviceProcess] = subprocess.Popen) 
             stderr=log,
             start_new_session=True,
         )
-    return Group(leader, environment, no_log)
+    return Group(leader, no_log)
 
 
 def opened_log(path: Path) -> tuple[IO[str], str | None]:
@@ -122,7 +119,6 @@ class Group:
 
     Args:
         leader: the process; nobody else waits for it.
-        environment: its own; `outliving.marked`, so that all that it starts is known.
         no_log: why its log is not kept; None: it is.
         outliving: knows what is to end with this process.
     """
@@ -130,7 +126,6 @@ class Group:
     def __init__(
         self,
         leader: DeviceProcess,
-        environment: Mapping[str, str],
         no_log: str | None = None,
         outliving: Outliving = OUTLIVING,
     ) -> None:
@@ -139,7 +134,7 @@ class Group:
         self.pid = leader.pid
         self.no_log = no_log
         self.code: int | None = None
-        outliving.add(self.pid, environment)
+        outliving.add(self.pid)
 
     def poll(self) -> int | None:
         """Look whether it has ended; return its exit code, negative for a signal."""
@@ -197,10 +192,9 @@ def run_group(
     Raises:
         subprocess.TimeoutExpired: it took longer.
     """
-    own = marked(os.environ if environment is None else environment)
     with subprocess.Popen(
         words,
-        env=own,
+        env=environment,
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=errors,
@@ -208,7 +202,7 @@ def run_group(
         errors="replace",
         start_new_session=True,
     ) as leader:
-        group = Group(leader, own)
+        group = Group(leader)
         try:
             said, complained = leader.communicate(timeout=limit_s)
         finally:

@@ -1,4 +1,4 @@
-"""The devices of a host whose head is lost: they are asked for a last commit, and waited for.
+"""Processes on other hosts, and the devices of a host whose head is lost: asked for a last commit.
 
     head ── orders ──▶ agent ── orders ──▶ device        what passes by is remembered: what the head
     head ◀── words ─── agent ◀── words ─── device        would still have answered is answered here
@@ -11,10 +11,14 @@ on no device takes another step. This file knows neither torch nor what a commit
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .pipe import Orders
+from .pulse import ToldStarving
 
 LAST_COMMIT = "last_commit"  # the order, and what a program must know to be given it
 MOST_PEEKED = 1 << 16  # bytes of a word; longer ones are none of those looked for
@@ -179,3 +183,43 @@ def _how_on(folder: str) -> str:
         f"bigbrain-fx resplit BUNDLE -d LEFT.json --commits {folder} -o NEW, where LEFT.json names "
         "the devices that are left: another host listens then"
     )
+
+
+class RemoteProcess:
+    """A process behind a bridge, as `subprocess.Popen` shows one."""
+
+    def __init__(self, kill: Callable[[], None]) -> None:
+        self.pid = -1
+        self.code: int | None = None
+        self.is_lost = False  # with its host
+        self.starving = ToldStarving()
+        self.ended = threading.Event()
+        self.end, self._end = os.pipe()  # readable once it has ended
+        self._kill = kill
+
+    def poll(self) -> int | None:
+        """Return its exit code; None while it runs."""
+        return self.code
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end; `subprocess.TimeoutExpired` after `timeout` seconds."""
+        if not self.ended.wait(timeout) or self.code is None:
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+        return self.code
+
+    def kill(self) -> None:
+        """End it."""
+        self._kill()
+
+    def dispose(self) -> None:
+        """Give the pipe back."""
+        if self.end >= 0:
+            os.close(self.end)
+            self.end = -1
+
+    def has_ended(self, code: int) -> None:
+        """Take note of its end."""
+        if self.code is None:
+            self.code = code
+            os.close(self._end)
+            self.ended.set()

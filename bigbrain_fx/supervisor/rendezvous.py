@@ -13,7 +13,7 @@ from typing import Any
 from .crew import Crew
 from .job import FailedError
 from .judging import Failure, Judge
-from .peering import Peering
+from .policies import PeerStates
 from .processes import Member
 
 LINKS_S = 0.5  # connections that were lost without a death are made anew after this
@@ -37,14 +37,14 @@ class Rendezvous:
     """Lead the processes of a crew through their generations.
 
     Args:
-        peering: to be on, where the program of all processes can; None: snapshots are wanted.
+        peering: what all are told besides.
 
     Attributes:
         broken_since: when the first thing broke after which not all are connected again yet.
         lost: the connections that were lost in the newest generation.
     """
 
-    def __init__(self, crew: Crew, peering: Peering | None = None) -> None:
+    def __init__(self, crew: Crew, peering: PeerStates) -> None:
         self.crew = crew
         self.peering = peering
         self.relinks = Judge(crew.job.restarts, crew.job.window_s)
@@ -90,10 +90,7 @@ class Rendezvous:
             for kind, found in other.ready[1].items():
                 told[kind] |= found
         at_work = self.crew.at_work()
-        if self.peering is not None and self.peering.can_be_on(at_work):
-            self.peering.is_on = True
-            lacking = {m.device: m.lacks for m in at_work if m.lacks is not None}
-            told |= {"peers": True, "lacking": lacking}
+        told |= self.peering.meet(at_work)
         self.crew.tell("go", generation=self.crew.generation, **told)
 
     def hear_put(self, member: Member, key: str, value: str) -> None:

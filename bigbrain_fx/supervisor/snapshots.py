@@ -1,16 +1,23 @@
-"""The snapshots of all devices in memory: which all have, and how often one is made.
+"""Snapshots of all devices: which all have, how often one is made, and room for them.
 
-Where a device's state comes from its peers in other replicas, none is made.
+Where a device's state comes from its peers in other replicas, none is made. Room is in memory, or
+on a disk; it has no name in any file system, so nothing is left to clean up.
+
+A replacement computes again what came after the last snapshot, and the others keep their messages
+since then: the fewer steps, the better. Copying must stay a small share of a step. Slots take the
+same memory whatever the interval, so the ratio of state to log does not enter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import math
+import os
+import tempfile
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from .host_memory import available_bytes
-from .interval import SnapshotCost, interval
-from .snapshot_memory import SnapshotMemory, common
 
 
 class Snapshots:
@@ -114,3 +121,89 @@ class Snapshots:
         """Give the memory back."""
         for slots in self.slots.values():
             slots.close()
+
+
+COPY_SHARE = 0.01  # of a step
+MEMORY_SHARE = 0.125  # of what is available
+
+
+@dataclass(frozen=True)
+class SnapshotCost:
+    """What one device measured.
+
+    Attributes:
+        state: bytes of a snapshot.
+        log: bytes that the others keep for it per step.
+        copy_s: time of one copy into a slot.
+        step_s: time of one step.
+    """
+
+    state: int
+    log: int
+    copy_s: float
+    step_s: float
+
+
+def interval(costs: Iterable[SnapshotCost], available_bytes: int) -> int:
+    """Return the steps between snapshots, one number for all devices.
+
+    They must agree: a device's log serves the others from the newest step that all have. Twice the
+    log of an interval, until all have the next snapshot, takes an eighth of the memory at most.
+    """
+    known = list(costs)
+    logs = sum(cost.log for cost in known)
+    least = max(math.ceil(cost.copy_s / (COPY_SHARE * max(cost.step_s, 1e-6))) for cost in known)
+    most = max(1, int(MEMORY_SHARE * available_bytes / (2 * logs))) if logs else least
+    return max(1, min(least, most))
+
+
+SLOTS = 2  # the newest step that all devices have, and the one being written
+
+
+@dataclass
+class SnapshotMemory:
+    """The slots of one device: a file descriptor each, and the step of the snapshot in it or -1."""
+
+    files: list[int] = field(default_factory=lambda: _nameless_files())
+    steps: list[int] = field(default_factory=lambda: [-1] * SLOTS)
+
+    @classmethod
+    def within(cls, folder: Path | None) -> SnapshotMemory:
+        """Make slots in a folder of a disk; None: in memory."""
+        return cls(_nameless_files(folder))
+
+    def close(self) -> None:
+        """Give the memory back."""
+        for file in self.files:
+            os.close(file)
+        self.files.clear()
+
+
+def common(all_slots: Sequence[SnapshotMemory]) -> int:
+    """Return the newest step of which every device has a snapshot; -1: there is none."""
+    held = [set(slots.steps) for slots in all_slots]
+    return max(set.intersection(*held) if held else set(), default=-1)
+
+
+def _nameless_files(folder: Path | None = None) -> list[int]:
+    files: list[int] = []
+    try:
+        while len(files) < SLOTS:
+            files.append(nameless(folder))
+    except OSError:
+        for file in files:
+            os.close(file)
+        raise
+    return files
+
+
+def nameless(folder: Path | None = None) -> int:
+    """Return a file in memory, or on a folder's disk, that has no name; closed, its room is free.
+
+    Raises:
+        OSError: there is no such folder, or no more files may be open.
+    """
+    if folder is None and hasattr(os, "memfd_create"):
+        return os.memfd_create("snapshot", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        return os.dup(file.fileno())

@@ -1,13 +1,17 @@
-"""What processes say of their snapshots and of the messages that they keep for a replacement."""
+"""What processes say of their snapshots and of the messages that they keep for a replacement.
+
+Where messages were dropped, for lack of memory, a replacement cannot compute alone: all devices
+start again with it.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from .crew import Crew
-from .interval import SnapshotCost
-from .log_loss import LogLoss
+from .policies import SpareChecks
 from .processes import Member
-from .snapshots import Snapshots
-from .suspicion import Suspicion
+from .snapshots import SnapshotCost, Snapshots
 from .votes import Votes
 
 
@@ -28,7 +32,7 @@ class Snapshotting:
         snapshots: Snapshots,
         votes: Votes,
         log_loss: LogLoss,
-        suspicion: Suspicion,
+        suspicion: SpareChecks,
     ) -> None:
         self.crew, self.snapshots, self.votes = crew, snapshots, votes
         self.log_loss, self.suspicion = log_loss, suspicion
@@ -71,3 +75,39 @@ class Snapshotting:
             return
         if self.log_loss.drop(step):
             self.crew.report("log_dropped", device=member.device, step=step, bytes=bytes)
+
+
+@dataclass
+class LogLoss:
+    """The messages that some device has dropped: those up to `step`; -1: none is missing."""
+
+    step: int = -1
+    is_told: bool = False  # once is enough, where every step may drop some
+
+    def drop(self, step: int) -> bool:
+        """Hear that those up to a step are gone; return whether none was missing before."""
+        is_first = self.step < 0 and not self.is_told
+        self.step = max(self.step, step)
+        return is_first
+
+    def end_step(self) -> None:
+        """Hear that nobody wants a message of the step that ends, nor of those before it."""
+        self.is_told = self.is_told or self.step >= 0
+        self.step = -1
+
+    def snapshot(self, step: int) -> bool:
+        """Hear of a snapshot of all devices; return whether it makes up for what was missing."""
+        if not 0 <= self.step < step:
+            return False
+        self.step = -1
+        return True
+
+    def take_back(self, step: int) -> bool:
+        """Return whether all must start again with one that starts at `step`.
+
+        They then send all that was missing again.
+        """
+        if self.step < step:
+            return False
+        self.step = -1
+        return True

@@ -13,14 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from .crew import Crew
+from .policies import Act, Acts, SpareChecks
 from .processes import Member
-from .snapshot_memory import nameless
+from .snapshots import nameless
 from .spares import Spares
 
 TRIES = 2  # processes that may end over one tape
-END = 1 << 62  # a step after all others
 
-Act = Callable[[], None]
 Differ = Callable[["Taped", str], None]
 
 
@@ -44,7 +43,7 @@ class Taped:
     tries: int = 0
 
 
-class Suspicion:
+class Suspicion(SpareChecks):
     """The tapes of all devices, one of each at a time.
 
     Args:
@@ -64,6 +63,14 @@ class Suspicion:
         self.tapes: dict[str, Taped] = {}
         self.held: list[tuple[int, Act]] = []
         self.checked = self.number = 0
+
+    def acts(self) -> Acts:
+        """Return the methods that follow from messages of processes, by message."""
+        return {
+            "tape": self.hear_tape,
+            "taped": self.hear_taped,
+            "checked": self.hear_checked,
+        }
 
     # ------------------------------------------------------------------ what processes say
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from .crew import Crew
-from .hanging import hung, locked, slow
 from .job import FailedError
 from .judging import Failure
 from .processes import END_S, Member
+from .pulse import hung, locked, slow
 
 LEAVE_S = 30.0  # a process that has finished is silent as it leaves; a busy host makes that long
 

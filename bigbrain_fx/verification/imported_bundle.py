@@ -81,7 +81,8 @@ def batches_of(bundle: ModuleType, plan: Plan) -> Callable[[int], list[Mapping[s
 def _inputs_of(stream: Stream, micro: int) -> Mapping[str, Tensor]:
     """Return a micro-batch's inputs, and the count by which it weighs where the bundle counts."""
     found = {name: stream.get(name, micro).clone() for name in stream.inputs}
-    if getattr(stream.splitting, "weigh", None) is not None:  # an older bundle's has none
+    splitting = getattr(stream, "splitting", None)  # a bundle has one only where it says something
+    if getattr(splitting, "weigh", None) is not None:  # an older bundle's has none
         found[ROW_COUNTS] = torch.tensor([stream.weights[micro]], dtype=torch.float64)
     return found
 
@@ -89,11 +90,15 @@ def _inputs_of(stream: Stream, micro: int) -> Mapping[str, Tensor]:
 def _new_stream(bundle: ModuleType, plan: Plan) -> Stream:
     data = importlib.import_module("runtime.data")  # the bundle's own copy
     b = bundle.BUNDLE
-    own = getattr(b, "splitting", None)  # an older bundle has none
-    how = {"splitting": own, "specs": b.specs} if own is not None else {}
-    stream: Stream = data.Stream(
-        b.batches, plan.seed, b.inputs, b.whole, plan.micro_batches, torch.device("cpu"), **how
-    )
+    about = b.batches, plan.seed, b.inputs, b.whole, plan.micro_batches, torch.device("cpu")
+    own = getattr(b, "splitting", None)
+    stream: Stream
+    if own is not None and hasattr(own, "stream"):
+        stream = own.stream(data.Stream, *about, b.specs)
+    elif own is not None:  # of a bundle of 0.2.0
+        stream = data.Stream(*about, splitting=own, specs=b.specs)
+    else:  # an older bundle has no specs
+        stream = data.Stream(*about, **({"specs": b.specs} if hasattr(b, "specs") else {}))
     return stream
 
 

@@ -14,8 +14,9 @@ from bigbrain_fx.bundles import verify
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import capture_file
 from bigbrain_fx.plan import Options
-from bigbrain_fx.runtime.data import Splitting, Stream
+from bigbrain_fx.runtime.data import Stream
 from bigbrain_fx.runtime.loss_weight import LossWeight
+from bigbrain_fx.runtime.splitting import Splitting
 from bigbrain_fx.runtime.stream import BatchError
 from tests.support.bundles import cluster
 from tests.support.messages import refused
@@ -167,7 +168,7 @@ def parts_stream(parts: Any, weigh: LossWeight | None = None) -> Stream:
 
     how = Splitting(micro=lambda batch, count: parts, weigh=weigh)
     specs = {"x": ("float32", (2,))}
-    return Stream(batches, 0, {"x": ("x",)}, (), 2, torch.device("cpu"), specs, how)
+    return how.stream(Stream, batches, 0, {"x": ("x",)}, (), 2, torch.device("cpu"), specs)
 
 
 def test_a_stream_takes_parts_and_weighs_them() -> None:

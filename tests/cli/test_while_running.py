@@ -1,4 +1,4 @@
-"""What a run leaves besides its lines: CSV, TensorBoard's events, its pace beside the forecast."""
+"""What a run leaves besides its lines: CSV, its pace beside the forecast."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import errno
 import json
 import os
 import re
-import struct
 import subprocess
 import sys
 import urllib.request
@@ -20,7 +19,6 @@ from bigbrain_fx.bundles import free_port, metrics_at, read_status
 from bigbrain_fx.bundles.launch import Run, StepLine
 from bigbrain_fx.bundles.launch.status import Status, StatusKeeper
 from bigbrain_fx.bundles.launch.step_files import step_files
-from bigbrain_fx.bundles.launch.tensorboard import EventFile, crc32c
 from bigbrain_fx.errors import InputError
 from tests.support.command_line import call, tiny_bundle
 
@@ -31,7 +29,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_says_its_pace_and_writes_its_steps(bundle: Path, tmp_path: Path) -> None:
-    files = tmp_path / "steps.csv", tmp_path / "board"
+    files = tmp_path / "steps.csv", tmp_path / "again.csv"
     words = ("--steps", "4", "--log-every", "2", "--log-to", files[0], "--log-to", files[1])
     done = call("run", bundle, "--no-replay", *words, "--logs", tmp_path / "logs")
     assert done.code == 0, done.err
@@ -40,46 +38,11 @@ def test_a_run_says_its_pace_and_writes_its_steps(bundle: Path, tmp_path: Path) 
     rows = list(csv.DictReader(files[0].read_text().splitlines()))
     assert [row["step"] for row in rows] == ["0", "1", "2", "3"]
     assert float(rows[2]["rows_per_s"]) == pytest.approx(8 / float(rows[2]["step_s"]))
-    (events,) = files[1].iterdir()
-    assert [step for step, _ in scalars(events)] == [0, 1, 2, 3]
-    losses = [values["loss"] for _, values in scalars(events)]
-    assert losses == pytest.approx([float(row["loss"]) for row in rows], rel=1e-6)
+    assert files[1].read_text() == files[0].read_text()
     (told,) = call("status", tmp_path / "logs", "--json").objects
     assert (told["state"], told["steps_done"], told["steps"]) == ("finished", 4, 4)
     assert told["loss"] == float(rows[3]["loss"])
     assert sorted(told["devices"]) == ["d0", "d1"]
-
-
-def scalars(path: Path) -> list[tuple[int, dict[str, float]]]:
-    """Read an event file as its format says, checksums included."""
-    data, found = path.read_bytes(), []
-    while data:
-        length, check = struct.unpack("<QI", data[:12])
-        event, end = data[12 : 12 + length], data[12 + length : 16 + length]
-        assert (unmasked(check), unmasked(struct.unpack("<I", end)[0])) == (
-            crc32c(data[:8]),
-            crc32c(event),
-        )
-        data = data[16 + length :]
-        if event[9] == 3 << 3 | 2:
-            assert event[11:] == b"brain.Event:2"
-            continue
-        assert event[9] == 2 << 3  # steps below 128 have one byte
-        values = {}
-        for tag, number in re.findall(rb"\n.([a-z_]+)\x15(.{4})", event[11:], re.DOTALL):
-            values[tag.decode()] = struct.unpack("<f", number)[0]
-        found.append((event[10], values))
-    return found
-
-
-def unmasked(check: int) -> int:
-    turned = (check - 0xA282EAD8) & 0xFFFFFFFF
-    return (turned >> 17 | turned << 15) & 0xFFFFFFFF
-
-
-def test_the_checksum_is_crc32c() -> None:
-    assert crc32c(b"123456789") == 0xE3069283  # the catalogue's check value
-    assert crc32c(bytes(32)) == 0x8A9136AA  # RFC 3720, B.4
 
 
 def test_a_file_of_steps_that_cannot_be_one(tmp_path: Path) -> None:
@@ -97,14 +60,6 @@ def test_a_run_that_goes_on_appends(tmp_path: Path) -> None:
             files.step(StepLine(step, 1.5, 0.25))
     lines = (tmp_path / "steps.csv").read_text().split()
     assert lines == ["step,loss,step_s,rows_per_s", "0,1.5,0.25,32.0", "1,1.5,0.25,32.0"]
-
-
-def test_long_steps_are_varints(tmp_path: Path) -> None:
-    file = EventFile(tmp_path)
-    file.write(300, {"loss": 1.0})
-    file.close()
-    (path,) = tmp_path.iterdir()
-    assert b"\x10\xac\x02" in path.read_bytes()
 
 
 def test_the_first_step_is_no_pace() -> None:
@@ -217,16 +172,13 @@ def test_a_run_that_goes_on_says_from_where(tmp_path: Path) -> None:
     assert read_status(tmp_path).steps_done == 5
 
 
-@pytest.mark.parametrize("name", ["steps.txt", "steps.json", "run.tsv"])
-def test_a_log_named_like_a_file_is_no_folder(tmp_path: Path, name: str) -> None:
-    with (
-        pytest.raises(InputError, match="its name looks like a file's"),
-        step_files((tmp_path / name,), 1),
-    ):
+@pytest.mark.parametrize("name", ["steps.txt", "board"])
+def test_steps_go_to_csv_files_only(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError) as caught, step_files((tmp_path / name,), 1):
         pass
+    assert caught.value.code == "BX3073"
     assert not (tmp_path / name).exists()
-    (tmp_path / "board.v2").mkdir()
-    with step_files((tmp_path / "board.v2", tmp_path / "S.CSV"), 1):
+    with step_files((tmp_path / "S.CSV",), 1):
         assert (tmp_path / "S.CSV").is_file()
 
 

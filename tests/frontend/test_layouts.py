@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bigbrain_fx.frontend.tracing.export import quiet
 from bigbrain_fx.frontend.tracing.fixed import fixed_entries
 from bigbrain_fx.runtime import APART, laid
-from bigbrain_fx.runtime.entries import require_fixed
+from bigbrain_fx.runtime.fixed_entries import require_fixed
 from bigbrain_fx.runtime.stream import BatchError
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bigbrain_fx.core import Backward, BackwardWeight, Cluster, Forward, Program
-from bigbrain_fx.emit.files.loops import MicroAction, is_readable, roll
+from bigbrain_fx.emit.files.schedule_text import MicroAction, is_readable, roll
 from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan import (
     Options,

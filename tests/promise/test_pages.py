@@ -25,7 +25,7 @@ LIMIT_S = 900.0
 NOT_TYPED = {
     "make ": "sets up an environment, or measures for many minutes",
     "bigbrain-fx profile model.py --device cuda:1": "needs a GPU",
-    "bigbrain-fx serve": "answers until Ctrl-C: tests/bundles/test_serving.py",
+    "bigbrain-fx serve": "answers until Ctrl-C: tests/serving/test_serving.py",
     "curl ": "asks that server",
 }
 EMITTED = ("class ", "x = ", "q, k, v = ")  # how blocks begin that are parts of device files

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from bigbrain_fx.runtime.channel import Channel
-from bigbrain_fx.runtime.network import NetworkTransport
+from bigbrain_fx.runtime.mesh import MeshTransport
 from bigbrain_fx.runtime.peers import PeerLostError
 
 
@@ -32,7 +32,7 @@ def test_who_waits_for_a_living_peer_is_woken_though_another_one_is_dead() -> No
         maker.join(30)
     ranks = {f"d{rank}": rank for rank in range(3)}
     channel = Channel(0, "activation", "x", 0, 1, "d0", "d1", (1,), torch.float32)
-    ours = NetworkTransport(ranks, torch.device("cpu"), 60.0, mesh=meshes[1])
+    ours = MeshTransport(ranks, torch.device("cpu"), 60.0, mesh=meshes[1])
     del meshes[2]  # its connections close
     ours.begin_step(((channel, 1),))
     woken: list[BaseException] = []

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import shutil
 import sys
 import threading
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -18,9 +16,9 @@ from bigbrain_fx.runtime.commits import CommitError, FencedError, open_generatio
 from bigbrain_fx.runtime.committing import Committer, begin_together
 from bigbrain_fx.runtime.disk import Disk
 from bigbrain_fx.runtime.image import Buffer
-from bigbrain_fx.runtime.ledger import LocalLedger
 from tests.runtime.test_state import OPTIMIZERS, One, device, everything, run
 from tests.support.commit_disks import FullDisk, QuickDisk
+from tests.support.ledgers import local_ledger
 
 ABOUT = {"plan": "p1", "graph": "g1"}
 NAMES = ("d0", "d1")
@@ -29,7 +27,7 @@ NAMES = ("d0", "d1")
 def committers(
     folder: Path, every: int = 2, *, disk: Disk | None = None, **more: object
 ) -> dict[str, Committer]:
-    ledger = LocalLedger()
+    ledger = local_ledger()
     made = {
         name: Committer(folder, every, name, NAMES, ledger, ABOUT, disk=disk or QuickDisk(), **more)  # type: ignore[arg-type]
         for name in NAMES
@@ -102,7 +100,7 @@ def test_a_restart_goes_on_if_it_can_and_says_which_mode_this_is(
 ) -> None:
     for expected in (0, 3):
         made = device(OPTIMIZERS["sgd"])
-        part = Committer(tmp_path / "commits", 3, "d0", ["d0"], LocalLedger(), ABOUT)
+        part = Committer(tmp_path / "commits", 3, "d0", ["d0"], local_ledger(), ABOUT)
         assert part.begin(made, resume=False, restarted=True) == expected
         run(made, expected, 3)
         part.after_step(made, 2)
@@ -116,7 +114,7 @@ def test_a_restart_is_not_of_another_run(tmp_path: Path, monkeypatch: pytest.Mon
     """A new run that was refused is not let in by its launcher's second try."""
     begin_together(committers(tmp_path / "commits"), devices(), resume=False)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "another")
-    part = Committer(tmp_path / "commits", 3, "d0", ["d0"], LocalLedger(), ABOUT)
+    part = Committer(tmp_path / "commits", 3, "d0", ["d0"], local_ledger(), ABOUT)
     with pytest.raises(CommitError, match="add --resume"):
         part.begin(device(OPTIMIZERS["sgd"]), resume=False, restarted=True)
 
@@ -158,7 +156,7 @@ def test_a_full_disk_misses_commits_and_training_goes_on(
 
 def alone(folder: Path, disk: Disk) -> tuple[Committer, list[dict[str, object]]]:
     """Return the committer of the only device, and the events that it tells."""
-    part = Committer(folder, 1, "d0", ["d0"], LocalLedger(), ABOUT, disk=disk)
+    part = Committer(folder, 1, "d0", ["d0"], local_ledger(), ABOUT, disk=disk)
     told: list[dict[str, object]] = []
     part.misses.tell = lambda event, step, facts: told.append({"event": event, **facts})
     return part, told
@@ -239,47 +237,6 @@ def test_a_full_log_stops_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert [record.step for record in read_records(tmp_path / "commits", print)] == [6, 0]
 
 
-class FullUnder(QuickDisk):
-    """A disk that is full under one folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.full = False
-
-    def write(self, path: Path, pieces: Iterable[Buffer]) -> None:
-        if self.full and self.folder in path.parents and "d1" in path.name:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        super().write(path, pieces)
-
-
-@pytest.mark.nightly
-def test_a_missed_commit_goes_to_the_rescue_folder_of_all_devices(tmp_path: Path) -> None:
-    made, other = devices(), tmp_path / "rescue"
-    disk = FullUnder(tmp_path / "commits")
-    parts = committers(tmp_path / "commits", disk=disk, rescue=other)
-    begin_together(parts, made, resume=False)
-    train(made, parts, 0, 2)
-    assert not read_records(other, print)
-    disk.full = True
-    train(made, parts, 2, 7)
-    with ThreadPoolExecutor() as pool:  # each waits for the others' words
-        list(pool.map(lambda name: parts[name].close(made[name]), NAMES))
-    assert [record.step for record in read_records(tmp_path / "commits", print)] == [2, 0]
-    assert [record.step for record in read_records(other, print)] == [7, 6]
-    again, others = committers(other), devices()
-    assert begin_together(again, others, resume=True) == 7
-    assert everything(others["d1"]) == everything(made["d1"])
-
-
-def test_a_rescue_folder_is_another_and_holds_no_other_run(tmp_path: Path) -> None:
-    begin_together(committers(tmp_path / "old"), devices(), resume=False)
-    for rescue, said in (("old", "has commits already"), ("new", "need two folders")):
-        parts = committers(tmp_path / "new", rescue=tmp_path / rescue)
-        with pytest.raises(CommitError, match=said):
-            begin_together(parts, devices(), resume=False)
-        shutil.rmtree(tmp_path / "new")
-
-
 def test_a_run_that_was_replaced_stops(tmp_path: Path) -> None:
     made, parts = devices(), committers(tmp_path / "commits")
     begin_together(parts, made, resume=False)
@@ -308,7 +265,7 @@ def test_training_does_not_wait_for_the_disk(tmp_path: Path) -> None:
             assert self.go.wait(60)
 
     disk, made = Slow(), device(OPTIMIZERS["sgd"])
-    part = Committer(tmp_path / "c", 2, "d0", ["d0"], LocalLedger(), ABOUT, disk=disk)
+    part = Committer(tmp_path / "c", 2, "d0", ["d0"], local_ledger(), ABOUT, disk=disk)
     part.begin(made, resume=False)
     disk.go.clear()
     run(made, 0, 2)
@@ -317,7 +274,7 @@ def test_training_does_not_wait_for_the_disk(tmp_path: Path) -> None:
     disk.go.set()
     part.settle()
     other = device(OPTIMIZERS["sgd"])
-    again = Committer(tmp_path / "c", 2, "d0", ["d0"], LocalLedger(), ABOUT)
+    again = Committer(tmp_path / "c", 2, "d0", ["d0"], local_ledger(), ABOUT)
     assert again.begin(other, resume=True) == 2
     whole = device(OPTIMIZERS["sgd"])
     run(whole, 0, 2)

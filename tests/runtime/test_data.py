@@ -26,7 +26,7 @@ def counted(seed: int) -> Iterator[dict[str, Any]]:
 def stream(batches: Callable[[int], Iterator[Any]] = counted, **changes: Any) -> Stream:
     inputs = {"x": ("x",), "half": ("more", 0), "mask": ("more", 1, "mask")}
     options: dict[str, Any] = {"seed": 0, "whole": ("mask",), "micro_batches": 2, **changes}
-    return Stream(
+    about = (
         batches,
         options["seed"],
         options.get("inputs", inputs),
@@ -34,8 +34,9 @@ def stream(batches: Callable[[int], Iterator[Any]] = counted, **changes: Any) ->
         options["micro_batches"],
         CPU,
         options.get("specs"),
-        options.get("splitting"),
     )
+    splitting = options.get("splitting")
+    return Stream(*about) if splitting is None else splitting.stream(Stream, *about)
 
 
 def test_a_batch_is_split_into_equal_micro_batches() -> None:

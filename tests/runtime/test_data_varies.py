@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from bigbrain_fx.runtime.data import Splitting, Stream
+from bigbrain_fx.runtime.data import Stream
 from bigbrain_fx.runtime.feeding import FedBatches
 from bigbrain_fx.runtime.loss_shares import mean_loss, share_of
+from bigbrain_fx.runtime.splitting import Splitting
 from bigbrain_fx.runtime.stream import BatchError
 from tests.runtime.test_data import counted, stream
 from tests.support.messages import refused
@@ -280,7 +281,7 @@ def test_a_number_is_a_tensor_of_the_traced_type_and_a_count_is_divided_by_rows(
     specs = {"x": ("float32", (6, 1)), "n": ("float32", ()), "weight": ("float32", ())}
     inputs = {name: (name,) for name in specs}
     how = Splitting(drop_last=False, divided=("n",))
-    stream = Stream(batches, 0, inputs, ("n", "weight"), 2, torch.device("cpu"), specs, how)
+    stream = how.stream(Stream, batches, 0, inputs, ("n", "weight"), 2, torch.device("cpu"), specs)
     stream.advance(0)
     assert [float(stream.get("n", micro)) for micro in (0, 1)] == [33.0, 33.0]
     assert stream.get("weight", 1).dtype == torch.float32

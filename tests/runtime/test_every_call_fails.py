@@ -25,9 +25,9 @@ from safetensors.torch import load_file
 
 from bigbrain_fx.runtime.commits import CommitError, load_shard, read_records
 from bigbrain_fx.runtime.committing import Committer, begin_together
-from bigbrain_fx.runtime.ledger import LocalLedger
 from bigbrain_fx.runtime.tensor_file import SaveError, UnnamedFile
 from tests.runtime.test_state import OPTIMIZERS, One, device, everything
+from tests.support.ledgers import local_ledger
 
 ABOUT = {"plan": "p1", "graph": "g1"}
 NAMES = ("d0", "d1")
@@ -122,11 +122,8 @@ def _wrapped(name: str, real: Callable[..., Any], strike: Strike) -> Callable[..
 def trained(folder: Path) -> dict[str, One]:
     """Train two devices with commits every two steps and at the end, and save them."""
     made = {name: device(OPTIMIZERS["adamw"]) for name in NAMES}
-    ledger = LocalLedger(20.0)
-    parts = {
-        name: Committer(folder / "commits", 2, name, NAMES, ledger, ABOUT, rescue=folder / "rescue")
-        for name in NAMES
-    }
+    ledger = local_ledger(20.0)
+    parts = {name: Committer(folder / "commits", 2, name, NAMES, ledger, ABOUT) for name in NAMES}
     begin_together(parts, made, resume=False)
     for step in range(STEPS):
         for name, each in made.items():
@@ -188,7 +185,7 @@ def test_each_ends_with_the_same_bits_or_one_line_and_the_newest_commit(
         folder = tmp_path / str(number)
         strike = Strike(place, at, ERRORS[number % len(ERRORS)])
         made, told = struck(folder, strike)
-        newest = max(newest_loads(folder / "commits"), newest_loads(folder / "rescue"))
+        newest = newest_loads(folder / "commits")
         where = f"{place}, call {at} of {count}: {told}"
         for file in folder.glob("out-*"):
             assert load_file(file).keys(), where

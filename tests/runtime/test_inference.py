@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from bigbrain_fx.core import Backward, OptimizerStep, Placement, Recv, Send
-from bigbrain_fx.emit.files.outputs import collected
+from bigbrain_fx.emit.files.channels import collected
 from bigbrain_fx.emit.files.texts import bundle_texts
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import Captured, capture, load_model_file

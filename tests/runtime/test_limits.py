@@ -20,7 +20,6 @@ from bigbrain_fx.runtime import committing
 from bigbrain_fx.runtime.coded import MisuseError
 from bigbrain_fx.runtime.committing import Committer, begin_together
 from bigbrain_fx.runtime.control import Control
-from bigbrain_fx.runtime.ledger import LocalLedger
 from bigbrain_fx.runtime.limits import (
     FOLDER,
     LENGTH,
@@ -34,14 +33,16 @@ from bigbrain_fx.runtime.limits import (
     saying_limits,
 )
 from bigbrain_fx.runtime.local import Hub
+from bigbrain_fx.runtime.mesh import _gloo_device, _listening_place
 from bigbrain_fx.runtime.peers import PeerLostError
 from bigbrain_fx.runtime.process import CONTROL
-from bigbrain_fx.runtime.rendezvous import NoAddressError, _gloo_device, _listening_place
+from bigbrain_fx.runtime.rendezvous import NoAddressError
 from bigbrain_fx.runtime.telling import headline
 from bigbrain_fx.supervisor.pipe import Ears, line_pair
 from tests.runtime.test_every_call_fails import ABOUT, NAMES, newest_loads
 from tests.runtime.test_state import OPTIMIZERS, device
 from tests.support.bundles import split_small
+from tests.support.ledgers import local_ledger
 
 NO_THREAD = RuntimeError("can't start new thread")
 
@@ -179,7 +180,7 @@ def test_a_commit_is_written_where_no_thread_is_left_for_it(
             raise NO_THREAD
 
     made = {name: device(OPTIMIZERS["adamw"]) for name in NAMES}
-    ledger = LocalLedger(20.0)
+    ledger = local_ledger(20.0)
     parts = {name: Committer(tmp_path / "c", 1, name, NAMES, ledger, ABOUT) for name in NAMES}
     begin_together(parts, made, resume=False)
 

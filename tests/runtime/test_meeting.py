@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, cast
 
 from bigbrain_fx.runtime.control import Control
-from bigbrain_fx.runtime.duties import Meeting
-from bigbrain_fx.runtime.network import NetworkTransport
+from bigbrain_fx.runtime.mesh import MeshTransport
+from bigbrain_fx.runtime.packets import Meeting
 from bigbrain_fx.runtime.peer_states import PeerStates
 from bigbrain_fx.runtime.replay import ReplayTransport
 
@@ -69,12 +69,12 @@ def test_states_are_exchanged_only_in_the_newest_generation() -> None:
     """Whoever left generation 0 sends nothing there: it was waited for for 300 s."""
     line, peers, made = Line(), Peers(), list[Connections]()
 
-    def connect(generation: int) -> NetworkTransport:
+    def connect(generation: int) -> MeshTransport:
         made.append(Connections(generation))
         if generation == 0:  # the order comes before the transport is in its place
             line.generation = 1
             line.on_generation()
-        return cast(NetworkTransport, made[-1])
+        return cast(MeshTransport, made[-1])
 
     transport = ReplayTransport("d0", (), 1, cast(Control, line), connect)
     transport.peers = cast(PeerStates, peers)

@@ -55,9 +55,9 @@ def test_what_cannot_send_is_refused(
 def test_a_message_that_does_not_come_is_given_up() -> None:
     looks = iter([False, False, True])
     request = SimpleNamespace(Test=lambda: next(looks))
-    assert MpiWork(request, [torch.ones(1)]).wait(timedelta(seconds=60))
+    assert MpiWork(request, torch.ones(1)).wait(timedelta(seconds=60))
     with pytest.raises(RuntimeError, match="within the deadline"):
-        MpiWork(SimpleNamespace(Test=lambda: False), []).wait(timedelta(seconds=0))
+        MpiWork(SimpleNamespace(Test=lambda: False), torch.ones(1)).wait(timedelta(seconds=0))
 
 
 @pytest.mark.nightly

@@ -8,6 +8,7 @@ and then both receive go on.
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,11 +23,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bigbrain_fx.bundles.launch import Command, Process, RunOptions, popen, run
-from bigbrain_fx.runtime import member, rendezvous
+from bigbrain_fx.runtime import gpus, member, rendezvous
 from bigbrain_fx.runtime.channel import Channel
 from bigbrain_fx.runtime.gloo import AHEAD, ChannelEnd
+from bigbrain_fx.runtime.gpus import GpuBackground, NcclTransport, prepare_cuda
 from bigbrain_fx.runtime.layout import Layout
-from bigbrain_fx.runtime.network import NetworkTransport, _Background
 from tests.support.bundles import cluster, split_small
 from tests.support.nccl_like import NCCL_LIKE
 
@@ -73,6 +74,7 @@ print("receives:", len(waited), file=sys.stderr)
 def test_a_bundle_trains_over_nccl_as_over_gloo(tmp_path: Path, count: int) -> None:
     """1F1B: in its middle two neighbours both send, and then both receive; weights are tied."""
     bundle = split_small(tmp_path, cluster(count))
+    shutil.copy(gpus.__file__, bundle / "runtime")  # a bundle for CPUs has none
     (tmp_path / "program.py").write_text(PROGRAM)
 
     def spawn(command: Command) -> Process:
@@ -145,7 +147,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
 
 def test_sends_are_waited_for_on_a_stream_of_their_own(gpu: Gpu) -> None:
     """nccl's `wait` makes the current stream wait, the computing one unless another is."""
-    background = _Background(timedelta(seconds=20), torch.device("cuda", 1))
+    background = GpuBackground(timedelta(seconds=20), torch.device("cuda", 1))
     background.keep(gpu.work(), torch.zeros(2), CHANNEL)
     drained = threading.Thread(target=background.drain, daemon=True)
     drained.start()
@@ -169,8 +171,7 @@ def test_a_receive_is_waited_for_by_the_stream_that_computes(
         wires.append(device)
         return torch.zeros(length, dtype=dtype)
 
-    monkeypatch.setattr(dist, "get_backend", lambda: "nccl")
-    transport = NetworkTransport({"a": 0, "b": 1}, torch.device("cuda", 1), 20.0)
+    transport = NcclTransport({"a": 0, "b": 1}, torch.device("cuda", 1), 20.0)
     monkeypatch.setattr(torch, "empty", empty)
     line = ChannelEnd(CHANNEL, 0, layout=Layout((2,), (1,)))
     transport.lines[CHANNEL.tag] = line
@@ -231,7 +232,7 @@ def test_kernels_may_run_beside_messages(
 
 def test_what_the_user_says_of_cuda_stays(environment: dict[str, str]) -> None:
     environment["CUDA_DEVICE_MAX_CONNECTIONS"] = "16"
-    rendezvous._prepare_cuda(["cuda", "cuda"])
+    prepare_cuda(["cuda", "cuda"])
     assert said(environment) == ["EAGER", "16"]
 
 

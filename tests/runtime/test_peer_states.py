@@ -9,7 +9,8 @@ import torch
 
 from bigbrain_fx.runtime import peer_states
 from bigbrain_fx.runtime.peer_states import PeerStates, givers_of
-from bigbrain_fx.runtime.state import State, StateError, restore, state_before_update, state_of
+from bigbrain_fx.runtime.state import State, StateError, restore, state_of
+from bigbrain_fx.runtime.state_parts import joined_state, part_of_state, state_before_update
 from tests.runtime.test_state import OPTIMIZERS, One, device, everything, run
 from tests.runtime.test_statistics import MICROS, Norm, Wires, replica
 
@@ -76,8 +77,8 @@ def test_parts_of_a_state_make_the_whole(name: str) -> None:
     run(first, 0, 3)
     state = state_of(first)
     names = sorted(n for n in state.tensors if not n.startswith("optimizer:"))
-    parts = [image_of(state.part(names[start::2])) for start in (0, 1)]
-    restore(second, State.joined(parts))
+    parts = [image_of(part_of_state(state, names[start::2])) for start in (0, 1)]
+    restore(second, joined_state(parts))
     assert everything(second) == everything(first)
     assert run(second, 3, 6) == run(first, 3, 6)
 
@@ -85,10 +86,10 @@ def test_parts_of_a_state_make_the_whole(name: str) -> None:
 def test_parts_of_two_steps_are_refused() -> None:
     made = device(OPTIMIZERS["adamw"])
     run(made, 0, 1)
-    old = image_of(state_of(made).part({"parameter:a"}))
+    old = image_of(part_of_state(state_of(made), {"parameter:a"}))
     run(made, 1, 2)
     with pytest.raises(StateError, match="step: one peer has 1, another 2"):
-        State.joined([old, state_of(made).part({"parameter:b"})])
+        joined_state([old, part_of_state(state_of(made), {"parameter:b"})])
 
 
 def test_within_a_step_statistics_are_those_that_it_began_with() -> None:

@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from bigbrain_fx.runtime.gpus import own_gpu
+from bigbrain_fx.runtime.needs import SHARE_GPUS, NoGpuError
 from bigbrain_fx.runtime.process import log_limit
 from bigbrain_fx.runtime.rendezvous import (
     LAUNCHERS,
-    SHARE_GPUS,
-    NoGpuError,
     _interface_to,
     environment_number,
-    own_gpu,
     require_gpu,
     write_report,
 )

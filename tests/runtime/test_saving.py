@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch exports it
 
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.runtime import saving
@@ -32,6 +31,7 @@ from bigbrain_fx.weights.stored import facts_of
 from tests.support import warm
 from tests.support.bundles import copied, edit
 from tests.support.command_line import files, tiny_bundle
+from tests.support.ledgers import local_ledger
 from tests.support.replayed import supervised
 
 OLD, NEW = {"w": torch.zeros(8)}, {"w": torch.ones(8)}
@@ -75,7 +75,7 @@ def test_nothing_is_left_of_what_failed(tmp_path: Path) -> None:
 def test_one_device_without_room_keeps_all_from_changing_theirs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store: Any = HashStore()
+    local = local_ledger(30.0)
     for name in ("d0", "d1"):
         write_tensors(OLD, tmp_path / f"{name}.safetensors")
 
@@ -85,10 +85,10 @@ def test_one_device_without_room_keeps_all_from_changing_theirs(
 
     def save(rank: int) -> str:
         device: Any = SimpleNamespace(
-            name=f"d{rank}", names=("d0", "d1"), state=lambda: NEW, of_run={}
+            name=f"d{rank}", names=("d0", "d1"), state=lambda: NEW, of_run={}, stands_for=()
         )
         with pytest.raises(SaveError) as error:
-            save_together(device, tmp_path, store, rank, 30.0)
+            save_together(device, tmp_path, local)
         return str(error.value)
 
     monkeypatch.setattr(saving, "save_aside", aside)

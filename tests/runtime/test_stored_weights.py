@@ -17,6 +17,7 @@ from bigbrain_fx.runtime.data import Stream
 from bigbrain_fx.runtime.finite import NotFiniteError
 from bigbrain_fx.runtime.local import Hub, LocalTransport
 from bigbrain_fx.runtime.modules import buffer, parameter
+from bigbrain_fx.runtime.offloading import offload_to, open_store
 from bigbrain_fx.runtime.recompute import Read
 from bigbrain_fx.runtime.state import restore, state_of
 from bigbrain_fx.runtime.stored_activations import ActivationStore
@@ -156,11 +157,11 @@ def made(cls: type[Device], folder: Path, training: Training | None = None) -> D
     device = cls(LocalTransport(Hub()), stream, 0, where)
     device.store = str(folder)
     if device.offload:
-        device.open_store(None)
+        open_store(device, None)
     device.load(numbers(), dict.fromkeys(("embed", "up", "bias"), "d0"))
     device.train_with(training or Training(adamw))
     if device.offload:
-        device.offload_to(None)
+        offload_to(device, None)
     return device
 
 

@@ -15,6 +15,7 @@ from bigbrain_fx.plan.offloading import STORED_FROM_BYTES
 from bigbrain_fx.runtime import StoredState, StoreError, stores
 from bigbrain_fx.runtime.commits import read_records
 from bigbrain_fx.runtime.committing import begin_together
+from bigbrain_fx.runtime.offloading import offload_to
 from bigbrain_fx.runtime.state import restore, state_of
 from bigbrain_fx.runtime.stores import DiskRoom, HostRoom
 from bigbrain_fx.runtime.update_pieces import pieces
@@ -25,7 +26,7 @@ from tests.runtime.test_state import OPTIMIZERS, Make, One, device, everything, 
 def offloading(make: Make, folder: Path) -> One:
     made = device(make)
     made.store, made.offload = str(folder), ("state",)
-    made.offload_to(None)
+    offload_to(made, None)
     return made
 
 

@@ -1,4 +1,4 @@
-"""Commits that cannot be written under a supervisor: events, a rescue folder, deaths meanwhile."""
+"""Commits that cannot be written under a supervisor: events, deaths meanwhile."""
 
 from __future__ import annotations
 
@@ -25,23 +25,19 @@ def calm(trained_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Seen
 
 @pytest.mark.gate("")
 @pytest.mark.parametrize("faults", [[], [Fault("d1", 4, 2), Fault("d0", 5, 2)]], ids=["", "deaths"])
-def test_misses_are_events_and_the_rescue_folder_has_what_is_missing(
+def test_misses_are_events(
     trained_bundle: Path, tmp_path: Path, calm: Seen, faults: list[Fault]
 ) -> None:
     copy = copied(trained_bundle, tmp_path)
     edit(copy / "runtime" / "disk.py", "flags = ", FULL)
-    folders = {name: tmp_path / name for name in ("commits", "rescue")}
-    words = [text for name, place in folders.items() for text in (f"--{name}", str(place))]
-    more = (*words, "--commit-every", "2")
+    more = ("--commits", str(tmp_path / "commits"), "--commit-every", "2")
     seen = supervised(copy, tmp_path / "run", NAMES, STEPS, faults, more_words=more)
     assert seen.hashes == calm.hashes
     told = [(entry["step"], entry["row"]) for entry in seen.of("missed")]
     assert sorted(set(told))[:2] == [(4, 1), (6, 2)]
     assert [entry["missed"] for entry in seen.of("committed_again")] == [2]
     assert all(entry["newest"] >= 2 for entry in seen.of("missed"))  # also after the leader died
-    assert {entry["step"] for entry in seen.of("rescued")} >= {4, 6} or faults
-    assert read_records(folders["commits"], print)[0].step == STEPS
-    assert read_records(folders["rescue"], print)[0].step == 6
+    assert [record.step for record in read_records(tmp_path / "commits", print)] == [STEPS, 2]
     lines = [line for entry in seen.events if (line := status(entry)) and "WARNING" in line]
     assert len([line for line in lines if "no commit at step" in line]) == len(
         [row for _, row in told if row == 1]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from bigbrain_fx.runtime.data import Splitting
+from bigbrain_fx.runtime.splitting import Splitting
 from bigbrain_fx.runtime.stream import BatchError
 from bigbrain_fx.runtime.whole_batches import WholeBatches, repeated
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from bigbrain_fx.supervisor import FailedError, awake, watching
-from bigbrain_fx.supervisor.awake import AwakeClock
+from bigbrain_fx.supervisor import FailedError, pulse, watching
+from bigbrain_fx.supervisor.pulse import AwakeClock
 from tests.support.puppets import Stage, stage
 
 STOPPED_S = 1000.0
@@ -32,7 +32,7 @@ class Pause:
 @pytest.fixture
 def pause(monkeypatch: pytest.MonkeyPatch) -> Pause:
     made = Pause()
-    monkeypatch.setattr(awake, "time", SimpleNamespace(monotonic=made.monotonic))
+    monkeypatch.setattr(pulse, "time", SimpleNamespace(monotonic=made.monotonic))
     return made
 
 

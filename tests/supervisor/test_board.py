@@ -12,7 +12,7 @@ from bigbrain_fx.runtime import supervised_commits
 from bigbrain_fx.runtime.commits import CommitError
 from bigbrain_fx.runtime.control import Control
 from bigbrain_fx.runtime.device import Device
-from bigbrain_fx.supervisor.notes import KEPT, Notes
+from bigbrain_fx.supervisor.votes import KEPT, Notes
 
 
 def test_a_note_replaces_the_one_of_its_key() -> None:

@@ -13,7 +13,6 @@ TIMES = {"st_mtime", "st_mtime_ns", "st_ctime", "st_ctime_ns", "getmtime", "getc
 SAID = {  # what is only told: in an event, beside a status, in a trace
     "supervisor/events.py",
     "bundles/launch/status.py",
-    "bundles/launch/tensorboard.py",
     "bundles/launch/tracing.py",
 }
 

@@ -91,7 +91,7 @@ BY_CALL = {  # how the calls that are read in a file are met
 ENDING = {  # without these a run cannot begin, or a process cannot be replaced
     ("console.py", "__init__"),
     ("events.py", "__init__"),
-    ("snapshot_memory.py", "nameless"),
+    ("snapshots.py", "nameless"),
     ("crew.py", "__init__"),
     ("crew.py", "turn"),
 }

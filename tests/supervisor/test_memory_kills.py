@@ -10,8 +10,7 @@ import torch
 
 from bigbrain_fx.runtime.limits import said
 from bigbrain_fx.supervisor.events import status
-from bigbrain_fx.supervisor.judging import Death, Judge
-from bigbrain_fx.supervisor.memory_kills import WITHIN_S, MemoryKills
+from bigbrain_fx.supervisor.judging import WITHIN_S, Death, Judge, MemoryKills
 
 
 def counted(path: Path, number: int) -> Path:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bigbrain_fx.supervisor.outliving import MARK, OUTLIVING, Outliving, marked
+from bigbrain_fx.supervisor.outliving import OUTLIVING, Outliving
 from bigbrain_fx.supervisor.processes import run_group
 
 LIMIT_S = 20.0
@@ -79,8 +79,8 @@ def ends_with_its_launcher(text: str, folder: Path) -> None:
 def test_whoever_waits_ends_with_the_last_group() -> None:
     outliving = Outliving()
     with a_group() as (one, _), a_group() as (other, _):
-        outliving.add(one.pid, {})
-        outliving.add(other.pid, {})
+        outliving.add(one.pid)
+        outliving.add(other.pid)
         waits = outliving._waits
         assert waits is not None
         outliving.drop(one.pid)
@@ -93,12 +93,12 @@ def test_whoever_waits_ends_with_the_last_group() -> None:
 def test_another_one_waits_when_the_first_was_killed() -> None:
     outliving = Outliving()
     with a_group() as (one, _), a_group() as (other, pipe):
-        outliving.add(other.pid, {})
+        outliving.add(other.pid)
         first = outliving._waits
         assert first is not None
         first.kill()
         first.wait()
-        outliving.add(one.pid, {})
+        outliving.add(one.pid)
         second = outliving._waits
         assert second is not None
         assert second is not first
@@ -116,7 +116,7 @@ def test_where_no_process_can_be_started_nothing_waits(monkeypatch: pytest.Monke
 
     outliving = Outliving()
     monkeypatch.setattr(subprocess, "Popen", refuse)
-    outliving.add(10**9, {})
+    outliving.add(10**9)
     assert outliving._waits is None
     outliving.drop(10**9)
 
@@ -130,54 +130,3 @@ def test_a_program_that_has_run_leaves_nothing() -> None:
     assert is_closed(pipe)
     assert OUTLIVING._waits is None
     os.close(pipe)
-
-
-# --------------------------------------------------------------------------- sessions of their own
-
-DAEMON = "import subprocess; subprocess.Popen(['sleep', '600'], start_new_session=True{more})"
-
-
-@pytest.mark.parametrize("is_last", [True, False])
-def test_what_has_a_session_of_its_own_ends_with_its_starter(is_last: bool) -> None:
-    outliving, environment = Outliving(), marked(os.environ)
-    pipe, theirs = os.pipe()
-    words = (sys.executable, "-c", DAEMON.format(more=f", pass_fds=({theirs},)"))
-    with a_group() as (other, _):
-        leader = subprocess.Popen(words, env=environment, pass_fds=(theirs,), close_fds=True)
-        outliving.add(leader.pid, environment)
-        if not is_last:
-            outliving.add(other.pid, marked(os.environ))
-        os.close(theirs)
-        assert leader.wait(LIMIT_S) == 0
-        outliving.drop(leader.pid)
-        assert is_closed(pipe)
-        assert other.poll() is None, "it was started by another"
-        outliving.drop(other.pid)
-    os.close(pipe)
-
-
-def test_what_has_a_session_of_its_own_ends_when_its_launcher_is_killed(tmp_path: Path) -> None:
-    text = LAUNCHER.replace(
-        repr(LEADER), repr(LEADER.replace("close_fds", "start_new_session=True, close_fds"))
-    )
-    assert text != LAUNCHER
-    ends_with_its_launcher(text, tmp_path)
-
-
-def test_what_was_given_another_environment_is_let_be() -> None:
-    reader, theirs = os.pipe()
-    text = DAEMON.format(more=", env={}").replace(
-        "'sleep', '600'", "'/bin/sh', '-c', 'echo $$; exec sleep 600'"
-    )
-    done = run_group((sys.executable, "-c", text), LIMIT_S, output=theirs, errors=theirs)
-    os.close(theirs)
-    assert done.returncode == 0
-    pid = int(os.read(reader, 100))
-    assert OUTLIVING._waits is None, "whoever ends them has ended"
-    os.kill(pid, signal.SIGKILL)  # it is there
-    os.close(reader)
-
-
-def test_each_process_has_a_mark_of_its_own() -> None:
-    assert marked({})[MARK] != marked({})[MARK]
-    assert marked({MARK: "of the starter"})[MARK] != "of the starter"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bigbrain_fx.supervisor.starving import Starving
+from bigbrain_fx.supervisor.pulse import Starving
 from bigbrain_fx.supervisor.stopping import Stopping
 from tests.support.puppets import Puppet, stage
 

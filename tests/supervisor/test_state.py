@@ -9,9 +9,8 @@ import pytest
 
 from bigbrain_fx.supervisor import Job
 from bigbrain_fx.supervisor.catch_up import CatchUp, CaughtUp
-from bigbrain_fx.supervisor.interval import SnapshotCost
-from bigbrain_fx.supervisor.log_loss import LogLoss
-from bigbrain_fx.supervisor.snapshots import Snapshots
+from bigbrain_fx.supervisor.snapshots import SnapshotCost, Snapshots
+from bigbrain_fx.supervisor.snapshotting import LogLoss
 from bigbrain_fx.supervisor.votes import Decision, Votes
 
 BOTH = frozenset({"a", "b"})

@@ -11,12 +11,16 @@ from pathlib import Path
 import pytest
 
 from bigbrain_fx.supervisor import Death, EventLog, FailedError, status
-from bigbrain_fx.supervisor.hanging import Pulse, hung, locked, slow
-from bigbrain_fx.supervisor.interval import SnapshotCost, interval
 from bigbrain_fx.supervisor.judging import Judge, Stop
 from bigbrain_fx.supervisor.pipe import Orders, hear, line_pair
-from bigbrain_fx.supervisor.snapshot_memory import SnapshotMemory, common
-from bigbrain_fx.supervisor.snapshots import Snapshots
+from bigbrain_fx.supervisor.pulse import Pulse, hung, locked, slow
+from bigbrain_fx.supervisor.snapshots import (
+    SnapshotCost,
+    SnapshotMemory,
+    Snapshots,
+    common,
+    interval,
+)
 
 GIB = 2**30
 

@@ -12,7 +12,8 @@ import pytest
 from bigbrain_fx.bundles.launch import RunOptions, run
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Options
-from bigbrain_fx.supervisor.suspicion import END, Suspicion
+from bigbrain_fx.supervisor.policies import END
+from bigbrain_fx.supervisor.suspicion import Suspicion
 from tests.support.bundles import cluster, split_small
 from tests.support.replayed import Fault, supervised
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bigbrain_fx.supervisor import Event, EventLog, Job, Order, Rescue, Supervisor
-from bigbrain_fx.supervisor.remote import RemoteProcess
+from bigbrain_fx.supervisor.remaining import RemoteProcess
 
 LIMIT_S = 20.0
 

@@ -34,7 +34,7 @@ from types import SimpleNamespace
 
 from runtime import member
 from runtime.device import Device
-from runtime.rendezvous import PassedOn
+from runtime.mesh import PassedOn
 from runtime.state import state_of
 
 try:

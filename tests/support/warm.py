@@ -30,7 +30,7 @@ NURSERY = Path(__file__).with_name("warm_nursery.py")
 STARTERS = (
     "bigbrain_fx.bundles.launch.process",
     "bigbrain_fx.bundles.launch.supervised",
-    "bigbrain_fx.bundles.serving.crew",
+    "bigbrain_fx.serving.crew",
     "bigbrain_fx.cli.background",
     "bigbrain_fx.frontend.client",
     "bigbrain_fx.supervisor.processes",

@@ -89,7 +89,8 @@ def test_micro_batches_of_packed_documents_train_what_the_whole_batch_trains(
 
 def _stream(offsets: list[int]) -> Stream:
     batch = {"x": torch.zeros(4, 3), "offsets": torch.tensor(offsets)}
-    stream = Stream(
+    stream = Splitting(offsets={"offsets": 3}).stream(
+        Stream,
         lambda seed: iter([batch]),
         0,
         {"x": ("x",), "offsets": ("offsets",)},
@@ -97,7 +98,6 @@ def _stream(offsets: list[int]) -> Stream:
         2,
         torch.device("cpu"),
         {"x": ("float32", (4, 3)), "offsets": ("int64", (4,))},
-        Splitting(offsets={"offsets": 3}),
     )
     stream.advance(0)
     return stream

@@ -21,8 +21,8 @@ import torch
 from runtime import committing, member, snapshots
 from runtime.device import Device
 from runtime.disk import Disk
+from runtime.mesh import PassedOn
 from runtime.network import NetworkTransport
-from runtime.rendezvous import PassedOn
 from runtime.state import state_of
 
 try:

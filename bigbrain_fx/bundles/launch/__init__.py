@@ -5,13 +5,18 @@ starts know nothing of it: they run the bundle's own train.py, or infer.py. With
 `supervisor` starts them and replaces those that die.
 """
 
-from bigbrain_fx.bundles.launch.compilers import require_compilers as require_compilers
+from bigbrain_fx.bundles.launch.crew import GRACE_S as GRACE_S, environment as environment
 from bigbrain_fx.bundles.launch.failures import (
+    BAD_INPUT as BAD_INPUT,
     PEER_LOST as PEER_LOST,
     DeviceLostError as DeviceLostError,
     RunError as RunError,
+    failure as failure,
 )
-from bigbrain_fx.bundles.launch.gpus import require_gpus as require_gpus
+from bigbrain_fx.bundles.launch.gpus import (
+    require_compilers as require_compilers,
+    require_gpus as require_gpus,
+)
 from bigbrain_fx.bundles.launch.host_commands import (
     commands as commands,
     hosts as hosts,

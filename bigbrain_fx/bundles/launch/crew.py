@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from bigbrain_fx.bundles.launch.failures import BAD_INPUT, PEER_LOST, failure
-from bigbrain_fx.bundles.launch.log_warnings import LogWarnings
+from bigbrain_fx.bundles.launch.failures import BAD_INPUT, PEER_LOST, LogWarnings, failure
 from bigbrain_fx.bundles.launch.options import BatchLine, Line, RunOptions, StepLine
 from bigbrain_fx.bundles.launch.process import Command, Process, Spawn, users_environment
 from bigbrain_fx.bundles.launch.program import arguments, command_of, entry, reporter

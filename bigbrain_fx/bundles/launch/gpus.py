@@ -1,6 +1,6 @@
-"""Whether this host may have a GPU: by its drivers' files, so that no process need be started.
+"""What a plan asks of this host before any process is started: GPUs' drivers, a C++ compiler.
 
-It says no where there is none for certain; how many there are, the devices' processes find out.
+It says no where there is no GPU for certain; how many there are, the devices' processes find out.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from pathlib import Path
 
 from bigbrain_fx.core import Device
 from bigbrain_fx.errors import InputError
+from bigbrain_fx.plan import Plan
+from bigbrain_fx.runtime import LONGEST_COMPILE_S, CompilerError, require_compiler
 
 _DEV = Path("/dev")
 _DRIVERS = ("nvidia*", "nvhost*", "nvgpu*", "kfd", "dxg")  # NVIDIA, its Jetsons, ROCm, WSL
@@ -40,3 +42,30 @@ def require_gpus(devices: Iterable[Device], dev: Path | None = None) -> None:
 
 def _has_driver(dev: Path) -> bool:
     return any(any(dev.glob(name)) for name in _DRIVERS)
+
+
+PATIENCE_S = 300.0  # longest wait for a message
+
+
+def require_compilers(plan: Plan) -> None:
+    """Refuse to start processes that could not compile their stages.
+
+    Raises:
+        InputError: this host lacks a C++ compiler, and a CPU device has compiled stages.
+    """
+    if not plan.stages.compiled:
+        return
+    for name in plan.stages.devices:
+        if plan.cluster.device[name].kind == "cpu":
+            try:
+                require_compiler(name)
+            except CompilerError as error:
+                what, _, help_ = str(error).rpartition(": ")
+                raise InputError(what, code=error.code, help=help_) from error
+
+
+def patience_s(plan: Plan, asked_s: float | None) -> float:
+    """Return how long a device is waited for: in its first step it may compile."""
+    if asked_s is not None:
+        return asked_s
+    return LONGEST_COMPILE_S if plan.stages.compiled else PATIENCE_S

@@ -14,7 +14,7 @@ from bigbrain_fx.plan import Plan
 from bigbrain_fx.supervisor import how_to_make
 
 _SUPERVISED = words("restarts hang_s grace_s snapshot_every snapshots log_mib events")
-_TRAINING = words("steps seed deadline_s on_nan store save commits commit_every keep rescue")
+_TRAINING = words("steps seed deadline_s on_nan store save commits commit_every keep")
 SECRET = "secret"  # the file that all hosts have, in the bundle
 
 

@@ -89,8 +89,8 @@ class RunOptions:
     steps again, and all go back where it finds another result. `log_mib` of sent messages are kept
     on each device; None: its share of half of the memory that is free.
 
-    `log_to` are files (name.csv) and TensorBoard folders that take loss, seconds and rows a second
-    of each training step. On the port `metrics` of the loopback interface Prometheus is answered.
+    `log_to` are files (name.csv) that take loss, seconds and rows a second of each training step.
+    On the port `metrics` of the loopback interface Prometheus is answered.
 
     `trace` is a file for a Chrome trace (Perfetto) of what the devices did beside the forecast; a
     typical step of it is drawn in the bundle's report.html, too.
@@ -107,8 +107,7 @@ class RunOptions:
 
     `commits` is a folder on a disk to which the state is written every `commit_every` steps, at the
     start and at the end; the newest `keep` of them stay (None: two, or as before); with `resume` a
-    training goes on from the last commit there. What cannot be written there is written to
-    `rescue`, a folder on another disk.
+    training goes on from the last commit there.
     """
 
     steps: int | None = None
@@ -133,7 +132,6 @@ class RunOptions:
     commit_every: int | None = None
     keep: int | None = None
     resume: bool = False
-    rescue: Path | None = None
     log_mib: int | None = None
     on_nan: str | None = None
     backend: Backend | None = None

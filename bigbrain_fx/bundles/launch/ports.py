@@ -1,10 +1,8 @@
-"""TCP ports of this host: which is free, and who holds one that is not."""
+"""TCP ports of this host: which is free."""
 
 from __future__ import annotations
 
-import os
 import socket
-from pathlib import Path
 
 from bigbrain_fx.errors import InputError
 
@@ -22,7 +20,7 @@ def free_port() -> int:
 
 
 def require_free(port: int) -> None:
-    """Raise when a port is taken; name its holder where the system shows it."""
+    """Raise when a port is taken."""
     _require_loopback()
     if not 0 < port < 65536:
         raise InputError(
@@ -33,10 +31,8 @@ def require_free(port: int) -> None:
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
-            holder = _holder(port)
-            by = f" by process {holder}" if holder else ""
             raise InputError(
-                f"port {port} is in use{by}", code="BX3054", help="give another port"
+                f"port {port} is in use", code="BX3054", help="give another port"
             ) from error
 
 
@@ -53,31 +49,3 @@ def _require_loopback() -> None:
                 help="`ip link set lo up` as root (a new network namespace, as of `unshare -n`, "
                 "has it down); or train in one process: `python train.py --in-process`",
             ) from error
-
-
-def _holder(port: int) -> int | None:
-    """Find who listens on a port, from /proc; None where that is not shown."""
-    inode = _listening_inode(port)
-    if inode is None:
-        return None
-    for folder in sorted(Path("/proc").glob("[0-9]*")):
-        try:
-            if any(os.readlink(fd) == f"socket:[{inode}]" for fd in (folder / "fd").iterdir()):
-                return int(folder.name)
-        except OSError:  # gone, or not ours to look at
-            continue
-    return None
-
-
-def _listening_inode(port: int) -> str | None:
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        try:
-            rows = [
-                line.split() for line in Path(table).read_text(encoding="utf-8").splitlines()[1:]
-            ]
-        except OSError:
-            continue
-        for row in rows:
-            if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port:
-                return row[9]
-    return None

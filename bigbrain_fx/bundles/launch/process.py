@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
 
-from bigbrain_fx.supervisor import LAUNCHER, Group, marked, uncached
+from bigbrain_fx.supervisor import LAUNCHER, Group, uncached
 
 
 class Process(Protocol):
@@ -83,14 +83,12 @@ def popen(command: Command) -> Process:
 
     So what it has started ends with it. It ends itself with this process, however that ends.
     """
-    environment = marked(
-        {**uncached(command.folder, command.environment), LAUNCHER: str(os.getpid())}
-    )
+    environment = uncached(command.folder, command.environment)
     with command.log.open("w") as log:
         leader = subprocess.Popen(
             command.words,
             cwd=command.folder,
-            env=environment,
+            env={**environment, LAUNCHER: str(os.getpid())},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if command.reports else log,
             stderr=log,
@@ -98,14 +96,14 @@ def popen(command: Command) -> Process:
             errors="replace",
             start_new_session=True,
         )
-    return _Child(leader, environment)
+    return _Child(leader)
 
 
 class _Child(Group):
     """A child of ours with what it has started, as `subprocess.Popen` shows one."""
 
-    def __init__(self, leader: subprocess.Popen[str], environment: Mapping[str, str]) -> None:
-        super().__init__(leader, environment)
+    def __init__(self, leader: subprocess.Popen[str]) -> None:
+        super().__init__(leader)
         self.stdout = leader.stdout
         self._terminate = leader.terminate
 

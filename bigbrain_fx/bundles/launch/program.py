@@ -14,7 +14,7 @@ from bigbrain_fx.core import words
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Plan
 
-_PATHS = words("save first_gradients inputs outputs commits rescue store")
+_PATHS = words("save first_gradients inputs outputs commits store")
 _PLAIN = words("commit_every keep on_nan")
 OBSERVER = Path(__file__).with_name("observer.py")
 

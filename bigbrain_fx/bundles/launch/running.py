@@ -8,9 +8,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from bigbrain_fx.bundles.launch.compilers import require_compilers
 from bigbrain_fx.bundles.launch.crew import processes
-from bigbrain_fx.bundles.launch.gpus import require_gpus
+from bigbrain_fx.bundles.launch.gpus import require_compilers, require_gpus
 from bigbrain_fx.bundles.launch.options import (
     DEFAULT_STEPS,
     BatchLine,
@@ -277,7 +276,6 @@ def _require_folders(options: RunOptions) -> None:
     named = {
         "--save": options.save,
         "--commits": options.commits,
-        "--rescue": options.rescue,
         "--outputs": options.outputs,
     }
     for flag, path in named.items():

@@ -1,4 +1,4 @@
-"""A plan -> a file that starts its bundle where people start jobs: Slurm, Kubernetes, ssh, Ray.
+"""A plan -> a file that starts its bundle where people start jobs: Slurm, ssh, torchrun, Ray.
 
 This file knows hosts, devices and their order; what a device's process does is in the bundle. Every
 word of a script that is not ours is quoted.
@@ -6,7 +6,6 @@ word of a script that is not ours is quoted.
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -32,8 +31,6 @@ class Script:
         plan: whose devices are started.
         bundle: where the bundle is on every host.
         arguments: for its program.
-        image, claim: of Kubernetes: a container image with torch and safetensors; and the volume
-            claim that has the bundle, "CLAIM" or "CLAIM/FOLDER".
         python: what is Python there.
         lean: it has no launch.py: it was made by `split --lean`.
     """
@@ -41,8 +38,6 @@ class Script:
     plan: Plan
     bundle: str
     arguments: Sequence[str] = ()
-    image: str | None = None
-    claim: str | None = None
     python: str = "python"
     lean: bool = False
 
@@ -206,79 +201,6 @@ def _plain_calls(script: Script) -> list[tuple[str, str]]:
     return [(host, f"env {head} {script.program}") for host, head in heads]
 
 
-# --------------------------------------------------------------------------- Kubernetes
-
-
-def _kubernetes(script: Script) -> str:
-    """A headless service, and a job a device: a list in JSON, which kubectl takes like YAML."""
-    if script.image is None or script.claim is None:
-        raise InputError(
-            "Kubernetes needs a container image and a volume claim with the bundle",
-            code="BX3069",
-            help="--image IMAGE (with torch and safetensors) --claim CLAIM or CLAIM/FOLDER",
-        )
-    name = _name(script.plan)
-    service = {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": name},
-        "spec": {
-            "clusterIP": "None",
-            "publishNotReadyAddresses": True,
-            "selector": {"bigbrain-fx": name},
-            "ports": [{"name": "rendezvous", "port": PORT}],
-        },
-    }
-    jobs = [_job(script, rank, device, name) for rank, device in enumerate(script.devices)]
-    return (
-        json.dumps({"apiVersion": "v1", "kind": "List", "items": [service, *jobs]}, indent=1) + "\n"
-    )
-
-
-def _job(script: Script, rank: int, device: Device, name: str) -> Mapping[str, object]:
-    assert script.claim is not None
-    claim, _, folder = script.claim.partition("/")
-    environment = {
-        "RANK": rank,
-        "LOCAL_RANK": 0,  # a pod sees its own GPU only
-        "WORLD_SIZE": len(script.devices),
-        "MASTER_ADDR": f"{name}-0.{name}",
-        "MASTER_PORT": PORT,
-    }
-    size: dict[str, object] = {"memory": str(device.memory_bytes), "cpu": str(device.threads)}
-    if device.kind == "cuda":
-        size["nvidia.com/gpu"] = "1"
-    container = {
-        "name": "device",
-        "image": script.image,
-        "workingDir": "/bundle",
-        "command": [script.python, entry(script.plan), *script.arguments],
-        "env": [{"name": key, "value": str(value)} for key, value in environment.items()],
-        "resources": {"limits": size, "requests": size},
-        "volumeMounts": [
-            {"name": "bundle", "mountPath": "/bundle", **({"subPath": folder} if folder else {})}
-        ],
-    }
-    several = len(hosts(script.plan)) > 1
-    pod = {
-        "hostname": f"{name}-{rank}",
-        "subdomain": name,
-        "restartPolicy": "Never",
-        **({"nodeSelector": {"kubernetes.io/hostname": device.host}} if several else {}),
-        "containers": [container],
-        "volumes": [{"name": "bundle", "persistentVolumeClaim": {"claimName": claim}}],
-    }
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {"name": f"{name}-{rank}", "labels": {"bigbrain-fx": name}},
-        "spec": {
-            "backoffLimit": 0,
-            "template": {"metadata": {"labels": {"bigbrain-fx": name}}, "spec": pod},
-        },
-    }
-
-
 # --------------------------------------------------------------------------- Ray
 
 
@@ -367,10 +289,8 @@ class Starter:
 
 
 _LOOK = ("bash", "-n")
-_DRY_RUN = ("kubectl", "create", "--dry-run=server", "--validate=strict", "-f")
 STARTERS: Mapping[str, Starter] = {
     "slurm": Starter(_slurm, ".sbatch", "sbatch {}", "sbatch", ("sbatch", "--test-only")),
-    "kubernetes": Starter(_kubernetes, ".json", "kubectl apply -f {}", "kubectl", _DRY_RUN),
     "ray": Starter(_ray, ".py", "python {}", "ray"),
     "torchrun": Starter(_torchrun, ".sh", "bash {}", "torchrun", _LOOK),
     "ssh": Starter(_ssh, ".sh", "bash {}", "ssh", _LOOK),

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bigbrain_fx.bundles.launch.compilers import patience_s
 from bigbrain_fx.bundles.launch.failures import SHORT, DeviceLostError, RunError, failure
+from bigbrain_fx.bundles.launch.gpus import patience_s
 from bigbrain_fx.bundles.launch.options import Backend, Run, RunOptions, StepLine
 from bigbrain_fx.bundles.launch.process import Spawn, users_environment
 from bigbrain_fx.bundles.launch.program import (

@@ -1,6 +1,8 @@
 """The channels of a device file: a constant for each, named by the variable that it carries.
 
-This room knows which messages a device sends and receives; it knows nothing of when.
+This room knows which messages a device sends and receives; it knows nothing of when. The device of
+the last stage collects the outputs of a model without a loss: it makes them, receives them for a
+stage of its own, or gets them sent for nothing else (`cut.gathered`).
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bigbrain_fx.core import DeviceStore, Dim, Edge, Graph, Program, Stages, TensorSpec
+from bigbrain_fx.core import DeviceStore, Dim, Edge, Graph, Program, Stage, Stages, TensorSpec
 from bigbrain_fx.emit.modules.classes import StageText
 from bigbrain_fx.emit.modules.layout import WIDTH, wrapped
 from bigbrain_fx.emit.modules.names import DeviceNames, Names, device_names, identifier
@@ -166,3 +168,23 @@ def _channel(start: str, what: Sequence[str], form: Sequence[str], indent: int) 
     if len(whole) <= WIDTH or any(len(row) > WIDTH for row in rows):
         return wrapped(whole.strip(), indent)
     return [f"{pad}{start}Channel(", *rows, f"{pad}){end}"]
+
+
+def collected(graph: Graph, stages: Stages, stage: Stage) -> list[tuple[str, str]]:
+    """Return (name, value) of the outputs that are collected when a stage has run.
+
+    Each is collected once: at the first stage of the device that has it; what only comes to be
+    collected, or is an entry of the batch, at the last.
+    """
+    if graph.training or stage.device != stages.stages[-1].device:
+        return []
+    own = stages.of(stage.device)
+    first = {value: s.index for s in reversed(own) for value in (*s.receives, *_made(s))}
+    last = stages.stages[-1].index
+    return [
+        (name, value) for name, value in graph.output_names if first.get(value, last) == stage.index
+    ]
+
+
+def _made(stage: Stage) -> frozenset[str]:
+    return frozenset(stage.ops) - frozenset(stage.recomputed)

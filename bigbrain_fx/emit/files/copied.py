@@ -6,11 +6,12 @@ It reads import lines, of the bundle's files and of the runtime's own; it knows 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
 ROOM = "runtime"
+CALLED = frozenset({"run_in_process", "infer_in_process"})  # by scripts beside a bundle
 
 
 def runtime_files(
@@ -51,6 +52,32 @@ def room_files(
     return frozenset(f"{stem}.py" for stem in found)
 
 
+def door(runtime: Path, texts: Iterable[str], files: Collection[str]) -> str:
+    """Return `runtime/__init__.py` of a bundle: of the public names those that its files import.
+
+    Args:
+        runtime: the folder.
+        texts: the bundle's own Python.
+        files: of the runtime that the bundle has.
+    """
+    text = (runtime / "__init__.py").read_text(encoding="utf-8")
+    called = {name for name in CALLED if f"{_homes(runtime)[name]}.py" in files}
+    names = {name for own in texts for name in imported_names(own)} | called
+    block = next(n for n in ast.parse(text).body if isinstance(n, ast.If) and _is_for_checkers(n))
+    lines = text.splitlines()
+    kept = [line for node in block.body for line in _imports(node, names)]
+    whole = [*lines[: block.lineno], *kept, *lines[block.end_lineno :]]
+    return "\n".join(whole) + "\n"
+
+
+def _imports(node: ast.stmt, names: Collection[str]) -> Iterator[str]:
+    """Yield the line of an import of the door, without names that a bundle does not take."""
+    assert isinstance(node, ast.ImportFrom)
+    found = [alias.name for alias in node.names if alias.name in names]
+    if found:
+        yield f"    from .{node.module} import {', '.join(f'{n} as {n}' for n in found)}"
+
+
 def imported_names(text: str) -> Iterator[str]:
     """Yield the names that a file of the bundle takes from the runtime."""
     for node in ast.walk(ast.parse(text)):
@@ -85,7 +112,11 @@ def _neighbours(file: Path) -> tuple[str, ...]:
 def _run(tree: ast.AST) -> Iterator[ast.AST]:
     """Walk what runs, inside functions too; not what stands under `if TYPE_CHECKING`."""
     for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        if isinstance(node, ast.If) and _is_for_checkers(node):
             continue
         yield node
         yield from _run(node)
+
+
+def _is_for_checkers(node: ast.If) -> bool:
+    return ast.unparse(node.test) == "TYPE_CHECKING"

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from bigbrain_fx.core import Backward, Stage, micro_text
-from bigbrain_fx.emit.files.channels import Channels, DeviceFile
+from bigbrain_fx.emit.files.channels import Channels, DeviceFile, collected
 from bigbrain_fx.emit.files.instructions import (
     backward_lines,
     forward_lines,
@@ -25,7 +25,6 @@ from bigbrain_fx.emit.files.opaque import (
     header_lines,
     step_lines,
 )
-from bigbrain_fx.emit.files.outputs import collected
 from bigbrain_fx.emit.files.schedule_text import schedule_lines
 from bigbrain_fx.emit.modules import kept
 from bigbrain_fx.emit.modules.again import AGAIN, WIDENED

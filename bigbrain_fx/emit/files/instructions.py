@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bigbrain_fx.core import Edge
-from bigbrain_fx.emit.files.channels import Channels, DeviceFile
-from bigbrain_fx.emit.files.outputs import collected
+from bigbrain_fx.emit.files.channels import Channels, DeviceFile, collected
 from bigbrain_fx.emit.modules.classes import StageText
 from bigbrain_fx.emit.modules.layout import wrapped
 from bigbrain_fx.emit.modules.names import Names, identifier

@@ -56,10 +56,6 @@ def _has_hosts(bundle: Copied) -> bool:
     return len({device[name].host for name in bundle.plan.stages.devices}) > 1
 
 
-def _has_suspicion(bundle: Copied) -> bool:
-    return bundle.supervised and "suspicion" in bundle.extras
-
-
 def _recomputes(bundle: Copied) -> bool:
     """Whether stages run forward twice: also to drop what micro-batches without rows write."""
     stages = bundle.plan.stages
@@ -76,6 +72,11 @@ def _is_uneven(bundle: Copied) -> bool:
     return bundle.plan.source.drop_last is False
 
 
+def _has_rules(bundle: Copied) -> bool:
+    """Whether the model file says how batches are split, or its own step cuts them."""
+    return not bundle.plan.source.splits_evenly or bundle.plan.graph.is_opaque_step
+
+
 def _varies(bundle: Copied) -> bool:
     """Whether messages say their own form: rows are unequal, or gradients may be missing."""
     return _is_uneven(bundle) or bool(may_be_ungiven(bundle.plan.graph))
@@ -86,35 +87,48 @@ def _has_gpus(bundle: Copied) -> bool:
     return any(device[name].kind != "cpu" for name in bundle.plan.stages.devices)
 
 
+EXTRAS = ("mpi", "pipelining", "suspicion")  # parts that a bundle has when asked to, by their file
+SESSION = "feeding"  # a part that only `Machine` asks for
+
+
+_SPARE = ("suspicion",)
 _OF_REPLICAS = (
-    *("buckets", "joining", "peer_states", "replicas", "standing", "statistics", "surviving"),
+    *("buckets", "joining", "peer_states", "replicas", "standing", "state_parts"),
+    *("statistics", "surviving"),
 )
 PARTS = (
     Part("processes that are replaced", lambda b: b.supervised, ("control", "member")),
-    Part("replicas", lambda b: b.plan.stages.micros, _OF_REPLICAS),  # one, summed by a tree, too
+    Part(
+        "replicas", lambda b: b.plan.stages.micros, _OF_REPLICAS, ("losing", "peering")
+    ),  # one, summed by a tree, too
     Part("sums by torch's collectives", lambda b: b.plan.stages.by_backend, ("collectives",)),
     Part("ZeRO 3", lambda b: b.plan.stages.gathers, ("unsharded",)),
     Part("copies of a weight", _has_copies, ("copies",), is_check=True),
     Part("tensor groups", lambda b: b.plan.stages.members > 1, ("group", "group_runs")),
-    Part("stores", lambda b: b.plan.stages.offload, ("stores",)),
+    Part("stores", lambda b: b.plan.stages.offload, ("stores", "offloading", "offload_malloc")),
     Part("weights in stores", lambda b: "weights" in b.plan.stages.offload, ("stored_weights",)),
     Part("activations in stores", lambda b: b.plan.stages.saving, ("stored_activations",)),
     Part("torch.compile", lambda b: b.plan.stages.compiled, ("compiled",)),
     Part("steps that overlap", lambda b: b.plan.stages.asynchronous, ("asynchronous",)),
     Part("torch's pipeline runner", lambda b: "pipelining" in b.extras, ("pipelining",)),
-    Part("steps computed again", _has_suspicion, ("suspicion",)),
+    Part("steps computed again", lambda b: "suspicion" in b.extras, _SPARE, _SPARE),
     Part("messages over MPI", lambda b: "mpi" in b.extras, ("mpi",)),
-    Part("micro-batches of unequal rows", _is_uneven, ("uneven_rows",)),
+    Part("micro-batches of unequal rows", _is_uneven),
     Part("recomputation", _recomputes, ("recompute",)),
     Part("a loss scale", lambda b: b.plan.source.grad_scaler is not None, ("loss_scale",)),
     Part("messages that vary", _varies, ("varying",)),
     Part("a split backward", lambda b: b.plan.stages.deferring, ("deferred",)),
-    Part("recomputed operations", _recomputes_ops, ("promises",)),
-    Part("batches that are split by rules", lambda b: not b.plan.source.splits_evenly),
+    Part(
+        "recomputed operations",
+        lambda b: b.plan.stages.again or "pipelining" in b.extras,
+        ("promises",),
+    ),
+    Part("batches that are split by rules", _has_rules, ("splitting",)),
     Part("a training step that runs as it is", lambda b: b.plan.graph.is_opaque_step),
-    Part("GPUs", _has_gpus),
+    Part("GPUs", _has_gpus, ("gpus",)),
     Part("several hosts", _has_hosts, (), ("multi_host", "secured"), is_check=True),
-    Part("sessions", lambda b: False, supervisor=("feeding",)),  # whoever opens one has ours
+    Part("sessions", lambda b: SESSION in b.extras, ("feeding",)),
+    Part("the caller of sessions", lambda b: False, (), ("feeding",)),  # who opens one has ours
 )
 UNIMPORTED = {  # files that nothing of a bundle imports, and that it has all the same
     "runtime": ("pipelining",),  # a user's own loop does
@@ -123,7 +137,6 @@ UNIMPORTED = {  # files that nothing of a bundle imports, and that it has all th
 
 
 REPLACING = PARTS[0]
-EXTRAS = ("mpi", "pipelining", "suspicion")  # parts that a bundle has when asked to, by their file
 
 
 def is_chain(plan: Plan) -> bool:
@@ -135,7 +148,8 @@ def is_chain(plan: Plan) -> bool:
 
 def extras_of(bundle: Path) -> tuple[str, ...]:
     """Return the extras that a bundle has."""
-    return tuple(name for name in EXTRAS if (bundle / "runtime" / f"{name}.py").is_file())
+    known = (*EXTRAS, SESSION)
+    return tuple(name for name in known if (bundle / "runtime" / f"{name}.py").is_file())
 
 
 def left_out(bundle: Copied, room: str) -> frozenset[str]:

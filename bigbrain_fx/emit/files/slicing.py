@@ -118,12 +118,6 @@ def _closure(body: Sequence[ast.stmt], wanted: Iterable[str]) -> dict[int, set[s
     return chosen
 
 
-def bound_names(text: str) -> Iterator[str]:
-    """Yield the names that lines of a file bind, or change, at its top."""
-    for node in ast.parse(text).body:
-        yield from _defines(node)
-
-
 def _defines(node: ast.stmt) -> Iterator[str]:
     """Yield the names that a top-level statement binds or changes, also inside `if` and `try`.
 

@@ -255,6 +255,7 @@ def launch_text(plan: Plan) -> str:
     hosts = tuple(plan.cluster.device[name].host for name in plan.stages.devices)
     several = len(set(hosts)) > 1
     given = '"train.py", HOSTS' if several else '"train.py"'
+    given += ", replicas=True" * bool(plan.stages.micros)
     lines = [
         f'"""Train {quiet(plan.graph.name)} on this host and keep it going when processes die.',
         "",

@@ -25,7 +25,7 @@ from bigbrain_fx.core import blas_bytes
 from bigbrain_fx.measure.host import kernels, measure, overheads
 from bigbrain_fx.measure.host.fleet import ALIVE, ON_STDOUT, RESULT
 from bigbrain_fx.measure.host.limits import usable_memory_bytes
-from bigbrain_fx.runtime import NetworkTransport, join, leave_together, own_device
+from bigbrain_fx.runtime import NetworkTransport, join, leave_together, own_device, transport_of
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -223,7 +223,7 @@ def _transport(
     """Make a transport for a pair, as a channel's tag belongs to one peer; all ranks make it."""
     ranks = {f"r{rank}": rank for rank in range(len(options.kinds))}
     used = itertools.chain.from_iterable(overheads.channels(names))
-    return NetworkTransport(ranks, place.device, options.deadline_s, place.store, used)
+    return transport_of(ranks, place.device, options.deadline_s, place.store, used)
 
 
 def _measure_messages(

@@ -18,7 +18,7 @@ from bigbrain_fx.plan.nouns import Plan
 from bigbrain_fx.plan.tensor import part_channels
 from bigbrain_fx.planning import crowded
 
-COPY_SHARE = 0.01  # of a step's time that snapshots may take; as in supervisor/interval.py
+COPY_SHARE = 0.01  # of a step's time that snapshots may take; as in supervisor/snapshots.py
 LONGEST_REPLAY_S = 1.0  # that rare failures may bring about; copying may
 PCIE_BYTES_PER_S = 12e9  # a GPU's memory is copied over 16 lanes of PCIe 3, which most hosts have
 MOST_STEPS = 1000  # between two snapshots, however short a step is

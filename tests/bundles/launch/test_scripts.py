@@ -75,30 +75,6 @@ def test_slurm_starts_a_supervisor_on_one_host(plan: Plan) -> None:
     assert lean.endswith("python train.py --steps 7\n")
 
 
-def test_kubernetes_gives_each_device_what_it_has(plan: Plan) -> None:
-    text = launch_script("kubernetes", Script(plan, "/b", image="i:1", claim="c/f"))
-    service, *jobs = json.loads(text)["items"]
-    assert [job["metadata"]["name"] for job in jobs] == ["bigbrain-net-0", "bigbrain-net-1"]
-    for rank, job in enumerate(jobs):
-        pod = job["spec"]["template"]["spec"]
-        (container,) = pod["containers"]
-        given = {entry["name"]: entry["value"] for entry in container["env"]}
-        assert given["RANK"] == str(rank)
-        assert (
-            given["MASTER_ADDR"]
-            == f"{jobs[0]['spec']['template']['spec']['hostname']}." + (service["metadata"]["name"])
-        )
-        assert container["resources"]["limits"] == {"memory": str(2**30), "cpu": "1"}
-        assert container["volumeMounts"] == [
-            {"name": "bundle", "mountPath": "/bundle", "subPath": "f"}
-        ]
-        assert pod["subdomain"] == service["metadata"]["name"]
-        labels = job["spec"]["template"]["metadata"]["labels"]
-        assert service["spec"]["selector"].items() <= labels.items()
-    with pytest.raises(bb.InputError, match="needs a container image and a volume claim"):
-        launch_script("kubernetes", Script(plan, "/b"))
-
-
 def test_ray_has_an_actor_a_device(plan: Plan) -> None:
     tree = ast.parse(launch_script("ray", Script(plan, ODD, ("--save", "a'b"))))
     found = {

@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 import bigbrain_fx
-from bigbrain_fx.emit.files.copied import runtime_files
+from bigbrain_fx.emit.files.copied import door, runtime_files
 
 RUNTIME = Path(bigbrain_fx.__file__).parent / "runtime"
 TRAIN = "from runtime import Bundle, Hooks, Training, main\n"
@@ -49,3 +49,12 @@ def test_what_the_door_itself_imports_is_there_in_every_bundle() -> None:
     assert first
     wanted = {f"{alias.name}.py" for node in first for alias in node.names}
     assert wanted <= runtime_files(RUNTIME, [], without=("control", "member"))
+
+
+def test_a_bundles_door_has_what_its_files_import_and_nothing_else() -> None:
+    files = runtime_files(RUNTIME, [TRAIN])
+    text = door(RUNTIME, [TRAIN, "from .runtime import Device\n"], files)
+    nodes = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.ImportFrom)]
+    found = {a.name: n.module for n in nodes for a in n.names if n.module and n.level == 1}
+    assert found.keys() == {"Bundle", "Device", "Hooks", "Training", "main", "run_in_process"}
+    assert all(f"{module}.py" in files for module in found.values())

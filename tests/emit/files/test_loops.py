@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from bigbrain_fx.core import Backward, Cluster, Device, Edge, Forward, Link, Program, Stage, Stages
-from bigbrain_fx.emit.files.loops import MicroAction, MicroLoop, is_readable, roll, unroll
+from bigbrain_fx.emit.files.schedule_text import MicroAction, MicroLoop, is_readable, roll, unroll
 from bigbrain_fx.plan.schedule import StageCosts, build
 from tests.support.examples import examples
 

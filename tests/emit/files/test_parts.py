@@ -19,7 +19,7 @@ TRAIN = "from runtime import Bundle, Hooks, Training, main, Device, Stage, adamw
 ROOMS = Path(bigbrain_fx.__file__).parent
 # a part that is there only beside another
 BESIDE = {"weights in stores": "stores", "activations in stores": "stores"}
-OF_HOSTS = {"multi_host.py", "hosts.py", "secured.py", "admission.py", "remaining.py", "remote.py"}
+OF_HOSTS = {"multi_host.py", "hosts.py", "secured.py", "admission.py", "remaining.py"}
 
 
 def _supervisor(plan: Plan) -> frozenset[str]:

@@ -224,7 +224,7 @@ import os, sys
 
 import torch
 from bigbrain_fx.measure.host import measure, worker
-from bigbrain_fx.runtime.rendezvous import own_gpu
+from bigbrain_fx.runtime.gpus import own_gpu
 
 kinds = dict(zip(sys.argv[1::2], sys.argv[2::2]))["--kinds"].split(",")
 

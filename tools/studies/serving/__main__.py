@@ -27,10 +27,10 @@ import torch
 from torch import nn
 
 import bigbrain_fx
-from bigbrain_fx.bundles import ServeOptions, Serving, served
 from bigbrain_fx.core import Cluster, Device, Link
 from bigbrain_fx.frontend import load_model_file
 from bigbrain_fx.plan import Options
+from bigbrain_fx.serving import ServeOptions, Serving, served
 from tools.emulation import missing
 from tools.studies.serving.emulated import ROUNDS, SHARE, SpeedRow, emulated_rows
 

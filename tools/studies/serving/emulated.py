@@ -19,9 +19,9 @@ from typing import Any
 from unittest import mock
 
 import bigbrain_fx
-from bigbrain_fx.bundles import ServeOptions, Serving, served
 from bigbrain_fx.core import Cluster, Device, Link
 from bigbrain_fx.plan import Options
+from bigbrain_fx.serving import ServeOptions, Serving, served
 from tools.emulation import Network, emulated
 from tools.emulation.relay import INTERFACE, address
 

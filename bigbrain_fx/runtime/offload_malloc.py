@@ -1,0 +1,51 @@
+"""How malloc treats what offloading frees: large blocks apart from small ones, and given back."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from .malloc import KEEP_BYTES, M_MMAP_THRESHOLD, mallopt
+
+APART_BYTES = 1 << 14
+TUNABLES, UNCACHED = b"GLIBC_TUNABLES=", b"glibc.malloc.tcache_count=0"
+
+
+@contextmanager
+def apart() -> Iterator[None]:
+    """Map what is large by itself meanwhile: it leaves no hole in the heap when it goes.
+
+    Holes of one size are used in turn, so that a process holds as many of them as there are.
+    """
+    mallopt(M_MMAP_THRESHOLD, APART_BYTES)
+    try:
+        yield
+    finally:
+        mallopt(M_MMAP_THRESHOLD, KEEP_BYTES)
+
+
+def give_freed_memory_back() -> None:
+    """Give what is free now back to the system, wherever it lies.
+
+    Where activations went to a store, what is small and stays lies between the freed blocks: the
+    next forward would not find room there, and the process would hold as much as if they had
+    stayed.
+    """
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def caches_small_blocks() -> bool:
+    """Whether malloc keeps small freed blocks for others as small: unless it was told not to.
+
+    Before each tensor, which is aligned, malloc frees a block of a few bytes. Kept and given out
+    again, it is no part of the tensor's room when that is free: the next as large does not fit.
+    Who starts a process says so in its environment (`supervisor.processes.uncached`).
+    """
+    try:
+        began_with = Path("/proc/self/environ").read_bytes().split(b"\0")
+    except OSError:
+        return True
+    return not any(each.startswith(TUNABLES) and UNCACHED in each for each in began_with)

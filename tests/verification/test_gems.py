@@ -235,27 +235,6 @@ def test_a_plan_is_read_and_made_again(bench: Bench) -> None:
     assert other.schedule != "gems"
 
 
-REFUSED: Mapping[str, Mapping[str, object]] = {
-    "--zero 1": {"zero_stage": 1},
-    "--sum-order backend": {"sum_order": "backend"},
-    "--replica-shares": {"replica_shares": (3, 1)},
-    "--replicas auto": {"replicas": 0},
-    "--tensor": {"tensor": 2},
-    "--defer": {"defer": "all"},
-    "--pieces": {"pieces": 2},
-    "--pin": {"pins": (("embed", "d0"),)},
-    "in_flight": {"in_flight": (1, 1)},
-    "--partitioner auto": {"partitioner": "auto"},
-}
-
-
-@pytest.mark.parametrize("what", REFUSED)
-def test_what_has_an_order_or_devices_of_its_own_is_refused(bench: Bench, what: str) -> None:
-    with pytest.raises(InputError, match=f"--schedule gems does not go with {what}") as caught:
-        mirrored(bench, cluster(1, 1), **REFUSED[what])
-    assert "leave --schedule gems out" in (caught.value.help or "")
-
-
 def test_devices_and_micro_batches_come_in_pairs(bench: Bench, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="3 devices: one would hold the same weights twice"):
         mirrored(bench, cluster(1, 1, 1))

@@ -198,17 +198,6 @@ def test_zero_divides_the_gradients_of_a_model_of_more_than_a_bucket() -> None:
 @pytest.mark.parametrize(
     ("choices", "said", "help_"),
     [
-        ({"zero_stage": 1}, "--zero 1 shares among replicas, and this plan has one", "--replicas"),
-        (
-            {"replicas": 2, "zero_stage": 2, "sum_order": "replica"},
-            "--zero 2 keeps no replica's own sum",
-            "micro",
-        ),
-        (
-            {"replicas": 2, "zero_stage": 3, "sum_order": "backend"},
-            "--zero 3 gathers weights when the plan says",
-            "--zero 2",
-        ),
         (
             {
                 "replicas": 2,
@@ -230,7 +219,6 @@ def test_zero_divides_the_gradients_of_a_model_of_more_than_a_bucket() -> None:
             "8 micro-batches cannot be shared 2:1",
             "use shares whose sum divides 8",
         ),
-        ({"replicas": 2, "replica_shares": (1, 1, 1)}, "3 shares for 2 replicas", "--replicas 3"),
         ({"replicas": 2, "micro_batches": 1}, "2 replicas need a micro-batch each", "batches 2,"),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bigbrain_fx.core import Cluster, Link, Recv, Send
-from bigbrain_fx.errors import InputError, NoPlanError
+from bigbrain_fx.errors import NoPlanError
 from bigbrain_fx.plan import Plan, gathered_parts, replica_cut
 from bigbrain_fx.plan.memory_check import needed_bytes
 from tests.support.bundles import MODEL
@@ -129,20 +129,3 @@ def test_a_model_that_no_device_holds_trains_on_four(tmp_path: Path) -> None:
             planned(found, where, zero_stage=zero, **choices)
     plan = planned(found, where, zero_stage=3, **choices)
     assert max(entry.peak_bytes for entry in plan.forecast.devices) <= third.peak_bytes
-
-
-@pytest.mark.parametrize(
-    ("choices", "said", "help_"),
-    [
-        ({"sum_order": "replica"}, "--zero 3 keeps no replica's own sum", "micro"),
-        ({"schedule": "zb-h1"}, "a split backward", "--zero 2"),
-        ({"defer": "all"}, "a split backward", "--zero 2"),
-        ({"replicas": 1}, "this plan has one", "--replicas"),
-    ],
-)
-def test_what_does_not_go_with_it_is_refused(
-    bench: Bench, choices: dict[str, object], said: str, help_: str
-) -> None:
-    with pytest.raises(InputError, match=said) as caught:
-        divided(bench, 4, **{"replicas": 2, **choices})  # type: ignore[arg-type]  # fields of Options
-    assert help_ in (caught.value.help or "")

@@ -26,7 +26,7 @@ def _shares_as_members(request: Request) -> str:
 
 
 def _as_many_replicas(request: Request) -> str:
-    return f"add --replicas {max(2, len(request.options.replica_shares))}"
+    return f"write --replicas {max(2, len(request.options.replica_shares))}"
 
 
 _WHOLE_BACKWARDS = "use --schedule 1f1b or gpipe, --recompute all, and a named partitioner"
@@ -286,7 +286,7 @@ _REPLICAS = (
         f.REPLICA_SHARES,
         f.OTHER_REPLICAS,
         "each replica has a share",
-        "give as many shares as replicas",
+        _as_many_replicas,
         code="BX1294",
     ),
     Rule(

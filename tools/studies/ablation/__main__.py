@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 import time
 from contextlib import ExitStack
 from unittest.mock import patch
@@ -50,4 +50,6 @@ def main(models: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="+", help="of models/, as gpt")
+    main(parser.parse_args().models)

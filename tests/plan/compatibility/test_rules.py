@@ -125,8 +125,8 @@ BY_MODEL: tuple[tuple[str, dict[str, object], dict[str, object]], ...] = (
     ("BX1293b", {"replicas": 2}, {"graph": NO_LOSS}),
     ("BX1329", {"tensor": 2}, {"graph": NO_LOSS}),
 )
-CHOSEN_BY_PLACEMENT = {"BX1201a", "BX1202b", "BX1285b", "BX1285h"}
-"""Rules of what a plan to follow has chosen itself, beside all of replicas and cuts."""
+FOLLOWED = [case for case in BY_MODEL if not {"replicas", "tensor"} & set(case[1])]
+"""A plan to follow has replicas and groups of its own."""
 
 
 def asked(chosen: dict[str, object]) -> Options:
@@ -184,13 +184,11 @@ def test_a_model_or_a_cluster_that_does_not_go_with_an_option_is_refused(
     assert conflict(request({}, about)) is None
 
 
-@pytest.mark.parametrize(("code", "chosen", "about"), BY_MODEL)
+@pytest.mark.parametrize(("code", "chosen", "about"), FOLLOWED)
 def test_what_another_plan_placed_is_refused_alike(
     code: str, chosen: dict[str, object], about: dict[str, object]
 ) -> None:
     """`--like` had none of these checks: it wrote bundles that could not run, or trained others."""
-    if "replicas" in chosen or "tensor" in chosen:
-        pytest.skip("the plan to follow has replicas and groups of its own")
     found = request(chosen, about)
     assert found.graph is not None
     assert found.source is not None

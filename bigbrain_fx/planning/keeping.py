@@ -94,6 +94,26 @@ def keeping(
     return _Walk(graph, of, paid, kind).keeping()
 
 
+def _alive_between(graph: Graph, paid: Sequence[Sequence[str]]) -> Iterator[int]:
+    """Yield what of other units is alive, at most, where a unit runs an op after its first.
+
+    Only what they make after that first op: the rest counts where the unit stands in an order.
+    """
+    place = {op.name: place for place, op in enumerate(graph.ops)}
+    last = {name: max(map(place.__getitem__, to)) for name, to in graph.consumers.items() if to}
+    for names in map(set, paid):
+        first, *later = sorted(place[name] for name in names) or [0]
+        between = [
+            [
+                op
+                for op in graph.ops[first:at]
+                if op.name not in names and last.get(op.name, 0) >= at
+            ]
+            for at in later
+        ]
+        yield max((sum(_int(op.writes_bytes) for op in ops) for ops in between), default=0)
+
+
 def _estimated(
     graph: Graph, of: Mapping[str, OpCost], paid: Sequence[Sequence[str]], trains: bool
 ) -> Keeping:
@@ -104,7 +124,9 @@ def _estimated(
     if trains:
         most = np.array([max(map(add, *pair)) for pair in pairs], dtype=np.float64)
     else:  # what a forward alone makes may all stay to the end of its unit
-        most = np.array([sum(own) + max(work) for own, work in pairs], dtype=np.float64)
+        others = _alive_between(graph, paid)
+        each = zip(made, works, others, strict=True)
+        most = np.array([sum(own) + max(work) + n for own, work, n in each], dtype=np.float64)
     none = np.zeros(len(paid))
     own = np.array(saved, dtype=np.float64)
     return Keeping(False, own, (), most, most, none, np.full(len(paid), len(paid)))

@@ -14,6 +14,7 @@ COLD = {
     "bigbrain_fx.cli.launching": "programs of schedulers",
     "bigbrain_fx.measure.host.far": "ssh",
     "bigbrain_fx.supervisor.outliving": "a Python without torch",
+    "bigbrain_fx.verification.device_processes": "a Python with another hash seed",
 }
 
 

@@ -1,8 +1,9 @@
-"""Write the pages of docs/reference that are made: `python -m tools.reference`.
+"""Write the generated pages of docs/reference: `python -m tools.reference`.
 
-The first lists the public names as `bigbrain_fx` exports them, the second what each file that a
-bundle copies is for, and which bundles copy it, the third the codes of all errors, the fourth what
-does not go together. A test holds the pages equal to the code.
+They are the public names as `bigbrain_fx` exports them (api), the files that a bundle copies and
+which bundles copy them (bundle-files), the codes of all errors (errors), what does not go together
+(compatibility), the fields of cluster.json (cluster-file) and the rows of figures.json (figures). A
+test holds the pages equal to the code.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 import bigbrain_fx
 from bigbrain_fx.emit import PARTS, REPLACING, UNIMPORTED, room_files, runtime_files, ways_into
 from bigbrain_fx.plan import RULES
+from tools import cluster_page, figures_page
 from tools.error_codes import Site, collected
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -24,6 +26,8 @@ API = ROOT / "docs/reference/api.md"
 FILES = ROOT / "docs/reference/bundle-files.md"
 ERRORS = ROOT / "docs/reference/errors.md"
 COMPATIBILITY = ROOT / "docs/reference/compatibility.md"
+CLUSTER = ROOT / "docs/reference/cluster-file.md"
+FIGURES = ROOT / "docs/reference/figures.md"
 TRAIN = "from runtime import Bundle, Hooks, Training, main, Device, Stage, adamw, example_batches\n"
 INFER = "from runtime import Inference, infer_in_process, infer_main, InferenceDevice, Stage\n"
 
@@ -34,6 +38,8 @@ def main() -> None:
     FILES.write_text(files_page(), encoding="utf-8")
     ERRORS.write_text(errors_page(collected(ROOT).sites), encoding="utf-8")
     COMPATIBILITY.write_text(compatibility_page(), encoding="utf-8")
+    CLUSTER.write_text(cluster_page.page(), encoding="utf-8")
+    FIGURES.write_text(figures_page.page(figures_page.ROWS.read_text()), encoding="utf-8")
 
 
 # --------------------------------------------------------------------------- the public names
@@ -182,8 +188,9 @@ def compatibility_page() -> str:
         "# What does not go together",
         "",
         "Written by `python -m tools.reference`, from the table that `split` refuses by",
-        "(`bigbrain_fx/plan/compatibility/table.py`). All else goes together; pairs.md has",
-        "every pair tried. Some cuts are refused once stages are known: errors.md.",
+        "(`bigbrain_fx/plan/compatibility/table.py`). All else goes together;",
+        "[pairs](pairs.md) has every pair tried. Some cuts are refused once stages are known:",
+        "[errors](errors.md).",
         "",
         "| this | does not go with | because | instead |",
         "|---|---|---|---|",

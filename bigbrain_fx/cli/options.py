@@ -49,7 +49,7 @@ def _option(flag: str, *others: str, **settings: Any) -> Callable[[Command], Com
 
 def profile_option(command: Command) -> Command:
     """Add --profile."""
-    text = "Seconds of layers that others measured: a file that docs/how-to/commands.md describes."
+    text = "Seconds of layers that others measured: see docs/how-to/choose-a-plan.md."
     return _option("--profile", type=PATH, help=text)(command)
 
 

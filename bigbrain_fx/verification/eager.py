@@ -356,7 +356,8 @@ def put(model: nn.Module, numbers: Mapping[str, Tensor]) -> None:
 def _round_weights(model: nn.Module, names: Sequence[str]) -> None:
     """Round each row of a weight to 255 numbers that are alike on both sides of zero.
 
-    Written from the words of docs/huggingface.md, row by row; it shares nothing with `split`.
+    Written from the words of docs/how-to/hugging-face.md, row by row; it shares nothing with
+    `split`.
     """
     for name in names:
         for row in model.get_parameter(name):

@@ -74,18 +74,29 @@ class Wanted:
     replicas: tuple[tuple[int, ...], ...] = ()
 
 
-class TrainingLoop:
-    """The loop, step by step."""
+def load_there(wanted: Wanted) -> ModelFile:
+    """Run the model file; `forward` may import from its folder, too."""
+    file = load_model_file(
+        wanted.location, seed=wanted.seed, example="unused" if wanted.call else "traced"
+    )
+    sys.path.insert(0, str(file.path.parent))
+    return file
 
-    def __init__(self, wanted: Wanted) -> None:
+
+class TrainingLoop:
+    """The loop, step by step.
+
+    Args:
+        wanted: what loop.
+        load: returns what is trained; it is called under the loop's own dice.
+    """
+
+    def __init__(self, wanted: Wanted, load: Callable[[Wanted], ModelFile] = load_there) -> None:
         self.wanted = wanted
         self.dice = KeyedDice() if wanted.random else None
         if self.dice is not None:
             self.dice.install()
-        self.file = load_model_file(
-            wanted.location, seed=wanted.seed, example="unused" if wanted.call else "traced"
-        )
-        sys.path.insert(0, str(self.file.path.parent))  # forward may import, too
+        self.file = load(wanted)
         self.model = self.file.model
         if self.dice is not None:
             self.dice.know(self.model, wanted.whole)

@@ -48,7 +48,7 @@ def main() -> None:
 def api_page() -> str:
     """Return docs/reference/api.md."""
     lines = [
-        "# Python",
+        "# Python API",
         "",
         "Every public name of `bigbrain_fx`, written by `python -m tools.reference`. What a name",
         "does, argument by argument, is in its docstring: `help(bigbrain_fx.split)`.",
@@ -121,9 +121,9 @@ def files_page() -> str:
     programs, elsewhere = UNIMPORTED["supervisor"], ways_into(rare, "supervisor")
     launch = room_files(ROOMS / "supervisor", programs, elsewhere)
     lines = [
-        "# What a bundle copies",
+        "# Files that a bundle copies",
         "",
-        "Written by `python -m tools.reference`. A bundle takes along what its own files lead to:",
+        "Written by `python -m tools.reference`. A bundle copies what its own files import:",
         "a training bundle all with `train`, one of `split --lean` those with `lean`, one for",
         "inference those with `infer`; the others when the model or the plan needs them.",
         "",
@@ -185,7 +185,7 @@ def _by_package(sites: Iterable[Site]) -> dict[str, list[Site]]:
 def compatibility_page() -> str:
     """Return docs/reference/compatibility.md."""
     lines = [
-        "# What does not go together",
+        "# Compatibility: options that do not go together",
         "",
         "Written by `python -m tools.reference`, from the table that `split` refuses by",
         "(`bigbrain_fx/plan/compatibility/table.py`). All else goes together;",

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from bigbrain_fx.cli.templates import CLUSTER
+from bigbrain_fx.bundles.launch import free_port
+from bigbrain_fx.cli.templates import CLUSTER, MODEL
 
 TUTORIALS = Path(__file__).resolve().parents[2] / "docs/tutorials"
 PAGE = TUTORIALS / "first-split.md"
 OWN = TUTORIALS / "your-own-training-script.md"
+TWO = TUTORIALS / "two-machines.md"
 
 
 def commands(page: Path = PAGE) -> str:
@@ -23,7 +25,11 @@ def commands(page: Path = PAGE) -> str:
 
 def typed(page: Path, folder: Path) -> str:
     """Type the commands of a page in a folder; return what they print."""
-    (folder / "typed.sh").write_text(f"set -ex\n{commands(page)}")
+    return shell(commands(page), folder)
+
+
+def shell(script: str, folder: Path) -> str:
+    (folder / "typed.sh").write_text(f"set -ex\n{script}")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "typed.sh"],
@@ -57,6 +63,31 @@ def test_a_training_script_becomes_a_model_file(tmp_path: Path) -> None:
     printed = typed(OWN, tmp_path)
     for line in ("step   319   loss 0.002108", "validation at step 320: accuracy 0.861328"):
         assert line in printed
+
+
+@pytest.mark.nightly
+def test_two_addresses_train_as_two_machines(tmp_path: Path) -> None:
+    text = TWO.read_text()
+    (cluster,) = re.findall(r"^```json\n(.*?)^```$", text, re.M | re.S)
+    (secret,) = re.findall(r"^\(umask.*$", text, re.M)
+    first, second = (re.findall(rf"^127.0.0.{n}\$ (.*)$", text, re.M)[0] for n in (1, 2))
+    (tmp_path / "model.py").write_text(MODEL)
+    (tmp_path / "cluster.json").write_text(cluster)
+    port = str(free_port())
+    script = f"""
+bigbrain-fx split model.py --devices cluster.json --out bundle
+bigbrain-fx run bundle --steps 20 --save saved
+(cd bundle; {secret})
+cp -r bundle second
+(cd second; {second}) &
+(cd bundle; {first})
+wait %1
+ls bundle/saved/d0.safetensors second/saved/d1.safetensors
+"""
+    printed = shell(script.replace(":29500", f":{port}"), tmp_path)
+    for line in re.findall(r"^127.*$", text, re.M):
+        assert line.replace(":29500", f":{port}") in printed.replace(":29500", f":{port}")
+    assert "step    19" in printed
 
 
 def device_files(bundle: Path) -> list[Path]:

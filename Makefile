@@ -23,7 +23,7 @@ demo: venv
 # The pages of docs/ as a site in docs/_build; a warning (a broken link, say) is an error.
 docs: venv
 	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -c constraints.txt -e ".[docs]"
-	$(BIN)/sphinx-build -W --keep-going -n -q -b html docs docs/_build
+	$(BIN)/sphinx-build -E -W --keep-going -n -q -b html docs docs/_build
 
 # make test ROOM=schedule: the tests of one room, wherever it stands under tests/.
 ROOM ?=

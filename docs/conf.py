@@ -7,11 +7,15 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import click
+
+from bigbrain_fx.cli.group import cli
+
 ROOT = Path(__file__).resolve().parents[1]
 
 project = "bigbrain-fx"
 release = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
-extensions = ["myst_parser"]
+extensions = ["myst_parser", "sphinx_click"]
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
 exclude_patterns = ["_build"]
@@ -27,6 +31,15 @@ def _inside(app: object, name: str, source: list[str]) -> None:
     source[0] = text.replace("```mermaid", "```text")
 
 
+def _with_names() -> None:
+    """Let each option fill in the names of plug-ins, which it does when its help is asked for."""
+    for name in cli.list_commands(click.Context(cli)):
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None
+        command.get_help(click.Context(command, info_name=name))
+
+
 def setup(app: Any) -> None:  # noqa: ANN401  # Sphinx need not be there when this is checked
     """Let Sphinx call `_inside` for each page that it reads."""
+    _with_names()
     app.connect("source-read", _inside)

@@ -6,8 +6,6 @@ Knows no commands and decides nothing. Names come from the user's files: they ar
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -16,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from bigbrain_fx.cli.verdict import rate_text, verdict
 from bigbrain_fx.cluster import assumed
 from bigbrain_fx.plan import (
     Explanation,
@@ -38,6 +37,7 @@ from bigbrain_fx.planning import CHOSEN_ELSEWHERE
 if TYPE_CHECKING:
     from bigbrain_fx.bundles import Split, Verification
     from bigbrain_fx.cli.prices import Offer
+    from bigbrain_fx.core import DeviceForecast
     from bigbrain_fx.measure import Comparison, Contender
     from bigbrain_fx.plan import Candidate, Compared, Search
     from bigbrain_fx.planning import Plugin
@@ -47,68 +47,58 @@ MOST_CUTS = 12  # scattered placements have hundreds; --json has them all
 WIDE = 10_000  # neither a pipe's edge nor a narrow terminal's cuts a figure in two
 
 
-def show_plan(plan: Plan, parameters: int) -> None:
-    """Print what was decided, and why each cut is where it is; `explain` has recovery too."""
-    stages, devices = len(plan.stages.stages), len(plan.stages.devices)
-    _say(
-        (plan.graph.name, "bold"),
-        f": {_count(parameters, 'parameter')}, {_count(len(plan.graph.ops), 'op')}; "
-        f"{_count(stages, 'stage')} on {_count(devices, 'device')}; {_schedule(plan)}",
-    )
-    show_explanation(dataclasses.replace(explain(plan), recovery=None))
-    if plan.search is not None:
-        show_search(plan.search)
-    _say_left_out(plan)
+def show_plan(plan: Plan, parameters: int, verbose: bool = False) -> None:
+    """Print the verdict and who computes what; with `verbose` why each cut is where it is."""
+    found = explain(plan)
+    stages = _count(len(plan.stages.stages), "stage")
+    size = f"{_count(parameters, 'parameter')}, {_count(len(plan.graph.ops), 'op')}, {stages}"
+    _say((plan.graph.name, "bold"), f": {size}; {_schedule(plan)}")
+    _show_verdict(plan, found)
+    if verbose:
+        show_explanation(dataclasses.replace(found, recovery=None))
+        _show_search(plan)
+    else:
+        _show_parts(found)
+    _say_all(left_out_text(plan.cluster))
 
 
-def _say_left_out(plan: Plan) -> None:
-    text = left_out_text(plan.cluster)
-    if text:
-        _say(text)
-
-
-def show_forecast(plan: Plan) -> None:
-    """Print what a step would take, and that it fits."""
-    rows_per_s = plan.micro_batches * plan.rows / plan.forecast.step_s
+def show_forecast(plan: Plan, verbose: bool = False) -> None:
+    """Print the verdict and the memory of each device; with `verbose` features and the search."""
     by_hand = plan.placement.reason.startswith("placed by hand")  # no partitioner was asked
     by = f"{'placed by hand' if by_hand else plan.partitioner} with {plan.estimator}"
-    _say((plan.graph.name, "bold"), f": {by}, {_schedule(plan)}")
-    measured = measured_text(plan)
-    said = f"forecast {plan.forecast.step_s:.4f} s a step, {rows_per_s:.1f} rows a second{measured}"
-    _say(f"{said}; it fits:")
+    _say((plan.graph.name, "bold"), f": {by}{measured_text(plan)}, {_schedule(plan)}")
+    _show_verdict(plan)
     heads = ("device", "busy s", "idle s", "weights", "gradients", "optimizer", "activations")
-    rows = []
-    for entry in plan.forecast.devices:
-        sizes = (
-            entry.weights_bytes,
-            entry.gradients_bytes,
-            entry.optimizer_bytes,
-            entry.activations_bytes,
-            entry.messages_bytes,
-            entry.peak_bytes,
-            plan.cluster.device[entry.device].memory_bytes,
-        )
-        times = f"{entry.busy_s:.4f}", f"{entry.idle_s:.4f}"
-        rows.append((entry.device, *times, *map(size_text, sizes)))
-    _table((*heads, "messages", "peak", "has"), rows)
-    if plan.stages.asynchronous:
-        _say(asynchronous_text(plan.stages))
-    if plan.stages.compiled:
-        _say(compiled_text(plan.stages))
-    if plan.source.quantize:
-        _say(quantised_text(plan))
-    if plan.source.rewritten:
-        _say(rewritten_text(plan))
-    if plan.stages.offload:
-        _say(offload_text(plan.stages, plan.forecast, plan.cluster))
-    _say_left_out(plan)
-    around = spread(plan)
-    _say(f"{around}{f' ({around.note})' if around.note else ''}")
-    for text in assumed(plan.cluster, plan.graph):
-        _say(text)
+    _table(
+        (*heads, "messages", "peak", "of"), (_memory_row(plan, e) for e in plan.forecast.devices)
+    )
+    _say_all(left_out_text(plan.cluster), *assumed(plan.cluster, plan.graph))
+    if not verbose:
+        return
+    stages = plan.stages
+    _say_all(
+        asynchronous_text(stages),
+        compiled_text(stages),
+        quantised_text(plan),
+        rewritten_text(plan),
+        offload_text(stages, plan.forecast, plan.cluster),
+    )
     _show_compared(plan.compared)
-    if plan.search is not None:
-        show_search(plan.search)
+    _show_search(plan)
+
+
+def _memory_row(plan: Plan, entry: DeviceForecast) -> tuple[str, ...]:
+    sizes = (
+        entry.weights_bytes,
+        entry.gradients_bytes,
+        entry.optimizer_bytes,
+        entry.activations_bytes,
+        entry.messages_bytes,
+        entry.peak_bytes,
+        plan.cluster.device[entry.device].memory_bytes,
+    )
+    times = f"{entry.busy_s:.4f}", f"{entry.idle_s:.4f}"
+    return (entry.device, *times, *map(size_text, sizes))
 
 
 def show_offers(found: Sequence[Offer]) -> None:
@@ -127,8 +117,11 @@ def show_offers(found: Sequence[Offer]) -> None:
     _table(("cluster", "step s", "interval", "rows/s", "cost", "refused"), rows)
 
 
-def show_search(found: Search) -> None:
+def _show_search(plan: Plan) -> None:
     """Print what `auto` chose, what came after it and why, and how far from a lower bound it is."""
+    found = plan.search
+    if found is None:
+        return
     _say(
         ("auto", "bold"),
         f" ({found.objective}, effort {found.effort}) compared {_count(found.looked_at, 'split')} "
@@ -166,8 +159,26 @@ def search_json(found: Search) -> dict[str, object]:
     return {**dataclasses.asdict(found), "bounds": bounds}
 
 
+def show_explained(plan: Plan, found: Explanation) -> None:
+    """Print the verdict, the parts, the cuts with their neighbours, and the search."""
+    _show_verdict(plan, found)
+    show_explanation(found)
+    _show_search(plan)
+
+
 def show_explanation(found: Explanation) -> None:
     """Print the parts and the cuts of a plan."""
+    _show_parts(found)
+    _show_reasons(found)
+
+
+def _show_verdict(plan: Plan, found: Explanation | None = None) -> None:
+    for line in verdict(plan, found):
+        _say(line)
+
+
+def _show_parts(found: Explanation) -> None:
+    """Print what each device computes."""
     rows = [
         (
             part.device,
@@ -182,28 +193,28 @@ def show_explanation(found: Explanation) -> None:
         for part in found.devices
     ]
     _table(("device", "stages", "modules", "ops", "busy s", "idle s", "memory", "of"), rows)
-    if found.reason:
-        _say(found.reason)
+
+
+def _show_reasons(found: Explanation) -> None:
+    """Print why each cut is where it is, and what the plan's features do."""
+    _say_all(found.reason)
     largest = sorted(found.cuts, key=lambda cut: -cut.nbytes)[:MOST_CUTS]
-    for cut in found.cuts:
-        if cut in largest:
-            _say(found.cut_text(cut))
-            for line in map(found.compare, cut.alternatives):
-                _say(f"  {line}")
+    for cut in (cut for cut in found.cuts if cut in largest):
+        _say_all(found.cut_text(cut), *(f"  {found.compare(each)}" for each in cut.alternatives))
     if len(found.cuts) > MOST_CUTS:
         _say(f"and {len(found.cuts) - MOST_CUTS} smaller cuts, see --json")
     said = (found.tensor, found.replicas, found.recompute, found.split, found.offload, found.order)
     last = found.asynchronous, found.compiled, found.quantised, found.rewritten
-    for text in filter(None, (*said, *last)):
-        _say(text)
-    for line in found.axis_lines:
-        _say(f"  {line}")
+    _say_all(*said, *last, *(f"  {line}" for line in found.axis_lines))
     _show_compared(found.compared)
     if found.moved:
         _say(f"{_count(len(found.moved), 'op')} moved to stay with others: {_few(found.moved)}")
-    if found.recovery:
-        _say(f"when a device dies: {found.recovery}")
-    _say(found.forecast_text)
+    _say_all(f"when a device dies: {found.recovery}" if found.recovery else "", found.forecast_text)
+
+
+def _say_all(*texts: str) -> None:
+    for text in filter(None, texts):
+        _say(text)
 
 
 def _show_compared(found: Sequence[Compared]) -> None:
@@ -217,13 +228,17 @@ def pace_text(plan: Plan, median_s: float) -> str:
     forecast_s, what = plan.forecast.step_s, "step" if plan.mode == "train" else "batch"
     plain = " of stages that are not compiled" if plan.stages.compiled else ""
     return (
-        f"median {median_s:.4f} s a {what}, {plan.graph.batch / median_s:.1f} rows a second; "
+        f"median {median_s:.4f} s a {what}, {rate_text(plan.graph, plan.graph.batch / median_s)}; "
         f"forecast {forecast_s:.4f} s{plain}: it took {median_s / forecast_s:.2f} times as long"
     )
 
 
 def show_verification(found: Verification) -> None:
-    """Print each equality, and where it fails."""
+    """Print whether all is equal, then each check, and where it fails."""
+    failed = sum(check.passed is False for check in found.checks)
+    count = _count(len(found.checks), "check")
+    whole = f"FAILED: {failed} of {count}" if failed else f"verified: {count}, none failed"
+    _say((whole, "red" if failed else "green"))
     for check in found.checks:
         colour = {True: "green", False: "red", None: "yellow"}[check.passed]
         _say((check.word, colour), f"  {check.name}: {check.detail}")
@@ -297,11 +312,6 @@ def _settings(entry: Plugin) -> tuple[str, ...]:
 
 
 # --------------------------------------------------------------------------- as JSON
-
-
-def json_line(value: object) -> str:
-    """Write a value as one line of JSON; numbers that JSON has no word for become null."""
-    return json.dumps(_plain(value), allow_nan=False)
 
 
 def split_json(made: Split) -> dict[str, object]:
@@ -395,16 +405,6 @@ def _contender_json(each: Contender) -> dict[str, object]:
 def plugin_json(entry: Plugin) -> dict[str, object]:
     """Return what `plugins --json` prints of one name."""
     return {**dataclasses.asdict(entry), "settings": _settings(entry)}
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
 
 
 # --------------------------------------------------------------------------- words

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from bigbrain_fx.cli.group import cli
-from bigbrain_fx.cli.options import COUNT, PATH, POSITIVE, json_option
+from bigbrain_fx.cli.options import COUNT, PATH, POSITIVE, json_option, option
+from bigbrain_fx.cli.output import emit
 from bigbrain_fx.cli.progress import working
 
 if TYPE_CHECKING:
@@ -19,24 +20,24 @@ if TYPE_CHECKING:
 
 @cli.command(short_help="Several jobs on one cluster: who gets which devices?")
 @click.argument("jobs", nargs=-1, required=True)
-@click.option("-d", "--devices", type=PATH, required=True, help="The cluster.json to divide.")
-@click.option(
+@option("-d", "--devices", type=PATH, required=True, help="The cluster.json to divide.")
+@option(
     "--steps",
     type=COUNT,
     multiple=True,
     default=(1000,),
     help="Of each job, in their order; or one number for all.",
 )
-@click.option(
+@option(
     "--effort",
     type=click.Choice(["fast", "normal", "high"]),
     default="fast",
     help="How long to look at each part: see --partitioner auto.",
 )
-@click.option("--estimator", default="analytical", help="Of model files.")
-@click.option("-o", "--out", type=PATH, help="Write a cluster file for each job to this folder.")
-@click.option("--force", is_flag=True, help="Replace files that are there.")
-@click.option("--time-limit", type=POSITIVE, default=600.0, help="Of a capture.")
+@option("--estimator", default="analytical", help="Of model files.")
+@option("-o", "--out", type=PATH, help="Write a cluster file for each job to this folder.")
+@option("--force", is_flag=True, help="Replace files that are there.")
+@option("--time-limit", type=POSITIVE, default=600.0, help="Of a capture.")
 @json_option
 def pack(
     jobs: tuple[str, ...],
@@ -63,13 +64,9 @@ def pack(
     with working(f"dividing {devices} among {len(jobs)} jobs"):
         found = bundles.pack(jobs, devices, steps, options, time_limit_s=time_limit)
     written = bundles.write_parts(found, devices, out) if out is not None else {}
+    emit(as_json, _fields(found), "\n".join(packing_lines(found)))
     if as_json:
-        from bigbrain_fx.cli.console import json_line
-
-        click.echo(json_line(_fields(found)))
         return
-    for line in packing_lines(found):
-        click.echo(line)
     for job, (name, path) in zip(jobs, written.items(), strict=True):
         click.echo(f"wrote {path}; {name}: {split_command(job, name, path)}", err=True)
 

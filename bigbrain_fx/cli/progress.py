@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from bigbrain_fx.cli.output import json_line
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -51,8 +53,6 @@ def stepping(
     of few steps, and one in ten of more than `FEW_STEPS`.
     """
     if as_json:
-        from bigbrain_fx.cli.console import json_line
-
         show = _thinned(lambda line: click.echo(json_line(dataclasses.asdict(line))), every, steps)
         yield show
         return

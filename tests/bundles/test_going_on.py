@@ -153,7 +153,7 @@ def test_the_weights_of_a_commit_alone_also_where_steps_overlap(tmp_path: Path) 
     assert found.keys() == wanted.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
     both = call("export", bundle, "--to", out, "--commits", commits, "--weights", "saved")
-    assert (both.code, "expected one of --weights and --commits" in both.err) == (2, True)
+    assert (both.code, "expected one of --weights and --checkpoint-dir" in both.err) == (2, True)
 
 
 def test_the_loader_stands_alone_and_refuses_others(trained: Path, tmp_path: Path) -> None:

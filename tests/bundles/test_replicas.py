@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 import bigbrain_fx
 from bigbrain_fx.bundles import resplit, verify
 from bigbrain_fx.bundles.launch import RunOptions, run
-from bigbrain_fx.cli.given import read_axes, read_number, read_shares
+from bigbrain_fx.cli.given import read_axes, read_number, read_ratio
 from bigbrain_fx.emit import bundle_texts
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Options, gathered_parts, read_plan
@@ -159,11 +159,11 @@ def test_other_replicas_are_refused(text: str) -> None:
 
 
 def test_shares_are_numbers_with_colons() -> None:
-    assert read_shares("3:1") == (3, 1)
-    assert read_shares(None) == ()
+    assert read_ratio("3:1") == (3, 1)
+    assert read_ratio(None) == ()
     for text in ("3,1", "3:0", ":", "a:b"):
         with pytest.raises(InputError, match="expected positive numbers with colons"):
-            read_shares(text)
+            read_ratio(text)
 
 
 def test_axes_are_names_with_commas() -> None:

@@ -199,7 +199,7 @@ def test_a_plan_says_it_wherever_it_is_shown(capsys: pytest.CaptureFixture[str])
     found = planned("digits", recompute=(1,))
     said = "recompute: each backward runs the forward of stage 1 again"
     assert plan_json(found)["recompute"] == (1,)
-    show_plan(found, 0)
+    show_plan(found, 0, verbose=True)
     show_forecast(found)
     shown = capsys.readouterr().out
     assert said in shown

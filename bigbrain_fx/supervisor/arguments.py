@@ -6,6 +6,7 @@ It reads words; it starts nothing and opens no file.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
 MOST_SECONDS = 1e8
@@ -20,6 +21,7 @@ def parser_of(program: str) -> argparse.ArgumentParser:
         f"result is the same. Other options go to {program}: see `python {program} --help`.",
     )
     _add_limits(parser)
+    _add_earlier(parser)
     parser.add_argument("--events", help="append what happens to this file, as JSON lines")
     parser.add_argument("--logs", help="keep what the processes write in this folder")
     _add_hosts(parser)
@@ -29,7 +31,9 @@ def parser_of(program: str) -> argparse.ArgumentParser:
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
     """Add how processes are replaced, and how long they may take."""
-    parser.add_argument("--spares", type=_count, default=1, help="warm processes (default 1)")
+    parser.add_argument(
+        "--standby", dest="spares", type=_count, default=1, help="standby workers (default 1)"
+    )
     parser.add_argument(
         "--restarts", type=_count, default=20, help="allowed within ten minutes (default 20)"
     )
@@ -48,23 +52,26 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         "commit (default: 3 times the longest recent step, at least --hang and 30)",
     )
     parser.add_argument(
-        "--snapshot-every",
+        "--memory-checkpoint-every",
+        dest="snapshot_every",
         type=_positive,
         default=None,
-        help="steps between snapshots in memory (default: measured)",
+        help="steps between in-memory checkpoints (default: measured)",
     )
     parser.add_argument(
-        "--snapshots",
+        "--memory-checkpoint-dir",
+        dest="snapshots",
         type=_folder,
         metavar="FOLDER",
-        help="keep snapshots in a folder of a disk, as files without a name, in place of memory",
+        help="write in-memory checkpoints to a folder of a disk instead, as files without a name",
     )
     parser.add_argument(
         "--suspect",
         type=_share,
         default=0.0,
         metavar="RATE",
-        help="let a spare compute this share of all devices' steps again, and go back where it "
+        help="let a standby worker recompute this fraction of all devices' steps, and go back "
+        "where it "
         "finds another result (default 0)",
     )
     parser.add_argument(
@@ -79,6 +86,18 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="memory for sent messages on each device (default: a share of half of what is free)",
     )
+
+
+def _add_earlier(parser: argparse.ArgumentParser) -> None:
+    """Take options by the names that they had until 0.3.0, and show those nowhere."""
+    earlier: dict[str, Callable[[str], object]] = {
+        "--spares": _count,  # earlier name
+        "--snapshot-every": _positive,  # earlier name
+        "--snapshots": _folder,  # earlier name
+    }
+    for flag, kind in earlier.items():
+        hidden = argparse.SUPPRESS
+        parser.add_argument(flag, type=kind, default=hidden, help=hidden)
 
 
 def _add_hosts(parser: argparse.ArgumentParser) -> None:

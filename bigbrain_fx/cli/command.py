@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -43,6 +44,7 @@ RENAMED = {
     "--tensor-shares": "--tp-ratio",
 }
 """Earlier names of options, which a parameter still has, as the field of `Options` does."""
+_MARGIN = 4  # beside two columns
 FEW = 16  # options; a command that has no more describes them all
 NOTE = "note: {old} is now {new}; the old name works until 0.4.0"
 Declared = Callable[..., Any]
@@ -124,7 +126,8 @@ class Command(click.Command):
         groups = [group for group in GROUPS if group in map(_group, params)]
         if not ctx.meta.get("help_all", False):
             with formatter.section("More options, described by --help-all"):
-                formatter.write_dl([(group, _names(params, group)) for group in groups])
+                width = formatter.width - len(max(groups, key=len)) - _MARGIN
+                formatter.write_dl([(group, _names(params, group, width)) for group in groups])
             return
         for group in groups:
             with formatter.section(group.capitalize()):
@@ -160,8 +163,10 @@ def _records(
     return [record for record in shown if record is not None]
 
 
-def _names(options: list[click.Option], group: str) -> str:
-    return " ".join(each.opts[-1] for each in options if _group(each) == group)
+def _names(options: list[click.Option], group: str, width: int) -> str:
+    """Return the flags of a group in lines that end at no hyphen, marked as such for click."""
+    names = " ".join(each.opts[-1] for each in options if _group(each) == group)
+    return "\b\n" + "\n".join(textwrap.wrap(names, width, break_on_hyphens=False))
 
 
 def _show_all(ctx: click.Context, _param: click.Parameter, value: bool) -> None:

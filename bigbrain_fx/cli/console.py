@@ -69,7 +69,7 @@ def show_forecast(plan: Plan, verbose: bool = False) -> None:
     _say((plan.graph.name, "bold"), f": {by}{measured_text(plan)}, {_schedule(plan)}")
     _show_verdict(plan)
     heads = ("device", "busy s", "idle s", "weights", "gradients", "optimizer", "activations")
-    _table(
+    show_table(
         (*heads, "messages", "peak", "of"), (_memory_row(plan, e) for e in plan.forecast.devices)
     )
     _say_all(left_out_text(plan.cluster), *assumed(plan.cluster, plan.graph))
@@ -114,7 +114,7 @@ def show_offers(found: Sequence[Offer]) -> None:
         )
         for each in found
     ]
-    _table(("cluster", "step s", "interval", "rows/s", "cost", "refused"), rows)
+    show_table(("cluster", "step s", "interval", "rows/s", "cost", "refused"), rows)
 
 
 def _show_search(plan: Plan) -> None:
@@ -129,7 +129,7 @@ def _show_search(plan: Plan) -> None:
     )
     heads = ("placed by", "devices", "schedule", "step s", "memory", "against the best")
     losers = [_candidate_row(each, each.why) for each in (*found.others, *found.refused)]
-    _table(heads, [_candidate_row(found.winner, "the best"), *losers])
+    show_table(heads, [_candidate_row(found.winner, "the best"), *losers])
     _say(str(found))
 
 
@@ -192,7 +192,7 @@ def _show_parts(found: Explanation) -> None:
         )
         for part in found.devices
     ]
-    _table(("device", "stages", "modules", "ops", "busy s", "idle s", "memory", "of"), rows)
+    show_table(("device", "stages", "modules", "ops", "busy s", "idle s", "memory", "of"), rows)
 
 
 def _show_reasons(found: Explanation) -> None:
@@ -252,7 +252,7 @@ def show_comparison(found: Comparison) -> None:
     heads += ["measured s", "rows/s"] if ran else []
     planned = [each for each in found.contenders if each.plan is not None]
     rows = [_contender_row(each, ran) for each in planned]
-    _table((*heads, "sent", "planned in s", "memory"), rows)
+    show_table((*heads, "sent", "planned in s", "memory"), rows)
     for each in found.contenders:
         if each.reason:
             help_ = f"; {each.help}" if each.help else ""
@@ -302,7 +302,7 @@ def show_plugins(entries: Sequence[Plugin]) -> None:
         (each.name, each.kind, each.package, each.what, ", ".join(_settings(each)))
         for each in entries
     ]
-    _table(("name", "kind", "package", "what", "--set"), rows, left=True)
+    show_table(("name", "kind", "package", "what", "--set"), rows, left=True)
 
 
 def _settings(entry: Plugin) -> tuple[str, ...]:
@@ -322,41 +322,40 @@ def split_json(made: Split) -> dict[str, object]:
 
 def plan_json(plan: Plan) -> dict[str, object]:
     """Return what `estimate --json` and `simulate --json` print of a plan."""
+    stages, source, found = plan.stages, plan.source, plan.search
+    own = ("partitioner", "estimator", "schedule", "micro_batches", "rows", "in_flight")
+    cut = (
+        "recompute",
+        "deferring",
+        "offload",
+        "asynchronous",
+        "compiled",
+        "zero_stage",
+        "sum_order",
+    )
     return {
         "model": plan.graph.name,
         "plan": plan.key,
-        "partitioner": plan.partitioner,
-        "estimator": plan.estimator,
-        "schedule": plan.schedule,
-        "recompute": plan.stages.recompute,
-        "deferring": plan.stages.deferring,
-        "offload": plan.stages.offload,
-        "asynchronous": plan.stages.asynchronous,
-        "compiled": plan.stages.compiled,
-        "quantize": plan.source.quantize,
-        "rewritten": [dataclasses.asdict(each) for each in plan.source.rewritten],
-        "micro_batches": plan.micro_batches,
-        "replicas": [list(own) for own in plan.stages.micros],
-        "zero_stage": plan.stages.zero_stage,
-        "sum_order": plan.stages.sum_order,
-        "rows": plan.rows,
-        "stages": len(plan.stages.stages),
+        **{name: getattr(plan, name) for name in own},
+        **{name: getattr(stages, name) for name in cut},
+        "quantize": source.quantize,
+        "rewritten": [dataclasses.asdict(each) for each in source.rewritten],
+        "replicas": [list(own) for own in stages.micros],
+        "stages": len(stages.stages),
         "step_s": plan.forecast.step_s,
-        "in_flight": plan.in_flight,
-        "search": search_json(plan.search) if plan.search else None,
-        "tensor": plan.stages.members,
+        "search": search_json(found) if found else None,
+        "tensor": stages.members,
         "compared": [dataclasses.asdict(each) for each in plan.compared],
         "measured": measured_share(plan),
         "spread": dataclasses.asdict(spread(plan)),
         "assumed": assumed(plan.cluster, plan.graph),
-        "devices": [
-            {
-                **dataclasses.asdict(entry),
-                "memory_bytes": plan.cluster.device[entry.device].memory_bytes,
-            }
-            for entry in plan.forecast.devices
-        ],
+        "devices": [_device_json(plan, entry) for entry in plan.forecast.devices],
     }
+
+
+def _device_json(plan: Plan, entry: DeviceForecast) -> dict[str, object]:
+    memory = plan.cluster.device[entry.device].memory_bytes
+    return {**dataclasses.asdict(entry), "memory_bytes": memory}
 
 
 def comparison_json(found: Comparison) -> dict[str, object]:
@@ -375,31 +374,17 @@ def comparison_json(found: Comparison) -> dict[str, object]:
 
 
 def _contender_json(each: Contender) -> dict[str, object]:
-    head = {
-        "name": each.name,
+    """Return fields of a contender; those of its plan replace fields of the same name."""
+    asked = ("name", "reason", "code", "help", "planning_s", "partitioner", "estimator")
+    forecast = ("step_s", "rows_per_s", "cut_bytes")
+    ran = ("measured_step_s", "measured_rows_per_s", "steps_s", "losses", "max_rss_bytes", "bundle")
+    return {
         "planned": each.plan is not None,
-        "reason": each.reason,
-        "code": each.code,
-        "help": each.help,
-        "planning_s": each.planning_s,
-    }
-    measured = {
-        "measured_step_s": each.measured_step_s,
-        "measured_rows_per_s": each.measured_rows_per_s,
-        "steps_s": each.steps_s,
-        "losses": each.losses,
-        "max_rss_bytes": dict(each.max_rss_bytes),
-        "bundle": each.bundle,
-    }
-    forecast = {
-        "step_s": each.step_s,
-        "rows_per_s": each.rows_per_s,
-        "cut_bytes": each.cut_bytes,
         "devices": (),
+        **{name: getattr(each, name) for name in (*asked, *forecast)},
+        **(plan_json(each.plan) if each.plan is not None else {}),
+        **{name: getattr(each, name) for name in ran},
     }
-    asked = {"partitioner": each.partitioner, "estimator": each.estimator}
-    plan = plan_json(each.plan) if each.plan is not None else {}
-    return {**head, **asked, **forecast, **plan, **measured}
 
 
 def plugin_json(entry: Plugin) -> dict[str, object]:
@@ -414,7 +399,7 @@ def _say(*parts: str | tuple[str, str]) -> None:
     _console().print(Text.assemble(*parts), soft_wrap=True)
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, left: bool = False) -> None:
+def show_table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, left: bool = False) -> None:
     """Print rows under their heads; the first three columns are words, and all if `left`."""
     console = _console()
     table = Table(*heads, box=box.SIMPLE_HEAD if console.is_terminal else None, pad_edge=False)

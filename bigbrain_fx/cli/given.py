@@ -156,6 +156,11 @@ def read_assumptions(texts: Sequence[str]) -> tuple[tuple[str, bool], ...]:
     return tuple(read_answers(texts).items())
 
 
+def read_names(text: str | None) -> tuple[str, ...]:
+    """Read "a,b"; nothing is an empty tuple."""
+    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
+
+
 def read_stage(text: str) -> int:
     """Read a stage of ZeRO, one of "0" to "3"."""
     return int(text)

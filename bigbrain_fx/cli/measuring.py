@@ -6,12 +6,12 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
 from bigbrain_fx.cli.command import reads
-from bigbrain_fx.cli.given import located, read_members, read_rows
+from bigbrain_fx.cli.given import located, read_members
 from bigbrain_fx.cli.group import cli
 from bigbrain_fx.cli.options import (
     COUNT,
@@ -115,11 +115,14 @@ def _corrected(profiles: Path, base: str, out: Path) -> Result:
 @option(
     "--hosts",
     metavar="A,B,...",
+    callback=reads("read_names", GIVEN),
     help="Measure these hosts, by ssh, and the links between them; --devices is of each.",
 )
 @option(
     "--python",
     metavar="PATH",
+    default=sys.executable,
+    show_default=False,
     help="With --hosts: the Python there that has bigbrain-fx [default: the path of this one].",
 )
 @option(
@@ -132,15 +135,12 @@ def _corrected(profiles: Path, base: str, out: Path) -> Result:
 @json_option
 def doctor(
     out: Path | None,
-    devices: int,
-    threads: int,
-    kind: Literal["cpu", "cuda"] | None,
-    thorough: bool,
-    hosts: str | None,
-    python: str | None,
-    port: int,
     force: bool,
+    hosts: tuple[str, ...],
+    python: str,
+    port: int,
     as_json: bool,
+    **how: Any,  # noqa: ANN401  # the options of click
 ) -> None:
     """Probe this host: memory, matrix-multiply rate, memory bandwidth, loopback, GPUs.
 
@@ -151,15 +151,14 @@ def doctor(
     from bigbrain_fx.measure import Hosts, probe, survey_hosts
 
     require_absent(out, force)
+    there = Hosts(hosts, python, port)
+    how["quick"] = not how.pop("thorough")
     found: HostProbe | Survey
-    if hosts is None:
-        with working("probing this host"):
-            found = probe(threads=threads, devices=devices, quick=not thorough, kind=kind)
-    else:
-        names = tuple(name.strip() for name in hosts.split(",") if name.strip())
-        there = Hosts(names, python or sys.executable, port)
-        with working(f"probing {', '.join(names)}"):
-            found = survey_hosts(there, devices, threads, kind or "cpu", quick=not thorough)
+    with working(f"probing {', '.join(hosts) or 'this host'}"):
+        if hosts:
+            found = survey_hosts(there, **{**how, "kind": how["kind"] or "cpu"})
+        else:
+            found = probe(**how)
     _print_probe(found, as_json)
     if out is not None:
         found.write(out, force=force)
@@ -185,6 +184,7 @@ def _print_probe(found: HostProbe | Survey, as_json: bool) -> None:
 @option(
     "--rows",
     metavar="N,...",
+    callback=reads("read_rows", GIVEN),
     help="Rows of a micro-batch, each of them [default: the example batch's].",
 )
 @option("--threads", type=COUNT, default=1, help="Threads to compute with.")
@@ -217,17 +217,10 @@ def profile(
     model: str | None,
     db: Path,
     merge: tuple[Path, ...],
-    rows: str | None,
-    threads: int,
-    device: str,
-    rounds: int,
+    as_json: bool,
     tensor: int | None,
     tensor_shares: str | None,
-    tensor_axes: tuple[str, ...],
-    time_limit: float,
     mode: str | None,
-    seed: int,
-    as_json: bool,
     **choices: Any,  # noqa: ANN401  # the options of click
 ) -> None:
     """Measure the distinct ops of MODEL on a device of this host, for the estimator `measured`.
@@ -241,19 +234,11 @@ def profile(
     from bigbrain_fx.measure import TWENTY_OPS, ProfileOptions, profile as measure
 
     model = model or str(TWENTY_OPS)
-    options = ProfileOptions(
-        read_rows(rows),
-        threads,
-        rounds,
-        seed,
-        mode != "eval",
-        time_limit_s=time_limit,
-        device=device,
-        tensor_shares=read_members(tensor, tensor_shares),
-        tensor_axes=tensor_axes,
-    )
+    place, how = located(model, choices), {"time_limit_s": choices.pop("time_limit")}
+    shares = read_members(tensor, tensor_shares)
+    options = ProfileOptions(**choices, **how, training=mode != "eval", tensor_shares=shares)
     with working(f"profiling {model}") as show:
-        found = measure(located(model, choices), db, options, show)
+        found = measure(place, db, options, show)
     for entry in found.measured:
         facts = {**dataclasses.asdict(entry), "agreement": entry.agreement}
         emit(as_json, facts | {"model": found.model, "machine": found.machine}, str(entry))

@@ -11,7 +11,7 @@ import click
 
 from bigbrain_fx.cli.group import cli
 from bigbrain_fx.cli.options import COUNT, PATH, POSITIVE, json_option, option
-from bigbrain_fx.cli.output import emit
+from bigbrain_fx.cli.output import json_line
 from bigbrain_fx.cli.progress import working
 
 if TYPE_CHECKING:
@@ -64,9 +64,10 @@ def pack(
     with working(f"dividing {devices} among {len(jobs)} jobs"):
         found = bundles.pack(jobs, devices, steps, options, time_limit_s=time_limit)
     written = bundles.write_parts(found, devices, out) if out is not None else {}
-    emit(as_json, _fields(found), "\n".join(packing_lines(found)))
     if as_json:
+        click.echo(json_line(_fields(found)))
         return
+    show_packing(found)
     for job, (name, path) in zip(jobs, written.items(), strict=True):
         click.echo(f"wrote {path}; {name}: {split_command(job, name, path)}", err=True)
 
@@ -82,26 +83,24 @@ def split_command(job: str, name: str, devices: Path) -> str:
     return shlex.join([*words, "--out", str(devices.with_name(f"{name}-bundle"))])
 
 
-def packing_lines(found: Packing) -> list[str]:
-    """Return what a terminal shows: a line for each job, then together against one by one."""
-    heads = ("job", "devices", "step s", "steps", "ends after s", "alone s")
-    rows = [_row(job) for job in found.jobs]
-    wide = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    table = [
-        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, wide, strict=True)).rstrip()
-        for row in (heads, *rows)
-    ]
-    return [*table, *_verdict(found)]
+def show_packing(found: Packing) -> None:
+    """Print a row for each job, then the verdict: together against one by one."""
+    from bigbrain_fx.cli.console import show_table
+
+    show_table(
+        ("job", "devices", "step s", "steps", "ends after s", "alone s"), map(_row, found.jobs)
+    )
+    click.echo("\n".join(_verdict(found)))
 
 
 def _row(job: PackedJob) -> tuple[str, ...]:
+    times = f"{job.ends_s:.4g}", f"{job.alone_s:.4g}"
     return (
         job.name,
         " ".join(_names(job)),
         f"{job.plan.forecast.step_s:.4g}",
         str(job.steps),
-        f"{job.ends_s:.4g}",
-        f"{job.alone_s:.4g}",
+        *times,
     )
 
 

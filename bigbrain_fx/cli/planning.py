@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bigbrain_fx.cli.command import grouped
+from bigbrain_fx.cli.command import grouped, reads
 from bigbrain_fx.cli.failing import failure_options, print_failures
 from bigbrain_fx.cli.given import chosen, layers_of, located
 from bigbrain_fx.cli.group import cli
 from bigbrain_fx.cli.options import (
+    GIVEN,
     PATH,
     devices_option,
     force_bundle_option,
@@ -48,10 +49,6 @@ def split_warnings() -> Iterator[None]:
             click.echo(f"warning: {each.message}", err=True)
         else:
             warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
-
-
-def _names(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[str, ...]:
-    return tuple(filter(None, text.split(",")))
 
 
 @cli.command(short_help="Split a model over devices and write a bundle.")
@@ -89,9 +86,7 @@ def _names(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[str
         "--with",
         "extras",
         metavar="NAME,...",
-        default="",
-        show_default=False,
-        callback=_names,
+        callback=reads("read_names", GIVEN),
         help="Add files for options of a run: mpi (--transport mpi), suspicion (--suspect), "
         "pipelining (for torch's own runner).",
     ),

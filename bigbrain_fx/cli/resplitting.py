@@ -7,8 +7,10 @@ from typing import Any
 
 import click
 
+from bigbrain_fx.cli.command import reads
 from bigbrain_fx.cli.group import cli
 from bigbrain_fx.cli.options import (
+    GIVEN,
     PATH,
     bundle_argument,
     checkpoint_option,
@@ -19,10 +21,6 @@ from bigbrain_fx.cli.options import (
 from bigbrain_fx.cli.output import emit, warn
 from bigbrain_fx.cli.progress import working
 from bigbrain_fx.errors import InputError
-
-
-def _names(_ctx: click.Context, _param: click.Parameter, text: str | None) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",")) if text is not None else ()
 
 
 @cli.command(short_help="Go on with a training run on other devices.")
@@ -39,7 +37,7 @@ def _names(_ctx: click.Context, _param: click.Parameter, text: str | None) -> tu
 @option(
     "--freeze",
     metavar="MODULES",
-    callback=_names,
+    callback=reads("read_names", GIVEN),
     help="Freeze these, as embed,blocks.0-5: no gradients, no optimizer state, cut anew.",
 )
 @option(

@@ -18,6 +18,7 @@ from bigbrain_fx.cli.options import (
     COUNT,
     PATH,
     POSITIVE,
+    Add,
     bundle_argument,
     checkpoint_option,
     json_option,
@@ -26,6 +27,7 @@ from bigbrain_fx.cli.options import (
 from bigbrain_fx.cli.output import emit, json_line
 from bigbrain_fx.cli.progress import stepping, working
 from bigbrain_fx.errors import InputError
+from bigbrain_fx.supervisor import FLAGS, Flag
 
 if TYPE_CHECKING:
     from bigbrain_fx.bundles import Line, Run, RunOptions, Validation
@@ -43,6 +45,21 @@ _COLLECTIVE = (
     "--checkpoint-dir FOLDER writes checkpoints, and --resume goes on from there"
 )
 _SECRET = "with a file `secret` in it, the same on all hosts and only yours to read: "
+
+
+_KINDS: dict[str, click.ParamType[Any]] = {
+    "count": click.IntRange(min=0),
+    "positive": COUNT,
+    "seconds": POSITIVE,
+    "folder": PATH,
+    "share": click.FloatRange(0, 1, min_open=True),
+}
+
+
+def _of_launch(flag: Flag) -> Add:
+    """Declare an option that the launch.py of a bundle has, too."""
+    text = f"{flag.help[0].upper()}{flag.help[1:]} [default: {flag.default_text}]."
+    return option(flag.name, flag.field, type=_KINDS[flag.kind], help=text)
 
 
 @cli.command(short_help="Run a bundle, a process per device.")
@@ -90,12 +107,6 @@ _SECRET = "with a file `secret` in it, the same on all hosts and only yours to r
         type=PATH,
         help="Folder of offloaded tensors [default: those of the cluster file's stores].",
     ),
-    option(
-        "--log-mib",
-        type=click.IntRange(min=0),
-        help="Memory for sent messages on each device [default: a share of half of the free "
-        "memory].",
-    ),
 )
 @grouped(
     "numerics",
@@ -114,17 +125,6 @@ _SECRET = "with a file `secret` in it, the same on all hosts and only yours to r
         help="Number of checkpoints that stay in --checkpoint-dir [default: 2, or as before].",
     ),
     option(
-        "--memory-checkpoint-every",
-        type=COUNT,
-        help="Steps between in-memory checkpoints [default: measured].",
-    ),
-    option(
-        "--memory-checkpoint-dir",
-        type=PATH,
-        help="Write in-memory checkpoints to this folder of a disk instead [default: in memory, or "
-        "with the stores of a bundle whose state lies there].",
-    ),
-    option(
         "--mtbf",
         metavar="DURATION",
         help='Choose both intervals for this mean time between failures of the job, as "4h".',
@@ -132,21 +132,11 @@ _SECRET = "with a file `secret` in it, the same on all hosts and only yours to r
 )
 @grouped(
     "failures",
-    option(
-        "--standby",
-        type=click.IntRange(min=0),
-        help="Standby workers that replace dead processes of a training [default: 1].",
-    ),
+    *map(_of_launch, FLAGS),
     option(
         "--no-replay",
         is_flag=True,
         help="Replace no process: one death ends the run.",
-    ),
-    option(
-        "--restarts",
-        type=click.IntRange(min=0),
-        default=20,
-        help="Processes that may be replaced within ten minutes.",
     ),
     option(
         "--elastic",
@@ -159,28 +149,6 @@ _SECRET = "with a file `secret` in it, the same on all hosts and only yours to r
         type=POSITIVE,
         help="Longest wait for a message, in seconds [default: 300; 1800 where stages are "
         "compiled].",
-    ),
-    option(
-        "--hang",
-        "hang_s",
-        type=POSITIVE,
-        default=60.0,
-        help="End a process that makes no progress for so many seconds; time in which a busy host "
-        "gave it no processor does not count.",
-    ),
-    option(
-        "--grace",
-        "grace_s",
-        type=POSITIVE,
-        help="When asked to stop, wait so many seconds for the end of a step and the last "
-        "checkpoint [default: 3 times the longest recent step, at least --hang and 30].",
-    ),
-    option(
-        "--suspect",
-        type=click.FloatRange(0, 1, min_open=True),
-        metavar="RATE",
-        help="Let a standby worker recompute this fraction of all devices' steps, and go back "
-        "where results differ (silent data corruption).",
     ),
 )
 @grouped(
@@ -263,7 +231,9 @@ def run(
         choices |= intervals(plan, mtbf, {**choices, "elastic": elastic})
     if plan.stages.by_backend:
         click.echo(_COLLECTIVE, err=True)
-    options = RunOptions(**choices | ({"spares": None} if no_replay else {}))
+    if no_replay:
+        choices["spares"] = None
+    options = RunOptions(**{name: each for name, each in choices.items() if each is not None})
     if len(hosts(plan)) > 1 and not local:
         beside = {
             "--elastic": elastic,

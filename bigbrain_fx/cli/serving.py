@@ -6,6 +6,7 @@ import signal
 import threading
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import click
 
@@ -21,20 +22,22 @@ POLL_S = 0.5
 @bundle_argument
 @option("--host", default="127.0.0.1", help="Where to listen.")
 @option("--port", type=click.IntRange(0, 65535), default=8000, help="0 is any that is free.")
-@option("--token-file", type=PATH, help="Clients must send what is in it; beyond loopback.")
+@option("--token-file", "token", type=PATH, help="Clients must send this token; beyond loopback.")
 @option("--queue", type=COUNT, default=64, help="Requests that may wait; more get 503.")
-@option("--deadline", type=POSITIVE, default=300.0, help="Longest wait for an answer, in seconds.")
+@option(
+    "--deadline",
+    "deadline_s",
+    type=POSITIVE,
+    default=300.0,
+    help="Longest wait for an answer, in seconds.",
+)
 @option("--logs", type=PATH, help="Folder for the devices' logs [default: a new one].")
 @json_option
 def serve(
     bundle: Path,
-    host: str,
-    port: int,
-    token_file: Path | None,
-    queue: int,
-    deadline: float,
-    logs: Path | None,
+    token: Path | None,
     as_json: bool,
+    **choices: Any,  # noqa: ANN401  # the options of click
 ) -> None:
     """Answer requests with BUNDLE (of --mode eval), all its devices on this host.
 
@@ -43,8 +46,7 @@ def serve(
     """
     from bigbrain_fx.serving import ServeOptions, served
 
-    token = None if token_file is None else _token(token_file)
-    options = ServeOptions(host, port, token, queue, deadline, logs)
+    options = ServeOptions(token=None if token is None else _token(token), **choices)
     stop = _stopped_by_signals()
     with served(bundle, options) as serving:
         rows = serving.engine.spec.rows

@@ -52,9 +52,9 @@ def _limits(plan: Plan) -> str:
     has = plan.cluster.device[full.device].memory_bytes
     mean = sum(entry.busy_s for entry in found) / len(found) / step_s
     return (
-        f"limits: {slow.device} is busy {slow.busy_s / step_s:.0%} of a step (all devices "
-        f"{mean:.0%}); {full.device} is fullest, {size_text(full.peak_bytes)} of "
-        f"{size_text(has)} ({full.peak_bytes / has:.0%})"
+        f"limits: {slow.device} is busy {100 * slow.busy_s / step_s:.0f} % of a step (all devices "
+        f"{100 * mean:.0f} %); {full.device} is fullest, {size_text(full.peak_bytes)} of "
+        f"{size_text(has)} ({100 * full.peak_bytes / has:.0f} %)"
     )
 
 
@@ -64,10 +64,10 @@ def _better(plan: Plan, explained: Explanation | None) -> str:
     best = min(others, key=lambda each: each.step_s or 0.0, default=None)
     if best is not None and (best.step_s or 0.0) < _BETTER * plan.forecast.step_s:
         where = f"{best.block}={best.to_device}"
-        return f"--pin {where}, forecast {best.step_s:.4g} s a step"
+        return f"--pin {where}; with that block moved alone {best.step_s:.4g} s a step"
     if plan.search is not None and plan.search.gaps:
-        gap = plan.search.gaps[0]
-        return f"none of {plan.search.simulated} plans; within {gap:.1%} of the lower bound"
+        gap, count = plan.search.gaps[0], plan.search.simulated
+        return f"none of the {count} plans simulated; within {100 * gap:.1f} % of the lower bound"
     if len(plan.cluster.devices) == 1:
         return "no other split of one device; a second device, or a smaller model"
     return "--partitioner auto also tries replicas, tensor parallelism and other schedules"

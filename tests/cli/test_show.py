@@ -28,7 +28,7 @@ Capture = pytest.CaptureFixture[str]
 PLAN = """\
 toy: 1,280 parameters, 5 ops, 2 stages; 1f1b, 1 micro-batch of 4 rows
 fits 2 devices: 18 s a step, 0.222 rows/s (90 % interval 14.04 to 23.04 s)
-limits: b is busy 50% of a step (all devices 42%); b is fullest, {b} of 64.0 MiB (0%)
+limits: b is busy 50 % of a step (all devices 42 %); b is fullest, {b} of 64.0 MiB (0 %)
 better: --partitioner auto also tries replicas, tensor parallelism and other schedules
 device  stages  modules            ops  busy s   idle s    memory       of
 a       0       embed to layers.0    2  6.0000  12.0000  {a} 64.0 MiB

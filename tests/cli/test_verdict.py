@@ -16,7 +16,7 @@ __all__ = ["hand_made_costs"]  # a fixture, used by all tests here
 def test_speed_comes_first_and_limits_name_their_device() -> None:
     speed, limits, better = verdict(placed(stack(), "aabbb", two()))
     assert speed == "fits 2 devices: 18 s a step, 0.222 rows/s (90 % interval 14.04 to 23.04 s)"
-    assert limits.startswith("limits: b is busy 50% of a step (all devices 42%); b is fullest, ")
+    assert limits.startswith("limits: b is busy 50 % of a step (all devices 42 %); b is fullest, ")
     assert better.startswith("better: --partitioner auto ")
 
 

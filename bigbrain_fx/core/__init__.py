@@ -6,6 +6,7 @@ machine that has neither a model nor a GPU.
     Graph ──▶ Costs ──▶ Placement ──▶ Stages ──▶ Programs ──▶ Forecast        (together: a Plan)
 """
 
+from bigbrain_fx.core.aliases import alias_package as alias_package
 from bigbrain_fx.core.cluster import (
     BLAS_BYTES as BLAS_BYTES,
     BLAS_BYTES_FROM_HOPPER_ON as BLAS_BYTES_FROM_HOPPER_ON,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bigbrain_fx.bundles.launch import free_port
-from bigbrain_fx.cli.templates import CLUSTER, MODEL
+from bigbrain_fx.cli.templates import CLUSTER, example
 
 TUTORIALS = Path(__file__).resolve().parents[2] / "docs/tutorials"
 PAGE = TUTORIALS / "first-split.md"
@@ -71,7 +71,7 @@ def test_two_addresses_train_as_two_machines(tmp_path: Path) -> None:
     (cluster,) = re.findall(r"^```json\n(.*?)^```$", text, re.M | re.S)
     (secret,) = re.findall(r"^\(umask.*$", text, re.M)
     first, second = (re.findall(rf"^127.0.0.{n}\$ (.*)$", text, re.M)[0] for n in (1, 2))
-    (tmp_path / "model.py").write_text(MODEL)
+    (tmp_path / "model.py").write_text(example("bytes"))
     (tmp_path / "cluster.json").write_text(cluster)
     port = str(free_port())
     script = f"""

@@ -55,6 +55,7 @@ class Option(click.Option):
     """An option with a group, and names that it had before, which work and are shown nowhere.
 
     Attributes:
+        flag: its long name, with dashes.
         group: one of `GROUPS`; "" where `--help` describes the option.
         old: earlier names.
     """
@@ -63,8 +64,8 @@ class Option(click.Option):
 
     def __init__(self, names: Sequence[str], shared: bool = False, **settings: Any) -> None:  # noqa: ANN401
         """Declare it as click does; `shared`: all commands take it from one variable, too."""
-        flag = next(name for name in names if name.startswith("--"))
-        self.shared, self.old = shared, tuple(old for old, new in RENAMED.items() if new == flag)
+        self.flag, self.shared = next(name for name in names if name.startswith("--")), shared
+        self.old = tuple(old for old, new in RENAMED.items() if new == self.flag)
         is_named = any(name.isidentifier() for name in names)
         dest = [name[2:].replace("-", "_") for name in self.old if not is_named]
         super().__init__([*names, *dest], **settings)
@@ -77,7 +78,7 @@ class Option(click.Option):
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         """Read the environment, by the present name and the old ones."""
-        flags = (self.opts[-1], *self.old)
+        flags = (self.flag, *self.old)
         prefixes = (["BIGBRAIN_FX"] if self.shared else []) + [ctx.auto_envvar_prefix or ""]
         words = [flag[2:].replace("-", "_").upper() for flag in flags]
         found = (os.environ.get(f"{prefix}_{word}") for prefix in prefixes for word in words)
@@ -110,9 +111,9 @@ class Command(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse; name the present name of an old one, once a command."""
         given = {word.partition("=")[0] for word in args}
-        for param in self.params:
-            for old in given.intersection(getattr(param, "old", ())):
-                click.echo(NOTE.format(old=old, new=param.opts[-1]), err=True)
+        for param in (each for each in self.params if isinstance(each, Option)):
+            for old in given.intersection(param.old):
+                click.echo(NOTE.format(old=old, new=param.flag), err=True)
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -165,7 +166,7 @@ def _records(
 
 def _names(options: list[click.Option], group: str, width: int) -> str:
     """Return the flags of a group in lines that end at no hyphen, marked as such for click."""
-    names = " ".join(each.opts[-1] for each in options if _group(each) == group)
+    names = " ".join(getattr(each, "flag", "") for each in options if _group(each) == group)
     return "\b\n" + "\n".join(textwrap.wrap(names, width, break_on_hyphens=False))
 
 

@@ -67,3 +67,11 @@ def test_the_environment_has_both_names(
     done = call("estimate", write_model(tmp_path), "--devices", write_cluster(tmp_path))
     assert done.code == 2
     assert "'nonsense' is not one of 'replica', 'micro', 'tree', 'backend'" in done.err
+
+
+def test_an_option_with_a_short_name_comes_from_the_environment_by_its_long_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("BIGBRAIN_FX_DEVICES", "nowhere.json")
+    done = call("estimate", write_model(tmp_path))
+    assert "nowhere.json" in done.err

@@ -15,10 +15,18 @@ STAMP := .venv/.stamp
 # Without compiled files, every process that a test starts compiles what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test static lint type imports pytest nightly nightly-today coverage bench venv clean
+.PHONY: demo wheel wheel-test test static lint type imports pytest nightly nightly-today coverage bench venv clean
 
 demo: venv
 	$(BIN)/python -m tools.demo
+
+# The wheel, built without a network into dist/; then installed where no checkout is, and tried:
+# init, split, verify and run in an empty folder.
+wheel: venv
+	$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation --no-index -w dist .
+
+wheel-test: wheel
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -p no:xdist tests/promise/test_wheel.py
 
 # make test ROOM=schedule: the tests of one room, wherever it stands under tests/.
 ROOM ?=
@@ -66,10 +74,10 @@ nightly: venv
 nightly-today: venv
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.support.nightly
 
-# Every form of training code against a plain loop, into docs/coverage.md (half an hour); then every
+# Every form of training code against a plain loop, into docs/reference/coverage.md (half an hour); then every
 # model of the zoo, in two splits with two planners each, as real processes: about an hour.
 coverage: venv
-	OMP_NUM_THREADS=1 $(BIN)/python -m tools.forms --write docs/coverage.md
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.forms --write docs/reference/coverage.md
 	OMP_NUM_THREADS=1 $(BIN)/python -m tools.coverage
 
 # Naive and analytical splits, planners, compile time, measured: some minutes. To keep the figures
@@ -89,4 +97,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache demo-out
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache demo-out dist

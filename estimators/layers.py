@@ -23,7 +23,8 @@ from statistics import median
 from bigbrain_fx.core import Cluster, Costs, Device, Graph, Op, OpCost
 from bigbrain_fx.costs import LOSS, Layer, LayerTime, LayerTimes, read_layer_times
 from bigbrain_fx.errors import InputError
-from estimators.analytical import Analytical
+
+from .analytical import Analytical
 
 VARIABLE = "BIGBRAIN_LAYER_TIMES"
 _EXCHANGE = "shard."
@@ -59,7 +60,7 @@ class Layers:
         raise InputError(
             "no profile of layers is named",
             code="BX1436",
-            help=f"--profile times.json, or set {VARIABLE}; docs/commands.md says what is in it",
+            help=f"--profile times.json, or set {VARIABLE}; docs/how-to/commands.md has the format",
         )
 
     def of_group(self, members: int) -> Layers:

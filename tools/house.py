@@ -3,7 +3,7 @@
     python -m tools.house                     this checkout
     python -m tools.house --base OTHER        beside another one, as it was before
     python -m tools.house --json
-    python -m tools.house --picture docs/design.md    the rooms and their arrows, drawn there
+    python -m tools.house --picture docs/explanation/architecture.md    draws rooms and arrows there
 
 It reads files as text and runs nothing of them.
 """
@@ -26,7 +26,9 @@ import networkx as nx
 
 PRODUCT = ("bigbrain_fx", "partitioners", "estimators")
 COPIED = ("runtime", "supervisor")
+# The last two stand for folders at the top of the checkout, which PRODUCT has.
 NO_ROOMS = {"__init__.py", "__main__.py", "py.typed", "__pycache__"}
+NO_ROOMS |= {"partitioners.py", "estimators.py"}
 MANY_BRANCHES = 20
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -122,7 +122,8 @@ def split(
             (`--suspect`), "pipelining" (a loop of torch.distributed.pipelining).
         rehearse: train a few steps of the bundle beside the model file's own loop in plain
             PyTorch, before it is moved to its place; where their numbers differ the step is run
-            whole on one device, or refused.
+            whole on one device, or refused. A module's loop trains on the example batch; where
+            they differ it is refused.
         time_limit_s: seconds for loading and capturing a model file.
 
     Each of the result's `warnings` is a `SplitWarning`, too.
@@ -200,7 +201,8 @@ def _of_whole_tensors(options: Options) -> Options:
     """Return options without tensor groups; refuse them where they were asked for."""
     if options.wants_groups:
         raise InputError(
-            "--weights-by-reference leaves whole tensors in the checkpoint, and --tensor cuts them",
+            "--weights-by-reference leaves whole tensors in the checkpoint, and --tensor-parallel "
+            "cuts them",
             code="BX3007",
             help="leave --weights-by-reference out",
         )
@@ -352,7 +354,7 @@ def _require_followable(options: Options, followed: Plan | None) -> None:
         )
     if options.wants_groups:
         raise InputError(
-            "--like places ops as another plan did, and --tensor in groups",
+            "--like places ops as another plan did, and --tensor-parallel in groups",
             code="BX3018",
             help="leave one of them out",
         )

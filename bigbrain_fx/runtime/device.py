@@ -103,7 +103,7 @@ class Device(PlannedDevice, PipelineDevice):
     def _recomputed(self) -> dict[int, Twice]:
         if not self.recompute:
             return {}
-        from .recompute import Twice  # only bundles of --recompute have it
+        from .recompute import Twice  # only bundles of --activation-checkpointing have it
 
         return {number: Twice(self.modules[number]) for number in self.recompute}
 

@@ -1,7 +1,7 @@
 """Errors with a code, and the line that shows one: `error[BX5012]: ...`.
 
 Each place that raises one has a code of its own, which stays when the sentence changes; bigbrain-fx
-lists them in docs/errors.md.
+lists them in docs/reference/errors.md.
 """
 
 from __future__ import annotations

@@ -162,14 +162,14 @@ class _Chooser:
         one, rule = self._given, self._against_groups
         refused = [rule.other.name] if rule else []
         if self.options.pins or self.options.place:
-            refused.append("--pin and --place but by --tensor N")
+            refused.append("--pin and --place but by --tensor-parallel N")
         if self.options.objective == "memory":
             refused.append("the objective memory")
         if refused or counts:
             return refused
         if one.wants_replicas(self.cluster, trains=self.graph.training):
             return ["shares or devices of replicas"]
-        return ["--sum-order of one replica"] if one.all_reduce_order != "replica" else []
+        return ["--all-reduce-order of one replica"] if one.all_reduce_order != "replica" else []
 
     # ------------------------------------------------------------------ what is planned
 

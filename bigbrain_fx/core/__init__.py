@@ -34,7 +34,6 @@ from bigbrain_fx.core.graph import (
     ParamRef as ParamRef,
     Ref as Ref,
     Saves as Saves,
-    TensorSpec as TensorSpec,
     leaves as leaves,
     quantised_weights as quantised_weights,
 )
@@ -116,6 +115,7 @@ from bigbrain_fx.core.stages import (
     Stages as Stages,
     Statistics as Statistics,
 )
+from bigbrain_fx.core.tensor_spec import TensorSpec as TensorSpec
 from bigbrain_fx.core.version import VERSION as VERSION
 from bigbrain_fx.core.words import micro_text as micro_text, words as words
 from bigbrain_fx.core.work import (

@@ -41,6 +41,7 @@ from bigbrain_fx.plan.replicas import (
 )
 from bigbrain_fx.plan.schedule import stage_costs
 from bigbrain_fx.plan.simulate import simulate
+from bigbrain_fx.plan.strategy import is_open, plan_strategies
 from bigbrain_fx.plan.tensor import (
     GroupMaker,
     group_maker,
@@ -51,7 +52,6 @@ from bigbrain_fx.plan.tensor import (
     tensor_forecast,
     wanted_axes,
 )
-from bigbrain_fx.plan.together import is_open, plan_together
 from bigbrain_fx.planning import looked_at, of_how_many
 
 
@@ -61,7 +61,6 @@ def make_plan(
     source: Source,
     options: Options,
     known: Sequence[Plan] = (),
-    rival_s: float = float("inf"),
 ) -> Plan:
     """Place, cut, schedule and simulate.
 
@@ -74,7 +73,6 @@ def make_plan(
         options: what was chosen; the partitioner "auto" chooses all that was left open.
         known: plans of the same graph, of a poorer cluster, say: "auto" is no worse than what they
             would take here.
-        rival_s: what another plan counts, where many are compared: see `replicas.OutdoneError`.
 
     Raises:
         NoPlanError: nothing fits in memory; the arithmetic per device.
@@ -86,24 +84,22 @@ def make_plan(
     if wants_mirror(options):
         return plan_mirrored(PipelineMaker(graph, cluster, source, options), source)
     if is_open(cluster, options):
-        return plan_together(graph, cluster, source, options, partial(make_plan, known=known))
+        return plan_strategies(graph, cluster, source, options, partial(make_plan, known=known))
     if options.pins or options.place:
-        return _by_hand(graph, cluster, source, options, rival_s)
+        return _by_hand(graph, cluster, source, options)
     if options.wants_groups:
-        return _grouped(graph, cluster, source, options, rival_s)
+        return _grouped(graph, cluster, source, options)
     if options.wants_replicas(cluster, trains=graph.training):
         join = partial(_joined, graph, cluster, source, options)
-        return plan_replicas(graph, cluster, source, options, make_plan, join, rival_s)
+        return plan_replicas(graph, cluster, source, options, make_plan, join)
     if options.partitioner == AUTO:
         return _searched(graph, cluster, source, options, known)
     return by_partitioner(PipelineMaker(graph, cluster, source, options), known)
 
 
-def _grouped(
-    graph: Graph, cluster: Cluster, source: Source, options: Options, rival_s: float
-) -> Plan:
+def _grouped(graph: Graph, cluster: Cluster, source: Source, options: Options) -> Plan:
     """Plan tensor groups; with replicas, those of each by itself, and then all together."""
-    make = partial(_of_axes, graph, cluster, source, rival_s=rival_s)
+    make = partial(_of_axes, graph, cluster, source)
     if options.wants_replicas(cluster, trains=graph.training) and run_as_one(
         graph, cluster, options
     ):
@@ -111,16 +107,14 @@ def _grouped(
     return grouped_plan(graph, options, make)
 
 
-def _of_axes(
-    graph: Graph, cluster: Cluster, source: Source, options: Options, *, rival_s: float
-) -> Plan:
+def _of_axes(graph: Graph, cluster: Cluster, source: Source, options: Options) -> Plan:
     if not options.wants_replicas(cluster, trains=graph.training):
         return plan_tensor(graph, cluster, source, options)
     require_grid(graph, cluster, options)
     if not run_as_one(graph, cluster, options):  # the same in all replicas
         options = replace(options, tensor_tried=wanted_axes(graph, options))
     join = partial(_joined, graph, cluster, source, options)
-    return plan_replicas(graph, cluster, source, options, make_plan, join, rival_s)
+    return plan_replicas(graph, cluster, source, options, make_plan, join)
 
 
 def _joined(
@@ -157,9 +151,7 @@ def _searched(
     return replace(plan, cluster=cluster)
 
 
-def _by_hand(
-    graph: Graph, cluster: Cluster, source: Source, options: Options, rival_s: float
-) -> Plan:
+def _by_hand(graph: Graph, cluster: Cluster, source: Source, options: Options) -> Plan:
     """Plan with modules where the user wants them; of the rest, the partitioner decides.
 
     Raises:
@@ -175,7 +167,7 @@ def _by_hand(
         fixed = filled(graph, homes, "placed around what is pinned by hand")
     if not options.wants_replicas(cluster, trains=graph.training):
         return _around(graph, cluster, source, options, homes, fixed)
-    return _replicas_by_hand(graph, cluster, source, options, homes, fixed, rival_s)
+    return _replicas_by_hand(graph, cluster, source, options, homes, fixed)
 
 
 def _replicas_by_hand(
@@ -185,7 +177,6 @@ def _replicas_by_hand(
     options: Options,
     homes: Mapping[str, str],
     fixed: Placement,
-    rival_s: float,
 ) -> Plan:
     """Plan each replica as one is placed: its devices stand for those at their places elsewhere."""
     if options.wants_groups:
@@ -202,7 +193,7 @@ def _replicas_by_hand(
         return _around(graph, own, source, options, pinned, placement)
 
     join = partial(_joined, graph, cluster, source, options)
-    return plan_replicas(graph, cluster, source, options, make, join, rival_s)
+    return plan_replicas(graph, cluster, source, options, make, join)
 
 
 def _around(

@@ -6,6 +6,7 @@ This room joins plans of single replicas; it places no op and orders no instruct
 """
 
 from bigbrain_fx.plan.replicas.divide import (
+    Group as Group,
     divide as divide,
     likeness as likeness,
     numbers as numbers,
@@ -15,7 +16,6 @@ from bigbrain_fx.plan.replicas.divide import (
 from bigbrain_fx.plan.replicas.make import (
     MOST_TRIED as MOST_TRIED,
     plan_replicas as plan_replicas,
-    replicate as replicate,
     run_as_one as run_as_one,
 )
 from bigbrain_fx.plan.replicas.many import has_many_messages as has_many_messages
@@ -23,7 +23,6 @@ from bigbrain_fx.plan.replicas.mirror import (
     plan_mirrored as plan_mirrored,
     wants_mirror as wants_mirror,
 )
-from bigbrain_fx.plan.replicas.outdone import OutdoneError as OutdoneError
 from bigbrain_fx.plan.replicas.share import by_speed as by_speed
 from bigbrain_fx.plan.replicas.wanted import (
     replica_count as replica_count,

@@ -34,7 +34,6 @@ from bigbrain_fx.plan.replicas.collectives import require_collectives
 from bigbrain_fx.plan.replicas.divide import Group, divide, likeness, only
 from bigbrain_fx.plan.replicas.halved import halved
 from bigbrain_fx.plan.replicas.many import require_few_messages
-from bigbrain_fx.plan.replicas.outdone import OutdoneError, Rival
 from bigbrain_fx.plan.replicas.share import asked, by_speed, numbered
 from bigbrain_fx.plan.replicas.wanted import (
     replica_count,
@@ -44,6 +43,9 @@ from bigbrain_fx.planning import label
 
 MOST_TRIED = 32
 """Devices up to which every number of micro-batches is tried for all replicas together."""
+SURE = 0.95
+"""Of what single replicas take, where one plan of them is at hand: searches find a few percent more
+or less."""
 Make: TypeAlias = Callable[[Graph, Cluster, Source, Options], Plan]
 """Plan one replica."""
 Join: TypeAlias = Callable[[TensorParallel | None], Maker]
@@ -57,7 +59,6 @@ def plan_replicas(
     options: Options,
     make: Make,
     join: Join,
-    rival_s: float = float("inf"),
 ) -> Plan:
     """Plan replicas, as many as asked for.
 
@@ -68,15 +69,13 @@ def plan_replicas(
         options: of all replicas together.
         make: plans one of them; its devices may compute in groups.
         join: makes plans of all.
-        rival_s: what the best of other plans counts.
 
     Raises:
-        OutdoneError: it is far from the best of other plans.
         NoPlanError: a replica fits on no such part of the cluster.
         InputError: replicas cannot be made as asked.
     """
     count = replica_count(cluster, options)
-    return _planned(graph, cluster, source, options, make, join, count, Rival(rival_s))
+    return _planned(graph, cluster, source, options, make, join, count)
 
 
 def run_as_one(
@@ -103,7 +102,6 @@ def _planned(
     make: Make,
     join: Join,
     count: int,
-    rival: Rival,
 ) -> Plan:
     if count == 1 and options.all_reduce_order != "tree":
         return make(graph, only(cluster, _all_of(cluster)), source, _of_one(options))
@@ -111,70 +109,30 @@ def _planned(
     members = options.tensor or 1
     groups = divide(cluster, count, members) if count > 1 else (_all_of(cluster),)
     require_room_to_fold(options, groups)
-    work = _Work(graph, cluster, source, options, make, join, groups, rival)
+    work = _Work(graph, cluster, source, options, make, join, groups)
     if run_as_one(graph, cluster, options, groups):
         best = work.as_one_is()
         _require_one_kind(best)
         return best
     tries = _micro_batches(graph, cluster, options, count)
     with until_stopped():  # whoever presses Ctrl-C in one search wants no other
-        best = _fastest(work, tries, rival)
+        best = _fastest(work, tries)
     _require_one_kind(best)
     if best.stages.by_backend:
         require_collectives(best)
     no_order = all(len(own) == 1 for own in groups)  # of one device each there is none to choose
-    if is_stopped() or no_order or rival.is_far():
+    if is_stopped() or no_order:
         return best
     return halved(best, graph, cluster, options, work.as_said)
 
 
-def _fastest(work: _Work, tries: Sequence[int], rival: Rival) -> Plan:
+def _fastest(work: _Work, tries: Sequence[int]) -> Plan:
     """Return the fastest of some numbers of micro-batches, and of more where these may be."""
     shared = sum(work.options.replica_shares) or 1
     wanted = (n for n in tries if n == tries[0] or not is_stopped())
-    more = (
-        n
-        for n in more_counts(work.graph, work.options, max(tries))
-        if n % shared == 0 and rival.outdone_s == float("inf") and not is_stopped()
-    )
-    try:
-        return fastest_number(wanted, more, work.plan, but=(NoPlanError, InputError))
-    except (NoPlanError, InputError):
-        if rival.outdone_s < float("inf"):  # whichever was first: some could be planned
-            raise OutdoneError(rival.outdone_s) from None
-        raise
-
-
-def replicate(
-    alone: Plan,
-    graph: Graph,
-    cluster: Cluster,
-    options: Options,
-    groups: Sequence[Group],
-    join: Join,
-) -> Plan:
-    """Plan replicas that are all as one is, on devices alike.
-
-    Args:
-        alone: the plan of one, whose batch is its part of the step's.
-        graph: with the whole batch.
-        cluster: all devices.
-        options: of all replicas together.
-        groups: the devices of each, in the order of those of `alone`.
-        join: makes plans of all.
-
-    Raises:
-        NoPlanError: it does not fit in memory.
-        InputError: replicas cannot be made as asked.
-    """
-
-    def make(*_: object) -> Plan:
-        return alone
-
-    work = _Work(graph, cluster, alone.source, options, make, join, tuple(groups))
-    each = sums_each(options.all_reduce_order, options.zero_stage)
-    micros = numbered([alone.micro_batches] * len(groups), in_turn=each)
-    return work.joined(alone.micro_batches * len(groups), [alone] * len(groups), micros)
+    further = more_counts(work.graph, work.options, max(tries))
+    more = (n for n in further if n % shared == 0 and not is_stopped())
+    return fastest_number(wanted, more, work.plan, but=(NoPlanError, InputError))
 
 
 def _of_one(options: Options) -> Options:
@@ -253,7 +211,7 @@ class _Work:
     make: Make
     join: Join
     groups: tuple[Group, ...]
-    rival: Rival = field(default_factory=Rival)
+    best_s: float = float("inf")
     known: dict[object, Plan] = field(default_factory=dict)
 
     def plan(self, micro_batches: int) -> Plan:
@@ -264,12 +222,12 @@ class _Work:
         rows = self.graph.batch // micro_batches
         alone = [self._alone(i, rows, len(micros[i])) for i in range(len(self.groups))]
         plan = self.joined(micro_batches, alone, micros)
-        self.rival.own_s = min(self.rival.own_s, plan.forecast.step_s)
+        self.best_s = min(self.best_s, plan.forecast.step_s)
         return plan
 
     def as_said(self, options: Options, micro_batches: int) -> Plan:
         """Plan a step of so many micro-batches as other options say."""
-        return replace(self, options=options, rival=Rival(), known={}).plan(micro_batches)
+        return replace(self, options=options, best_s=float("inf"), known={}).plan(micro_batches)
 
     def as_one_is(self) -> Plan:
         """Plan one replica, its micro-batches left open, and all as it is."""
@@ -286,11 +244,14 @@ class _Work:
         each = max(1, micro_batches // count)
         alone = [self._alone(i, rows, each) for i in range(count)]
         steps_s = [plan.forecast.step_s for plan in alone]
-        is_whole = not self.options.zero_stage  # with it replicas divide their updates, too
-        self.rival.require_worth(
-            steps_s if is_whole else (), [_busy_s(plan, is_whole=is_whole) for plan in alone]
-        )
+        if not self.options.zero_stage:  # with it replicas divide their updates, too
+            self._require_worth(min(steps_s))
         return by_speed(micro_batches, [each / max(step_s, 1e-12) for step_s in steps_s])
+
+    def _require_worth(self, least_s: float) -> None:
+        """Refuse to join replicas of which each takes so long for an even share of the batch."""
+        if SURE * least_s >= self.best_s:
+            raise NoPlanError(f"takes about {least_s:.4g} s at the least", code="BX1289")
 
     def _alone(self, number: int, rows: int, micro_batches: int) -> Plan:
         """Plan one replica by itself, with its own micro-batches as the batch."""
@@ -435,13 +396,6 @@ class _Work:
             if groups is not None
         )
         return replace(tensor, groups=tuple(own for groups in every for own in groups))
-
-
-def _busy_s(plan: Plan, *, is_whole: bool) -> float:
-    """Return what no plan of a replica goes below: its own step, where one device does all."""
-    if len(plan.cluster.devices) == 1 and is_whole:
-        return plan.forecast.step_s
-    return plan.search.busy_s if plan.search is not None else 0.0
 
 
 def _renamed(plan: Plan, cluster: Cluster) -> Mapping[str, str]:

@@ -39,17 +39,6 @@ def bound_of_all(work: Work, cluster: Cluster, micro_batches: int) -> float:
     return step_s + max(micro_batches * least_busy_s(seconds), _longest_path_s(work, names))
 
 
-def bound_of_work(work: Work, cluster: Cluster, micro_batches: int) -> float:
-    """Return seconds that no schedule goes below, of split backwards neither: all are busy.
-
-    Updates are left out: with ZeRO others do a part of them.
-    """
-    if work.count == 0:
-        return 0.0
-    on = [work.on[device.name] for device in cluster.devices]
-    return micro_batches * least_busy_s(np.stack([own.forward_s + own.backward_s for own in on]))
-
-
 def _unit_s(work: Work, device: str, micro_batches: int) -> Array:
     on = work.on[device]
     found: Array = on.forward_s + on.backward_s + on.once_s / micro_batches

@@ -147,7 +147,6 @@ class Search:
         looked_at: splits that the dynamic program compared.
         simulated: trials that the simulator ran.
         stopped: whether Ctrl-C ended it: then this is the best so far, without bounds.
-        busy_s: what no schedule goes below, of split backwards and ZeRO neither; 0: not known.
     """
 
     objective: Objective
@@ -159,7 +158,6 @@ class Search:
     looked_at: int
     simulated: int
     stopped: bool = False
-    busy_s: float = 0.0
 
     @property
     def gaps(self) -> tuple[float, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement, micro_text
 from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan.memory_check import for_tensors
-from bigbrain_fx.plan.search.bound import bound_of_all, bound_of_chains, bound_of_work
+from bigbrain_fx.plan.search.bound import bound_of_all, bound_of_chains
 from bigbrain_fx.plan.search.halves import halved
 from bigbrain_fx.plan.search.nouns import (
     LIMITS,
@@ -78,7 +78,6 @@ def search_pipelines(ask: Ask) -> tuple[Trial, Search]:
         search.looked_at,
         search.ranking.simulated,
         stopped,
-        0.0 if stopped else search.busy_s(),
     )
     return chosen.trial, found
 
@@ -327,10 +326,6 @@ class PipelineSearch:
             self.ranking.consider(trial)
 
     # ------------------------------------------------------------------ bounds
-
-    def busy_s(self) -> float:
-        """Return the least of what all devices together take for the work alone."""
-        return min(bound_of_work(at.least, self.ask.cluster, at.micro_batches) for at in self.at)
 
     def bounds(self) -> tuple[Bound, ...]:
         """Return the lower bounds, each the least over the numbers of micro-batches."""

@@ -18,13 +18,14 @@ from bigbrain_fx.plan.tensor.asked import (
 from bigbrain_fx.plan.tensor.bounds import Prices as Prices
 from bigbrain_fx.plan.tensor.choices import (
     AxisChoice as AxisChoice,
+    alike as alike,
     axis_choices as axis_choices,
     cheaper_whole as cheaper_whole,
 )
 from bigbrain_fx.plan.tensor.groupings import (
     FEW as FEW,
     Grouping as Grouping,
-    neighbours as neighbours,
+    groupings as groupings,
     shares_of as shares_of,
 )
 from bigbrain_fx.plan.tensor.make import (
@@ -44,4 +45,3 @@ from bigbrain_fx.plan.tensor.text import (
     group_warnings as group_warnings,
     tensor_text as tensor_text,
 )
-from bigbrain_fx.plan.tensor.tries import GroupTry as GroupTry, tensor_tries as tensor_tries

@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 from bigbrain_fx.core import Cluster, Device
 from bigbrain_fx.plan.shard import lengths
-from bigbrain_fx.plan.tensor.groups import Groups, grouped
+from bigbrain_fx.plan.tensor.groups import Groups
 from bigbrain_fx.planning import nameless, near_first
 
 _NEAR, _MOST = 0.02, 12
@@ -111,15 +111,6 @@ def _chosen(names: tuple[str, ...], members: int) -> Iterator[tuple[tuple[str, .
     for others in combinations(rest, members - 1):
         left = tuple(name for name in rest if name not in others)
         yield from (((first, *others), *more) for more in _chosen(left, members))
-
-
-def neighbours(cluster: Cluster, members: int) -> Grouping:
-    """Return groups of neighbours of the file, each with equal shares.
-
-    Raises:
-        InputError: as `grouped`.
-    """
-    return Grouping(grouped(cluster, members), (1,) * members)
 
 
 def _pools(cluster: Cluster, speeds: Mapping[str, float]) -> Iterator[list[Device]]:

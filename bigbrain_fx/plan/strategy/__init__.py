@@ -1,0 +1,13 @@
+"""One space of strategies, one bound, one loop: which replicas, groups and shares are planned.
+
+    options left open ──space──▶ Strategy ──bound──▶ in order ──choose──▶ the best Plan
+
+A plan of one strategy is made by whoever is given: this room places no op.
+"""
+
+from __future__ import annotations
+
+from bigbrain_fx.plan.strategy.choose import (
+    is_open as is_open,
+    plan_strategies as plan_strategies,
+)

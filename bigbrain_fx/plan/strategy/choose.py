@@ -1,0 +1,271 @@
+"""Strategies -> the fastest plan of any: the most promising first, until no other can be faster.
+
+    space ──priced──▶ by about how long ──▶ a plan of each, but of those that
+                                            a bound rules out, or that are beyond the budget
+
+A strategy whose bound is not below the best step by more than forecasts can tell apart is left out.
+Of the plans that were made, the simplest of those that are too near to tell is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TypeAlias
+
+from bigbrain_fx.core import Cluster, Graph
+from bigbrain_fx.errors import BigBrainError, InputError, NoPlanError
+from bigbrain_fx.plan.apart import least_gap
+from bigbrain_fx.plan.compatibility import Request, Rule, conflict
+from bigbrain_fx.plan.fastest import counted_s, simplest
+from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
+from bigbrain_fx.plan.progress import is_stopped, tell, until_stopped
+from bigbrain_fx.plan.search import Compared
+from bigbrain_fx.plan.strategy.bound import Bound, Priced
+from bigbrain_fx.plan.strategy.space import (
+    are_alike,
+    divisions,
+    grouped,
+    replica_counts,
+    replicas_are_open,
+    roomier,
+    undivided,
+)
+from bigbrain_fx.plan.strategy.strategy import Strategy
+from bigbrain_fx.plan.tensor import tensor_is_open
+
+PlanOne: TypeAlias = Callable[[Graph, Cluster, Source, Options], Plan]
+"""Plan with nothing left open but what a partitioner chooses: see `make_plan`."""
+BUDGET, OF_EACH = 100_000, 4_000
+"""What strategies may cost to plan: each its ops times its devices, and so much besides; one is
+planned at least. A plan of 700 ops takes 16 devices about a second."""
+
+
+def is_open(cluster: Cluster, options: Options) -> bool:
+    """Whether the number of replicas, or of members of tensor groups, is left open."""
+    return tensor_is_open(options) or replicas_are_open(cluster, options)
+
+
+def plan_strategies(
+    graph: Graph, cluster: Cluster, source: Source, options: Options, make: PlanOne
+) -> Plan:
+    """Plan everything that was left open, and return the fastest.
+
+    Raises:
+        NoPlanError: nothing fits in memory; the arithmetic of the simplest.
+        InputError: what was asked for cannot be.
+    """
+    chooser = _Chooser(graph, cluster, source, options, make)
+    with until_stopped():
+        chooser.run()
+    return chooser.best()
+
+
+@dataclass
+class _Chooser:
+    """What was planned so far: mutable, used once.
+
+    Attributes:
+        failures: of strategies that have no plan.
+        left: of the budget.
+        stopped: whether Ctrl-C was pressed with a plan at hand: nothing more is planned.
+    """
+
+    graph: Graph
+    cluster: Cluster
+    source: Source
+    options: Options
+    make: PlanOne
+    plans: list[tuple[Strategy, Plan]] = field(default_factory=list)
+    failures: list[tuple[Strategy, BigBrainError]] = field(default_factory=list)
+    unplanned: list[Compared] = field(default_factory=list)
+    left: int = BUDGET
+    stopped: bool = False
+
+    def run(self) -> None:
+        """Plan what is worth it."""
+        self._plan(undivided(self.cluster, self.options))
+        if not self.stopped:
+            self._plan(self._others_asked_for())
+        if tensor_is_open(self.options) and not self.plans and not self.stopped:
+            self._plan(self._groups(fits=False))
+
+    def best(self) -> Plan:
+        """Return the fastest, with what it was compared with."""
+        if not self.plans:
+            raise min(self.failures, key=lambda each: (each[0].members, each[0].replicas))[1]
+        plan = simplest([plan for _, plan in self.plans], self._gap)
+        others: dict[str, Compared] = {}  # groups of unlike devices may be called alike
+        for each in (*self._others(plan), *self._failed(), *self.unplanned):
+            if others.setdefault(each.what, each).why != "chosen" and each.why == "chosen":
+                others[each.what] = each
+        return replace(plan, compared=tuple(others.values()))
+
+    def _others(self, best: Plan) -> Iterator[Compared]:
+        for strategy, plan in sorted(self.plans, key=lambda each: each[1].forecast.step_s):
+            change = plan.forecast.step_s / best.forecast.step_s - 1
+            near = "" if change >= 0 else ": too near to say, less simple"
+            why = "chosen" if plan is best else f"{change:+.1%}{near}"
+            yield Compared(str(strategy), plan.forecast.step_s, why)
+
+    def _failed(self) -> Iterator[Compared]:
+        return (Compared(str(each), None, error.what) for each, error in self.failures)
+
+    # ------------------------------------------------------------------ what there is
+
+    def _others_asked_for(self) -> Iterator[Strategy]:
+        """Yield groups where they were asked for, and other divisions among open replicas."""
+        cluster, options = self.cluster, self.options
+        if options.tensor == 0:
+            yield from self._groups(fits=True)
+        if options.tensor in (None, 0, 1) and replicas_are_open(cluster, options):
+            asked = options.tensor == 0 and self._against_groups is None
+            members = range(1, len(cluster.devices) // 2 + 1 if asked else 2)
+            yield from divisions(cluster, options, self._bound, members)
+
+    def _groups(self, *, fits: bool) -> Iterator[Strategy]:
+        """Yield tensor groups, and replicas of some, or note why there are none."""
+        counts = replica_counts(self.cluster, self.options)
+        refused = self._refused(counts)
+        if refused:
+            why = f"they do not go with {' and '.join(refused)} yet"
+            self._leave("tensor groups", why)
+            return
+        is_alone = self.options.replicas in (None, 0, 1)
+        of_one = is_alone and self._given.all_reduce_order == "replica"
+        for count in (*([1] if of_one else []), *counts):
+            if count == 1 or are_alike(self.graph, self.cluster, self.options, count):
+                yield from grouped(self.cluster, self.options, self._bound, count, fits=fits)
+            else:
+                what = f"{count} replicas of tensor groups"
+                self._leave(what, "their devices are unlike, or their shares of the batch")
+
+    @cached_property
+    def _given(self) -> Options:
+        """What was asked for besides, without what only replicas have where these are open."""
+        options = self.options
+        schedule = None if options.schedule == AUTO else options.schedule
+        if options.replicas != 0:
+            return replace(options, schedule=schedule)
+        order = None if options.all_reduce_order == "tree" else "replica"
+        given = replace(options, replicas=None, zero_stage=0, schedule=schedule)
+        return given if order is None else replace(given, sum_order="replica")
+
+    @cached_property
+    def _against_groups(self) -> Rule | None:
+        """The first rule by which groups do not go with what else was asked for."""
+        asked = replace(self._given, tensor=max(2, self.options.tensor or 0))
+        return conflict(Request(asked, self.cluster, self.graph))
+
+    def _refused(self, counts: tuple[int, ...]) -> list[str]:
+        one, rule = self._given, self._against_groups
+        refused = [rule.other.name] if rule else []
+        if self.options.pins or self.options.place:
+            refused.append("--pin and --place but by --tensor-parallel N")
+        if self.options.objective == "memory":
+            refused.append("the objective memory")
+        if refused or counts:
+            return refused
+        if one.wants_replicas(self.cluster, trains=self.graph.training):
+            return ["shares or devices of replicas"]
+        return ["--all-reduce-order of one replica"] if one.all_reduce_order != "replica" else []
+
+    # ------------------------------------------------------------------ what is planned
+
+    def _plan(self, strategies: Iterable[Strategy]) -> None:
+        every = list(strategies)
+        is_only = len(every) == 1 and not self.plans
+        priced = map(_only if is_only else self._bound.of, every)
+        for each in self._promising(list(priced)):
+            if not self.stopped and not self._is_left_out(each):
+                self._plan_one(each.strategy)
+                self._plan_beside(each.strategy)
+
+    def _promising(self, priced: Sequence[Priced]) -> list[Priced]:
+        """Return what fits, then what does not, each by about how long it takes.
+
+        Of those that are as fast as the first, who has the fewest replicas comes first: their sums
+        are fewer messages to plan.
+        """
+        first_s = min((each.about_s for each in priced if each.fits), default=0.0)
+        near_s = first_s * (1 + self._gap)
+
+        def key(each: Priced) -> tuple[float, ...]:
+            is_near = each.fits and each.about_s <= near_s
+            return not each.fits, not is_near, is_near * each.strategy.replicas, each.about_s
+
+        return sorted(priced, key=key)
+
+    def _plan_beside(self, strategy: Strategy) -> None:
+        """Plan what is worth a look by what became of one, until there is a plan."""
+        for other in self._beside(strategy):
+            if self.stopped or self._plan_one(other):
+                return
+
+    def _is_left_out(self, each: Priced) -> bool:
+        """Whether it is not planned, and say why."""
+        if not self.plans:
+            return False
+        what, room = str(each.strategy), "" if each.fits else ", and lacks memory"
+        if not self._may_be_faster(each.least_s):
+            self._leave(what, f"takes {each.least_s:.4g} s at the least")
+        elif self.left <= 0:
+            self._leave(what, f"takes about {each.about_s:.4g} s{room}, by a closed form")
+        else:
+            return False
+        return True
+
+    def _may_be_faster(self, least_s: float) -> bool:
+        """Whether a step of so many seconds is faster than the best by more than can be told."""
+        best_s = min((counted_s(plan) for _, plan in self.plans), default=float("inf"))
+        return least_s * (1 + self._gap) < best_s
+
+    def _beside(self, strategy: Strategy) -> Iterator[Strategy]:
+        """Yield what has more room than one without a plan, or may be faster than one with it."""
+        failed = self.failures[-1] if self.failures else None
+        if failed is not None and failed[0] is strategy:
+            yield from roomier(strategy) if isinstance(failed[1], NoPlanError) else ()
+            return
+        if strategy.replicas == 1 or strategy.zero_stage or strategy.members > 1:
+            return
+        last = self.plans[-1][1]
+        saved_s = self._bound.update_s() * (1 - 1 / strategy.replicas)
+        makes_again = last.stages.recompute or last.stages.again
+        if makes_again or self._may_be_faster(last.forecast.step_s - saved_s):
+            yield replace(strategy, zero_stage=1)
+
+    def _plan_one(self, strategy: Strategy) -> bool:
+        """Plan one, or note why there is none; whether there is one."""
+        tell(str(strategy))
+        self.left -= OF_EACH + len(self.graph.ops) * len(self.cluster.devices)
+        try:
+            where, asked = strategy.on(self.cluster), strategy.asked(self.options)
+            plan = self.make(self.graph, where, self.source, asked)
+            self.plans.append((strategy, replace(plan, cluster=self.cluster)))
+            self.stopped = is_stopped() or (plan.search is not None and plan.search.stopped)
+            return True
+        except KeyboardInterrupt:
+            if not self.plans:
+                raise
+            self.stopped = True
+            self._leave(str(strategy), "stopped by Ctrl-C")
+        except (NoPlanError, InputError) as error:
+            self.failures.append((strategy, error))
+        return False
+
+    def _leave(self, what: str, why: str) -> None:
+        self.unplanned.append(Compared(what, None, why))
+
+    @cached_property
+    def _bound(self) -> Bound:
+        return Bound(self.graph, self.cluster, self.source, self.options)
+
+    @cached_property
+    def _gap(self) -> float:
+        return least_gap(self.cluster)
+
+
+def _only(strategy: Strategy) -> Priced:
+    """Return the only strategy as it is: nothing else is compared with it."""
+    return Priced(strategy, 0.0, 0.0, fits=True)

@@ -222,13 +222,6 @@ class Control:
             if self.generation > generation:
                 raise PeerLostError(f"generation {generation} was given up", code="BX5023")
 
-    def first(self, what: str, mine: str) -> str:
-        """Return what the first process that asked has said of something."""
-        self.say("first", what=what, text=mine)
-        with self.waiting("", what), self.changed:
-            self.changed.wait_for(lambda: what in self.said_first)
-            return self.said_first[what]
-
     def post(self, key: str, text: str) -> None:
         """Put something on the board of all processes, also of those that start later."""
         self.say("post", key=key, text=text)

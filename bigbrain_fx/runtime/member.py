@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from .board import Board, make_up_for
 from .bundle import Bundle, make_device, save_first_gradients
 from .channel import Channel
 from .commit_start import CommitOptions
-from .commits import FencedError
+from .committing import Committer, committer_of
 from .control import Control
 from .device import Device
 from .finite import NOT_FINITE, NotFiniteError
@@ -33,12 +34,12 @@ from .mesh import MeshTransport, PassedOn, form_mesh
 from .packets import Duty, TapeCheck
 from .peers import HeadLostError, StepAgainError
 from .process import BAD_INPUT, INPUT_ERRORS, NOT_SAVED, TAKEN_OVER
+from .records import FencedError
 from .rendezvous import own_device, require_gpu, write_report
 from .replay import ReplayTransport
 from .saving import save_together
 from .snapshots import OwnSnapshots
 from .state import StateError
-from .supervised_commits import MeetingBoard, SupervisedCommitter
 from .tensor_file import SaveError
 
 if TYPE_CHECKING:
@@ -210,20 +211,26 @@ def _train(
         from .compiled import is_compiling  # only bundles of --compile have it
 
         control.is_busy = is_compiling
-    committer = survivor = None
-    if commits is not None:
-        committer = SupervisedCommitter(transport, bundle, device, commits, options.deadline)
+    board = Board(transport, options.deadline)
+    committer: Committer | None = None
+    survivor = None
     if cls.micros:
         from .surviving import Survivor  # only bundles with replicas have it
 
-        survivor = Survivor(bundle, device, transport, connecting, committer)
-        bundle = survivor.begin()
+        survivor = Survivor(bundle, device, transport, connecting, board, commits)
+        committer, bundle = survivor.committer, survivor.begin()
+    elif commits is not None:
+        committer = committer_of(bundle, device, board, commits, kind=Committer)
     snapshots = OwnSnapshots(transport, control, duty)
     _take_state(bundle, device, snapshots, duty.epoch)
     first = max(duty.epoch, 0)
     if commits is not None and committer is not None:
-        resume = commits.resume or (duty.again and committer.has_commits())
-        first = committer.join(device, resume=resume, epoch=duty.epoch)
+        resume = commits.resume or (duty.again and committer.newest() >= 0)
+        if duty.epoch < 0:
+            first = committer.begin(device, resume=resume)
+        else:
+            committer.enter(resume=resume)
+            make_up_for(committer, device, survivor.writes_for() if survivor else [device.name])
     if first and device.objects is not None:
         note = json.dumps({"text": device.objects.restored})
         control.post(f"event/{first}/{device.name}-warned", note)
@@ -243,7 +250,7 @@ def _train(
 def _run_to_end(
     device: Device,
     snapshots: OwnSnapshots,
-    committer: SupervisedCommitter | None,
+    committer: Committer | None,
     options: argparse.Namespace,
     first: int,
 ) -> None:
@@ -254,7 +261,7 @@ def _run_to_end(
     if committer is not None:  # before the files of --save: their disk may be full
         committer.close(device)
     if has_ended and options.save:
-        save_together(device, Path(options.save), MeetingBoard(transport))
+        save_together(device, Path(options.save), Board(transport))
     if options.report:
         write_report(device.name, Path(options.report))
     transport.linger()
@@ -291,7 +298,7 @@ def _take_state(bundle: Bundle, device: Device, snapshots: OwnSnapshots, epoch: 
 def _run(
     device: Device,
     snapshots: OwnSnapshots,
-    committer: SupervisedCommitter | None,
+    committer: Committer | None,
     options: argparse.Namespace,
     first: int,
     recorder: TapeRecorder | None = None,
@@ -338,9 +345,7 @@ def _run_step(device: Device, step: int, snapshots: OwnSnapshots) -> Tensor | No
             return device.run_step(step)
 
 
-def _goes_on(
-    empties_every: int, steps: int, committer: SupervisedCommitter | None, step: int
-) -> bool:
+def _goes_on(empties_every: int, steps: int, committer: Committer | None, step: int) -> bool:
     """Whether a step may run into the next; it depends on nothing that a replacement cannot know.
 
     One of two neighbours that did and one that did not would wait for each other.

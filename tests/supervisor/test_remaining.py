@@ -20,7 +20,8 @@ import torch
 from safetensors.torch import load_file
 
 from bigbrain_fx import supervisor
-from bigbrain_fx.runtime.commits import ASIDE, read_records
+from bigbrain_fx.runtime.commits import ASIDE
+from bigbrain_fx.runtime.records import read_records
 from bigbrain_fx.supervisor.pipe import Orders, line_pair
 from bigbrain_fx.supervisor.remaining import Remaining, said_of
 from bigbrain_fx.supervisor.secured import Mouth, Secured, SilentError

@@ -14,7 +14,8 @@ import time
 from contextlib import ExitStack
 from dataclasses import replace
 
-from bigbrain_fx.runtime.commits import ASIDE, read_records
+from bigbrain_fx.runtime.commits import ASIDE
+from bigbrain_fx.runtime.records import read_records
 from bigbrain_fx.supervisor import how_to_make
 from tools.faulting.bundle import Fault
 from tools.faulting.jobs import Live, Run, launch_words, run_job

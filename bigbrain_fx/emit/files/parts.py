@@ -93,7 +93,7 @@ SESSION = "feeding"  # a part that only `Machine` asks for
 
 _SPARE = ("suspicion",)
 _OF_REPLICAS = (
-    *("buckets", "joining", "peer_states", "replicas", "standing", "state_parts"),
+    *("buckets", "inheriting", "joining", "peer_states", "replicas", "standing", "state_parts"),
     *("statistics", "surviving"),
 )
 PARTS = (

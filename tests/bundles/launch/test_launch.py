@@ -236,17 +236,24 @@ def test_of_commits_missed_in_a_row_the_first_is_told(tmp_path: Path) -> None:
     log, heard = tmp_path / "d0.log", list[str]()
     warnings = LogWarnings(log, "d0", heard.append)
     warnings.look()  # there is no log yet
-    miss, again = "WARNING: no commit at step", "commits are written again: step"
-    said = (f"{miss} 2: full", f"{miss} 4: full", f"{again} 6", f"{miss} 8: full", "WARNING: x")
+    misses = [{"event": "missed", "step": n, "text": "full", "row": n, "newest": 0} for n in (1, 2)]
+    events = [*misses, {"event": "committed_again", "step": 3, "missed": 2}, {"event": "mine"}]
     with log.open("w") as file:
-        for text in said:
-            file.write(f"d1: WARNING: not its own\nWARNING: a user's\nd0: {text}")
+        for event in events:
+            file.write(f"d1: WARNING: not its own\nWARNING: a user's\n{json.dumps(event)}")
             file.flush()
             warnings.look()  # its line is not whole yet
             file.write("\n")
             file.flush()
             warnings.look()
-    assert heard == [said[0], *said[2:]]
+        file.write("d0: WARNING: no commit at step 4: in the words of an older bundle\n")
+        file.flush()
+        warnings.look()
+    assert heard == [
+        "WARNING: no commit at step 1: full; training goes on, and the newest commit is of step 0",
+        "commits are written again: step 3, after 2 were missed",
+        "WARNING: no commit at step 4: in the words of an older bundle",
+    ]
 
 
 @pytest.mark.nightly

@@ -7,9 +7,8 @@ from typing import Any, Protocol
 from .channel import Transport
 from .coded import CodedError
 from .feature import Feature
+from .protocol import OF_BATCH, OF_COPIES, Subject, subject_of
 from .stream import BatchError
-
-COPIES = "the copies of "  # so begins the name of weights that several devices hold
 
 
 class CopiesError(CodedError, RuntimeError):
@@ -20,7 +19,7 @@ def require_same(what: str, mine: str, first: str) -> None:
     """Refuse what is another one than what somebody has said before.
 
     Args:
-        what: is compared: "the batch of step 7", "the copies of head.weight after step 7".
+        what: is compared: the key of a `Subject`.
         mine: who says it now, and its digest.
         first: who has said its digest first, and that.
 
@@ -34,9 +33,11 @@ def require_same(what: str, mine: str, first: str) -> None:
         return
     whose = f"before {device} was replaced" if device == other else "between devices"
     differs = f"{whose}: {other} has {seen}, {device} has {digest}"
-    if what.startswith(COPIES):
+    subject = subject_of(what)
+    said = subject.text
+    if subject.kind == OF_COPIES:
         raise CopiesError(
-            f"{what} differ {differs}: their processors round otherwise, and what each computes "
+            f"{said} differ {differs}: their processors round otherwise, and what each computes "
             "for itself drifts apart. Split again so that one computes it and the others are sent "
             "it: replicas with --zero 1, a tensor group of devices of one host, stages that share "
             "a weight on one device; where the processors are alike, `bigbrain-fx verify FOLDER` "
@@ -44,7 +45,7 @@ def require_same(what: str, mine: str, first: str) -> None:
             code="BX5000",
         )
     raise BatchError(
-        f"{what} differs {differs}: every process must "
+        f"{said} differs {differs}: every process must "
         "get the same from batches(seed): seed all random numbers with it, use no time or process "
         "id, sort listings of files and sets, and let no file change meanwhile",
         code="BX5001",
@@ -78,6 +79,6 @@ class BatchDigests(Feature):
         """Say what the batch is: all must have the same."""
         if not self.is_compared:
             device = self.device
-            what = f"the batch of step {device.step}"
-            device.transport.agree(what, device.stream.digest(), device.name)
+            what = Subject(OF_BATCH, device.step)
+            device.transport.agree(what.key, device.stream.digest(), device.name)
         self.is_compared = True

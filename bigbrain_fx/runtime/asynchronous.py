@@ -29,6 +29,7 @@ from .data import Stream
 from .device import Device
 from .finite import POLICIES
 from .optimizer_state import OLDER, StateError
+from .protocol import OF_BATCH, Subject
 
 Tensors = Mapping[str, Tensor]
 
@@ -196,8 +197,8 @@ class AsynchronousDevice(Device):
         step = self.step + on
         self.stream.advance(step)
         if step > self._agreed:
-            what = f"the batch of step {step}"
-            self.transport.agree(what, self.stream.digest(), self.name)
+            what = Subject(OF_BATCH, step)
+            self.transport.agree(what.key, self.stream.digest(), self.name)
             self._agreed = step
         return self.stream.get(name, micro)
 

@@ -21,13 +21,12 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 from .launcher import end_with_parent
-from .limits import SHORT, said, shown
+from .limits import SHORT, last_word, shown
 from .lost_prints import let_prints_be_lost
 from .packets import LATER, LATER_S, Duty, FedBatch, JsonLine, LastDuty, Meeting, TapeCheck
 from .peers import PEER_LOST, HeadLostError, PeerLostError
 from .process import CONTROL, log_limit
-
-NEXT_BATCH = "the caller's next batch"  # what a device rests for; the supervisor knows these words
+from .protocol import BATCH, DISK, Wait
 
 
 class Control:
@@ -68,7 +67,7 @@ class Control:
         self._paused = False
         self._step = -1
         self._instruction = 0
-        self._waiting: tuple[str, str] | None = None
+        self._waiting: Wait | None = None
 
     @staticmethod
     def inherited() -> Control:
@@ -109,16 +108,16 @@ class Control:
     def say_failed(self, error: BaseException, code: int) -> None:
         """Say why this process ends, and in which step: a beat may be a while ago."""
         self._beat()
-        self.say("failed", text=said(error), code=code)
+        self.say("failed", **last_word(error, code)._asdict())
 
     def tick(self) -> None:
         """Count an instruction: this thread is alive."""
         self._instruction += 1
 
     @contextmanager
-    def waiting(self, device: str, text: str) -> Iterator[None]:
-        """Say, while inside, for whom this thread waits."""
-        self._waiting = device, text
+    def waiting(self, text: str, device: str = "", kind: str = "") -> Iterator[None]:
+        """Say, while inside, for what this thread waits, as `Wait` has it."""
+        self._waiting = Wait(device, text, kind)
         try:
             yield
         finally:
@@ -228,32 +227,32 @@ class Control:
 
     def wait_for_disk(self, is_done: Callable[[], bool], generation: int) -> bool:
         """Wait until something is written; return whether all meet anew before."""
-        with self.waiting("", "the disk"), self.changed:
+        with self.waiting("the disk", kind=DISK), self.changed:
             self.changed.wait_for(lambda: is_done() or self.generation > generation)
             return not is_done()
 
     def wait_epoch(self, step: int, generation: int) -> bool:
         """Wait until all devices have a snapshot of `step` or later; False if they meet anew."""
-        with self.waiting("", "all devices' snapshots"), self.changed:
+        with self.waiting("all devices' snapshots"), self.changed:
             self.changed.wait_for(lambda: self.epoch >= step or self.generation > generation)
             return self.epoch >= step
 
     def wait_vote(self, step: int, generation: int) -> bool | None:
         """Wait for what all devices say of a step; None if they meet anew before."""
-        with self.waiting("", f"all devices' votes on step {step}"), self.changed:
+        with self.waiting(f"all devices' votes on step {step}"), self.changed:
             self.changed.wait_for(lambda: step in self.voted or self.generation > generation)
             self.voted.pop(step - 1, None)
             return self.voted.get(step)
 
     def wait_every(self, generation: int) -> bool:
         """Wait until the interval of snapshots is known; False if they meet anew before."""
-        with self.waiting("", "all devices' costs"), self.changed:
+        with self.waiting("all devices' costs"), self.changed:
             self.changed.wait_for(lambda: self.every is not None or self.generation > generation)
             return self.every is not None
 
     def wait_tape(self, step: int, generation: int) -> int | None:
         """Wait for the file of a step's tape; None if all meet anew before."""
-        with self.waiting("", "a spare that checks its last tape"), self.changed:
+        with self.waiting("a spare that checks its last tape"), self.changed:
             self.changed.wait_for(lambda: step in self.tapes or self.generation > generation)
             return self.tapes.pop(step, None)
 
@@ -262,7 +261,7 @@ class Control:
 
         A device that is to stop looks whether that is before `step`; see `begin`.
         """
-        with self.waiting("", NEXT_BATCH), self.changed:
+        with self.waiting("the caller's next batch", kind=BATCH), self.changed:
             self.changed.wait_for(
                 lambda: (
                     self.has_batch(step)
@@ -278,7 +277,7 @@ class Control:
 
     def take_batch(self, step: int) -> FedBatch:
         """Wait for the batch of a step that some device has begun."""
-        with self.waiting("", NEXT_BATCH), self.changed:
+        with self.waiting("the caller's next batch", kind=BATCH), self.changed:
             self.changed.wait_for(lambda: self.has_batch(step))
             assert self.batch is not None
             taken, self.batch = self.batch, None

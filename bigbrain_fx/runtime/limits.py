@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 from .coded import CodedError
 from .needs import is_of_memory, memory_told
+from .protocol import LastWord
 from .telling import headline, note_code, tell
 
 SHORT = 71  # exit code where the system gives no thread or no folder: EX_OSERR of sysexits.h
@@ -63,10 +64,16 @@ def shown(error: BaseException) -> str:
     return headline(error) if isinstance(error, CodedError) else f"error[BX5902]: {told(error)}"
 
 
+def last_word(error: BaseException, exit_code: int) -> LastWord:
+    """Return what a process says of the error that ends it, short enough to travel."""
+    code = error.code if isinstance(error, CodedError) else ""
+    words = told(error)[:LONGEST_TEXT]
+    return LastWord(words, exit_code, type(error).__name__, code, is_of_memory(error))
+
+
 def said(error: BaseException) -> str:
-    """Return an error as one line, short enough to travel: its class, its code and its words."""
-    code = f"[{error.code}]" if isinstance(error, CodedError) else ""
-    return f"{type(error).__name__}{code}: {told(error)}"[:LONGEST_TEXT]
+    """Return an error as one line: its class, its code and its words."""
+    return last_word(error, 1).said
 
 
 def require_threads(count: int) -> None:

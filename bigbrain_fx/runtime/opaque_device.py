@@ -25,6 +25,7 @@ from .loss_shares import share_of
 from .modules import reseed, seed_of
 from .opaque_state import ObjectStates
 from .optimizer_state import needs_closure, needs_metrics
+from .protocol import OF_BATCH, Subject
 from .recipe import Optimizer, Training
 from .weights import fill_model, require_owners
 from .whole_batches import WholeBatches
@@ -121,7 +122,8 @@ class OpaqueDevice(Device):
 
     def _compare_batch(self) -> None:
         if not self._compared and len(self.names) > 1:
-            self.transport.agree(f"the batch of step {self.step}", self.stream.digest(), self.name)
+            what = Subject(OF_BATCH, self.step)
+            self.transport.agree(what.key, self.stream.digest(), self.name)
         self._compared = True
 
     def _counts(self, micro: int) -> bool:

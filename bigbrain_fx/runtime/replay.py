@@ -191,7 +191,7 @@ class ReplayTransport:
         while True:
             try:
                 inner = self._living()
-                with self.control.waiting(channel.sender, str(channel)):
+                with self.control.waiting(str(channel), channel.sender):
                     tensor = inner.recv(channel)
                 break
             except (PeerLostError, TimeoutError) as error:
@@ -236,7 +236,7 @@ class ReplayTransport:
             try:
                 inner = self._living()
                 slow = inner.sending()
-                with self.control.waiting(slow.receiver if slow else "", str(slow)):
+                with self.control.waiting(str(slow), slow.receiver if slow else ""):
                     inner.finish()
                 return
             except (PeerLostError, TimeoutError) as error:
@@ -250,7 +250,7 @@ class ReplayTransport:
 
     def _first(self, what: str) -> str:
         known = self.control.said_first
-        with self.control.waiting("", what), self.control.changed:
+        with self.control.waiting(what), self.control.changed:
             self.control.changed.wait_for(lambda: what in known)
             return known.pop(what)
 
@@ -265,7 +265,7 @@ class ReplayTransport:
             Whether there are fewer of them: then it is where its step began.
         """
         before = self.lost
-        with self.control.waiting("", "all devices, to connect anew"):
+        with self.control.waiting("all devices, to connect anew"):
             self._form(error)
         return self.lost != before
 

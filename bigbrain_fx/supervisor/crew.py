@@ -30,6 +30,7 @@ from .processes import (
     end_of,
     starving_of,
 )
+from .protocol import LastWord
 from .pulse import AwakeClock, Pulse
 
 AGAIN_S = (0.1, 0.5)  # a process that cannot be started for want of memory or files is tried again
@@ -173,7 +174,7 @@ class Crew:
 
     def refuse(self, member: Member, why: str) -> None:
         """End a process that cannot be spoken with; the reason counts as its own word."""
-        member.failure = member.failure or (f"its line to the supervisor failed: {why}", 1)
+        member.failure = member.failure or LastWord(f"its line to the supervisor failed: {why}", 1)
         member.kill()
 
     # ------------------------------------------------------------------ starting and ending

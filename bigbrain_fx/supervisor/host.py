@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from inspect import signature
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .catch_up import CatchUp, CaughtUp, ToldSteps
 from .crew import Crew, StartError
@@ -24,6 +24,7 @@ from .pipe import PARTS, Said
 from .policies import END, LostReplicas, PeerStates, SpareChecks
 from .posting import Posting
 from .processes import Member, Start, popen
+from .protocol import LastWord, wait_of
 from .rendezvous import Rendezvous
 from .snapshots import Snapshots
 from .snapshotting import LogLoss, Snapshotting
@@ -218,7 +219,7 @@ class Supervisor:
         except StartError as error:
             what = f"the process of device {name} does not start"
             failure = Failure(name, what, str(self.job.logs))
-            raise FailedError(failure, str(error), code=error.code) from error
+            raise FailedError(failure, str(error), code=error.code, is_short=True) from error
 
     def _become(self, member: Member, device: str) -> None:
         """Let a process be a device, from the newest step that all devices have."""
@@ -284,7 +285,7 @@ class Supervisor:
         try:
             chosen = self.spares.take(device)
         except StartError as error:
-            self._go_on_without(death, Stop(str(error), moves=True))
+            self._go_on_without(death, Stop(str(error), moves=True, is_short=True))
             return
         self._become(chosen, device)
         self.ending.look_where()
@@ -299,7 +300,8 @@ class Supervisor:
     def _go_on_without(self, death: Death, stop: Stop) -> None:
         """Leave a device out that cannot be replaced, with its replica, or end the run."""
         if not (stop.moves and self.losing.can_leave_out(death.device)):
-            raise FailedError(death, self.losing.why_not(stop), code="BX6005", moves=stop.moves)
+            how = {"moves": stop.moves, "is_short": stop.is_short}
+            raise FailedError(death, self.losing.why_not(stop), code="BX6005", **how)
         self.losing.leave_out(death, stop.reason)
         self.stopping.move(self.crew.clock.now())
         self.ending.look_where()
@@ -362,11 +364,9 @@ class Supervisor:
         if self.job.suspect and "check" not in member.knows:
             self.crew.refuse(member, "its bundle is older than --suspect: split again")
 
-    def _hear_beat(
-        self, member: Member, n: int, step: int, waiting: tuple[str, str] | None
-    ) -> None:
+    def _hear_beat(self, member: Member, n: int, step: int, waiting: Sequence[str] | None) -> None:
         member.step = max(member.step, step)
-        member.pulse.beat(self.crew.clock.now(), n, tuple(waiting) if waiting else None)  # type: ignore[arg-type]
+        member.pulse.beat(self.crew.clock.now(), n, wait_of(waiting) if waiting else None)
 
     def _hear_formed(self, member: Member, generation: int) -> None:
         if self.rendezvous.hear_formed(member, generation):
@@ -404,8 +404,10 @@ class Supervisor:
     def _caught_up(self, found: CaughtUp) -> None:
         self.crew.report("caught_up", **asdict(found))
 
-    def _hear_failed(self, member: Member, text: str, code: int) -> None:
-        member.failure = text, code
+    def _hear_failed(self, member: Member, text: str, **more: Any) -> None:  # noqa: ANN401
+        if "exit" not in more:  # a bundle until 0.2.0
+            more = {"exit": more["code"]}
+        member.failure = LastWord(text, **more)
 
     def _hear_finished(self, member: Member) -> None:
         member.finished = True
@@ -450,8 +452,17 @@ def _fits(act: Callable[..., object], member: Member, said: Said) -> bool:
 
 def _death_of(dead: Member, device: str, code: int) -> Death:
     """Return how a device's process ended; its own word on that, unless a signal ended it."""
-    text, told = dead.failure or (None, code)
+    word = dead.failure
     was_in_one = dead.formed >= 0 or dead.step >= 0
     step = max(dead.step, dead.done + 1, dead.began) if was_in_one else -1
-    code = code if code < 0 else told
-    return Death(device, step, code, text, str(dead.log), dead.done >= 0, dead.ended_at is not None)
+    was_hung = dead.ended_at is not None
+    death = Death(device, step, code, None, str(dead.log), dead.done >= 0, was_hung)
+    if word is None:
+        return death
+    return replace(
+        death,
+        code=code if code < 0 else word.exit,
+        text=word.said,
+        shown=word.shown,
+        told_memory=word.of_memory,
+    )

@@ -16,6 +16,7 @@ from typing import IO, Any, Protocol
 from .host_memory import available_bytes
 from .outliving import OUTLIVING, Outliving
 from .pipe import Ears, Orders
+from .protocol import LastWord
 from .pulse import Pulse, Starves, Starving
 
 CALLED_IN = (
@@ -246,7 +247,7 @@ class Member:
         formed: the newest generation in which it was connected.
         step, done: the step that it was last in, and the last one that it has finished.
         began: the step that it was to begin with.
-        failure: the error that it told, and its exit code.
+        failure: the error that it told.
         recalled: it was ended so that all devices start again.
         starving, starved_s: tells how long it had no processor; what it said last.
         excused: the instruction of which that was reported.
@@ -277,7 +278,7 @@ class Member:
     began: int = 0
     done: int = -1
     finished: bool = False
-    failure: tuple[str, int] | None = None
+    failure: LastWord | None = None
     warned: int = -1
     starved_s: float = 0.0
     excused: int = -2

@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-OF_A_STEP = re.compile(r"the (?:batch of|copies of .+ after) step (\d+)")
-OF_COPIES = "the copies of "  # weights that several devices hold
+from .protocol import OF_COPIES, Subject, subject_of
+
 KEPT = 4  # numbers of a kind; one commit is written at a time, and a replacement asks for two
 NUMBERED = re.compile(r"([^/]+)/(\d+)/.+")
 
@@ -97,9 +97,8 @@ class Votes:
     def take_back(self, step: int) -> None:
         """Forget what was said of steps from `step` on, and commits of them that are not whole."""
         self.votes = {number: votes for number, votes in self.votes.items() if number < step}
-        for what in self._said(lambda of: of >= step):
-            if what.startswith(OF_COPIES):  # with others to add gradients they may be others
-                del self.firsts[what]
+        # with others to add gradients they may be others
+        self._forget(lambda said: said.kind == OF_COPIES and said.step >= step)
         self.board.forget_parts(step, len(self.devices))
 
     def withdraw(self, device: str) -> None:
@@ -115,10 +114,9 @@ class Votes:
     def forget_steps(self, before: int) -> None:
         """Forget the votes on steps that nobody does again, and what their batches were."""
         self.votes = {step: votes for step, votes in self.votes.items() if step >= before}
-        for what in self._said(lambda of: of < before):
-            del self.firsts[what]
+        self._forget(lambda said: 0 <= said.step < before)
 
-    def _said(self, wanted: Callable[[int], bool]) -> list[str]:
-        """Return what was said first of such steps."""
-        found = [(what, OF_A_STEP.fullmatch(what)) for what in self.firsts]
-        return [what for what, of in found if of and wanted(int(of[1]))]
+    def _forget(self, is_old: Callable[[Subject], bool]) -> None:
+        """Forget what was said first of some things."""
+        for what in [what for what in self.firsts if is_old(subject_of(what))]:
+            del self.firsts[what]

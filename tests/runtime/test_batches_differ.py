@@ -14,6 +14,7 @@ from bigbrain_fx.errors import InputError
 from bigbrain_fx.runtime import Device
 from bigbrain_fx.runtime.data import Stream
 from bigbrain_fx.runtime.local import Hub, LocalTransport
+from bigbrain_fx.runtime.protocol import OF_BATCH, Subject
 from bigbrain_fx.runtime.stream import BatchError
 from bigbrain_fx.supervisor import FailedError
 from tests.support.bundles import copied, edit
@@ -111,7 +112,7 @@ def test_who_reads_says_so_once_a_step_and_who_reads_nothing_says_nothing() -> N
         device = reader(reads, said, float)
         device.run_step(0)
         device.run_step(1)
-    assert said == ["the batch of step 0", "the batch of step 1"]
+    assert said == [Subject(OF_BATCH, step).key for step in (0, 1)]
 
 
 def test_what_was_compared_long_ago_is_forgotten() -> None:

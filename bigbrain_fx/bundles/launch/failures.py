@@ -55,10 +55,13 @@ def failure(
     program: str,
     reason: str | None = None,
     text: str | None = None,
+    *,
+    is_short: bool = False,
 ) -> BigBrainError:
     """Return what to tell of a process that failed: the end of its log, and what to do.
 
-    `text`: its own last word, where the log could not be written.
+    `text`: its own last word, where the log could not be written; `is_short`: this host gave no
+    process.
     """
     tail = last_lines(log) or tuple(filter(None, (text,)))
     if code == BAD_INPUT and tail:
@@ -69,7 +72,7 @@ def failure(
         at=str(log),
         notes=tail,
         help=_missing(tail[-1] if tail else "")
-        or _starting(reason)
+        or (SHORT if is_short else None)
         or _own_word(code, tail)
         or of_abort(code, tail)
         or _advice(code, program),
@@ -113,11 +116,6 @@ def _missing(last: str) -> str | None:
     if "ModuleNotFoundError: " in last:
         return "install it into this Python, or run with PYTHONPATH=the folder that it is in"
     return None
-
-
-def _starting(reason: str | None) -> str | None:
-    """Return what to do where this host gave no process; it says so itself."""
-    return SHORT if reason is not None and reason.startswith("no process can be started") else None
 
 
 def _own_word(code: int, tail: tuple[str, ...]) -> str | None:

@@ -23,13 +23,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .agreed import AgreeingTransport
+from .agreed import AgreeingTransport, Subject
 from .channel import Channel
 from .data import Stream
 from .device import Device
 from .finite import POLICIES
 from .optimizer_state import OLDER, StateError
-from .protocol import OF_BATCH, Subject
 
 Tensors = Mapping[str, Tensor]
 
@@ -197,8 +196,7 @@ class AsynchronousDevice(Device):
         step = self.step + on
         self.stream.advance(step)
         if step > self._agreed:
-            what = Subject(OF_BATCH, step)
-            self.transport.agree(what.key, self.stream.digest(), self.name)
+            self.transport.agree(Subject(step), self.stream.digest(), self.name)
             self._agreed = step
         return self.stream.get(name, micro)
 

@@ -20,8 +20,9 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, NoReturn
 
+from .last_words import last_word
 from .launcher import end_with_parent
-from .limits import SHORT, last_word, shown
+from .limits import SHORT, shown
 from .lost_prints import let_prints_be_lost
 from .packets import LATER, LATER_S, Duty, FedBatch, JsonLine, LastDuty, Meeting, TapeCheck
 from .peers import PEER_LOST, HeadLostError, PeerLostError

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from .agreed import Subject
 from .checksum import checksum
-from .protocol import OF_COPIES, Subject
 from .released import is_released
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ def require_equal_copies(device: Device) -> None:
     if device.weights is not None or device.versions is not None:
         return
     for what, tensors in _shared(device):
-        subject = Subject(OF_COPIES, device.step, what)
-        device.transport.agree(subject.key, _digest(tensors), device.name)
+        subject = Subject(device.step, what)
+        device.transport.agree(subject, _digest(tensors), device.name)
 
 
 def _shared(device: Device) -> Iterator[tuple[str, Sequence[Tensor]]]:

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 
 from .coded import CodedError
 from .needs import is_of_memory, memory_told
-from .protocol import LastWord
 from .telling import headline, note_code, tell
 
 SHORT = 71  # exit code where the system gives no thread or no folder: EX_OSERR of sysexits.h
@@ -24,7 +23,6 @@ LENGTH = "raise `ulimit -f`, the size that files may have here"
 OF_THREADS = ("can't start new thread", "Resource temporarily unavailable")
 FORKING = ("_execute_child", "_launch")  # of subprocess and of multiprocessing
 HELD_S = 10.0
-LONGEST_TEXT = 2_000  # characters of an error that travel
 
 
 def code_of(error: BaseException) -> int | None:
@@ -62,18 +60,6 @@ def shown(error: BaseException) -> str:
     if is_of_memory(error):
         return f"error[BX5901]: {memory_told(error)}"
     return headline(error) if isinstance(error, CodedError) else f"error[BX5902]: {told(error)}"
-
-
-def last_word(error: BaseException, exit_code: int) -> LastWord:
-    """Return what a process says of the error that ends it, short enough to travel."""
-    code = error.code if isinstance(error, CodedError) else ""
-    words = told(error)[:LONGEST_TEXT]
-    return LastWord(words, exit_code, type(error).__name__, code, is_of_memory(error))
-
-
-def said(error: BaseException) -> str:
-    """Return an error as one line: its class, its code and its words."""
-    return last_word(error, 1).said
 
 
 def require_threads(count: int) -> None:

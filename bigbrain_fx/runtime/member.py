@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from .agreed import Subject
 from .board import Board, make_up_for
 from .bundle import Bundle, make_device, save_first_gradients
 from .channel import Channel
@@ -167,7 +168,7 @@ class _Nothing:
 
         return enclose(channel, zeros)
 
-    def agree(self, what: str, digest: str, device: str) -> None:
+    def agree(self, what: Subject, digest: str, device: str) -> None:
         pass
 
     def vote(self, step: int, device: str, yes: bool, names: tuple[str, ...]) -> bool:

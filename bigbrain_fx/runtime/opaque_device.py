@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .agreed import AgreeingTransport
+from .agreed import AgreeingTransport, Subject
 from .data import Stream
 from .device import Device
 from .forward_device import ForwardDevice
@@ -25,7 +25,6 @@ from .loss_shares import share_of
 from .modules import reseed, seed_of
 from .opaque_state import ObjectStates
 from .optimizer_state import needs_closure, needs_metrics
-from .protocol import OF_BATCH, Subject
 from .recipe import Optimizer, Training
 from .weights import fill_model, require_owners
 from .whole_batches import WholeBatches
@@ -122,8 +121,7 @@ class OpaqueDevice(Device):
 
     def _compare_batch(self) -> None:
         if not self._compared and len(self.names) > 1:
-            what = Subject(OF_BATCH, self.step)
-            self.transport.agree(what.key, self.stream.digest(), self.name)
+            self.transport.agree(Subject(self.step), self.stream.digest(), self.name)
         self._compared = True
 
     def _counts(self, micro: int) -> bool:

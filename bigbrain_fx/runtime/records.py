@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from .coded import CodedError
-from .disk import listed, once, read_regular
+from .disk import listed, read_regular
 from .image import Buffer, ImageLayout
+from .json_once import once
 
 FORMAT = 1
 FOLDER = re.compile(r"commit-(\d+)-g(\d+)")

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .agreed import Subject
 from .bundle import Bundle, make_device
 from .channel import Channel
 from .checksum import WORD, checksum, seal
@@ -221,7 +222,7 @@ class Again:
         if not due or due.popleft() != mine:
             raise DifferentError(f"message {number} of {channel}")
 
-    def agree(self, what: str, digest: str, device: str) -> None:
+    def agree(self, what: Subject, digest: str, device: str) -> None:
         """The batch is the tape's, and was compared when it was read."""
 
     def vote(self, step: int, device: str, yes: bool, names: tuple[str, ...]) -> bool:

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .arguments import parser_of
-from .coded import headline
 from .console import Console, hold_streams
 from .events import Event, EventLog, status
 from .host import Supervisor
 from .job import FailedError, Job, OnStep
 from .judging import BAD_INPUT, Death, Failure
-from .limits import THREADS, of_abort, require_limit, with_remedy
+from .limits import THREADS, headline, of_abort, require_limit, with_remedy
 from .processes import CALLED_IN, popen
 from .stopping import stopped_by_sigterm
 

@@ -3,42 +3,32 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from bigbrain_fx.runtime import protocol as of_process
+from bigbrain_fx.runtime.agreed import Subject
 from bigbrain_fx.supervisor.protocol import (
     BATCH,
     DISK,
-    OF_BATCH,
-    OF_COPIES,
     LastWord,
-    Subject,
     Wait,
-    subject_of,
     wait_of,
 )
 from bigbrain_fx.supervisor.votes import Votes
 
 
-def test_both_rooms_have_one_file() -> None:
-    theirs = Path(of_process.__file__)
-    ours = Path(of_process.__file__).parents[1] / "supervisor" / "protocol.py"
+@pytest.mark.parametrize("file", ["protocol.py", "coded.py"])
+def test_both_rooms_have_one_file(file: str) -> None:
+    runtime = Path(of_process.__file__).parent
+    ours = runtime.parent / "supervisor" / file
     assert ours.is_symlink()
-    assert ours.resolve() == theirs.resolve()
+    assert ours.resolve() == (runtime / file).resolve()
 
 
-@pytest.mark.parametrize(
-    "subject", [Subject(OF_BATCH, 7), Subject(OF_COPIES, 12, "what d0, d1 hold whole a/b")]
-)
-def test_a_subject_is_read_from_its_key(subject: Subject) -> None:
-    assert subject_of(subject.key) == subject
-
-
-def test_older_bundles_name_subjects_and_waits_in_words() -> None:
-    for subject in (Subject(OF_BATCH, 7), Subject(OF_COPIES, 12, "head.weight")):
-        assert subject_of(subject.text) == subject
+def test_older_bundles_name_waits_in_words() -> None:
     assert wait_of(("", "the disk")).kind == DISK
     assert wait_of(("", "the caller's next batch")).kind == BATCH
     assert wait_of(("d1", "x")) == Wait("d1", "x")
@@ -48,9 +38,10 @@ def test_a_wait_is_known_by_its_kind_and_not_by_its_words() -> None:
     assert wait_of(json.loads(json.dumps(Wait("", "reworded", DISK)))).kind == DISK
 
 
-def test_votes_forget_subjects_by_their_step() -> None:
+@pytest.mark.parametrize("word", [lambda subject: subject.key, str], ids=["keys", "older"])
+def test_votes_forget_subjects_by_their_step(word: Callable[[Subject], str]) -> None:
     votes = Votes(frozenset({"d0"}))
-    keys = [Subject(kind, step, "w").key for kind in (OF_BATCH, OF_COPIES) for step in (3, 4)]
+    keys = [word(Subject(step, of)) for of in ("", "head/weight") for step in (3, 4)]
     for key in (*keys, "of no step"):
         votes.first(key, "d0 aa")
     votes.take_back(4)

@@ -14,6 +14,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,7 @@ from .finite import NOT_FINITE, NotFiniteError
 from .held_weights import WeightsError
 from .limits import code_of
 from .mesh import MeshTransport, PassedOn, form_mesh
-from .packets import Duty, TapeCheck
+from .packets import Duty
 from .peers import HeadLostError, StepAgainError
 from .process import BAD_INPUT, INPUT_ERRORS, NOT_SAVED, TAKEN_OVER
 from .records import FencedError
@@ -52,6 +53,7 @@ CODES = {
     SaveError: NOT_SAVED,
     **dict.fromkeys(INPUT_ERRORS, BAD_INPUT),
 }
+LISTENING = ("feeding", "head_lost", "suspicion")  # files of features with orders of their own
 SAID = frozenset(CODES.values())  # errors that are said in a line
 
 
@@ -63,17 +65,20 @@ def serve(
     control: Control,
 ) -> None:
     """Be what the supervisor says, to the end; never returns before all devices have finished."""
+    _listen(control)
     knows = ["forget", "part", "check", "last_commit"]
     knows += ["peers"] if _has_peers(bundle) else []
     control.say("hello", pid=os.getpid(), plan=bundle.plan, knows=knows, **_about(bundle, commits))
     try:
         duty = control.next_duty()
-        if isinstance(duty, Duty) and duty.device is None:
+        if duty == Duty(None):
             warm_up(bundle, seed, control)
             control.say("warm")
             duty = control.next_duty()
-        if isinstance(duty, TapeCheck):
-            duty = _check(bundle, options, seed, control, duty)
+        if not isinstance(duty, Duty):
+            from .suspicion import check_tapes  # only bundles of --with suspicion have it
+
+            duty = check_tapes(bundle, options, seed, control, duty)
         _train(bundle, options, commits, seed, control, duty)
     except HeadLostError:
         control.say("kept", text="a device had not begun yet")
@@ -87,18 +92,11 @@ def serve(
         raise
 
 
-def _check(
-    bundle: Bundle, options: argparse.Namespace, seed: int, control: Control, duty: TapeCheck
-) -> Duty:
-    """Compute steps of others again until there is a device to become."""
-    from .suspicion import Checker  # only bundles of --with suspicion have it
-
-    checker = Checker(bundle, seed, options.threads, options.on_nan)
-    following: Duty | TapeCheck = duty
-    while isinstance(following, TapeCheck):
-        control.say("checked", number=following.number, text=checker.check(following))
-        following = control.next_duty()
-    return following
+def _listen(control: Control) -> None:
+    """Let features that this bundle has obey orders of their own, before one can come."""
+    for name in LISTENING:
+        if Path(__file__).with_name(f"{name}.py").exists():
+            control.features[name] = import_module(f".{name}", __package__).listen(control)
 
 
 def _has_peers(bundle: Bundle) -> bool:
@@ -199,7 +197,7 @@ def _train(
     if control.fed:
         from .feeding import FedBatches  # only bundles of sessions have it
 
-        bundle = replace(bundle, batches=FedBatches(control))
+        bundle = replace(bundle, batches=FedBatches(control.features["feeding"]))
     cls = bundle.devices[duty.rank]
     connecting = partial(_connect, options, where, control)
     connect = partial(connecting, bundle, duty.rank)
@@ -257,7 +255,11 @@ def _run_to_end(
 ) -> None:
     """Run the steps from `first`, keep what comes out, and be there for the others."""
     transport, control = snapshots.transport, snapshots.control
-    recorder = _recorder(transport, control) if control.suspect else None
+    recorder: TapeRecorder | None = None
+    if control.suspect:
+        from .suspicion import TapeRecorder  # only bundles of --with suspicion have it
+
+        recorder = TapeRecorder(transport, control.features["suspicion"], control.suspect)
     has_ended = _run(device, snapshots, committer, options, first, recorder)
     if committer is not None:  # before the files of --save: their disk may be full
         committer.close(device)
@@ -266,12 +268,6 @@ def _run_to_end(
     if options.report:
         write_report(device.name, Path(options.report))
     transport.linger()
-
-
-def _recorder(transport: ReplayTransport, control: Control) -> TapeRecorder:
-    from .suspicion import TapeRecorder  # only bundles of --with suspicion have it
-
-    return TapeRecorder(transport, control, control.suspect)
 
 
 def _take_state(bundle: Bundle, device: Device, snapshots: OwnSnapshots, epoch: int) -> None:
@@ -312,7 +308,7 @@ def _run(
         if control.fed:
             from .feeding import rest
 
-            rest(device, step, snapshots)
+            rest(control.features["feeding"], device, step, snapshots)
         if not control.begin(step, has_begun=not device.begins_empty):
             return False
         if recorder is not None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from .committing import committer_of
 from .inheriting import InheritingCommitter
-from .last_commit import LastCommit
 from .peer_states import PeerStates
 from .standing import TakingOver, without
 from .state_parts import held_names
@@ -88,8 +87,11 @@ class Survivor:
 
     def keep_last(self) -> dict[str, Any]:
         """Keep what is here when the supervisor that decides is lost; return what to say of it."""
+        from .head_lost import LastDuty  # only bundles for several hosts have these
+        from .last_commit import LastCommit
+
         duty = self.transport.control.last
-        assert duty is not None
+        assert isinstance(duty, LastDuty)
         if self.committer is None:
             return {"text": "the run has no --commits"}
         own = self.bundle, self.device, self.transport, self.committer

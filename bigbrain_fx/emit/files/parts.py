@@ -56,6 +56,11 @@ def _has_hosts(bundle: Copied) -> bool:
     return len({device[name].host for name in bundle.plan.stages.devices}) > 1
 
 
+def _is_led(bundle: Copied) -> bool:
+    """Whether a supervisor decides for devices on other hosts."""
+    return bundle.supervised and _has_hosts(bundle)
+
+
 def _recomputes(bundle: Copied) -> bool:
     """Whether stages run forward twice: also to drop what micro-batches without rows write."""
     stages = bundle.plan.stages
@@ -92,6 +97,7 @@ SESSION = "feeding"  # a part that only `Machine` asks for
 
 
 _SPARE = ("suspicion",)
+_OF_HOSTS = ("head_lost", "last_commit")
 _OF_REPLICAS = (
     *("buckets", "inheriting", "joining", "peer_states", "replicas", "standing", "state_parts"),
     *("statistics", "surviving"),
@@ -126,12 +132,12 @@ PARTS = (
     Part("batches that are split by rules", _has_rules, ("splitting",)),
     Part("a training step that runs as it is", lambda b: b.plan.graph.is_opaque_step),
     Part("GPUs", _has_gpus, ("gpus",)),
-    Part("several hosts", _has_hosts, (), ("multi_host", "secured"), is_check=True),
+    Part("several hosts", _is_led, _OF_HOSTS, ("multi_host", "secured"), is_check=True),
     Part("sessions", lambda b: SESSION in b.extras, ("feeding",)),
     Part("the caller of sessions", lambda b: False, (), ("feeding",)),  # who opens one has ours
 )
 UNIMPORTED = {  # files that nothing of a bundle imports, and that it has all the same
-    "runtime": ("pipelining",),  # a user's own loop does
+    "runtime": ("head_lost", "pipelining"),  # `member` does by its name, a user's own loop
     "supervisor": ("ending_orphans",),  # is a program
 }
 

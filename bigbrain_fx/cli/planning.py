@@ -69,8 +69,8 @@ def split_warnings() -> Iterator[None]:
     "extras",
     metavar="NAME,...",
     default="",
-    help="Add files that a run may want: mpi (--transport mpi), suspicion (--suspect), pipelining "
-    "(for torch's own runner).",
+    help="Add files that a run may want: hosts (launch.py --listen), mpi (--transport mpi), "
+    "suspicion (--suspect), pipelining (for torch's own runner).",
 )
 @click.option(
     "--no-rehearse",

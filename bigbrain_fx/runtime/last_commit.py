@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from .commit_start import reason_of
 from .commits import ASIDE, write_record
-from .head_lost import LastDuty
+from .hosts import LastDuty
 from .records import Shard, about_of
 from .standing import alike, heirs
 from .state import State

@@ -53,7 +53,7 @@ CODES = {
     SaveError: NOT_SAVED,
     **dict.fromkeys(INPUT_ERRORS, BAD_INPUT),
 }
-LISTENING = ("feeding", "head_lost", "suspicion")  # files of features with orders of their own
+LISTENING = ("feeding", "hosts", "suspicion")  # files of features with orders of their own
 SAID = frozenset(CODES.values())  # errors that are said in a line
 
 

@@ -87,7 +87,7 @@ class Survivor:
 
     def keep_last(self) -> dict[str, Any]:
         """Keep what is here when the supervisor that decides is lost; return what to say of it."""
-        from .head_lost import LastDuty  # only bundles for several hosts have these
+        from .hosts import LastDuty  # only bundles of --with hosts have these
         from .last_commit import LastCommit
 
         duty = self.transport.control.last

@@ -56,7 +56,7 @@ def main(
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", CALLED_IN: _called_in()}
     head: Head | None = None
     if options.listen or options.join:
-        from .multi_host import head_or_agent  # only bundles for several hosts have it
+        from .multi_host import head_or_agent  # only bundles of --with hosts have it
 
         where = list(zip(devices, hosts, strict=True))
         head = head_or_agent(parser, options, environment, logs, folder, where)
@@ -123,7 +123,9 @@ def _require_hosts(
         return
     if not hosts:
         parser.error("--listen and --join are for plans with several hosts")
-    from .multi_host import require_hosts  # only bundles for several hosts have it
+    if not Path(__file__).with_name("multi_host.py").is_file():
+        parser.error("--listen and --join need a bundle that was split with `--with hosts`")
+    from .multi_host import require_hosts  # only bundles of --with hosts have it
 
     require_hosts(parser, options, hosts)
 

@@ -93,10 +93,10 @@ def require_checkable(bundle: Path, options: RunOptions, *, is_fed: bool) -> Non
             help="give --spares 1 or more, without --no-replay; or leave --suspect out",
         )
     if options.suspect:
-        _require_extra(bundle, "suspicion", "--suspect")
+        require_extra(bundle, "suspicion", "--suspect")
 
 
-def _require_extra(bundle: Path, name: str, flag: str) -> None:
+def require_extra(bundle: Path, name: str, flag: str) -> None:
     """Refuse a flag of a run whose files the bundle was not asked to have.
 
     Raises:

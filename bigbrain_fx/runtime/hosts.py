@@ -1,4 +1,4 @@
-"""The word that the supervisor that decides is lost; copied into bundles for several hosts."""
+"""The word that the supervisor that decides is lost; copied into bundles of `--with hosts`."""
 
 from __future__ import annotations
 

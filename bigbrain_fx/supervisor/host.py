@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,6 @@ from .watching import Watch
 
 if TYPE_CHECKING:
     from .feeding import Feed, Feeding
-    from .suspicion import Taped
 
 
 class Supervisor:
@@ -89,9 +89,9 @@ class Supervisor:
         self.acts = self._acts()
 
     def _suspicion(self) -> SpareChecks:
-        from .suspicion import Suspicion  # only bundles of --with suspicion have it
+        from .suspicion import Suspicion, go_back  # only bundles of --with suspicion have it
 
-        return Suspicion(self.crew, self.spares, self._suspect)
+        return Suspicion(self.crew, self.spares, partial(go_back, self))
 
     def _have_replicas(self, is_wanted: bool, is_elastic: bool) -> None:
         from .losing import Losing  # only bundles with replicas have these
@@ -200,10 +200,10 @@ class Supervisor:
     def _next_generation(self) -> None:
         self.crew.generation += 1
         if self.log_loss.take_back(self.snapshots.start):
-            self._take_all_back()
+            self.take_all_back()
         self.rendezvous.announce()
 
-    def _take_all_back(self) -> None:
+    def take_all_back(self) -> None:
         """End all processes: what they would have to send again was dropped."""
         if self.peering.is_on:
             self.peering.begin_again("messages that a replacement would want were dropped")
@@ -418,27 +418,6 @@ class Supervisor:
         done = {m.device for m in self.crew.at_work() if m.finished}
         if done == set(self.crew.devices):
             self.suspicion.when_clean(END, self.crew.end)
-
-    # ------------------------------------------------------------------ suspicion
-
-    def _suspect(self, tape: Taped, text: str) -> None:
-        """Hear that a spare has computed a step otherwise; one of the two is wrong: both end.
-
-        All others have computed with what the device sent: they go back with it.
-        """
-        found = next(m for m in self.crew.at_work() if m.device == tape.device)
-        self.crew.report("suspect", device=tape.device, step=tape.step, text=text)
-        death = Death(tape.device, tape.step, 1, text, str(found.log), True, was_suspect=True)
-        stop = self.judge.stop_for(death, self.crew.clock.now())
-        if stop is not None:
-            raise FailedError(death, stop.reason, code="BX6006", moves=True)
-        if tape.checker is not None:
-            self.crew.recall_one(tape.checker)
-        self.suspicion.forget()
-        self.snapshots.take_back()
-        self.votes.take_back(self.snapshots.start)
-        self.told.take_back(self.snapshots.start)
-        self._take_all_back()
 
 
 def _fits(act: Callable[..., object], member: Member, said: Said) -> bool:

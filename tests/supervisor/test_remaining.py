@@ -203,9 +203,9 @@ def test_the_other_host_commits_when_the_listening_one_is_lost(
     bundle = split(tmp_path / "made", (("d0", "d1"), ("d2", "d3")), extras=("hosts",))
     launch, commits = bundle / "launch.py", tmp_path / "commits"
     own = launch.read_text()
-    hosts = ', "train.py", ("north", "north", "south", "south"))'
-    assert ', "train.py")' in own
-    launch.write_text(own.replace(', "train.py")', hosts))
+    assert ', "train.py", replicas=True)' in own
+    hosts = ', "train.py", ("north", "north", "south", "south")'
+    launch.write_text(own.replace(', "train.py"', hosts))
     secret = make(tmp_path / "secret")
     with running(bundle, secret, commits) as (head, agent):
         assert head.stdout is not None

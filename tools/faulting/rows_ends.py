@@ -107,7 +107,7 @@ def over_two(folder: Path, spaces: Sequence[str], *words: str) -> Run:
     """Run a bundle of four devices over two namespaces to the end of both supervisors."""
     program, secret = folder / "bundle" / "launch.py", folder / "secret"
     text = program.read_text()
-    program.write_text(text.replace(', "train.py")', ', "train.py", ("a", "a", "b", "b"))'))
+    program.write_text(text.replace(', "train.py"', ', "train.py", ("a", "a", "b", "b")'))
     subprocess.run(("sh", "-c", how_to_make(str(secret))), check=True, timeout=30)
     place = f"{ADDRESSES[0]}:{PORT}"
     common = ("--secret", str(secret), "--spares", "0")

@@ -66,10 +66,10 @@ nightly: venv
 nightly-today: venv
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.support.nightly
 
-# Every form of training code against a plain loop, into docs/coverage.md (half an hour); then every
+# Every form of training code against a plain loop, into docs/reference/coverage.md (half an hour); then every
 # model of the zoo, in two splits with two planners each, as real processes: about an hour.
 coverage: venv
-	OMP_NUM_THREADS=1 $(BIN)/python -m tools.forms --write docs/coverage.md
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.forms --write docs/reference/coverage.md
 	OMP_NUM_THREADS=1 $(BIN)/python -m tools.coverage
 
 # Naive and analytical splits, planners, compile time, measured: some minutes. To keep the figures

@@ -5,7 +5,7 @@ Passes are counted from what torch's CUDA kernels read and write (ATen/native/cu
 bytes that the *forward* call reads and writes: batch norm in training reads its input twice and
 writes once, 3 passes of a tensor where the call has 2, so 1.5; backward it reads two tensors twice
 and writes one, so 2.5. Shares of convolutions and attention were fitted on published rows, see
-docs/gpu.md. This file knows aten's names; it knows no graph and no device.
+tools/studies/published_gpus. This file knows aten's names; it knows no graph and no device.
 """
 
 from __future__ import annotations
@@ -87,9 +87,9 @@ AUTOCAST_LAUNCHES = 1.25
 BACKWARD_LAUNCHES = 5.0
 """What an op's backward takes: kernels for each gradient, and the sums of micro-batches.
 
-Steps on a rented H100 (docs/gpu.md) that wait for their process are 9 to 20 % under by it, one
-that nearly does 5 % over; by 2.0, a guess, 36 to 42 % under. No row of 331 published ones, which
-are of larger batches or of inference, tells 2 from 5.
+Steps on a rented H100 (tools/studies/published_gpus) that wait for their process are 9 to 20 %
+under by it, one that nearly does 5 % over; by 2.0, a guess, 36 to 42 % under. No row of 331
+published ones, which are of larger batches or of inference, tells 2 from 5.
 """
 VIEW_LAUNCHES = 0.5
 KERNEL_S = 3e-6

@@ -59,7 +59,7 @@ class Layers:
         raise InputError(
             "no profile of layers is named",
             code="BX1436",
-            help=f"--profile times.json, or set {VARIABLE}; docs/commands.md says what is in it",
+            help=f"--profile times.json, or set {VARIABLE}; docs/how-to/commands.md has the format",
         )
 
     def of_group(self, members: int) -> Layers:

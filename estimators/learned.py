@@ -6,7 +6,7 @@ bigbrain-fx, which was fitted on a CPU. The optimizer's step is as the profiles 
 `analytical`'s. A sum of gradients that several readers send back is in the profile of a reader,
 where it happens.
 
-How it does beside the roofline of `analytical`: docs/estimators.md.
+How it does beside the roofline of `analytical`: tools/studies/compare_estimators.
 """
 
 from __future__ import annotations

@@ -25,8 +25,9 @@ What to do next, after `source .venv/bin/activate`:
   bigbrain-fx init mine && cd mine      a model.py and a cluster.json to edit
   bigbrain-fx doctor --write cluster.json --force     this machine as it is, or --hosts a,b
   bigbrain-fx split model.py -d cluster.json && bigbrain-fx run bundle
-docs/tutorial.md: five minutes, up to a killed process that is replaced; docs/huggingface.md: your
-checkpoint; docs/commands.md: from a script or notebook, bb.machine("cluster.json").train(...)"""
+docs/tutorials/first-split.md: five minutes, up to a killed process that is replaced;
+docs/how-to/hugging-face.md: your checkpoint; docs/how-to/commands.md: from a script or notebook,
+bb.machine("cluster.json").train(...)"""
 STEPS = 30
 WARM_UP = 5
 console = Console(highlight=False)

@@ -1,7 +1,7 @@
 """Error codes in the source of the product: where each stands, and which errors lack one.
 
     found = collected(Path("."))
-    found.sites          code, sentence and file of each, as docs/errors.md lists them
+    found.sites          code, sentence and file of each, as docs/reference/errors.md lists them
     found.uncoded        constructions of errors without a literal code
     found.repeated       codes that stand at two places
     found.unknown        codes that the source compares with, and no place has

@@ -1,10 +1,10 @@
 """Strike a small training run in every way of the fault matrix, and say what came out.
 
-    python -m tools.faults [--row N ...] [--of interleaved] [--json] [--write docs/replay.md]
+    python -m tools.faults [--row N ...] [--of interleaved] [--json] [--write results.md]
     python -m tools.faults --chaos 50 --steps 200 [--seed S] [--of zb-v]
 
-The design is in docs/design.md; the figures of one machine are in docs/replay.md. The exit code is
-1 if anything is broken or not built.
+The design is in docs/explanation/architecture.md; the figures of one machine are in
+tools/studies/fault_costs. The exit code is 1 if anything is broken or not built.
 """
 
 from __future__ import annotations

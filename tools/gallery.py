@@ -1,8 +1,8 @@
 """Pictures of schedules, drawn by the simulator: who computes what when, and the emitted order.
 
-    python -m tools.gallery            writes the pictures of docs/schedules.md and
-                                       docs/asynchronous.md anew, and the emitted and written code
-                                       that docs/gallery.md shows
+    python -m tools.gallery            writes the pictures of docs/reference/schedules.md and
+                                       docs/explanation/asynchronous.md anew, and the emitted and
+                                       written code that docs/explanation/gallery.md shows
 
 Four equal stages on four devices, eight micro-batches; a forward takes one unit, a backward two,
 and of a split one gradients of inputs and of weights one each. Messages are free. Each letter is
@@ -39,9 +39,9 @@ from bigbrain_fx.plan.simulate import in_a_row, simulate, steps_in_a_row
 from bigbrain_fx.planning import loop_line, v_line
 
 ROOT = Path(__file__).resolve().parent.parent
-DOC = ROOT / "docs" / "schedules.md"
-OVERLAP = ROOT / "docs" / "asynchronous.md"
-SHELF = ROOT / "docs" / "gallery.md"
+DOC = ROOT / "docs/reference/schedules.md"
+OVERLAP = ROOT / "docs/explanation/asynchronous.md"
+SHELF = ROOT / "docs/explanation/gallery.md"
 STAGES, MICRO_BATCHES = 4, 8
 LETTERS = {"forward": "F", "backward": "B", "weights": "W"}
 SHOWN = (

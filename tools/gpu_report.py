@@ -11,7 +11,7 @@ from tools.gpu_rows import Family, Rates, Row
 
 STEP_GOAL, MEMORY_GOAL = 0.10, 0.05
 ESTIMATORS = ("measured", "analytical", "preset")
-COMMAND = "python -m tools.gpu --out rows.jsonl --write docs/gpu_measured.md"
+COMMAND = "python -m tools.gpu --out rows.jsonl --write gpu_measured.md"
 
 
 @dataclass(frozen=True)

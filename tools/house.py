@@ -3,7 +3,7 @@
     python -m tools.house                     this checkout
     python -m tools.house --base OTHER        beside another one, as it was before
     python -m tools.house --json
-    python -m tools.house --picture docs/design.md    the rooms and their arrows, drawn there
+    python -m tools.house --picture docs/explanation/architecture.md    draws rooms and arrows there
 
 It reads files as text and runs nothing of them.
 """

@@ -1,6 +1,6 @@
 """Naive against analytical against `auto`, the founders' hypothesis: measured rows, and a page.
 
-    python -m tools.naive_vs_analytical --out rows.jsonl --write docs/naive_vs_analytical.md
+    python -m tools.naive_vs_analytical --out rows.jsonl --write results.md
 
 Linux and root, as `tools.emulate`. Seven models, a CNN at three batch sizes among them, on four
 emulated clusters, each planned by all three as `split` does with nothing else said. A run that
@@ -186,7 +186,7 @@ _HEAD = (
     "equal one. Written by",
     "",
     "```",
-    "python -m tools.naive_vs_analytical --out rows.jsonl --write docs/naive_vs_analytical.md",
+    "python -m tools.naive_vs_analytical --out rows.jsonl --write results.md",
     "```",
     "",
     "Each cluster is emulated (a network namespace, processor quota and link for each device) and "

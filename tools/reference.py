@@ -1,4 +1,4 @@
-"""Write docs/api.md, bundle_files.md, errors.md, compatibility.md: `python -m tools.reference`.
+"""Write the pages of docs/reference that are made: `python -m tools.reference`.
 
 The first lists the public names as `bigbrain_fx` exports them, the second what each file that a
 bundle copies is for, and which bundles copy it, the third the codes of all errors, the fourth what
@@ -20,10 +20,10 @@ from tools.error_codes import Site, collected
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ROOT / "bigbrain_fx"
-API = ROOT / "docs" / "api.md"
-FILES = ROOT / "docs" / "bundle_files.md"
-ERRORS = ROOT / "docs" / "errors.md"
-COMPATIBILITY = ROOT / "docs" / "compatibility.md"
+API = ROOT / "docs/reference/api.md"
+FILES = ROOT / "docs/reference/bundle-files.md"
+ERRORS = ROOT / "docs/reference/errors.md"
+COMPATIBILITY = ROOT / "docs/reference/compatibility.md"
 TRAIN = "from runtime import Bundle, Hooks, Training, main, Device, Stage, adamw, example_batches\n"
 INFER = "from runtime import Inference, infer_in_process, infer_main, InferenceDevice, Stage\n"
 
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def api_page() -> str:
-    """Return docs/api.md."""
+    """Return docs/reference/api.md."""
     lines = [
         "# Python",
         "",
@@ -106,7 +106,7 @@ def _first(named: object) -> str:
 
 
 def files_page() -> str:
-    """Return docs/bundle_files.md."""
+    """Return docs/reference/bundle-files.md."""
     runtime = ROOMS / "runtime"
     rare = [part for part in PARTS if part != REPLACING]
     train = runtime_files(runtime, [TRAIN], without=ways_into(rare, "runtime"))
@@ -143,7 +143,7 @@ def _purpose(file: Path) -> str:
 
 
 def errors_page(sites: Iterable[Site]) -> str:
-    """Return docs/errors.md."""
+    """Return docs/reference/errors.md."""
     lines = [
         "# Error codes",
         "",
@@ -177,13 +177,13 @@ def _by_package(sites: Iterable[Site]) -> dict[str, list[Site]]:
 
 
 def compatibility_page() -> str:
-    """Return docs/compatibility.md."""
+    """Return docs/reference/compatibility.md."""
     lines = [
         "# What does not go together",
         "",
         "Written by `python -m tools.reference`, from the table that `split` refuses by",
-        "(`bigbrain_fx/plan/compatibility/table.py`). All else goes together; docs/pairs.md has",
-        "every pair tried. Some cuts are refused once stages are known: docs/errors.md.",
+        "(`bigbrain_fx/plan/compatibility/table.py`). All else goes together; pairs.md has",
+        "every pair tried. Some cuts are refused once stages are known: errors.md.",
         "",
         "| this | does not go with | because | instead |",
         "|---|---|---|---|",

@@ -1,6 +1,6 @@
 """Everything planned together on unlike clusters, by forecast: beside pipelines and replicas.
 
-    python -m tools.unlike_together [--write docs/unlike.md] [--only gpt] [--json]
+    python -m tools.unlike_together [--write results.md] [--only gpt] [--json]
 
 Models of the size that the study `unlike` ran x speeds 2:1 and 4:2:1:1 x links of 1 Gbit/s and
 100 Mbit/s; ops cost what the analytical estimator says, so that all machines forecast alike.
@@ -153,7 +153,7 @@ def said(plan: Plan) -> str:
 
 _INTRO = """# Everything planned together, on unlike devices
 
-Written by `python -m tools.unlike_together --write docs/unlike.md` on {day}; do not edit.
+Written by `python -m tools.unlike_together --write results.md` on {day}; do not edit.
 Forecasts, none of it measured: ops cost what the analytical estimator says of devices of 60 GFLOP/s
 and 12 GB/s times their speeds, so plans are the same on every machine. Models are of the size of
 `tools.studies.unlike`.
@@ -186,7 +186,7 @@ _HEAD = (
 
 
 def page(rows: Sequence[Row]) -> str:
-    """Return docs/unlike.md."""
+    """Return tools/studies/unlike_together."""
     lines = [_line(row) for row in rows]
     worst = max(row.worse for row in rows)
     enough = sum(row.of_fluid >= ENOUGH for row in rows)

@@ -123,7 +123,8 @@ def split(
             (`--suspect`), "pipelining" (a loop of torch.distributed.pipelining).
         rehearse: train a few steps of the bundle beside the model file's own loop in plain
             PyTorch, before it is moved to its place; where their numbers differ the step is run
-            whole on one device, or refused.
+            whole on one device, or refused. A module's loop trains on the example batch; where
+            they differ it is refused.
         time_limit_s: seconds for loading and capturing a model file.
 
     Each of the result's `warnings` is a `SplitWarning`, too.

@@ -16,7 +16,7 @@ from bigbrain_fx.bundles.in_memory import captured_in_memory
 from bigbrain_fx.bundles.rehearsing import CAPTURE_CHILD
 from bigbrain_fx.core import Graph, RuleTrial, Shard, TensorParallel
 from bigbrain_fx.emit import Weights, batch_specs, takes_file
-from bigbrain_fx.errors import BigBrainError, InputError, about_code
+from bigbrain_fx.errors import BigBrainError, InputError
 from bigbrain_fx.frontend import (
     CHILD,
     BatchReading,
@@ -241,12 +241,6 @@ def _tried_here(
     return (note,) if note else ()
 
 
-_OF_CHECKPOINT = (
-    "not compared with your own loop: the weights come from a checkpoint; `bigbrain-fx verify` "
-    "compares them"
-)
-
-
 @contextmanager
 def captured_model(
     model: str | Path | nn.Module,
@@ -271,10 +265,8 @@ def captured_model(
     """
     _require_numbers(model, options, given)
     if not isinstance(model, str | Path):
-        with Scratch("code") as scratch:
-            with about_code():
-                place = Path(scratch)
-                found = captured_in_memory(model, options, example_batch, loss, recipe, place)
+        about = model, options, example_batch, loss, recipe
+        with captured_in_memory(*about, is_rehearsed=is_rehearsed) as found:
             yield found
         return
     if example_batch is not None or loss is not None or recipe is not None:
@@ -285,8 +277,7 @@ def captured_model(
             help="leave the arguments out, or give the module itself",
         )
     checkpoint = given.checkpoint if given else None
-    trains = is_rehearsed and options.mode == "train"
-    is_rehearsed = trains and checkpoint is None
+    is_rehearsed = is_rehearsed and options.mode == "train"
     child = CAPTURE_CHILD if is_rehearsed else CHILD
     blank = checkpoint is not None
     with (
@@ -295,7 +286,6 @@ def captured_model(
     ):
         facts = session.facts
         weights, notes = _weights(session, given, Path(scratch))
-        notes = (*notes, *([_OF_CHECKPOINT] if trains and not is_rehearsed else []))
         yield FoundModel(
             session.graph,
             source_of(facts) if refusal is None else _whole_source(facts),
@@ -306,7 +296,7 @@ def captured_model(
             session,
             elsewhere=facts.elsewhere,
             compare=session.micro_batch_effect,
-            is_rehearsed=is_rehearsed,
+            rehearse=session.rehearse if is_rehearsed else None,
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bigbrain_fx.core import Graph, RewriteProof, RewriteTrial, RuleTrial
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 
 Loss = Callable[..., object]
+Rehearse = Callable[[Path, float], Mapping[str, object]]
 IN_MEMORY = "__main__"  # what plans call the module that defined a model in memory
 
 
@@ -48,8 +50,8 @@ class FoundModel:
 
     `parameters` counts trainable numbers, tied ones once; `capture_s` is 0 for a module in memory,
     and `session` none: it has `module` and `recipe`. `compare` runs a step on the example batch,
-    whole and in so many micro-batches. `is_rehearsed`: its session can train a bundle beside the
-    user's loop.
+    whole and in so many micro-batches. `rehearse` trains a bundle beside the user's loop for at
+    most so many seconds: see `verification.rehearsed`; None where nothing is compared.
     """
 
     graph: Graph
@@ -63,7 +65,7 @@ class FoundModel:
     recipe: Recipe | None = None
     elsewhere: Elsewhere | None = None
     compare: Callable[[int], MicroBatchEffect] = MicroBatchEffect
-    is_rehearsed: bool = False
+    rehearse: Rehearse | None = None
 
     def try_rules(self, trials: Sequence[RuleTrial]) -> list[str | None]:
         """Run trials of rules where torch is; return for each why it failed, or None."""

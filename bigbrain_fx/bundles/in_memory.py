@@ -6,103 +6,175 @@ It captures in this process; a model file is captured in a child.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from bigbrain_fx.bundles.carried import as_optimizer, carry
-from bigbrain_fx.bundles.found_model import IN_MEMORY, FoundModel, Loss, Recipe, other_rows
+from bigbrain_fx.bundles.found_model import (
+    IN_MEMORY,
+    FoundModel,
+    Loss,
+    Recipe,
+    Rehearse,
+    other_rows,
+)
 from bigbrain_fx.core import ROW_COUNTS, LossCount
-from bigbrain_fx.errors import InputError
+from bigbrain_fx.errors import InputError, about_code
 from bigbrain_fx.plan import Options, Source
-from bigbrain_fx.weights import as_umask_says
+from bigbrain_fx.weights import Scratch, as_umask_says
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from bigbrain_fx.frontend import Captured, MicroBatchEffect, Training
+    from bigbrain_fx.frontend import Captured, MicroBatchEffect, ModelFile, Training
 
 
+@contextmanager
 def captured_in_memory(
     module: nn.Module,
     options: Options,
     example_batch: object,
     loss: Loss | None,
     recipe: Recipe | None,
-    scratch: Path,
-) -> FoundModel:
-    """Capture a module that this process has, and write what its devices call to a folder.
+    *,
+    is_rehearsed: bool = False,
+) -> Iterator[FoundModel]:
+    """Capture a module that this process has; inside, its weights can be written.
+
+    `is_rehearsed`: what is written of it can be trained beside the caller's own loop.
 
     Raises:
         BigBrainError: the module cannot be used or captured, or something has no source.
     """
-    from bigbrain_fx.frontend import (
-        Training,
-        capture,
-        optimizer_facts,
-        require_padding,
-        require_rows,
-        training_of,
-        with_cache,
-    )
+    with Scratch("code") as scratch, ExitStack() as stack:
+        with about_code():
+            _require_given(module, example_batch)
+            given = _given(module, options, example_batch, loss, recipe or Recipe())
+            waits = is_rehearsed and given.trains
+            rehearse = _rehearsal(given, stack) if waits else None  # before anything is captured
+            found = _found(given, Path(scratch), rehearse)
+        yield found
 
-    _require_given(module, example_batch)
-    recipe = recipe or Recipe()
+
+@dataclass(frozen=True)
+class _Given:
+    """A module in memory, and how it is trained; `said` has that by the names of a model file."""
+
+    module: nn.Module
+    options: Options
+    example: object
+    loss: Loss | None
+    recipe: Recipe
+    said: Mapping[str, object]
+
+    @property
+    def trains(self) -> bool:
+        return self.options.mode == "train"
+
+    def as_file(self) -> ModelFile:
+        """Return what a model file would define."""
+        from bigbrain_fx.frontend import ModelFile
+
+        said = cast("Mapping[str, Any]", self.said)
+        return ModelFile(Path("Recipe"), "model", self.module, self.example, **said)
+
+
+def _given(
+    module: nn.Module, options: Options, example: object, loss: Loss | None, recipe: Recipe
+) -> _Given:
+    """Check a recipe; with `cache` the module is one of a single position."""
+    from bigbrain_fx.frontend import training_of, with_cache
+
     recipe = replace(recipe, optimizer=as_optimizer(recipe.optimizer))
     if options.cache:
-        module, example_batch = with_cache(
-            module,
-            example_batch,
-            options.cache,
-            loss=cast("None", loss),
-            autocast=recipe.autocast,
-            batch_dims=recipe.batch_dims,
-        )
+        about = {"autocast": recipe.autocast, "batch_dims": recipe.batch_dims}
+        given: Any = {**about, "loss": loss}
+        module, example = with_cache(module, example, options.cache, **given)
         recipe, loss = Recipe(autocast=recipe.autocast), None
     said = training_of(_Defined(recipe, loss), Path("Recipe"), module)
-    trace = partial(
-        capture,
-        module,
-        example_batch,
-        cast("None", loss),
-        training=options.mode == "train",
-        autocast=recipe.autocast,
-        assume=dict(options.assume),
-        leaves=(*recipe.leaves, *options.leaves),
-        loss_needed=options.mode == "train",
-        batch_dims=recipe.batch_dims,
+    return _Given(module, options, example, loss, recipe, said)
+
+
+class _Defined:
+    """A recipe and a loss by the names of a model file."""
+
+    def __init__(self, recipe: Recipe, loss: Loss | None) -> None:
+        self.__dict__.update(vars(recipe), loss=loss)
+
+
+def _rehearsal(given: _Given, stack: ExitStack) -> Callable[[Captured], Rehearse]:
+    """Let forks wait that have the module as it is now."""
+    from bigbrain_fx.verification import Waiting, rehearsed
+
+    elsewhere = {str(t.device) for t in given.module.state_dict().values()} - {"cpu"}
+    if elsewhere:
+        answer = {"checks": [], "why": f"the module is on {', '.join(sorted(elsewhere))}"}
+        return lambda _captured: lambda _bundle, _limit_s: answer
+    file = given.as_file()
+    forks = stack.enter_context(Waiting(lambda _wanted: file))
+    return lambda captured: (
+        lambda bundle, limit_s: rehearsed(file, captured, bundle, forks, limit_s)
     )
-    captured = trace(micro_batch=options.rows)
-    rows = other_rows(captured.graph, options)
-    if rows is not None:
-        captured = trace(micro_batch=rows)
-    require_rows(recipe.drop_last, captured, options.mode == "train")
-    tried = require_padding(module, cast("None", loss), recipe.pad, captured, recipe.autocast)
+
+
+def _found(
+    given: _Given, scratch: Path, rehearse: Callable[[Captured], Rehearse] | None
+) -> FoundModel:
+    """Capture, and try what is not traced: padding, the optimizer."""
+    from bigbrain_fx.frontend import Training, optimizer_facts, require_padding, require_rows
+
+    module, recipe, loss = given.module, given.recipe, cast("None", given.loss)
+    captured = _captured(given)
+    require_rows(recipe.drop_last, captured, given.trains)
+    tried = require_padding(module, loss, recipe.pad, captured, recipe.autocast)
     facts = optimizer_facts(module, cast("None", recipe.optimizer))
     source = replace(
-        _carried(captured, module, recipe, loss, said, scratch, options.cache),
+        _carried(given, captured, scratch),
         optimizer_state=facts.state,
         optimizer_temporaries=facts.temporaries,
     )
     count = sum(p.numel() for p in {id(p): p for p in module.parameters()}.values())
     narrow = facts.note if captured.graph.training else None
-    notes = (*captured.warnings, *filter(None, (tried, narrow)))
-    weights = _InMemory(
-        captured, Training(module, cast("None", loss), recipe.autocast, recipe.loss_weight)
-    )
+    training = Training(module, loss, recipe.autocast, recipe.loss_weight)
+    weights = _InMemory(captured, training)
     return FoundModel(
         captured.graph,
         source,
         weights,
-        notes,
+        (*captured.warnings, *filter(None, (tried, narrow))),
         count,
         module=module,
         recipe=recipe,
         elsewhere=captured.elsewhere,
         compare=weights.compare,
+        rehearse=rehearse(captured) if rehearse else None,
     )
+
+
+def _captured(given: _Given) -> Captured:
+    """Capture the module; again with other rows where a trace of fixed size needs them."""
+    from bigbrain_fx.frontend import capture
+
+    recipe, options = given.recipe, given.options
+    trace = partial(
+        capture,
+        given.module,
+        given.example,
+        cast("None", given.loss),
+        training=given.trains,
+        autocast=recipe.autocast,
+        assume=dict(options.assume),
+        leaves=(*recipe.leaves, *options.leaves),
+        loss_needed=given.trains,
+        batch_dims=recipe.batch_dims,
+    )
+    captured = trace(micro_batch=options.rows)
+    rows = other_rows(captured.graph, options)
+    return captured if rows is None else trace(micro_batch=rows)
 
 
 def _require_given(module: nn.Module, example_batch: object) -> None:
@@ -122,22 +194,7 @@ def _require_given(module: nn.Module, example_batch: object) -> None:
         )
 
 
-class _Defined:
-    """A recipe and a loss by the names of a model file."""
-
-    def __init__(self, recipe: Recipe, loss: Loss | None) -> None:
-        self.__dict__.update(vars(recipe), loss=loss)
-
-
-def _carried(
-    captured: Captured,
-    module: nn.Module,
-    recipe: Recipe,
-    loss: Loss | None,
-    said: Mapping[str, object],
-    scratch: Path,
-    cache: int,
-) -> Source:
+def _carried(given: _Given, captured: Captured, scratch: Path) -> Source:
     """Write what the devices call as it is to a file, and say what a plan remembers of it.
 
     Raises:
@@ -145,22 +202,23 @@ def _carried(
     """
     from bigbrain_fx.frontend import Cached, pads
 
+    module, recipe, said = given.module, given.recipe, given.said
     named: dict[str, object] = {
         name: value
         for name in ("optimizer", "lr_scale", "scheduler")
         if (value := getattr(recipe, name)) is not None
     }
-    named |= dict(_called(captured, loss))
+    named |= dict(_called(captured, given.loss))
     return Source(
         path=str(carry(named, scratch)) if named else "",
         has_optimizer=recipe.optimizer is not None,
-        has_loss=loss is not None,
+        has_loss=given.loss is not None,
         has_lr_scale=recipe.lr_scale is not None,
         has_scheduler=recipe.scheduler is not None,
         clip_norm=cast("float | None", said["clip_norm"]),
         grad_scaler=cast("dict[str, int | float] | None", said["grad_scaler"]),
         module=IN_MEMORY,
-        cache=cache,
+        cache=given.options.cache,
         positions=module.row.longest if isinstance(module, Cached) else 0,
         drop_last=recipe.drop_last,
         batch_dims={e.name: e.dim for e in captured.batch.entries if e.dim},

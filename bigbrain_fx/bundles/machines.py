@@ -51,6 +51,7 @@ class Machine(Shown):
         options: Options | None = None,
         run: RunOptions | None = None,
         out: str | Path | None = None,
+        rehearse: bool = True,
         **recipe: Any,  # noqa: ANN401  # the fields of a Recipe
     ) -> Session:
         """Split a model over the devices, start them, and return what takes batches.
@@ -63,6 +64,8 @@ class Machine(Shown):
             options: how to plan.
             run: how to run; one spare process is kept, unless this says otherwise.
             out: where the bundle is written; else it is removed when this process ends.
+            rehearse: train a few steps of the bundle on the example beside your model in plain
+                PyTorch first, and refuse where their numbers differ.
             recipe: `optimizer`, `lr_scale`, `scheduler`, `clip_norm`, `autocast`, `grad_scaler`,
                 `loss_weight`, `leaves`, `drop_last`, `batch_dims`, `pad`: see `Recipe`.
 
@@ -80,6 +83,7 @@ class Machine(Shown):
             loss=loss,
             recipe=_recipe(recipe),
             extras=(SESSION,),
+            rehearse=rehearse,
         )
         how = run or RunOptions(spares=1)
         constants = Constants(model, example_batch, loss, recipe.get("autocast"))

@@ -34,7 +34,8 @@ class Rehearsal:
     """
 
     def __init__(self, found: FoundModel, plan: Plan) -> None:
-        self.session = found.session if found.is_rehearsed and plan.mode == "train" else None
+        self.rehearse = found.rehearse if plan.mode == "train" else None
+        self.help = _OF_FILES if found.session is not None else _OF_MODULES
         self.said = self.missing = ""
         self.failed = False
 
@@ -45,15 +46,15 @@ class Rehearsal:
             CaptureError: bundle and loop train something else.
             BigBrainError: the bundle cannot be trained on the user's data.
         """
-        if self.session is None:
+        if self.rehearse is None:
             return
         self.failed = True
-        answer = self.session.rehearse(bundle, LIMIT_S)
+        answer = self.rehearse(bundle, LIMIT_S)
         checks = cast("Sequence[Mapping[str, Any]]", answer["checks"])
         wrong = [check for check in checks if check["passed"] is False]
         if wrong:
             with about_code():
-                raise _different(wrong, cast("str | None", answer.get("set")))
+                raise _different(wrong, cast("str | None", answer.get("set")), self.help)
         self.failed = False
         self.missing = _missing(answer, checks)
         self.said = "" if self.missing else str(checks[0]["detail"])
@@ -70,20 +71,28 @@ def _missing(answer: Mapping[str, object], checks: Sequence[Mapping[str, Any]]) 
     return str(answer.get("why") or "") or (unseen[0] if unseen else "")
 
 
-def _different(wrong: Sequence[Mapping[str, Any]], of_set: str | None) -> BigBrainError:
+def _different(
+    wrong: Sequence[Mapping[str, Any]], of_set: str | None, remedy: str
+) -> BigBrainError:
     """Return the error of links that do not hold; `of_set` is a line that makes a set or a hash."""
     return CaptureError(
         f"a bundle of this model trains something else than your own loop: {wrong[0]['detail']}",
         code="BX3169",
         at=of_set,
         notes=tuple(f"{check['name']}: {check['detail']}" for check in wrong),
-        help=_OF_SETS
-        if of_set
-        else "set what a later step goes by at the top of the file, in a buffer of the model, or "
-        "in what batches() yields; not in model(), another function, or a plain attribute",
+        help=_OF_SETS if of_set else remedy,
     )
 
 
+_OF_FILES = (
+    "set what a later step goes by at the top of the file, in a buffer of the model, or "
+    "in what batches() yields; not in model(), another function, or a plain attribute"
+)
+_OF_MODULES = (
+    "keep what a later step goes by in a buffer of the module, or in the batch; or write a "
+    "model.py with model(), example_batch(), loss and optimizer, and split that: it can be run "
+    "whole on one device"
+)
 _OF_SETS = (
     "the order of a set of texts, and hash() of one, are other ones in each process: sort it, as "
     "in sorted(set(words)); for hash(text) take zlib.crc32(text.encode())"

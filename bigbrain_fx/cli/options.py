@@ -49,7 +49,7 @@ def _option(flag: str, *others: str, **settings: Any) -> Callable[[Command], Com
 
 def profile_option(command: Command) -> Command:
     """Add --profile."""
-    text = "Seconds of layers that others measured: a file that docs/commands.md describes."
+    text = "Seconds of layers that others measured: a file that docs/how-to/commands.md describes."
     return _option("--profile", type=PATH, help=text)(command)
 
 
@@ -162,7 +162,7 @@ _OF_PLANNING = (
         "--asynchronous",
         type=click.Choice(["2bw", "stash"]),
         help="Steps overlap, and compute with older weights: of one step before (2bw), or with an "
-        "update after each micro-batch (stash). Trains otherwise: see docs/asynchronous.md "
+        "update after each micro-batch (stash). Trains otherwise: docs/explanation/asynchronous.md "
         "[default: no].",
     ),
     _option(

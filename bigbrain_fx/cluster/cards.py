@@ -340,4 +340,5 @@ MEASURED: Mapping[str, tuple[str, ...]] = {
     name: tuple(kinds.split(","))
     for name, kinds in zip(_ROWS.split()[::2], _ROWS.split()[1::2], strict=True)
 }
-"""Rates of a card that forecasts were held against published rows of; docs/gpu.md."""
+"""Rates of a card that forecasts were held against published rows of;
+tools/studies/published_gpus."""

@@ -3,8 +3,8 @@
 What is off is off by a factor of the device, and less by factors of its families of ops: the mean
 logarithm of measured over forecast, each drawn towards the base as if some more times had been as
 forecast. Where nothing was measured, the base stays with the device's factor. Factors that grow
-with sizes and Gaussian processes over sizes were tried at 5 to 40 ops of the CPUs of few_ops.md:
-medians a little nearer, sums of models farther off.
+with sizes and Gaussian processes over sizes were tried at 5 to 40 ops of the CPUs of
+tools/studies/few_ops: medians a little nearer, sums of models farther off.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FEWEST = 5
 """Ops: of fewer, one that is unlike the others decides."""
 OF_DEVICE, OF_FAMILY = 5, 2
 """Times that count as forecast, for the device and for each family; 2 and 1 were farther off (tried
-on the CPUs of docs/few_ops.md, so these are not held out)."""
+on the CPUs of tools/studies/few_ops, so these are not held out)."""
 
 
 @dataclass(frozen=True)

@@ -295,4 +295,5 @@ MODELS: Mapping[str, Learner] = {
     "boosting": _boosting,
 }
 """What can be fitted: ridge regression and gradient boosting. Their options were set once, by eye;
-support vectors and forests were no better at a model not seen (docs/estimators.md)."""
+support vectors and forests were no better at a model not seen
+(tools/studies/compare_estimators)."""

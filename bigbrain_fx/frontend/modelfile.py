@@ -65,8 +65,8 @@ class ModelFile:
 
     @property
     def is_data(self) -> bool:
-        """Whether it is no Python: a Hugging Face configuration, an ONNX file."""
-        return is_hf(self.location) or is_onnx(self.location)
+        """Whether it is no file of Python: a Hugging Face configuration, an ONNX file, a module."""
+        return not self.location or is_hf(self.location) or is_onnx(self.location)
 
 
 def load_model_file(

@@ -10,8 +10,8 @@ from __future__ import annotations
 from bigbrain_fx.core import Cluster
 
 CPU = 0.012
-"""docs/fidelity.md: choosing by `steady` lost 1.2 % to the best that was measured. The middle pair
-of its cells is 5.6 % off, but one run is 5.4 % off another: more cannot be known there."""
+"""tools/studies/fidelity: choosing by `steady` lost 1.2 % to the best that was measured. The middle
+pair of its cells is 5.6 % off, but one run is 5.4 % off another: more cannot be known there."""
 GPU = 0.04
 """`python -m tools.studies.published_gpus.pairs`: the ratio of the middle pair of rows of one model
 and card on unlike numbers of GPUs is 4.2 % off. At that distance the forecast's order is right

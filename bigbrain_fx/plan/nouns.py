@@ -99,13 +99,14 @@ class Options:
     `tensor_whole` are pairs (axis, op) that stay whole, since a rule was tried there and failed;
     `tensor_tried` are the axes of an earlier plan, whose rules were tried: these are divided.
     `offload` is what every device keeps in its store instead of its memory. `asynchronous` steps
-    overlap, and compute with older weights: see docs/asynchronous.md. `compiled` stages run under
-    torch.compile, equal to rounding. `cache` rows of keys and values are kept for generation, one
-    position a step; 0 computes whole rows: see docs/serving.md. `cut_at` says whether cuts may go
-    through a layer of the model; None: where that gains more than forecasts are off. `quantize`
-    puts frozen weights into int8. `rewrite` is what may be computed otherwise, to rounding: see
-    `plan.rewriting`; "auto" is what makes a step faster by forecast. `strict` refuses a model of
-    which a trace cannot hold all; else its whole step runs on one device, as the user wrote it.
+    overlap, and compute with older weights: see docs/explanation/asynchronous.md. `compiled` stages
+    run under torch.compile, equal to rounding. `cache` rows of keys and values are kept for
+    generation, one position a step; 0 computes whole rows: see tools/studies/serving. `cut_at` says
+    whether cuts may go through a layer of the model; None: where that gains more than forecasts are
+    off. `quantize` puts frozen weights into int8. `rewrite` is what may be computed otherwise, to
+    rounding: see `plan.rewriting`; "auto" is what makes a step faster by forecast. `strict` refuses
+    a model of which a trace cannot hold all; else its whole step runs on one device, as the user
+    wrote it.
     """
 
     partitioner: Given = "chain-dp"

@@ -1,9 +1,9 @@
 """How far a forecast may be off: an interval that holds nine of ten measured steps.
 
 Calibrated where forecasts were held against what was measured, each row left out of what it is
-judged by: GPUs in docs/gpu.md, CPUs in docs/fidelity.md, replicas and tensor groups in
-docs/divided.md. It knows no devices but by their kind and card; what nobody has measured gets a
-wider interval, and a note that says why.
+judged by: GPUs in tools/studies/published_gpus, CPUs in tools/studies/fidelity, replicas and tensor
+groups in tools/studies/divided. It knows no devices but by their kind and card; what nobody has
+measured gets a wider interval, and a note that says why.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ class _Ratios:
 
 MEASURED_CARD = _Ratios(0.80, 1.42)
 OTHER_CARD = _Ratios(0.70, 1.50)
-"""docs/gpu.md, what was left out: models that no rule was fitted on, and the card left out."""
+"""tools/studies/published_gpus, what was left out: models that no rule was fitted on, and the card
+left out."""
 CPU_ANALYTICAL = _Ratios(0.78, 1.28)
-"""docs/fidelity.md, `analytical`: the worst of 75 held-out cells was 27.8 % off."""
+"""tools/studies/fidelity, `analytical`: the worst of 75 held-out cells was 27.8 % off."""
 CPU_PROFILED = _Ratios(0.90, 1.10)
-"""docs/fidelity.md, `steady`: 72 of 75 held-out cells were within 10 %."""
+"""tools/studies/fidelity, `steady`: 72 of 75 held-out cells were within 10 %."""
 DIVIDED = {"replicas": _Ratios(0.95, 1.15), "tensor groups": _Ratios(0.92, 1.16)}
-"""docs/divided.md, ops profiled on CPUs: 20 rows with replicas, 12 with tensor groups."""
+"""tools/studies/divided, ops profiled on CPUs: 20 rows with replicas, 12 with tensor groups."""
 _WIDER = 1.5  # a model family, a precision or devices together that no row was of
 
 

@@ -1,4 +1,4 @@
-"""Errors with a code: each place that raises one has its own, listed in docs/errors.md."""
+"""Errors with a code: each place that raises one has its own (docs/reference/errors.md)."""
 
 from __future__ import annotations
 

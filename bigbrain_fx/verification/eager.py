@@ -74,18 +74,29 @@ class Wanted:
     replicas: tuple[tuple[int, ...], ...] = ()
 
 
-class TrainingLoop:
-    """The loop, step by step."""
+def load_there(wanted: Wanted) -> ModelFile:
+    """Run the model file; `forward` may import from its folder, too."""
+    file = load_model_file(
+        wanted.location, seed=wanted.seed, example="unused" if wanted.call else "traced"
+    )
+    sys.path.insert(0, str(file.path.parent))
+    return file
 
-    def __init__(self, wanted: Wanted) -> None:
+
+class TrainingLoop:
+    """The loop, step by step.
+
+    Args:
+        wanted: what loop.
+        load: returns what is trained; it is called under the loop's own dice.
+    """
+
+    def __init__(self, wanted: Wanted, load: Callable[[Wanted], ModelFile] = load_there) -> None:
         self.wanted = wanted
         self.dice = KeyedDice() if wanted.random else None
         if self.dice is not None:
             self.dice.install()
-        self.file = load_model_file(
-            wanted.location, seed=wanted.seed, example="unused" if wanted.call else "traced"
-        )
-        sys.path.insert(0, str(self.file.path.parent))  # forward may import, too
+        self.file = load(wanted)
         self.model = self.file.model
         if self.dice is not None:
             self.dice.know(self.model, wanted.whole)
@@ -345,7 +356,8 @@ def put(model: nn.Module, numbers: Mapping[str, Tensor]) -> None:
 def _round_weights(model: nn.Module, names: Sequence[str]) -> None:
     """Round each row of a weight to 255 numbers that are alike on both sides of zero.
 
-    Written from the words of docs/huggingface.md, row by row; it shares nothing with `split`.
+    Written from the words of docs/how-to/hugging-face.md, row by row; it shares nothing with
+    `split`.
     """
     for name in names:
         for row in model.get_parameter(name):

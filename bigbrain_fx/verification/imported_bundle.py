@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -35,9 +36,19 @@ if TYPE_CHECKING:  # what runs is the bundle's own copy
 
 def import_bundle(folder: Path) -> ModuleType:
     """Import the bundle's train.py, or infer.py, with its own runtime."""
+    _forget_others(folder)
     sys.path.insert(0, str(folder.resolve()))
     entry = "train" if (folder / "train.py").is_file() else "infer"
     return read_alike(importlib.import_module(entry))
+
+
+def _forget_others(folder: Path) -> None:
+    """Forget modules of the user's that have names of the bundle's own: train, data, runtime."""
+    own = {path.stem for path in folder.iterdir() if path.suffix == ".py" or path.is_dir()}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None) or ""
+        if name.partition(".")[0] in own and not file.startswith(f"{folder.resolve()}{os.sep}"):
+            del sys.modules[name]
 
 
 def weights_of(folder: Path, plan: Plan) -> dict[str, Tensor]:

@@ -25,8 +25,8 @@ from bigbrain_fx.frontend import LEAF, LOSS, Call, be_quiet, end_with_parent
 from bigbrain_fx.plan import Plan, plain_params, read_plan
 from bigbrain_fx.supervisor import left_bytes
 from bigbrain_fx.verification import eager, laid_tensors
-from bigbrain_fx.verification.eager import Wanted
-from bigbrain_fx.verification.loop_service import serve
+from bigbrain_fx.verification.eager import Wanted, load_there
+from bigbrain_fx.verification.loop_service import Load, serve
 from bigbrain_fx.weights import Scratch, source_of_weights, trained_steps
 
 
@@ -48,13 +48,14 @@ class PlainLoop:
 
     Args:
         folder: where the steps leave what they did.
+        load: returns what is trained, in those processes.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, load: Load = load_there) -> None:
         self.folder = folder
         importlib.import_module("torch._dynamo")  # the first step of an optimizer asks for it
-        self._single = _Process()
-        self._second = _Process()
+        self._single = _Process(load)
+        self._second = _Process(load)
         self._asked = self._done = 0
 
     def begin(self, bundle: Path, location: str, start: Path | None = None) -> None:
@@ -123,13 +124,13 @@ class PlainLoop:
 class _Process:
     """A fork of this process that serves `loop_service.serve`, of the loop that is asked first."""
 
-    def __init__(self) -> None:
+    def __init__(self, load: Load) -> None:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         theirs, ours = os.pipe(), os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
-            _be_the_loop(theirs, ours)
+            _be_the_loop(load, theirs, ours)
         os.close(theirs[0])
         os.close(ours[1])
         self._requests: IO[str] = os.fdopen(theirs[1], "w")
@@ -160,7 +161,7 @@ class _Process:
         os.waitpid(self.pid, 0)
 
 
-def _be_the_loop(requests: tuple[int, int], answers: tuple[int, int]) -> None:
+def _be_the_loop(load: Load, requests: tuple[int, int], answers: tuple[int, int]) -> None:
     """Serve in this process, to its end."""
     try:
         end_with_parent()
@@ -171,7 +172,7 @@ def _be_the_loop(requests: tuple[int, int], answers: tuple[int, int]) -> None:
         with os.fdopen(requests[0]) as asked, os.fdopen(answers[1], "w") as told:
             first = asked.readline()
             if first:
-                serve(_wanted(json.loads(first)), asked, told)
+                serve(_wanted(json.loads(first)), load, asked, told)
     finally:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from bigbrain_fx.frontend import where
+from bigbrain_fx.frontend import ModelFile, where
 from bigbrain_fx.verification.eager import TrainingLoop, Wanted
 from bigbrain_fx.verification.opaque_loop import OpaqueLoop
 
+Load = Callable[[Wanted], ModelFile]
 
-def serve(wanted: Wanted, requests: IO[str], answers: IO[str]) -> None:
+
+def serve(wanted: Wanted, load: Load, requests: IO[str], answers: IO[str]) -> None:
     """Run steps as asked, one JSON object a line each way, until the requests end."""
     loop: list[TrainingLoop] = []
     for line in requests:
         try:
-            loop = loop or [OpaqueLoop(wanted) if wanted.call else TrainingLoop(wanted)]
+            kind = OpaqueLoop if wanted.call else TrainingLoop
+            loop = loop or [kind(wanted, load)]
             answer = _answer(loop[0], json.loads(line))
         except StopIteration:
             answer = {"ended": True}

@@ -4,6 +4,7 @@
                                 └─▶ the loop, and the bundle: processes that have not run it
     loop = graph = one process = bundle: losses, gradients, buffers and weights of each step
 
+A module in memory is in the forks as it was before it was captured; its loop trains on the example.
 What model() sets on the side, what a function of the file leaves for another, what a bundle's copy
 of the file has otherwise, what a trace keeps that changes: all show as other numbers.
 """
@@ -17,13 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from bigbrain_fx.errors import BigBrainError, InputError, about_code, from_fields
-from bigbrain_fx.frontend import CaptureService, apart
+from bigbrain_fx.frontend import Captured, CaptureService, ModelFile, apart
 from bigbrain_fx.plan import Plan, read_plan
 from bigbrain_fx.verification.alone import Alone, Way
 from bigbrain_fx.verification.chain import rehearsed_links
+from bigbrain_fx.verification.eager import load_there
 from bigbrain_fx.verification.failures import error_of
 from bigbrain_fx.verification.imported_bundle import weights_of
 from bigbrain_fx.verification.loop import PlainLoop, lacking, save_start
+from bigbrain_fx.verification.loop_service import Load
 from bigbrain_fx.verification.opaque import opaque_chain
 from bigbrain_fx.verification.plain import STEPS
 from bigbrain_fx.verification.process_order import line_of_draw, line_of_set
@@ -37,7 +40,7 @@ class Rehearsal:
     """
 
     def __init__(self) -> None:
-        self.waiting = [_Waiting() for _ in range(2)]
+        self.waiting = [Waiting() for _ in range(2)]
 
     def compare(self, service: CaptureService, request: Mapping[str, Any]) -> dict[str, object]:
         """Train a few steps both ways; return the links, or why there are none.
@@ -49,27 +52,49 @@ class Rehearsal:
         Raises:
             BigBrainError: the bundle cannot be trained on the user's data.
         """
-        folder = Path(request["bundle"])
-        plan, forks = read_plan(folder), self.waiting.pop()
-        try:
-            why = lacking(plan)
-            if why:
-                return {"checks": [], "why": why}
-            return _Comparison(service, plan, folder, forks).run(float(request["limit_s"]))
-        finally:
-            forks.close()
+        folder, limit_s = Path(request["bundle"]), float(request["limit_s"])
+        with self.waiting.pop() as forks:
+            return rehearsed(service.file, service.captured, folder, forks, limit_s)
 
 
-class _Waiting:
-    """A loop and a bundle's process, before either has run anything."""
+def rehearsed(
+    file: ModelFile, captured: Captured, folder: Path, forks: Waiting, limit_s: float
+) -> dict[str, object]:
+    """Train a few steps both ways; return the links as "checks", or "why" there are none.
 
-    def __init__(self) -> None:
+    Args:
+        file: the model file as this process has it, or a module in memory as if it were one.
+        captured: its capture, of which the bundle was made.
+        folder: of the bundle.
+        forks: they know what the loop trains; they are used once.
+        limit_s: for all of it.
+
+    Raises:
+        BigBrainError: the bundle cannot be trained on the user's data.
+    """
+    plan = read_plan(folder)
+    why = lacking(plan)
+    if why:
+        return {"checks": [], "why": why}
+    return _Comparison(file, captured, plan, folder, forks).run(limit_s)
+
+
+class Waiting:
+    """A loop and a bundle's process, before either has run anything; a context manager.
+
+    Args:
+        load: returns what the loop trains.
+    """
+
+    def __init__(self, load: Load = load_there) -> None:
         self.scratch = Scratch("rehearsal")
-        self.loop = PlainLoop(_folder(self.scratch, "loop"))
+        self.loop = PlainLoop(_folder(self.scratch, "loop"), load)
         self.alone = Alone(_folder(self.scratch, "bundle"))
 
-    def close(self) -> None:
-        """End the forks."""
+    def __enter__(self) -> Waiting:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self.loop.close()
         self.alone.close()
         self.scratch.cleanup()
@@ -79,10 +104,16 @@ class _Waiting:
 class _Comparison:
     """One bundle and what it is compared with."""
 
-    service: CaptureService
+    file: ModelFile
+    captured: Captured
     plan: Plan
     folder: Path
-    forks: _Waiting
+    forks: Waiting
+
+    @property
+    def path(self) -> Path | None:
+        """The user's file of Python; None where there is none."""
+        return None if self.file.is_data else self.file.path
 
     def run(self, limit_s: float) -> dict[str, object]:
         """Compare, in a fork of the process that has the captured model."""
@@ -96,14 +127,13 @@ class _Comparison:
         return answer
 
     def _links(self) -> dict[str, str]:
-        file = self.service.file
-        of_set = None if file.is_data else line_of_set(file.path)
+        of_set = None if self.path is None else line_of_set(self.path)
         try:
             answer: dict[str, Any] = {"checks": self._compared(of_set), "set": of_set}
         except BigBrainError as error:
             answer = {"error": error.fields}
         except Exception as error:
-            known = error_of(error, self.folder, file.path)
+            known = error_of(error, self.folder, self.path)
             answer = {"checks": [], "why": f"{type(error).__name__}: {error}"}
             answer = {"error": known.fields} if known else answer
         if "error" in answer or any(c["passed"] is False for c in answer["checks"]):
@@ -112,12 +142,11 @@ class _Comparison:
 
     def _unseeded(self) -> dict[str, Any] | None:
         """Say of a difference that it may be of dice which no line has seeded."""
-        file = self.service.file
-        at = None if file.is_data else line_of_draw(file.path)
-        if at is None:
+        at = None if self.path is None else line_of_draw(self.path)
+        if self.path is None or at is None:
             return None
         error = InputError(
-            f"the top of {file.path.name} draws with Python's or NumPy's random numbers, without a "
+            f"the top of {self.path.name} draws with Python's or NumPy's random numbers, without a "
             "seed, and processes of a bundle, which draw others, do not train as your own loop",
             code="BX2046",
             at=at,
@@ -131,9 +160,8 @@ class _Comparison:
         self._begin()
         if plan.graph.is_opaque_step:
             return opaque_chain(plan, folder, STEPS, forks.loop, forks.alone)
-        file, captured = self.service.file, self.service.captured
         how = Way(by_processes=True, other_hashes=of_set is not None)
-        return rehearsed_links(file, captured, plan, folder, forks.loop, forks.alone, how)
+        return rehearsed_links(self.file, self.captured, plan, folder, forks.loop, forks.alone, how)
 
     def _begin(self) -> None:
         """Let the loop begin, with the weights that the bundle has."""
@@ -141,7 +169,7 @@ class _Comparison:
         if not self.plan.graph.is_opaque_step:
             start = self.forks.loop.folder / "start"
             save_start(self.plan, weights_of(self.folder, self.plan), start)
-        self.forks.loop.begin(self.folder, self.service.file.location, start)
+        self.forks.loop.begin(self.folder, self.file.location, start)
 
 
 def _folder(scratch: Scratch, name: str) -> Path:

@@ -214,7 +214,7 @@ def test_the_example_of_the_docs_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     blocks = re.findall(
-        r"```python\n(.*?)```", (ROOT / "docs" / "commands.md").read_text(), re.DOTALL
+        r"```python\n(.*?)```", (ROOT / "docs/how-to/commands.md").read_text(), re.DOTALL
     )
     (example,) = [block for block in blocks if "import bigbrain_fx" in block]
     assert len(example.splitlines()) <= 10

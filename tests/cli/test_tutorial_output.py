@@ -11,7 +11,7 @@ from bigbrain_fx.cli.templates import CLUSTER, is_made_up, write_starter
 from bigbrain_fx.cluster import parse_cluster
 from tests.support.command_line import call
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "tutorial.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs/tutorials/first-split.md"
 
 
 def rounded(text: str) -> list[list[str]]:

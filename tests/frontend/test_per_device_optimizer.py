@@ -327,19 +327,3 @@ def test_the_remedy_of_a_refusal_works(tmp_path: Path) -> None:
     file.write_text(MODEL + CHOSEN)
     bb.split(file, cluster(), out, options, force=True)
     bb.verify(out, steps=2).require_passed()
-
-
-def test_parameters_chosen_by_the_objects_they_are_are_refused() -> None:
-    """No rehearsal runs for a module in memory, where such a group is a closure over the model."""
-    model = net()
-    heads = {id(p) for n, p in model.named_parameters() if n.startswith("2.")}
-
-    def make(named: Named) -> torch.optim.Optimizer:
-        groups: list[dict[str, Any]] = [{"params": [], "lr": 1.0}, {"params": []}]
-        for _, parameter in named:
-            groups[id(parameter) not in heads]["params"].append(parameter)
-        return torch.optim.SGD(groups, lr=0.1)
-
-    with pytest.raises(InputError) as caught:
-        require_per_device(model, make, HELD)
-    assert caught.value.code == "BX2126"

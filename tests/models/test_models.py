@@ -42,7 +42,7 @@ class WithLoss(nn.Module):
 
 
 def loss_of(file: ModuleType, net: nn.Module, batch: Any) -> Tensor:
-    """Call the model as docs/model_file.md says."""
+    """Call the model as docs/reference/model-file.md says."""
     if isinstance(batch, dict):
         wanted = inspect.signature(net.forward).parameters
         output = net(**{key: value for key, value in batch.items() if key in wanted})

@@ -1,4 +1,4 @@
-"""The commands of README.md and docs/commands.md, typed block by block in folders of their own.
+"""The commands of README.md and of commands.md, typed block by block, each in its own folder.
 
 The tutorial's are typed in `test_tutorial`. What is not typed is listed with its reason.
 """
@@ -20,7 +20,7 @@ import pytest
 from tests.support.bundles import MODEL
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("README.md", "docs/commands.md")
+PAGES = ("README.md", "docs/how-to/commands.md")
 LIMIT_S = 900.0
 NOT_TYPED = {
     "make ": "sets up an environment, or measures for many minutes",
@@ -30,7 +30,7 @@ NOT_TYPED = {
 }
 EMITTED = ("class ", "x = ", "q, k, v = ")  # how blocks begin that are parts of device files
 INSTEAD = {"--weights checkpoint/ ": "--weights hf/checkpoint/ "}  # one page, two models
-ROWS = r"^\| `((?:run bundle|init \.) [^`]*)`"  # commands in tables of docs/commands.md
+ROWS = r"^\| `((?:run bundle|init \.) [^`]*)`"  # commands in tables of docs/how-to/commands.md
 CLUSTER = {
     "devices": [
         {
@@ -117,8 +117,8 @@ def blocks() -> Iterator[tuple[str, str]]:
             if found[1] in ("", "sh", "python") and "──" not in found[2]:
                 line = text[: found.start()].count("\n") + 1
                 yield f"{page}:{line}{':python' * (found[1] == 'python')}", found[2]
-    rows = re.findall(ROWS, (ROOT / "docs/commands.md").read_text(encoding="utf-8"), re.M)
-    yield "docs/commands.md:tables", "".join(f"bigbrain-fx {row}\n" for row in rows)
+    rows = re.findall(ROWS, (ROOT / "docs/how-to/commands.md").read_text(encoding="utf-8"), re.M)
+    yield "docs/how-to/commands.md:tables", "".join(f"bigbrain-fx {row}\n" for row in rows)
 
 
 BLOCKS = {name: text for name, text in blocks() if "bundle/\n" not in text}
@@ -172,7 +172,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "make_files.py").write_text(MAKE_FILES)
     for name in ("cluster", "other", "new", "a", "b"):
         (folder / f"{name}.json").write_text(json.dumps(CLUSTER))
-    design = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    design = (ROOT / "docs/explanation/architecture.md").read_text(encoding="utf-8")
     (mine,) = re.findall(r"```python\n(from dataclasses.*?)```", design, re.S)
     (folder / "mine.py").write_text(mine)
     (folder / "checkpoint").mkdir()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "tutorial.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs/tutorials/first-split.md"
 
 
 def commands() -> str:

@@ -18,7 +18,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = (
     "README.md",
     "CONTRIBUTING.md",
-    *(f"docs/{name}.md" for name in ("tutorial", "commands", "huggingface", "model_file", "hosts")),
+    "docs/reference/model-file.md",
+    *(f"docs/{page.parent.name}/{page.name}" for page in ROOT.glob("docs/tutorials/*.md")),
+    *(f"docs/{page.parent.name}/{page.name}" for page in ROOT.glob("docs/how-to/*.md")),
 )
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 README_LINES = 120
@@ -63,7 +65,7 @@ def test_a_command_that_is_none_is_found() -> None:
 
 
 def all_pages() -> tuple[Path, ...]:
-    found = (ROOT.glob(pattern) for pattern in ("*.md", "docs/*.md", "tools/studies/**/*.md"))
+    found = (ROOT.glob(pattern) for pattern in ("*.md", "docs/**/*.md", "tools/studies/**/*.md"))
     return tuple(page for pages in found for page in pages if page.name != "CHANGELOG.md")
 
 
@@ -89,7 +91,7 @@ def test_the_readme_is_one_page() -> None:
 
 def test_pages_count_the_forms_of_training_code_as_the_files_do() -> None:
     """README counted 692, the table 696."""
-    table = (ROOT / "docs/coverage.md").read_text(encoding="utf-8")
+    table = (ROOT / "docs/reference/coverage.md").read_text(encoding="utf-8")
     rows = re.findall(
         r"^\| ([\w-]+) \| .+ \| (right|warned|opaque|refused|stopped|unseen) \| ",
         table,
@@ -97,7 +99,7 @@ def test_pages_count_the_forms_of_training_code_as_the_files_do() -> None:
     )
     assert dict(rows) == {form.name: form.expected for form in forms()}
     counts = Counter(outcome for _, outcome in rows)
-    for page in ("README.md", "docs/figures.md", "docs/coverage.md"):
+    for page in ("README.md", "docs/reference/figures.md", "docs/reference/coverage.md"):
         text = (ROOT / page).read_text(encoding="utf-8")
         assert f"{len(rows)} forms" in text, page
         for outcome, count in counts.items():

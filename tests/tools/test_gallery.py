@@ -1,4 +1,4 @@
-"""The pictures of docs/schedules.md are what the simulator and the emitter say today."""
+"""The pictures of docs/reference/schedules.md are what the simulator and the emitter say today."""
 
 from __future__ import annotations
 

@@ -83,9 +83,9 @@ def test_two_checkouts_stand_side_by_side(small: Path, house: House) -> None:
 
 @pytest.mark.nightly
 def test_the_picture_of_the_rooms_is_drawn_by_the_imports() -> None:
-    text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/explanation/architecture.md").read_text(encoding="utf-8")
     drawn = picture(ROOT)
-    assert drawn in text, "python -m tools.house --picture docs/design.md"
+    assert drawn in text, "python -m tools.house --picture docs/explanation/architecture.md"
     assert "    emit --> plan" in drawn
     assert not re.search(r"--> cli", drawn)
 

@@ -17,7 +17,7 @@ from tools.pairs.judge import STEPS, split
 from tools.pairs.running import trained
 from tools.pairs.table import complete, expected, fault, page
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "pairs.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs/reference/pairs.md"
 SOME = ("Z2+S", "Z3+S", "T+Ow", "Ab+M", "S+Ow", "G+I", "Z3+Ow")
 ADVISED = ("Z3+Ow", "Ab+I")
 REFUSED = tuple(name for name, row in expected().items() if row.remedy)

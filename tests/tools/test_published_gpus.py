@@ -28,7 +28,7 @@ value unit notes
 """
 HEADS = _HEADS.split()
 SAMPLE = 16  # each so many rows one: seconds, not minutes
-SAMPLE_MEAN = 0.0289  # as it was when docs/gpu.md was written
+SAMPLE_MEAN = 0.0289  # as it was when tools/studies/published_gpus was written
 POINT = 0.01
 
 

@@ -1,4 +1,4 @@
-"""docs/api.md and bundle_files.md say what the code says; `python -m tools.reference`."""
+"""docs/reference/api.md and bundle-files.md say what the code says; `python -m tools.reference`."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_under_2bw_batch_norms_see_all_batches_in_order(tmp_path: Path) -> None:
 
 
 def plain_loop(bench: Bench, plan: Plan, first: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Train by the recurrence, as `tools.studies.asynchronous` does for docs/asynchronous.md."""
+    """Train by the recurrence, as `tools.studies.asynchronous` does."""
     file: Any = bench.file
     model: nn.Module = file.model
     model.load_state_dict(first)

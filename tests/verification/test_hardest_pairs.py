@@ -1,4 +1,4 @@
-"""Features that are hardest together, bit by bit: see docs/pairs.md for every pair."""
+"""Features that are hardest together, bit by bit: see docs/reference/pairs.md for every pair."""
 
 from __future__ import annotations
 

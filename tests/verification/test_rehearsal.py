@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
 
 import bigbrain_fx as bb
 from bigbrain_fx.bundles import rehearsing
 from tests.support.bundles import cluster
+from tests.support.messages import refused
 
 pytestmark = pytest.mark.usefixtures("rehearsals")
 
@@ -96,3 +104,91 @@ def test_what_takes_too_long_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
     made = _split(_file(tmp_path))
     assert made.rehearsed == ""
     assert [note for note in made.warnings if "own loop" in note]
+
+
+# ------------------------------------------------------------------ modules in memory
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 1)
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.relu(self.a(x))).mean()
+
+
+class ByLayout(torch.optim.SGD):
+    """Steps ten times as far where a weight is laid out otherwise than it is read."""
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for p in self.param_groups[0]["params"]:
+            if p.grad is not None and not p.is_contiguous():
+                p.grad.mul_(10.0)
+        super().step(closure)
+
+
+class Shrinking(torch.optim.SGD):
+    """Moves weights that have no gradient, too."""
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        with torch.no_grad():
+            for p in self.param_groups[0]["params"]:
+                p.mul_(0.9)
+        super().step(closure)
+
+
+def _in_memory(folder: Path, model: nn.Module, optimizer: object) -> bb.Split:
+    recipe = bb.Recipe(optimizer=optimizer)  # type: ignore[arg-type]  # any of a few kinds
+    options = bb.Options("naive", micro_batches=2)
+    batch = torch.arange(32.0).reshape(4, 8)
+    return bb.split(
+        model, cluster(2), folder / "b", options, example_batch=batch, recipe=recipe, force=True
+    )
+
+
+def _turned() -> Net:
+    model = Net()
+    model.a.weight = nn.Parameter(torch.randn(8, 8).t())
+    return model
+
+
+def test_a_module_in_memory_is_as_its_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "train", ModuleType("train"))  # the user has one of that name
+    made = _in_memory(tmp_path, Net(), partial(torch.optim.AdamW, lr=0.1))
+    assert made.rehearsed.startswith("3 steps")
+    assert made.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"), [(_turned, ByLayout), (Net, Shrinking)], ids=["by layout", "no gradient"]
+)
+def test_an_optimizer_that_would_update_otherwise_is_refused(
+    tmp_path: Path, make: type[Net], kind: type[torch.optim.SGD]
+) -> None:
+    with refused("BX3169", bb.CaptureError):
+        _in_memory(tmp_path, make(), partial(kind, lr=0.1))
+    assert not (tmp_path / "b").exists()
+
+
+def test_parameters_chosen_by_the_objects_they_are_are_refused(tmp_path: Path) -> None:
+    model = Net()
+    heads = {id(p) for p in model.b.parameters()}
+
+    def make(named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+        groups: list[dict[str, object]] = [{"params": [], "lr": 1.0}, {"params": []}]
+        for _, parameter in named:
+            groups[id(parameter) not in heads]["params"].append(parameter)  # type: ignore[attr-defined]
+        return torch.optim.SGD(groups, lr=0.1)
+
+    with refused("BX3169", bb.CaptureError):
+        _in_memory(tmp_path, model, make)
+
+
+def test_weights_of_a_checkpoint_are_those_of_the_loop(tmp_path: Path) -> None:
+    names = {"a.weight": (8, 8), "a.bias": (8,), "b.weight": (1, 8), "b.bias": (1,)}
+    save_file({n: torch.full(shape, 0.5) for n, shape in names.items()}, tmp_path / "c.safetensors")
+    path, options = _file(tmp_path), bb.Options("naive", micro_batches=2)
+    made = bb.split(path, cluster(2), tmp_path / "b", options, weights=tmp_path / "c.safetensors")
+    assert made.rehearsed.startswith("3 steps")

@@ -95,7 +95,7 @@ def optimizer(named_params):
 
 
 def written(folder: Path, optimizer: str) -> Path:
-    """Write the model file of docs/pairs.md with another optimizer."""
+    """Write the model file of docs/reference/pairs.md with another optimizer."""
     head, found, _ = PAIRS.read_text().partition("def optimizer(")
     assert found
     path = folder / "net.py"

@@ -1,4 +1,4 @@
-"""What is printed of the fault matrix: a line a row, JSON, and the page docs/replay.md."""
+"""What is printed of the fault matrix: a line a row, JSON, and a page of results."""
 
 from __future__ import annotations
 
@@ -160,9 +160,9 @@ INTRODUCTION = """# Replay on failure: what was measured
 A process that dies is replaced; the others keep theirs, and what comes out is the same bit for bit.
 Every figure comes from one command, as a whole, or a row or a section at a time (others stay):
 
-    python -m tools.faults --write docs/replay.md [--row N] [--chaos 50] [--against-torchrun]
+    python -m tools.faults --write results.md [--row N] [--chaos 50] [--against-torchrun]
                                                   [--overhead --rounds 16]
-    python -m tools.faults --write docs/replay.md --row N --of zb-v   (under other schedules)
+    python -m tools.faults --write results.md --row N --of zb-v   (under other schedules)
 
 Each row is a run of a GPT with dropout, a tied weight and clipping, on four devices, with a real
 fault: SIGKILL, SIGSTOP, a full tmpfs, flipped bytes, a namespace that drops packets, calls to the

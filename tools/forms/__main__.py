@@ -1,6 +1,6 @@
 """Forms of training code, each judged against a plain loop, as a table.
 
-    python -m tools.forms [NAME ...] [--family F] [--resume rows.jsonl] [--write docs/coverage.md]
+    python -m tools.forms [NAME ...] [--family F] [--resume rows.jsonl] [--write PAGE]
     python -m tools.forms --drawn SEED [--count 50]
 
 Exit code 1 where a form is not what its file says: right, warned, opaque, refused or stopped.

@@ -1,6 +1,6 @@
 """Run every pair of features, or some; say which are not as the table has them.
 
-    python -m tools.pairs [R+Z1 ...] [--feature S] [--write docs/pairs.md]
+    python -m tools.pairs [R+Z1 ...] [--feature S] [--write docs/reference/pairs.md]
     python -m tools.pairs --remedies
 
 Exit code 1 where one is not. A pair takes some 2 to 10 seconds of processor time.

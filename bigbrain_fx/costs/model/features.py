@@ -137,8 +137,8 @@ DEVICE = words(
 
 _RATES = 4
 """The first of `DEVICE` are 0.0: a regression that sees them takes a new device's for
-what it is not. Of the eight cards of docs/few_ops.md, each left out, boosting over `analytical` was
-25.8 % off in the mean with them, 22.7 without; `analytical` itself 24.6."""
+what it is not. Of the eight cards of tools/studies/few_ops, each left out, boosting over
+`analytical` was 25.8 % off in the mean with them, 22.7 without; `analytical` itself 24.6."""
 
 
 def names(families: Sequence[str]) -> tuple[str, ...]:

@@ -17,7 +17,6 @@ from torch import nn
 
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend.tracing.counters import Counter, look, moves, moving
-from bigbrain_fx.frontend.tracing.optimizer_names import require_named
 from bigbrain_fx.frontend.tracing.optimizer_refusals import (
     CLIP_OR_SCALE,
     COUNTS,
@@ -95,7 +94,6 @@ def require_per_device(
             return f"the optimizer could not be tried on this host's CPU: {error.what}"
         _require_renewable(make, cut_short(shapes))
         _require_counts_kept(make, cut_short(shapes))
-        require_named(make, trained)
         if by_pieces:
             _require_pieces(make, shapes, whole)
         for device, names in parts.items() if len(parts) > 1 else ():

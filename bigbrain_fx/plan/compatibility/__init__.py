@@ -2,7 +2,8 @@
 
 require_compatible(Request(options, cluster))     InputError of the first rule that applies
 conflict(Request(options, cluster, graph))        that rule, or None: for searches
-RULES                                             all of them, as docs/compatibility.md has them
+RULES                                             all of them, as docs/reference/compatibility.md
+has them
 """
 
 from bigbrain_fx.plan.compatibility.check import (

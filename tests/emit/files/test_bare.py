@@ -123,7 +123,7 @@ def defined(text: str) -> set[str]:
 
 
 def test_the_page_that_reads_it_aloud_is_true() -> None:
-    page = (Path(bigbrain_fx.__file__).parents[1] / "docs" / "a_bundle.md").read_text()
+    page = (Path(bigbrain_fx.__file__).parents[1] / "docs/explanation/a-bundle.md").read_text()
     wanted = ", ".join(name for name in HOMES if name != EXAMPLE)
     files = bare_files(RUNTIME, [f"from runtime import {wanted}\n"])
     named = re.findall(r"`(\w+\.py): ([\w.]+)`", page.replace("\n", " "))

@@ -1,7 +1,7 @@
 """Alpha-beta fits of measured collectives, and where two parameters are not enough.
 
     python -m tools.studies.collectives --data PATH [--pieces 3] [--json]
-        [--write tools/studies/collectives/results.md]
+        [--write results.md]
 
 PATH (or BIGBRAIN_PUBLISHED_DATA, or the folder that holds the file) is the text of Alpa's database
 of collective costs, p3.16xlarge: all-gather, all-reduce, all-to-all and reduce-scatter on up to 4
@@ -311,7 +311,7 @@ def _print_json(found: Sequence[Series], fits: Sequence[Fitted]) -> None:
 PAGE = """# Alpha-beta fits of published collectives
 
 Written by `python -m tools.studies.collectives --data PATH --write
-tools/studies/collectives/results.md`; do not edit.
+tools/studies/collectives`; do not edit.
 The measurements are Alpa's (p3.16xlarge, hosts of 8 V100). A point that `make_monotonic` moved,
 or of
 fewer elements than ranks, is not a measured message; the last column has all points.

@@ -1,7 +1,7 @@
 """Analytical against learned op times, on what they have not seen: one table and one plot.
 
     python -m tools.studies.compare_estimators PROFILES.sqlite [--published PATH]
-        --out docs/estimators.md [--json]
+        --out results.md [--json]
 
 PROFILES is what `bigbrain-fx profile` wrote, of several models. Each learned model is fitted
 without a family of ops, without a model, without a fifth of the signatures, and (where more than

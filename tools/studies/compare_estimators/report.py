@@ -45,7 +45,7 @@ def _head(found: Comparison) -> list[str]:
     return [
         "# Op times: analytical against learned\n",
         "Written by `python -m tools.studies.compare_estimators PROFILES.sqlite --published PATH "
-        "--out docs/estimators.md`; do not edit.\n",
+        "--out results.md`; do not edit.\n",
         f"Profiled with `bigbrain-fx profile`: {found.signatures} distinct ops of "
         f"{', '.join(found.models)}, on",
         *(f"- {name}" for name in found.devices),

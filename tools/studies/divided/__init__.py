@@ -1,7 +1,7 @@
 """Replicas and tensor groups on emulated unlike clusters: forecast against measured.
 
     python -m tools.studies.divided --out rows.jsonl [--only unet/] [--rounds 3]
-        [--write docs/divided.md]
+        [--write results.md]
 
 Linux and root. Each model runs on each emulated cluster in several ways, round after round in turn:
 one device alone, replicas with equal and with planned shares of the batch, ZeRO, tensor groups with

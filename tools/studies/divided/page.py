@@ -1,4 +1,5 @@
-"""docs/divided.md: every row, how far forecasts are off, and what planned shares are worth."""
+"""tools/studies/divided: every row, how far forecasts are off, and what planned shares are
+worth."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from tools.published_gpus.table import spearman
 from tools.studies.divided.cells import ALONE, EQUAL, FEW, MICRO_BATCHES, ONE, PLANNED, Row, site_of
 
-WRITE = "python -m tools.studies.divided --out rows.jsonl {more}--write docs/divided{name}.md"
+WRITE = "python -m tools.studies.divided --out rows.jsonl {more}--write {name}.md"
 
 
 def page(rows: Sequence[Row]) -> str:
@@ -18,7 +19,7 @@ def page(rows: Sequence[Row]) -> str:
 
 def _head(rows: Sequence[Row]) -> Iterator[str]:
     times = max((row.batches for row in rows), default=1)
-    more, name = (f"--batches {times} ", "_larger") if times > 1 else ("", "")
+    more, name = (f"--batches {times} ", "larger") if times > 1 else ("", "results")
     yield from (
         "# Replicas and tensor groups: forecast against measured",
         "",
@@ -28,7 +29,7 @@ def _head(rows: Sequence[Row]) -> Iterator[str]:
         "group alone), 1F1B, plans by `chain-dp` from ops profiled on the emulated devices: whole",
         "ones of a micro-batch, and the parts of them that members of groups compute",
         "(`bigbrain-fx profile --tensor`). Each way runs in turn with the others. `--batches 4`",
-        "gives a step four times as many micro-batches and no more exchanges: divided_larger.md.",
+        "gives a step four times as many micro-batches and no more exchanges: larger.md.",
         "",
     )
 

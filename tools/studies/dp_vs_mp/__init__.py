@@ -1,6 +1,6 @@
 """Data parallel against model parallel, the founders' own study: measured rows, and a page of them.
 
-    python -m tools.studies.dp_vs_mp --out rows.jsonl --write tools/studies/dp_vs_mp/results.md
+    python -m tools.studies.dp_vs_mp --out rows.jsonl --write results.md
         [--only gpt] [--only digits]
 
 Linux and root, as `tools.emulate`; `--only digits` needs neither. `cells` says what is run,

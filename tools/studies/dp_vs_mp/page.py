@@ -1,4 +1,4 @@
-"""tools/studies/dp_vs_mp/results.md and its plot, from rows. It measures nothing."""
+"""tools/studies/dp_vs_mp and its plot, from rows. It measures nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HEAD = (
     "# Data parallel against model parallel",
     "",
     "The founders' own study, by `python -m tools.studies.dp_vs_mp --out rows.jsonl --write "
-    "tools/studies/dp_vs_mp/results.md`. Four models",
+    "tools/studies/dp_vs_mp`. Four models",
     "on one, two and four emulated devices (`tools/emulation`: a quarter of a core each, links of "
     "their own), all bundles of",
     "`split`: pipelines cut evenly (`naive`, 1F1B), replicas, both, ZeRO 1 and 3; four "

@@ -1,7 +1,7 @@
 """What supervision costs when nothing fails, and a kill beside torchrun's restart of all.
 
-python -m tools.studies.fault_costs --overhead [--rounds 20] [--write docs/replay.md]
-python -m tools.studies.fault_costs --against-torchrun [--state-mb 100] [--write docs/replay.md]
+python -m tools.studies.fault_costs --overhead [--rounds 20] [--write results.md]
+python -m tools.studies.fault_costs --against-torchrun [--state-mb 100] [--write results.md]
 """
 
 from __future__ import annotations

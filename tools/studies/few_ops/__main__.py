@@ -1,6 +1,6 @@
 """What a few ops measured on a new device are worth, of models that nobody profiled there.
 
-    python -m tools.studies.few_ops BASE.sqlite NEW.sqlite... --out docs/few_ops.md
+    python -m tools.studies.few_ops BASE.sqlite NEW.sqlite... --out results.md
 
 BASE and each NEW are what `bigbrain-fx profile` wrote of the same models, on two devices. A model
 is left out of both; a base is fitted to the rest of BASE and corrected (`costs.correct`) by some
@@ -218,7 +218,7 @@ def line(curve: Curve, count: int) -> str:
 HEAD = """\
 # A few ops of a new device
 
-Written by `python -m tools.studies.few_ops BASE.sqlite NEW.sqlite... --out docs/few_ops.md`; do not
+Written by `python -m tools.studies.few_ops BASE.sqlite NEW.sqlite... --out results.md`; do not
 edit.
 
 What `bigbrain-fx fit NEW.sqlite --base BASE` is worth. A base was fitted to {base} profiled ops of

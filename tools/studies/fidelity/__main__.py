@@ -2,7 +2,7 @@
 
     python -m tools.studies.fidelity --out rows.jsonl [--cells 96] [--only gpt/] [--json]
     python -m tools.studies.fidelity --out rows.jsonl --report [--source share]
-        [--write docs/fidelity.md]
+        [--write results.md]
 
 Linux and root. Rows are added one by one; a run that was stopped goes on where it was. One
 emulation is kept for all cells of a cluster. Five forecasts of every cell:

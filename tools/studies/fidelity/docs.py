@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 GOAL, GOAL_OF_FLOOR, WORST = 0.05, 1.25, 0.15
 HEAD = """# Forecast against measured
 
-Written by `python -m tools.studies.fidelity --out rows.jsonl --write docs/fidelity.md`; do not
+Written by `python -m tools.studies.fidelity --out rows.jsonl --write results.md`; do not
 edit.
 
 Each cell is a model split over an emulated cluster (own network namespace, processor quota and

@@ -1,6 +1,6 @@
 """Freezing while training: a schedule of what trains no more from when on, cut anew each time.
 
-    python -m tools.studies.freezing --write docs/freezing.md [--steps 36]
+    python -m tools.studies.freezing --write results.md [--steps 36]
         [--freeze 12:embed,blocks.0-1]
 
 A vision transformer on scikit-learn's digits, on three devices. At each step of the schedule the
@@ -125,7 +125,7 @@ def same(
 
 PAGE = """# Freezing while training
 
-Written by `python -m tools.studies.freezing --write docs/freezing.md --steps {steps}
+Written by `python -m tools.studies.freezing --write results.md --steps {steps}
 {freezes}`; do not edit.
 
 `bigbrain-fx resplit BUNDLE --devices cluster.json --freeze embed,blocks.0-1 --out NEW` goes on

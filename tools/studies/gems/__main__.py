@@ -1,6 +1,6 @@
 """GEMS beside 1F1B and zb-v: the largest model that fits, and rows a second, at the same memory.
 
-    python -m tools.studies.gems --write docs/gems.md [--steps 12]
+    python -m tools.studies.gems --write results.md [--steps 12]
 
 The founders' hypothesis: keeping the optimizer's state, or activations, away makes GEMS-MASTER
 better. Two models of as many alike blocks as fit (`blocks`): one of images, whose activations are
@@ -255,22 +255,22 @@ def _quickest_s(bundle: Path, steps: int) -> float:
 
 HEAD = """# GEMS beside 1F1B and zb-v
 
-`python -m tools.studies.gems --write docs/gems.md` wrote this page.
+`python -m tools.studies.gems --write results.md` wrote this page.
 
 {question}
 """
 QUESTION = """\
-GEMS ([schedules.md](schedules.md#gems)) holds one micro-batch's activations on a device, and the
-weights of two stages. The question was whether keeping things away, the optimizer's state or
-activations, makes GEMS-MASTER better. So: four equal devices of {memory} MiB, {rows} micro-batches
-of one row, AdamW, a store of {store:g} GB/s for each device, and as many alike blocks as fit, of
-two kinds: two convolutions of {channels} channels on {side} x {side} pixels (activations large,
-weights few), and a Transformer's block {width} wide on {tokens} tokens (the other way round). All
-by forecast (`analytical`, 60 GFLOP/s and 12 GB/s a device, 10 Gbit/s between them), cut by
-`chain-dp` over all four. "One in flight" is 1F1B with `in_flight` 1: one micro-batch after the
-other. Depths tried are {depths}; "+": the deepest of them fits,
-"none": not even the first does. Each device of zb-v has two pieces, and messages of both under way:
-where these are large (4 MiB each, of images) they alone take 26 to 52 MiB of a device.
+GEMS ([schedules.md](../../../docs/reference/schedules.md#gems)) holds one micro-batch's activations
+on a device, and the weights of two stages. The question was whether keeping things away, the
+optimizer's state or activations, makes GEMS-MASTER better. So: four equal devices of {memory} MiB,
+{rows} micro-batches of one row, AdamW, a store of {store:g} GB/s for each device, and as many alike
+blocks as fit, of two kinds: two convolutions of {channels} channels on {side} x {side} pixels
+(activations large, weights few), and a Transformer's block {width} wide on {tokens} tokens (the
+other way round). All by forecast (`analytical`, 60 GFLOP/s and 12 GB/s a device, 10 Gbit/s between
+them), cut by `chain-dp` over all four. "One in flight" is 1F1B with `in_flight` 1: one micro-batch
+after the other. Depths tried are {depths}; "+": the deepest of them fits, "none": not even the
+first does. Each device of zb-v has two pieces, and messages of both under way: where these are
+large (4 MiB each, of images) they alone take 26 to 52 MiB of a device.
 """
 
 

@@ -1,6 +1,6 @@
 """Parallel random initialisation: seeds that race on ranks, at equal budget, on the digits.
 
-    python -m tools.studies.parallel_init --write tools/studies/parallel_init/results.md
+    python -m tools.studies.parallel_init --write results.md
         [--repetitions 12]
 
 The founders' idea: ranks start from different seeds, train alone, and the best start is kept. Here
@@ -145,7 +145,7 @@ def _head(allowance: Allowance, repetitions: int) -> list[str]:
     return [
         "# Parallel random initialisation\n",
         "Written by `python -m tools.studies.parallel_init --write "
-        f"tools/studies/parallel_init/results.md --repetitions {repetitions}`; do not edit.\n",
+        f"tools/studies/parallel_init --repetitions {repetitions}`; do not edit.\n",
         f"The digits' network, {allowance.ranks} ranks, {allowance.steps} steps of "
         f"{allowance.rows} images a rank: every method computes",
         f"{allowance.images:,} images, no more and no less, and hands over one network. `in turn` "

@@ -1,6 +1,6 @@
 """Where a rewrite pays: places of many sizes run both ways, in turns, in processor time.
 
-    python -m tools.studies.rewrites [--seconds 0.5] [--write tools/studies/rewrites/results.md]
+    python -m tools.studies.rewrites [--seconds 0.5] [--write results.md]
 
 Each place is that of a small module, captured, found by `plan.rewriting` and cut out as for its
 proof. Before and after run one after the other, forward and (in training) backward; the middle of

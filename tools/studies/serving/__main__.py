@@ -1,6 +1,6 @@
 """A bundle behind HTTP, asked by one client and by eight: slots, processor time, the same bits.
 
-    python -m tools.studies.serving --write docs/serving.md
+    python -m tools.studies.serving --write results.md
 
 The GPT that ships, on two and three devices of this host, each asked by real HTTP clients. Counts
 and processor seconds of the devices' processes; clocks of a busy machine say nothing. Every answer
@@ -279,7 +279,7 @@ def page(found: Sequence[ServedRow], emulated: Sequence[SpeedRow] = ()) -> str:
     return "\n".join(
         [
             "# A bundle behind HTTP\n",
-            "Written by `python -m tools.studies.serving --write docs/serving.md`; do not edit.\n",
+            "Written by `python -m tools.studies.serving --write results.md`; do not edit.\n",
             "```",
             "bigbrain-fx split model.py --mode eval --devices cluster.json --out served",
             "bigbrain-fx serve served --port 8000   # split with --cache 16: keeps keys and values",

@@ -1,6 +1,6 @@
 """Several jobs on one cluster, as forecast: pairs of models on several clusters, as `pack` divides.
 
-    python -m tools.studies.several_jobs --write tools/studies/several_jobs/results.md
+    python -m tools.studies.several_jobs --write results.md
 
 Each row is `bigbrain-fx pack` with models that ship. Nothing is timed.
 """
@@ -126,7 +126,7 @@ def page(found: Sequence[PackRow], memory_mib: int, refused: str) -> str:
         [
             "# Several jobs on one cluster\n",
             "Written by `python -m tools.studies.several_jobs --write "
-            "tools/studies/several_jobs/results.md`; do not edit. Forecasts (`auto`, effort fast,",
+            "tools/studies/several_jobs`; do not edit. Forecasts (`auto`, effort fast,",
             "estimator analytical): nothing was run.\n",
             "`bigbrain-fx pack a/ b/ --devices cluster.json` gives each job devices of its own, so "
             "that the last one ends as early",

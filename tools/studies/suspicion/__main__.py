@@ -1,6 +1,6 @@
 """What computing steps again finds of wrong but finite results, by share of steps, and its cost.
 
-    python -m tools.studies.suspicion --write docs/suspicion.md [--trials 60] [--rounds 12]
+    python -m tools.studies.suspicion --write results.md [--trials 60] [--rounds 12]
         [--pairs 3]
 
 A GPT on four devices of one process is trained with one wrong result in it, at a place that is
@@ -157,7 +157,7 @@ def _processor_s(here: Ground, *more: str) -> float:
 
 PAGE = """# Suspicion: steps that are computed again
 
-Written by `python -m tools.studies.suspicion --write docs/suspicion.md --trials {trials}
+Written by `python -m tools.studies.suspicion --write results.md --trials {trials}
 --rounds {rounds} --pairs {pairs}`; do not edit.
 
 `bigbrain-fx run BUNDLE --suspect 0.1` (also of the bundle's `launch.py`; the bundle is of
@@ -174,7 +174,7 @@ message are named (event `suspect`), the device's process and the spare's are en
 devices go back to the newest snapshot, which is older: the wrong result is in nothing that is
 kept, and the losses of the steps that are done again are told again. The same difference at the
 same step a second time ends the run; with `--elastic` it goes on without that device. Rows 34 and
-35 of [the fault matrix](replay.md) are such runs.
+35 of [the fault matrix](../fault_costs/results.md) are such runs.
 
 What it does not see: a step that is not drawn. If a device was wrong before, its state is wrong
 already when a later step is taped, and that step is computed alike; a device that goes on

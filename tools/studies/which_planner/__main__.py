@@ -1,6 +1,6 @@
 """Which planner is better, in which scenario: quality and planning time, as one table.
 
-    python -m tools.studies.which_planner [--write tools/studies/which_planner/results.md] [--json]
+    python -m tools.studies.which_planner [--write results.md] [--json]
         [--seeds 3] [--models NAME,...] [--partitioner NAME] [--profiles PROFILES.sqlite]
         [--effort normal]
 
@@ -211,7 +211,7 @@ def _cell(rows: Sequence[Row]) -> str:
 
 
 def document(rows: Sequence[Row], command: str, measured: bool) -> str:
-    """Return tools/studies/which_planner/results.md."""
+    """Return tools/studies/which_planner."""
     judge = "measured" if measured else "analytical"
     kinds = [
         f"- `{planner}`: {_KINDS.get(planner, 'of another package')}"

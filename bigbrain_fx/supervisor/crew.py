@@ -153,6 +153,8 @@ class Crew:
     # ------------------------------------------------------------------ listening
 
     def _listen(self, member: Member) -> None:
+        if member.line.fileno() < 0:  # its end was heard in this very turn
+            return
         if member.orders.waiting:
             member.orders.pass_on()
             self._watch_room(member)

@@ -15,10 +15,18 @@ STAMP := .venv/.stamp
 # Without compiled files, every process that a test starts compiles what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test static lint type imports pytest nightly nightly-today coverage bench venv clean
+.PHONY: demo wheel wheel-test test static lint type imports pytest nightly nightly-today coverage bench venv clean
 
 demo: venv
 	$(BIN)/python -m tools.demo
+
+# The wheel, built without a network into dist/; then installed where no checkout is, and tried:
+# init, split, verify and run in an empty folder.
+wheel: venv
+	$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation --no-index -w dist .
+
+wheel-test: wheel
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -p no:xdist tests/promise/test_wheel.py
 
 # make test ROOM=schedule: the tests of one room, wherever it stands under tests/.
 ROOM ?=
@@ -89,4 +97,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache demo-out
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache demo-out dist

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from estimators.analytical import Analytical
-from estimators.compiled import Compiled
-from estimators.layers import Layers
-from estimators.learned import Learned
-from estimators.measured import Measured
+from .analytical import Analytical
+from .compiled import Compiled
+from .layers import Layers
+from .learned import Learned
+from .measured import Measured
 
 TABLE: Mapping[str, Callable[..., object]] = {
     Analytical.name: Analytical,

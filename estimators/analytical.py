@@ -15,11 +15,12 @@ from dataclasses import dataclass, replace
 
 from bigbrain_fx.core import Cluster, Costs, Device, Graph, Op, OpCost
 from bigbrain_fx.planning import nameless
-from estimators.calls import GraphScope, PricedCall, number
-from estimators.cuda_clock import HALF, CudaClock
-from estimators.cuda_residuals import residual
-from estimators.kept import saved_bytes, scores_bytes
-from estimators.op_rules import (
+
+from .calls import GraphScope, PricedCall, number
+from .cuda_clock import HALF, CudaClock
+from .cuda_residuals import residual
+from .kept import saved_bytes, scores_bytes
+from .op_rules import (
     ANY_OTHER,
     CUDA_OPTIMIZER_LAUNCHES,
     DICE,

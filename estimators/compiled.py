@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bigbrain_fx.core import Cluster, Costs, Graph
-from estimators.analytical import estimated
+
+from .analytical import estimated
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from math import prod
 
 from bigbrain_fx.core import BLAS_BYTES_FROM_HOPPER_ON, Device, TensorSpec
-from estimators.calls import PricedCall, number
-from estimators.cuda_rules import (
+
+from .calls import PricedCall, number
+from .cuda_rules import (
     ATTENTION_BACKWARD,
     ATTENTION_TILE,
     AUTOCAST_LAUNCHES,
@@ -35,8 +36,8 @@ from estimators.cuda_rules import (
     Passes,
     passes_of,
 )
-from estimators.matrices import MatrixShape, copied_numbers, matrix_shape
-from estimators.op_rules import OpRule
+from .matrices import MatrixShape, copied_numbers, matrix_shape
+from .op_rules import OpRule
 
 HALF = ("float16", "bfloat16")
 SUM_TOUCHES = 3.0  # adding up moves each byte three times: two reads and a write

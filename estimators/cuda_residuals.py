@@ -28,9 +28,10 @@ from bigbrain_fx.core import (
     Ref,
     TensorSpec,
 )
-from estimators.calls import GraphScope, PricedCall
-from estimators.cuda_clock import CudaClock
-from estimators.op_rules import OP_RULES
+
+from .calls import GraphScope, PricedCall
+from .cuda_clock import CudaClock
+from .op_rules import OP_RULES
 
 AS_FORECAST = 1
 """Kernels that count as forecast. Without it the mean over cards of 5 kernels is worse: 25.1 % of

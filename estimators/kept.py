@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from math import prod
 
 from bigbrain_fx.core import DTYPE_BYTES, Saves, TensorSpec
-from estimators.calls import PricedCall, number
-from estimators.op_rules import Kept, OpRule
+
+from .calls import PricedCall, number
+from .op_rules import Kept, OpRule
 
 _SCORES_KEPT = 3  # the scores after softmax, their noise, and the product of both
 

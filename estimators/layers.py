@@ -23,7 +23,8 @@ from statistics import median
 from bigbrain_fx.core import Cluster, Costs, Device, Graph, Op, OpCost
 from bigbrain_fx.costs import LOSS, Layer, LayerTime, LayerTimes, read_layer_times
 from bigbrain_fx.errors import InputError
-from estimators.analytical import Analytical
+
+from .analytical import Analytical
 
 VARIABLE = "BIGBRAIN_LAYER_TIMES"
 _EXCHANGE = "shard."

@@ -31,8 +31,9 @@ from bigbrain_fx.costs import (
     region_mode,
     signature,
 )
-from estimators.analytical import Analytical
-from estimators.calls import number
+
+from .analytical import Analytical
+from .calls import number
 
 VARIABLE = "BIGBRAIN_LEARNED_COSTS"
 

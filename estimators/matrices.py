@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from math import prod
 
 from bigbrain_fx.core import TensorSpec
-from estimators.calls import PricedCall, number
-from estimators.cuda_rules import TILE_SIDE
+
+from .calls import PricedCall, number
+from .cuda_rules import TILE_SIDE
 
 _WIDEST = 8  # halves that are read at once: 16 bytes
 

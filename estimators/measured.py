@@ -36,8 +36,9 @@ from bigbrain_fx.costs import (
     signature,
 )
 from bigbrain_fx.errors import InputError
-from estimators.analytical import Analytical
-from estimators.op_rules import BACKWARD_LAUNCHES, FORWARD_LAUNCHES
+
+from .analytical import Analytical
+from .op_rules import BACKWARD_LAUNCHES, FORWARD_LAUNCHES
 
 VARIABLE = "BIGBRAIN_PROFILES"
 _SAME_CARD = 0.15  # how far rates of one GPU may be apart

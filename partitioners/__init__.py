@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from partitioners.chain_dp import ChainDP
-from partitioners.m_etf import METF
-from partitioners.m_sct import MSCT
-from partitioners.m_topo import MTopo
-from partitioners.mcmc import MCMC
-from partitioners.naive import Naive
-from partitioners.scattered import Scattered
+from .chain_dp import ChainDP
+from .m_etf import METF
+from .m_sct import MSCT
+from .m_topo import MTopo
+from .mcmc import MCMC
+from .naive import Naive
+from .scattered import Scattered
 
 TABLE: Mapping[str, Callable[..., object]] = {
     Naive.name: Naive,

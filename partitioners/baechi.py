@@ -16,8 +16,9 @@ import numpy as np
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement
 from bigbrain_fx.planning import InFlight, Work, canonical, work
-from partitioners.jobs import Jobs, Timetable
-from partitioners.memory_bound import MemoryBound, bytes_by_unit, require_micro_batches
+
+from .jobs import Jobs, Timetable
+from .memory_bound import MemoryBound, bytes_by_unit, require_micro_batches
 
 SHARE_OF_A_DEVICE = 0.25  # the most that fusing may make one of
 

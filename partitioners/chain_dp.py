@@ -32,13 +32,14 @@ from bigbrain_fx.planning import (
     whole_layers,
     work,
 )
-from partitioners.memory_bound import (
+
+from .memory_bound import (
     MemoryBound,
     in_flight_by_device,
     require_micro_batches,
     upstream,
 )
-from partitioners.nearest import no_plan
+from .nearest import no_plan
 
 MOST_UNITS = 1000  # longer chains are cut only where little crosses
 MOST_STEPS = 10_000  # stages solved, for each order of the units

@@ -27,7 +27,8 @@ from bigbrain_fx.planning import (
     played_s,
     work,
 )
-from partitioners.memory_bound import MemoryBound
+
+from .memory_bound import MemoryBound
 
 Homes = tuple[int, ...]  # per unit: the number of its device in the cluster
 

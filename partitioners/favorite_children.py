@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from partitioners.jobs import Jobs
+from .jobs import Jobs
 
 SURE = 0.5  # an edge below this, of 0 (kept together) to 1 (cut), makes a favorite
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement
-from partitioners.baechi import prepared
-from partitioners.jobs import timetable
-from partitioners.memory_bound import Ledger
+
+from .baechi import prepared
+from .jobs import timetable
+from .memory_bound import Ledger
 
 
 @dataclass(frozen=True)

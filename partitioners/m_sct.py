@@ -10,10 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement
-from partitioners.baechi import prepared
-from partitioners.favorite_children import favorite_children
-from partitioners.jobs import timetable
-from partitioners.memory_bound import Ledger
+
+from .baechi import prepared
+from .favorite_children import favorite_children
+from .jobs import timetable
+from .memory_bound import Ledger
 
 
 @dataclass(frozen=True)

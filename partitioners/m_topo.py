@@ -12,7 +12,8 @@ import numpy as np
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement
 from bigbrain_fx.planning import canonical, work
-from partitioners.memory_bound import MemoryBound, bytes_by_unit
+
+from .memory_bound import MemoryBound, bytes_by_unit
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement
 from bigbrain_fx.errors import NoPlanError
 from bigbrain_fx.planning import canonical
-from partitioners.chain_dp import ChainDP
-from partitioners.evaluate import Evaluator, Homes
-from partitioners.m_etf import METF
-from partitioners.memory_bound import require_micro_batches
-from partitioners.walk import improve
+
+from .chain_dp import ChainDP
+from .evaluate import Evaluator, Homes
+from .m_etf import METF
+from .memory_bound import require_micro_batches
+from .walk import improve
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement
 from bigbrain_fx.planning import work
-from partitioners.memory_bound import MemoryBound
+
+from .memory_bound import MemoryBound
 
 
 @dataclass(frozen=True)

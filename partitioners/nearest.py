@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from bigbrain_fx.errors import NoPlanError
-from partitioners.memory_bound import MemoryBound
+
+from .memory_bound import MemoryBound
 
 _PRECISION = 1.01
 

@@ -17,9 +17,10 @@ from itertools import accumulate, pairwise
 from math import exp
 
 from bigbrain_fx.planning import Work
-from partitioners.delta_clock import DeltaClock, Timing
-from partitioners.evaluate import Evaluator, Homes
-from partitioners.memory_bound import Ledger, MemoryBound, is_acyclic, upstream
+
+from .delta_clock import DeltaClock, Timing
+from .evaluate import Evaluator, Homes
+from .memory_bound import Ledger, MemoryBound, is_acyclic, upstream
 
 MOST_UNITS = 400  # more are taken in runs, where little crosses between them
 WALKS = 8  # each begins at the best so far; every other one keeps to pipelines

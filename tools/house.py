@@ -26,7 +26,9 @@ import networkx as nx
 
 PRODUCT = ("bigbrain_fx", "partitioners", "estimators")
 COPIED = ("runtime", "supervisor")
+# The last two stand for folders at the top of the checkout, which PRODUCT has.
 NO_ROOMS = {"__init__.py", "__main__.py", "py.typed", "__pycache__"}
+NO_ROOMS |= {"partitioners.py", "estimators.py"}
 MANY_BRANCHES = 20
 ROOT = Path(__file__).resolve().parents[1]
 

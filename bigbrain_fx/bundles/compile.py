@@ -202,7 +202,8 @@ def _of_whole_tensors(options: Options) -> Options:
     """Return options without tensor groups; refuse them where they were asked for."""
     if options.wants_groups:
         raise InputError(
-            "--weights-by-reference leaves whole tensors in the checkpoint, and --tensor cuts them",
+            "--weights-by-reference leaves whole tensors in the checkpoint, and --tensor-parallel "
+            "cuts them",
             code="BX3007",
             help="leave --weights-by-reference out",
         )
@@ -354,7 +355,7 @@ def _require_followable(options: Options, followed: Plan | None) -> None:
         )
     if options.wants_groups:
         raise InputError(
-            "--like places ops as another plan did, and --tensor in groups",
+            "--like places ops as another plan did, and --tensor-parallel in groups",
             code="BX3018",
             help="leave one of them out",
         )

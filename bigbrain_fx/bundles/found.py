@@ -145,8 +145,8 @@ def _without(tensor: TensorParallel, out: Collection[str]) -> str:
     gone = {of_layers(axis) for axis in tensor.axes if axis.name in out}
     left = dict.fromkeys(name for name in map(of_layers, tensor.axes) if name not in gone)
     if not left:
-        return "--tensor 1 divides nothing"
-    return f"--tensor-axes '{','.join(left)}' leaves {' and '.join(sorted(gone))} out"
+        return "--tensor-parallel 1 divides nothing"
+    return f"--tp-axes '{','.join(left)}' leaves {' and '.join(sorted(gone))} out"
 
 
 def require_optimizer(found: FoundModel, plan: Plan) -> tuple[str, ...]:

@@ -78,7 +78,7 @@ def export_training(
         bundle: that was trained.
         to: the safetensors file of the model.
         optimizer: the safetensors file of the optimizer; its loader goes beside it.
-        commits: the folder that `--commits` had.
+        commits: the folder that `--checkpoint-dir` had.
         shard_bytes: as in `export_weights`.
 
     Raises:
@@ -102,7 +102,7 @@ def export_training(
                 "no device of this run has an optimizer",
                 code="BX3039",
                 at=str(commits),
-                help="leave --optimizer and --commits out",
+                help="leave --optimizer and --checkpoint-dir out",
             )
         tensors = state(plain_params(plan.graph), _trained(plan, named, folder))
         with _all_or_nothing(out, out.parent / LOADER):

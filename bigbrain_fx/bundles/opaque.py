@@ -20,7 +20,7 @@ from bigbrain_fx.plan import Options, Plan
 _Result = TypeVar("_Result")
 _FINAL = {
     "BX2046": "the file draws without a seed: a replacement would have other numbers",
-    "BX0140l": "--leaf names no module, whatever a device runs",
+    "BX0140l": "--opaque names no module, whatever a device runs",
 }
 OF_ESTIMATES = {**_FINAL, "BX0101": "a model without numbers gives no answer, and `split` has them"}
 """Code of a refusal, or its number -> why it stands though eager PyTorch trains the model."""
@@ -65,7 +65,7 @@ def _dividing(options: Options) -> Iterator[str]:
     """Yield the options that divide a step, or change it, which nobody can do from outside."""
     asked = {
         "--mode eval": options.mode == "eval",
-        "--tensor": options.wants_groups,
+        "--tensor-parallel": options.wants_groups,
         "--zero": options.zero_stage,
         "--all-reduce-order": options.all_reduce_order != "replica",
         "--offload": options.offload,

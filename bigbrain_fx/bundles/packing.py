@@ -73,7 +73,7 @@ def _job(
 ) -> PackJob:
     if _is_bundle(model):
         plan = read_plan(model)
-        require_no_groups(plan, "pack", "split it without --tensor")
+        require_no_groups(plan, "pack", "split it without --tensor-parallel")
         own = replace(
             options,
             estimator=plan.estimator,

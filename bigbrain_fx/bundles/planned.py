@@ -98,7 +98,7 @@ def _require_one_replica(graph: Graph, options: Options, followed: Plan) -> None
         raise InputError(
             "--like places one replica, as another plan did",
             code="BX3019",
-            help="leave --like out, or --replicas, --replica-shares, --zero, --sum-order and "
+            help="leave --like out, or --replicas, --replica-ratio, --zero, --all-reduce-order and "
             "--schedule gems",
         )
     if graph.training and followed.stages.micros:

@@ -92,7 +92,7 @@ class Target:
                 "--with pipelining is for one chain of stages with one version of the weights",
                 code="BX3164",
                 help="leave --with pipelining out, or split with --schedule 1f1b and neither "
-                "--tensor nor --replicas",
+                "--tensor-parallel nor --replicas",
             )
 
 

@@ -124,7 +124,7 @@ def validations(
         none = "a validation is of a commit, and this run writes none"
         what = none if commits is None else f"there is no file {script}"
         raise InputError(
-            what, code="BX3147", at="--validate", help="--validate FILE.py --commits FOLDER"
+            what, code="BX3147", at="--validate", help="--validate FILE.py --checkpoint-dir FOLDER"
         )
     validator = Validator(bundle, script.resolve(), commits, tell)
     try:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import click
 
 from bigbrain_fx.cli.group import cli
-from bigbrain_fx.cli.options import PATH, json_option
+from bigbrain_fx.cli.options import PATH, json_option, option
+from bigbrain_fx.cli.output import emit
 from bigbrain_fx.errors import InputError, os_error_as
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ def start_aside(bundle: Path, logs: Path | None, as_json: bool) -> None:
     It goes on when the terminal is closed; SIGTERM ends it after its step, as any run.
     """
     from bigbrain_fx.bundles import run_folder
-    from bigbrain_fx.cli.console import json_line
 
     with os_error_as("the run cannot be started", code="BX3535", help="give --logs FOLDER"):
         folder = (logs or run_folder(bundle)).absolute()
@@ -58,12 +58,11 @@ def start_aside(bundle: Path, logs: Path | None, as_json: bool) -> None:
             )
     _require_started(process, folder, begun)
     process.returncode = 0  # it outlives us: nobody here waits for it
-    if as_json:
-        click.echo(json_line({"pid": process.pid, "logs": str(folder)}))
-        return
-    click.echo(f"process {process.pid} runs {bundle}; its lines are in {folder / LOG}")
-    click.echo(
-        f"how far it is: bigbrain-fx status {folder}; to end it after its step: kill {process.pid}"
+    emit(
+        as_json,
+        {"pid": process.pid, "logs": str(folder)},
+        f"process {process.pid} runs {bundle}; its output is in {folder / LOG}\n"
+        f"progress: bigbrain-fx status {folder}; end it after its step: kill {process.pid}",
     )
 
 
@@ -91,9 +90,9 @@ def _require_started(process: subprocess.Popen[bytes], folder: Path, begun: int)
         time.sleep(LOOK_S)
 
 
-@cli.command(short_help="How far a run is: steps, loss, devices, restarts, last commit.")
+@cli.command(short_help="Progress of a run: steps, loss, devices, restarts, last checkpoint.")
 @click.argument("run", type=PATH)
-@click.option(
+@option(
     "--metrics",
     type=click.IntRange(1, 65535),
     metavar="PORT",
@@ -101,12 +100,11 @@ def _require_started(process: subprocess.Popen[bytes], folder: Path, begun: int)
 )
 @json_option
 def status(run: Path, metrics: int | None, as_json: bool) -> None:
-    """Say how far RUN is: its logs folder, or a bundle, for the newest run without --logs.
+    """Show the progress of RUN: its logs folder, or a bundle, for the newest run without --logs.
 
     It reads files only: the run is not disturbed, and may have ended.
     """
     from bigbrain_fx.bundles import metrics_at, read_status
-    from bigbrain_fx.cli.console import json_line
 
     found = read_status(run)
     if metrics is not None:
@@ -114,11 +112,9 @@ def status(run: Path, metrics: int | None, as_json: bool) -> None:
             click.echo(f"http://127.0.0.1:{metrics}/metrics", err=True)
             threading.Event().wait()
         return
-    if as_json:
-        more = {"rows_per_s": found.rows_per_s, "last_commit": found.last_commit}
-        click.echo(json_line({**dataclasses.asdict(found), **more, "state": _state(found)}))
-        return
-    click.echo("\n".join(_lines(found)))
+    more = {"rows_per_s": found.rows_per_s, "last_commit": found.last_commit}
+    facts = {**dataclasses.asdict(found), **more, "state": _state(found)}
+    emit(as_json, facts, "\n".join(_lines(found)))
 
 
 def _state(found: Status) -> str:
@@ -130,15 +126,15 @@ def _lines(found: Status) -> list[str]:
     ago_s = max(0.0, time.time() - found.updated)  # a clock may be set back
     lines = [f"{found.bundle}: {_state(found)}, {found.steps_done}{wanted} steps done"]
     if found.step_s and found.loss is not None and found.rows_per_s:
-        pace = f"{found.step_s:.4f} s a step, {found.rows_per_s:.1f} rows a second"
+        pace = f"{found.step_s:.4f} s a step, {found.rows_per_s:.1f} rows/s"
         lines.append(f"loss {found.loss:.6f}, {pace}; {ago_s:.0f} s ago")
     for name, pid in found.devices.items():
         lines.append(f"{name}: process {pid}")
-    lines.append(f"{found.restarts} processes have died")
+    lines.append(f"{found.restarts} processes replaced")
     if found.commits:
         step = found.last_commit
         newest = "none yet" if step is None else f"step {step}"
-        lines.append(f"last commit: {newest}, in {found.commits}")
+        lines.append(f"last checkpoint: {newest}, in {found.commits}")
     lines.append(f"process {found.pid}, logs in {found.logs}")
     log = Path(found.logs) / LOG
     if found.state == "failed" and log.is_file():

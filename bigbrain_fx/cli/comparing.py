@@ -9,7 +9,16 @@ import click
 
 from bigbrain_fx.cli.given import chosen, located
 from bigbrain_fx.cli.group import cli
-from bigbrain_fx.cli.options import COUNT, PATH, Listed, common_options, json_option, model_options
+from bigbrain_fx.cli.options import (
+    COUNT,
+    PATH,
+    Listed,
+    common_options,
+    json_option,
+    model_options,
+    option,
+)
+from bigbrain_fx.cli.output import json_line, warn
 from bigbrain_fx.cli.progress import working
 from bigbrain_fx.cli.templates import EXAMPLES, write_starter
 from bigbrain_fx.errors import InputError
@@ -19,39 +28,39 @@ if TYPE_CHECKING:
     from bigbrain_fx.measure import Comparison
 
 
-@cli.command(short_help="Split a model in several ways, side by side; run them, too.")
-@click.argument("model")
-@common_options
-@click.option(
+_partitioners = option(
     "--partitioners",
     cls=Listed,
     default="naive,analytical",
     metavar="NAME,...",
     help="Some of {names}.",
 )
+
+
+@cli.command(short_help="Split a model in several ways, side by side; run them, too.")
+@click.argument("model")
+@_partitioners
+@common_options
 @model_options
-@click.option(
+@option(
     "--run",
     "steps",
     type=click.IntRange(min=2),
     metavar="N",
     help="Run each for so many steps in each round, on this host, a process per device.",
 )
-@click.option(
+@option(
     "--rounds",
     type=COUNT,
     default=2,
-    help="With --run: how often; every other round goes backwards.",
+    help="Rounds of --run; every other goes backwards.",
 )
-@click.option("--save", type=PATH, help="Keep the bundles in this folder.")
+@option("--save", type=PATH, help="Write the bundles to this folder.")
 @json_option
 def compare(
     model: str,
     devices: Path | None,
     partitioners: str,
-    steps: int | None,
-    rounds: int,
-    save: Path | None,
     as_json: bool,
     time_limit: float,
     estimator: str | None,
@@ -59,38 +68,27 @@ def compare(
 ) -> None:
     """Plan MODEL with each partitioner and put step time, memory and planning time side by side.
 
-    The model is captured once. With --run, each bundle is also run here, in turns, and its losses
-    are compared: the devices are then processes of this host, as fast as it is. A partitioner that
-    finds no plan is a row with its reason; exit code 2 if none finds any, 5 if two with equal
-    micro-batches compute different things.
+    The model is captured once. With --run, the bundles also run here in turns, and their losses are
+    compared; devices are then processes of this host. A partitioner without a plan is a row with
+    its reason. Exit code 2: no plan; 5: two with equal micro-batches compute different things.
     """
     from bigbrain_fx.measure import compare as compare_all
 
     if devices is None:
         raise InputError("no devices were given", code="BX3501", help="add --devices cluster.json")
-    model = located(model, choices)
+    how = {name: choices[name] for name in ("steps", "rounds", "save")}
+    model, names = located(model, choices), partitioners.split(",")
     options = chosen({**choices, "partitioner": "analytical", "estimator": None})
+    how |= {"estimator": estimator, "time_limit_s": time_limit}
     with working(f"comparing splits of {model}") as say:
-        found = compare_all(
-            model,
-            devices,
-            partitioners.split(","),
-            options,
-            estimator=estimator,
-            steps=steps,
-            rounds=rounds,
-            save=save,
-            time_limit_s=time_limit,
-            on_progress=say,
-        )
-    for warning in found.warnings:
-        click.echo(f"warning: {warning}", err=True)
+        found = compare_all(model, devices, names, options, on_progress=say, **how)
+    warn(found.warnings)
     _show(found, as_json)
 
 
 def _show(found: Comparison, as_json: bool) -> None:
     """Print a comparison; fail where two plans that should compute the same do not."""
-    from bigbrain_fx.cli.console import comparison_json, json_line, show_comparison
+    from bigbrain_fx.cli.console import comparison_json, show_comparison
 
     if as_json:
         click.echo(json_line(comparison_json(found)))
@@ -100,20 +98,10 @@ def _show(found: Comparison, as_json: bool) -> None:
 
 
 @cli.command(short_help="Figures of this host: an example split and run, forecast and measured.")
-@click.option(
-    "--example", type=click.Choice(EXAMPLES), default="gpt", help="Which model, as of `init`."
-)
-@click.option(
-    "-d", "--devices", type=PATH, help="The cluster.json [default: this host, measured first]."
-)
-@click.option(
-    "--partitioners",
-    cls=Listed,
-    default="naive,analytical",
-    metavar="NAME,...",
-    help="Some of {names}.",
-)
-@click.option(
+@option("--example", type=click.Choice(EXAMPLES), default="gpt", help="Which model, as of `init`.")
+@option("-d", "--devices", type=PATH, help="The cluster.json [default: this host, measured first].")
+@_partitioners
+@option(
     "--steps", type=click.IntRange(min=2), default=20, help="Steps of each in each of two rounds."
 )
 @json_option
@@ -145,7 +133,7 @@ def plugins(as_json: bool) -> None:
     Those of other packages come in through the entry points bigbrain_fx.partitioners and
     bigbrain_fx.estimators.
     """
-    from bigbrain_fx.cli.console import json_line, plugin_json, show_plugins
+    from bigbrain_fx.cli.console import plugin_json, show_plugins
     from bigbrain_fx.planning import registered
 
     entries = registered()

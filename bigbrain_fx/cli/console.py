@@ -6,8 +6,6 @@ Knows no commands and decides nothing. Names come from the user's files: they ar
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -16,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from bigbrain_fx.cli.verdict import rate_text, verdict
 from bigbrain_fx.cluster import assumed
 from bigbrain_fx.plan import (
     Explanation,
@@ -38,6 +37,7 @@ from bigbrain_fx.planning import CHOSEN_ELSEWHERE
 if TYPE_CHECKING:
     from bigbrain_fx.bundles import Split, Verification
     from bigbrain_fx.cli.prices import Offer
+    from bigbrain_fx.core import DeviceForecast
     from bigbrain_fx.measure import Comparison, Contender
     from bigbrain_fx.plan import Candidate, Compared, Search
     from bigbrain_fx.planning import Plugin
@@ -47,68 +47,58 @@ MOST_CUTS = 12  # scattered placements have hundreds; --json has them all
 WIDE = 10_000  # neither a pipe's edge nor a narrow terminal's cuts a figure in two
 
 
-def show_plan(plan: Plan, parameters: int) -> None:
-    """Print what was decided, and why each cut is where it is; `explain` has recovery too."""
-    stages, devices = len(plan.stages.stages), len(plan.stages.devices)
-    _say(
-        (plan.graph.name, "bold"),
-        f": {_count(parameters, 'parameter')}, {_count(len(plan.graph.ops), 'op')}; "
-        f"{_count(stages, 'stage')} on {_count(devices, 'device')}; {_schedule(plan)}",
-    )
-    show_explanation(dataclasses.replace(explain(plan), recovery=None))
-    if plan.search is not None:
-        show_search(plan.search)
-    _say_left_out(plan)
+def show_plan(plan: Plan, parameters: int, verbose: bool = False) -> None:
+    """Print the verdict and who computes what; with `verbose` why each cut is where it is."""
+    found = explain(plan)
+    stages = _count(len(plan.stages.stages), "stage")
+    size = f"{_count(parameters, 'parameter')}, {_count(len(plan.graph.ops), 'op')}, {stages}"
+    _say((plan.graph.name, "bold"), f": {size}; {_schedule(plan)}")
+    _show_verdict(plan, found)
+    if verbose:
+        show_explanation(dataclasses.replace(found, recovery=None))
+        _show_search(plan)
+    else:
+        _show_parts(found)
+    _say_all(left_out_text(plan.cluster))
 
 
-def _say_left_out(plan: Plan) -> None:
-    text = left_out_text(plan.cluster)
-    if text:
-        _say(text)
-
-
-def show_forecast(plan: Plan) -> None:
-    """Print what a step would take, and that it fits."""
-    rows_per_s = plan.micro_batches * plan.rows / plan.forecast.step_s
+def show_forecast(plan: Plan, verbose: bool = False) -> None:
+    """Print the verdict and the memory of each device; with `verbose` features and the search."""
     by_hand = plan.placement.reason.startswith("placed by hand")  # no partitioner was asked
     by = f"{'placed by hand' if by_hand else plan.partitioner} with {plan.estimator}"
-    _say((plan.graph.name, "bold"), f": {by}, {_schedule(plan)}")
-    measured = measured_text(plan)
-    said = f"forecast {plan.forecast.step_s:.4f} s a step, {rows_per_s:.1f} rows a second{measured}"
-    _say(f"{said}; it fits:")
+    _say((plan.graph.name, "bold"), f": {by}{measured_text(plan)}, {_schedule(plan)}")
+    _show_verdict(plan)
     heads = ("device", "busy s", "idle s", "weights", "gradients", "optimizer", "activations")
-    rows = []
-    for entry in plan.forecast.devices:
-        sizes = (
-            entry.weights_bytes,
-            entry.gradients_bytes,
-            entry.optimizer_bytes,
-            entry.activations_bytes,
-            entry.messages_bytes,
-            entry.peak_bytes,
-            plan.cluster.device[entry.device].memory_bytes,
-        )
-        times = f"{entry.busy_s:.4f}", f"{entry.idle_s:.4f}"
-        rows.append((entry.device, *times, *map(size_text, sizes)))
-    _table((*heads, "messages", "peak", "has"), rows)
-    if plan.stages.asynchronous:
-        _say(asynchronous_text(plan.stages))
-    if plan.stages.compiled:
-        _say(compiled_text(plan.stages))
-    if plan.source.quantize:
-        _say(quantised_text(plan))
-    if plan.source.rewritten:
-        _say(rewritten_text(plan))
-    if plan.stages.offload:
-        _say(offload_text(plan.stages, plan.forecast, plan.cluster))
-    _say_left_out(plan)
-    around = spread(plan)
-    _say(f"{around}{f' ({around.note})' if around.note else ''}")
-    for text in assumed(plan.cluster, plan.graph):
-        _say(text)
+    show_table(
+        (*heads, "messages", "peak", "of"), (_memory_row(plan, e) for e in plan.forecast.devices)
+    )
+    _say_all(left_out_text(plan.cluster), *assumed(plan.cluster, plan.graph))
+    if not verbose:
+        return
+    stages = plan.stages
+    _say_all(
+        asynchronous_text(stages),
+        compiled_text(stages),
+        quantised_text(plan),
+        rewritten_text(plan),
+        offload_text(stages, plan.forecast, plan.cluster),
+    )
     _show_compared(plan.compared)
-    if plan.search is not None:
-        show_search(plan.search)
+    _show_search(plan)
+
+
+def _memory_row(plan: Plan, entry: DeviceForecast) -> tuple[str, ...]:
+    sizes = (
+        entry.weights_bytes,
+        entry.gradients_bytes,
+        entry.optimizer_bytes,
+        entry.activations_bytes,
+        entry.messages_bytes,
+        entry.peak_bytes,
+        plan.cluster.device[entry.device].memory_bytes,
+    )
+    times = f"{entry.busy_s:.4f}", f"{entry.idle_s:.4f}"
+    return (entry.device, *times, *map(size_text, sizes))
 
 
 def show_offers(found: Sequence[Offer]) -> None:
@@ -124,11 +114,14 @@ def show_offers(found: Sequence[Offer]) -> None:
         )
         for each in found
     ]
-    _table(("cluster", "step s", "interval", "rows/s", "cost", "refused"), rows)
+    show_table(("cluster", "step s", "interval", "rows/s", "cost", "refused"), rows)
 
 
-def show_search(found: Search) -> None:
+def _show_search(plan: Plan) -> None:
     """Print what `auto` chose, what came after it and why, and how far from a lower bound it is."""
+    found = plan.search
+    if found is None:
+        return
     _say(
         ("auto", "bold"),
         f" ({found.objective}, effort {found.effort}) compared {_count(found.looked_at, 'split')} "
@@ -136,7 +129,7 @@ def show_search(found: Search) -> None:
     )
     heads = ("placed by", "devices", "schedule", "step s", "memory", "against the best")
     losers = [_candidate_row(each, each.why) for each in (*found.others, *found.refused)]
-    _table(heads, [_candidate_row(found.winner, "the best"), *losers])
+    show_table(heads, [_candidate_row(found.winner, "the best"), *losers])
     _say(str(found))
 
 
@@ -166,8 +159,26 @@ def search_json(found: Search) -> dict[str, object]:
     return {**dataclasses.asdict(found), "bounds": bounds}
 
 
+def show_explained(plan: Plan, found: Explanation) -> None:
+    """Print the verdict, the parts, the cuts with their neighbours, and the search."""
+    _show_verdict(plan, found)
+    show_explanation(found)
+    _show_search(plan)
+
+
 def show_explanation(found: Explanation) -> None:
     """Print the parts and the cuts of a plan."""
+    _show_parts(found)
+    _show_reasons(found)
+
+
+def _show_verdict(plan: Plan, found: Explanation | None = None) -> None:
+    for line in verdict(plan, found):
+        _say(line)
+
+
+def _show_parts(found: Explanation) -> None:
+    """Print what each device computes."""
     rows = [
         (
             part.device,
@@ -181,29 +192,29 @@ def show_explanation(found: Explanation) -> None:
         )
         for part in found.devices
     ]
-    _table(("device", "stages", "modules", "ops", "busy s", "idle s", "memory", "of"), rows)
-    if found.reason:
-        _say(found.reason)
+    show_table(("device", "stages", "modules", "ops", "busy s", "idle s", "memory", "of"), rows)
+
+
+def _show_reasons(found: Explanation) -> None:
+    """Print why each cut is where it is, and what the plan's features do."""
+    _say_all(found.reason)
     largest = sorted(found.cuts, key=lambda cut: -cut.nbytes)[:MOST_CUTS]
-    for cut in found.cuts:
-        if cut in largest:
-            _say(found.cut_text(cut))
-            for line in map(found.compare, cut.alternatives):
-                _say(f"  {line}")
+    for cut in (cut for cut in found.cuts if cut in largest):
+        _say_all(found.cut_text(cut), *(f"  {found.compare(each)}" for each in cut.alternatives))
     if len(found.cuts) > MOST_CUTS:
         _say(f"and {len(found.cuts) - MOST_CUTS} smaller cuts, see --json")
     said = (found.tensor, found.replicas, found.recompute, found.split, found.offload, found.order)
     last = found.asynchronous, found.compiled, found.quantised, found.rewritten
-    for text in filter(None, (*said, *last)):
-        _say(text)
-    for line in found.axis_lines:
-        _say(f"  {line}")
+    _say_all(*said, *last, *(f"  {line}" for line in found.axis_lines))
     _show_compared(found.compared)
     if found.moved:
         _say(f"{_count(len(found.moved), 'op')} moved to stay with others: {_few(found.moved)}")
-    if found.recovery:
-        _say(f"when a device dies: {found.recovery}")
-    _say(found.forecast_text)
+    _say_all(f"when a device dies: {found.recovery}" if found.recovery else "", found.forecast_text)
+
+
+def _say_all(*texts: str) -> None:
+    for text in filter(None, texts):
+        _say(text)
 
 
 def _show_compared(found: Sequence[Compared]) -> None:
@@ -217,13 +228,17 @@ def pace_text(plan: Plan, median_s: float) -> str:
     forecast_s, what = plan.forecast.step_s, "step" if plan.mode == "train" else "batch"
     plain = " of stages that are not compiled" if plan.stages.compiled else ""
     return (
-        f"median {median_s:.4f} s a {what}, {plan.graph.batch / median_s:.1f} rows a second; "
+        f"median {median_s:.4f} s a {what}, {rate_text(plan.graph, plan.graph.batch / median_s)}; "
         f"forecast {forecast_s:.4f} s{plain}: it took {median_s / forecast_s:.2f} times as long"
     )
 
 
 def show_verification(found: Verification) -> None:
-    """Print each equality, and where it fails."""
+    """Print whether all is equal, then each check, and where it fails."""
+    failed = sum(check.passed is False for check in found.checks)
+    count = _count(len(found.checks), "check")
+    whole = f"FAILED: {failed} of {count}" if failed else f"verified: {count}, none failed"
+    _say((whole, "red" if failed else "green"))
     for check in found.checks:
         colour = {True: "green", False: "red", None: "yellow"}[check.passed]
         _say((check.word, colour), f"  {check.name}: {check.detail}")
@@ -237,7 +252,7 @@ def show_comparison(found: Comparison) -> None:
     heads += ["measured s", "rows/s"] if ran else []
     planned = [each for each in found.contenders if each.plan is not None]
     rows = [_contender_row(each, ran) for each in planned]
-    _table((*heads, "sent", "planned in s", "memory"), rows)
+    show_table((*heads, "sent", "planned in s", "memory"), rows)
     for each in found.contenders:
         if each.reason:
             help_ = f"; {each.help}" if each.help else ""
@@ -287,7 +302,7 @@ def show_plugins(entries: Sequence[Plugin]) -> None:
         (each.name, each.kind, each.package, each.what, ", ".join(_settings(each)))
         for each in entries
     ]
-    _table(("name", "kind", "package", "what", "--set"), rows, left=True)
+    show_table(("name", "kind", "package", "what", "--set"), rows, left=True)
 
 
 def _settings(entry: Plugin) -> tuple[str, ...]:
@@ -299,11 +314,6 @@ def _settings(entry: Plugin) -> tuple[str, ...]:
 # --------------------------------------------------------------------------- as JSON
 
 
-def json_line(value: object) -> str:
-    """Write a value as one line of JSON; numbers that JSON has no word for become null."""
-    return json.dumps(_plain(value), allow_nan=False)
-
-
 def split_json(made: Split) -> dict[str, object]:
     """Return what `split --json` prints."""
     head = {"bundle": str(made.bundle), "parameters": made.parameters}
@@ -312,41 +322,40 @@ def split_json(made: Split) -> dict[str, object]:
 
 def plan_json(plan: Plan) -> dict[str, object]:
     """Return what `estimate --json` and `simulate --json` print of a plan."""
+    stages, source, found = plan.stages, plan.source, plan.search
+    own = ("partitioner", "estimator", "schedule", "micro_batches", "rows", "in_flight")
+    cut = (
+        "recompute",
+        "deferring",
+        "offload",
+        "asynchronous",
+        "compiled",
+        "zero_stage",
+        "sum_order",
+    )
     return {
         "model": plan.graph.name,
         "plan": plan.key,
-        "partitioner": plan.partitioner,
-        "estimator": plan.estimator,
-        "schedule": plan.schedule,
-        "recompute": plan.stages.recompute,
-        "deferring": plan.stages.deferring,
-        "offload": plan.stages.offload,
-        "asynchronous": plan.stages.asynchronous,
-        "compiled": plan.stages.compiled,
-        "quantize": plan.source.quantize,
-        "rewritten": [dataclasses.asdict(each) for each in plan.source.rewritten],
-        "micro_batches": plan.micro_batches,
-        "replicas": [list(own) for own in plan.stages.micros],
-        "zero_stage": plan.stages.zero_stage,
-        "sum_order": plan.stages.sum_order,
-        "rows": plan.rows,
-        "stages": len(plan.stages.stages),
+        **{name: getattr(plan, name) for name in own},
+        **{name: getattr(stages, name) for name in cut},
+        "quantize": source.quantize,
+        "rewritten": [dataclasses.asdict(each) for each in source.rewritten],
+        "replicas": [list(own) for own in stages.micros],
+        "stages": len(stages.stages),
         "step_s": plan.forecast.step_s,
-        "in_flight": plan.in_flight,
-        "search": search_json(plan.search) if plan.search else None,
-        "tensor": plan.stages.members,
+        "search": search_json(found) if found else None,
+        "tensor": stages.members,
         "compared": [dataclasses.asdict(each) for each in plan.compared],
         "measured": measured_share(plan),
         "spread": dataclasses.asdict(spread(plan)),
         "assumed": assumed(plan.cluster, plan.graph),
-        "devices": [
-            {
-                **dataclasses.asdict(entry),
-                "memory_bytes": plan.cluster.device[entry.device].memory_bytes,
-            }
-            for entry in plan.forecast.devices
-        ],
+        "devices": [_device_json(plan, entry) for entry in plan.forecast.devices],
     }
+
+
+def _device_json(plan: Plan, entry: DeviceForecast) -> dict[str, object]:
+    memory = plan.cluster.device[entry.device].memory_bytes
+    return {**dataclasses.asdict(entry), "memory_bytes": memory}
 
 
 def comparison_json(found: Comparison) -> dict[str, object]:
@@ -365,46 +374,22 @@ def comparison_json(found: Comparison) -> dict[str, object]:
 
 
 def _contender_json(each: Contender) -> dict[str, object]:
-    head = {
-        "name": each.name,
+    """Return fields of a contender; those of its plan replace fields of the same name."""
+    asked = ("name", "reason", "code", "help", "planning_s", "partitioner", "estimator")
+    forecast = ("step_s", "rows_per_s", "cut_bytes")
+    ran = ("measured_step_s", "measured_rows_per_s", "steps_s", "losses", "max_rss_bytes", "bundle")
+    return {
         "planned": each.plan is not None,
-        "reason": each.reason,
-        "code": each.code,
-        "help": each.help,
-        "planning_s": each.planning_s,
-    }
-    measured = {
-        "measured_step_s": each.measured_step_s,
-        "measured_rows_per_s": each.measured_rows_per_s,
-        "steps_s": each.steps_s,
-        "losses": each.losses,
-        "max_rss_bytes": dict(each.max_rss_bytes),
-        "bundle": each.bundle,
-    }
-    forecast = {
-        "step_s": each.step_s,
-        "rows_per_s": each.rows_per_s,
-        "cut_bytes": each.cut_bytes,
         "devices": (),
+        **{name: getattr(each, name) for name in (*asked, *forecast)},
+        **(plan_json(each.plan) if each.plan is not None else {}),
+        **{name: getattr(each, name) for name in ran},
     }
-    asked = {"partitioner": each.partitioner, "estimator": each.estimator}
-    plan = plan_json(each.plan) if each.plan is not None else {}
-    return {**head, **asked, **forecast, **plan, **measured}
 
 
 def plugin_json(entry: Plugin) -> dict[str, object]:
     """Return what `plugins --json` prints of one name."""
     return {**dataclasses.asdict(entry), "settings": _settings(entry)}
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
 
 
 # --------------------------------------------------------------------------- words
@@ -414,7 +399,7 @@ def _say(*parts: str | tuple[str, str]) -> None:
     _console().print(Text.assemble(*parts), soft_wrap=True)
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, left: bool = False) -> None:
+def show_table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, left: bool = False) -> None:
     """Print rows under their heads; the first three columns are words, and all if `left`."""
     console = _console()
     table = Table(*heads, box=box.SIMPLE_HEAD if console.is_terminal else None, pad_edge=False)

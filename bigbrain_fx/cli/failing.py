@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from bigbrain_fx.cli.options import POSITIVE
+from bigbrain_fx.cli.command import grouped
+from bigbrain_fx.cli.options import POSITIVE, option
+from bigbrain_fx.cli.output import emit
 from bigbrain_fx.errors import InputError
 
 if TYPE_CHECKING:
@@ -17,24 +18,22 @@ if TYPE_CHECKING:
 TORCHRUN_RESTART_S = 8.0  # to start all processes again, as measured for torchrun: 5.4 to 8.4 s
 
 
-def failure_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a simulation with failures."""
-    for option in (
-        click.option(
-            "--host-share",
-            type=click.FloatRange(0, 1),
-            default=0.1,
-            help="With --mtbf: share of the failures that take a whole host.",
-        ),
-        click.option("--hours", type=POSITIVE, default=100.0, help="With --mtbf: how long to run."),
-        click.option(
-            "--mtbf",
-            metavar="DURATION",
-            help='Let processes fail: the mean time between two failures of the job, as "4h".',
-        ),
-    ):
-        command = option(command)
-    return command
+failure_options = grouped(
+    "",
+    option(
+        "--mtbf",
+        metavar="DURATION",
+        help='Let processes fail: the mean time between two failures of the job, as "4h".',
+    ),
+    option("--hours", type=POSITIVE, default=100.0, help="With --mtbf: how long to run."),
+    option(
+        "--host-share",
+        type=click.FloatRange(0, 1),
+        default=0.1,
+        help="With --mtbf: share of the failures that take a whole host.",
+    ),
+)
+"""The options of a simulation with failures."""
 
 
 def read_duration(text: str, flag: str) -> float:
@@ -55,7 +54,6 @@ def print_failures(
     plan: Plan, mtbf: str, hours: float, host_share: float, seed: int, as_json: bool
 ) -> None:
     """Print how much of the time a plan would train, with failures."""
-    from bigbrain_fx.cli.console import json_line
     from bigbrain_fx.plan import Assumptions, choose, closed_form, restart_all, tried
 
     if plan.mode != "train":
@@ -67,17 +65,14 @@ def print_failures(
     trial, formula = tried(recovery, mtbf_s, hours, seed), closed_form(recovery, mtbf_s)
     every_s = max(recovery.step_s, (2 * recovery.commit_s * mtbf_s) ** 0.5)
     restarts = restart_all(recovery, mtbf_s, TORCHRUN_RESTART_S, every_s)
-    if as_json:
-        found = {
-            "effective": trial.effective,
-            "closed_form": formula,
-            "restart_all": restarts,
-            **dataclasses.asdict(trial),
-            "recovery": dataclasses.asdict(recovery),
-        }
-        click.echo(json_line(found))
-        return
-    click.echo("\n".join(_lines(recovery, trial, formula, restarts)))
+    found = {
+        "effective": trial.effective,
+        "closed_form": formula,
+        "restart_all": restarts,
+        **dataclasses.asdict(trial),
+        "recovery": dataclasses.asdict(recovery),
+    }
+    emit(as_json, found, "\n".join(_lines(recovery, trial, formula, restarts)))
 
 
 def _lines(recovery: Recovery, trial: FailureTrial, formula: float, restarts: float) -> list[str]:

@@ -1,8 +1,9 @@
-"""What was given to a command's options -> `Options`, numbers and shares. It declares none."""
+"""Texts of options to numbers, ratios and `Options`. It declares no option."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,20 +67,20 @@ def read_members(count: int | None, text: str | None) -> tuple[int, ...]:
     Raises:
         InputError: there are more or fewer shares than members.
     """
-    shares = read_shares(text, "--tensor-shares")
+    shares = read_ratio(text, "--tp-ratio")
     if count is None or not shares:
         return shares or (1,) * (count or 0)
     if len(shares) != count:
         raise InputError(
             f"{len(shares)} shares for {count} devices that compute together",
             code="BX3505",
-            at="--tensor-shares",
-            help=f"give one share for each: --tensor {len(shares)}",
+            at="--tp-ratio",
+            help=f"give one share for each: --tensor-parallel {len(shares)}",
         )
     return shares
 
 
-def read_shares(text: str | None, at: str = "--replica-shares") -> tuple[int, ...]:
+def read_ratio(text: str | None, at: str = "--replica-ratio") -> tuple[int, ...]:
     """Read "3:1"; nothing is an empty tuple.
 
     Raises:
@@ -107,7 +108,7 @@ def read_axes(text: str | None) -> tuple[str, ...]:
         raise InputError(
             f"expected names with commas, found {text!r}",
             code="BX3507",
-            at="--tensor-axes",
+            at="--tp-axes",
             help="heads,hidden divides these two; leave it out, and all is divided that can be",
         )
     return tuple(names)
@@ -148,56 +149,39 @@ def _estimator(choices: Mapping[str, Any]) -> str | None:
     return profile or named
 
 
+def read_assumptions(texts: Sequence[str]) -> tuple[tuple[str, bool], ...]:
+    """Read "model.py:31=true", several."""
+    from bigbrain_fx.frontend import read_answers
+
+    return tuple(read_answers(texts).items())
+
+
+def read_names(text: str | None) -> tuple[str, ...]:
+    """Read "a,b"; nothing is an empty tuple."""
+    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
+
+
+def read_stage(text: str) -> int:
+    """Read a stage of ZeRO, one of "0" to "3"."""
+    return int(text)
+
+
 def chosen(choices: dict[str, Any]) -> Options:
     """Turn what was given to `planning_options` into Options.
 
     Raises:
         InputError: there is no such partitioner.
     """
-    from bigbrain_fx.frontend import read_answers
-    from bigbrain_fx.plan import (
-        Options,
-        read_defer,
-        read_offload,
-        read_pins,
-        read_recompute,
-        read_rewrites,
-    )
+    from bigbrain_fx.plan import Options
     from bigbrain_fx.planning import preset, read_settings
 
-    if choices.get("place"):
+    place = choices.get("place")
+    if place:
         _require_no_partitioner(choices)
     partitioner, own = preset(choices["partitioner"])
-    return Options(
-        partitioner,
-        _estimator(choices) or own,
-        choices["schedule"],
-        choices["micro_batches"],
-        choices["seed"],
-        pins=read_pins(choices.get("pin", ())),
-        place=str(choices["place"]) if choices.get("place") else None,
-        partitioner_options=read_settings(partitioner, choices.get("settings", ())),
-        mode=choices["mode"],
-        assume=tuple(read_answers(choices["assume"]).items()),
-        leaves=tuple(choices["leaf"]),
-        recompute=read_recompute(choices["recompute"]),
-        defer=read_defer(choices["defer"]),
-        objective=choices["objective"],
-        effort=choices["effort"],
-        replicas=read_number(choices["replicas"], "--replicas"),
-        replica_shares=read_shares(choices["replica_shares"]),
-        tensor=read_number(choices["tensor"], "--tensor"),
-        tensor_shares=read_shares(choices["tensor_shares"], "--tensor-shares"),
-        tensor_axes=read_axes(choices["tensor_axes"]),
-        zero_stage=int(choices["zero"]),  # type: ignore[arg-type]  # a choice of these four
-        sum_order=choices["sum_order"],
-        pieces=choices["pieces"],
-        offload=read_offload(choices["offload"]),
-        asynchronous=choices["asynchronous"],
-        compiled=choices["compiled"],
-        cache=choices["cache"] or 0,
-        cut_at=choices["cut_at"],
-        quantize=choices["quantize"],
-        rewrite=read_rewrites(choices["rewrite"]),
-        strict=choices["strict"],
-    )
+    fields = {each.name for each in dataclasses.fields(Options)}
+    plain = {name: value for name, value in choices.items() if name in fields}
+    plain["estimator"] = _estimator(choices) or own
+    plain["partitioner"], plain["place"] = partitioner, str(place) if place else None
+    settings = read_settings(partitioner, choices.get("settings", ()))
+    return Options(**plain, partitioner_options=settings)

@@ -22,6 +22,7 @@ from types import FrameType
 
 import click
 
+from bigbrain_fx.cli.command import Command
 from bigbrain_fx.core import VERSION
 from bigbrain_fx.errors import BigBrainError
 
@@ -42,6 +43,8 @@ class PrintError(Exception):
 
 class _Group(click.Group):
     """The group; a reader that is gone is told as a full disk is."""
+
+    command_class = Command
 
     def invoke(self, ctx: click.Context) -> object:
         try:

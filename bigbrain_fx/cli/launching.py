@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from bigbrain_fx.cli.group import cli
-from bigbrain_fx.cli.options import PATH, bundle_argument, force_file_option, require_absent
+from bigbrain_fx.cli.options import PATH, bundle_argument, force_file_option, option, require_absent
 from bigbrain_fx.errors import InputError, os_error_as
 
 CHECK_S = 60.0
@@ -20,19 +20,19 @@ CHECK_S = 60.0
 )
 @bundle_argument
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-@click.option(
+@option(
     "--for",
     "kind",
     type=click.Choice(["slurm", "ray", "torchrun", "ssh"]),
     required=True,
     help="What starts it.",
 )
-@click.option(
+@option(
     "-o", "--out", type=PATH, help="The file to write [default: launch.sbatch, .json, .py or .sh]."
 )
-@click.option("--at", help="Where the bundle is on the hosts [default: where it is here].")
-@click.option("--python", default="python", help="What Python is called there.")
-@click.option(
+@option("--at", help="Where the bundle is on the hosts [default: where it is here].")
+@option("--python", default="python", help="What Python is called there.")
+@option(
     "--check", is_flag=True, help="Let the scheduler here look at the file: `sbatch --test-only`..."
 )
 @force_file_option
@@ -48,7 +48,7 @@ def launch_script(
 ) -> None:
     """Write a file that starts BUNDLE's devices on their hosts; ARGUMENTS are for its program.
 
-    For example: launch-script bundle --for slurm -- --steps 1000 --commits /shared/commits
+    For example: launch-script bundle --for slurm -- --steps 1000 --checkpoint-dir /shared/run
     """
     from bigbrain_fx.bundles import STARTERS, Script, is_lean
     from bigbrain_fx.plan import read_plan

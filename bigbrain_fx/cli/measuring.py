@@ -6,38 +6,44 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
-from bigbrain_fx.cli.given import located, read_axes, read_members, read_rows
+from bigbrain_fx.cli.command import reads
+from bigbrain_fx.cli.given import located, read_members
 from bigbrain_fx.cli.group import cli
 from bigbrain_fx.cli.options import (
     COUNT,
+    GIVEN,
     PATH,
     capture_options,
     force_file_option,
     json_option,
     model_options,
+    option,
     require_absent,
 )
+from bigbrain_fx.cli.output import emit
 from bigbrain_fx.cli.progress import working
 from bigbrain_fx.errors import InputError
 
 if TYPE_CHECKING:
     from bigbrain_fx.measure import HostProbe, Survey
 
+Result: TypeAlias = tuple[dict[str, object], list[str]]  # what --json prints, and lines of text
+
 
 @cli.command(short_help="Fit op times to profiles, for the estimator `learned`.")
 @click.argument("profiles", type=PATH)
-@click.option("--model", help="One of linear, boosting  [default: boosting].")
-@click.option(
+@option("--model", help="One of linear, boosting  [default: boosting].")
+@option(
     "--base",
     metavar="FILE",
     help="Correct this model by the few ops of PROFILES, instead of fitting one: a file of `fit`, "
     "or `shipped`.",
 )
-@click.option("-o", "--out", default="costs.json", type=PATH, help="The file to write.")
+@option("-o", "--out", default="costs.json", type=PATH, help="The file to write.")
 @force_file_option
 @json_option
 def fit(
@@ -55,81 +61,71 @@ def fit(
     --estimator learned.
     """
     require_absent(out, force)
-    if base is None:
-        _fit_anew(profiles, model, out, as_json)
-    elif model is not None:
+    if base is not None and model is not None:
         raise InputError("--model fits a model, --base corrects one", code="BX3513")
+    if base is None:
+        facts, lines = _fitted(profiles, model, out)
     else:
-        _correct(profiles, base, out, as_json)
+        facts, lines = _corrected(profiles, base, out)
+    use = f"wrote {out}; use it: BIGBRAIN_LEARNED_COSTS={out} and --estimator learned"
+    emit(as_json, {**facts, "wrote": str(out)}, "\n".join([*lines, use]))
 
 
-def _fit_anew(profiles: Path, model: str | None, out: Path, as_json: bool) -> None:
-    from bigbrain_fx.cli.console import json_line
+def _fitted(profiles: Path, model: str | None, out: Path) -> Result:
     from bigbrain_fx.costs import DEFAULT, fit_file
 
     model = model or DEFAULT
     with working(f"fitting {model} to {profiles}"):
         found = fit_file(profiles, out, model)
-    if as_json:
-        facts = {"machines": found.machines, "times": found.times, "wrote": str(out)}
-        facts |= {"missing": found.missing}
-        errors = {"mape": found.mape, "median": found.median}
-        click.echo(json_line({"model": model, **facts, **errors}))
-        return
-    click.echo(f"{model} of {found.times} times on {'; '.join(found.machines)}")
-    for phase in found.missing:
-        click.echo(f"too little was measured of the phase {phase}: it stays as analytical has it")
-    click.echo(f"ops it did not see: off by {found.mape:.1%}, the median by {found.median:.1%}")
-    click.echo(_used(out))
+    missing = "too little was measured of the phase {}: it stays as analytical has it"
+    names = ("machines", "times", "missing", "mape", "median")
+    return {"model": model, **{name: getattr(found, name) for name in names}}, [
+        f"{model} of {found.times} times on {'; '.join(found.machines)}",
+        *map(missing.format, found.missing),
+        f"error on unseen ops: mean {found.mape:.1%}, median {found.median:.1%}",
+    ]
 
 
-def _correct(profiles: Path, base: str, out: Path, as_json: bool) -> None:
-    from bigbrain_fx.cli.console import json_line
+def _corrected(profiles: Path, base: str, out: Path) -> Result:
     from bigbrain_fx.costs import correct_file
 
     with working(f"correcting {base} by {profiles}"):
         found = correct_file(profiles, base, out)
     times = 2.0**found.model.correction.device
-    if as_json:
-        facts = {"machine": found.machine, "ops": found.ops, "wrote": str(out)}
-        errors = {"before": found.before, "after": found.after, "times": times}
-        click.echo(json_line({"base": base, **facts, **errors}))
-        return
-    click.echo(
-        f"{base} corrected by {found.ops} ops of {found.machine}: {times:.2f} times the base"
-    )
-    click.echo(f"these ops, median: off by {found.before:.1%} before, "
-               f"{found.after:.1%} now, each forecast without itself")  # fmt: skip
-    if found.after >= found.before:
-        click.echo("these ops say no more than the base did: it holds here as it is")
-    click.echo(_used(out))
-
-
-def _used(out: Path) -> str:
-    return f"wrote {out}; use it: BIGBRAIN_LEARNED_COSTS={out} and --estimator learned"
+    facts = {"base": base, "machine": found.machine, "ops": found.ops, "times": times}
+    useless = "these ops correct nothing: the base holds here as it is"
+    return {**facts, "before": found.before, "after": found.after}, [
+        f"{base} corrected by {found.ops} ops of {found.machine}: {times:.2f} times the base",
+        f"median error of these ops: {found.before:.1%} before, {found.after:.1%} now, each "
+        "forecast without itself",
+        *([useless] if found.after >= found.before else []),
+    ]
 
 
 @cli.command(short_help="Measure this host; write its cluster.json.")
-@click.option("--write", "out", type=PATH, help="Write a cluster.json of this host.")
-@click.option("--devices", type=COUNT, default=2, help="How many devices to describe.")
-@click.option("--threads", type=COUNT, default=1, help="Threads of each CPU device.")
-@click.option(
+@option("--write", "out", type=PATH, help="Write a cluster.json of this host.")
+@option("--devices", type=COUNT, default=2, help="How many devices to describe.")
+@option("--threads", type=COUNT, default=1, help="Threads of each CPU device.")
+@option(
     "--kind",
     type=click.Choice(["cpu", "cuda"]),
     help="What the devices are [default: GPUs where there are enough of them, else the CPU].",
 )
-@click.option("--thorough", is_flag=True, help="Measure longer.")
-@click.option(
+@option("--thorough", is_flag=True, help="Measure longer.")
+@option(
     "--hosts",
     metavar="A,B,...",
+    callback=reads("read_names", GIVEN),
     help="Measure these hosts, by ssh, and the links between them; --devices is of each.",
 )
-@click.option(
+@option(
     "--python",
     metavar="PATH",
+    default=sys.executable,
+    show_default=False,
     help="With --hosts: the Python there that has bigbrain-fx [default: the path of this one].",
 )
-@click.option(
+@option(
     "--port",
     type=click.IntRange(1, 65535),
     default=29500,
@@ -139,15 +135,12 @@ def _used(out: Path) -> str:
 @json_option
 def doctor(
     out: Path | None,
-    devices: int,
-    threads: int,
-    kind: Literal["cpu", "cuda"] | None,
-    thorough: bool,
-    hosts: str | None,
-    python: str | None,
-    port: int,
     force: bool,
+    hosts: tuple[str, ...],
+    python: str,
+    port: int,
     as_json: bool,
+    **how: Any,  # noqa: ANN401  # the options of click
 ) -> None:
     """Probe this host: memory, matrix-multiply rate, memory bandwidth, loopback, GPUs.
 
@@ -157,17 +150,15 @@ def doctor(
     """
     from bigbrain_fx.measure import Hosts, probe, survey_hosts
 
-    if out is not None:
-        require_absent(out, force)
+    require_absent(out, force)
+    there = Hosts(hosts, python, port)
+    how["quick"] = not how.pop("thorough")
     found: HostProbe | Survey
-    if hosts is None:
-        with working("probing this host"):
-            found = probe(threads=threads, devices=devices, quick=not thorough, kind=kind)
-    else:
-        names = tuple(name.strip() for name in hosts.split(",") if name.strip())
-        there = Hosts(names, python or sys.executable, port)
-        with working(f"probing {', '.join(names)}"):
-            found = survey_hosts(there, devices, threads, kind or "cpu", quick=not thorough)
+    with working(f"probing {', '.join(hosts) or 'this host'}"):
+        if hosts:
+            found = survey_hosts(there, **{**how, "kind": how["kind"] or "cpu"})
+        else:
+            found = probe(**how)
     _print_probe(found, as_json)
     if out is not None:
         found.write(out, force=force)
@@ -183,34 +174,42 @@ def _print_probe(found: HostProbe | Survey, as_json: bool) -> None:
 
 @cli.command(short_help="Measure a model's ops on this host.")
 @click.argument("model", required=False)
-@click.option(
-    "--db", type=PATH, required=True, help="The profile database; made if it is not there."
-)
-@click.option(
+@option("--db", type=PATH, required=True, help="The profile database; made if it is not there.")
+@option(
     "--merge",
     multiple=True,
     type=PATH,
     help="First take over the profiles of this database, of another host, say.",
 )
-@click.option(
+@option(
     "--rows",
     metavar="N,...",
+    callback=reads("read_rows", GIVEN),
     help="Rows of a micro-batch, each of them [default: the example batch's].",
 )
-@click.option("--threads", type=COUNT, default=1, help="Threads to compute with.")
-@click.option(
+@option("--threads", type=COUNT, default=1, help="Threads to compute with.")
+@option(
     "--device",
     default="auto",
     help="cpu, cuda, cuda:1, or auto: the first GPU if there is one, else the CPU.",
 )
-@click.option("--rounds", type=COUNT, default=20, help="Runs of the model for each number of rows.")
-@click.option(
-    "--tensor",
+@option("--rounds", type=COUNT, default=20, help="Runs of the model for each number of rows.")
+@option(
+    "--tensor-parallel",
     type=COUNT,
-    help="Measure what each member of a group of so many devices computes, too, as in `split`.",
+    help="Measure the ops of each rank of a tensor-parallel group of so many devices, too.",
 )
-@click.option("--tensor-shares", metavar="3:1", help="How they share it [default: alike].")
-@click.option("--tensor-axes", metavar="heads,hidden", help="What they divide [default: all].")
+@option(
+    "--tp-ratio",
+    metavar="3:1",
+    help="Split within the group [default: equal].",
+)
+@option(
+    "--tp-axes",
+    metavar="heads,hidden",
+    callback=reads("read_axes", GIVEN),
+    help="Axes that the group splits [default: all possible].",
+)
 @capture_options
 @model_options
 @json_option
@@ -218,17 +217,10 @@ def profile(
     model: str | None,
     db: Path,
     merge: tuple[Path, ...],
-    rows: str | None,
-    threads: int,
-    device: str,
-    rounds: int,
+    as_json: bool,
     tensor: int | None,
     tensor_shares: str | None,
-    tensor_axes: str | None,
-    time_limit: float,
     mode: str | None,
-    seed: int,
-    as_json: bool,
     **choices: Any,  # noqa: ANN401  # the options of click
 ) -> None:
     """Measure the distinct ops of MODEL on a device of this host, for the estimator `measured`.
@@ -239,37 +231,25 @@ def profile(
     _merge(merge, db, as_json)
     if model is None and merge:
         return
-    from bigbrain_fx.cli.console import json_line
     from bigbrain_fx.measure import TWENTY_OPS, ProfileOptions, profile as measure
 
     model = model or str(TWENTY_OPS)
-
-    options = ProfileOptions(
-        read_rows(rows),
-        threads,
-        rounds,
-        seed,
-        mode != "eval",
-        time_limit_s=time_limit,
-        device=device,
-        tensor_shares=read_members(tensor, tensor_shares),
-        tensor_axes=read_axes(tensor_axes),
-    )
+    place, how = located(model, choices), {"time_limit_s": choices.pop("time_limit")}
+    shares = read_members(tensor, tensor_shares)
+    options = ProfileOptions(**choices, **how, training=mode != "eval", tensor_shares=shares)
     with working(f"profiling {model}") as show:
-        found = measure(located(model, choices), db, options, show)
+        found = measure(place, db, options, show)
     for entry in found.measured:
         facts = {**dataclasses.asdict(entry), "agreement": entry.agreement}
-        facts |= {"model": found.model, "machine": found.machine}
-        click.echo(json_line(facts) if as_json else str(entry))
+        emit(as_json, facts | {"model": found.model, "machine": found.machine}, str(entry))
     if not as_json:
         click.echo(f"{found.model} on {found.machine}; see {db}")
 
 
 def _merge(others: tuple[Path, ...], db: Path, as_json: bool) -> None:
-    from bigbrain_fx.cli.console import json_line
     from bigbrain_fx.costs import ProfileStore
 
     for other in others:
         taken = ProfileStore(db).merge(other)
         facts = {"merged": str(other), "profiles": taken}
-        click.echo(json_line(facts) if as_json else f"took over {taken} profiles of {other}")
+        emit(as_json, facts, f"took over {taken} profiles of {other}")

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from bigbrain_fx.cli.group import cli
-from bigbrain_fx.cli.options import COUNT, PATH, POSITIVE, json_option
+from bigbrain_fx.cli.options import COUNT, PATH, POSITIVE, json_option, option
+from bigbrain_fx.cli.output import json_line
 from bigbrain_fx.cli.progress import working
 
 if TYPE_CHECKING:
@@ -19,24 +20,24 @@ if TYPE_CHECKING:
 
 @cli.command(short_help="Several jobs on one cluster: who gets which devices?")
 @click.argument("jobs", nargs=-1, required=True)
-@click.option("-d", "--devices", type=PATH, required=True, help="The cluster.json to divide.")
-@click.option(
+@option("-d", "--devices", type=PATH, required=True, help="The cluster.json to divide.")
+@option(
     "--steps",
     type=COUNT,
     multiple=True,
     default=(1000,),
     help="Of each job, in their order; or one number for all.",
 )
-@click.option(
+@option(
     "--effort",
     type=click.Choice(["fast", "normal", "high"]),
     default="fast",
     help="How long to look at each part: see --partitioner auto.",
 )
-@click.option("--estimator", default="analytical", help="Of model files.")
-@click.option("-o", "--out", type=PATH, help="Write a cluster file for each job to this folder.")
-@click.option("--force", is_flag=True, help="Replace files that are there.")
-@click.option("--time-limit", type=POSITIVE, default=600.0, help="Of a capture.")
+@option("--estimator", default="analytical", help="Of model files.")
+@option("-o", "--out", type=PATH, help="Write a cluster file for each job to this folder.")
+@option("--force", is_flag=True, help="Replace files that are there.")
+@option("--time-limit", type=POSITIVE, default=600.0, help="Of a capture.")
 @json_option
 def pack(
     jobs: tuple[str, ...],
@@ -64,12 +65,9 @@ def pack(
         found = bundles.pack(jobs, devices, steps, options, time_limit_s=time_limit)
     written = bundles.write_parts(found, devices, out) if out is not None else {}
     if as_json:
-        from bigbrain_fx.cli.console import json_line
-
         click.echo(json_line(_fields(found)))
         return
-    for line in packing_lines(found):
-        click.echo(line)
+    show_packing(found)
     for job, (name, path) in zip(jobs, written.items(), strict=True):
         click.echo(f"wrote {path}; {name}: {split_command(job, name, path)}", err=True)
 
@@ -85,26 +83,24 @@ def split_command(job: str, name: str, devices: Path) -> str:
     return shlex.join([*words, "--out", str(devices.with_name(f"{name}-bundle"))])
 
 
-def packing_lines(found: Packing) -> list[str]:
-    """Return what a terminal shows: a line for each job, then together against one by one."""
-    heads = ("job", "devices", "step s", "steps", "ends after s", "alone s")
-    rows = [_row(job) for job in found.jobs]
-    wide = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    table = [
-        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, wide, strict=True)).rstrip()
-        for row in (heads, *rows)
-    ]
-    return [*table, *_verdict(found)]
+def show_packing(found: Packing) -> None:
+    """Print a row for each job, then the verdict: together against one by one."""
+    from bigbrain_fx.cli.console import show_table
+
+    show_table(
+        ("job", "devices", "step s", "steps", "ends after s", "alone s"), map(_row, found.jobs)
+    )
+    click.echo("\n".join(_verdict(found)))
 
 
 def _row(job: PackedJob) -> tuple[str, ...]:
+    times = f"{job.ends_s:.4g}", f"{job.alone_s:.4g}"
     return (
         job.name,
         " ".join(_names(job)),
         f"{job.plan.forecast.step_s:.4g}",
         str(job.steps),
-        f"{job.ends_s:.4g}",
-        f"{job.alone_s:.4g}",
+        *times,
     )
 
 

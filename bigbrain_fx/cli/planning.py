@@ -4,31 +4,37 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from bigbrain_fx.cli.command import grouped, reads
 from bigbrain_fx.cli.failing import failure_options, print_failures
 from bigbrain_fx.cli.given import chosen, layers_of, located
 from bigbrain_fx.cli.group import cli
 from bigbrain_fx.cli.options import (
+    GIVEN,
     PATH,
+    devices_option,
     force_bundle_option,
     force_file_option,
     json_option,
     model_options,
+    option,
     planning_options,
     profile_option,
     require_absent,
+    verbose_option,
 )
+from bigbrain_fx.cli.output import json_line
 from bigbrain_fx.cli.progress import working
 from bigbrain_fx.errors import InputError, SplitWarning
 
 if TYPE_CHECKING:
-    from bigbrain_fx.cli.prices import Offer
+    from bigbrain_fx.bundles import Split
     from bigbrain_fx.plan import Plan
 
 
@@ -47,91 +53,95 @@ def split_warnings() -> Iterator[None]:
 
 @cli.command(short_help="Split a model over devices and write a bundle.")
 @click.argument("model")
+@devices_option
+@option("-o", "--out", default="bundle", type=PATH, help="Folder to write.")
 @planning_options
 @model_options
-@click.option("-o", "--out", default="bundle", type=PATH, help="Folder to write.")
+@option("--weights", type=PATH, help="Start from this safetensors file or folder.")
+@grouped(
+    "model",
+    option(
+        "--weights-by-reference",
+        is_flag=True,
+        help="Leave the weights in that file; do not copy them.",
+    ),
+)
+@grouped(
+    "cluster and plan",
+    option(
+        "--like",
+        type=PATH,
+        help="Place the ops as this bundle of the same model does (its devices).",
+    ),
+)
+@grouped(
+    "output",
+    option("--lean", is_flag=True, help="Leave the supervisor out: for torchrun."),
+    option(
+        "--bare",
+        is_flag=True,
+        help="Write the plain pipeline alone, to be read whole: for torchrun.",
+    ),
+    option(
+        "--with",
+        "extras",
+        metavar="NAME,...",
+        callback=reads("read_names", GIVEN),
+        help="Add files for options of a run: hosts (launch.py --listen), mpi (--transport mpi), "
+        "suspicion (--suspect), pipelining (for torch's own runner).",
+    ),
+    option(
+        "--no-rehearse",
+        is_flag=True,
+        help="Do not compare a few training steps of the bundle with the model file's own loop.",
+    ),
+)
 @force_bundle_option
-@click.option(
-    "--like", type=PATH, help="Place the ops as this bundle of the same model does (its devices)."
-)
-@click.option("--weights", type=PATH, help="Take them from this safetensors file or folder.")
-@click.option(
-    "--weights-by-reference", is_flag=True, help="Leave the numbers there; do not copy them."
-)
-@click.option(
-    "--lean", is_flag=True, help="Leave out what replaces processes that die: for torchrun."
-)
-@click.option(
-    "--bare", is_flag=True, help="Write the plain pipeline alone, to be read whole: for torchrun."
-)
-@click.option(
-    "--with",
-    "extras",
-    metavar="NAME,...",
-    default="",
-    help="Add files that a run may want: hosts (launch.py --listen), mpi (--transport mpi), "
-    "suspicion (--suspect), pipelining (for torch's own runner).",
-)
-@click.option(
-    "--no-rehearse",
-    is_flag=True,
-    help="Do not train a few steps of the bundle beside the model file's own loop.",
-)
+@verbose_option
 @json_option
 def split(
     model: str,
     devices: Path | None,
     out: Path,
-    force: bool,
-    like: Path | None,
-    weights: Path | None,
-    weights_by_reference: bool,
-    lean: bool,
-    bare: bool,
-    extras: str,
     no_rehearse: bool,
+    verbose: bool,
     as_json: bool,
     time_limit: float,
     **choices: Any,  # noqa: ANN401  # the options of click
 ) -> None:
     """Split MODEL over the devices and write a bundle.
 
-    MODEL is model.py or model.py:name, which is code and is run as code, in a child process; or
-    hf:config.json, a Hugging Face configuration, for transformers' own class; or an ONNX file.
+    MODEL is model.py or model.py:name, which is run as code in a child process; hf:config.json, a
+    Hugging Face configuration; or an ONNX file.
     """
     from bigbrain_fx import bundles
-    from bigbrain_fx.cli.console import json_line, show_plan, split_json
     from bigbrain_fx.plan import telling
 
-    if weights_by_reference and weights is None:
+    if choices["weights_by_reference"] and choices["weights"] is None:
         raise InputError(
             "--weights-by-reference is for --weights", code="BX3515", help="add --weights FOLDER"
         )
+    own = ("like", "weights", "weights_by_reference", "force", "lean", "bare", "extras")
+    how = {name: choices[name] for name in own}
     model, options = located(model, choices), chosen(choices)
     with split_warnings(), working(f"splitting {model}") as say, telling(say):
         made = bundles.split(
-            model,
-            devices,
-            out,
-            options,
-            like=like,
-            weights=weights,
-            weights_by_reference=weights_by_reference,
-            force=force,
-            lean=lean,
-            bare=bare,
-            extras=tuple(filter(None, extras.split(","))),
-            rehearse=not no_rehearse,
-            time_limit_s=time_limit,
+            model, devices, out, options, rehearse=not no_rehearse, time_limit_s=time_limit, **how
         )
+    _print_split(made, verbose, as_json)
+
+
+def _print_split(made: Split, verbose: bool, as_json: bool) -> None:
+    from bigbrain_fx.cli.console import show_plan, split_json
+
     if as_json:
         click.echo(json_line(split_json(made)))
         return
-    show_plan(made.plan, made.parameters)
+    show_plan(made.plan, made.parameters, verbose)
     if made.rehearsed:
         count = made.plan.micro_batches
-        parts = f", in {count} micro-batches," if count > 1 else ""
-        click.echo(f"as your own loop{parts} trains: {made.rehearsed}")
+        parts = f" in {count} micro-batches" if count > 1 else ""
+        click.echo(f"beside your own loop{parts}: {made.rehearsed}")
     click.echo(f"\nwrote {made.bundle}; read {made.bundle / 'README.md'}")
     verb = "train it" if made.plan.mode == "train" else "use it"
     click.echo(f"{verb}: bigbrain-fx run {made.bundle}")
@@ -139,11 +149,13 @@ def split(
 
 @cli.command(short_help="Will it fit, and how fast? No weights, no devices.")
 @click.argument("model")
+@devices_option
 @planning_options
 @model_options
-@click.option("-o", "--out", type=PATH, help="Write the plan to this file, for explain, simulate.")
+@option("-o", "--out", type=PATH, help="Write the plan to this file, for explain, simulate.")
+@option("--price", help="Of all devices by the hour, like 2.1/h: what do tokens cost?")
 @force_file_option
-@click.option("--price", help="Of all devices by the hour, like 2.1/h: what do tokens cost?")
+@verbose_option
 @json_option
 def estimate(
     model: str,
@@ -151,40 +163,41 @@ def estimate(
     out: Path | None,
     force: bool,
     price: str | None,
+    verbose: bool,
     as_json: bool,
     time_limit: float,
     **choices: Any,  # noqa: ANN401  # the options of click
 ) -> None:
-    """Say whether MODEL fits and how fast it would train, without weights or devices."""
+    """Forecast whether MODEL fits and how fast it trains, without weights or devices."""
     from bigbrain_fx import bundles
+    from bigbrain_fx.cli.prices import hourly
     from bigbrain_fx.plan import telling, write_plan
 
     if devices is None:
         raise InputError("no devices were given", code="BX3516", help="add --devices cluster.json")
     if price is not None:
         hourly(price)
-    if out is not None:
-        require_absent(out, force)
+    require_absent(out, force)
     model, options = located(model, choices), chosen(choices)
     with split_warnings(), working(f"estimating {model} without weights") as say, telling(say):
         plan = bundles.estimate(model, devices, options, time_limit_s=time_limit)
     if out is not None:
         write_plan(plan, out)
-    _print_plan(plan, as_json, price)
+    _print_plan(plan, verbose, as_json, price)
     if out is not None:
         click.echo(f"wrote {out}: bigbrain-fx explain {out}", err=True)
 
 
 @cli.command(short_help="Why each cut of a plan is where it is.")
 @click.argument("plan", type=PATH)
-@click.option(
-    "--placement", type=PATH, help="Write where each module goes to this file; `--place` reads it."
+@option(
+    "--placement", type=PATH, help="Write the device of each module to this file, for `--place`."
 )
 @force_file_option
 @json_option
 def explain(plan: Path, placement: Path | None, force: bool, as_json: bool) -> None:
-    """Say what each device of PLAN (a bundle or plan.json) runs, and why it is cut there."""
-    from bigbrain_fx.cli.console import json_line, search_json, show_explanation, show_search
+    """Explain what each device of PLAN (a bundle or plan.json) runs, and why it is cut there."""
+    from bigbrain_fx.cli.console import search_json, show_explained
     from bigbrain_fx.plan import explain as explain_plan, read_plan, write_placement
 
     known = read_plan(plan)
@@ -196,27 +209,26 @@ def explain(plan: Path, placement: Path | None, force: bool, as_json: bool) -> N
         fields = dataclasses.asdict(found)
         click.echo(json_line({**fields, "search": search_json(searched) if searched else None}))
         return
-    show_explanation(found)
-    if searched is not None:
-        show_search(searched)
+    show_explained(known, found)
 
 
 @cli.command(short_help="Forecast a plan, here or on another cluster.")
 @click.argument("plan", type=PATH)
-@click.option(
+@option(
     "-d",
     "--devices",
     type=PATH,
     multiple=True,
-    help="Another cluster.json: what would it give there? Several: a table, the cheapest first.",
+    help="Another cluster.json to forecast for. Several: a table, the cheapest first.",
 )
-@click.option(
+@option(
     "--price", multiple=True, help="Of all devices by the hour, like 2.1/h; one for each cluster."
 )
-@click.option("--again", is_flag=True, help="Place the model again, for the other cluster.")
+@option("--again", is_flag=True, help="Place the model again, for the other cluster.")
 @profile_option
 @failure_options
-@click.option("--seed", default=0, help="With --mtbf: of the failures.")
+@option("--seed", default=0, help="With --mtbf: of the failures.")
+@verbose_option
 @json_option
 def simulate(
     plan: Path,
@@ -228,74 +240,56 @@ def simulate(
     hours: float,
     host_share: float,
     seed: int,
+    verbose: bool,
     as_json: bool,
 ) -> None:
     """Run the programs of PLAN (a bundle or plan.json) in the simulator, here or elsewhere.
 
-    With --mtbf processes fail: it says how often to snapshot and to commit, and what share of the
-    time is training.
+    With --mtbf processes fail: it prints the best intervals of both kinds of checkpoints, and the
+    share of the time that is training.
     """
     from bigbrain_fx.bundles import simulate as simulate_plan
+    from bigbrain_fx.cli.console import show_offers
+    from bigbrain_fx.cli.prices import offers
 
     if again and not devices:
         raise InputError(
             "--again is for another cluster", code="BX3517", help="add --devices cluster.json"
         )
+    known = _with_profile(plan, profile)
     if len(devices) > 1:
         if mtbf is not None:
             raise InputError("--mtbf is for one cluster", code="BX3518", help="give one --devices")
-        print_offers(offers(judged(plan, profile), devices, price, again=again), as_json)
+        rows = offers(known, devices, price, again=again)
+        if as_json:
+            click.echo(json_line({"offers": [dataclasses.asdict(each) for each in rows]}))
+        else:
+            show_offers(rows)
         return
-    found = simulate_plan(judged(plan, profile), devices[0] if devices else None, again=again)
+    found = simulate_plan(known, devices[0] if devices else None, again=again)
     if mtbf is None:
-        _print_plan(found, as_json, price[0] if price else None)
+        _print_plan(found, verbose, as_json, price[0] if price else None)
     else:
         print_failures(found, mtbf, hours, host_share, seed, as_json)
 
 
-def judged(path: Path, profile: Path | None) -> Plan:
-    """Read a plan; its ops cost what a profile of layers says, where one is given."""
+def _with_profile(path: Path, profile: Path | None) -> Plan:
+    """Read a plan; a profile of layers, where one is given, prices its ops."""
     from bigbrain_fx.plan import read_plan
 
     plan = read_plan(path)
     return dataclasses.replace(plan, estimator=layers_of(profile) or plan.estimator)
 
 
-def _print_plan(plan: Plan, as_json: bool, price: str | None = None) -> None:
-    from bigbrain_fx.cli.console import json_line, plan_json, show_forecast
-    from bigbrain_fx.cli.prices import cost
+def _print_plan(plan: Plan, verbose: bool, as_json: bool, price: str | None) -> None:
+    from bigbrain_fx.cli.console import plan_json, show_forecast
+    from bigbrain_fx.cli.prices import cost, hourly
 
     paid = None if price is None else cost(plan, hourly(price))
     if as_json:
         fields = {"cost": None if paid is None else dataclasses.asdict(paid)}
         click.echo(json_line({**plan_json(plan), **fields}))
         return
-    show_forecast(plan)
+    show_forecast(plan, verbose)
     if paid is not None:
         click.echo(f"at {price}: {paid}")
-
-
-def hourly(text: str) -> float:
-    """Read a price; see `prices`, which is loaded when there is one."""
-    from bigbrain_fx.cli import prices
-
-    return prices.hourly(text)
-
-
-def offers(
-    plan: Plan, devices: Sequence[Path], price: Sequence[str], *, again: bool
-) -> list[Offer]:
-    """Forecast a plan on each cluster; see `prices`."""
-    from bigbrain_fx.cli import prices
-
-    return prices.offers(plan, devices, price, again=again)
-
-
-def print_offers(found: Sequence[Offer], as_json: bool) -> None:
-    """Print a row for each cluster, or one JSON object."""
-    from bigbrain_fx.cli.console import json_line, show_offers
-
-    if as_json:
-        click.echo(json_line({"offers": [dataclasses.asdict(each) for each in found]}))
-    else:
-        show_offers(found)

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bigbrain_fx.bundles import simulate
-from bigbrain_fx.core import Graph
+from bigbrain_fx.cli.verdict import tokens
 from bigbrain_fx.errors import BigBrainError, InputError
 from bigbrain_fx.plan import Plan, Spread, spread
 
 _HOUR_S = 3600.0
 _PRICE = re.compile(r"^\s*\D{0,3}(\d+(?:\.\d+)?)\s*/\s*h\s*$")
-_INTEGERS = ("int64", "int32")
 
 
 def hourly(text: str) -> float:
@@ -53,12 +52,6 @@ def cost(plan: Plan, price: float) -> Price:
     each = tokens(plan.graph)
     per_s = plan.micro_batches * plan.rows * (each or 1) / plan.forecast.step_s
     return Price(price / _HOUR_S / per_s * 1e6, "tokens" if each else "rows")
-
-
-def tokens(graph: Graph) -> int:
-    """Return how many tokens a row has: the longest input of whole numbers; 0 without one."""
-    shapes = (entry.spec.shape for entry in graph.inputs if entry.spec.dtype in _INTEGERS)
-    return max((int(s[1]) for s in shapes if len(s) == 2 and isinstance(s[1], int)), default=0)
 
 
 @dataclass(frozen=True)

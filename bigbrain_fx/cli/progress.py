@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from bigbrain_fx.cli.output import json_line
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -45,28 +47,39 @@ def working(what: str) -> Iterator[Callable[[str], None]]:
 def stepping(
     steps: int | None, as_json: bool, every: int | None = None
 ) -> Iterator[Callable[[Line], None]]:
-    """Give a function that shows each step or batch: JSON lines, a progress bar, or plain lines.
+    """Give a function that shows steps or batches: JSON lines, or plain lines and a progress bar.
 
     Of lines each `every`-th, the first and the last that was asked for; without it all of JSON and
     of few steps, and one in ten of more than `FEW_STEPS`.
     """
     if as_json:
-        from bigbrain_fx.cli.console import json_line
-
         show = _thinned(lambda line: click.echo(json_line(dataclasses.asdict(line))), every, steps)
         yield show
         return
+    every = every or (ONE_IN if steps is not None and steps > FEW_STEPS else 1)
     if not sys.stderr.isatty():
-        default = ONE_IN if steps is not None and steps > FEW_STEPS else 1
-        yield _thinned(lambda line: click.echo(_line_text(line)), every or default, steps)
+        yield _thinned(lambda line: click.echo(_line_text(line)), every, steps)
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
-    columns = (BarColumn(), MofNCompleteColumn())
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     text = TextColumn("{task.fields[said]}")
-    with Progress(*columns, text, console=_progress_console()) as progress:
+    with Progress(*columns, text, console=_progress_console(), transient=True) as progress:
+        say = progress.console.print if sys.stdout.isatty() else click.echo
+        printed = _thinned(lambda line: say(_line_text(line)), every, steps)
         task = progress.add_task("steps", total=steps, said="")
-        yield lambda line: progress.update(task, advance=1, said=_pace_text(line))
+
+        def show(line: Line) -> None:
+            printed(line)
+            progress.update(task, advance=1, said=_pace_text(line))
+
+        yield show
 
 
 def _thinned(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,11 +11,23 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bigbrain_fx.cli.background import start_aside
+from bigbrain_fx.cli.command import grouped
 from bigbrain_fx.cli.failing import read_duration
 from bigbrain_fx.cli.group import all_is_done, cli
-from bigbrain_fx.cli.options import COUNT, PATH, POSITIVE, bundle_argument, json_option
+from bigbrain_fx.cli.options import (
+    COUNT,
+    PATH,
+    POSITIVE,
+    Add,
+    bundle_argument,
+    checkpoint_option,
+    json_option,
+    option,
+)
+from bigbrain_fx.cli.output import emit, json_line
 from bigbrain_fx.cli.progress import stepping, working
 from bigbrain_fx.errors import InputError
+from bigbrain_fx.supervisor import FLAGS, Flag
 
 if TYPE_CHECKING:
     from bigbrain_fx.bundles import Line, Run, RunOptions, Validation
@@ -25,160 +37,162 @@ if TYPE_CHECKING:
 
 _SEVERAL = "for several hosts: copy the bundle to each, run there (or add --local)"
 _OF_COMMITS = {
-    "resume": ": where to go on from",
-    "keep": ": whose commits to keep",
+    "resume": ": where to resume from",
+    "keep": ": whose checkpoints to retain",
 }
 _COLLECTIVE = (
     "torch's collectives sum the gradients: no process that dies is replaced, and the run ends; "
-    "--commits FOLDER keeps the training's state, and --resume goes on from there"
+    "--checkpoint-dir FOLDER writes checkpoints, and --resume goes on from there"
 )
 _SECRET = "with a file `secret` in it, the same on all hosts and only yours to read: "
 
 
+_KINDS: dict[str, click.ParamType[Any]] = {
+    "count": click.IntRange(min=0),
+    "positive": COUNT,
+    "seconds": POSITIVE,
+    "folder": PATH,
+    "share": click.FloatRange(0, 1, min_open=True),
+}
+
+
+def _of_launch(flag: Flag) -> Add:
+    """Declare an option that the launch.py of a bundle has, too."""
+    text = f"{flag.help[0].upper()}{flag.help[1:]} [default: {flag.default_text}]."
+    return option(flag.name, flag.field, type=_KINDS[flag.kind], help=text)
+
+
 @cli.command(short_help="Run a bundle, a process per device.")
 @bundle_argument
-@click.option(
+@option(
     "--steps",
     type=COUNT,
     help="Training steps, or batches of inference [default: 10, or all rows of --inputs].",
 )
-@click.option("--seed", type=int, help="Seed of data and dropout [default: the plan's].")
-@click.option("--port", default=0, help="Rendezvous port; 0 takes any free one.")
-@click.option("--save", type=PATH, help="Write the trained tensors to this folder.")
-@click.option("--inputs", type=PATH, help="Infer these rows: a safetensors file of input tensors.")
-@click.option("--outputs", type=PATH, help="Write the outputs of each batch to this folder.")
-@click.option(
-    "--logs",
-    type=PATH,
-    help="Keep the processes' logs here [default: BUNDLE/runs, of the last five runs].",
-)
-@click.option(
-    "--deadline",
-    "deadline_s",
-    type=POSITIVE,
-    help="Longest wait for a message, in seconds [default: 300; 1800 where stages are compiled].",
-)
-@click.option(
-    "--spares",
+@checkpoint_option("Write checkpoints of the training to this folder.")
+@option(
+    "--checkpoint-every",
+    metavar="N",
     type=click.IntRange(min=0),
-    help="Keep so many processes warm, to replace those of a training that die [default: 1].",
+    help="Steps between checkpoints; 0: first and last.",
 )
-@click.option("--no-replay", is_flag=True, help="Replace no process: one death ends the run.")
-@click.option(
-    "--restarts",
-    type=click.IntRange(min=0),
-    default=20,
-    help="Processes that may be replaced within ten minutes.",
-)
-@click.option(
-    "--hang",
-    "hang_s",
-    type=POSITIVE,
-    default=60.0,
-    help="End a process that makes no progress for so many seconds; time in which a busy host gave "
-    "it no processor does not count.",
-)
-@click.option(
-    "--grace",
-    "grace_s",
-    type=POSITIVE,
-    help="When asked to stop, wait so many seconds for the end of a step, and for the last commit "
-    "[default: 3 times the longest recent step, at least --hang and 30].",
-)
-@click.option(
-    "--snapshot-every", type=COUNT, help="Steps between snapshots in memory [default: measured]."
-)
-@click.option(
-    "--snapshots",
-    type=PATH,
-    help="Keep snapshots in this folder of a disk [default: in memory, or with the stores of a "
-    "bundle whose state lies there].",
-)
-@click.option(
-    "--suspect",
-    type=click.FloatRange(0, 1, min_open=True),
-    metavar="RATE",
-    help="Let a spare compute this share of all devices' steps again, and go back where it finds "
-    "another result.",
-)
-@click.option(
-    "--log-mib",
-    type=click.IntRange(min=0),
-    help="Memory for sent messages on each device [default: a share of half of what is free].",
-)
-@click.option(
-    "--on-nan",
-    type=click.Choice(["stop", "skip", "ignore"]),
-    help="At a loss or gradient that is not finite: stop, skip the update on all devices, or "
-    "ignore it [default: stop].",
-)
-@click.option(
+@option("--resume", is_flag=True, help="Resume from the last checkpoint in --checkpoint-dir.")
+@option("--save", type=PATH, help="Write the trained weights to this folder.")
+@option("--inputs", type=PATH, help="Safetensors file of the rows to infer.")
+@option("--outputs", type=PATH, help="Write the outputs of each batch to this folder.")
+@option(
     "--backend",
     type=click.Choice(["gloo", "nccl"]),
-    help="What carries messages between GPUs. gloo: through host memory, and a process that dies "
-    "is replaced. nccl: directly, and none is  [default: nccl where all devices are GPUs].",
+    help="Transport between GPUs. gloo: through host memory; dead processes are replaced. nccl: "
+    "direct; they are not [default: nccl where all devices are GPUs].",
 )
-@click.option(
-    "--store",
-    type=PATH,
-    help="A folder for what the bundle offloads [default: those of the cluster file's stores].",
-)
-@click.option("--elastic", is_flag=True, help="Go on without a device whose processes keep dying.")
-@click.option("--commits", type=PATH, help="Write the training's state to this folder.")
-@click.option(
-    "--commit-every", type=click.IntRange(min=0), help="Steps between commits; 0: first and last."
-)
-@click.option(
-    "--keep",
-    type=click.IntRange(min=2),
-    help="How many commits stay in --commits [default: 2, or as before].",
-)
-@click.option(
-    "--mtbf",
-    metavar="DURATION",
-    help='Choose both intervals for this mean time between failures of the job, as "4h".',
-)
-@click.option("--resume", is_flag=True, help="Go on from the last commit in --commits.")
-@click.option(
-    "--trace",
-    type=PATH,
-    metavar="FILE",
-    help="Write what every device did beside its forecast to this file, for Perfetto.",
-)
-@click.option("--events", type=PATH, help="Append what happens to this file, as JSON lines.")
-@click.option(
-    "--log-every",
-    type=COUNT,
-    help="Print one step (or batch) in so many, the first and the last [default: each; of more "
-    "than 20 steps one in 10, but all of --json].",
-)
-@click.option(
-    "--log-to",
-    type=PATH,
-    multiple=True,
-    metavar="PATH",
-    help="Write loss, seconds and rows a second of every step to name.csv; may be given several "
-    "times.",
-)
-@click.option(
-    "--validate",
-    type=PATH,
-    metavar="FILE.py",
-    help="After commits run `python FILE.py model.safetensors STEP` aside; its last line, a number "
-    "or a JSON object of numbers, is printed.",
-)
-@click.option(
-    "--metrics",
-    type=click.IntRange(1, 65535),
-    metavar="PORT",
-    help="Answer Prometheus on this port of the loopback interface.",
-)
-@click.option(
+@option(
     "--background",
     is_flag=True,
-    help="Start the run and return; `status BUNDLE` says how far it is.",
+    help="Start the run and return; see `status`.",
 )
-@click.option("--local", is_flag=True, help="Run all devices here, whatever hosts the plan names.")
+@option("--local", is_flag=True, help="Run all devices here, whatever hosts the plan names.")
+@grouped(
+    "model",
+    option("--seed", type=int, help="Seed of data and dropout [default: the plan's]."),
+)
+@grouped(
+    "cluster and plan",
+    option("--port", default=0, help="Rendezvous port; 0 takes any free one."),
+)
+@grouped(
+    "memory",
+    option(
+        "--offload-dir",
+        type=PATH,
+        help="Folder of offloaded tensors [default: those of the cluster file's stores].",
+    ),
+)
+@grouped(
+    "numerics",
+    option(
+        "--on-nan",
+        type=click.Choice(["stop", "skip", "ignore"]),
+        help="At a loss or gradient that is not finite: stop, skip the update on all devices, or "
+        "ignore it [default: stop].",
+    ),
+)
+@grouped(
+    "checkpoints",
+    option(
+        "--keep",
+        type=click.IntRange(min=2),
+        help="Number of checkpoints that stay in --checkpoint-dir [default: 2, or as before].",
+    ),
+    option(
+        "--mtbf",
+        metavar="DURATION",
+        help='Choose both intervals for this mean time between failures of the job, as "4h".',
+    ),
+)
+@grouped(
+    "failures",
+    *map(_of_launch, FLAGS),
+    option(
+        "--no-replay",
+        is_flag=True,
+        help="Replace no process: one death ends the run.",
+    ),
+    option(
+        "--elastic",
+        is_flag=True,
+        help="Go on without a device whose processes keep dying.",
+    ),
+    option(
+        "--deadline",
+        "deadline_s",
+        type=POSITIVE,
+        help="Longest wait for a message, in seconds [default: 300; 1800 where stages are "
+        "compiled].",
+    ),
+)
+@grouped(
+    "output",
+    option(
+        "--logs",
+        type=PATH,
+        help="Folder of the processes' logs [default: BUNDLE/runs, of the last five runs].",
+    ),
+    option(
+        "--log-every",
+        type=COUNT,
+        help="Print one step (or batch) in so many, the first and the last [default: each; of more "
+        "than 20 steps one in 10, but all of --json].",
+    ),
+    option(
+        "--log-to",
+        type=PATH,
+        multiple=True,
+        metavar="PATH",
+        help="Write loss, seconds and rows/s of every step to name.csv; may be given several "
+        "times.",
+    ),
+    option("--events", type=PATH, help="Append what happens to this file, as JSON lines."),
+    option(
+        "--trace",
+        type=PATH,
+        metavar="FILE",
+        help="Write a trace of every device beside its forecast to this file, for Perfetto.",
+    ),
+    option(
+        "--validate",
+        type=PATH,
+        metavar="FILE.py",
+        help="After checkpoints run `python FILE.py model.safetensors STEP` aside; its last line, "
+        "a number or a JSON object of numbers, is printed.",
+    ),
+    option(
+        "--metrics",
+        type=click.IntRange(1, 65535),
+        metavar="PORT",
+        help="Answer Prometheus on this port of the loopback interface.",
+    ),
+)
 @json_option
 def run(
     bundle: Path,
@@ -217,7 +231,9 @@ def run(
         choices |= intervals(plan, mtbf, {**choices, "elastic": elastic})
     if plan.stages.by_backend:
         click.echo(_COLLECTIVE, err=True)
-    options = RunOptions(**choices | ({"spares": None} if no_replay else {}))
+    if no_replay:
+        choices["spares"] = None
+    options = RunOptions(**{name: each for name, each in choices.items() if each is not None})
     if len(hosts(plan)) > 1 and not local:
         beside = {
             "--elastic": elastic,
@@ -245,7 +261,7 @@ def _require_together(choices: Mapping[str, Any], elastic: bool) -> None:
     if choices["commits"] is None:
         for flag, what in _OF_COMMITS.items():
             if choices[flag] not in (None, False):
-                raise InputError(f"--{flag} needs --commits FOLDER{what}", code="BX3522")
+                raise InputError(f"--{flag} needs --checkpoint-dir FOLDER{what}", code="BX3522")
     if choices["trace"] is not None and elastic:
         raise InputError("--trace is of one plan, and --elastic may make others", code="BX3523")
 
@@ -253,15 +269,13 @@ def _require_together(choices: Mapping[str, Any], elastic: bool) -> None:
 def _print_commands(plan: Plan, bundle: Path, options: RunOptions, as_json: bool) -> None:
     """Say what to type on each host."""
     from bigbrain_fx.bundles import commands, secret_command
-    from bigbrain_fx.cli.console import json_line
 
     typed = commands(plan, options, bundle)
     click.echo(_SEVERAL, err=True)
     if options.spares is not None:
         click.echo(_SECRET + secret_command(), err=True)
     for host, command in typed:
-        entry = json_line({"host": host, "command": command})
-        click.echo(entry if as_json else f"{host}$ {command}")
+        emit(as_json, {"host": host, "command": command}, f"{host}$ {command}")
 
 
 def _run_here(
@@ -289,29 +303,37 @@ def _run_here(
 
 
 def _print_done(plan: Plan, done: Run, as_json: bool) -> None:
-    """Print what a run came to."""
-    from bigbrain_fx.cli.console import pace_text
+    """Print the summary of a run."""
     from bigbrain_fx.cli.templates import MADE_UP, is_made_up
 
     if done.stopped_at is not None:
         click.echo(f"stopped before step {done.stopped_at}, as asked", err=True)
     if as_json:
         return
+    click.echo("\n".join(_summary(plan, done)))
+    if done.median_s and is_made_up(plan.cluster):
+        click.echo(MADE_UP, err=True)
+
+
+def _summary(plan: Plan, done: Run) -> Iterator[str]:
+    from bigbrain_fx.cli.console import pace_text
+
     if done.steps:
-        click.echo(f"loss {done.steps[0].loss:.4f} -> {done.steps[-1].loss:.4f}")
+        count, first, last = len(done.steps), done.steps[0].loss, done.steps[-1].loss
+        died = f"; {done.restarts} processes replaced" if done.restarts else ""
+        yield f"done: {count} step{'s' * (count > 1)}, loss {first:.4f} -> {last:.4f}{died}"
     elif plan.mode == "train" and done.stopped_at is None:
-        click.echo("no step was left to run: --steps counts those before the commit, too")
+        yield "no step was left to run: --steps counts those before the checkpoint, too"
     if done.batches:
         rows, total_s = sum(b.rows for b in done.batches), sum(b.batch_s for b in done.batches)
-        click.echo(f"{rows} rows in {total_s:.3f} s: {rows / total_s:.1f} rows a second")
+        yield f"done: {rows} rows in {total_s:.3f} s, {rows / total_s:.1f} rows/s"
     if done.median_s:
-        click.echo(pace_text(plan, done.median_s))
-        if is_made_up(plan.cluster):
-            click.echo(MADE_UP, err=True)
+        yield pace_text(plan, done.median_s)
     if done.max_allocated_bytes:
-        click.echo(f"tensors on the GPU, at most: {_sizes(done.max_allocated_bytes)}")
-    held = f"resident memory {_sizes(done.max_rss_bytes)}; " if done.max_rss_bytes else ""
-    click.echo(f"{held}logs in {done.logs}")
+        yield f"GPU memory of tensors, peak: {_sizes(done.max_allocated_bytes)}"
+    if done.max_rss_bytes:
+        yield f"resident memory, peak: {_sizes(done.max_rss_bytes)}"
+    yield f"logs in {done.logs}"
 
 
 def _require_one_host(given: Mapping[str, object]) -> None:
@@ -320,14 +342,12 @@ def _require_one_host(given: Mapping[str, object]) -> None:
         raise InputError(
             f"{flag} is for a run on one host, and this plan has several",
             code="BX3524",
-            help="leave it out, or add --local to run all of it here; "
-            "`launch.py --json` on the first host prints each step",
+            help="leave it out, or add --local to run all of it here; `launch.py --json` on the "
+            "first host prints each step",
         )
 
 
 def _tell_validation(as_json: bool, found: Validation) -> None:
-    from bigbrain_fx.cli.console import json_line
-
     if as_json and not found.failure:
         click.echo(json_line({"validated": found.step, **found.values}))
     else:
@@ -365,16 +385,16 @@ def _tell(event: Event) -> None:
 
 @cli.command(short_help="Check a bundle against the unsplit model.")
 @bundle_argument
-@click.option(
+@option(
     "--steps", type=COUNT, default=5, help="Training steps, or batches of inference, to compare."
 )
-@click.option("--model", help="The model file, if it is not where it was.")
-@click.option("--processes", is_flag=True, help="Run it as processes over gloo, not in one.")
+@option("--model", help="The model file, if it is not where it was.")
+@option("--processes", is_flag=True, help="Run it as processes over gloo, not in one.")
 @json_option
 def verify(bundle: Path, steps: int, model: str | None, processes: bool, as_json: bool) -> None:
     """Check that BUNDLE computes what the unsplit model computes."""
     from bigbrain_fx.bundles import verify as verify_bundle
-    from bigbrain_fx.cli.console import json_line, show_verification
+    from bigbrain_fx.cli.console import show_verification
 
     with working(f"verifying {bundle}"):
         found = verify_bundle(bundle, steps=steps, model=model, processes=processes)

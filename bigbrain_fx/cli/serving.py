@@ -6,11 +6,13 @@ import signal
 import threading
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import click
 
 from bigbrain_fx.cli.group import cli
-from bigbrain_fx.cli.options import COUNT, PATH, POSITIVE, bundle_argument, json_option
+from bigbrain_fx.cli.options import COUNT, PATH, POSITIVE, bundle_argument, json_option, option
+from bigbrain_fx.cli.output import emit
 from bigbrain_fx.errors import InputError
 
 POLL_S = 0.5
@@ -18,46 +20,43 @@ POLL_S = 0.5
 
 @cli.command(short_help="Answer requests over HTTP with a bundle for inference.")
 @bundle_argument
-@click.option("--host", default="127.0.0.1", help="Where to listen.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8000, help="0 is any that is free.")
-@click.option("--token-file", type=PATH, help="Clients must send what is in it; beyond loopback.")
-@click.option("--queue", type=COUNT, default=64, help="Requests that may wait; more get 503.")
-@click.option(
-    "--deadline", type=POSITIVE, default=300.0, help="Longest wait for an answer, in seconds."
+@option("--host", default="127.0.0.1", help="Where to listen.")
+@option("--port", type=click.IntRange(0, 65535), default=8000, help="0 is any that is free.")
+@option("--token-file", "token", type=PATH, help="Clients must send this token; beyond loopback.")
+@option("--queue", type=COUNT, default=64, help="Requests that may wait; more get 503.")
+@option(
+    "--deadline",
+    "deadline_s",
+    type=POSITIVE,
+    default=300.0,
+    help="Longest wait for an answer, in seconds.",
 )
-@click.option("--logs", type=PATH, help="Folder for the devices' logs [default: a new one].")
+@option("--logs", type=PATH, help="Folder for the devices' logs [default: a new one].")
 @json_option
 def serve(
     bundle: Path,
-    host: str,
-    port: int,
-    token_file: Path | None,
-    queue: int,
-    deadline: float,
-    logs: Path | None,
+    token: Path | None,
     as_json: bool,
+    **choices: Any,  # noqa: ANN401  # the options of click
 ) -> None:
     """Answer requests with BUNDLE (of --mode eval), all its devices on this host.
 
     Requests share slots of the bundle's own batch; several slots are under way at once. Ctrl-C or
     SIGTERM ends it, after what is under way.
     """
-    from bigbrain_fx.cli.console import json_line
     from bigbrain_fx.serving import ServeOptions, served
 
-    token = None if token_file is None else _token(token_file)
-    options = ServeOptions(host, port, token, queue, deadline, logs)
+    options = ServeOptions(token=None if token is None else _token(token), **choices)
     stop = _stopped_by_signals()
     with served(bundle, options) as serving:
-        facts = {"url": serving.url, "rows": serving.engine.spec.rows}
-        if as_json:
-            click.echo(json_line({**facts, "generates": serving.generates}))
-        else:
-            text = "POST /infer" + (", /v1/completions" if serving.generates else "")
-            click.echo(
-                f"serving on {serving.url}: {text}; slots of {facts['rows']} rows, "
-                f"{len(serving.devices)} devices; logs in {serving.logs}"
-            )
+        rows = serving.engine.spec.rows
+        paths = "POST /infer" + (", /v1/completions" if serving.generates else "")
+        emit(
+            as_json,
+            {"url": serving.url, "rows": rows, "generates": serving.generates},
+            f"serving on {serving.url}: {paths}; slots of {rows} rows, {len(serving.devices)} "
+            f"devices; logs in {serving.logs}",
+        )
         while not stop.wait(POLL_S):
             if serving.engine.ended is not None:
                 raise serving.engine.ended

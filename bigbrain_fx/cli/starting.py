@@ -9,7 +9,8 @@ import click
 from click.shell_completion import get_completion_class
 
 from bigbrain_fx.cli.group import cli
-from bigbrain_fx.cli.options import PATH, json_option
+from bigbrain_fx.cli.options import PATH, json_option, option
+from bigbrain_fx.cli.output import emit
 from bigbrain_fx.cli.templates import EXAMPLES
 
 
@@ -37,14 +38,14 @@ def completion(shell: str) -> None:
 
 @cli.command(short_help="Write a model.py and cluster.json to start from.")
 @click.argument("folder", default=".", type=PATH)
-@click.option(
+@option(
     "--example",
     type=click.Choice(EXAMPLES),
     default="bytes",
     help="Which model: bytes (the next byte of a text), gpt, resnet, hf (transformers), digits "
     "(scikit-learn).",
 )
-@click.option("--force", is_flag=True, help="Replace files that are there.")
+@option("--force", is_flag=True, help="Replace files that are there.")
 @json_option
 def init(folder: Path, example: str, force: bool, as_json: bool) -> None:
     """Write a commented model.py and cluster.json to start from."""
@@ -52,7 +53,7 @@ def init(folder: Path, example: str, force: bool, as_json: bool) -> None:
 
     written = write_starter(folder, force=force, example_name=example)
     for path in written:
-        click.echo(json.dumps({"wrote": str(path)}) if as_json else f"wrote {path}")
+        emit(as_json, {"wrote": str(path)}, f"wrote {path}")
     has_cluster = any(path.name == CLUSTER_NAME for path in written)
     said = MADE_UP if has_cluster else "cluster.json is there, and stays as it is"
     click.echo(said, err=True)

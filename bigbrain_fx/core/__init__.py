@@ -6,6 +6,7 @@ machine that has neither a model nor a GPU.
     Graph ──▶ Costs ──▶ Placement ──▶ Stages ──▶ Programs ──▶ Forecast        (together: a Plan)
 """
 
+from bigbrain_fx.core.aliases import alias_package as alias_package
 from bigbrain_fx.core.cluster import (
     BLAS_BYTES as BLAS_BYTES,
     BLAS_BYTES_FROM_HOPPER_ON as BLAS_BYTES_FROM_HOPPER_ON,
@@ -100,8 +101,11 @@ from bigbrain_fx.core.sizes import (
     DTYPE_BYTES as DTYPE_BYTES,
     Dim as Dim,
     dense_strides as dense_strides,
+    factor as factor,
     memory_order as memory_order,
+    plus as plus,
     size_of as size_of,
+    times as times,
 )
 from bigbrain_fx.core.stages import (
     Bucket as Bucket,
@@ -114,3 +118,9 @@ from bigbrain_fx.core.stages import (
 )
 from bigbrain_fx.core.version import VERSION as VERSION
 from bigbrain_fx.core.words import micro_text as micro_text, words as words
+from bigbrain_fx.core.work import (
+    elements as elements,
+    flops as flops,
+    moved as moved,
+    nbytes as nbytes,
+)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TypeAlias
@@ -18,10 +19,57 @@ DTYPE_BYTES: Mapping[str, int] = {
     "complex128": 16,
 }
 
+_MONOMIAL = re.compile(r"(?:(\d+)\*)?B(?:\*\*(\d+))?")
+
 
 def size_of(dim: Dim, batch: int) -> int:
     """Return the number that `dim` stands for when the batch has `batch` rows."""
     return dim if isinstance(dim, int) else _evaluate(dim, batch)
+
+
+def factor(part: Dim) -> str:
+    """Return a size as text that stands in a product."""
+    text = str(part)
+    return text if text.isalnum() or re.fullmatch(r"\([^()]*\)", text) else f"({text})"
+
+
+def times(*dims: Dim) -> Dim:
+    """Multiply sizes: `times(2, "32*B", 8)` is "512*B"."""
+    count, power, rest = 1, 0, []
+    for part in dims:
+        if isinstance(part, int):
+            count *= part
+        elif (monomial := _MONOMIAL.fullmatch(part)) is not None:
+            count *= int(monomial[1] or 1)
+            power += int(monomial[2] or 1)
+        else:
+            rest.append(factor(part))
+    if count == 0:
+        return 0
+    symbols = [*(["B" if power == 1 else f"B**{power}"] if power else []), *rest]
+    if not symbols:
+        return count
+    return "*".join(symbols if count == 1 else [str(count), *symbols])
+
+
+def plus(*dims: Dim) -> Dim:
+    """Add sizes, like terms together: `plus("32*B", "B", 4)` is "33*B + 4"."""
+    number = 0
+    powers: dict[int, int] = {}
+    rest: list[str] = []
+    for part in dims:
+        for term in [part] if isinstance(part, int) or "(" in part else part.split(" + "):
+            if isinstance(term, int) or term.isdigit():
+                number += int(term)
+            elif (monomial := _MONOMIAL.fullmatch(term)) is not None:
+                power = int(monomial[2] or 1)
+                powers[power] = powers.get(power, 0) + int(monomial[1] or 1)
+            else:
+                rest.append(term)
+    terms = [str(times(n, *["B"] * power)) for power, n in sorted(powers.items(), reverse=True)]
+    if not terms and not rest:
+        return number
+    return " + ".join([*terms, *rest, *([str(number)] if number else [])])
 
 
 def memory_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:

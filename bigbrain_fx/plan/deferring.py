@@ -47,7 +47,7 @@ def read_defer(text: str | None) -> Defer:
         return ()
     if text == "all":
         return "all"
-    return read_stages(text, "--defer", "all, none")
+    return read_stages(text, "--delay-weight-gradients", "all, none")
 
 
 def deferring(
@@ -64,7 +64,7 @@ def deferring(
     numbers = known if wanted == "all" else frozenset(wanted or ())
     if lenient:
         numbers &= known
-    require_trained(stages, numbers, known, "--defer", "to split")
+    require_trained(stages, numbers, known, "--delay-weight-gradients", "to split")
     if not numbers:
         return stages
     known_layers = _Layers(

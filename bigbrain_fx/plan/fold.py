@@ -169,7 +169,7 @@ def _fewer(schedule: str, units: int, devices: int, pieces: int | None) -> str:
     """Say how a line has fewer pieces than there are units of the model."""
     most = units // devices
     if FOLDS[schedule].any_pieces and 2 <= most < (pieces or 2):
-        return f"use --pieces {most} or fewer, or --schedule 1f1b"
+        return f"use --virtual-stages {most} or fewer, or --schedule 1f1b"
     return "use fewer devices, or --schedule 1f1b"
 
 

@@ -146,7 +146,7 @@ def _require_whole_backwards(stages: Stages, trained: list[int]) -> None:
         raise InputError(
             "there is no backward to make ops again for",
             code="BX1240",
-            at="--recompute",
+            at="--activation-checkpointing",
             help="leave it out: nothing trains",
         )
     if stages.deferring:
@@ -154,6 +154,7 @@ def _require_whole_backwards(stages: Stages, trained: list[int]) -> None:
             f"stage {stages.deferring[0]} splits its backward, and keeps for its second half what "
             "making ops again would let go of",
             code="BX1241",
-            at="--recompute",
-            help="use --schedule 1f1b and no --defer, or --recompute all",
+            at="--activation-checkpointing",
+            help="use --schedule 1f1b and no --delay-weight-gradients, or "
+            "--activation-checkpointing all",
         )

@@ -36,7 +36,7 @@ def read_recompute(text: str | None) -> Wanted:
         return ()
     if text in ("all", "ops", "auto"):
         return text  # type: ignore[return-value]  # one of these three
-    return read_stages(text, "--recompute", "auto, ops, all, none")
+    return read_stages(text, "--activation-checkpointing", "auto, ops, all, none")
 
 
 def read_stages(text: str, flag: str, words: str) -> tuple[int, ...]:
@@ -67,7 +67,7 @@ def recomputing(
     numbers = known if wanted == "all" else frozenset(asked)
     if lenient:
         numbers &= known
-    require_trained(stages, numbers, known, "--recompute", "to recompute for")
+    require_trained(stages, numbers, known, "--activation-checkpointing", "to recompute for")
     for number in sorted(numbers):
         _require_repeatable(graph, stages.stages[number])
     marked = (replace(s, runs_again=s.index in numbers) for s in stages.stages)
@@ -134,7 +134,7 @@ def _require_repeatable(graph: Graph, stage: Stage) -> None:
                 "so it cannot run again",
                 code="BX1267",
                 at=graph.op[op].source or None,
-                help="leave the stage out of --recompute",
+                help="leave the stage out of --activation-checkpointing",
             )
 
 

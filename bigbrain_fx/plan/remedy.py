@@ -94,7 +94,7 @@ def _changes(case: _Case) -> Iterator[tuple[str, _Case]]:
     if (options.replicas or 1) > 1 and options.zero_stage < 3:
         order: SumOrder = "tree" if options.all_reduce_order == "tree" else "micro"
         divided = replace(options, zero_stage=3, sum_order=order)
-        yield f"--zero 3 --sum-order {order}", replace(case, options=divided)
+        yield f"--zero 3 --all-reduce-order {order}", replace(case, options=divided)
     yield from _smaller_batches(case, "")
     yield from _offloading(case, supposed=True)
     yield from _without_optimizer_state(case)
@@ -131,7 +131,7 @@ def _recomputing(case: _Case) -> Iterator[tuple[str, _Case]]:
     open_still: tuple[Wanted, ...] = ("auto", "all") if asked in (None, (), "ops") else ("all",)
     for wanted in open_still if case.graph.training and asked not in ("auto", "all") else ():
         options = replace(case.options, recompute=wanted)
-        yield f"--recompute {wanted}", replace(case, options=options)
+        yield f"--activation-checkpointing {wanted}", replace(case, options=options)
 
 
 def _offloading(case: _Case, *, supposed: bool = False) -> Iterator[tuple[str, _Case]]:

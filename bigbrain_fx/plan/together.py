@@ -200,14 +200,14 @@ def _groups(
     rule = _against_groups(graph, cluster, one)
     refused = [rule.other.name] if rule else []
     if options.pins or options.place:
-        refused.append("--pin and --place but by --tensor N")
+        refused.append("--pin and --place but by --tensor-parallel N")
     if options.objective == "memory":
         refused.append("the objective memory")
     counts = () if refused else _replica_counts(cluster, options)
     if not counts and one.wants_replicas(cluster, trains=graph.training):
         refused.append("shares or devices of replicas")
     elif not counts and one.all_reduce_order != "replica":
-        refused.append("--sum-order of one replica")
+        refused.append("--all-reduce-order of one replica")
     if refused:
         found.leave("tensor groups", f"they do not go with {' and '.join(refused)} yet")
         return

@@ -1,8 +1,9 @@
 """Name -> partitioner or estimator: ours and third parties' come in through the same door.
 
 The door is the entry points "bigbrain_fx.partitioners" and "bigbrain_fx.estimators"; our own
-tables, `partitioners.TABLE` and `estimators.TABLE`, are read as well, so that a checkout works
-before it is installed again. This room knows no method.
+tables, `bigbrain_fx.partitioners.TABLE` and `bigbrain_fx.estimators.TABLE`, are read as well, so
+that a checkout works before it is installed again. A checkout has both packages at its top, a wheel
+in `bigbrain_fx`: each name resolves in both. This room knows no method.
 """
 
 from __future__ import annotations
@@ -199,8 +200,9 @@ def load(kind: Kind) -> ModuleType:
     Raises:
         InputError: a file of the same name was found instead.
     """
-    module = importlib.import_module(f"{kind}s")
-    home = Path(__file__).resolve().parents[2]
+    module = importlib.import_module(f"bigbrain_fx.{kind}s")
+    package = Path(__file__).resolve().parents[1]
+    home = package if (package / f"{kind}s").is_dir() else package.parent
     found = Path(module.__file__ or ".").resolve()
     if found.parent.parent != home or not hasattr(module, "TABLE"):
         raise InputError(
@@ -267,8 +269,10 @@ def _class(kind: Kind, name: str) -> Callable[..., object]:
 
 
 def _moved(error: Exception) -> str | None:
-    """Say where a module of version 0.1.0 is now that a package still imports by its old name."""
+    """Name the place of a module that a package still imports by the name of an older version."""
     gone = str(error.name).removeprefix("bigbrain_fx.") if isinstance(error, ImportError) else ""
+    if gone in ("partitioners", "estimators"):
+        return f"a wheel has {gone} as bigbrain_fx.{gone}: import from there"
     if gone not in _MOVED:
         return None
     return f"since 0.1.0 bigbrain_fx.{gone} is bigbrain_fx.{_MOVED[gone]}: import from there"

@@ -203,5 +203,5 @@ def _no_room(notes: tuple[str, ...] = ()) -> NoPlanError:
         "no order has room for what is saved from forward to backward",
         code="BX1121",
         notes=notes,
-        help="use more micro-batches, --recompute, or more devices",
+        help="use more micro-batches, --activation-checkpointing, or more devices",
     )

@@ -137,12 +137,14 @@ class CommitOptions:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that `options_of` reads."""
     parser.add_argument(
-        "--commits",
+        "--checkpoint-dir",
+        dest="commits",
         type=as_called,
-        help="write states to this folder, from which a run can go on",
+        help="write checkpoints to this folder, from which a run can go on",
     )
     parser.add_argument(
-        "--commit-every",
+        "--checkpoint-every",
+        dest="commit_every",
         type=int,
         default=COMMIT_EVERY,
         help=f"steps between two of them (default {COMMIT_EVERY}); 0: at the start and end only",
@@ -150,25 +152,34 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keep",
         type=int,
-        help=f"how many commits stay there, {KEPT} or more (default {KEPT}, or with --resume what "
+        help=f"how many checkpoints stay there, {KEPT} or more (default {KEPT}, or with --resume "
+        "what "
         "it was)",
     )
     parser.add_argument(
-        "--resume", action="store_true", help="go on from the last commit in --commits"
+        "--resume", action="store_true", help="go on from the last checkpoint in --checkpoint-dir"
     )
+    add_earlier(parser, "--commits", as_called)  # earlier name
+    add_earlier(parser, "--commit-every", int)  # earlier name
+
+
+def add_earlier(parser: argparse.ArgumentParser, flag: str, kind: Callable[[str], object]) -> None:
+    """Take an option by the name that it had until 0.3.0, and show that nowhere."""
+    hidden = argparse.SUPPRESS
+    parser.add_argument(flag, type=kind, default=hidden, help=hidden)
 
 
 def options_of(parser: argparse.ArgumentParser, given: argparse.Namespace) -> CommitOptions | None:
     """Return what was asked for; None without commits."""
     if given.commits is None:
         if given.resume:
-            parser.error("--resume needs --commits FOLDER: where to go on from")
+            parser.error("--resume needs --checkpoint-dir FOLDER: where to go on from")
         return None
     if given.commit_every < 0:
-        parser.error(f"--commit-every must not be negative, found {given.commit_every}")
+        parser.error(f"--checkpoint-every must not be negative, found {given.commit_every}")
     if given.keep is not None and given.keep < KEPT:
         parser.error(
-            f"--keep must be {KEPT} or more, found {given.keep}: where the newest commit is "
+            f"--keep must be {KEPT} or more, found {given.keep}: where the newest checkpoint is "
             "broken, the one before it counts"
         )
     return CommitOptions(given.commits, given.commit_every, given.resume, given.keep)

@@ -93,7 +93,8 @@ class DeferringDevice(Device):
             if gradient is not None and id(parameter) in self._tapped:
                 raise DeferredError(
                     f"stage {self._backward_of}: a layer's gradient of {name} waits, but something "
-                    "else of the stage uses it too: leave the stage out of --defer",
+                    "else of the stage uses it too: leave the stage out of "
+                    "--delay-weight-gradients",
                     code="BX5031",
                 )
             return add(gradient)

@@ -53,7 +53,8 @@ class WaitingTap:
         if (self.x._version, self.gradient._version) != self.versions:
             raise DeferredError(
                 "the input of a layer whose weight's gradient waits was written in place after the "
-                "layer read it: write into a copy, or leave the stage out of --defer",
+                "layer read it: write into a copy, or leave the stage out of "
+                "--delay-weight-gradients",
                 code="BX5035",
             )
         x = self.x if self.cast is None or not self.x.is_floating_point() else self.x.to(self.cast)

@@ -19,7 +19,7 @@ _ANSWERED = (
     "{place}: this was {answer} for the example batch, and is {other} for these data, for which "
     "the model goes another way than the bundle: compute without the question (torch.where, or a "
     "factor that is 0), or put the lines that ask into a module of their own, which "
-    "`split --leaf CLASS` keeps whole; split again"
+    "`split --opaque CLASS` keeps whole; split again"
 )
 
 

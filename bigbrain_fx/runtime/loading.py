@@ -80,7 +80,8 @@ def first_loadable(
         unusable.append(record)
     raise CommitError(
         f"none of the {len(found)} commits is whole: nothing was started; "
-        "leave --resume out and give an empty --commits folder to train from the bundle's weights",
+        "leave --resume out and give an empty --checkpoint-dir folder to train from the bundle's "
+        "weights",
         code="BX5052",
     )
 
@@ -94,13 +95,15 @@ def committed(folder: Path, say: Say) -> list[Record]:
     refuse_link(folder)
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "is not there"
-        raise CommitError(f"{folder} {what}: give the folder that --commits had", code="BX5053")
+        raise CommitError(
+            f"{folder} {what}: give the folder that --checkpoint-dir had", code="BX5053"
+        )
     found = read_records(folder, say)
     if not found:
         pickled = sorted(p.name for p in folder.rglob("*") if p.suffix in PICKLED)[:3]
         why = f" ({', '.join(pickled)}: pickled files are code and not read)" if pickled else ""
         raise CommitError(
-            f"{folder} has no commit{why}: give the folder that --commits had", code="BX5054"
+            f"{folder} has no commit{why}: give the folder that --checkpoint-dir had", code="BX5054"
         )
     return found
 
@@ -164,7 +167,7 @@ def _require_same(
             raise CommitError(
                 f"{place}: {field}: expected {want!r}, found {have!r}: it is of another bundle: "
                 "go on with that one, or move it: `bigbrain-fx resplit THAT --devices CLUSTER "
-                f"--commits {place.parent} --out NEW`, and NEW goes on",
+                f"--checkpoint-dir {place.parent} --out NEW`, and NEW goes on",
                 code="BX5060",
             )
         if _minor(str(have)) != _minor(str(want)):

@@ -278,7 +278,7 @@ def _take_state(bundle: Bundle, device: Device, snapshots: OwnSnapshots, epoch: 
     if control.peers and not has_peers:
         raise StateError(
             "the other processes take states from peers, and this one has functions in "
-            "`on_step_begin`: give all of them the same hooks, or --snapshot-every N",
+            "`on_step_begin`: give all of them the same hooks, or --memory-checkpoint-every N",
             code="BX5069",
         )
     if has_peers:

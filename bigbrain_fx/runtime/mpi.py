@@ -69,7 +69,7 @@ def require_messages(sum_orders: Iterable[str]) -> None:
     if "backend" in sum_orders:
         raise MpiError(
             "--transport mpi carries messages, and this bundle's replicas sum by torch's own "
-            "collectives: leave it out, or split with another --sum-order",
+            "collectives: leave it out, or split with another --all-reduce-order",
             code="BX5071",
         )
 

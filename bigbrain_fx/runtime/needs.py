@@ -26,7 +26,8 @@ NO_MEMORY = (
 )
 MEMORY = "raise the limit of memory (`ulimit -v`; in a container its own), or free some"
 GPU_MEMORY = (
-    "let nothing else take the GPU's, or split for less: --recompute all, --offload, more "
+    "let nothing else take the GPU's, or split for less: --activation-checkpointing all, "
+    "--offload, more "
     "micro-batches, more devices"
 )
 

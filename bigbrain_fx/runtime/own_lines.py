@@ -34,7 +34,8 @@ _HOOKS = (
 
 _EVERY_TIME = (
     "let it call the same modules for every batch (choose with torch.where, or multiply by 0), or "
-    "put the lines and what they call into a module of their own, which `split --leaf CLASS` keeps "
+    "put the lines and what they call into a module of their own, which `split --opaque CLASS` "
+    "keeps "
     "whole; split again"
 )
 

@@ -117,7 +117,7 @@ class _Kept:
         if self.value._version != self.version:
             raise AgainError(
                 "a value that its backward needs was written in place after it was read: write "
-                "into a copy, or leave out --recompute",
+                "into a copy, or leave out --activation-checkpointing",
                 code="BX5114",
             )
         return self.value
@@ -229,7 +229,7 @@ class _Made:
         if len(found) != self.saved:
             raise AgainError(
                 f"{self.function} saved {self.saved} tensors when it first ran and {len(found)} "
-                "when it ran again: leave out --recompute",
+                "when it ran again: leave out --activation-checkpointing",
                 code="BX5116",
             )
         self.inner = dict(enumerate(found))

@@ -135,7 +135,8 @@ def _make_room(file: int, nbytes: int) -> None:
     except OSError as error:
         raise StateError(
             f"no room for a snapshot of {nbytes} bytes: {error.strerror or error}: raise the limit "
-            "(`ulimit -f unlimited`), give another folder to --snapshots, or run without replacing "
+            "(`ulimit -f unlimited`), give another folder to --memory-checkpoint-dir, or run "
+            "without replacing "
             "processes (--no-replay)",
             code="BX5149",
         ) from error

@@ -164,7 +164,7 @@ class DiskRoom:
         except OSError as error:
             raise StoreError(
                 f"the store of {self.device} in {self.folder} fails: {error.strerror or error}: "
-                "give another folder (--store); commits are as they were",
+                "give another folder (--offload-dir); commits are as they were",
                 code="BX5164",
             ) from error
 
@@ -188,7 +188,7 @@ class DiskRoom:
         except OSError as error:
             raise StoreError(
                 f"the store of {self.device} cannot be written in {self.folder}: "
-                f"{error.strerror or error}: give another folder (--store)",
+                f"{error.strerror or error}: give another folder (--offload-dir)",
                 code="BX5165",
             ) from error
 
@@ -203,7 +203,7 @@ class DiskRoom:
             raise StoreError(
                 f"the store of {self.device} in {self.folder} needs {_mib(nbytes)} and cannot have "
                 f"it: {error.strerror or error} ({_mib(free.f_bavail * free.f_frsize)} are free): "
-                "free some or give another folder (--store); commits are as they were",
+                "free some or give another folder (--offload-dir); commits are as they were",
                 code="BX5166",
             ) from error
 
@@ -218,7 +218,7 @@ def _folder(folder: str, device: str) -> Path:
     if not path.is_dir():
         raise StoreError(
             f"the store of {device} is to be in {folder}, which is no folder here: make it, or "
-            "give another with --store",
+            "give another with --offload-dir",
             code="BX5167",
         )
     return path

@@ -93,6 +93,6 @@ class Survivor:
         duty = self.transport.control.last
         assert isinstance(duty, LastDuty)
         if self.committer is None:
-            return {"text": "the run has no --commits"}
+            return {"text": "the run has no --checkpoint-dir"}
         own = self.bundle, self.device, self.transport, self.committer
         return LastCommit(*own, duty, self.board.deadline_s).keep()

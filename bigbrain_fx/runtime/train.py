@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from .bundle import Bundle, make_device, save_first_gradients
 from .command_line import words
-from .commit_start import CommitOptions, add_options, is_restart, options_of
+from .commit_start import CommitOptions, add_earlier, add_options, is_restart, options_of
 from .committing import Committer, begin_together, committer_of
 from .device import Device
 from .finite import NOT_FINITE, POLICIES, NotFiniteError
@@ -306,8 +306,10 @@ def _parser(bundle: Bundle) -> argparse.ArgumentParser:
     add_options(parser)
     parser.set_defaults(store=None)
     if any(device.offload for device in bundle.devices):
+        add_earlier(parser, "--store", as_called)  # earlier name
         parser.add_argument(
-            "--store",
+            "--offload-dir",
+            dest="store",
             type=as_called,
             help="a folder for what is offloaded (default: the plan's), on this host",
         )

@@ -220,7 +220,7 @@ class Front:
             raise HttpError(
                 400,
                 "this bundle keeps keys and values in rows that are the server's to give: POST "
-                "/v1/completions (for scores of whole rows split without --cache)",
+                "/v1/completions (for scores of whole rows split without --kv-cache)",
                 code="BX3156",
             )
         spec = self.engine.spec

@@ -13,6 +13,7 @@ if sys.version_info < (3, 10):  # noqa: UP036  # whoever takes an old one reads 
     )
     sys.exit(2)
 
+from .arguments import FLAGS as FLAGS, Flag as Flag
 from .command import (
     last_lines as last_lines,
     main as main,

@@ -6,7 +6,10 @@ It reads words; it starts nothing and opens no file.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 MOST_SECONDS = 1e8
 
@@ -27,57 +30,111 @@ def parser_of(program: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _add_limits(parser: argparse.ArgumentParser) -> None:
-    """Add how processes are replaced, and how long they may take."""
-    parser.add_argument("--spares", type=_count, default=1, help="warm processes (default 1)")
-    parser.add_argument(
-        "--restarts", type=_count, default=20, help="allowed within ten minutes (default 20)"
-    )
-    parser.add_argument(
+@dataclass(frozen=True)
+class Flag:
+    """An option of launch.py that `bigbrain-fx run` has, too.
+
+    Attributes:
+        name: with its dashes.
+        field: of `RunOptions`.
+        kind: what it takes; `KINDS` reads it.
+        help: what it does.
+        value: what it is where it is not given.
+        default: what the help says of that, where it is no number.
+        earlier: the name that it had until 0.3.0, which works and is shown nowhere.
+    """
+
+    name: str
+    field: str
+    kind: Literal["count", "positive", "seconds", "folder", "share"]
+    help: str
+    value: float | None = None
+    default: str = ""
+    earlier: str = ""
+
+    @property
+    def default_text(self) -> str:
+        """What the help says of the default."""
+        return self.default if self.value is None else f"{self.value:g}"
+
+
+FLAGS = (
+    Flag(
+        "--standby",
+        "spares",
+        "count",
+        "standby workers that replace dead processes of a training",
+        1,
+        earlier="--spares",
+    ),
+    Flag("--restarts", "restarts", "count", "processes replaced within ten minutes, at most", 20),
+    Flag(
         "--hang",
-        type=_seconds,
-        default=60.0,
-        help="end a process that makes no progress, and give up a host that says nothing, for so "
-        "many seconds (default 60); time in which a busy host gave it no processor does not count",
-    )
-    parser.add_argument(
+        "hang_s",
+        "seconds",
+        "end a process that makes no progress, and give up a host that says nothing, for so many "
+        "seconds; time in which a busy host gave it no processor does not count",
+        60.0,
+    ),
+    Flag(
         "--grace",
-        type=_seconds,
-        default=None,
-        help="when asked to stop, wait so many seconds for the end of a step, and for the last "
-        "commit (default: 3 times the longest recent step, at least --hang and 30)",
-    )
-    parser.add_argument(
-        "--snapshot-every",
-        type=_positive,
-        default=None,
-        help="steps between snapshots in memory (default: measured)",
-    )
-    parser.add_argument(
-        "--snapshots",
-        type=_folder,
-        metavar="FOLDER",
-        help="keep snapshots in a folder of a disk, as files without a name, in place of memory",
-    )
-    parser.add_argument(
+        "grace_s",
+        "seconds",
+        "when asked to stop, wait so many seconds for the end of a step and the last checkpoint",
+        default="3 times the longest recent step, at least --hang and 30",
+    ),
+    Flag(
         "--suspect",
-        type=_share,
-        default=0.0,
-        metavar="RATE",
-        help="let a spare compute this share of all devices' steps again, and go back where it "
-        "finds another result (default 0)",
-    )
+        "suspect",
+        "share",
+        "let a standby worker recompute this fraction of all devices' steps, and go back where "
+        "results differ (silent data corruption)",
+        0.0,
+    ),
+    Flag(
+        "--memory-checkpoint-every",
+        "snapshot_every",
+        "positive",
+        "steps between in-memory checkpoints",
+        default="measured",
+        earlier="--snapshot-every",
+    ),
+    Flag(
+        "--memory-checkpoint-dir",
+        "snapshots",
+        "folder",
+        "write in-memory checkpoints to this folder of a disk, as files without a name",
+        default="in memory",
+        earlier="--snapshots",
+    ),
+    Flag(
+        "--log-mib",
+        "log_mib",
+        "count",
+        "memory for sent messages on each device",
+        default="a share of half of what is free",
+    ),
+)
+"""How processes are replaced, and how long they may take."""
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    hidden = argparse.SUPPRESS
+    for flag in FLAGS:
+        read, text = KINDS[flag.kind], f"{flag.help} (default: {flag.default_text})"
+        metavar = flag.kind.upper()
+        parser.add_argument(
+            flag.name, dest=flag.field, type=read, default=flag.value, metavar=metavar, help=text
+        )
+        if flag.earlier:
+            parser.add_argument(
+                flag.earlier, dest=flag.field, type=read, default=hidden, help=hidden
+            )
     parser.add_argument(
         "--elastic",
         action="store_true",
         help="go on without a replica of which a device, or its host, is lost for good (replicas "
         "of ZeRO 0 that are summed by micro or tree; else the run ends, as without it)",
-    )
-    parser.add_argument(
-        "--log-mib",
-        type=_count,
-        default=None,
-        help="memory for sent messages on each device (default: a share of half of what is free)",
     )
 
 
@@ -125,3 +182,12 @@ def _seconds(text: str) -> float:
     if not 0 < number < MOST_SECONDS:
         raise argparse.ArgumentTypeError(f"expected more than 0 seconds, found {text}")
     return number
+
+
+KINDS: dict[str, Callable[[str], object]] = {
+    "count": _count,
+    "positive": _positive,
+    "seconds": _seconds,
+    "folder": _folder,
+    "share": _share,
+}

@@ -69,12 +69,12 @@ def main(
         logs=logs,
         spares=options.spares,
         restarts=options.restarts,
-        hang_s=options.hang,
+        hang_s=options.hang_s,
         every=options.snapshot_every,
         suspect=options.suspect,
         log_bytes=None if options.log_mib is None else options.log_mib * MIB,
         hosts=tuple(hosts) if head else (),
-        grace_s=options.grace,
+        grace_s=options.grace_s,
         elastic=options.elastic,
         replicas=replicas,
         snapshots=options.snapshots,
@@ -116,7 +116,7 @@ def _require_hosts(
             BAD_INPUT, "error[BX6901]: this needs Linux; elsewhere start it with torchrun\n"
         )
     if options.suspect and (hosts or not options.spares):
-        parser.error("--suspect needs --spares 1 or more, and all devices on one host")
+        parser.error("--suspect needs --standby 1 or more, and all devices on one host")
     if options.suspect and not (folder / "runtime" / "suspicion.py").is_file():
         parser.error("--suspect needs a bundle that was split with `--with suspicion`")
     if not (options.listen or options.join):

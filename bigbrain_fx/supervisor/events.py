@@ -132,7 +132,8 @@ def status(entry: Event) -> str | None:
         "log_dropped": "WARNING: the messages that {device} keeps have grown to {bytes} bytes and "
         "were dropped: until the next snapshot a death takes all devices back",
         "snapshots_large": "WARNING: snapshots take {bytes} bytes of memory, and half of that is "
-        "still to come of {left} that are left here: --snapshots FOLDER keeps them on a disk, "
+        "still to come of {left} that are left here: --memory-checkpoint-dir FOLDER keeps them on "
+        "a disk, "
         "--no-replay none",
         "log_whole": "a death takes back the dead device only, again",
         "log_lost": "WARNING: what {device} writes is not kept: {text}",

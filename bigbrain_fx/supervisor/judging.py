@@ -106,8 +106,10 @@ class Stop:
 
 
 LESS_MEMORY = (
-    ": `bigbrain-fx estimate` says what each device will take; split for less (--recompute all, "
-    "--offload, more micro-batches), or with fewer devices on its host; --snapshots FOLDER "
+    ": `bigbrain-fx estimate` says what each device will take; split for less "
+    "(--activation-checkpointing all, "
+    "--offload, more micro-batches), or with fewer devices on its host; --memory-checkpoint-dir "
+    "FOLDER "
     "keeps snapshots on a disk, --no-replay none"
 )
 

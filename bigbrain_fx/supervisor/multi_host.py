@@ -40,7 +40,7 @@ class Head:
     def __init__(self, options: argparse.Namespace, hosts: Sequence[str]) -> None:
         self.door = _door(_address(options.listen))
         pair = Pair(Path(options.secret))
-        self.bridges = admit(self.door, pair, set(hosts) - {hosts[0]}, AGENTS_S, options.hang)
+        self.bridges = admit(self.door, pair, set(hosts) - {hosts[0]}, AGENTS_S, options.hang_s)
 
     def environment(self) -> dict[str, str]:
         """Return what lets devices here listen where the other hosts reach this one."""
@@ -151,7 +151,7 @@ def _join(
     connection = _reached(_address(options.join))
     secured = Secured(connection, pair, is_head=False)
     own = {**environment, **_address_of(secured)}
-    grace_s = LAST_COMMIT_S if options.grace is None else options.grace
+    grace_s = LAST_COMMIT_S if options.grace_s is None else options.grace_s
     room = options.snapshots
     agent = Agent(secured, folder, own, logs, places=places, grace_s=grace_s, snapshots=room)
     with stopped_by_sigterm(agent):

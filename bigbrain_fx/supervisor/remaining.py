@@ -180,7 +180,8 @@ def _how_on(folder: str) -> str:
     return (
         f"It has the states of all devices: where the first host is back, copy {folder} to it "
         "unless all hosts see it, and give all of them --resume; without it, "
-        f"bigbrain-fx resplit BUNDLE -d LEFT.json --commits {folder} -o NEW, where LEFT.json names "
+        f"bigbrain-fx resplit BUNDLE -d LEFT.json --checkpoint-dir {folder} -o NEW, where "
+        "LEFT.json names "
         "the devices that are left: another host listens then"
     )
 

@@ -84,7 +84,8 @@ def error_of(error: Exception, bundle: Path, model: Path | None) -> InputError |
             code="BX3809",
             at=line,
             help=f"decide with torch.where instead of if; --assume {line}=true (or =false) when it "
-            "is split chooses the other side; or keep the module that holds the line whole: --leaf",
+            "is split chooses the other side; or keep the module that holds the line whole: "
+            "--opaque",
         )
     frames = traceback.extract_tb(error.__traceback__)
     if frames and frames[-1].filename.startswith(_OURS):

@@ -122,7 +122,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, nursery: object) -> Path:
     (folder / "pair.py").write_text(MODEL)
     options = bb.Options("naive", micro_batches=1)
     bundle = bb.split(folder / "pair.py", cluster(), folder / "bundle", options).bundle
-    train(bundle, 3, "--commits", "commits")
+    train(bundle, 3, "--checkpoint-dir", "commits")
     return bundle
 
 
@@ -171,7 +171,7 @@ def test_a_run_goes_on_in_plain_pytorch_and_comes_back(
     save({**root, "optimizer": state, **counted}, checkpoint_id=tmp_path / "back", no_dist=True)
     back = resplit(trained, cluster(), tmp_path / "new", from_dcp=tmp_path / "back")
     assert back.step == 5
-    assert train(back.bundle, 7, "--commits", "commits", "--resume") == ours[5:]
+    assert train(back.bundle, 7, "--checkpoint-dir", "commits", "--resume") == ours[5:]
 
 
 @pytest.mark.nightly
@@ -184,7 +184,7 @@ def test_two_processes_of_fsdp2_go_on_between(trained: Path, tmp_path: Path) -> 
     subprocess.run(command, cwd=tmp_path, check=True, timeout=120, capture_output=True)
     assert len(list((tmp_path / "back").glob("*.distcp"))) == 2
     back = resplit(trained, cluster(), tmp_path / "new", from_dcp=tmp_path / "back")
-    assert train(back.bundle, 7, "--commits", "commits", "--resume") == train(trained, 7)[5:]
+    assert train(back.bundle, 7, "--checkpoint-dir", "commits", "--resume") == train(trained, 7)[5:]
 
 
 AVERAGED = """
@@ -247,7 +247,7 @@ def test_what_is_divided_goes_to_fsdp2_and_comes_back(
     options = bb.Options("naive", micro_batches=2, sum_order="micro", **choices)  # type: ignore[arg-type]
     devices = cluster(4)
     bundle = bb.split(tmp_path / "pair.py", devices, tmp_path / "bundle", options).bundle
-    train(bundle, 3, "--commits", "commits")
+    train(bundle, 3, "--checkpoint-dir", "commits")
     export_dcp(bundle, tmp_path / "out", commits=bundle / "commits")
     pass_on(tmp_path, FSDP, "lacking")
     with pytest.raises(InputError, match=f"has {rates}, and the checkpoint does not say") as caught:
@@ -259,7 +259,7 @@ def test_what_is_divided_goes_to_fsdp2_and_comes_back(
         tmp_path, FSDP.replace("    model, state = get", made + "    model, state = get", 1), "back"
     )
     back = resplit(bundle, devices, tmp_path / "new", from_dcp=tmp_path / "back")
-    found = train(back.bundle, 6, "--commits", "commits", "--resume")
+    found = train(back.bundle, 6, "--checkpoint-dir", "commits", "--resume")
     assert found == train(bundle, 6)[3:]
 
 

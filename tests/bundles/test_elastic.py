@@ -95,8 +95,8 @@ def goes_on_without_a_device(bundle: Path, tmp_path: Path, rest: str) -> None:
 
     reference = tmp_path / "reference"
     shutil.copytree(bundle, reference, ignore=shutil.ignore_patterns("__pycache__"))
-    words = ("train.py", "--in-process", "--commits", "commits")
-    first = python(reference, *words, "--steps", "4", "--commit-every", "0")
+    words = ("train.py", "--in-process", "--checkpoint-dir", "commits")
+    first = python(reference, *words, "--steps", "4", "--checkpoint-every", "0")
     assert first.returncode == 0, first.stderr
     left = without(read_plan(bundle).cluster, "d1")
     assert left is not None

@@ -97,4 +97,4 @@ def test_a_part_that_torch_cannot_compute_is_kept_whole_and_named(tmp_path: Path
     (said,) = {line for line in made.warnings if "kept whole" in line}  # type: ignore[attr-defined]
     assert f"net.py:{line_of('self.conv(wide)')}" in said
     assert "could not create a primitive" in said
-    assert "--tensor-axes" in said
+    assert "--tp-axes" in said

@@ -49,7 +49,7 @@ def test_a_run_names_the_extra_that_its_flag_wants(plain: Path) -> None:
     ("program", "words", "name"),
     [
         ("train.py", ["--transport", "mpi"], "mpi"),
-        ("launch.py", ["--suspect", "0.5", "--spares", "1"], "suspicion"),
+        ("launch.py", ["--suspect", "0.5", "--standby", "1"], "suspicion"),
     ],
 )
 def test_so_does_the_bundle_itself(plain: Path, program: str, words: list[str], name: str) -> None:

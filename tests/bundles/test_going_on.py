@@ -94,7 +94,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, nursery: object) -> Path:
     (folder / "pair.py").write_text(MODEL)
     options = bb.Options("naive", micro_batches=1)
     bundle = bb.split(folder / "pair.py", cluster(), folder / "bundle", options).bundle
-    train(bundle, 4, "--commits", "commits", "--commit-every", "2", "--keep", "5")
+    train(bundle, 4, "--checkpoint-dir", "commits", "--checkpoint-every", "2", "--keep", "5")
     train(bundle, 7, "--save", "saved")
     return bundle
 
@@ -140,20 +140,20 @@ def test_the_weights_of_a_commit_alone_also_where_steps_overlap(tmp_path: Path) 
     (tmp_path / "letters.py").write_text(untied(LETTERS))
     options = bb.Options("naive", micro_batches=2, asynchronous="2bw")
     bundle = bb.split(tmp_path / "letters.py", cluster(), tmp_path / "bundle", options).bundle
-    train(bundle, 4, "--commits", "commits", "--commit-every", "2", "--save", "saved")
+    train(bundle, 4, "--checkpoint-dir", "commits", "--checkpoint-every", "2", "--save", "saved")
     out, commits = tmp_path / "out.safetensors", bundle / "commits"
     state = tmp_path / "state.safetensors"
-    refused = call("export", bundle, "--to", out, "--commits", commits, "--optimizer", state)
+    refused = call("export", bundle, "--to", out, "--checkpoint-dir", commits, "--optimizer", state)
     assert refused.code == 2
     assert "leave --optimizer out" in refused.err
-    done = call("export", bundle, "--to", out, "--commits", commits, "--json")
+    done = call("export", bundle, "--to", out, "--checkpoint-dir", commits, "--json")
     assert (done.code, json.loads(done.out)["step"]) == (0, 4)
     export_weights(bundle, tmp_path / "whole.safetensors", weights=bundle / "saved")
     found, wanted = load_file(out), load_file(tmp_path / "whole.safetensors")
     assert found.keys() == wanted.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
-    both = call("export", bundle, "--to", out, "--commits", commits, "--weights", "saved")
-    assert (both.code, "expected one of --weights and --commits" in both.err) == (2, True)
+    both = call("export", bundle, "--to", out, "--checkpoint-dir", commits, "--weights", "saved")
+    assert (both.code, "expected one of --weights and --checkpoint-dir" in both.err) == (2, True)
 
 
 def test_the_loader_stands_alone_and_refuses_others(trained: Path, tmp_path: Path) -> None:
@@ -207,11 +207,11 @@ def test_an_earlier_commit_is_gone_back_to(trained: Path, tmp_path: Path) -> Non
     assert rollback(commits, 4, print) == []
     aside = rollback(commits, 2, print)
     assert [path.name for path in aside] == ["commit-4.json.set-aside"]
-    again = train(trained, 6, "--commits", commits, "--commit-every", "0", "--resume")
+    again = train(trained, 6, "--checkpoint-dir", commits, "--checkpoint-every", "0", "--resume")
     assert again == train(trained, 6)[2:]
     assert [record.step for record in list_commits(commits, print)] == [6, 2, 0]  # --keep 5 holds
     assert not list(commits.glob("*.set-aside"))  # no record without its states
-    train(trained, 7, "--commits", commits, "--resume", "--keep", "2")
+    train(trained, 7, "--checkpoint-dir", commits, "--resume", "--keep", "2")
     assert [record.step for record in list_commits(commits, print)] == [7, 6]
 
 

@@ -44,7 +44,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, nursery: object) -> Path:
     (folder / "letters.py").write_text(MODEL)
     options = Options("naive", schedule="1f1b", micro_batches=2)
     bundle = bigbrain_fx.split(folder / "letters.py", cluster(2), folder / "b0", options).bundle
-    train(bundle, 3, "--commits", "commits")
+    train(bundle, 3, "--checkpoint-dir", "commits")
     return bundle
 
 
@@ -88,4 +88,4 @@ def test_a_resplit_in_its_own_place_leaves_the_run_as_it_was_or_moved(
     assert seen[-1] == (1, 3)
     assert seen == sorted(seen, reverse=True)
     assert beside(trained.parent) == []
-    assert len(train(trained, 5, "--resume", "--commits", "commits")) == 2
+    assert len(train(trained, 5, "--resume", "--checkpoint-dir", "commits")) == 2

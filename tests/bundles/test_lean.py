@@ -35,7 +35,7 @@ def test_it_has_no_supervisor_and_does_not_speak_of_one(lean: Path) -> None:
 
 
 def test_run_starts_it_and_resplit_keeps_it_lean(lean: Path, tmp_path: Path) -> None:
-    done = call("run", lean, "--steps", "2", "--commits", lean / "commits", "--json")
+    done = call("run", lean, "--steps", "2", "--checkpoint-dir", lean / "commits", "--json")
     assert done.code == 0, done.err
     assert [line["step"] for line in done.objects if "step" in line] == [0, 1]
     moved = resplit(lean, cluster(1), tmp_path / "moved").bundle
@@ -45,7 +45,7 @@ def test_run_starts_it_and_resplit_keeps_it_lean(lean: Path, tmp_path: Path) -> 
 
 
 def test_spares_are_refused(lean: Path) -> None:
-    done = call("run", lean, "--steps", "2", "--spares", "1")
+    done = call("run", lean, "--steps", "2", "--standby", "1")
     assert done.code == 2
     assert "split again without --lean" in done.err
     for start in (run, run_elastic):

@@ -154,9 +154,9 @@ def test_a_bundle_of_groups_is_refused_with_a_way_that_there_is(tmp_path: Path) 
     options = Options(partitioner="naive", tensor=2, micro_batches=2)
     plan = make_plan(found, samples.cluster(2), Source("gpt.py"), options)
     (tmp_path / "plan.json").write_bytes(to_json(plan))
-    with pytest.raises(InputError, match="does not go with --tensor") as caught:
+    with pytest.raises(InputError, match="does not go with --tensor-parallel") as caught:
         export_onnx(tmp_path, tmp_path / "onnx")
-    assert "--mode eval and --tensor 1" in str(caught.value)
+    assert "--mode eval and --tensor-parallel 1" in str(caught.value)
 
 
 def test_a_folder_with_files_is_left_alone(tmp_path: Path) -> None:

@@ -136,8 +136,8 @@ def test_one_op_on_one_device_trains_as_a_plain_loop_does(made: bb.Split) -> Non
 def test_a_run_that_goes_on_from_a_checkpoint_has_the_same_numbers(made: bb.Split) -> None:
     commits = made.bundle.parent / "commits"
     expected = train(made.bundle, 7)
-    train(made.bundle, 4, "--commits", commits, "--commit-every", 2)
-    assert same(expected, train(made.bundle, 7, "--commits", commits, "--resume"))
+    train(made.bundle, 4, "--checkpoint-dir", commits, "--checkpoint-every", 2)
+    assert same(expected, train(made.bundle, 7, "--checkpoint-dir", commits, "--resume"))
 
 
 @pytest.mark.nightly

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 import bigbrain_fx
 from bigbrain_fx.bundles import resplit, verify
 from bigbrain_fx.bundles.launch import RunOptions, run
-from bigbrain_fx.cli.given import read_axes, read_number, read_shares
+from bigbrain_fx.cli.given import read_axes, read_number, read_ratio
 from bigbrain_fx.emit import bundle_texts
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Options, gathered_parts, read_plan
@@ -36,12 +36,14 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_goes_on_with_more_or_fewer_replicas(bundle: Path, tmp_path: Path) -> None:
     """The binary tree has the same bits for all of them."""
     whole = train(bundle, 6)
-    found = train(bundle, 2, "--commits", str(tmp_path / "commits"), "--commit-every", "1")
+    found = train(
+        bundle, 2, "--checkpoint-dir", str(tmp_path / "commits"), "--checkpoint-every", "1"
+    )
     at, commits = bundle, tmp_path / "commits"
     for devices, until in ((3, 4), (1, 6)):
         moved = resplit(at, cluster(devices), tmp_path / f"on-{devices}", commits)
         at, commits = moved.bundle, moved.commits
-        go_on = ("--commits", str(commits), "--commit-every", "1", "--resume")
+        go_on = ("--checkpoint-dir", str(commits), "--checkpoint-every", "1", "--resume")
         found += train(at, until, *go_on)
     assert read_plan(at).stages.sum_order == "tree"
     assert found == whole
@@ -71,10 +73,12 @@ def test_weights_that_are_divided_are_saved_and_moved(unsharded: Path, tmp_path:
     """Each device's part of a commit has what it keeps; others divide it otherwise."""
     end = ("--save", str(tmp_path / "whole"))
     whole = train(unsharded, 4, *end)
-    found = train(unsharded, 2, "--commits", str(tmp_path / "commits"), "--commit-every", "1")
+    found = train(
+        unsharded, 2, "--checkpoint-dir", str(tmp_path / "commits"), "--checkpoint-every", "1"
+    )
     moved = resplit(unsharded, cluster(3), tmp_path / "on-3", tmp_path / "commits")
     assert read_plan(moved.bundle).stages.gathers
-    found += train(moved.bundle, 4, "--commits", str(moved.commits), "--resume")
+    found += train(moved.bundle, 4, "--checkpoint-dir", str(moved.commits), "--resume")
     assert found == whole
     saved = [load_file(path) for path in sorted((tmp_path / "whole").glob("*.safetensors"))]
     assert not set(saved[0]) & set(saved[1])
@@ -106,7 +110,7 @@ def test_a_device_that_writes_statistics_is_replaced_and_moved(tmp_path: Path) -
     split = bigbrain_fx.split(tmp_path / "letters.py", cluster(3), tmp_path / "bundle", options)
     require_replaced(split.bundle, tmp_path, 1)
     moved = resplit(split.bundle, cluster(2), tmp_path / "on-2", tmp_path / "commits")
-    go_on = ("--commits", str(moved.commits), "--resume", "--save", str(tmp_path / "end"))
+    go_on = ("--checkpoint-dir", str(moved.commits), "--resume", "--save", str(tmp_path / "end"))
     train(moved.bundle, 12, *go_on)
     train(split.bundle, 12, "--save", str(tmp_path / "whole"))
     whole = load_file(tmp_path / "whole" / "d0.safetensors")
@@ -159,11 +163,11 @@ def test_other_replicas_are_refused(text: str) -> None:
 
 
 def test_shares_are_numbers_with_colons() -> None:
-    assert read_shares("3:1") == (3, 1)
-    assert read_shares(None) == ()
+    assert read_ratio("3:1") == (3, 1)
+    assert read_ratio(None) == ()
     for text in ("3,1", "3:0", ":", "a:b"):
         with pytest.raises(InputError, match="expected positive numbers with colons"):
-            read_shares(text)
+            read_ratio(text)
 
 
 def test_axes_are_names_with_commas() -> None:
@@ -188,9 +192,9 @@ def test_sums_by_collectives_replace_no_process_and_say_so(collective: Path) -> 
     assert (collective / "runtime" / "collectives.py").is_file()
     assert "no process is replaced" in (collective / "README.md").read_text()
     assert 'sum_order = "backend"' in (collective / "device_d0.py").read_text()
-    done = call("run", collective, "--steps", "2", "--spares", "1")
+    done = call("run", collective, "--steps", "2", "--standby", "1")
     assert done.code == 2
-    assert "or with --sum-order backend, whose sums are no messages" in done.err
+    assert "or with --all-reduce-order backend, whose sums are no messages" in done.err
 
 
 @pytest.mark.nightly
@@ -201,8 +205,8 @@ def test_three_processes_sum_by_collectives_to_rounding(collective: Path, tmp_pa
     bundle = [check for check in found.checks if check.name.startswith("reference = bundle")]
     assert ["to rounding" in check.detail for check in bundle] == [True] * 3
     whole = train(collective, 3)
-    parts = train(collective, 2, "--commits", str(tmp_path), "--commit-every", "1")
-    parts += train(collective, 3, "--commits", str(tmp_path), "--resume")
+    parts = train(collective, 2, "--checkpoint-dir", str(tmp_path), "--checkpoint-every", "1")
+    parts += train(collective, 3, "--checkpoint-dir", str(tmp_path), "--resume")
     assert parts == pytest.approx(whole, rel=1e-6)
 
 
@@ -217,5 +221,5 @@ def test_a_member_of_a_group_whose_batches_are_unequal_is_replaced(tmp_path: Pat
     moved = resplit(split.bundle, cluster(2), tmp_path / "on-2", tmp_path / "commits")
     assert read_plan(moved.bundle).stages.members == 2
     whole = train(split.bundle, 10)
-    later = train(moved.bundle, 10, "--commits", str(moved.commits), "--resume")
+    later = train(moved.bundle, 10, "--checkpoint-dir", str(moved.commits), "--resume")
     assert later == pytest.approx(whole[8:], rel=1e-5)

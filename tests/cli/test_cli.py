@@ -126,7 +126,7 @@ def test_simulate_here_and_elsewhere(bundle: Path, tmp_path: Path) -> None:
     (slower,) = call("simulate", bundle, "--devices", slow, "--json").objects
     assert slower["step_s"] > here["step_s"]
     text = call("simulate", bundle, "--devices", slow).out
-    assert f"forecast {slower['step_s']:.4f} s a step" in text
+    assert f"fits 2 devices: {slower['step_s']:.4g} s a step" in text
 
 
 def test_explain_says_the_same_as_json_and_as_text(bundle: Path) -> None:
@@ -197,7 +197,7 @@ def test_no_control_codes_in_a_pipe(bundle: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout + done.stderr
     assert done.stdout.isascii()
-    assert done.stdout.splitlines()[0].split()[:3] == ["device", "stages", "modules"]
+    assert done.stdout.splitlines()[3].split()[:3] == ["device", "stages", "modules"]
 
 
 def test_no_color_on_a_terminal(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,7 +283,7 @@ def test_debug_shows_the_traceback_and_keeps_the_exit_code(tmp_path: Path) -> No
 
 
 def test_a_fault_of_ours_is_called_so(monkeypatch: pytest.MonkeyPatch, bundle: Path) -> None:
-    def broken(plan: object) -> None:
+    def broken(plan: object, verbose: bool) -> None:
         raise LookupError("no such cell")
 
     monkeypatch.setattr(show, "show_forecast", broken)

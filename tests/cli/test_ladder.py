@@ -1,4 +1,4 @@
-"""`--assume` and `--leaf` on the command line, and what a bundle says when data contradict it."""
+"""`--assume` and `--opaque` on the command line, and what a bundle says when data contradict it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_branch_is_assumed_checked_and_verified(tmp_path: Path) -> None:
     model, cluster = write_model(tmp_path, MODEL, "branch.py"), write_cluster(tmp_path)
     bundle = tmp_path / "bundle"
     where = ("--devices", cluster, "--out", bundle)
-    given = ("--assume", f"branch.py:{LINE}=true", "--leaf", "Part")
+    given = ("--assume", f"branch.py:{LINE}=true", "--opaque", "Part")
     made = call("split", model, *where, *ONE, *given)
     assert made.code == 0, made.err
     assert f"warning: assumed True at branch.py:{LINE}: if x.sum() > 0" in made.err
@@ -67,7 +67,7 @@ def test_a_branch_is_assumed_checked_and_verified(tmp_path: Path) -> None:
     failed = call("run", bundle, "--steps", "1")
     assert failed.code == 2
     assert "Traceback" not in failed.err
-    assert "`split --leaf CLASS` keeps whole; split again" in failed.err
+    assert "`split --opaque CLASS` keeps whole; split again" in failed.err
     assert f"branch.py:{LINE}: this was True for the example batch" in failed.err
 
 
@@ -86,7 +86,7 @@ def test_an_estimate_needs_the_answer(tmp_path: Path) -> None:
     ("option", "value", "says"),
     [
         ("--assume", "branch.py=true", "FILE:LINE=true"),
-        ("--leaf", "Prt", "did you mean Part"),
+        ("--opaque", "Prt", "did you mean Part"),
     ],
 )
 def test_words_that_mean_nothing(tmp_path: Path, option: str, value: str, says: str) -> None:

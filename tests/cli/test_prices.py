@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bigbrain_fx.cli.prices import cost, hourly, offers, tokens
+from bigbrain_fx.cli.prices import cost, hourly, offers
+from bigbrain_fx.cli.verdict import tokens
 from bigbrain_fx.core import Input
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Plan

@@ -77,8 +77,9 @@ def test_what_tensors_took_of_a_gpu_is_told(bundle: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("bigbrain_fx.bundles.launch.run", run)
     done = call("run", bundle, "--steps", "1")
     assert done.out == (
-        "no step was left to run: --steps counts those before the commit, too\n"
-        "tensors on the GPU, at most: d0 3 MiB, d1 5 MiB\nresident memory d0 1 MiB; logs in logs\n"
+        "no step was left to run: --steps counts those before the checkpoint, too\n"
+        "GPU memory of tensors, peak: d0 3 MiB, d1 5 MiB\n"
+        "resident memory, peak: d0 1 MiB\nlogs in logs\n"
     )
 
 

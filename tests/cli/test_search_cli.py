@@ -17,7 +17,7 @@ AUTO = ("--partitioner", "auto", "--effort", "fast")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("auto")
     cluster, model = write_cluster(folder), write_model(folder)
-    made = call("split", model, "--devices", cluster, *AUTO, "--out", folder / "bundle")
+    made = call("split", model, "--devices", cluster, *AUTO, "--out", folder / "bundle", "-v")
     assert made.code == 0, made.err
     assert "auto (throughput, effort fast) compared" in made.out
     return folder / "bundle"

@@ -10,13 +10,13 @@ import pytest
 from bigbrain_fx.bundles.verifying import Check, Verification
 from bigbrain_fx.cli.console import (
     MOST_CUTS,
-    json_line,
     plan_json,
     show_explanation,
     show_forecast,
     show_plan,
     show_verification,
 )
+from bigbrain_fx.cli.output import json_line
 from bigbrain_fx.plan.explain import Cut, DevicePart, Explanation
 from tests.plan.test_explain import hand_made_costs, placed, stack, two
 
@@ -26,7 +26,10 @@ Capture = pytest.CaptureFixture[str]
 
 # busy s: 2 ops x 3 s and 3 ops x 3 s. weights: 1 KiB an op; gradients and Adam's two moments
 PLAN = """\
-toy: 1,280 parameters, 5 ops; 2 stages on 2 devices; 1f1b, 1 micro-batch of 4 rows
+toy: 1,280 parameters, 5 ops, 2 stages; 1f1b, 1 micro-batch of 4 rows
+fits 2 devices: 18 s a step, 0.222 rows/s (90 % interval 14.04 to 23.04 s)
+limits: b is busy 50 % of a step (all devices 42 %); b is fullest, {b} of 64.0 MiB (0 %)
+better: --partitioner auto also tries replicas, tensor parallelism and other schedules
 device  stages  modules            ops  busy s   idle s    memory       of
 a       0       embed to layers.0    2  6.0000  12.0000  {a} 64.0 MiB
 b       1       layers.1 to head     3  9.0000   9.0000  {b} 64.0 MiB
@@ -45,8 +48,10 @@ def words(text: str) -> list[list[str]]:
 def test_a_plan(capsys: Capture) -> None:
     plan = placed(stack(), "aabbb", two())
     a, b = (f"{entry.peak_bytes / 1024:.1f} KiB" for entry in plan.forecast.devices)
-    show_plan(plan, 5 * 256)
+    show_plan(plan, 5 * 256, verbose=True)
     assert words(capsys.readouterr().out) == words(PLAN.format(a=a, b=b))
+    show_plan(plan, 5 * 256)
+    assert words(capsys.readouterr().out) == words(PLAN.format(a=a, b=b))[:7]
 
 
 def test_a_forecast(capsys: Capture) -> None:
@@ -54,12 +59,12 @@ def test_a_forecast(capsys: Capture) -> None:
     show_forecast(plan)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "toy: naive with analytical, 1f1b, 1 micro-batch of 4 rows"
-    assert lines[1] == "forecast 18.0000 s a step, 0.2 rows a second; it fits:"
-    assert lines[2].split()[-3:] == ["messages", "peak", "has"]
-    assert lines[3].split()[:5] == ["a", "6.0000", "12.0000", "2.0", "KiB"]  # two weights
-    assert lines[4].split()[:5] == ["b", "9.0000", "9.0000", "3.0", "KiB"]
-    assert lines[5:] == ["14.04 to 23.04 s in nine of ten"]
-    assert len({len(line) for line in lines[2:5]}) == 1  # columns stand under their heads
+    assert [line.partition(" ")[0] for line in lines[1:4]] == ["fits", "limits:", "better:"]
+    assert lines[4].split()[-3:] == ["messages", "peak", "of"]
+    assert lines[5].split()[:5] == ["a", "6.0000", "12.0000", "2.0", "KiB"]  # two weights
+    assert lines[6].split()[:5] == ["b", "9.0000", "9.0000", "3.0", "KiB"]
+    assert len(lines) == 7
+    assert len({len(line) for line in lines[4:]}) == 1  # columns stand under their heads
 
 
 def test_a_plan_as_json() -> None:
@@ -103,7 +108,8 @@ def test_names_are_no_markup(capsys: Capture) -> None:
 def test_a_verification(capsys: Capture) -> None:
     long = "gradient of [a] " * 20
     show_verification(Verification((Check("losses", True, "5 steps"), Check("w", False, long))))
-    assert capsys.readouterr().out == f"equal  losses: 5 steps\nDIFFERENT  w: {long}\n"
+    checks = f"equal  losses: 5 steps\nDIFFERENT  w: {long}\n"
+    assert capsys.readouterr().out == f"FAILED: 1 of 2 checks\n{checks}"
 
 
 def test_json_has_no_words_of_its_own() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable
 
 import pytest
@@ -54,3 +55,10 @@ def test_batches_of_unknown_number_have_a_line_each(capsys: pytest.CaptureFixtur
         for number in range(30):
             show(BatchLine(number, 4, 0.1))
     assert len(capsys.readouterr().out.splitlines()) == 30
+
+
+def test_lines_go_to_stdout_beside_the_progress_bar_of_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert shown(capsys, range(25), 25) == [0, 10, 20, 24]

@@ -34,7 +34,7 @@ def test_a_run_says_its_pace_and_writes_its_steps(bundle: Path, tmp_path: Path) 
     done = call("run", bundle, "--no-replay", *words, "--logs", tmp_path / "logs")
     assert done.code == 0, done.err
     assert re.findall(r"^step +(\d)", done.out, re.MULTILINE) == ["0", "2", "3"]
-    assert re.search(r"median [\d.]+ s a step, [\d.]+ rows a second; forecast [\d.]+ s", done.out)
+    assert re.search(r"median [\d.]+ s a step, [\d,.]+ rows/s; forecast [\d.]+ s", done.out)
     rows = list(csv.DictReader(files[0].read_text().splitlines()))
     assert [row["step"] for row in rows] == ["0", "1", "2", "3"]
     assert float(rows[2]["rows_per_s"]) == pytest.approx(8 / float(rows[2]["step_s"]))
@@ -106,7 +106,7 @@ def test_a_status_follows_steps_and_deaths(tmp_path: Path) -> None:
     text = call("status", tmp_path / "logs").out
     assert text.rstrip().endswith(f"see {tmp_path / 'logs' / 'run.log'}")
     assert "/b: failed, 4 of 10 steps done\nloss 1.250000, 0.5000 s a step, 16.0 rows" in text
-    assert "1 processes have died" in text
+    assert "1 processes replaced" in text
 
 
 def test_a_run_that_was_killed_says_so_by_its_process(tmp_path: Path) -> None:

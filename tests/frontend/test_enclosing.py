@@ -148,4 +148,4 @@ def test_only_a_part_of_the_model_is_named_as_one_to_keep_whole() -> None:
     torch.manual_seed(0)
     with pytest.raises(CaptureError) as caught:
         capture(Matching(), {"x": torch.randn(8, 6)})
-    assert "--leaf with its class" in str(caught.value.help)
+    assert "--opaque with its class" in str(caught.value.help)

@@ -404,7 +404,7 @@ def test_any_other_error_names_the_line_and_a_way_out() -> None:
     found = explain(ValueError("what torch said"))
     assert isinstance(found, CaptureError)
     assert found.code == "BX0199d"
-    assert "--leaf" in (found.help or "")
+    assert "--opaque" in (found.help or "")
 
 
 def test_run_graph_needs_the_leafs_module() -> None:

@@ -129,7 +129,9 @@ def test_what_is_asked_for(text: str | None, wanted: object) -> None:
 def test_what_cannot_be_read_says_what_to_write(text: str) -> None:
     with pytest.raises(InputError, match="expected all, none or numbers of stages") as caught:
         read_defer(text)
-    assert caught.value.help == "write --defer all, or --defer 0,2"
+    assert (
+        caught.value.help == "write --delay-weight-gradients all, or --delay-weight-gradients 0,2"
+    )
 
 
 def test_stages_that_are_not_there_are_refused(graph: Graph) -> None:

@@ -100,7 +100,7 @@ def test_a_program_is_loops_or_a_table_that_a_reader_is_told_of(schedule: str) -
         ({"replicas": 2}, "and 2 of 2 replicas have one", "leave --replicas out"),
         ({"replicas": 2, "devices": 3}, "and 1 of 2 replicas has one", "leave --replicas out"),
         ({"partitioner": "scattered"}, "folds a line of one piece a device", "chain-dp or naive"),
-        ({"pieces": 40}, "needs 80 pieces, and the model has", "use --pieces"),
+        ({"pieces": 40}, "needs 80 pieces, and the model has", "use --virtual-stages"),
         ({"devices": 12}, "needs 24 pieces, and the model has", "fewer devices"),
         ({"in_flight": (1, 1)}, "says itself how many", "--schedule list"),
     ],

@@ -199,7 +199,7 @@ def test_a_plan_says_it_wherever_it_is_shown(capsys: pytest.CaptureFixture[str])
     found = planned("digits", recompute=(1,))
     said = "recompute: each backward runs the forward of stage 1 again"
     assert plan_json(found)["recompute"] == (1,)
-    show_plan(found, 0)
+    show_plan(found, 0, verbose=True)
     show_forecast(found)
     shown = capsys.readouterr().out
     assert said in shown
@@ -228,7 +228,15 @@ def test_a_backward_takes_a_forward_more_and_holds_one_micro_batch() -> None:
 @pytest.mark.nightly
 def test_forecast_and_tracked_peak_of_real_processes() -> None:
     words = [sys.executable, "-m", "tools.memory", "--models", "digits", "--devices", "2"]
-    words += ["--partitioners", "naive", "--resident", "0", "--recompute", "all", "--json"]
+    words += [
+        "--partitioners",
+        "naive",
+        "--resident",
+        "0",
+        "--activation-checkpointing",
+        "all",
+        "--json",
+    ]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
     summary = json.loads(done.stdout.splitlines()[-1])
     assert summary["rows"] == 6  # two devices under three schedules
@@ -251,7 +259,7 @@ def test_recomputing_is_named_where_it_makes_a_plan_fit() -> None:
     assert some.stages.recompute == (0, 1)
     with pytest.raises(NoPlanError) as caught:
         plan_or_remedy(found.graph, tight, found.source, options)
-    assert caught.value.help == "a plan was found with --recompute auto"
+    assert caught.value.help == "a plan was found with --activation-checkpointing auto"
 
 
 # --------------------------------------------------------------------------- the command line
@@ -262,10 +270,12 @@ def test_a_stage_that_is_not_there_is_refused_on_the_command_line(tmp_path: Path
     cluster = tmp_path / "cluster.json"
     cluster.write_text(samples.cluster_text(2))
     digits = ROOT / "models" / "digits.py"
-    done = call("estimate", digits, "--devices", cluster, "--recompute", "9")
-    message = "error[BX1266]: there is no stage 9 to recompute for\n  at: --recompute\n"
+    done = call("estimate", digits, "--devices", cluster, "--activation-checkpointing", "9")
+    message = (
+        "error[BX1266]: there is no stage 9 to recompute for\n  at: --activation-checkpointing\n"
+    )
     assert (done.out, done.err.startswith(message)) == ("", True)
-    done = call("estimate", digits, "--devices", cluster, "--recompute", "x")
+    done = call("estimate", digits, "--devices", cluster, "--activation-checkpointing", "x")
     assert done.err.startswith(
         "error[BX1265]: expected auto, ops, all, none or numbers of stages, found 'x'"
     )

@@ -29,7 +29,7 @@ def heavy(rows: int, mib_a_row: int) -> Graph:
     [
         (heavy(8, 1), 1, 70, Options(micro_batches=2), "--micro-batches 4"),
         (heavy(4, 1), 2, 56, Options(micro_batches=4, schedule="gpipe"), "--schedule 1f1b"),
-        (heavy(1, 16), 2, 108, Options(micro_batches=1), "--recompute auto"),
+        (heavy(1, 16), 2, 108, Options(micro_batches=1), "--activation-checkpointing auto"),
         (
             heavy(1, 16),
             2,

@@ -157,7 +157,7 @@ def test_pyproject_lists_what_the_tables_list() -> None:
         table = plugins.load(kind).TABLE
         text = (ROOT / "pyproject.toml").read_text()
         for name, made in table.items():
-            assert f'{name} = "{made.__module__}:{made.__qualname__}"' in text
+            assert f'{name} = "bigbrain_fx.{made.__module__}:{made.__qualname__}"' in text
 
 
 def test_a_users_file_of_the_same_name_is_noticed(tmp_path: Path) -> None:
@@ -200,3 +200,15 @@ def test_a_module_that_has_moved_is_named(
     assert caught.value.help == (
         "since 0.1.0 bigbrain_fx.units is bigbrain_fx.planning: import from there"
     )
+
+
+def test_a_package_that_imports_ours_by_the_name_of_a_checkout_is_told_the_other(
+    foreign: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lacking = "raise ModuleNotFoundError('as in a wheel', name='partitioners')\n"
+    (tmp_path / "written_for_a_checkout.py").write_text(lacking)
+    monkeypatch.syspath_prepend(tmp_path)
+    foreign["old"] = "written_for_a_checkout:Old"
+    with pytest.raises(InputError) as caught:
+        plugins.partitioner("old")
+    assert "bigbrain_fx.partitioners" in str(caught.value.help)

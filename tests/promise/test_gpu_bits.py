@@ -133,15 +133,15 @@ def optimizer(named_params):
     return torch.optim.SGD([p for _, p in named_params], lr=0.05, momentum=0.9)
 """
 FILES = {"gpt": GPT, "cnn": CNN}
-REPLICAS = ("--replicas", "2", "--sum-order", "micro")
+REPLICAS = ("--replicas", "2", "--all-reduce-order", "micro")
 CASES: Mapping[str, tuple[str, int, tuple[str, ...]]] = {
     "one": ("gpt", 1, ()),
     "one-cnn": ("cnn", 1, ()),
     "two": ("gpt", 2, ()),
     "two-cnn": ("cnn", 2, ()),
     **{name: ("gpt", 2, ("--schedule", name)) for name in ("zb-h1", "interleaved", "zb-v")},
-    "recompute": ("gpt", 2, ("--recompute", "all")),
-    "recompute-ops": ("gpt", 2, ("--recompute", "ops")),
+    "recompute": ("gpt", 2, ("--activation-checkpointing", "all")),
+    "recompute-ops": ("gpt", 2, ("--activation-checkpointing", "ops")),
     **{f"zero{stage}": ("gpt", 2, (*REPLICAS, "--zero", stage)) for stage in "0123"},
     "host-memory": ("gpt", 2, ("--offload", "activations,state")),
     "disk": ("gpt", 1, ("--offload", "activations,state")),

@@ -24,7 +24,7 @@ def test_a_group_of_gpus_trains_as_one_of_cpus_does(tmp_path: Path, backend: Bac
         for device in described["devices"]:
             device["kind"] = kind
         cluster.write_text(json.dumps(described))
-        out, about = folder / "bundle", ("--micro-batches", "2", "--tensor", "2")
+        out, about = folder / "bundle", ("--micro-batches", "2", "--tensor-parallel", "2")
         ran = call("split", write_model(folder), "--devices", cluster, "--out", out, *about)
         assert ran.code == 0, ran.err
         options = RunOptions(steps=3, deadline_s=120.0, backend=chosen[kind])

@@ -66,7 +66,7 @@ def test_members_train_as_one_process(
     batch = PIXELS if name in ("vit", "resnet") else TOKENS
     model = write_model(tmp_path, FILE.format(build=BUILDS[name], batch=batch))
     cluster = write_cluster(tmp_path, members)
-    groups = ["--tensor", str(members), "--tensor-shares", shares]
+    groups = ["--tensor-parallel", str(members), "--tp-ratio", shares]
     bundle = tmp_path / "bundle"
     done = call(
         "split", model, "--devices", cluster, *groups, "--partitioner", "naive", "--out", bundle

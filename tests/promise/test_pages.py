@@ -95,16 +95,17 @@ from model import Net
 model = Net()
 """,
 }
-_COMMITTED = "bigbrain-fx run bundle --steps 2 --commits commits\n"
+_COMMITTED = "bigbrain-fx run bundle --steps 2 --checkpoint-dir commits\n"
 MADE_BEFORE = {  # what other blocks of the page have made, by a word of the block that reads it
     "load_optimizer(": f"""{_COMMITTED}
-bigbrain-fx export bundle --to model.safetensors --optimizer optimizer.safetensors --commits commits
+bigbrain-fx export bundle --checkpoint-dir commits \\
+    --to model.safetensors --optimizer optimizer.safetensors
 """,
     "--from-dcp": f"""{_COMMITTED}
-bigbrain-fx export bundle --dcp step-900 --commits commits
+bigbrain-fx export bundle --dcp step-900 --checkpoint-dir commits
 """,
     "dcp.load(": f"""{_COMMITTED}
-bigbrain-fx export bundle --dcp step-600 --commits commits
+bigbrain-fx export bundle --dcp step-600 --checkpoint-dir commits
 """,
 }
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
 import sys
 import sysconfig
 import zipfile
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -57,20 +59,47 @@ def fresh(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home / "bin"
 
 
-def test_all_three_packages_are_typed(wheel: Path) -> None:
+def test_only_bigbrain_fx_is_put_into_site_packages(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
-    assert {f"{room}/py.typed" for room in ("bigbrain_fx", "partitioners", "estimators")} <= names
+    tops = {name.partition("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"bigbrain_fx"}
+    typed = {"bigbrain_fx", "bigbrain_fx/partitioners", "bigbrain_fx/estimators"}
+    assert {f"{package}/py.typed" for package in typed} <= names
+    assert not names & {"bigbrain_fx/partitioners.py", "bigbrain_fx/estimators.py"}
+
+
+RESOLVE = """
+from importlib.metadata import entry_points
+for kind in ("partitioners", "estimators"):
+    for point in entry_points(group=f"bigbrain_fx.{kind}"):
+        print(point.load().name)
+"""
 
 
 @pytest.mark.nightly
-def test_it_splits_and_runs_the_starter(fresh: Path, tmp_path: Path) -> None:
-    where = "import bigbrain_fx, partitioners; print(bigbrain_fx.__file__, partitioners.__file__)"
-    places = done([str(fresh / "python"), "-c", where], tmp_path).split()
-    assert all(place.startswith(str(fresh.parent)) for place in places), places
+def test_every_entry_point_resolves_in_a_wheel(fresh: Path, tmp_path: Path) -> None:
+    found = done([str(fresh / "python"), "-c", RESOLVE], tmp_path).split()
+    assert {"naive", "chain-dp", "analytical", "learned"} <= set(found)
+
+
+def test_an_entry_point_is_the_module_of_the_checkout() -> None:
+    for kind in ("partitioners", "estimators"):
+        for point in entry_points(group=f"bigbrain_fx.{kind}"):
+            assert point.load() is getattr(
+                importlib.import_module(point.module.removeprefix("bigbrain_fx.")), point.attr
+            )
+
+
+@pytest.mark.nightly
+def test_wheel_splits_verifies_and_runs_the_starter(fresh: Path, tmp_path: Path) -> None:
+    where = "import bigbrain_fx.partitioners as p; print(p.__file__)"
+    place = done([str(fresh / "python"), "-c", where], tmp_path)
+    assert place.startswith(str(fresh.parent)), place
     program = str(fresh / "bigbrain-fx")
     done([program, "init", "."], tmp_path)
     split = [program, "split", "model.py", "--devices", "cluster.json", "--out", "bundle"]
     done(split, tmp_path)
+    done([program, "verify", "bundle", "--steps", "2"], tmp_path)
     lines = done([program, "run", "bundle", "--steps", "2", "--json"], tmp_path).splitlines()
     steps = [json.loads(line)["step"] for line in lines if '"step"' in line and '"loss"' in line]
     assert steps == [0, 1]

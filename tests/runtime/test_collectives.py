@@ -106,5 +106,5 @@ def test_two_processes_sum_by_torchs_collectives() -> None:
 
 def test_mpi_carries_no_collectives() -> None:
     require_messages(["replica", "tree"])
-    with pytest.raises(MpiError, match="split with another --sum-order"):
+    with pytest.raises(MpiError, match="split with another --all-reduce-order"):
         require_messages(["backend", "backend"])

@@ -140,7 +140,9 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(CommitError, match="comits is not there: give the folder that --commits"):
+    with pytest.raises(
+        CommitError, match="comits is not there: give the folder that --checkpoint-dir"
+    ):
         load_commit(tmp_path / "comits", "d0", ABOUT, print)
 
 

@@ -40,7 +40,7 @@ def start(bundle: Path, rank: int, port: int, **more: str) -> warm.Popen:
     ours = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     words = [sys.executable, "train.py", "--steps", str(STEPS), "--deadline", "60"]
-    words += ["--commits", "commits", "--commit-every", str(EVERY)]
+    words += ["--checkpoint-dir", "commits", "--checkpoint-every", str(EVERY)]
     return warm.Popen(
         words,
         cwd=bundle,

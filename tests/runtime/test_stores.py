@@ -128,7 +128,9 @@ def test_a_disk_that_is_too_full_is_told_before_the_first_step(
 
 
 def test_a_folder_that_is_none_is_told(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="no folder here: make it, or give another with --store"):
+    with pytest.raises(
+        StoreError, match="no folder here: make it, or give another with --offload-dir"
+    ):
         DiskRoom(str(tmp_path / "gone"), "d0", 0)
 
 

@@ -30,7 +30,7 @@ def test_misses_are_events(
 ) -> None:
     copy = copied(trained_bundle, tmp_path)
     edit(copy / "runtime" / "disk.py", "flags = ", FULL)
-    more = ("--commits", str(tmp_path / "commits"), "--commit-every", "2")
+    more = ("--checkpoint-dir", str(tmp_path / "commits"), "--checkpoint-every", "2")
     seen = supervised(copy, tmp_path / "run", NAMES, STEPS, faults, more_words=more)
     assert seen.hashes == calm.hashes
     told = [(entry["step"], entry["row"]) for entry in seen.of("missed")]
@@ -51,7 +51,7 @@ def test_a_run_ends_whose_commits_were_taken_over(trained_bundle: Path, tmp_path
     at = "    return record\n\n\ndef prune("
     taken = f"    if step == 2:\n        open_generation(folder)\n{at}"
     edit(copy / "runtime" / "commits.py", at, taken)
-    more = ("--commits", str(tmp_path / "commits"), "--commit-every", "2")
+    more = ("--checkpoint-dir", str(tmp_path / "commits"), "--checkpoint-every", "2")
     with pytest.raises(FailedError, match="rollback has taken over its commits") as failed:
         supervised(copy, tmp_path / "run", NAMES, 100, more_words=more)
     assert failed.value.death.code == 77

@@ -1,4 +1,4 @@
-"""`split --mode eval --cache`: a bundle that generates one position a step."""
+"""`split --mode eval --kv-cache`: a bundle that generates one position a step."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ RUN = """
 import sys
 from pathlib import Path
 from bigbrain_fx.supervisor import main
-sys.argv = ["launch.py", "--spares", "0", "--logs", "logs"]
+sys.argv = ["launch.py", "--standby", "0", "--logs", "logs"]
 main(Path.cwd(), ("d0",), "train.py")
 """
 

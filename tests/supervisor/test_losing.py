@@ -181,15 +181,15 @@ def test_commits_afterwards_are_read_by_resume_and_resplit(tmp_path: Path) -> No
     What comes back is taken in there: by `--resume` all that were, by `resplit` others, too.
     """
     bundle, run = split(tmp_path / "made", (("d0", "d1"), ("d2", "d3"))), tmp_path / "run"
-    commits = ("--commits", str(tmp_path / "commits"))
-    seen = lost(run, bundle, 4, [Fault("d0", 3, "updated")], *commits, "--commit-every", "2")
+    commits = ("--checkpoint-dir", str(tmp_path / "commits"))
+    seen = lost(run, bundle, 4, [Fault("d0", 3, "updated")], *commits, "--checkpoint-every", "2")
     assert {event["step"] for event in seen.of("missed")} <= {4}
     assert {path.stem for path in (run / "bundle" / "out").iterdir()} == set(named(4))
     _, expected = plain(bundle, STEPS + 2)
     resplit(bundle, cluster(1), tmp_path / "one", tmp_path / "commits")
     three = replace(cluster(6), replicas=tuple((f"d{i}", f"d{i + 1}") for i in (0, 2, 4)))
     resplit(bundle, three, tmp_path / "three", tmp_path / "commits")
-    own = ("--commits", "commits")
+    own = ("--checkpoint-dir", "commits")
     for where, words in ((bundle, commits), (tmp_path / "one", own), (tmp_path / "three", own)):
         out = str(tmp_path / "out" / where.name)
         given = (*words, "--resume", "--steps", str(STEPS + 2), "--save", out)

@@ -56,7 +56,7 @@ def test_memory_that_runs_out_before_the_first_step_ends_the_run_at_the_second_t
     stop = judge.stop_for(killed(), 1.0)
     assert stop is not None
     assert stop.moves
-    assert "--recompute all" in stop.more
+    assert "--activation-checkpointing all" in stop.more
     assert "as memory ran out" in killed().how
 
 
@@ -83,7 +83,7 @@ def test_a_gpu_whose_memory_runs_out_at_one_step_again_ends_the_run() -> None:
     stop = judge.stop_for(failed(8, "0.97"), 2.0)  # other numbers, the same error
     assert stop is not None
     assert stop.reason == "memory ran out at the same step again"
-    assert "--recompute all" in stop.more
+    assert "--activation-checkpointing all" in stop.more
     assert not stop.moves
     text = failed(7, "0.12").text or ""
     assert text.startswith("OutOfMemoryError: memory has run out (CUDA out of memory. Tried")

@@ -137,7 +137,7 @@ def test_another_gives_where_a_peer_dies_while_it_gives(tmp_path: Path) -> None:
 def test_all_begin_again_where_the_only_peer_dies_too(tmp_path: Path, commits: bool) -> None:
     bundle = split(tmp_path / "made", (("d0",), ("d1",)))
     folder = tmp_path / "commits"
-    words = ["--commits", str(folder), "--commit-every", "2"] if commits else []
+    words = ["--checkpoint-dir", str(folder), "--checkpoint-every", "2"] if commits else []
     written = str(folder / "commit-2.json") if commits else ""
     faults = [Fault("d0", 3, 2, awaits=written), Fault("d1", 1, "giving"), Fault("d1", 4, 2)]
     seen = struck(tmp_path / "run", bundle, 2, faults, *words)

@@ -226,7 +226,15 @@ def test_the_other_host_commits_when_the_listening_one_is_lost(
     assert f"{commits}/commit-{newest.step}.json" in said
     launch.write_text(own)
     again = ("--resume", "--steps", str(STEPS), "--save", str(tmp_path / "out"))
-    words = [sys.executable, "launch.py", "--commits", str(commits), *again, "--spares", "0"]
+    words = [
+        sys.executable,
+        "launch.py",
+        "--checkpoint-dir",
+        str(commits),
+        *again,
+        "--standby",
+        "0",
+    ]
     subprocess.run(words, cwd=bundle, check=True, capture_output=True, env=environment())
     _, expected = plain(bundle, STEPS)
     for name in ("d0", "d1", "d2", "d3"):
@@ -241,8 +249,16 @@ def running(
     """A run without an end over two supervisors on the loopback."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         place = f"127.0.0.1:{free.getsockname()[1]}"
-    common = ("--secret", str(secret), "--spares", "0", "--hang", "4")
-    ours = ("--commits", str(commits), "--commit-every", "1000", "--steps", "100000", "--json")
+    common = ("--secret", str(secret), "--standby", "0", "--hang", "4")
+    ours = (
+        "--checkpoint-dir",
+        str(commits),
+        "--checkpoint-every",
+        "1000",
+        "--steps",
+        "100000",
+        "--json",
+    )
     head = start(bundle, "--listen", place, *common, *ours)
     agent = start(bundle, "--join", place, "--host", "south", *common)
     try:

@@ -200,7 +200,7 @@ def test_a_stop_is_at_one_step_for_all(bundle: Path, undisturbed: Seen, tmp_path
 def test_deaths_and_commits(bundle: Path, undisturbed: Seen, tmp_path: Path) -> None:
     """The first device writes the records; it dies too, between commits and while one is due."""
     commits = tmp_path / "commits"
-    words = ("--commits", str(commits), "--commit-every", "2")
+    words = ("--checkpoint-dir", str(commits), "--checkpoint-every", "2")
     faults = [Fault("d1", 1, 5), Fault("d0", 3, "end"), Fault("d2", STEPS - 1, "end")]
     seen = supervised(bundle, tmp_path, NAMES, STEPS, faults, more_words=words)
     require_same(seen, undisturbed, ["d1", "d0", "d2"])
@@ -222,7 +222,7 @@ def test_what_a_run_has_resumed_stays_until_there_is_a_snapshot(
     bundle: Path, undisturbed: Seen, tmp_path: Path
 ) -> None:
     """A replacement begins with it, however many commits were written since."""
-    words = ("--commits", str(tmp_path / "commits"), "--commit-every", "1")
+    words = ("--checkpoint-dir", str(tmp_path / "commits"), "--checkpoint-every", "1")
     supervised(bundle, tmp_path / "first", NAMES, 2, more_words=words)
     written = str(tmp_path / "commits" / f"commit-{STEPS - 1}.json")
     seen = supervised(

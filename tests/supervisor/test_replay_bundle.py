@@ -66,7 +66,7 @@ def test_launch_py_replaces_a_process(bundle: Path, tmp_path: Path) -> None:
         "--json",
         "--events",
         "events.jsonl",
-        "--spares",
+        "--standby",
         "0",
         "--logs",
         "logs",
@@ -89,7 +89,7 @@ def test_launch_py_replaces_a_process(bundle: Path, tmp_path: Path) -> None:
 def test_paths_are_those_of_the_folder_of_the_call(bundle: Path, tmp_path: Path) -> None:
     """They went into the bundle, whose folder its processes work in."""
     copy = copied(bundle, tmp_path)
-    words = ("--steps", "1", "--save=saved", "--commits", "commits", "--report", "reports")
+    words = ("--steps", "1", "--save=saved", "--checkpoint-dir", "commits", "--report", "reports")
     done = python(tmp_path, str(copy / "launch.py"), *words)
     assert done.returncode == 0, done.stderr
     assert sorted(file.name for file in (tmp_path / "saved").iterdir()) == [
@@ -105,7 +105,7 @@ def test_paths_are_those_of_the_folder_of_the_call(bundle: Path, tmp_path: Path)
 def test_launch_py_says_what_cannot_go_on(bundle: Path, tmp_path: Path) -> None:
     copy = copied(bundle, tmp_path)
     edit(copy / "training.py", "rows[:, 1:].contiguous()", "rows.contiguous()")
-    done = python(copy, "launch.py", "--steps", "2", "--spares", "0")
+    done = python(copy, "launch.py", "--steps", "2", "--standby", "0")
     assert done.returncode == 2
     assert "batch entry 'targets' is int64[8, 6]" in done.stderr
     assert "Traceback" not in done.stderr
@@ -189,7 +189,7 @@ def test_two_hosts_as_their_users_start_them(tmp_path: Path) -> None:
     edit(bundle / "train.py", "from pathlib", "import os\nfrom pathlib")
     secret, address = tmp_path / "secret", f"127.0.0.1:{free_port()}"
     make(secret)
-    common = ["--secret", str(secret), "--spares", "0"]
+    common = ["--secret", str(secret), "--standby", "0"]
     head = start(bundle, "launch.py", "--listen", address, *common, "--json", "--steps", "4")
     agent = start(bundle, "launch.py", "--join", address, "--host", "beta", *common)
     try:
@@ -228,7 +228,7 @@ def start(folder: Path, *words: str) -> subprocess.Popen[str]:
 def test_a_limit_on_the_size_of_files_is_named_with_what_to_do(tmp_path: Path) -> None:
     """`ulimit -f` is for memory files, too: no room for snapshots, none for logs and commits."""
     bundle = split_small(tmp_path)
-    words = ("launch.py", "--steps", "6", "--spares", "0", "--commits", "../commits")
+    words = ("launch.py", "--steps", "6", "--standby", "0", "--checkpoint-dir", "../commits")
     limited = 'ulimit -f 8; exec "$0" "$@"'
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     done = subprocess.run(

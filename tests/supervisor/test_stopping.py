@@ -209,7 +209,7 @@ def test_a_death_and_a_request_together(
         supervisor.told.on_step = hear
 
     commits = tmp_path / "commits"
-    words = ("--commits", str(commits), "--commit-every", "100000")
+    words = ("--checkpoint-dir", str(commits), "--checkpoint-every", "100000")
     seen = supervised(
         bundle,
         tmp_path,

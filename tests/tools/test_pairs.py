@@ -90,7 +90,7 @@ def test_what_resplit_advises_an_asynchronous_bundle(tmp_path: Path) -> None:
     pair, joined = named("Ab+Q"), tmp_path / "model.safetensors"
     assert split(pair, tmp_path, pair.words) == {}
     bundle, saved = tmp_path / "bundle", tmp_path / "saved"
-    assert trained(bundle, "--commit-every", "0", "--steps", "2") == ""
+    assert trained(bundle, "--checkpoint-every", "0", "--steps", "2") == ""
     one = write_cluster(tmp_path, 1)
     refused = call("resplit", bundle, "--devices", one, "--out", tmp_path / "moved")
     assert refused.code == 2

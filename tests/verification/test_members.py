@@ -335,9 +335,9 @@ def test_axes_of_alike_layers_are_named_as_explain_gathers_them(bench: Bench) ->
         ({"tensor": 3}, "groups of 3 devices, and the cluster has 4"),
         (
             {"tensor_shares": (3, 1, 1)},
-            "for 2 devices that compute together give one share for each: --tensor-shares 1:1",
+            "for 2 devices that compute together give one share for each: --tp-ratio 1:1",
         ),
-        ({"tensor": 1, "tensor_shares": (3, 1)}, "add --tensor 2"),
+        ({"tensor": 1, "tensor_shares": (3, 1)}, "add --tensor-parallel 2"),
         ({"tensor_axes": ("head",)}, "the nearest are heads"),
         ({"zero_stage": 1}, "a single replica: it divides among replicas"),
         ({"tensor": 4, "schedule": "zb-v"}, "these 4 devices are one use --schedule 1f1b"),

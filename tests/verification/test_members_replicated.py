@@ -136,7 +136,7 @@ def test_a_member_sums_with_the_same_member_of_the_other_replicas(bench: Bench) 
     ("choices", "said"),
     [
         ({"replicas": 3}, "groups of 2 devices, and replica 0 of 3 has 1"),
-        ({"replicas": 2, "offload": ("activations", "state", "weights")}, "--tensor"),
+        ({"replicas": 2, "offload": ("activations", "state", "weights")}, "--tensor-parallel"),
         ({"replicas": 2, "asynchronous": "2bw"}, "--asynchronous"),
         ({"replicas": 8, "tensor": 2}, "8 replicas need as many devices"),
     ],

@@ -145,7 +145,7 @@ def test_a_circle_of_micro_batches_is_refused(bench: Bench) -> None:
     where, choices = cluster(1, 1, 1, 1), {"replicas": 2, "replica_shares": (3, 1)}
     with pytest.raises(InputError, match="wait for each other in a circle") as caught:
         planned(bench, where, schedule="zb-h1", sum_order="micro", **choices)
-    assert "--sum-order replica" in (caught.value.help or "")
+    assert "--all-reduce-order replica" in (caught.value.help or "")
     planned(bench, where, schedule="zb-h1", **choices)
 
 
@@ -206,7 +206,7 @@ def test_zero_divides_the_gradients_of_a_model_of_more_than_a_bucket() -> None:
                 "replica_shares": (3, 1),
             },
             "sums micro-batches one of each replica together, and they have 6, 2",
-            "--replica-shares 1:1",
+            "--replica-ratio 1:1",
         ),
         (
             {"replicas": 2, "zero_stage": 2, "sum_order": "backend", "schedule": "zb-h1"},

@@ -71,8 +71,8 @@ def _lost(pair: Pair, folder: Path) -> Mapping[str, str]:
     last = here.names[-1]
     copy = here.fresh([Fault(last, DIES_AT, "forward")]) if stays else _dying(folder, last)
     ours = (sys.executable, "-m", "bigbrain_fx", "run", ".", "--elastic", "--restarts", "0")
-    files = ("--spares", "0", "--json", "--events", "../events.jsonl", "--logs", "../logs")
-    snapshots = () if stays else ("--snapshot-every", "2")
+    files = ("--standby", "0", "--json", "--events", "../events.jsonl", "--logs", "../logs")
+    snapshots = () if stays else ("--memory-checkpoint-every", "2")
     run = run_job(copy, (*ours, *files, *snapshots, "--steps", str(STEPS)), DEADLINE_S)
     if run.code or sorted(run.losses) != list(range(STEPS)):
         return refusal(run.code, run.said)
@@ -105,7 +105,7 @@ def _losses(pair: Pair, folder: Path, found: Mapping[int, float]) -> Mapping[str
 
 def _moved(pair: Pair, folder: Path) -> Mapping[str, str]:
     """The run ends at a commit; one device less goes on from there."""
-    first = trained(folder / "bundle", "--commit-every", "0", "--steps", str(MOVED_AT))
+    first = trained(folder / "bundle", "--checkpoint-every", "0", "--steps", str(MOVED_AT))
     if first:
         return {"status": "wrong", "detail": first}
     made = apart(partial(_resplit, folder, write_cluster(folder, pair.devices - 1)), folder)
@@ -123,7 +123,7 @@ def trained(bundle: Path, *words: str) -> str:
     """Train all devices in one process, a new one; return what it said if it failed."""
     plain = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     done = subprocess.run(
-        [sys.executable, "train.py", "--in-process", "--commits", "commits", *words],
+        [sys.executable, "train.py", "--in-process", "--checkpoint-dir", "commits", *words],
         cwd=bundle,
         env={**plain, "OMP_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL,

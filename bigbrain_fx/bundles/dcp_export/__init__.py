@@ -48,7 +48,7 @@ def export_dcp(
         bundle: the folder that `split` wrote.
         folder: where to write; must not exist, or be empty.
         weights: what `run --save` wrote; the bundle's own weights when left out.
-        commits: the folder that `--commits` had: the newest commit, with the optimizer's state.
+        commits: the folder of `--checkpoint-dir`: its newest checkpoint, with optimizer state.
         time_limit_s: how long the child process may take.
 
     Raises:
@@ -59,7 +59,7 @@ def export_dcp(
         raise InputError(f"{out} exists already", code="BX3024", help="give another --dcp")
     if weights is not None and commits is not None:
         raise InputError(
-            "expected one of --weights and --commits", code="BX3025", help="leave one out"
+            "expected one of --weights and --checkpoint-dir", code="BX3025", help="leave one out"
         )
     help_ = "free some space, or give another --dcp"
     with os_error_as(f"cannot write {out}", code="BX3026", at=out, help=help_):
@@ -82,7 +82,7 @@ def _written(
         export_weights(bundle, model, weights=weights)
     else:
         help_ = "export what `run --save` wrote: --weights"
-        require_no_overlap(read_plan(bundle), "--dcp with --commits", help_)
+        require_no_overlap(read_plan(bundle), "--dcp with --checkpoint-dir", help_)
         optimizer = scratch / "optimizer.safetensors"
         done = export_training(bundle, model, optimizer, commits)
         step, warnings = done.step, done.warnings

@@ -97,7 +97,7 @@ def _mending(last: str) -> str:
         return "give --steps what it has; or mend batches(), and split again"
     if "expected whole batches" in last:
         return "give so many rows, in batches() or in the file of --inputs"
-    if "`split --leaf CLASS`" in last:
+    if "`split --opaque CLASS`" in last:
         return "change these lines of the model file so, or the data, and split again"
     if "batch" in last:
         return "every batch must be like example_batch(): mend batches() and split again"
@@ -130,7 +130,8 @@ def _advice(code: int, program: str) -> str:
         return "lower the learning rate, or run with --on-nan skip to leave such updates out"
     if code == NOT_SAVED:
         return (
-            "all steps were done: with --commits, give another --save and --resume, and no step is "
+            "all steps were done: with --checkpoint-dir, give another --save and --resume, and no "
+            "step is "
             "done again"
         )
     if code == TAKEN_OVER:

@@ -68,7 +68,7 @@ def _launches(plan: Plan, options: RunOptions) -> list[tuple[str, str]]:
     """Return a supervisor's command for the first host, and an agent's for each other."""
     first, *others = hosts(plan)
     address = shlex.quote(f"{first}:{options.port or 29500}")
-    common = f"--secret {SECRET} --spares {options.spares}"
+    common = f"--secret {SECRET} --spares {options.spares}"  # earlier name, of older bundles, too
     given = replace(options, steps=options.steps or DEFAULT_STEPS).flags(*_SUPERVISED, *_TRAINING)
     given += ["--resume"] if options.resume else []
     head = f"python launch.py --listen {address} {common} {shlex.join(given)}"

@@ -227,11 +227,11 @@ def _require_fitting(plan: Plan, options: RunOptions) -> None:
     training = {
         "--save": options.save,
         "first_gradients": options.first_gradients,
-        "--commits": options.commits,
+        "--checkpoint-dir": options.commits,
         "--on-nan": options.on_nan,
         "--backend": options.backend,
-        "--store": options.store,
-        "--snapshots": options.snapshots,
+        "--offload-dir": options.store,
+        "--memory-checkpoint-dir": options.snapshots,
         "--log-to": options.log_to or None,
     }
     inference = {"--inputs": options.inputs, "--outputs": options.outputs}
@@ -256,11 +256,14 @@ def _require_fitting(plan: Plan, options: RunOptions) -> None:
     require_backend(plan, options.backend)
     if options.store is not None and not plan.stages.offload:
         raise InputError(
-            "--store cannot be given: this bundle offloads nothing",
+            "--offload-dir cannot be given: this bundle offloads nothing",
             code="BX3063",
             help="leave it out, or split the model with --offload state",
         )
-    for flag, folder in (("--store", options.store), ("--snapshots", options.snapshots)):
+    for flag, folder in (
+        ("--offload-dir", options.store),
+        ("--memory-checkpoint-dir", options.snapshots),
+    ):
         if folder is not None and not folder.is_dir():
             raise InputError(
                 f"{folder} is no folder", code="BX3064", at=flag, help="make it, or another"
@@ -275,7 +278,7 @@ def _require_folders(options: RunOptions) -> None:
     """Refuse before any process is started what each of them would only find out by itself."""
     named = {
         "--save": options.save,
-        "--commits": options.commits,
+        "--checkpoint-dir": options.commits,
         "--outputs": options.outputs,
     }
     for flag, path in named.items():
@@ -285,6 +288,6 @@ def _require_folders(options: RunOptions) -> None:
         raise InputError(
             f"{options.commits} is not there, so there is nothing to resume",
             code="BX3067",
-            at="--commits",
-            help="give the folder that --commits had; to begin one, leave --resume out",
+            at="--checkpoint-dir",
+            help="give the folder that --checkpoint-dir had; to begin one, leave --resume out",
         )

@@ -60,10 +60,12 @@ def require_not_lean(bundle: Path) -> None:
     if is_lean(bundle):
         raise InputError(
             f"no process of {bundle} can be replaced: it was made by `split --lean`, or with "
-            "--sum-order backend, whose sums are no messages",
+            "--all-reduce-order backend, whose sums are no messages",
             code="BX3075",
-            help="split again without --lean and --sum-order backend, or leave --spares and "
-            "--elastic out: --commits FOLDER keeps the training's state, and --resume goes on",
+            help="split again without --lean and --all-reduce-order backend, or leave --standby "
+            "and "
+            "--elastic out: --checkpoint-dir FOLDER keeps the training's state, and --resume goes "
+            "on",
         )
 
 
@@ -90,7 +92,7 @@ def require_checkable(bundle: Path, options: RunOptions, *, is_fed: bool) -> Non
             "--suspect needs a spare process, in a training that reads its own batches: it "
             "computes steps again",
             code="BX3077",
-            help="give --spares 1 or more, without --no-replay; or leave --suspect out",
+            help="give --standby 1 or more, without --no-replay; or leave --suspect out",
         )
     if options.suspect:
         require_extra(bundle, "suspicion", "--suspect")
@@ -123,7 +125,8 @@ def require_not_nccl(plan: Plan, backend: Backend | None = None) -> None:
             "go over nccl",
             code="BX3078",
             help="add --backend gloo: they go through host memory then, which is slower than was "
-            "forecast; or leave --spares and --elastic out: --commits FOLDER keeps the training's "
+            "forecast; or leave --standby and --elastic out: --checkpoint-dir FOLDER keeps the "
+            "training's "
             "state, and --resume goes on from there",
         )
 

@@ -116,7 +116,7 @@ def export_onnx(
 
 
 def _require_usable(plan: Plan, out: Path) -> None:
-    require_no_groups(plan, "export --onnx", "split it with --mode eval and --tensor 1")
+    require_no_groups(plan, "export --onnx", "split it with --mode eval and --tensor-parallel 1")
     if plan.mode != "eval":
         raise InputError(
             "this bundle trains, and ONNX is for inference",

@@ -90,7 +90,7 @@ def resplit(
         bundle: that was trained.
         devices: a cluster.json, or a Cluster: where to go on.
         out: the new bundle's folder; must not exist, or be a bundle with `force`.
-        commits: the folder that `--commits` had; the folder "commits" of the bundle if left out.
+        commits: the folder of `--checkpoint-dir`; without it the folder "commits" of the bundle.
         from_dcp: go on from what torch.distributed.checkpoint saved of this model and optimizer
             instead of from a commit.
         partitioner: another one than the plan's.

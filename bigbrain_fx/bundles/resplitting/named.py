@@ -143,7 +143,7 @@ def read_members(
             code=error.code,
             at=str(folder),
             notes=tuple(notes),
-            help="give another --commits",
+            help="give another --checkpoint-dir",
         ) from error
     states = []
     for devices in columns:
@@ -179,7 +179,7 @@ def differs(what: str, device: str, where: Path) -> InputError:
         f"{what} of {device} is not what the other devices have",
         code="BX3102",
         at=str(where),
-        help="this commit is no state of one model; give another --commits",
+        help="this commit is no state of one model; give another --checkpoint-dir",
     )
 
 

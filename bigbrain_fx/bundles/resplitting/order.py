@@ -17,7 +17,7 @@ def order_notes(before: Plan, after: Plan) -> tuple[str, ...]:
     if _sums(before) != _sums(after):
         found.append(
             f"gradients were added {_words(before)}, and are now added {_words(after)}: {_SAME}. "
-            "--sum-order micro and tree give the same bits for any replicas"
+            "--all-reduce-order micro and tree give the same bits for any replicas"
         )
     shared, now = _shared(before), _shared(after)
     if others := sorted(n for n in shared | now if shared.get(n) != now.get(n)):

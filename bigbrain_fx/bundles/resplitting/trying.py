@@ -50,7 +50,7 @@ def trying(bundle: Path) -> Iterator[Trials]:
         module="bigbrain_fx.bundles.resplitting.child",
         name="the trial of rules",
         slow="the trial of rules {}",
-        slow_help="leave --tensor out",
+        slow_help="leave --tensor-parallel out",
         ended_help="keep os._exit and the like out of the model file",
         limit_s=_LIMIT_S,
         subject="the bundle's training.py",

@@ -107,7 +107,7 @@ def _stores(plan: Plan) -> list[str]:
     if not plan.stages.offload:
         return []
     said = offload_text(plan.stages, plan.forecast, plan.cluster)
-    return [_sentence(said), "Another folder of a disk: `--store FOLDER`."]
+    return [_sentence(said), "Another folder of a disk: `--offload-dir FOLDER`."]
 
 
 def _files(plan: Plan, lean: bool) -> list[str]:

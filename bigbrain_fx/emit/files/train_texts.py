@@ -260,7 +260,7 @@ def launch_text(plan: Plan) -> str:
     lines = [
         f'"""Train {quiet(plan.graph.name)} on this host and keep it going when processes die.',
         "",
-        "    python launch.py --steps 100 --spares 1",
+        "    python launch.py --steps 100 --standby 1",
         *(_joining(hosts) if several else []),
         "",
         *_replacing(plan),

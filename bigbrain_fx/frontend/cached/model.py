@@ -66,7 +66,8 @@ def _require_memory(module: Cached, places: int) -> None:
     there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if COPIES * (places + 1) * each > there:
         raise CaptureError(
-            f"--cache: keys and values of {places:,} rows take {each:,} bytes each, and a capture "
+            f"--kv-cache: keys and values of {places:,} rows take {each:,} bytes each, and a "
+            "capture "
             f"holds them {COPIES} times: this host has {there:,} bytes",
             code="BX2007",
             help=f"keep fewer rows: {max(1, there // (COPIES * each) - 1):,} at most",

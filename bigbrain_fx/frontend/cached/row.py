@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 
-LEAVE_OUT = "leave --cache out: `serve` then computes whole rows"
+LEAVE_OUT = "leave --kv-cache out: `serve` then computes whole rows"
 Sizes = Mapping[sympy.Basic, int]
 
 
@@ -194,10 +194,10 @@ def row_of(
     lengths = [e.tensor.shape[1] for e in batch.entries if _is_row(e.tensor) and e.batched]
     if not lengths:
         raise InputError(
-            "--cache is for models of rows of tokens, and example_batch() has none: int64, "
+            "--kv-cache is for models of rows of tokens, and example_batch() has none: int64, "
             "(rows, positions)",
             code="BX2017",
-            help="leave --cache out",
+            help="leave --kv-cache out",
         )
     step = Step(model, loss, batch, how, training=False)
     program = _exported(step, batch, autocast, lengths[0])
@@ -223,7 +223,7 @@ def _exported(step: Step, batch: Batch, autocast: str | None, longest: int) -> E
     except Exception as error:  # whatever torch.export raises
         first = (str(error).splitlines() or [""])[0]
         raise CaptureError(
-            f"--cache needs a trace that any number of tokens fits, and this model has none: "
+            f"--kv-cache needs a trace that any number of tokens fits, and this model has none: "
             f"{type(error).__name__}: {first[:200]}",
             code="BX2018",
             help=LEAVE_OUT,
@@ -236,15 +236,15 @@ def _found(step: Step, program: ExportedProgram, batch: Batch, longest: int) -> 
     if signature.buffers_to_mutate:
         name = inside(next(iter(signature.buffers_to_mutate.values())))
         raise CaptureError(
-            f"--cache: forward writes into the buffer {name}", code="BX2019", help=LEAVE_OUT
+            f"--kv-cache: forward writes into the buffer {name}", code="BX2019", help=LEAVE_OUT
         )
     given = zip(step.seen.output_names, signature.user_outputs, strict=False)
     scores = next(((n, nodes[v]) for n, v in given if v in nodes and _is_scores(nodes[v])), None)
     if scores is None:
         raise CaptureError(
-            "--cache: no output has scores (rows, positions, words)",
+            "--kv-cache: no output has scores (rows, positions, words)",
             code="BX2020",
-            help="leave --cache out",
+            help="leave --kv-cache out",
         )
     inputs = [nodes[name] for name in signature.user_inputs]
     row = Row(step, program, batch, inputs[0], scores[1], "", scores[0], longest)
@@ -253,14 +253,15 @@ def _found(step: Step, program: ExportedProgram, batch: Batch, longest: int) -> 
     if len(used) != 1 or not _is_row(used[0][0].tensor):
         listed = ", ".join(entry.name for entry, _ in used) or "nothing"
         raise CaptureError(
-            f"--cache: the scores must come from the tokens alone, and come from {listed}",
+            f"--kv-cache: the scores must come from the tokens alone, and come from {listed}",
             code="BX2021",
             help=LEAVE_OUT,
         )
     row.entry, row.tokens = used[0][0].name, used[0][1]
     if not all(any(_free(size)) for size in shape_of(row.tokens)):
         raise CaptureError(
-            f"--cache: the trace holds for rows of {longest} tokens only: the model has a table or "
+            f"--kv-cache: the trace holds for rows of {longest} tokens only: the model has a "
+            "table or "
             "a size of that length that it does not cut, or a layer goes over them one by one",
             code="BX2022",
             help="take as many positions as there are tokens: table[:tokens.shape[1]]; for LSTM "
@@ -303,7 +304,7 @@ def refuse(node: fx.Node, why: str, *, code: str) -> NoReturn:
     """
     at, line = line_of(node.meta.get("stack_trace"))
     raise CaptureError(
-        f"--cache: no form of one position was found: {why}: {line or node.target}",
+        f"--kv-cache: no form of one position was found: {why}: {line or node.target}",
         code=code,
         at=at or None,
         help=LEAVE_OUT,

@@ -134,7 +134,9 @@ def _unlike(
     if culprit is not None:
         refuse(culprit, f"{what}, first where positions are mixed", code="BX2026")
     raise CaptureError(
-        f"--cache: one position at a time is another model: {what}", code="BX2027", help=LEAVE_OUT
+        f"--kv-cache: one position at a time is another model: {what}",
+        code="BX2027",
+        help=LEAVE_OUT,
     )
 
 

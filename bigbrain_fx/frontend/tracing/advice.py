@@ -25,7 +25,8 @@ def advice(wrong: str, graph: Graph) -> str:
         return (
             "write it in forward, under torch.no_grad(): devices run forwards of later "
             "micro-batches before this one's backward; where a checkpoint runs it again (a "
-            "BatchNorm in it), take the checkpoint out: split --recompute all runs forwards again, "
+            "BatchNorm in it), take the checkpoint out: split --activation-checkpointing all runs "
+            "forwards again, "
             "and writes once"
         )
     if "no gradient" in wrong:

@@ -39,7 +39,7 @@ def asks_within(given: Sequence[Tensor], what: str) -> Iterator[None]:
                 "what that was computed from outside of it: on its device nobody knows how",
                 code="BX0186",
                 help="put what asks, with the modules that it asks about, into a module of its own "
-                'and keep that whole: --leaf with its class (or leaves = ["Class"] in the model '
+                'and keep that whole: --opaque with its class (or leaves = ["Class"] in the model '
                 "file)",
             )
         return original(outputs, *args, **named)

@@ -1,4 +1,4 @@
-"""The smallest module around what no trace can hold, kept whole of itself: as `--leaf` would.
+"""The smallest module around what no trace can hold, kept whole of itself: as `--opaque` would.
 
     refused in blocks.0.experts ─▶ every Experts is a leaf ─▶ still refused: the Block around it
     refused in the model itself ─▶ the lines of its forward are one op, its modules are traced

@@ -97,7 +97,7 @@ def check_global_hooks() -> None:
             code="BX0170b",
             at=_line(hook),
             help="take it out of the model file; what is kept for a backward can be made again "
-            "instead: --recompute all",
+            "instead: --activation-checkpointing all",
         )
     for hook in _hooks(torch_modules, _OF_ALL_FORWARD):
         raise CaptureError(
@@ -111,7 +111,7 @@ def check_global_hooks() -> None:
 
 
 def _on_module(part: nn.Module, path: str) -> str:
-    keep = f"keep the module and its hook whole: --leaf {path}, or " if path else ""
+    keep = f"keep the module and its hook whole: --opaque {path}, or " if path else ""
     return f"{keep}{FUNCTION}"
 
 
@@ -146,7 +146,7 @@ def _refusing(own: Callable[..., object]) -> Callable[..., object]:
 
 
 def _refuse_here(hook: object, at: str) -> NoReturn:
-    whole = "keep the module whose forward sets the hook whole: --leaf with its class"
+    whole = "keep the module whose forward sets the hook whole: --opaque with its class"
     raise _refused("a tensor in forward", hook, f"{FUNCTION}; or {whole}", at)
 
 

@@ -217,7 +217,8 @@ class KeptLines:
         return CaptureError(
             f"the lines of {self._kind}.forward cannot be apart from its modules: {why}",
             code=code,
-            help="put what no trace can hold into a module of its own and keep that whole: --leaf "
+            help="put what no trace can hold into a module of its own and keep that whole: "
+            "--opaque "
             "with its class",
         )
 

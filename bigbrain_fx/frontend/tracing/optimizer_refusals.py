@@ -113,10 +113,11 @@ COUNTS = Refusal(
     "self.state[p]['calls']; rates go by scheduler(optimizer) or lr_scale(step)",
 )
 LOOKS_AT_MORE_NUMBERS = Refusal(
-    "optimizer(named_params) looks at more than one number at a time: with --tensor it updates "
+    "optimizer(named_params) looks at more than one number at a time: with --tensor-parallel it "
+    "updates "
     "{what} otherwise, by {error:.1e} of its update",
     code="BX2107",
     notes=("every member makes an optimizer of its own, and gives it the parts it has",),
     help="update each number by its own gradient alone, as torch.optim.AdamW does, or leave "
-    "--tensor out",
+    "--tensor-parallel out",
 )

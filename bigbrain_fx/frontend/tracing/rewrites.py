@@ -18,12 +18,11 @@ from pydantic import TypeAdapter
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from bigbrain_fx.core import Dim, Graph, Op, RewriteProof, RewriteTrial, TensorSpec
+from bigbrain_fx.core import Dim, Graph, Op, RewriteProof, RewriteTrial, TensorSpec, plus, times
 from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend.tracing.interpret import Interpreter, autocast, run_graph
 from bigbrain_fx.frontend.tracing.saves import ROWS, blank, numbers_of, with_saves
 from bigbrain_fx.frontend.tracing.trying import in_float64, widened
-from bigbrain_fx.frontend.translation.sizes import plus, times
 
 _ALLOWED = {"float64": 1e-12, "float32": 1e-5}
 """How far apart two ways may be, of the largest number."""

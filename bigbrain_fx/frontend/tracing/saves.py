@@ -18,11 +18,23 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from bigbrain_fx.core import Arg, Dim, Graph, Op, ParamRef, Ref, Saves, TensorSpec, leaves, size_of
+from bigbrain_fx.core import (
+    Arg,
+    Dim,
+    Graph,
+    Op,
+    ParamRef,
+    Ref,
+    Saves,
+    TensorSpec,
+    leaves,
+    plus,
+    size_of,
+    times,
+)
 from bigbrain_fx.frontend.tracing.interpret import resolve, run_graph
 from bigbrain_fx.frontend.tracing.live import LiveBytes
 from bigbrain_fx.frontend.translation import rules
-from bigbrain_fx.frontend.translation.sizes import plus, product, times
 
 ROWS = (2, 3)  # not 1: torch treats a dimension of one row as it treats no other
 OWN = -1  # the place of an op's own result
@@ -112,14 +124,12 @@ def _with_cuda(op: Op, measured: Saves, bench: _Bench) -> Saves:
     """
     kind = rules.family(resolve(op.target)) if op.body is None else ""
     if kind == "dropout":
-        return replace(measured, cuda_own_bytes=product(op.outputs[0].shape), cuda_values=())
+        return replace(measured, cuda_own_bytes=times(*op.outputs[0].shape), cuda_values=())
     if kind not in _ROWS_ON_CUDA:
         return measured
     places = tuple(i for i, ref in enumerate(op.refs) if bench.wants_gradient(ref))
     values = (OWN, *places) if kind != "rms_norm" else places
-    return replace(
-        measured, cuda_own_bytes=times(4, product(op.outputs[0].shape[:-1])), cuda_values=values
-    )
+    return replace(measured, cuda_own_bytes=times(4, *op.outputs[0].shape[:-1]), cuda_values=values)
 
 
 # --------------------------------------------------------------------------- one run

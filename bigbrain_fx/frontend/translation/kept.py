@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor, fx
 
-from bigbrain_fx.core import Arg, Dim, Op, ParamRef, Ref
+from bigbrain_fx.core import Arg, Dim, Op, ParamRef, Ref, times
 from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend.translation.batch import unique
 from bigbrain_fx.frontend.translation.nests import decode, encode, plain_value
 from bigbrain_fx.frontend.translation.nodes import name_of, place_of, spec_of
 from bigbrain_fx.frontend.translation.opaque import TensorSlot
-from bigbrain_fx.frontend.translation.sizes import product, times
 
 if TYPE_CHECKING:
     from bigbrain_fx.frontend.translation.scope import Scope
@@ -174,4 +173,4 @@ def _work(scope: Scope, call: KeptCall, args: tuple[Arg, ...]) -> Dim:
     given = scope._specs_of(args[0])
     weights = [scope.world.store.spec(name) for name in call.params]
     count = sum(spec.numel for spec in weights if spec.requires_grad)
-    return times(2, count, product(given[0].shape[:-1])) if given and count else 0
+    return times(2, count, *given[0].shape[:-1]) if given and count else 0

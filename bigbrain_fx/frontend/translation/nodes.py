@@ -119,7 +119,7 @@ def specs_of(node: fx.Node, needs: bool) -> tuple[TensorSpec | None, ...]:
                 at=at or None,
                 notes=(str(error),),
                 help="use a mask and torch.where instead of selecting rows: shapes must be fixed; "
-                "or keep the module that selects and uses them whole: --leaf with its class",
+                "or keep the module that selects and uses them whole: --opaque with its class",
             ),
         ) from None
 

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, cast
 
 from torch import fx
 
-from bigbrain_fx.core import Arg, Graph, Input, Op, Ref, TensorSpec
+from bigbrain_fx.core import Arg, Graph, Input, Op, Ref, TensorSpec, plus
 from bigbrain_fx.frontend.translation.batch import unique
 from bigbrain_fx.frontend.translation.nodes import literal, place_of
-from bigbrain_fx.frontend.translation.sizes import plus
 from bigbrain_fx.frontend.translation.sources import line_of
 from bigbrain_fx.frontend.translation.trace_refusals import CONTROL_FLOW
 

@@ -14,11 +14,10 @@ import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 
-from bigbrain_fx.core import Arg, Dim, Op, ParamRef, Ref, TensorSpec
+from bigbrain_fx.core import Arg, Dim, Op, ParamRef, Ref, TensorSpec, flops, moved
 from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend.translation import regions, rules
 from bigbrain_fx.frontend.translation.batch import unique
-from bigbrain_fx.frontend.translation.costs import flops, moved
 from bigbrain_fx.frontend.translation.kept import KEPT, KeptCall, translate_kept
 from bigbrain_fx.frontend.translation.nodes import (
     inside,

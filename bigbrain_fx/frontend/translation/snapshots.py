@@ -12,9 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from bigbrain_fx.core import Arg, Op, Param, Ref, TensorSpec, leaves
+from bigbrain_fx.core import Arg, Op, Param, Ref, TensorSpec, leaves, moved
 from bigbrain_fx.frontend.translation.batch import unique
-from bigbrain_fx.frontend.translation.costs import moved
 from bigbrain_fx.frontend.translation.nodes import name_of
 
 _SAVES_NOTHING = ("aten.add.", "aten.sub.")

@@ -184,18 +184,19 @@ def instead_of_number(code: str, module: str | None) -> str:
 def line_whole(module: str | None) -> str:
     """Say how to keep the module whole that a line belongs to."""
     if module is None:
-        return "put it into a module of its own and keep that whole: --leaf with its class"
-    return f"keep the module that holds that line whole: --leaf {module}"
+        return "put it into a module of its own and keep that whole: --opaque with its class"
+    return f"keep the module that holds that line whole: --opaque {module}"
 
 
 def part_whole(what: str, module: str | None) -> str:
     """Say how to keep a module whole for what it does."""
     if module:
         return (
-            f"keep the module that {what.partition(',')[0]} whole: --leaf {module} (or leaves = "
+            f"keep the module that {what.partition(',')[0]} whole: --opaque {module} (or leaves = "
             f'["{module}"] in the model file, or @bigbrain_fx.leaf on the class)'
         )
     return (
-        f"put what {what} into a module of its own and keep that whole: --leaf with its class (or "
+        f"put what {what} into a module of its own and keep that whole: --opaque with its class "
+        "(or "
         'leaves = ["Class"] in the model file)'
     )

@@ -106,13 +106,13 @@ NOT_GPIPE = Feature(
     lambda r: _named(r) if r.options.schedule not in (None, GPipe.name) else "",
 )
 IN_FLIGHT = Feature("in_flight", lambda r: r.options.in_flight is not None)
-DEFER = _option("--defer", "defer")
+DEFER = _option("--delay-weight-gradients", "defer")
 
 
 def _split_backward(request: Request) -> str:
     options = request.options
     if options.defer:
-        return "--defer"
+        return "--delay-weight-gradients"
     return _named(request) if options.schedule in SPLIT and options.defer != () else ""
 
 
@@ -128,7 +128,9 @@ def _divided_backward(request: Request) -> str:
 
 
 DIVIDED_BACKWARD = Feature("what may divide a backward", _divided_backward)
-PIECES = Feature("--pieces", lambda r: f"--pieces {r.options.pieces}" * _has_pieces(r))
+PIECES = Feature(
+    "--virtual-stages", lambda r: f"--virtual-stages {r.options.pieces}" * _has_pieces(r)
+)
 
 
 def _has_pieces(request: Request) -> bool:
@@ -147,21 +149,21 @@ NO_SUCH_PIECES = Feature("a schedule of another number of pieces", _takes_no_suc
 
 # --------------------------------------------------------------------------- memory
 
-RECOMPUTE = _option("--recompute", "recompute")
+RECOMPUTE = _option("--activation-checkpointing", "recompute")
 
 
 def _recompute(request: Request) -> str:
     asked = request.options.recompute
     words = asked if isinstance(asked, str) else ",".join(map(str, asked or ("none",)))
-    return f"--recompute {words}"
+    return f"--activation-checkpointing {words}"
 
 
 RECOMPUTE_OPS = Feature(
-    "--recompute of single ops",
+    "--activation-checkpointing of single ops",
     lambda r: _recompute(r) if r.options.recompute in ("ops", "auto") else "",
 )
 RECOMPUTE_SOME = Feature(
-    "--recompute of some stages",
+    "--activation-checkpointing of some stages",
     lambda r: _recompute(r) if r.options.recompute not in (None, "all") else "",
 )
 OFFLOAD = _option("--offload", "offload")
@@ -208,7 +210,7 @@ REPLICAS = Feature("replicas", _has_replicas)
 WANTED_REPLICAS = Feature("--replicas", _wants_replicas)
 ONE_REPLICA = Feature("a single replica", _has_one_replica)
 OPEN_REPLICAS = Feature("--replicas auto", lambda r: r.options.replicas == 0)
-REPLICA_SHARES = _option("--replica-shares", "replica_shares")
+REPLICA_SHARES = _option("--replica-ratio", "replica_shares")
 OTHER_REPLICAS = Feature(
     "another number of replicas",
     lambda r: (
@@ -230,17 +232,19 @@ def _zero(name: str, *stages: int) -> Feature:
 ZERO = _zero("--zero", 1, 2, 3)
 ZERO_2_OR_3 = _zero("--zero 2 or 3", 2, 3)
 ZERO_3 = _zero("--zero 3", 3)
-SUM_BY_REPLICA = Feature("--sum-order replica", lambda r: r.options.sum_order == "replica")
-SUM_BY_BACKEND = Feature("--sum-order backend", lambda r: r.options.sum_order == "backend")
+SUM_BY_REPLICA = Feature("--all-reduce-order replica", lambda r: r.options.sum_order == "replica")
+SUM_BY_BACKEND = Feature("--all-reduce-order backend", lambda r: r.options.sum_order == "backend")
 SUM_ORDER = Feature(
-    "--zero or --sum-order",
+    "--zero or --all-reduce-order",
     lambda r: bool(r.options.zero_stage) or r.options.all_reduce_order != "replica",
 )
-GROUPS = Feature("--tensor", lambda r: r.options.wants_groups or bool(r.options.tensor_shares))
-OPEN_GROUPS = Feature("--tensor auto", lambda r: r.options.tensor == 0)
+GROUPS = Feature(
+    "--tensor-parallel", lambda r: r.options.wants_groups or bool(r.options.tensor_shares)
+)
+OPEN_GROUPS = Feature("--tensor-parallel auto", lambda r: r.options.tensor == 0)
 NO_GROUPS = Feature("stages of one device each", lambda r: not r.options.wants_groups)
-GROUP_SHARES = _option("--tensor-shares", "tensor_shares")
-GROUP_AXES = _option("--tensor-axes", "tensor_axes")
+GROUP_SHARES = _option("--tp-ratio", "tensor_shares")
+GROUP_AXES = _option("--tp-axes", "tensor_axes")
 
 # --------------------------------------------------------------------------- how stages compute
 
@@ -253,4 +257,4 @@ QUANTIZE_TRAINING = Feature(
     lambda r: "--quantize" if r.options.quantize and r.options.mode != "eval" else "",
 )
 REWRITE = _option("--rewrite", "rewrite")
-CACHE = _option("--cache", "cache")
+CACHE = _option("--kv-cache", "cache")

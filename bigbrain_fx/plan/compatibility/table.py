@@ -22,14 +22,17 @@ def _with_store(request: Request) -> str:
 
 
 def _shares_as_members(request: Request) -> str:
-    return f"add --tensor {max(2, len(request.options.tensor_shares))}, on as many devices or more"
+    count = max(2, len(request.options.tensor_shares))
+    return f"add --tensor-parallel {count}, on as many devices or more"
 
 
 def _as_many_replicas(request: Request) -> str:
     return f"write --replicas {max(2, len(request.options.replica_shares))}"
 
 
-_WHOLE_BACKWARDS = "use --schedule 1f1b or gpipe, --recompute all, and a named partitioner"
+_WHOLE_BACKWARDS = (
+    "use --schedule 1f1b or gpipe, --activation-checkpointing all, and a named partitioner"
+)
 _CUTS = (
     Rule(
         f.CUT_AT,
@@ -174,7 +177,7 @@ _OFFLOAD = (
         f.OFFLOAD_WEIGHTS,
         f.GROUPS,
         "a device runs its layers by itself",
-        "use --offload activations,state, or leave --tensor out",
+        "use --offload activations,state, or leave --tensor-parallel out",
         code="BX1247",
     ),
     Rule(f.OFFLOAD, f.ZERO_3, "", "use --zero 1 or 2, which divide the state, too", code="BX1248"),
@@ -197,7 +200,7 @@ _OFFLOAD = (
         f.OFFLOAD_WEIGHTS,
         f.RECOMPUTE_SOME,
         "it keeps what other stages save",
-        "leave --recompute out: every stage runs its forward again",
+        "leave --activation-checkpointing out: every stage runs its forward again",
         code="BX1239c",
     ),
     Rule(f.OFFLOAD_WEIGHTS, f.DEFER, "it keeps gradients of weights waiting", code="BX1239d"),
@@ -205,14 +208,14 @@ _OFFLOAD = (
         f.OFFLOAD_WEIGHTS,
         f.REPLICAS,
         "they sum gradients in memory",
-        "write --replicas 1, and no --zero and no --sum-order",
+        "write --replicas 1, and no --zero and no --all-reduce-order",
         code="BX1239e",
     ),
     Rule(
         f.OFFLOAD_WEIGHTS,
         f.SUM_ORDER,
         "they are for replicas, which sum gradients in memory",
-        "write --replicas 1, and no --zero and no --sum-order",
+        "write --replicas 1, and no --zero and no --all-reduce-order",
         code="BX1239f",
     ),
     Rule(
@@ -233,7 +236,7 @@ _GEMS = (
         f.GEMS,
         f.SUM_BY_BACKEND,
         _OWN_ORDER,
-        "use --sum-order replica, micro or tree",
+        "use --all-reduce-order replica, micro or tree",
         code="BX1285c",
     ),
     Rule(
@@ -254,7 +257,7 @@ _VIRTUAL = (
         f.PIECES,
         f.NO_SUCH_PIECES,
         "it says how many pieces of a line each device has",
-        "use --schedule interleaved with --pieces 2 or more",
+        "use --schedule interleaved with --virtual-stages 2 or more",
         code="BX1231",
     ),
     Rule(
@@ -293,21 +296,22 @@ _REPLICAS = (
         f.ZERO_2_OR_3,
         f.SUM_BY_REPLICA,
         "it keeps no replica's own sum of gradients",
-        "leave --sum-order out, which gives micro, or use --sum-order tree",
+        "leave --all-reduce-order out, which gives micro, or use --all-reduce-order tree",
         code="BX1296",
     ),
     Rule(
         f.ZERO_3,
         f.SUM_BY_BACKEND,
         "weights are gathered when the plan says, and the backend has no such plan",
-        "use --zero 2, or --sum-order micro",
+        "use --zero 2, or --all-reduce-order micro",
         code="BX1297",
     ),
     Rule(
         f.ZERO_3,
         f.SPLIT_BACKWARD,
         "it lets go of a stage's weights after its backward, and this has more to do later",
-        "use --zero 2, --defer none, or a schedule whose backwards are whole: 1f1b, gpipe, "
+        "use --zero 2, --delay-weight-gradients none, or a schedule whose backwards are whole: "
+        "1f1b, gpipe, "
         "interleaved, list",
         code="BX1298",
     ),

@@ -9,7 +9,7 @@ from bigbrain_fx.core import Stages
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan.nouns import Plan
 
-_WITHOUT = "leave --sum-order backend out: our own sums do not need it"
+_WITHOUT = "leave --all-reduce-order backend out: our own sums do not need it"
 
 
 def require_collectives(plan: Plan) -> None:
@@ -25,14 +25,15 @@ def require_collectives(plan: Plan) -> None:
     stages = plan.stages
     if len(set(map(len, _cuts(stages)))) > 1 or len(set(_cuts(stages))) > 1:
         raise InputError(
-            "--sum-order backend sums stage by stage, and these replicas are cut unlike",
+            "--all-reduce-order backend sums stage by stage, and these replicas are cut unlike",
             code="BX1274",
             help=f"give each replica as many equal devices, or {_WITHOUT}",
         )
     kinds = sorted({plan.cluster.device[name].kind for name in stages.devices})
     if len(kinds) > 1:
         raise InputError(
-            f"--sum-order backend is for devices of one kind, and these are {' and '.join(kinds)}",
+            "--all-reduce-order backend is for devices of one kind, and these are "
+            f"{' and '.join(kinds)}",
             code="BX1275",
             help=_WITHOUT,
         )
@@ -52,16 +53,19 @@ def _require_alike_micros(stages: Stages) -> None:
     counts = [len(micros) for micros in stages.micros]
     if len(set(counts)) > 1:
         raise InputError(
-            f"--zero 2 --sum-order backend sums micro-batches one of each replica together, and "
+            "--zero 2 --all-reduce-order backend sums micro-batches one of each replica "
+            "together, and "
             f"they have {', '.join(map(str, counts))}",
             code="BX1276",
-            at="--replica-shares",
-            help=f"--replica-shares {':'.join('1' * len(counts))}, --zero 1, or --sum-order micro",
+            at="--replica-ratio",
+            help=f"--replica-ratio {':'.join('1' * len(counts))}, --zero 1, or --all-reduce-order "
+            "micro",
         )
     if stages.deferring:
         raise InputError(
-            "--zero 2 --sum-order backend sums a stage's gradients after its backward, and here "
+            "--zero 2 --all-reduce-order backend sums a stage's gradients after its backward, and "
+            "here "
             "some come later",
             code="BX1277",
-            help="use --schedule 1f1b, --zero 1, or --sum-order micro",
+            help="use --schedule 1f1b, --zero 1, or --all-reduce-order micro",
         )

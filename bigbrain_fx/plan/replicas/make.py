@@ -189,7 +189,9 @@ def _reason(first: Plan, options: Options) -> str:
     if options.sum_order is not None or options.zero_stage < 2:
         return own
     zero = f"ZeRO {options.zero_stage}"
-    chosen = f"--sum-order {options.all_reduce_order} was chosen, since {zero} keeps no other sum"
+    chosen = (
+        f"--all-reduce-order {options.all_reduce_order} was chosen, since {zero} keeps no other sum"
+    )
     return f"{own}; {chosen}" if own else chosen
 
 
@@ -415,7 +417,8 @@ class _Work:
                 "order of their numbers, and do not come to them in one order",
                 code="BX1282",
                 notes=(error.what,),
-                help="--sum-order replica, or --schedule 1f1b on a --partitioner that makes chains",
+                help="--all-reduce-order replica, or --schedule 1f1b on a --partitioner that "
+                "makes chains",
             ) from error
         return replace(plan, partitioner=label(options.partitioner))
 

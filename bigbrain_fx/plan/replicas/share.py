@@ -30,7 +30,7 @@ def asked(count: int, shares: Sequence[int], batch: int) -> tuple[int, ...]:
         raise InputError(
             f"{count} micro-batches cannot be shared {listed}: {whole} does not divide {count}",
             code="BX1290",
-            at="--replica-shares",
+            at="--replica-ratio",
             help=_instead(count, shares, batch),
         )
     return tuple(share * count // whole for share in shares)

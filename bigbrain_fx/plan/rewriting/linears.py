@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from bigbrain_fx.core import Graph, ModuleCall, Op, ParamRef, Ref, RewritePlace, TensorSpec
-from bigbrain_fx.plan.rewriting.making import fresh, made_like, total
+from bigbrain_fx.core import Graph, ModuleCall, Op, ParamRef, Ref, RewritePlace, TensorSpec, plus
+from bigbrain_fx.plan.rewriting.making import fresh, made_like
 from bigbrain_fx.planning import mutated_roots
 
 _LINEAR = "aten.linear.default"
@@ -102,9 +102,9 @@ def _product(graph: Graph, ops: Sequence[Op], joined: Sequence[Op], width: int) 
     made = made_like(first, name, _LINEAR, args, (wide,), modules=around)
     return replace(
         made,
-        flops=total(op.flops for op in ops),
-        reads_bytes=total((first.reads_bytes, *others)),
-        writes_bytes=total(op.writes_bytes for op in ops),
+        flops=plus(*(op.flops for op in ops)),
+        reads_bytes=plus(first.reads_bytes, *others),
+        writes_bytes=plus(*(op.writes_bytes for op in ops)),
     )
 
 

@@ -1,12 +1,11 @@
-"""Ops that stand for others: made like one of them, and sizes added up as numbers or as text."""
+"""Ops that stand for others: made like one of them."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from bigbrain_fx.core import DTYPE_BYTES, Arg, Dim, Graph, ModuleCall, Op, TensorSpec
+from bigbrain_fx.core import Arg, Graph, ModuleCall, Op, TensorSpec, elements, nbytes
 
 
 def made_like(
@@ -33,7 +32,7 @@ def made_like(
         view_of: whose memory its result shares.
     """
     held = op.modules if modules is None else modules
-    nbytes = 0 if moves is None else _times(DTYPE_BYTES[moves.dtype], moves.shape)
+    moved_bytes = 0 if moves is None else nbytes(moves)
     return replace(
         op,
         name=name,
@@ -44,18 +43,12 @@ def made_like(
         is_tuple=len(outputs) > 1,
         modules=held,
         lines=op.lines[: len(held) + 1],
-        flops=0 if moves is None else _times(1, moves.shape),
-        reads_bytes=nbytes,
-        writes_bytes=nbytes,
+        flops=0 if moves is None else elements(moves),
+        reads_bytes=moved_bytes,
+        writes_bytes=moved_bytes,
         view_of=view_of,
         saves=None,
     )
-
-
-def _times(number: int, shape: Sequence[Dim]) -> Dim:
-    fixed = number * math.prod(dim for dim in shape if isinstance(dim, int))
-    free = [f"({dim})" for dim in shape if not isinstance(dim, int)]
-    return "*".join((str(fixed), *free)) if free else fixed
 
 
 def fresh(graph: Graph, name: str) -> str:
@@ -64,13 +57,6 @@ def fresh(graph: Graph, name: str) -> str:
     while name in taken:
         name += "_"
     return name
-
-
-def total(sizes: Iterable[Dim]) -> Dim:
-    """Return a sum of sizes."""
-    found = [size for size in sizes if size != 0]
-    numbers = [size for size in found if isinstance(size, int)]
-    return sum(numbers) if len(numbers) == len(found) else " + ".join(map(str, found))
 
 
 def is_plain(graph: Graph, name: str, written: frozenset[str]) -> bool:

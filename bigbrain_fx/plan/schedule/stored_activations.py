@@ -45,7 +45,8 @@ def with_saved_in_stores(
             "saved",
             code="BX1316",
             at="--offload",
-            help="leave activations out of --offload, or --defer (zb-h1, zb-v, --recompute ops) "
+            help="leave activations out of --offload, or --delay-weight-gradients (zb-h1, zb-v, "
+            "--activation-checkpointing ops) "
             "out",
         )
     saves = (_saved(Part(graph, stages, stage, costs)) for stage in able)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
-from bigbrain_fx.core import Arg, Op, ParamRef, Place, Ref, TensorSpec
+from bigbrain_fx.core import Arg, Op, ParamRef, Place, Ref, TensorSpec, flops, moved
 from bigbrain_fx.plan.shard.forms import Forms, layout
 from bigbrain_fx.plan.shard.saved import RULES, rule_saves
 from bigbrain_fx.plan.shard.sizes import SizePart
@@ -70,6 +70,10 @@ class Local:
         """Write an op of the member's own; an empty suffix names it as the op itself."""
         name = self.forms.name(f"{self.op.name}_{suffix}") if suffix else self.op.name
         outputs = () if spec is None else (spec,)
+        family = target.split(".")[1]
+        is_view = RULES.get(family) == "view" and isinstance(args[0], Ref)
+        read = [*filter(None, map(self._member_spec, args))]
+        reads_bytes, writes_bytes = moved(target, read, outputs, is_view)
         blank = replace(
             self.op,
             name=name,
@@ -81,14 +85,29 @@ class Local:
             random=False,
             mutates=(),
             view_of=None,
-            flops=0,
+            flops=flops(target, read, outputs, args),
+            reads_bytes=reads_bytes,
+            writes_bytes=writes_bytes,
             saves=None,
         )
-        family = target.split(".")[1]
-        base = args[0] if RULES.get(family) == "view" and isinstance(args[0], Ref) else None
+        base = args[0] if is_view else None
         made = replace(blank, view_of=base.value if isinstance(base, Ref) else None)
         self.made.append(replace(made, saves=rule_saves(made, family) if spec else None))
         return Ref(name)
+
+    def _member_spec(self, arg: Arg) -> TensorSpec | None:
+        """Return how what an op of the member's own reads is; None for what is no tensor."""
+        if not isinstance(arg, Ref | ParamRef):
+            return None
+        made = [op for op in self.made if arg == Ref(op.name)]
+        if made:
+            return made[0].outputs[0] if made[0].outputs else None
+        place = self.given.args.index(arg) if arg in self.given.args else None
+        whole = None if place is None else self.forms.spec(cast("Ref", self.op.args[place]))
+        if place is None or whole is None:
+            return None
+        held = self.place_of_arg(place)
+        return whole if held is None else self.part.narrow(whole, held, self.forms.whole.batch)
 
     def reduced(self, suffix: str, value: Ref, spec: TensorSpec, how: str = "sum") -> Ref:
         """Write a sum over the members."""

@@ -61,13 +61,13 @@ def lengths(size: int, shares: Shares) -> tuple[int, ...]:
         raise InputError(
             f"expected shares above 0, found {':'.join(map(str, shares))}",
             code="BX1322",
-            at="--tensor-shares",
+            at="--tp-ratio",
         )
     if size < len(shares):
         raise InputError(
             f"an axis of {size} cannot be split over {len(shares)} members",
             code="BX1323",
-            at="--tensor",
+            at="--tensor-parallel",
             help=f"use at most {size} members, or leave the axis out",
         )
     return _dealt(size, tuple(shares))
@@ -171,7 +171,7 @@ def _require_apart(axes: Sequence[Axis]) -> None:
                 raise InputError(
                     f"'{place.name}' has two of the axes: {other.name} and {axis.name}",
                     code="BX1324",
-                    at="--tensor-axes",
+                    at="--tp-axes",
                     help=f"leave out {axis.name}",
                 )
 
@@ -318,8 +318,9 @@ class _Rewriting:
                 f"'{op.name}' strides over memory of which it is given a part, and a copy of that "
                 "part has other neighbours",
                 code="BX1325",
-                at=op.source or "--tensor",
-                help="call .contiguous() or .clone() before as_strided, or leave --tensor out",
+                at=op.source or "--tensor-parallel",
+                help="call .contiguous() or .clone() before as_strided, or leave "
+                "--tensor-parallel out",
             )
 
     def _whole(self, op: Op, form: Callable[[Ref | ParamRef], Ref | ParamRef]) -> Op:

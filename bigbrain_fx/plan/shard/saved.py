@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from bigbrain_fx.core import DTYPE_BYTES, Dim, Op, Saves, TensorSpec
+from bigbrain_fx.core import Op, Saves, TensorSpec, nbytes, plus, times
 from bigbrain_fx.plan.shard.sizes import SizePart
 
 ATTENTION = "scaled_dot_product_attention"
@@ -33,17 +33,6 @@ RULES: Mapping[str, str] = {
 """Which of the values that it reads an op keeps, for those that stand in another's place."""
 
 
-def nbytes(spec: TensorSpec) -> Dim:
-    """Return the bytes of a tensor: a number, or text over the batch."""
-    known, text = DTYPE_BYTES[spec.dtype], ""
-    for size in spec.shape:
-        if isinstance(size, int):
-            known *= size
-        else:
-            text += f"*({size})"
-    return f"{known}{text}" if text else known
-
-
 def attention_saves(read: Sequence[TensorSpec], made: TensorSpec) -> Saves:
     """Return what attention holds whose values are narrower than its queries and keys.
 
@@ -56,8 +45,8 @@ def attention_saves(read: Sequence[TensorSpec], made: TensorSpec) -> Saves:
     """
     query, key = read[:2]
     square = replace(query, shape=(*query.shape[:-1], key.shape[-2]))
-    kept = _sum(nbytes(query), nbytes(key), nbytes(square))
-    most = _sum(kept, nbytes(square), nbytes(made))
+    kept = plus(nbytes(query), nbytes(key), nbytes(square))
+    most = plus(kept, nbytes(square), nbytes(made))
     return Saves((2,) if len(read) > 2 else (), kept, most, most)
 
 
@@ -94,7 +83,7 @@ def rule_saves(op: Op, family: str) -> Saves | None:
         "second": (1,) if count > 1 else (),
         "last": (count - 1,) if count else (),
     }[kind]
-    return Saves(kept, 0, made, _times(made, count), (0,) if family == "add" else ())
+    return Saves(kept, 0, made, times(made, count), (0,) if family == "add" else ())
 
 
 def exchange_saves(kind: str, whole: TensorSpec, members: int) -> Saves:
@@ -107,24 +96,14 @@ def exchange_saves(kind: str, whole: TensorSpec, members: int) -> Saves:
     """
     size = nbytes(whole)
     is_cut = members > 2 and not (isinstance(size, int) and size < _LARGE)
-    added = _times(size, 2 if members == 2 else 3 if is_cut else members + 1)
-    joined = _times(size, 2)
+    added = times(size, 2 if members == 2 else 3 if is_cut else members + 1)
+    joined = times(size, 2)
     forward, backward = {
         "all_reduce": (added, 0),
         "copy_to_group": (0, added),
         "all_gather": (joined, size),
         "split": (size, joined),
-        "reduce_scatter": (_times(size, 3), joined),
-        "gather_to_group": (joined, _times(size, 3)),
+        "reduce_scatter": (times(size, 3), joined),
+        "gather_to_group": (joined, times(size, 3)),
     }[kind]
     return Saves((), 0, forward, backward, (0,) if kind == "all_reduce" else ())
-
-
-def _sum(*sizes: Dim) -> Dim:
-    known = sum(size for size in sizes if isinstance(size, int))
-    texts = [f"({size})" for size in sizes if not isinstance(size, int)]
-    return "+".join([*texts, *([str(known)] if known else [])]) if texts else known
-
-
-def _times(size: Dim, count: int) -> Dim:
-    return size * count if isinstance(size, int) else f"({size})*{count}"

@@ -1,4 +1,4 @@
-"""Options with --tensor -> what is refused, and the axes to try. It plans nothing."""
+"""Options with --tensor-parallel -> what is refused, and the axes to try. It plans nothing."""
 
 from __future__ import annotations
 
@@ -30,17 +30,18 @@ def require_possible(graph: Graph, cluster: Cluster, options: Options) -> None:
         raise InputError(
             f"{len(shares)} shares for {count} devices that compute together",
             code="BX1328",
-            at="--tensor-shares",
-            help=f"give one share for each: --tensor {len(shares)}"
+            at="--tp-ratio",
+            help=f"give one share for each: --tensor-parallel {len(shares)}"
             if len(cluster.devices) % len(shares) == 0
-            else f"give one share for each: --tensor-shares {':'.join(['1'] * count)}, say",
+            else f"give one share for each: --tp-ratio {':'.join(['1'] * count)}, say",
         )
     if options.all_reduce_order == "backend":
         raise InputError(
-            "--sum-order backend sums gradients of replicas, and this plan has one replica: inside "
+            "--all-reduce-order backend sums gradients of replicas, and this plan has one "
+            "replica: inside "
             "a tensor group sums are the bundle's own messages",
             code="BX1344",
-            help="add --replicas 2 or more, or leave --sum-order out",
+            help="add --replicas 2 or more, or leave --all-reduce-order out",
         )
     if options.schedule in FOLDS and len(cluster.devices) == count:
         raise InputError(
@@ -52,11 +53,11 @@ def require_possible(graph: Graph, cluster: Cluster, options: Options) -> None:
         )
     if len(cluster.devices) % count:
         fitting = [n for n in range(2, len(cluster.devices) + 1) if not len(cluster.devices) % n]
-        listed = " or ".join(f"--tensor {n}" for n in fitting)
+        listed = " or ".join(f"--tensor-parallel {n}" for n in fitting)
         raise InputError(
             f"groups of {count} devices, and the cluster has {len(cluster.devices)}",
             code="BX1331",
-            at="--tensor",
+            at="--tensor-parallel",
             help=f"use {listed}, or a cluster of a multiple of {count} devices"
             if fitting
             else f"use a cluster of a multiple of {count} devices",
@@ -72,7 +73,7 @@ def require_grid(graph: Graph, cluster: Cluster, options: Options) -> None:
             raise InputError(
                 f"groups of {members} devices, and replica {number} of {replicas} has {len(group)}",
                 code="BX1333",
-                at="--tensor",
+                at="--tensor-parallel",
                 help=f"use a cluster of a multiple of {members * replicas} devices, or name each "
                 'replica\'s under "replicas" in the cluster file',
             )
@@ -82,7 +83,8 @@ def require_no_groups(plan: Plan, what: str, help_: str) -> None:
     """Refuse for a plan with groups of devices what is not there for them yet."""
     if plan.placement.tensor is not None:
         raise InputError(
-            f"{what} does not go with --tensor yet, and this bundle's devices compute in groups "
+            f"{what} does not go with --tensor-parallel yet, and this bundle's devices compute in "
+            "groups "
             f"of {plan.placement.tensor.members}",
             code="BX1334",
             help=help_,
@@ -145,7 +147,7 @@ def _require_known(every: Sequence[Axis], asked: Sequence[str]) -> None:
             raise InputError(
                 f"the model has no axis '{name}'",
                 code="BX1335",
-                at="--tensor-axes",
+                at="--tp-axes",
                 help=f"{'the nearest are' if close else 'it has'} {listed}; {_all_names(every)}",
             )
 
@@ -163,13 +165,13 @@ def _none_fits(graph: Graph, axes: Sequence[Axis], members: int) -> InputError:
         return InputError(
             f"no axis can be split over {members} members: the longest has {max(sizes)}",
             code="BX1336",
-            at="--tensor",
-            help=f"use --tensor {max(sizes)} or fewer",
+            at="--tensor-parallel",
+            help=f"use --tensor-parallel {max(sizes)} or fewer",
         )
     return InputError(
         f"{graph.name} has no axis that can be split: no dimension of its parameters runs through "
         "ops with rules",
         code="BX1337",
-        at="--tensor",
-        help="leave --tensor out: pipelines and replicas need no axis",
+        at="--tensor-parallel",
+        help="leave --tensor-parallel out: pipelines and replicas need no axis",
     )

@@ -27,7 +27,7 @@ class AxisChoice:
 
     Attributes:
         name: with `*` for the numbers of layers.
-        kind: heads, hidden, vocabulary ...: `--tensor-axes` takes all of a kind, too.
+        kind: heads, hidden, vocabulary ...: `--tp-axes` takes all of a kind, too.
         axes: with their numbers.
         size: of each, in parts.
         parts: of it, by member.
@@ -78,9 +78,10 @@ def cheaper_whole(choices: Sequence[AxisChoice], step_s: float, gap: float) -> s
     if best is None or not rest or whole_s > (1 - gap) * step_s:
         return ""
     words = shlex.quote(",".join(rest))
-    option = f"--tensor-axes {words}; or " if best.kind not in rest else ""
+    option = f"--tp-axes {words}; or " if best.kind not in rest else ""
     return (
-        f"by this forecast faster with {best.name} whole: {option}--tensor auto, which divides "
+        f"by this forecast faster with {best.name} whole: {option}--tensor-parallel auto, which "
+        "divides "
         "what pays"
     )
 

@@ -103,8 +103,8 @@ def _require_same(first: Stages, other: Stages) -> None:
         raise InputError(
             "members of a group have parts of so few numbers that some replicas sum none of them",
             code="BX1338",
-            at="--tensor-shares",
-            help="leave --tensor-shares out, or use fewer --replicas",
+            at="--tp-ratio",
+            help="leave --tp-ratio out, or use fewer --replicas",
         )
 
 

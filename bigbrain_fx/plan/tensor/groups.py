@@ -44,7 +44,7 @@ def _require_alike(cluster: Cluster, group: Sequence[str]) -> None:
                 f"({a} and {b}): what is not divided would round otherwise on each, and "
                 "their copies drift apart",
                 code="BX1339",
-                at="--tensor",
+                at="--tensor-parallel",
                 help="list devices of one host or of equal processors, with as many threads, one "
                 "after the other in the cluster file",
             )

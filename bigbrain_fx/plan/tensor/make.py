@@ -1,4 +1,4 @@
-"""Options with --tensor -> the best plan: one column is planned, and all members run its order."""
+"""Options with --tensor-parallel to the best plan: all TP ranks run the order of one column."""
 
 from __future__ import annotations
 

@@ -201,7 +201,7 @@ def _does_not_grow(graph: Graph, op: Op) -> InputError:
         "rows of a micro-batch, and drop_last = False lets those be fewer",
         code="BX1341",
         at=(graph.op[made].source if made in graph.op else "") or "drop_last",
-        help="say drop_last = True in the model file, or name other axes by --tensor-axes",
+        help="say drop_last = True in the model file, or name other axes by --tp-axes",
     )
 
 

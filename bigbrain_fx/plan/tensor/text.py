@@ -15,7 +15,8 @@ from bigbrain_fx.plan.tensor.messages import exchanges_of, part_channels, passes
 
 # A plan of `auto` may have groups that nobody asked for.
 _ROUNDED = (
-    "Sums that members share equal one process's to rounding, the same in every run. --tensor 1 "
+    "Sums that members share equal one process's to rounding, the same in every run. "
+    "--tensor-parallel 1 "
     "leaves groups out."
 )
 
@@ -49,7 +50,7 @@ def group_warnings(plan: Plan) -> tuple[str, ...]:
 
 _ON_GPUS = (
     "tensor groups were run on CPUs, and over gloo by two processes of one GPU; no machine with "
-    "several GPUs was there, and nccl was never tried. Compare some steps with --tensor 1"
+    "several GPUs was there, and nccl was never tried. Compare some steps with --tensor-parallel 1"
 )
 
 

@@ -342,11 +342,11 @@ def test_commands_for_several_hosts(tmp_path: Path) -> None:
         ("south", f"RANK=1 LOCAL_RANK=0 {common}"),
         ("north", f"RANK=2 LOCAL_RANK=1 {common}"),
     ]
-    secret = "--secret secret --spares 2"
+    secret = "--secret secret --spares 2"  # earlier name: bundles of 0.2 know no other
     (north, head), (south, agent) = commands(plan, RunOptions(7, spares=2, commits=Path("my c")))
     assert (north, south) == ("north", "south")
     assert head.startswith(f"python launch.py --listen north:29500 {secret} --restarts 20")
-    assert head.endswith("--steps 7 --commits 'my c'")
+    assert head.endswith("--steps 7 --commits 'my c'")  # earlier name
     assert agent == f"python launch.py --join north:29500 --host south {secret}"
     moved = commands(plan, RunOptions(7, seed=3, port=4000, save=Path("my out")))
     assert "MASTER_PORT=4000 python train.py --steps 7 --seed 3" in moved[1][1]
@@ -382,7 +382,7 @@ def test_no_process_is_replaced_over_nccl(
     assert not can_supervise(read_plan(of_gpus))
     with pytest.raises(InputError, match=r"all its devices are GPUs.* over nccl") as caught:
         start(of_gpus, RunOptions(steps=1, spares=1))
-    assert "leave --spares and --elastic out" in str(caught.value.help)
+    assert "leave --standby and --elastic out" in str(caught.value.help)
     assert "add --backend gloo" in str(caught.value.help)
     assert can_supervise(read_plan(of_gpus), "gloo")
 
@@ -411,9 +411,9 @@ def test_gloo_by_name_trains_as_without(bundle: Path) -> None:
 
 
 def test_elastic_over_nccl_is_refused_for_its_own_reason(of_gpus: Path) -> None:
-    for words in ((), ("--no-replay",), ("--spares", "0")):
+    for words in ((), ("--no-replay",), ("--standby", "0")):
         done = call("run", of_gpus, "--elastic", *words)
         assert done.code == 2
         assert "no process of this plan can be replaced" in done.err
         assert "leave --no-replay out" not in done.err
-    assert call("run", of_gpus, "--spares", "1").code == 2
+    assert call("run", of_gpus, "--standby", "1").code == 2

@@ -119,9 +119,9 @@ def moved(
     first, then = (devices(n, folder / "store", stores=stores) for n in counts)
     options = Options("naive", micro_batches=MICRO, **choices)
     old = bigbrain_fx.split(file, first, folder / "old", options).bundle
-    train(old, BEFORE, "--commits", "commits", "--seed", str(SEED))
+    train(old, BEFORE, "--checkpoint-dir", "commits", "--seed", str(SEED))
     done = resplit(old, then, folder / "new")
-    train(done.bundle, STEPS, "--commits", "commits", "--resume")
+    train(done.bundle, STEPS, "--checkpoint-dir", "commits", "--resume")
     tensors, _ = state(done.commits)
     names = [name for name in tensors if name.startswith("parameter:")]
     return read_plan(done.bundle), done.warnings, {n.partition(":")[2]: tensors[n] for n in names}

@@ -36,7 +36,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory, nursery: object) -> Path:
         "naive", micro_batches=4, tensor=2, tensor_shares=(3, 1), replicas=2, zero_stage=1
     )
     bundle = bigbrain_fx.split(folder / "letters.py", cluster(4), folder / "b", options).bundle
-    train(bundle, STEPS, "--commits", "commits")
+    train(bundle, STEPS, "--checkpoint-dir", "commits")
     return bundle
 
 
@@ -74,7 +74,7 @@ def test_a_moved_state_is_the_same_byte_for_byte(
 @pytest.mark.nightly
 def test_a_run_goes_on_with_the_bits_that_it_would_have_had(begun: Path, tmp_path: Path) -> None:
     moved = resplit(begun, cluster(4), tmp_path / "moved")
-    later = train(moved.bundle, STEPS + 2, "--commits", "commits", "--resume")
+    later = train(moved.bundle, STEPS + 2, "--checkpoint-dir", "commits", "--resume")
     assert later == train(begun, STEPS + 2)[STEPS:]
 
 
@@ -105,7 +105,7 @@ def test_there_may_be_other_groups_and_back(begun: Path, tmp_path: Path) -> None
     assert groups.plan.stages.members == 3
     assert groups.plan.sharded.shards
     assert whole(begun) == whole(none.bundle) == whole(groups.bundle)
-    later = train(groups.bundle, STEPS + 1, "--commits", "commits", "--resume")
+    later = train(groups.bundle, STEPS + 1, "--checkpoint-dir", "commits", "--resume")
     assert later == pytest.approx(train(begun, STEPS + 1)[STEPS:], rel=1e-5)
 
 

@@ -108,11 +108,11 @@ def moved(tmp_path_factory: pytest.TempPathFactory, nursery: object) -> Moved:
     options = bigbrain_fx.Options("naive", schedule="1f1b", micro_batches=4)
     first = bigbrain_fx.split(file, cluster(4), folder / "b0", options).bundle
     file.unlink()
-    losses = train(first, ROUTE[0][1], "--commits", "commits", "--seed", str(SEED))
+    losses = train(first, ROUTE[0][1], "--checkpoint-dir", "commits", "--seed", str(SEED))
     bundles, outcomes = [first], []
     for number, (devices, until) in enumerate(ROUTE[1:], 1):
         done = resplit(bundles[-1], named(devices), folder / f"b{number}")
-        losses += train(done.bundle, until, "--commits", "commits", "--resume")
+        losses += train(done.bundle, until, "--checkpoint-dir", "commits", "--resume")
         bundles.append(done.bundle)
         outcomes.append(done)
     undisturbed = train(first, ROUTE[-1][1], "--seed", str(SEED))
@@ -318,10 +318,10 @@ def test_buffers_and_the_users_functions_go_along(tmp_path: Path) -> None:
     old = bigbrain_fx.split(tmp_path / "other.py", cluster(3), tmp_path / "old", options).bundle
     (tmp_path / "other.py").unlink()
     undisturbed = train(old, 5)
-    train(old, 2, "--commits", "commits")
+    train(old, 2, "--checkpoint-dir", "commits")
     done = resplit(old, cluster(2), tmp_path / "new")
     assert (done.bundle / "functions.py").read_text() == (old / "functions.py").read_text()
-    losses = train(done.bundle, 5, "--commits", "commits", "--resume")
+    losses = train(done.bundle, 5, "--checkpoint-dir", "commits", "--resume")
     assert losses == pytest.approx(undisturbed[2:], rel=1e-6)
     tensors, _ = state(done.commits)
     assert tensors["buffer:norms.3.num_batches_tracked"] == 5 * 2

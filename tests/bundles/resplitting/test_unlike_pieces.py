@@ -71,7 +71,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory, nursery: object) -> Path:
     (folder / "fused.py").write_text(MODEL)
     options = bigbrain_fx.Options("naive", micro_batches=2, tensor=2)
     bundle = bigbrain_fx.split(folder / "fused.py", cluster(2), folder / "b", options).bundle
-    train(bundle, STEPS, "--commits", "commits")
+    train(bundle, STEPS, "--checkpoint-dir", "commits")
     return bundle
 
 
@@ -105,5 +105,5 @@ def test_a_moved_state_is_the_same_byte_for_byte(
     moved = resplit(begun, where, tmp_path / "moved", tensor=count)
     assert moved.plan.stages.members == count
     assert whole(begun) == whole(moved.bundle)
-    later = train(moved.bundle, STEPS + 1, "--commits", "commits", "--resume")
+    later = train(moved.bundle, STEPS + 1, "--checkpoint-dir", "commits", "--resume")
     assert later == pytest.approx(train(begun, STEPS + 1)[STEPS:], rel=1e-12)

@@ -197,7 +197,7 @@ class Noisy(Words):
 def test_what_has_no_such_form_is_refused_at_its_place(model: type[nn.Module], says: str) -> None:
     with pytest.raises(CaptureError, match=says) as refused:
         made(model())
-    assert "leave --cache out" in str(refused.value.help)
+    assert "leave --kv-cache out" in str(refused.value.help)
 
 
 def test_more_rows_than_this_host_has_memory_for() -> None:

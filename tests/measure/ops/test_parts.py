@@ -118,10 +118,10 @@ def test_what_was_measured_of_parts_is_what_a_group_is_forecast_from(tmp_path: P
 
 def test_shares_are_as_many_as_members(tmp_path: Path) -> None:
     about = "profile", write_model(tmp_path, MODEL), "--db", tmp_path / "p.sqlite"
-    ran = call(*about, "--tensor", "3", "--tensor-shares", "2:1")
+    ran = call(*about, "--tensor-parallel", "3", "--tp-ratio", "2:1")
     assert ran.code == 2
     assert "2 shares for 3 devices that compute together" in ran.err
-    many = call(*about, "--tensor-shares", "1:" * 99 + "1", "--rounds", "1")
+    many = call(*about, "--tp-ratio", "1:" * 99 + "1", "--rounds", "1")
     assert many.code == 2
     assert "no axis can be split over 100 members: the longest has 48" in many.err
     assert not (tmp_path / "p.sqlite").exists() or not ProfileStore(tmp_path / "p.sqlite").rows()

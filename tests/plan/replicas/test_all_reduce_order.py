@@ -25,7 +25,7 @@ def test_the_order_that_zero_needs_is_chosen(zero: ZeroStage) -> None:
     plan = planned(replace(TWO, zero_stage=zero))
     expected: SumOrder = "micro" if zero >= 2 else "replica"
     assert plan.stages.sum_order == expected
-    assert ("--sum-order micro" in plan.placement.reason) == (zero >= 2)
+    assert ("--all-reduce-order micro" in plan.placement.reason) == (zero >= 2)
 
 
 @pytest.mark.parametrize("zero", [2, 3])
@@ -33,14 +33,14 @@ def test_a_choice_plans_what_asking_for_it_does(zero: ZeroStage) -> None:
     chosen = planned(replace(TWO, zero_stage=zero))
     asked = planned(replace(TWO, zero_stage=zero, sum_order="micro"))
     assert (chosen.stages, chosen.programs) == (asked.stages, asked.programs)
-    assert "--sum-order" not in asked.placement.reason
+    assert "--all-reduce-order" not in asked.placement.reason
 
 
 @pytest.mark.parametrize("zero", [2, 3])
 def test_an_order_that_zero_cannot_have_is_refused(zero: ZeroStage) -> None:
     with pytest.raises(InputError) as caught:
         planned(replace(TWO, zero_stage=zero, sum_order="replica"))
-    assert "--sum-order tree" in (caught.value.help or "")
+    assert "--all-reduce-order tree" in (caught.value.help or "")
 
 
 @pytest.mark.parametrize("order", ["micro", "tree", "backend"])

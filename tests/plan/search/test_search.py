@@ -313,7 +313,7 @@ def test_a_tight_memory_recomputes() -> None:
             Options("chain-dp", micro_batches=16),
         )
     none = auto(graph, equal(2, link, memory_bytes=74 * MIB), micro_batches=16, recompute=())
-    assert not none.stages.recompute  # --recompute none
+    assert not none.stages.recompute  # --activation-checkpointing none
 
 
 # --------------------------------------------------------------------------- the same again

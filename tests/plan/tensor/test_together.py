@@ -232,7 +232,7 @@ def test_what_does_not_go_with_groups_is_said_where_they_were_left_open() -> Non
     given = Options("naive", tensor=0, micro_batches=1, pins=(("up", "d0"),))
     plan = make_plan(graph(), cluster(1, 1), SOURCE, given)
     assert plan.stages.members == 1
-    assert "--pin and --place but by --tensor N" in plan.compared[-1].why
+    assert "--pin and --place but by --tensor-parallel N" in plan.compared[-1].why
     with pytest.raises(InputError, match="finds shares by speed"):
         planned(graph(), cluster(1, 1), tensor=0, tensor_shares=(2, 1))
 

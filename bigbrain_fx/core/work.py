@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import prod
 
-from bigbrain_fx.core import DTYPE_BYTES, Arg, Dim, TensorSpec, words
-from bigbrain_fx.frontend.translation.sizes import plus, product, times
+from bigbrain_fx.core.graph import Arg, TensorSpec
+from bigbrain_fx.core.sizes import DTYPE_BYTES, Dim, plus, times
+from bigbrain_fx.core.words import words
 
 Specs = Sequence[TensorSpec]
 Formula = Callable[[Specs, Specs, tuple[Arg, ...]], Dim]
@@ -17,7 +18,7 @@ Formula = Callable[[Specs, Specs, tuple[Arg, ...]], Dim]
 
 def elements(spec: TensorSpec) -> Dim:
     """Return the number of elements of a tensor."""
-    return product(spec.shape)
+    return times(*spec.shape)
 
 
 def nbytes(spec: TensorSpec) -> Dim:

@@ -1,0 +1,35 @@
+"""Programs of bundles take options by their names of 0.2, too, and show only the present ones."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from bigbrain_fx.runtime.commit_start import add_options
+from bigbrain_fx.supervisor.arguments import parser_of
+
+
+@pytest.fixture
+def train() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    return parser
+
+
+def test_train_py_takes_both_names(train: argparse.ArgumentParser) -> None:
+    old = train.parse_args(["--commits", "c", "--commit-every", "7"])
+    assert old == train.parse_args(["--checkpoint-dir", "c", "--checkpoint-every", "7"])
+    assert (old.commits, old.commit_every) == (Path("c"), 7)
+    assert train.parse_args([]).commits is None
+    assert "--commit" not in train.format_help()
+
+
+def test_launch_py_takes_both_names(tmp_path: Path) -> None:
+    parser, folder = parser_of("train.py"), str(tmp_path)
+    old = parser.parse_args(["--spares", "3", "--snapshot-every", "2", "--snapshots", folder])
+    words = ["--standby", "3", "--memory-checkpoint-every", "2", "--memory-checkpoint-dir", folder]
+    assert old == parser.parse_args(words)
+    assert parser.parse_args([]).spares == 1
+    assert not any(name in parser.format_help() for name in ("--spares", "--snapshot"))

@@ -15,10 +15,15 @@ STAMP := .venv/.stamp
 # Without compiled files, every process that a test starts compiles what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo wheel wheel-test test static lint type imports pytest nightly nightly-today coverage bench venv clean
+.PHONY: demo docs wheel wheel-test test static lint type imports pytest nightly nightly-today coverage bench venv clean
 
 demo: venv
 	$(BIN)/python -m tools.demo
+
+# The pages of docs/ as a site in docs/_build; a warning (a broken link, say) is an error.
+docs: venv
+	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -c constraints.txt -e ".[docs]"
+	$(BIN)/sphinx-build -E -W --keep-going -n -q -b html docs docs/_build
 
 # The wheel, built without a network into dist/; then installed where no checkout is, and tried:
 # init, split, verify and run in an empty folder.

@@ -60,7 +60,7 @@ class Layers:
         raise InputError(
             "no profile of layers is named",
             code="BX1436",
-            help=f"--profile times.json, or set {VARIABLE}; docs/how-to/commands.md has the format",
+            help=f"--profile times.json, or set {VARIABLE}; see docs/how-to/choose-a-plan.md",
         )
 
     def of_group(self, members: int) -> Layers:

@@ -26,7 +26,7 @@ What to do next, after `source .venv/bin/activate`:
   bigbrain-fx doctor --write cluster.json --force     this machine as it is, or --hosts a,b
   bigbrain-fx split model.py -d cluster.json && bigbrain-fx run bundle
 docs/tutorials/first-split.md: five minutes, up to a killed process that is replaced;
-docs/how-to/hugging-face.md: your checkpoint; docs/how-to/commands.md: from a script or notebook,
+docs/how-to/hugging-face.md: your checkpoint; docs/how-to/python-and-notebooks.md: from a script,
 bb.machine("cluster.json").train(...)"""
 STEPS = 30
 WARM_UP = 5

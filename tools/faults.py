@@ -3,7 +3,7 @@
     python -m tools.faults [--row N ...] [--of interleaved] [--json] [--write results.md]
     python -m tools.faults --chaos 50 --steps 200 [--seed S] [--of zb-v]
 
-The design is in docs/explanation/architecture.md; the figures of one machine are in
+The design is in docs/explanation/fault-tolerance.md; the figures of one machine are in
 tools/studies/fault_costs. The exit code is 1 if anything is broken or not built.
 """
 

@@ -1,8 +1,9 @@
-"""Write the pages of docs/reference that are made: `python -m tools.reference`.
+"""Write the generated pages of docs/reference: `python -m tools.reference`.
 
-The first lists the public names as `bigbrain_fx` exports them, the second what each file that a
-bundle copies is for, and which bundles copy it, the third the codes of all errors, the fourth what
-does not go together. A test holds the pages equal to the code.
+They are the public names as `bigbrain_fx` exports them (api), the files that a bundle copies and
+which bundles copy them (bundle-files), the codes of all errors (errors), what does not go together
+(compatibility), the fields of cluster.json (cluster-file) and the rows of figures.json (figures). A
+test holds the pages equal to the code.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 import bigbrain_fx
 from bigbrain_fx.emit import PARTS, REPLACING, UNIMPORTED, room_files, runtime_files, ways_into
 from bigbrain_fx.plan import RULES
+from tools import cluster_page, figures_page
 from tools.error_codes import Site, collected
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -24,6 +26,8 @@ API = ROOT / "docs/reference/api.md"
 FILES = ROOT / "docs/reference/bundle-files.md"
 ERRORS = ROOT / "docs/reference/errors.md"
 COMPATIBILITY = ROOT / "docs/reference/compatibility.md"
+CLUSTER = ROOT / "docs/reference/cluster-file.md"
+FIGURES = ROOT / "docs/reference/figures.md"
 TRAIN = "from runtime import Bundle, Hooks, Training, main, Device, Stage, adamw, example_batches\n"
 INFER = "from runtime import Inference, infer_in_process, infer_main, InferenceDevice, Stage\n"
 
@@ -34,6 +38,8 @@ def main() -> None:
     FILES.write_text(files_page(), encoding="utf-8")
     ERRORS.write_text(errors_page(collected(ROOT).sites), encoding="utf-8")
     COMPATIBILITY.write_text(compatibility_page(), encoding="utf-8")
+    CLUSTER.write_text(cluster_page.page(), encoding="utf-8")
+    FIGURES.write_text(figures_page.page(figures_page.ROWS.read_text()), encoding="utf-8")
 
 
 # --------------------------------------------------------------------------- the public names
@@ -42,7 +48,7 @@ def main() -> None:
 def api_page() -> str:
     """Return docs/reference/api.md."""
     lines = [
-        "# Python",
+        "# Python API",
         "",
         "Every public name of `bigbrain_fx`, written by `python -m tools.reference`. What a name",
         "does, argument by argument, is in its docstring: `help(bigbrain_fx.split)`.",
@@ -115,9 +121,9 @@ def files_page() -> str:
     programs, elsewhere = UNIMPORTED["supervisor"], ways_into(rare, "supervisor")
     launch = room_files(ROOMS / "supervisor", programs, elsewhere)
     lines = [
-        "# What a bundle copies",
+        "# Files that a bundle copies",
         "",
-        "Written by `python -m tools.reference`. A bundle takes along what its own files lead to:",
+        "Written by `python -m tools.reference`. A bundle copies what its own files import:",
         "a training bundle all with `train`, one of `split --lean` those with `lean`, one for",
         "inference those with `infer`; the others when the model or the plan needs them.",
         "",
@@ -179,11 +185,12 @@ def _by_package(sites: Iterable[Site]) -> dict[str, list[Site]]:
 def compatibility_page() -> str:
     """Return docs/reference/compatibility.md."""
     lines = [
-        "# What does not go together",
+        "# Compatibility: options that do not go together",
         "",
         "Written by `python -m tools.reference`, from the table that `split` refuses by",
-        "(`bigbrain_fx/plan/compatibility/table.py`). All else goes together; pairs.md has",
-        "every pair tried. Some cuts are refused once stages are known: errors.md.",
+        "(`bigbrain_fx/plan/compatibility/table.py`). All else goes together;",
+        "[pairs](pairs.md) has every pair tried. Some cuts are refused once stages are known:",
+        "[errors](errors.md).",
         "",
         "| this | does not go with | because | instead |",
         "|---|---|---|---|",

@@ -73,7 +73,7 @@ profile_option = grouped(
     _shared(
         "--profile",
         type=PATH,
-        help="Measured seconds of layers: a file that docs/how-to/commands.md describes.",
+        help="Measured seconds of layers: see docs/how-to/choose-a-plan.md.",
     ),
 )
 

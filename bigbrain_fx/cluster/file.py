@@ -135,8 +135,12 @@ class DeviceEntry(StrictModel):
         description="A card by name: its memory, and what models reach of its datasheet's rates.",
         examples=list(PRESETS),
     )
-    memory: OptionalMemory = _left_out()
-    flops: OptionalCompute = _left_out()
+    memory: OptionalMemory = _left_out(
+        description="What the device has: a card's memory, or a process's part of the host's."
+    )
+    flops: OptionalCompute = _left_out(
+        description="What it sustains in float32, with all its threads; not the datasheet's peak."
+    )
     half_flops: OptionalCompute = _left_out(
         description="Of products in float16 and bfloat16. Left out: the preset's, or flops."
     )
@@ -148,7 +152,9 @@ class DeviceEntry(StrictModel):
         default="highest",
         description="As torch.set_float32_matmul_precision: high multiplies float32 in TF32.",
     )
-    memory_bandwidth: OptionalBandwidth = _left_out()
+    memory_bandwidth: OptionalBandwidth = _left_out(
+        description="What it sustains in copying its own memory."
+    )
     process_memory: OptionalMemory = _left_out(
         description="What its process takes beside tensors: context, kernels, NCCL, a framework of "
         "another runtime. Left out: 600MiB on cuda, 40MiB on a CPU."

@@ -76,7 +76,7 @@ def read_layer_times(path: str | Path) -> LayerTimes:
         "cannot read the profile of layers",
         code="BX1470",
         at=str(path),
-        help="name a file of seconds by layer: docs/how-to/commands.md, --profile",
+        help="name a file of seconds by layer: docs/how-to/choose-a-plan.md, --profile",
     ):
         state = found.stat()
     return _read(str(found), (state.st_mtime_ns, state.st_size))

@@ -214,14 +214,16 @@ def test_the_example_of_the_docs_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     blocks = re.findall(
-        r"```python\n(.*?)```", (ROOT / "docs/how-to/commands.md").read_text(), re.DOTALL
+        r"```python\n(.*?)```",
+        (ROOT / "docs/how-to/python-and-notebooks.md").read_text(),
+        re.DOTALL,
     )
     (example,) = [block for block in blocks if "import bigbrain_fx" in block]
     assert len(example.splitlines()) <= 10
     monkeypatch.chdir(tmp_path)
     write_model(tmp_path)
     write_cluster(tmp_path)
-    exec(compile(example, "commands.md", "exec"), {"__name__": "example"})
+    exec(compile(example, "page", "exec"), {"__name__": "example"})
     assert capsys.readouterr().out.startswith("forecast ")
     assert (tmp_path / "bundle" / "train.py").is_file()
 

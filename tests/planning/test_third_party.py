@@ -119,7 +119,7 @@ def test_its_author_can_run_the_contract_tests_on_it(site: Path) -> None:
 
 
 def section() -> str:
-    text = (ROOT / "docs/explanation/architecture.md").read_text()
+    text = (ROOT / "docs/how-to/write-a-partitioner.md").read_text()
     return text.partition("## How to add a partitioner\n")[2].partition("\n## ")[0]
 
 
@@ -127,7 +127,7 @@ def test_the_page_is_short_and_its_example_works() -> None:
     assert len(section().splitlines()) < 50
     (code,) = re.findall(r"```python\n(.*?)```", section(), re.DOTALL)
     found: dict[str, Any] = {"__name__": "example"}
-    exec(compile(code, "architecture.md", "exec", dont_inherit=True), found)
+    exec(compile(code, "page", "exec", dont_inherit=True), found)
     graph, cluster = chain_graph(1, 5), cluster_of(device("slow"), device("fast", 2.0))
     placement = found["Fastest"]().partition(graph, cluster, Analytical().estimate(graph, cluster))
     assert placement.device_of == {op.name: "fast" for op in graph.ops}

@@ -1,6 +1,6 @@
-"""The commands of README.md and of commands.md, typed block by block, each in its own folder.
+"""The commands of README.md and of the how-to pages, typed block by block in own folders.
 
-The tutorial's are typed in `test_tutorial`. What is not typed is listed with its reason.
+Those of tutorials are typed in `test_tutorial`. What is not typed is listed with its reason.
 """
 
 from __future__ import annotations
@@ -20,17 +20,21 @@ import pytest
 from tests.support.bundles import MODEL
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("README.md", "docs/how-to/commands.md")
+HOW_TO = sorted(page.relative_to(ROOT).as_posix() for page in ROOT.glob("docs/how-to/*.md"))
+UNTYPED = ("docs/how-to/hugging-face.md",)  # a checkpoint and a corpus of one's own
+PAGES = ("README.md", *(page for page in HOW_TO if page not in UNTYPED))
 LIMIT_S = 900.0
 NOT_TYPED = {
     "make ": "sets up an environment, or measures for many minutes",
+    "pip ": "installs",
+    "bigbrain-fx doctor --hosts": "needs other hosts",
     "bigbrain-fx profile model.py --device cuda:1": "needs a GPU",
     "bigbrain-fx serve": "answers until Ctrl-C: tests/serving/test_serving.py",
     "curl ": "asks that server",
 }
-EMITTED = ("class ", "x = ", "q, k, v = ")  # how blocks begin that are parts of device files
+EMITTED = ("class ", "output = self", "x = ", "q, k, v = ")  # blocks of device files begin so
 INSTEAD = {"--weights checkpoint/ ": "--weights hf/checkpoint/ "}  # one page, two models
-ROWS = r"^\| `((?:run bundle|init \.) [^`]*)`"  # commands in tables of docs/how-to/commands.md
+ROWS = r"^\| `((?:run bundle|init \.) [^`]*)`"  # commands in tables
 CLUSTER = {
     "devices": [
         {
@@ -97,6 +101,7 @@ model = Net()
 }
 _COMMITTED = "bigbrain-fx run bundle --steps 2 --checkpoint-dir commits\n"
 MADE_BEFORE = {  # what other blocks of the page have made, by a word of the block that reads it
+    "--freeze": _COMMITTED,
     "load_optimizer(": f"""{_COMMITTED}
 bigbrain-fx export bundle --checkpoint-dir commits \\
     --to model.safetensors --optimizer optimizer.safetensors
@@ -118,8 +123,9 @@ def blocks() -> Iterator[tuple[str, str]]:
             if found[1] in ("", "sh", "python") and "──" not in found[2]:
                 line = text[: found.start()].count("\n") + 1
                 yield f"{page}:{line}{':python' * (found[1] == 'python')}", found[2]
-    rows = re.findall(ROWS, (ROOT / "docs/how-to/commands.md").read_text(encoding="utf-8"), re.M)
-    yield "docs/how-to/commands.md:tables", "".join(f"bigbrain-fx {row}\n" for row in rows)
+        rows = re.findall(ROWS, text, re.M)
+        if rows:
+            yield f"{page}:tables", "".join(f"bigbrain-fx {row}\n" for row in rows)
 
 
 BLOCKS = {name: text for name, text in blocks() if "bundle/\n" not in text}
@@ -173,7 +179,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "make_files.py").write_text(MAKE_FILES)
     for name in ("cluster", "other", "new", "a", "b"):
         (folder / f"{name}.json").write_text(json.dumps(CLUSTER))
-    design = (ROOT / "docs/explanation/architecture.md").read_text(encoding="utf-8")
+    design = (ROOT / "docs/how-to/write-a-partitioner.md").read_text(encoding="utf-8")
     (mine,) = re.findall(r"```python\n(from dataclasses.*?)```", design, re.S)
     (folder / "mine.py").write_text(mine)
     (folder / "checkpoint").mkdir()

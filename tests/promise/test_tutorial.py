@@ -1,4 +1,4 @@
-"""The tutorial, typed by the letter."""
+"""Tutorials, typed by the letter."""
 
 from __future__ import annotations
 
@@ -10,20 +10,30 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/tutorials/first-split.md"
+from bigbrain_fx.bundles.launch import free_port
+from bigbrain_fx.cli.templates import CLUSTER, example
+
+TUTORIALS = Path(__file__).resolve().parents[2] / "docs/tutorials"
+PAGE = TUTORIALS / "first-split.md"
+OWN = TUTORIALS / "your-own-training-script.md"
+TWO = TUTORIALS / "two-machines.md"
 
 
-def commands() -> str:
-    return "\n".join(re.findall(r"^```sh\n(.*?)^```$", PAGE.read_text(), re.M | re.S))
+def commands(page: Path = PAGE) -> str:
+    return "\n".join(re.findall(r"^```sh\n(.*?)^```$", page.read_text(), re.M | re.S))
 
 
-@pytest.mark.nightly
-def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
-    (tmp_path / "typed.sh").write_text(f"set -ex\n{commands()}")
+def typed(page: Path, folder: Path) -> str:
+    """Type the commands of a page in a folder; return what they print."""
+    return shell(commands(page), folder)
+
+
+def shell(script: str, folder: Path) -> str:
+    (folder / "typed.sh").write_text(f"set -ex\n{script}")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "typed.sh"],
-        cwd=tmp_path,
+        cwd=folder,
         env={**os.environ, "PATH": path},
         capture_output=True,
         text=True,
@@ -31,11 +41,53 @@ def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.nightly
+def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
+    printed = typed(PAGE, tmp_path)
     for line in ("reference = bundle, weights: 31 tensors after 5 steps bitwise",
                  "d1 was killed by signal 9", "<All keys matched successfully>"):  # fmt: skip
-        assert line in done.stdout + done.stderr
+        assert line in printed
     written = [len(path.read_text().splitlines()) for path in device_files(tmp_path / "bundle")]
     assert f"{written[0]} and {written[1]} lines" in PAGE.read_text()
+
+
+@pytest.mark.nightly
+def test_a_training_script_becomes_a_model_file(tmp_path: Path) -> None:
+    files = re.findall(r"^```python\n(.*?)^```$", OWN.read_text(), re.M | re.S)
+    for name, text in zip(("classify.py", "model.py", "check.py"), files, strict=True):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "cluster.json").write_text(CLUSTER)
+    printed = typed(OWN, tmp_path)
+    for line in ("step   319   loss 0.002108", "validation at step 320: accuracy 0.861328"):
+        assert line in printed
+
+
+@pytest.mark.nightly
+def test_two_addresses_train_as_two_machines(tmp_path: Path) -> None:
+    text = TWO.read_text()
+    (cluster,) = re.findall(r"^```json\n(.*?)^```$", text, re.M | re.S)
+    (secret,) = re.findall(r"^\(umask.*$", text, re.M)
+    first, second = (re.findall(rf"^127.0.0.{n}\$ (.*)$", text, re.M)[0] for n in (1, 2))
+    (tmp_path / "model.py").write_text(example("bytes"))
+    (tmp_path / "cluster.json").write_text(cluster)
+    port = str(free_port())
+    script = f"""
+bigbrain-fx split model.py --devices cluster.json --out bundle
+bigbrain-fx run bundle --steps 20 --save saved
+(cd bundle; {secret})
+cp -r bundle second
+(cd second; {second}) &
+(cd bundle; {first})
+wait %1
+ls bundle/saved/d0.safetensors second/saved/d1.safetensors
+"""
+    printed = shell(script.replace(":29500", f":{port}"), tmp_path)
+    for line in re.findall(r"^127.*$", text, re.M):
+        assert line.replace(":29500", f":{port}") in printed.replace(":29500", f":{port}")
+    assert "step    19" in printed
 
 
 def device_files(bundle: Path) -> list[Path]:

@@ -1,11 +1,14 @@
-"""docs/reference/api.md and bundle-files.md say what the code says; `python -m tools.reference`."""
+"""Pages of docs/reference say what the code says; `python -m tools.reference`."""
 
 from __future__ import annotations
 
 import bigbrain_fx
+from tools import cluster_page, figures_page
 from tools.reference import (
     API,
+    CLUSTER,
     COMPATIBILITY,
+    FIGURES,
     FILES,
     ROOMS,
     api_page,
@@ -34,3 +37,12 @@ def test_every_copied_file_has_its_line() -> None:
 
 def test_the_page_of_compatibility_is_that_of_the_rules() -> None:
     assert COMPATIBILITY.read_text() == compatibility_page(), "run `python -m tools.reference`"
+
+
+def test_the_page_of_the_cluster_file_is_that_of_its_models() -> None:
+    assert CLUSTER.read_text() == cluster_page.page(), "run `python -m tools.reference`"
+
+
+def test_the_page_of_figures_is_that_of_its_rows() -> None:
+    rows = figures_page.ROWS.read_text()
+    assert FIGURES.read_text() == figures_page.page(rows), "run `python -m tools.reference`"

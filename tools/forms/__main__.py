@@ -24,6 +24,7 @@ from tools.forms.drawn import drawn
 from tools.forms.judge import Outcome, judge
 
 HEADING = "## Forms of training code"
+STATUSES = ("right", "warned", "opaque", "refused", "stopped", "unseen")
 _OPENING = """{heading}
 
 Small model files as users write them (`tools/forms`), each split over two devices with half of its
@@ -40,7 +41,9 @@ parameters on each, and judged against an untouched training loop in plain PyTor
 - **unseen**: the loop itself gives other losses in each process; `verify` says that, no more
 
 What is opaque, refused or stopped names a form that follows the advice; that form is right.
-{summary}
+{summary} By family (`tools/forms/FAMILY.txt` has the code of each):
+
+{families}
 
 | form | what it is | outcome | remedy that was tried |
 |---|---|---|---|
@@ -131,14 +134,28 @@ def summary(found: Sequence[tuple[Form, Outcome]]) -> str:
     return f"{len(found)} forms: {parts}."
 
 
+def by_family(found: Sequence[tuple[Form, Outcome]]) -> str:
+    """Return a table of how many forms of each family do what."""
+    counts = Counter((form.family, outcome.status) for form, outcome in found)
+    heads = [status for status in STATUSES if any(key[1] == status for key in counts)]
+    head = f"| family | {' | '.join(f'`{head}`' for head in heads)} |"
+    rows = (
+        f"| {family} | {' | '.join(str(counts[family, head]) for head in heads)} |"
+        for family in dict.fromkeys(form.family for form, _ in found)
+    )
+    return "\n".join((head, "|---|" + "---:|" * len(heads), *rows))
+
+
 def section(text: str, found: Sequence[tuple[Form, Outcome]]) -> str:
     """Put the table into a page, in the place of its former one."""
     from tools.forms.loop import STEPS
 
-    opening = _OPENING.format(heading=HEADING, steps=STEPS, summary=summary(found))
+    opening = _OPENING.format(
+        heading=HEADING, steps=STEPS, summary=summary(found), families=by_family(found)
+    )
     before, _, rest = text.partition(HEADING)
     _, mark, after = rest.partition("\n## ")
-    page = before or "# Coverage\n\nWritten by `make coverage`.\n\n"
+    page = before or "# Supported training code\n\nWritten by `make coverage`.\n\n"
     rows = "\n".join(_rows(found))
     return f"{page}{opening}{rows}\n" + (f"{mark}{after}" if mark else "")
 

@@ -1,6 +1,6 @@
 """What older weights cost in accuracy: digits and a small GPT, trained to convergence, in numbers.
 
-    python -m tools.studies.asynchronous --out rows.jsonl --write docs/explanation/asynchronous.md
+    python -m tools.studies.asynchronous --out rows.jsonl --write results.md
         [--only digits]
 
 Four stages, four micro-batches, in one process: the recurrences of `--asynchronous` as loops of

@@ -118,7 +118,8 @@ def split(
         lean: leave out what replaces processes that die (launch.py, supervisor/ and its half of
             runtime/): torchrun starts it, or `run` without spares.
         bare: write the plain pipeline alone: at most 1,500 lines of runtime/, for torchrun.
-        extras: files that a run may want and no plan needs: "mpi" (`--transport mpi`), "suspicion"
+        extras: files that a run may want and no plan needs: "hosts" (launch.py over several),
+            "mpi" (`--transport mpi`), "suspicion"
             (`--suspect`), "pipelining" (a loop of torch.distributed.pipelining).
         rehearse: train a few steps of the bundle beside the model file's own loop in plain
             PyTorch, before it is moved to its place; where their numbers differ the step is run

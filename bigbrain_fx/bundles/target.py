@@ -79,10 +79,11 @@ class Target:
             )
 
     def _require_extras(self, plan: Plan) -> None:
-        if "suspicion" in self.extras and self.lean:
+        supervised = [name for name in ("hosts", "suspicion") if name in self.extras]
+        if supervised and self.lean:
             raise InputError(
-                "--with suspicion is for processes that are replaced, and a lean bundle replaces "
-                "none",
+                f"--with {supervised[0]} is for processes that are replaced, and a lean bundle "
+                "replaces none",
                 code="BX3163",
                 help="leave --lean out",
             )

@@ -19,10 +19,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from bigbrain_fx.bundles.child_programs import run_group
 from bigbrain_fx.bundles.going_on import export_commit
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.runtime import CommitError, read_records
-from bigbrain_fx.supervisor import run_group
 from bigbrain_fx.weights import Scratch
 
 LIMIT_S = 3600.0  # of one validation

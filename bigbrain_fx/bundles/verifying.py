@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bigbrain_fx.bundles.child_programs import run_group
 from bigbrain_fx.bundles.found_model import IN_MEMORY
 from bigbrain_fx.bundles.launch import RunOptions, require_compilers, run
 from bigbrain_fx.core import Shown
@@ -19,7 +20,6 @@ from bigbrain_fx.emit import is_bare
 from bigbrain_fx.errors import InputError, VerificationError, from_fields
 from bigbrain_fx.frontend import child_environment, require_here
 from bigbrain_fx.plan import Plan, read_plan
-from bigbrain_fx.supervisor import run_group
 from bigbrain_fx.weights import Scratch
 
 TIME_LIMIT_S = 900.0

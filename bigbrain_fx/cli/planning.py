@@ -87,8 +87,8 @@ def split_warnings() -> Iterator[None]:
         "extras",
         metavar="NAME,...",
         callback=reads("read_names", GIVEN),
-        help="Add files for options of a run: mpi (--transport mpi), suspicion (--suspect), "
-        "pipelining (for torch's own runner).",
+        help="Add files for options of a run: hosts (launch.py --listen), mpi (--transport mpi), "
+        "suspicion (--suspect), pipelining (for torch's own runner).",
     ),
     option(
         "--no-rehearse",

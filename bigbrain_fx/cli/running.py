@@ -245,7 +245,7 @@ def run(
             "--log-every": (log_every or 1) > 1,
         }
         _require_one_host(beside)
-        _print_commands(plan, options, as_json)
+        _print_commands(plan, bundle, options, as_json)
     elif background:
         start_aside(bundle, options.logs, as_json)
     else:
@@ -266,14 +266,15 @@ def _require_together(choices: Mapping[str, Any], elastic: bool) -> None:
         raise InputError("--trace is of one plan, and --elastic may make others", code="BX3523")
 
 
-def _print_commands(plan: Plan, options: RunOptions, as_json: bool) -> None:
+def _print_commands(plan: Plan, bundle: Path, options: RunOptions, as_json: bool) -> None:
     """Say what to type on each host."""
     from bigbrain_fx.bundles import commands, secret_command
 
+    typed = commands(plan, options, bundle)
     click.echo(_SEVERAL, err=True)
     if options.spares is not None:
         click.echo(_SECRET + secret_command(), err=True)
-    for host, command in commands(plan, options):
+    for host, command in typed:
         emit(as_json, {"host": host, "command": command}, f"{host}$ {command}")
 
 

@@ -37,15 +37,6 @@ if TYPE_CHECKING:
     from .channel import Channel as Channel, Transport as Transport
     from .commits import (
         ASIDE as ASIDE,
-        BrokenError as BrokenError,
-        CommitError as CommitError,
-        Loaded as Loaded,
-        Record as Record,
-        about_of as about_of,
-        committed as committed,
-        first_loadable as first_loadable,
-        graph_hash as graph_hash,
-        load_shard as load_shard,
         open_generation as open_generation,
         warn_of_others as warn_of_others,
         write_record as write_record,
@@ -109,6 +100,12 @@ if TYPE_CHECKING:
         flat as flat,
         part_of as part_of,
     )
+    from .loading import (
+        Loaded as Loaded,
+        committed as committed,
+        first_loadable as first_loadable,
+        load_shard as load_shard,
+    )
     from .local import Hub as Hub, LocalTransport as LocalTransport
     from .loss_scale import unscaled as unscaled
     from .loss_shares import mean_loss as mean_loss, share_of as share_of
@@ -163,7 +160,14 @@ if TYPE_CHECKING:
         Training as Training,
         adamw as adamw,
     )
-    from .records import read_records as read_records
+    from .records import (
+        BrokenError as BrokenError,
+        CommitError as CommitError,
+        Record as Record,
+        about_of as about_of,
+        graph_hash as graph_hash,
+        read_records as read_records,
+    )
     from .rendezvous import (
         join as join,
         leave_together as leave_together,

@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from .channel import Transport
 from .coded import CodedError
 from .feature import Feature
 from .stream import BatchError
 
-COPIES = "the copies of "  # so begins the name of weights that several devices hold
+
+class Subject(NamedTuple):
+    """What devices compare: the batch of a step, or their copies `of` weights after it."""
+
+    step: int
+    of: str = ""
+
+    @property
+    def key(self) -> str:
+        """The name under which they do; a supervisor reads kind and step of it."""
+        return f"copies/{self.step}/{self.of}" if self.of else f"batch/{self.step}"
+
+    def __str__(self) -> str:
+        """Say it in words."""
+        after = f"the copies of {self.of} after step {self.step}"
+        return after if self.of else f"the batch of step {self.step}"
 
 
 class CopiesError(CodedError, RuntimeError):
     """Report that devices hold other numbers of one weight, which each of them updates."""
 
 
-def require_same(what: str, mine: str, first: str) -> None:
+def require_same(what: Subject, mine: str, first: str) -> None:
     """Refuse what is another one than what somebody has said before.
 
     Args:
-        what: is compared: "the batch of step 7", "the copies of head.weight after step 7".
+        what: is compared.
         mine: who says it now, and its digest.
         first: who has said its digest first, and that.
 
@@ -34,7 +49,7 @@ def require_same(what: str, mine: str, first: str) -> None:
         return
     whose = f"before {device} was replaced" if device == other else "between devices"
     differs = f"{whose}: {other} has {seen}, {device} has {digest}"
-    if what.startswith(COPIES):
+    if what.of:
         raise CopiesError(
             f"{what} differ {differs}: their processors round otherwise, and what each computes "
             "for itself drifts apart. Split again so that one computes it and the others are sent "
@@ -54,7 +69,7 @@ def require_same(what: str, mine: str, first: str) -> None:
 class AgreeingTransport(Transport, Protocol):
     """A transport over which devices also compare what they must agree on."""
 
-    def agree(self, what: str, digest: str, device: str) -> None:
+    def agree(self, what: Subject, digest: str, device: str) -> None:
         """Compare a digest with the other devices'; `finish` may be what raises."""
 
     def vote(self, step: int, device: str, yes: bool, names: tuple[str, ...]) -> bool:
@@ -78,6 +93,5 @@ class BatchDigests(Feature):
         """Say what the batch is: all must have the same."""
         if not self.is_compared:
             device = self.device
-            what = f"the batch of step {device.step}"
-            device.transport.agree(what, device.stream.digest(), device.name)
+            device.transport.agree(Subject(device.step), device.stream.digest(), device.name)
         self.is_compared = True

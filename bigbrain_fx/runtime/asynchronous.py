@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .agreed import AgreeingTransport
+from .agreed import AgreeingTransport, Subject
 from .channel import Channel
 from .data import Stream
 from .device import Device
@@ -196,8 +196,7 @@ class AsynchronousDevice(Device):
         step = self.step + on
         self.stream.advance(step)
         if step > self._agreed:
-            what = f"the batch of step {step}"
-            self.transport.agree(what, self.stream.digest(), self.name)
+            self.transport.agree(Subject(step), self.stream.digest(), self.name)
             self._agreed = step
         return self.stream.get(name, micro)
 

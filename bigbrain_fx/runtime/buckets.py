@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from .channel import Channel
-from .disk import once, read_regular
+from .disk import read_regular
 from .held_weights import AGAIN, WeightsError
+from .json_once import once
 
 Ways = Mapping[int, Channel]  # place of a replica among the bucket's -> the channel to or from it
 

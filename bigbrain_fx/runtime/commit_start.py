@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from .commits import (
     KEPT,
-    CommitError,
-    committed,
     launcher_of,
     number_kept,
     open_folder,
@@ -26,7 +23,26 @@ from .commits import (
 )
 from .disk import Disk
 from .launcher import as_called
-from .records import read_records
+from .loading import committed
+from .records import CommitError, read_records
+
+
+@dataclass(frozen=True)
+class Start:
+    """What the devices of a run begin with, or why they do not.
+
+    Attributes:
+        generation: of this run: older ones write no more.
+        keep: how many commits stay.
+        records: to go on from, newest first, as texts; none: from the start.
+        error, code: why not.
+    """
+
+    generation: int = 0
+    keep: int = KEPT
+    records: Sequence[str] = ()
+    error: str = ""
+    code: str = ""
 
 
 @dataclass(frozen=True)
@@ -44,7 +60,7 @@ class CommitStart:
     disk: Disk
     say: Callable[[str], None]
 
-    def decided(self, resume: bool, restarted: bool) -> dict[str, Any]:
+    def decided(self, resume: bool, restarted: bool) -> Start:
         """Look at the folder, for all devices."""
         try:
             if resume:
@@ -66,13 +82,12 @@ class CommitStart:
             keep = self.keep or before
             generation = open_generation(self.folder, self.disk, launcher(), keep)
         except CommitError as error:
-            return {"error": str(error), "code": error.code}
+            return Start(error=str(error), code=error.code)
         except OSError as error:
             where = error.filename or self.folder
             why = f"commits cannot be written, {where}: {reason_of(error)}: give another folder"
-            return dict(error=why, code="BX5903")
-        texts = [record.text for record in found]
-        return {"generation": generation, "keep": keep, "records": texts}
+            return Start(error=why, code="BX5903")
+        return Start(generation, keep, tuple(record.text for record in found))
 
 
 def make_folder(folder: Path) -> None:
@@ -170,11 +185,7 @@ def options_of(parser: argparse.ArgumentParser, given: argparse.Namespace) -> Co
     return CommitOptions(given.commits, given.commit_every, given.resume, given.keep)
 
 
-OnEvent = Callable[[str, int, dict[str, object]], None]  # event, step, facts
-
-
-def no_event(event: str, step: int, facts: dict[str, object]) -> None:
-    """Tell nobody: there is no supervisor."""
+OnEvent = Callable[[str, int, Mapping[str, object]], object]  # event, step, facts -> is it said?
 
 
 class Misses:
@@ -182,36 +193,37 @@ class Misses:
 
     Args:
         say: prints a line.
-        tell: hears of events: missed, committed_again, at_risk; on the device that leads.
+        tell: hears of events: missed, committed_again, at_risk. What it says to people itself is
+            not printed.
     """
 
-    def __init__(self, say: Callable[[str], None], tell: OnEvent = no_event) -> None:
-        self.say = say
-        self.tell = tell
+    def __init__(self, say: Callable[[str], None], tell: OnEvent) -> None:
+        self.say, self.tell = say, tell
         self.count = 0  # in a row
         self.newest = -1  # step of the newest commit
 
     def miss(self, step: int, why: str) -> None:
         """Hear that a commit was not written."""
         self.count += 1
-        self.say(f"WARNING: no commit at step {step}: {why}; training goes on, older ones stay")
         facts = {"step": step, "text": why, "row": self.count, "newest": self.newest}
-        self.tell("missed", step, facts)
+        if not self.tell("missed", step, facts):
+            self.say(f"WARNING: no commit at step {step}: {why}; training goes on, older ones stay")
 
     def hit(self, step: int) -> None:
         """Hear that a commit was written."""
-        if self.count:
+        facts = {"step": step, "missed": self.count}
+        if self.count and not self.tell("committed_again", step, facts):
             self.say(f"commits are written again: step {step}, after {self.count} were missed")
-            self.tell("committed_again", step, {"step": step, "missed": self.count})
         self.count, self.newest = 0, step
 
     def end(self, step: int) -> None:
         """Hear that the run ends at a step; warn of what is on no disk."""
         if not self.count or self.newest == step:
             return
-        kept = f"the newest is of step {self.newest}" if self.newest >= 0 else "there is none"
-        self.say(
-            f"WARNING: the last {self.count} commits were missed and {kept}: what was trained up "
-            f"to step {step} is in the files of --save only, or nowhere"
-        )
-        self.tell("at_risk", step, {"step": step, "missed": self.count, "newest": self.newest})
+        facts = {"step": step, "missed": self.count, "newest": self.newest}
+        if not self.tell("at_risk", step, facts):
+            self.say(
+                f"WARNING: the last {self.count} commits were missed, the newest is of step "
+                f"{self.newest} (-1: there is none): what was trained up to step {step} is in the "
+                "files of --save only, or nowhere"
+            )

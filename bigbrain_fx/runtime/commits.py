@@ -22,30 +22,20 @@ from typing import Any
 
 from .disk import Disk, listed, locked, read_regular
 from .image import Buffer, read_layout
-from .loading import (
-    Loaded as Loaded,
-    committed as committed,
-    first_loadable as first_loadable,
-    load_commit as load_commit,
-    load_shard as load_shard,
-)
 from .records import (
     FOLDER,
     RECORD,
-    BrokenError as BrokenError,
-    CommitError as CommitError,
-    FencedError as FencedError,
-    Record as Record,
+    BrokenError,
+    CommitError,
+    FencedError,
+    Record,
     Say,
-    Shard as Shard,
-    about_of as about_of,
+    Shard,
     digest,
     folder_name,
-    graph_hash as graph_hash,
-    graph_in as graph_in,
     manifest_of,
-    read_records as read_records,
-    record_of as record_of,
+    read_records,
+    record_of,
     refuse_link,
     sealed,
     unsealed,
@@ -263,6 +253,10 @@ def drop_parts(folder: Path, step: int, generation: int, disk: Disk = DISK) -> N
     place = folder / folder_name(step, generation)
     if place.is_symlink() or not place.is_dir():
         return
+    _remove_all(place, disk)
+
+
+def _remove_all(place: Path, disk: Disk) -> None:
     for path in sorted(place.iterdir()):
         disk.remove(path)
     disk.remove(place)
@@ -293,9 +287,7 @@ def _remove_folders(folder: Path, kept: Sequence[Record], generation: int, disk:
         if not found or place.name in needed or place.is_symlink() or not place.is_dir():
             continue
         if int(found[2]) < generation or int(found[1]) < newest:
-            for path in sorted(place.iterdir()):
-                disk.remove(path)
-            disk.remove(place)
+            _remove_all(place, disk)
     for path in listed(folder, ".*.tmp"):
         disk.remove(path)
 

@@ -1,8 +1,9 @@
-"""Commits during training, when nothing but the processes of the bundle is there: who does what.
+"""Commits during training: who does what, with a supervisor or without.
 
     every device   copies its state, and a thread of its own writes it to the disk
     rank 0         writes the record when all have reported, then removes older commits
-    after a death  all devices start again from the newest commit that every one of them can load
+    after a death  all devices start again from the newest commit that every one of them can load;
+                   with a supervisor one process alone, which makes up for what the dead one owes
 
 Training waits for the copy only. A commit that cannot be written is missed, with a warning: the
 older ones stay. Devices tell each other what they have written by a ledger, which keeps it.
@@ -15,44 +16,38 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from datetime import timedelta
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from .commit_start import CommitOptions, CommitStart, Misses, make_folder, reason_of
-from .commits import (
-    KEPT,
+from .commit_start import CommitOptions, CommitStart, Misses, Start, make_folder, reason_of
+from .commits import KEPT, drop_parts, prune, prune_own, write_record, write_shard
+from .disk import Disk
+from .image import Buffer
+from .ledger import Ledger
+from .loading import Loadable, Loaded, first_loadable, load_shard
+from .records import (
     BrokenError,
     CommitError,
     FencedError,
-    Loaded,
     Record,
     Shard,
-    drop_parts,
-    first_loadable,
+    Told,
+    about_of,
     graph_in,
-    load_shard,
-    prune,
-    prune_own,
+    part_key,
+    read_records,
     record_of,
-    write_record,
-    write_shard,
+    told_of,
 )
-from .disk import Disk
-from .image import Buffer
-from .records import about_of, read_records
 from .state import State, restore, state_of
 from .telling import tell
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
-
     from .bundle import Bundle
     from .device import Device
-
-SHARD = "shard"  # what a device tells the others of: its part
 
 
 class Committer:
@@ -83,14 +78,10 @@ class Committer:
         disk: Disk | None = None,
         keep: int | None = None,
     ) -> None:
-        self.wanted_keep = keep
-        self.keep = keep or KEPT
-        self.folder = folder
-        self.every = every
-        self.name = name
+        self.wanted_keep, self.keep = keep, keep or KEPT
+        self.folder, self.every, self.name = folder, every, name
         self.names = self.parts = tuple(names)  # who is there, and whose parts make a commit
-        self.ledger = ledger
-        self.about = dict(about)
+        self.ledger, self.about = ledger, dict(about)
         self.in_background = in_background
         self.disk = disk or Disk()
         self.generation = 0
@@ -98,9 +89,11 @@ class Committer:
         self.buffer: Buffer = bytearray()
         self.begun_with = ""  # the folder of the commit that the run resumed
         self.begun = -1  # the step of the newest commit that this device has begun
-        self.misses = Misses(self._say)
+        self.misses = Misses(self._say, self._report)
+        self.warned = 0  # times
         self.fenced: FencedError | None = None
         self.thread: threading.Thread | None = None
+        self.is_written = True  # by the thread
 
     @property
     def leads(self) -> bool:
@@ -124,48 +117,57 @@ class Committer:
             CommitError: there is no commit to resume from, or there are some and nobody asked.
             StateError: the commit does not fit the device.
         """
-        if self.leads:
-            self.ledger.post("begin", json.dumps(self._start().decided(resume, restarted)))
-        decided = json.loads(self.ledger.wait("begin"))
-        if "error" in decided:
-            raise CommitError(decided["error"], code=decided["code"])
-        make_folder(self.folder)
-        self._take_over(decided)
-        if decided["records"]:
-            return self._resume(device, [record_of(t.encode(), "") for t in decided["records"]])
-        self._commit(device)
-        self.settle()
+        start, is_first = self.enter(resume=resume, restarted=restarted)
+        if start.records:
+            return self._resume(device, [record_of(text.encode(), "") for text in start.records])
+        self.commit(device)
+        if is_first:
+            self.settle()
         return 0
 
-    def _start(self) -> CommitStart:
-        return CommitStart(self.folder, self.wanted_keep, self.disk, self._warn)
+    def enter(self, *, resume: bool, restarted: bool = False) -> tuple[Start, bool]:
+        """Decide for all devices, or hear it; return also whether no process has before."""
+        said = self.ledger.look("begin")
+        is_first = said is None or bool(Start(**json.loads(said)).error)
+        if self.leads and is_first:
+            looks = CommitStart(self.folder, self.wanted_keep, self.disk, self._warn)
+            self.ledger.post("begin", json.dumps(asdict(looks.decided(resume, restarted))))
+        start = Start(**json.loads(self.ledger.wait("begin")))
+        if start.error:
+            raise CommitError(start.error, code=start.code)
+        self.generation, self.keep = start.generation, start.keep
+        if self.leads and not is_first:
+            self.misses.newest = self.newest()
+        self._make_folder(is_first)
+        return start, is_first
 
-    def _take_over(self, decided: Mapping[str, Any]) -> None:
-        """Know what was decided for all devices."""
-        self.generation, self.keep = decided["generation"], decided["keep"]
+    def _make_folder(self, is_first: bool) -> None:
+        """Make the folder, on this host; who comes later only misses commits without it."""
+        try:
+            make_folder(self.folder)
+        except CommitError:
+            if is_first:
+                raise
+
+    def newest(self) -> int:
+        """Return the step of the newest commit; -1: there is none, or none can be seen now."""
+        with suppress(OSError, CommitError):
+            return max((r.step for r in read_records(self.folder, _nobody)), default=-1)
+        return -1
 
     def _resume(self, device: Device, found: Sequence[Record]) -> int:
-        expected = {**self.about, "torch": torch.__version__}
         loaded: list[Loaded] = []
 
         def problems(record: Record) -> list[str]:
-            mine = {"broken": "", "refused": "", "code": ""}
-            try:
-                loaded.append(load_shard(self.folder, record, self.name, expected, self._warn))
-            except BrokenError as error:
-                mine["broken"] = str(error)
-            except CommitError as error:
-                mine |= {"refused": str(error), "code": error.code}
-            except Exception as error:  # the others wait for a word
-                mine["broken"] = f"{self.name}: {reason_of(error)}"
-            all_of_us = self._gathered(f"load/{record.folder}", mine)
-            refused = [found for found in all_of_us if found["refused"]]
-            if refused:
-                raise CommitError(refused[0]["refused"], code=refused[0]["code"])
-            return [found["broken"] for found in all_of_us if found["broken"]]
+            all_of_us = self._gathered(record, self._tried(record, loaded))
+            for found in all_of_us:
+                if found.refused:
+                    raise CommitError(found.refused, code=found.code)
+            return [found.broken for found in all_of_us if found.broken]
 
-        quiet = (lambda _: None) if not self.leads else self._warn
-        record, self.unusable = first_loadable(found, problems, quiet)
+        record, self.unusable = first_loadable(
+            found, problems, self._warn if self.leads else _nobody
+        )
         restore(device, State.from_buffer(loaded[-1].image))
         self.begun_with = record.folder
         self.begun = self.misses.newest = record.step
@@ -173,9 +175,37 @@ class Committer:
             self._say(f"going on from the commit of step {record.step}")
         return record.step
 
-    def _gathered(self, what: str, mine: Mapping[str, Any]) -> list[dict[str, Any]]:
-        self.ledger.post(f"{what}/{self.name}", json.dumps(mine))
-        return [json.loads(self.ledger.wait(f"{what}/{name}")) for name in self.names]
+    def _tried(self, record: Record, loaded: list[Loaded]) -> Loadable:
+        """Load this device's part; return what to say of that: the others wait for a word."""
+        expected = {**self.about, "torch": torch.__version__}
+        try:
+            loaded.append(load_shard(self.folder, record, self.name, expected, self._warn))
+        except BrokenError as error:
+            return Loadable(broken=str(error))
+        except CommitError as error:
+            return Loadable(refused=str(error), code=error.code)
+        except Exception as error:
+            return Loadable(broken=f"{self.name}: {reason_of(error)}")
+        return Loadable()
+
+    def _gathered(self, record: Record, mine: Loadable) -> list[Loadable]:
+        """Tell the others what this device can load; return what all can.
+
+        Raises:
+            CommitError: the process before this one could begin with what is not whole any more.
+                The others have begun: they say nothing of an older commit.
+        """
+        what = f"load/{record.folder}"
+        before = self.ledger.look(f"{what}/{self.name}")
+        if before is not None and mine.broken and not Loadable(**json.loads(before)).broken:
+            raise CommitError(
+                f"{mine.broken}: the run has begun with this commit, and there is no snapshot "
+                "yet: go on from the newest one with --resume",
+                code="BX5169",
+            )
+        self.ledger.post(f"{what}/{self.name}", json.dumps(asdict(mine)))
+        told = [self.ledger.wait(f"{what}/{name}") for name in self.names]
+        return [Loadable(**json.loads(text)) for text in told]
 
     # ------------------------------------------------------------------ commits
 
@@ -188,7 +218,7 @@ class Committer:
         if self.fenced is not None:
             raise self.fenced
         if self.is_due(step):
-            self._commit(device)
+            self.commit(device)
 
     def is_due(self, step: int) -> bool:
         """Whether there is a commit after a step."""
@@ -196,7 +226,7 @@ class Committer:
 
     def close(self, device: Device) -> None:
         """Commit the end of the run and wait until that is done."""
-        self._commit(device)
+        self.commit(device)
         self.settle()
         if self.leads:
             self.misses.end(device.finished)
@@ -208,13 +238,18 @@ class Committer:
             FencedError: as `after_step`.
         """
         if self.thread is not None:
+            self.ledger.until(lambda: self.is_written)
             self.thread.join()
             self.thread = None
         if self.fenced is not None:
             raise self.fenced
 
-    def _commit(self, device: Device) -> None:
+    def commit(self, device: Device) -> None:
+        """Begin a commit of where a device is, unless its part is written."""
         if device.finished == self.begun:
+            return
+        if self._was_written(device.finished):
+            self.begun = device.finished
             return
         self.settle()  # it has the buffer
         state = state_of(device, self.about)
@@ -223,12 +258,18 @@ class Committer:
         if not self.in_background:
             self._write(state)
             return
+        self.is_written = False
         self.thread = threading.Thread(target=self._write, args=(state,), daemon=True)
         try:
             self.thread.start()
         except RuntimeError:  # the system gives no thread: this one has to wait
             self.thread = None
             self._write(state)
+
+    def _was_written(self, step: int) -> bool:
+        """Whether the process before this one, if there was one, has done this one's part."""
+        done = self.ledger.has_part(self.name, step)
+        return done and (not self.leads or self.newest() >= step)
 
     def _copy(self, device: Device, state: State) -> None:
         if len(self.buffer) < state.nbytes:
@@ -237,12 +278,16 @@ class Committer:
 
     def _write(self, state: State) -> None:
         """Write this device's part and say so; of `state` only step and facts are still right."""
-        self._write_part(state.step)
-        if not self.in_background:
-            self._record_last(state)
-        elif self.leads:
-            self._record_all(state)
-        self._prune_own()
+        try:
+            self._write_part(state.step)
+            if not self.in_background:
+                self._record_last(state)
+            elif self.leads:
+                self._record_all(state)
+            self._prune_own()
+        finally:
+            self.is_written = True
+            self.ledger.wake()
 
     def _write_part(self, step: int) -> None:
         """Write this device's part of a commit, and tell all whether that went well.
@@ -250,54 +295,49 @@ class Committer:
         The others wait for the word: whatever goes wrong here, it must be said.
         """
         said = self.written(self.name, self.buffer)
-        if not self.leads:
-            self._hear_own(step, said)
-        self.ledger.post(f"{SHARD}/{step}/{self.name}", json.dumps(said))
+        if not self.leads and said.missed:
+            self.misses.miss(step, said.missed)
+        elif not self.leads and said.is_written:
+            self.misses.count = 0
+        self.ledger.post(part_key(step, self.name), said.text)
 
-    def written(self, name: str, image: Buffer) -> dict[str, str | int]:
+    def written(self, name: str, image: Buffer) -> Told:
         """Write a device's part of a commit; return what to say of that."""
         try:
             shard = write_shard(self.folder, name, image, self.generation, disk=self.disk)
         except FencedError as error:
             self.fenced = error
-            return {"fenced": str(error)}
+            return Told(fenced=str(error))
         except Exception as error:  # the disk's, and memory that is lacking
-            return {"missed": f"{name} cannot write in {self.folder}: {reason_of(error)}"}
-        return {"manifest": shard.manifest, "size": shard.size}
-
-    def _hear_own(self, step: int, said: Mapping[str, Any]) -> None:
-        if "missed" in said:
-            self.misses.miss(step, str(said["missed"]))
-        elif "fenced" not in said:
-            self.misses.count = 0
+            return Told(missed=f"{name} cannot write in {self.folder}: {reason_of(error)}")
+        return Told(shard.manifest, shard.size)
 
     def _record_last(self, state: State) -> None:
         """Write the record if all others have done their parts: the devices take turns."""
-        key = f"{SHARD}/{state.step}"
-        seen = [self.ledger.look(f"{key}/{name}") for name in self.parts]
-        reports = [report for report in seen if report is not None]
-        if len(reports) == len(seen) and self.ledger.claim(key):
+        seen = [self.ledger.look(part_key(state.step, name)) for name in self.parts]
+        reports = [told_of(text) for text in seen if text is not None]
+        if len(reports) == len(seen) and self.ledger.claim(f"shard/{state.step}"):
             self._record(state, reports)
 
     def _record_all(self, state: State) -> None:
         """Wait for all devices' parts and write the record."""
         try:
-            reports = [self.ledger.wait(f"{SHARD}/{state.step}/{name}") for name in self.parts]
+            told = [self.ledger.wait(part_key(state.step, name)) for name in self.parts]
         except (TimeoutError, RuntimeError) as error:  # torch's stores raise the latter
             self.misses.miss(state.step, f"a device did not report: {error}")
             return
-        self._record(state, reports)
+        self._record(state, [told_of(text) for text in told])
 
-    def _record(self, state: State, reports: Sequence[str]) -> None:
-        found = dict(zip(self.parts, map(json.loads, reports), strict=True))
-        missed = [report["missed"] for report in found.values() if "missed" in report]
-        fenced = [report["fenced"] for report in found.values() if "fenced" in report]
+    def _record(self, state: State, reports: Sequence[Told]) -> None:
         try:
-            if fenced:
-                raise FencedError(fenced[0], code="BX5018")
-            if missed:
-                raise OSError(None, missed[0])
-            shards = [Shard(n, state.step, r["manifest"], r["size"]) for n, r in found.items()]
+            for report in reports:
+                if report.fenced:
+                    raise FencedError(report.fenced, code="BX5018")
+            for report in reports:
+                if report.missed:
+                    raise OSError(None, report.missed)
+            told = zip(self.parts, reports, strict=True)
+            shards = [Shard(name, state.step, said.manifest, said.size) for name, said in told]
             about = about_of(state.facts)
             write_record(self.folder, shards, self.generation, about, self.disk)
         except FencedError as error:
@@ -312,19 +352,16 @@ class Committer:
     def _drop(self, step: int) -> None:
         """Remove the parts of a commit of which all have said how theirs went, and one missed."""
         with suppress(OSError):
-            if not any(record.step == step for record in read_records(self.folder, lambda _: None)):
+            if not any(record.step == step for record in read_records(self.folder, _nobody)):
                 drop_parts(self.folder, step, self.generation, self.disk)
 
     def _prune(self) -> None:
         """Remove older commits; those that cannot be removed stay, and go another time."""
+        needed = (self.begun_with,) if self.ledger.may_begin_again else ()
         with suppress(OSError, FencedError):
-            how = self.unusable, self.disk, self.keep, self._needed()
+            how = self.unusable, self.disk, self.keep, needed
             kept = prune(self.folder, self.generation, *how)
             self.ledger.post("kept", json.dumps([record.folder for record in kept]))
-
-    def _needed(self) -> tuple[str, ...]:
-        """Return the commits that stay, however old they are."""
-        return ()
 
     def _prune_own(self) -> None:
         kept = self.ledger.look("kept")
@@ -332,12 +369,24 @@ class Committer:
             with suppress(OSError):
                 prune_own(self.folder, self.name, json.loads(kept), self.disk)
 
+    # ------------------------------------------------------------------ what people hear
+
     def _say(self, text: str) -> None:
         tell(f"{self.name}: {text}")
 
+    def _report(self, event: str, step: int, facts: Mapping[str, object]) -> bool:
+        return self.leads and self.ledger.report(event, self.name, step, facts)
+
     def _warn(self, text: str) -> None:
         """Say what is wrong with commits that are there; whoever starts the run is to read it."""
-        self._say(text)
+        self.warned += 1
+        plain = text.removeprefix("WARNING: ").removeprefix("warning: ")
+        if not self._report("warned", self.warned, {"text": plain}):
+            self._say(text)
+
+
+def _nobody(text: str) -> None:
+    """Say nothing."""
 
 
 def begin_together(
@@ -352,58 +401,19 @@ def begin_together(
         return {future.result() for future in begun}.pop()
 
 
+Kind = TypeVar("Kind", bound=Committer)
+
+
 def committer_of(
-    bundle: Bundle, device: Device, ledger: Ledger, options: CommitOptions, in_background: bool
-) -> Committer:
+    bundle: Bundle,
+    device: Device,
+    ledger: Ledger,
+    options: CommitOptions,
+    *,
+    in_background: bool = True,
+    kind: type[Kind],
+) -> Kind:
     """Return a device's part in the commits that were asked for."""
     about = {"plan": bundle.plan, "graph": graph_in(bundle.folder)}
-    return Committer(
-        options.folder,
-        options.every,
-        device.name,
-        device.names,
-        ledger,
-        about,
-        in_background=in_background,
-        keep=options.keep,
-    )
-
-
-class Ledger(Protocol):
-    """Where devices tell each other what they have done."""
-
-    def post(self, key: str, text: str) -> None:
-        """Say something, once."""
-
-    def look(self, key: str) -> str | None:
-        """Return what was said, if it was."""
-
-    def wait(self, key: str) -> str:
-        """Return what was said, as soon as it is."""
-
-    def claim(self, key: str) -> bool:
-        """Return whether this is the first to ask for something."""
-
-
-class StoreLedger:
-    """A ledger in a store that all processes, or the threads of one, share."""
-
-    def __init__(self, store: Store, deadline_s: float) -> None:
-        self.store: Any = store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
-        self.store.set_timeout(timedelta(seconds=deadline_s))
-
-    def post(self, key: str, text: str) -> None:
-        """Say something, once."""
-        self.store.set(f"commits/{key}", text)
-
-    def look(self, key: str) -> str | None:
-        """Return what was said, if it was."""
-        return self.wait(key) if self.store.check([f"commits/{key}"]) else None
-
-    def wait(self, key: str) -> str:
-        """Return what was said, as soon as it is."""
-        return str(self.store.get(f"commits/{key}").decode())
-
-    def claim(self, key: str) -> bool:
-        """Return whether this is the first to ask for something."""
-        return bool(self.store.add(f"commits/claim/{key}", 1) == 1)
+    own = options.folder, options.every, device.name, device.names, ledger, about
+    return kind(*own, in_background=in_background, keep=options.keep)

@@ -20,14 +20,14 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, NoReturn
 
+from .last_words import last_word
 from .launcher import end_with_parent
-from .limits import SHORT, said, shown
+from .limits import SHORT, shown
 from .lost_prints import let_prints_be_lost
-from .packets import LATER, LATER_S, Duty, FedBatch, JsonLine, LastDuty, Meeting, TapeCheck
+from .packets import LATER, LATER_S, Duty, JsonLine, Meeting
 from .peers import PEER_LOST, HeadLostError, PeerLostError
 from .process import CONTROL, log_limit
-
-NEXT_BATCH = "the caller's next batch"  # what a device rests for; the supervisor knows these words
+from .protocol import DISK, Wait
 
 
 class Control:
@@ -42,7 +42,9 @@ class Control:
         self.line = JsonLine(line)
         self.beat_s = beat_s
         self.changed = threading.Condition()
-        self.duties: deque[Duty | TapeCheck] = deque()
+        self.duties: deque[Any] = deque()  # a `Duty`, or a feature's
+        self.orders: dict[str, Callable[..., None]] = {}  # what features obey, see `listen_to`
+        self.features: dict[str, Any] = {}  # by their files
         self.generation = -1  # the newest that was announced
         self.meeting: Meeting | None = None
         self.values: dict[str, bytes] = {}
@@ -54,21 +56,18 @@ class Control:
         self.stop_at: int | None = None
         self.log_bytes = log_limit()
         self.ended = False
-        self.last: LastDuty | None = None  # the supervisor that decides is lost
+        self.last: object = None  # a `LastDuty`: the supervisor that decides is lost
         self.peers = False  # a dead device's state comes from its peers, not from a snapshot
         self.lost: frozenset[str] = frozenset()  # devices that the run goes on without
         self.fed = False  # the caller's process sends the batches, see `feeding`
-        self.batch: FedBatch | None = None
-        self.batch_bytes = 0  # of the newest
+        self.batch_bytes = 0  # of the newest of those
         self.suspect = 0.0  # the share of steps that spares compute again
-        self.tapes: dict[int, int] = {}  # step -> the file for its tape
-        self.state_at = -1  # the step at whose beginning a snapshot was asked for
         self.is_busy: Callable[[], bool] = lambda: False  # with what is no instruction
         self.on_generation: Callable[[], None] = lambda: None
         self._paused = False
         self._step = -1
         self._instruction = 0
-        self._waiting: tuple[str, str] | None = None
+        self._waiting: Wait | None = None
 
     @staticmethod
     def inherited() -> Control:
@@ -109,23 +108,27 @@ class Control:
     def say_failed(self, error: BaseException, code: int) -> None:
         """Say why this process ends, and in which step: a beat may be a while ago."""
         self._beat()
-        self.say("failed", text=said(error), code=code)
+        self.say("failed", **last_word(error, code)._asdict())
 
     def tick(self) -> None:
         """Count an instruction: this thread is alive."""
         self._instruction += 1
 
     @contextmanager
-    def waiting(self, device: str, text: str) -> Iterator[None]:
-        """Say, while inside, for whom this thread waits."""
-        self._waiting = device, text
+    def waiting(self, text: str, device: str = "", kind: str = "") -> Iterator[None]:
+        """Say, while inside, for what this thread waits, as `Wait` has it."""
+        self._waiting = Wait(device, text, kind)
         try:
             yield
         finally:
             self._waiting = None
             self._instruction += 1
 
-    def next_duty(self) -> Duty | TapeCheck:
+    def listen_to(self, orders: Mapping[str, Callable[..., None]]) -> None:
+        """Let a feature obey orders of its own; each gets the files that came with it."""
+        self.orders.update(orders)
+
+    def next_duty(self) -> Any:  # noqa: ANN401  # a `Duty`, or a feature's
         """Wait for what to be."""
         with self.changed:
             self.changed.wait_for(lambda: self.duties)
@@ -222,74 +225,34 @@ class Control:
             if self.generation > generation:
                 raise PeerLostError(f"generation {generation} was given up", code="BX5023")
 
-    def first(self, what: str, mine: str) -> str:
-        """Return what the first process that asked has said of something."""
-        self.say("first", what=what, text=mine)
-        with self.waiting("", what), self.changed:
-            self.changed.wait_for(lambda: what in self.said_first)
-            return self.said_first[what]
-
     def post(self, key: str, text: str) -> None:
         """Put something on the board of all processes, also of those that start later."""
         self.say("post", key=key, text=text)
 
     def wait_for_disk(self, is_done: Callable[[], bool], generation: int) -> bool:
         """Wait until something is written; return whether all meet anew before."""
-        with self.waiting("", "the disk"), self.changed:
+        with self.waiting("the disk", kind=DISK), self.changed:
             self.changed.wait_for(lambda: is_done() or self.generation > generation)
             return not is_done()
 
     def wait_epoch(self, step: int, generation: int) -> bool:
         """Wait until all devices have a snapshot of `step` or later; False if they meet anew."""
-        with self.waiting("", "all devices' snapshots"), self.changed:
+        with self.waiting("all devices' snapshots"), self.changed:
             self.changed.wait_for(lambda: self.epoch >= step or self.generation > generation)
             return self.epoch >= step
 
     def wait_vote(self, step: int, generation: int) -> bool | None:
         """Wait for what all devices say of a step; None if they meet anew before."""
-        with self.waiting("", f"all devices' votes on step {step}"), self.changed:
+        with self.waiting(f"all devices' votes on step {step}"), self.changed:
             self.changed.wait_for(lambda: step in self.voted or self.generation > generation)
             self.voted.pop(step - 1, None)
             return self.voted.get(step)
 
     def wait_every(self, generation: int) -> bool:
         """Wait until the interval of snapshots is known; False if they meet anew before."""
-        with self.waiting("", "all devices' costs"), self.changed:
+        with self.waiting("all devices' costs"), self.changed:
             self.changed.wait_for(lambda: self.every is not None or self.generation > generation)
             return self.every is not None
-
-    def wait_tape(self, step: int, generation: int) -> int | None:
-        """Wait for the file of a step's tape; None if all meet anew before."""
-        with self.waiting("", "a spare that checks its last tape"), self.changed:
-            self.changed.wait_for(lambda: step in self.tapes or self.generation > generation)
-            return self.tapes.pop(step, None)
-
-    def wait_fed(self, step: int, generation: int) -> None:
-        """Wait until the batch of `step` is here, or there is something else to do before it.
-
-        A device that is to stop looks whether that is before `step`; see `begin`.
-        """
-        with self.waiting("", NEXT_BATCH), self.changed:
-            self.changed.wait_for(
-                lambda: (
-                    self.has_batch(step)
-                    or self.stops
-                    or self.state_at == step
-                    or self.generation > generation
-                )
-            )
-
-    def has_batch(self, step: int) -> bool:
-        """Whether the batch of a step is here."""
-        return self.batch is not None and self.batch.step == step
-
-    def take_batch(self, step: int) -> FedBatch:
-        """Wait for the batch of a step that some device has begun."""
-        with self.waiting("", NEXT_BATCH), self.changed:
-            self.changed.wait_for(lambda: self.has_batch(step))
-            assert self.batch is not None
-            taken, self.batch = self.batch, None
-            return taken
 
     @property
     def stops(self) -> bool:
@@ -341,8 +304,10 @@ class Control:
             self._obey(*taken)
 
     def _obey(self, order: dict[str, Any], files: tuple[int, ...]) -> None:
+        do = order.pop("do")
         with self.changed:
-            getattr(self, f"_do_{order.pop('do')}")(files=files, **order)
+            obey = self.orders.get(do) or getattr(self, f"_do_{do}")
+            obey(files=files, **order)
             self.changed.notify_all()
 
     def _do_be(self, files: tuple[int, ...], device: str | None, **rest: Any) -> None:  # noqa: ANN401
@@ -402,18 +367,6 @@ class Control:
     def _do_every(self, files: tuple[int, ...], steps: int) -> None:
         self.every = steps
 
-    def _do_batch(self, files: tuple[int, ...], step: int, start: int, size: int) -> None:
-        self.batch, self.batch_bytes = FedBatch(step, files[0], start, size), size
-
-    def _do_tape(self, files: tuple[int, ...], step: int) -> None:
-        self.tapes[step] = files[0]
-
-    def _do_check(self, files: tuple[int, ...], rank: int, start: int, number: int) -> None:
-        self.duties.append(TapeCheck(rank, files[0], start, number))
-
-    def _do_state(self, files: tuple[int, ...], step: int) -> None:
-        self.state_at = step
-
     def _do_pause(self, files: tuple[int, ...]) -> None:
         self._paused = True
         self.say("at", step=self._step)
@@ -423,19 +376,6 @@ class Control:
 
     def _do_end(self, files: tuple[int, ...]) -> None:
         self.ended = True
-
-    def _do_last_commit(
-        self,
-        files: tuple[int, ...],
-        host: str,
-        here: list[str],
-        places: list[tuple[str, list[str]]],
-        is_gone: bool,
-    ) -> None:
-        hosts = tuple((name, tuple(devices)) for name, devices in places)
-        self.last = LastDuty(host, tuple(here), hosts, is_gone)
-        self.generation += 1  # which nobody meets in: whoever waits for a message leaves it
-        self.on_generation()
 
 
 def _leave() -> None:

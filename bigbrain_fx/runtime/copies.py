@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from .agreed import COPIES
+from .agreed import Subject
 from .checksum import checksum
 from .released import is_released
 
@@ -44,8 +44,8 @@ def require_equal_copies(device: Device) -> None:
     if device.weights is not None or device.versions is not None:
         return
     for what, tensors in _shared(device):
-        what = f"{COPIES}{what} after step {device.step}"
-        device.transport.agree(what, _digest(tensors), device.name)
+        subject = Subject(device.step, what)
+        device.transport.agree(subject, _digest(tensors), device.name)
 
 
 def _shared(device: Device) -> Iterator[tuple[str, Sequence[Tensor]]]:

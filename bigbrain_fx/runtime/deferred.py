@@ -30,7 +30,7 @@ from .gradients import gradients
 from .pipeline_device import Hook, Saved
 
 if TYPE_CHECKING:
-    from .recompute import Read
+    pass
 
 
 class DeferringDevice(Device):
@@ -52,7 +52,7 @@ class DeferringDevice(Device):
 
     def forward(self, stage: int, micro: int, /, **values: Tensor) -> Any:  # noqa: ANN401
         """Run a stage forward; of one that runs again, the second run is noted."""
-        if stage not in self.deferring or stage in self._twice:
+        if stage not in self.deferring or stage in self.recompute:
             return super().forward(stage, micro, **values)
         with tapping() as taps:
             result = super().forward(stage, micro, **values)
@@ -60,11 +60,11 @@ class DeferringDevice(Device):
             self._taps[stage, micro] = taps
         return result
 
-    def _run_again(self, stage: int, micro: int, read: Read) -> Saved:
-        if stage not in self.deferring:
-            return super()._run_again(stage, micro, read)
-        with tapping() as taps:
-            saved = super()._run_again(stage, micro, read)
+    def _start_of(self, stage: int, micro: int) -> Saved:
+        if stage not in self.deferring or stage not in self.recompute:
+            return super()._start_of(stage, micro)
+        with tapping() as taps:  # of the second run
+            saved = super()._start_of(stage, micro)
         self._taps[stage, micro] = taps
         return saved
 

@@ -7,9 +7,10 @@ decides what happens when; this file only does it. It knows no schedule.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import nullcontext
+from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from .agreed import AgreeingTransport
 from .channel import Channel
 from .data import Stream
 from .device_sums import DeviceSums
+from .feature import Compute
 from .finite import NotFiniteError, not_finite
 from .held_weights import fill
 from .loss_shares import nothing_of, share_of
@@ -33,10 +35,9 @@ if TYPE_CHECKING:  # a bundle has the files of what its plan uses
     from .asynchronous import Versions
     from .loss_scale import LossScale
     from .opaque_state import ObjectStates
-    from .recompute import Read, Twice
     from .replicas import Replicas
     from .statistics import Statistics
-    from .stored_activations import ActivationStore, StoredRead
+    from .stored_activations import ActivationStore
     from .stored_weights import StoredWeights
     from .stores import StoredState, StoreRoom
     from .unsharded import Unsharded
@@ -94,18 +95,14 @@ class Device(PlannedDevice, PipelineDevice):
         self.updates_together = False  # not before all have all of a step's messages
         self.first_gradients: dict[str, Tensor] | None = None
         self.goes_on_after: Callable[[int], bool] = lambda _step: False  # into the next batch
-        self._twice = self._recomputed()
+        if self.recompute:
+            from .recompute import RecomputedStages  # only bundles of --recompute have it
+
+            self.add(RecomputedStages())
         if stream.drop_last is False:
             from .recompute import UnevenRows  # only bundles of drop_last = False have it
 
             self.add(UnevenRows())
-
-    def _recomputed(self) -> dict[int, Twice]:
-        if not self.recompute:
-            return {}
-        from .recompute import Twice  # only bundles of --activation-checkpointing have it
-
-        return {number: Twice(self.modules[number]) for number in self.recompute}
 
     def _empty(self, stage: type[Stage]) -> Stage:
         is_stored = "weights" in self.offload  # see `stores.open_store`
@@ -150,8 +147,10 @@ class Device(PlannedDevice, PipelineDevice):
         """Make the optimizer for this device's parameters, in the order of the model."""
         super().train_with(training)
         if training.grad_scaler is not None:
-            from .loss_scale import LossScale  # only bundles with a loss scale have it
+            from .loss_scale import LossScale, ScaledLoss  # only bundles with a loss scale have it
 
+            if self.loss_scale is None:
+                self.add(ScaledLoss())
             self.loss_scale = LossScale(**training.grad_scaler)
 
     def _to_update(self) -> dict[str, nn.Parameter]:
@@ -180,13 +179,11 @@ class Device(PlannedDevice, PipelineDevice):
         self.first_gradients = None  # for `verify`; as large as the weights, so not kept for long
 
     def _sums(self) -> DeviceSums:
-        return DeviceSums(self.held, scale=self.loss_scale, stored=self.weights)
+        return DeviceSums(self.held, stored=self.weights, on_sums=self.features["on_sums"])
 
     def _run(self) -> None:
-        if self.unsharded is not None:
-            self.unsharded.begin()
-        if self.weights is not None:
-            self.weights.let_go_of_all()  # who copied the state has read them all
+        for begin_run in self.features["begin_run"]:
+            begin_run()
         super()._run()
         is_tied = any(channel.kind == "tied" for channel in self.channels)
         if self.members or is_tied or self.replicas is not None:
@@ -233,19 +230,10 @@ class Device(PlannedDevice, PipelineDevice):
         return result
 
     def _compute(self, stage: int, micro: int, values: Mapping[str, Tensor]) -> Any:  # noqa: ANN401
-        if stage in self._twice:
-            result, read = self._twice[stage].first(values)
-            self._saved[stage, micro] = self._reading(stage, read)
-        else:
-            with self._storing(stage, values):
-                result = super()._compute(stage, micro, values)
-        return result if self.unsharded is None else self.unsharded.apart(result)
-
-    def _reading(self, stage: int, read: Read) -> Read | StoredRead:
-        """Return what a stage runs again with; what it received may lie in the store."""
-        if self.saved is None or stage not in self.saving:
-            return read
-        return self.saved.put(read, [part for each in self.stream.parts.values() for part in each])
+        run: Compute = super()._compute
+        for compute in self.features["compute"]:
+            run = partial(compute, run)
+        return run(stage, micro, values)
 
     def backward(self, stage: int, micro: int, /, **sent: Tensor | None) -> Any:  # noqa: ANN401
         """Run a stage backward; see `PipelineDevice.backward`. What has no gradient gives none."""
@@ -261,38 +249,11 @@ class Device(PlannedDevice, PipelineDevice):
         if not any(taker(name, stage, micro, gradient) for taker in takers):
             super()._add(name, stage, micro, gradient)
 
-    def _running(self, stage: int, micro: int, phase: str) -> AbstractContextManager[Any]:
-        with ExitStack() as stack:
-            stack.enter_context(self._weights(stage, phase))
-            stack.enter_context(super()._running(stage, micro, phase))
-            return stack.pop_all()
-
-    def _weights(self, stage: int, phase: str) -> AbstractContextManager[None]:
-        """Have a stage's weights meanwhile, where other replicas, or the store, keep some."""
-        if phase == "again":  # within its backward, which has them
-            return nullcontext()
-        if self.weights is not None:
-            self.weights.visit(stage, self._now.gradients)
-        return nullcontext() if self.unsharded is None else self.unsharded.whole(stage)
-
-    def _storing(self, stage: int, values: Mapping[str, Tensor]) -> AbstractContextManager[None]:
-        """Let what a stage's forward saves lie in the store, but for what is here anyway."""
-        if self.saved is None or stage not in self.saving:
-            return nullcontext()
-        module = self.modules[stage]
-        return self.saved.saving((*module.parameters(), *module.buffers(), *values.values()))
-
     def _start_of(self, stage: int, micro: int) -> Saved:
-        saved = self._saved.pop((stage, micro))
-        if isinstance(saved, Saved):
-            return saved
-        return self._run_again(stage, micro, saved if stage not in self.saving else saved.back())
-
-    def _run_again(self, stage: int, micro: int, read: Read) -> Saved:
-        """Run a stage forward from what it received, with the same draws as the first time."""
-        with self._running(stage, micro, "again"), self._drawing(micro):
-            result = self._twice[stage].second(read)
-        return self._starting(stage, read.values, result)
+        kept: Any = super()._start_of(stage, micro)
+        for restore in reversed(self.features["restore"]):
+            kept = restore(stage, micro, kept)
+        return cast(Saved, kept)
 
     def _seed(self, loss: Tensor, micro: int) -> Tensor:
         """Return what a micro-batch's loss counts of the step's: its weight over all weights."""
@@ -381,9 +342,8 @@ class Device(PlannedDevice, PipelineDevice):
 
     def _may_update(self) -> bool:
         """Whether all numbers of this step are finite, or nobody minds."""
-        if self.loss_scale is not None:
-            self._now.summed()
-            return self.loss_scale.may_update(self, self._now.finite)
+        for may_update in self.features["may_update"]:
+            return bool(may_update())
         fine = True
         if self.on_nan == "skip":
             fine = self._not_finite(self._now.gradients) is None

@@ -1,20 +1,18 @@
-"""Sums of a step where losses are scaled, micro-batches weigh unequally, or sums are offloaded."""
+"""Sums of a step where micro-batches weigh unequally, or features change what is added up."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from .finite import are_finite
 from .gradients import StepSums, laid_out
 from .loss_shares import mean_loss
 from .only_holder import is_alone
 
 if TYPE_CHECKING:  # a bundle has the files of what its plan uses
-    from .loss_scale import LossScale
     from .stored_weights import StoredWeights
 
 
@@ -23,18 +21,14 @@ class DeviceSums(StepSums):
     """One step's sums on a device of any plan.
 
     Attributes:
-        scale: of the loss; None: 1.
         stored: where weights, and so gradients, are offloaded; None: they stay on the device.
         weights: of the step's micro-batches in its loss; empty: equal.
-        unscaled: with a loss scale: the gradients as they are used.
-        finite: whether they were, before that.
+        on_sums: what features make of the gradients that were added up.
     """
 
-    scale: LossScale | None = None
     stored: StoredWeights | None = None
     weights: Sequence[float] = ()
-    unscaled: dict[str, Tensor] | None = None
-    finite: bool = True
+    on_sums: Sequence[Callable[[dict[str, Tensor]], dict[str, Tensor]]] = ()
     _counts: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def loss(self) -> Tensor:
@@ -72,20 +66,14 @@ class DeviceSums(StepSums):
 
     def summed(self) -> dict[str, Tensor]:
         """Return this device's gradients; tied ones with what other devices have sent."""
-        if self.unscaled is not None:
-            return self.unscaled
         if self.stored is None:  # offloaded, each has its place
             self._own_all()
         found = super().summed()
         if self.stored is not None:
             self.stored.leave_all(self.gradients)  # those of tied ones were read
-        return found if self.scale is None else self._unscaled(found, self.scale)
-
-    def _unscaled(self, found: dict[str, Tensor], scale: LossScale) -> dict[str, Tensor]:
-        self.finite = are_finite(found.values())
-        self.gradients.clear()
-        self.unscaled = scale.unscaled(found)
-        return self.unscaled
+        for on_sums in self.on_sums:
+            found = on_sums(found)
+        return found
 
     def _norm(self, gradient: Tensor | None, parameter: Tensor) -> Tensor:
         found = super()._norm(gradient, parameter)
@@ -97,4 +85,3 @@ class DeviceSums(StepSums):
         """Forget the gradients: they were used."""
         super().clear()
         self._counts.clear()
-        self.unscaled = None

@@ -16,7 +16,6 @@ from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from glob import escape
 from pathlib import Path
-from typing import Any
 
 from .image import Buffer
 
@@ -153,17 +152,3 @@ def read_regular(path: Path) -> bytes:
     require_regular(path)
     with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
         return file.read()
-
-
-def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object, of which its reader would let the last of two entries win in silence.
-
-    Raises:
-        ValueError: names an entry that is there twice.
-    """
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{twice!r} is there twice")
-    return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -16,11 +17,74 @@ from safetensors.torch import load
 from torch import Tensor
 
 from .control import Control
-from .packets import FedBatch
+from .protocol import BATCH
 
 if TYPE_CHECKING:
     from .device import Device
     from .snapshots import OwnSnapshots
+
+
+@dataclass(frozen=True)
+class FedBatch:
+    """Where the batch of a step is: in a file, which is this process's to close."""
+
+    step: int
+    file: int
+    start: int
+    size: int
+
+
+class FedLine:
+    """What the caller's process has sent to a device, and asked of it.
+
+    Attributes:
+        batch: the newest that was not taken.
+        state_at: the step at whose beginning a snapshot was asked for.
+    """
+
+    def __init__(self, control: Control) -> None:
+        self.control = control
+        self.batch: FedBatch | None = None
+        self.state_at = -1
+        control.listen_to({"batch": self._take, "state": self._ask})
+
+    def _take(self, files: tuple[int, ...], step: int, start: int, size: int) -> None:
+        self.batch, self.control.batch_bytes = FedBatch(step, files[0], start, size), size
+
+    def _ask(self, files: tuple[int, ...], step: int) -> None:
+        self.state_at = step
+
+    def wait_fed(self, step: int, generation: int) -> None:
+        """Wait until the batch of `step` is here, or there is something else to do before it.
+
+        A device that is to stop looks whether that is before `step`; see `begin`.
+        """
+        with self.control.waiting("the caller's next batch", kind=BATCH), self.control.changed:
+            self.control.changed.wait_for(
+                lambda: (
+                    self.has_batch(step)
+                    or self.control.stops
+                    or self.state_at == step
+                    or self.control.generation > generation
+                )
+            )
+
+    def has_batch(self, step: int) -> bool:
+        """Whether the batch of a step is here."""
+        return self.batch is not None and self.batch.step == step
+
+    def take_batch(self, step: int) -> FedBatch:
+        """Wait for the batch of a step that some device has begun."""
+        with self.control.waiting("the caller's next batch", kind=BATCH), self.control.changed:
+            self.control.changed.wait_for(lambda: self.has_batch(step))
+            assert self.batch is not None
+            taken, self.batch = self.batch, None
+            return taken
+
+
+def listen(control: Control) -> FedLine:
+    """Hear what the caller's process sends."""
+    return FedLine(control)
 
 
 class FedBatches:
@@ -28,25 +92,25 @@ class FedBatches:
 
     names_stay = True  # the first need not be read again, and could not: nobody keeps it
 
-    def __init__(self, control: Control) -> None:
-        self.control = control
+    def __init__(self, line: FedLine) -> None:
+        self.line = line
 
     def __call__(self, seed: int, start: int = 0) -> Iterator[dict[str, Tensor]]:
         """Yield batch after batch; each is waited for."""
         for step in count(start):
-            yield _read(self.control.take_batch(step))
+            yield _read(self.line.take_batch(step))
 
 
-def rest(device: Device, step: int, snapshots: OwnSnapshots) -> None:
+def rest(line: FedLine, device: Device, step: int, snapshots: OwnSnapshots) -> None:
     """Wait for the batch of `step`, or until the run is to stop."""
     control, transport = snapshots.control, snapshots.transport
     control.say("wants", step=step)
-    while not control.has_batch(step):
-        control.wait_fed(step, transport.generation)
+    while not line.has_batch(step):
+        line.wait_fed(step, transport.generation)
         if control.generation > transport.generation:
             transport.form()
-        elif control.state_at == step:
-            control.state_at = -1
+        elif line.state_at == step:
+            line.state_at = -1
             snapshots.take_now(device, step)
         elif control.stops:
             return

@@ -67,6 +67,10 @@ def join(device: Device, listed: Listed, tensors: Mapping[str, Tensor] | None = 
     device.replicas = replicas_of(device, listed)
     device.statistics = statistics_of(device, listed)
     if device.zero_stage == 3:
+        from .unsharded import GatheredWeights  # only bundles that divide weights have it
+
+        if device.unsharded is None:
+            device.add(GatheredWeights(), outermost=True)
         device.unsharded = unsharded_of(device, device.replicas, listed, tensors or {})
 
 

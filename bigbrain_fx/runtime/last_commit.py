@@ -14,22 +14,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from .commit_start import reason_of
-from .commits import ASIDE, Shard, write_record
-from .packets import LastDuty
-from .records import about_of
+from .commits import ASIDE, write_record
+from .hosts import LastDuty
+from .records import Shard, about_of
 from .standing import alike, heirs
 from .state import State
 from .state_parts import held_names, part_of_state, state_before_update
 
 if TYPE_CHECKING:
     from .bundle import Bundle
+    from .committing import Committer
     from .device import Device
     from .replay import ReplayTransport
-    from .supervised_commits import SupervisedCommitter
 
 Said = dict[str, Any]
 
@@ -43,6 +43,7 @@ class LastCommit:
         transport: of the device.
         committer: of the device.
         duty: who is here, and who else was there.
+        deadline_s: longest wait for what a device here says.
     """
 
     def __init__(
@@ -50,9 +51,11 @@ class LastCommit:
         bundle: Bundle,
         device: Device,
         transport: ReplayTransport,
-        committer: SupervisedCommitter,
+        committer: Committer,
         duty: LastDuty,
+        deadline_s: float | None,
     ) -> None:
+        self.deadline_s = deadline_s
         self.bundle, self.device, self.transport = bundle, device, transport
         self.committer, self.duty = committer, duty
         self.control = transport.control
@@ -103,9 +106,10 @@ class LastCommit:
         for name, part in self._states(state):
             image = bytearray(part.nbytes)
             part.copy_into(image)
-            said[name] = self.committer.written(name, image)
-            for why in {"missed", "fenced"} & said[name].keys():
-                return {"missed": said[name][why]}
+            told = self.committer.written(name, image)
+            if not told.is_written:
+                return {"missed": told.missed or told.fenced}
+            said[name] = asdict(told)
         return {"step": state.step, "parts": said}
 
     def _state(self) -> State:
@@ -129,9 +133,7 @@ class LastCommit:
         """Wait for what a device here says of its part."""
         key, board = f"last/{name}", self.control.board
         with self.control.changed:
-            if not self.control.changed.wait_for(
-                lambda: key in board, self.committer.board.deadline_s
-            ):
+            if not self.control.changed.wait_for(lambda: key in board, self.deadline_s):
                 raise TimeoutError(f"{name} did not say that its part is written")
             return board[key]
 

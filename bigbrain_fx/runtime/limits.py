@@ -23,7 +23,6 @@ LENGTH = "raise `ulimit -f`, the size that files may have here"
 OF_THREADS = ("can't start new thread", "Resource temporarily unavailable")
 FORKING = ("_execute_child", "_launch")  # of subprocess and of multiprocessing
 HELD_S = 10.0
-LONGEST_TEXT = 2_000  # characters of an error that travel
 
 
 def code_of(error: BaseException) -> int | None:
@@ -61,12 +60,6 @@ def shown(error: BaseException) -> str:
     if is_of_memory(error):
         return f"error[BX5901]: {memory_told(error)}"
     return headline(error) if isinstance(error, CodedError) else f"error[BX5902]: {told(error)}"
-
-
-def said(error: BaseException) -> str:
-    """Return an error as one line, short enough to travel: its class, its code and its words."""
-    code = f"[{error.code}]" if isinstance(error, CodedError) else ""
-    return f"{type(error).__name__}{code}: {told(error)}"[:LONGEST_TEXT]
 
 
 def require_threads(count: int) -> None:

@@ -29,6 +29,20 @@ PICKLED = (".pt", ".pth", ".bin", ".pkl", ".ckpt", ".distcp")
 
 
 @dataclass(frozen=True)
+class Loadable:
+    """Whether a device can load its part of a commit; empty: it can.
+
+    Attributes:
+        broken: why not; an older commit may do.
+        refused, code: why no commit will.
+    """
+
+    broken: str = ""
+    refused: str = ""
+    code: str = ""
+
+
+@dataclass(frozen=True)
 class Loaded:
     """A device's part of a commit, checked; `image` is for `State.from_buffer`.
 
@@ -44,36 +58,6 @@ class Loaded:
         """Let the system take back the memory of what was read; the file still has it."""
         if hasattr(mmap, "MADV_DONTNEED"):
             self.image.madvise(mmap.MADV_DONTNEED)
-
-
-def load_commit(
-    folder: Path, device: str, expected: Mapping[str, Any], say: Say
-) -> tuple[Loaded, list[Record]]:
-    """Load one device's part of the newest commit that is whole for it.
-
-    Args:
-        folder: of all commits.
-        device: whose part.
-        expected: what the commit must be of: {"plan": hash, "graph": hash, "torch": version}.
-        say: hears of each commit that is broken, and of the older one that is taken instead.
-
-    Returns:
-        The commit, and the newer ones that could not be used.
-
-    Raises:
-        CommitError: there is no commit, none is whole, or they are of something else.
-    """
-    found: list[Loaded] = []
-
-    def load(record: Record) -> list[str]:
-        try:
-            found.append(load_shard(folder, record, device, expected, say))
-        except BrokenError as error:
-            return [str(error)]
-        return []
-
-    _, unusable = first_loadable(committed(folder, say), load, say)
-    return found[-1], unusable
 
 
 def first_loadable(

@@ -16,7 +16,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from .agreed import require_same
+from .agreed import Subject, require_same
 from .channel import Channel
 from .coded import MisuseError
 from .layout import Layout, unpack
@@ -156,10 +156,10 @@ class LocalTransport:
         layout, flat = queue.popleft()
         return unpack(flat, layout)
 
-    def agree(self, what: str, digest: str, device: str) -> None:
+    def agree(self, what: Subject, digest: str, device: str) -> None:
         """Raise unless every device that names `what` gives the same digest."""
         mine = f"{device} {digest}"
-        require_same(what, mine, self.hub.digests.setdefault(what, mine))
+        require_same(what, mine, self.hub.digests.setdefault(what.key, mine))
         while len(self.hub.digests) > COMPARED:
             del self.hub.digests[next(iter(self.hub.digests))]
 

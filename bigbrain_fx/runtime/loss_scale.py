@@ -14,11 +14,12 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from .finite import NotFiniteError
+from .feature import Feature
+from .finite import NotFiniteError, are_finite
 
 if TYPE_CHECKING:
     from .device import Device
@@ -86,6 +87,37 @@ class LossScale:
         if facts is not None:
             scale, healthy = facts
             self.scale, self.healthy = float(scale), int(healthy)
+
+
+class ScaledLoss(Feature):
+    """Use gradients of the loss itself, where all devices have finite ones."""
+
+    def setup(self, device: Any) -> None:  # noqa: ANN401  # a Device, which knows this file
+        """Prepare for a device, which has its scale."""
+        self.device = device
+        self.found: dict[str, Tensor] | None = None  # this step's
+        self.is_finite = True
+
+    def begin_step(self, step: int) -> None:
+        """Forget the gradients of the step before."""
+        self.found = None
+
+    def on_sums(self, found: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the gradients without the scale; the memory of those with it is free then."""
+        if self.found is None:
+            self.is_finite = are_finite(found.values())
+            self.device._now.gradients.clear()
+            self.found = self.device.loss_scale.unscaled(found)
+        return self.found
+
+    def may_update(self) -> bool:
+        """Whether all devices have finite gradients; else the scale falls."""
+        self.device._now.summed()
+        return bool(self.device.loss_scale.may_update(self.device, self.is_finite))
+
+    def after_update(self) -> None:
+        """Forget the gradients: they were used."""
+        self.found = None
 
 
 def unscaled(gradients: dict[str, Tensor], scale: float) -> dict[str, Tensor]:

@@ -14,31 +14,34 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from .agreed import Subject
+from .board import Board, make_up_for
 from .bundle import Bundle, make_device, save_first_gradients
 from .channel import Channel
 from .commit_start import CommitOptions
-from .commits import FencedError
+from .committing import Committer, committer_of
 from .control import Control
 from .device import Device
 from .finite import NOT_FINITE, NotFiniteError
 from .held_weights import WeightsError
 from .limits import code_of
 from .mesh import MeshTransport, PassedOn, form_mesh
-from .packets import Duty, TapeCheck
+from .packets import Duty
 from .peers import HeadLostError, StepAgainError
 from .process import BAD_INPUT, INPUT_ERRORS, NOT_SAVED, TAKEN_OVER
+from .records import FencedError
 from .rendezvous import own_device, require_gpu, write_report
 from .replay import ReplayTransport
 from .saving import save_together
 from .snapshots import OwnSnapshots
 from .state import StateError
-from .supervised_commits import MeetingBoard, SupervisedCommitter
 from .tensor_file import SaveError
 
 if TYPE_CHECKING:
@@ -50,6 +53,7 @@ CODES = {
     SaveError: NOT_SAVED,
     **dict.fromkeys(INPUT_ERRORS, BAD_INPUT),
 }
+LISTENING = ("feeding", "hosts", "suspicion")  # files of features with orders of their own
 SAID = frozenset(CODES.values())  # errors that are said in a line
 
 
@@ -61,17 +65,20 @@ def serve(
     control: Control,
 ) -> None:
     """Be what the supervisor says, to the end; never returns before all devices have finished."""
+    _listen(control)
     knows = ["forget", "part", "check", "last_commit"]
     knows += ["peers"] if _has_peers(bundle) else []
     control.say("hello", pid=os.getpid(), plan=bundle.plan, knows=knows, **_about(bundle, commits))
     try:
         duty = control.next_duty()
-        if isinstance(duty, Duty) and duty.device is None:
+        if duty == Duty(None):
             warm_up(bundle, seed, control)
             control.say("warm")
             duty = control.next_duty()
-        if isinstance(duty, TapeCheck):
-            duty = _check(bundle, options, seed, control, duty)
+        if not isinstance(duty, Duty):
+            from .suspicion import check_tapes  # only bundles of --with suspicion have it
+
+            duty = check_tapes(bundle, options, seed, control, duty)
         _train(bundle, options, commits, seed, control, duty)
     except HeadLostError:
         control.say("kept", text="a device had not begun yet")
@@ -85,18 +92,11 @@ def serve(
         raise
 
 
-def _check(
-    bundle: Bundle, options: argparse.Namespace, seed: int, control: Control, duty: TapeCheck
-) -> Duty:
-    """Compute steps of others again until there is a device to become."""
-    from .suspicion import Checker  # only bundles of --with suspicion have it
-
-    checker = Checker(bundle, seed, options.threads, options.on_nan)
-    following: Duty | TapeCheck = duty
-    while isinstance(following, TapeCheck):
-        control.say("checked", number=following.number, text=checker.check(following))
-        following = control.next_duty()
-    return following
+def _listen(control: Control) -> None:
+    """Let features that this bundle has obey orders of their own, before one can come."""
+    for name in LISTENING:
+        if Path(__file__).with_name(f"{name}.py").exists():
+            control.features[name] = import_module(f".{name}", __package__).listen(control)
 
 
 def _has_peers(bundle: Bundle) -> bool:
@@ -166,7 +166,7 @@ class _Nothing:
 
         return enclose(channel, zeros)
 
-    def agree(self, what: str, digest: str, device: str) -> None:
+    def agree(self, what: Subject, digest: str, device: str) -> None:
         pass
 
     def vote(self, step: int, device: str, yes: bool, names: tuple[str, ...]) -> bool:
@@ -197,7 +197,7 @@ def _train(
     if control.fed:
         from .feeding import FedBatches  # only bundles of sessions have it
 
-        bundle = replace(bundle, batches=FedBatches(control))
+        bundle = replace(bundle, batches=FedBatches(control.features["feeding"]))
     cls = bundle.devices[duty.rank]
     connecting = partial(_connect, options, where, control)
     connect = partial(connecting, bundle, duty.rank)
@@ -210,20 +210,26 @@ def _train(
         from .compiled import is_compiling  # only bundles of --compile have it
 
         control.is_busy = is_compiling
-    committer = survivor = None
-    if commits is not None:
-        committer = SupervisedCommitter(transport, bundle, device, commits, options.deadline)
+    board = Board(transport, options.deadline)
+    committer: Committer | None = None
+    survivor = None
     if cls.micros:
         from .surviving import Survivor  # only bundles with replicas have it
 
-        survivor = Survivor(bundle, device, transport, connecting, committer)
-        bundle = survivor.begin()
+        survivor = Survivor(bundle, device, transport, connecting, board, commits)
+        committer, bundle = survivor.committer, survivor.begin()
+    elif commits is not None:
+        committer = committer_of(bundle, device, board, commits, kind=Committer)
     snapshots = OwnSnapshots(transport, control, duty)
     _take_state(bundle, device, snapshots, duty.epoch)
     first = max(duty.epoch, 0)
     if commits is not None and committer is not None:
-        resume = commits.resume or (duty.again and committer.has_commits())
-        first = committer.join(device, resume=resume, epoch=duty.epoch)
+        resume = commits.resume or (duty.again and committer.newest() >= 0)
+        if duty.epoch < 0:
+            first = committer.begin(device, resume=resume)
+        else:
+            committer.enter(resume=resume)
+            make_up_for(committer, device, survivor.writes_for() if survivor else [device.name])
     if first and device.objects is not None:
         note = json.dumps({"text": device.objects.restored})
         control.post(f"event/{first}/{device.name}-warned", note)
@@ -243,27 +249,25 @@ def _train(
 def _run_to_end(
     device: Device,
     snapshots: OwnSnapshots,
-    committer: SupervisedCommitter | None,
+    committer: Committer | None,
     options: argparse.Namespace,
     first: int,
 ) -> None:
     """Run the steps from `first`, keep what comes out, and be there for the others."""
     transport, control = snapshots.transport, snapshots.control
-    recorder = _recorder(transport, control) if control.suspect else None
+    recorder: TapeRecorder | None = None
+    if control.suspect:
+        from .suspicion import TapeRecorder  # only bundles of --with suspicion have it
+
+        recorder = TapeRecorder(transport, control.features["suspicion"], control.suspect)
     has_ended = _run(device, snapshots, committer, options, first, recorder)
     if committer is not None:  # before the files of --save: their disk may be full
         committer.close(device)
     if has_ended and options.save:
-        save_together(device, Path(options.save), MeetingBoard(transport))
+        save_together(device, Path(options.save), Board(transport))
     if options.report:
         write_report(device.name, Path(options.report))
     transport.linger()
-
-
-def _recorder(transport: ReplayTransport, control: Control) -> TapeRecorder:
-    from .suspicion import TapeRecorder  # only bundles of --with suspicion have it
-
-    return TapeRecorder(transport, control, control.suspect)
 
 
 def _take_state(bundle: Bundle, device: Device, snapshots: OwnSnapshots, epoch: int) -> None:
@@ -291,7 +295,7 @@ def _take_state(bundle: Bundle, device: Device, snapshots: OwnSnapshots, epoch: 
 def _run(
     device: Device,
     snapshots: OwnSnapshots,
-    committer: SupervisedCommitter | None,
+    committer: Committer | None,
     options: argparse.Namespace,
     first: int,
     recorder: TapeRecorder | None = None,
@@ -304,7 +308,7 @@ def _run(
         if control.fed:
             from .feeding import rest
 
-            rest(device, step, snapshots)
+            rest(control.features["feeding"], device, step, snapshots)
         if not control.begin(step, has_begun=not device.begins_empty):
             return False
         if recorder is not None:
@@ -338,9 +342,7 @@ def _run_step(device: Device, step: int, snapshots: OwnSnapshots) -> Tensor | No
             return device.run_step(step)
 
 
-def _goes_on(
-    empties_every: int, steps: int, committer: SupervisedCommitter | None, step: int
-) -> bool:
+def _goes_on(empties_every: int, steps: int, committer: Committer | None, step: int) -> bool:
     """Whether a step may run into the next; it depends on nothing that a replacement cannot know.
 
     One of two neighbours that did and one that did not would wait for each other.

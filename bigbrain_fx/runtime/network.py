@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .agreed import require_same
+from .agreed import Subject, require_same
 from .channel import Channel
 from .gloo import ChannelEnd, GlooTransport
 from .layout import Layout
@@ -58,14 +58,14 @@ class NetworkTransport(GlooTransport):
     def _sends(self) -> Background:
         return Background(self.deadline)
 
-    def agree(self, what: str, digest: str, device: str) -> None:
+    def agree(self, what: Subject, digest: str, device: str) -> None:
         """Raise unless every device that names `what` gives the same digest."""
         mine = f"{device} {digest}"
         assert self.store is not None
-        first = self.store.compare_set(f"agree/{what}", "", mine).decode()
+        first = self.store.compare_set(f"agree/{what.key}", "", mine).decode()
         require_same(what, mine, first)
         if first == mine:
-            self.said_first.append(f"agree/{what}")
+            self.said_first.append(f"agree/{what.key}")
         if len(self.said_first) > COMPARED:
             self.store.delete_key(self.said_first.popleft())
 

@@ -19,9 +19,10 @@ def open_store(device: Device, folder: str | None) -> StoreRoom:
     where = None if device.store is None else folder or device.store
     device.room = room_of(where, device.name, device.store_bytes)
     if "weights" in device.offload:
-        from .stored_weights import StoredWeights  # only bundles that offload them
+        from .stored_weights import StoredWeights, WeightsByVisit  # only bundles that offload them
 
         device.weights = StoredWeights(device.room)
+        device.add(WeightsByVisit(), outermost=True)
     return device.room
 
 
@@ -38,3 +39,4 @@ def offload_to(device: Device, folder: str | None) -> None:
         from .stored_activations import ActivationStore  # only bundles that offload them
 
         device.saved = ActivationStore(room)
+        device.add(device.saved)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .agreed import AgreeingTransport
+from .agreed import AgreeingTransport, Subject
 from .data import Stream
 from .device import Device
 from .forward_device import ForwardDevice
@@ -121,7 +121,7 @@ class OpaqueDevice(Device):
 
     def _compare_batch(self) -> None:
         if not self._compared and len(self.names) > 1:
-            self.transport.agree(f"the batch of step {self.step}", self.stream.digest(), self.name)
+            self.transport.agree(Subject(self.step), self.stream.digest(), self.name)
         self._compared = True
 
     def _counts(self, micro: int) -> bool:

@@ -120,40 +120,6 @@ class Duty:
 
 
 @dataclass(frozen=True)
-class TapeCheck:
-    """A step of a device that a spare is to compute again; see `suspicion`.
-
-    Attributes:
-        rank: the device's number.
-        file: holds the tape, and is this process's to close.
-        start: of the tape's second part there.
-        number: of the tape.
-    """
-
-    rank: int
-    file: int
-    start: int
-    number: int
-
-
-@dataclass(frozen=True)
-class LastDuty:
-    """What a device is to do when the supervisor that decides is lost; see `last_commit`.
-
-    Attributes:
-        host: where it is.
-        here: the devices of that host.
-        places: each host but the lost one, and its devices, in the order of the plan.
-        is_gone: the supervisor has ended; else it may be there, and go on with others.
-    """
-
-    host: str
-    here: tuple[str, ...]
-    places: tuple[tuple[str, tuple[str, ...]], ...]
-    is_gone: bool
-
-
-@dataclass(frozen=True)
 class Meeting:
     """What all devices told each other before they formed a generation.
 
@@ -168,13 +134,3 @@ class Meeting:
     expected: Mapping[int, int]
     layouts: Mapping[int, tuple[tuple[int, ...], tuple[int, ...]]]
     lacking: Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class FedBatch:
-    """Where the batch of a step is: in a file, which is this process's to close."""
-
-    step: int
-    file: int
-    start: int
-    size: int

@@ -71,9 +71,9 @@ class PlannedDevice(ForwardDevice):
 
             self.add(GroupRuns())
 
-    def add(self, feature: Feature) -> None:
+    def add(self, feature: Feature, *, outermost: bool = False) -> None:
         """Let a feature take part in the steps, after those that were added before."""
-        self.features.add(feature, self)
+        self.features.add(feature, self, outermost=outermost)
 
     def load(self, tensors: Mapping[str, Tensor], owner: Mapping[str, str]) -> None:
         """Give the stages their weights; see `ForwardDevice.load`. Some may be parts of tensors."""

@@ -9,9 +9,9 @@ import os
 
 from .agreed import CopiesError
 from .coded import CodedError
-from .commits import CommitError
 from .held_weights import WeightsError
 from .needs import CompilerError, NoGpuError
+from .records import CommitError
 from .rendezvous import NoAddressError
 from .state import StateError
 from .stream import BatchError

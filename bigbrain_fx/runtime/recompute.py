@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from .coded import CodedError
-from .feature import Feature
+from .feature import Compute, Feature
 from .modules import owner_of
 
 
@@ -149,6 +149,30 @@ def _detached(result: Any) -> Any:  # noqa: ANN401  # as it came: a tensor, or a
     if isinstance(result, tuple | list):  # a kept module or an op of the user's may give a list
         return tuple(tensor.detach() for tensor in result)
     return result.detach()
+
+
+class RecomputedStages(Feature):
+    """Run the stages of `recompute` forward a second time before each backward."""
+
+    def setup(self, device: Any) -> None:  # noqa: ANN401  # a Device, which knows this file
+        """Prepare for a device."""
+        self.device = device
+        self.twice = {number: Twice(device.modules[number]) for number in device.recompute}
+
+    def compute(self, run: Compute, stage: int, micro: int, values: Mapping[str, Tensor]) -> Any:  # noqa: ANN401
+        """Run a stage forward, and keep only what it received."""
+        if stage not in self.twice:
+            return run(stage, micro, values)
+        result, self.device._saved[stage, micro] = self.twice[stage].first(values)
+        return result
+
+    def restore(self, stage: int, micro: int, kept: Any) -> Any:  # noqa: ANN401  # a Read, or what is
+        """Run a stage forward from what it received, with the same draws as the first time."""
+        if not isinstance(kept, Read):
+            return kept
+        with self.device._running(stage, micro, "again"), self.device._drawing(micro):
+            result = self.twice[stage].second(kept)
+        return self.device._starting(stage, kept.values, result)
 
 
 class UnevenRows(Feature):

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from .coded import CodedError
-from .disk import listed, once, read_regular
+from .disk import listed, read_regular
 from .image import Buffer, ImageLayout
+from .json_once import once
 
 FORMAT = 1
 FOLDER = re.compile(r"commit-(\d+)-g(\d+)")
@@ -47,6 +48,42 @@ class Shard:
     step: int
     manifest: str
     size: int
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a device tells the others of its part: what it has written, or why it has not.
+
+    Attributes:
+        manifest, size: as of a `Shard`.
+        missed: the disk did not take it.
+        fenced: it was not its to write any more.
+    """
+
+    manifest: str = ""
+    size: int = 0
+    missed: str = ""
+    fenced: str = ""
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the disk has it."""
+        return not (self.missed or self.fenced)
+
+    @property
+    def text(self) -> str:
+        """It as JSON: `told_of` reads it."""
+        return json.dumps({name: value for name, value in asdict(self).items() if value})
+
+
+def part_key(step: int, device: str) -> str:
+    """Return the key under which a device tells that."""
+    return f"shard/{step}/{device}"
+
+
+def told_of(text: str) -> Told:
+    """Read what a device has told."""
+    return Told(**json.loads(text))
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,8 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from .channel import Channel
 from .coded import CodedError
-from .disk import once, read_regular
+from .disk import read_regular
+from .json_once import once
 from .limits import require_threads
 from .needs import SHARE_GPUS
 from .network import NetworkTransport

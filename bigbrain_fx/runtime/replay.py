@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .agreed import require_same
+from .agreed import Subject, require_same
 from .channel import Channel
 from .checksum import seal
 from .coded import CodedError
 from .control import Control
+from .last_words import said
 from .layout import Layout
-from .limits import said
 from .mesh import MeshTransport
 from .packets import Meeting
 from .peers import PeerLostError, SpoiledError, StepAgainError
@@ -112,7 +112,7 @@ class ReplayTransport:
         self.step_bytes = 0  # received since the step began
         self.epoch = -1  # the log has been dropped up to this step
         self.held_bytes = 0  # by the log
-        self.asked: deque[tuple[str, str]] = deque()  # what the supervisor was told; not compared
+        self.asked: deque[tuple[Subject, str]] = deque()  # told, not compared
         self.peers: PeerStates | None = None  # instead of snapshots
         self.lost: frozenset[str] = frozenset()  # devices that it has no channels to any more
         self.go_on_without: Callable[[frozenset[str]], object] | None = None  # see `standing`
@@ -191,7 +191,7 @@ class ReplayTransport:
         while True:
             try:
                 inner = self._living()
-                with self.control.waiting(channel.sender, str(channel)):
+                with self.control.waiting(str(channel), channel.sender):
                     tensor = inner.recv(channel)
                 break
             except (PeerLostError, TimeoutError) as error:
@@ -203,13 +203,13 @@ class ReplayTransport:
             self.tape.hear(channel, tensor)
         return tensor
 
-    def agree(self, what: str, digest: str, device: str) -> None:
+    def agree(self, what: Subject, digest: str, device: str) -> None:
         """Tell the supervisor, who keeps what was said first, before a death too.
 
         No step waits for its answer: `finish` compares, before anything is kept of the step.
         """
         mine = f"{device} {digest}"
-        self.control.say("first", what=what, text=mine)
+        self.control.say("first", what=what.key, text=mine)
         self.asked.append((what, mine))
 
     def vote(self, step: int, device: str, yes: bool, names: tuple[str, ...]) -> bool:
@@ -236,7 +236,7 @@ class ReplayTransport:
             try:
                 inner = self._living()
                 slow = inner.sending()
-                with self.control.waiting(slow.receiver if slow else "", str(slow)):
+                with self.control.waiting(str(slow), slow.receiver if slow else ""):
                     inner.finish()
                 return
             except (PeerLostError, TimeoutError) as error:
@@ -248,11 +248,11 @@ class ReplayTransport:
             what, mine = self.asked.popleft()
             require_same(what, mine, self._first(what))
 
-    def _first(self, what: str) -> str:
+    def _first(self, what: Subject) -> str:
         known = self.control.said_first
-        with self.control.waiting("", what), self.control.changed:
-            self.control.changed.wait_for(lambda: what in known)
-            return known.pop(what)
+        with self.control.waiting(str(what)), self.control.changed:
+            self.control.changed.wait_for(lambda: what.key in known)
+            return known.pop(what.key)
 
     # ------------------------------------------------------------------ generations
 
@@ -265,7 +265,7 @@ class ReplayTransport:
             Whether there are fewer of them: then it is where its step began.
         """
         before = self.lost
-        with self.control.waiting("", "all devices, to connect anew"):
+        with self.control.waiting("all devices, to connect anew"):
             self._form(error)
         return self.lost != before
 

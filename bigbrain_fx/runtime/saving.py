@@ -21,8 +21,8 @@ from .checksum import checksum
 from .tensor_file import SaveError, UnnamedFile
 
 if TYPE_CHECKING:
-    from .committing import Ledger
     from .device import Device
+    from .ledger import Ledger
 
 
 def save_aside(device: Device, folder: Path, name: str | None = None) -> UnnamedFile:

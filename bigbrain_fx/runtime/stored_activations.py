@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from .coded import MisuseError
+from .feature import Compute, Feature
 from .offload_malloc import caches_small_blocks, give_freed_memory_back
 from .stores import STORED_FROM_BYTES, StoreRoom
 
@@ -45,7 +46,7 @@ class _Tensor(Protocol):
 
 
 @dataclass
-class ActivationStore:
+class ActivationStore(Feature):
     """Room for what forwards save; what a backward is done with serves the next forward.
 
     Attributes:
@@ -58,6 +59,28 @@ class ActivationStore:
     free: dict[int, list[Tensor]] = field(default_factory=dict)
     trims_every: int = field(default_factory=lambda: 1 if caches_small_blocks() else TRIMS_EVERY)
     _forwards: int = 0
+
+    def setup(self, device: Any) -> None:  # noqa: ANN401  # a Device, which knows this file
+        """Prepare for a device."""
+        self.device = device
+
+    def compute(self, run: Compute, stage: int, micro: int, values: Mapping[str, Tensor]) -> Any:  # noqa: ANN401
+        """Run a stage forward, and let what it keeps lie here, but for what is there anyway."""
+        device = self.device
+        if stage not in device.saving:
+            return run(stage, micro, values)
+        if stage not in device.recompute:
+            module = device.modules[stage]
+            with self.saving((*module.parameters(), *module.buffers(), *values.values())):
+                return run(stage, micro, values)
+        result = run(stage, micro, values)
+        batch = [part for each in device.stream.parts.values() for part in each]
+        device._saved[stage, micro] = self.put(device._saved[stage, micro], batch)
+        return result
+
+    def restore(self, stage: int, micro: int, kept: Any) -> Any:  # noqa: ANN401  # a StoredRead, or not
+        """Return what a stage received from here."""
+        return kept.back() if isinstance(kept, StoredRead) else kept
 
     @contextmanager
     def saving(self, held: Iterable[Tensor]) -> Iterator[None]:

@@ -18,10 +18,12 @@ Algorithm" (2020): all micro-batches of a layer, then the next; here the update 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 from torch import Tensor, nn
 
+from .feature import Feature
 from .gradients import clip_factor
 from .held_weights import fill
 from .offload_malloc import apart, give_freed_memory_back
@@ -152,3 +154,21 @@ class StoredWeights:
         room = self._take(span_bytes(total)) if place is None else self._rooms[place.data_ptr()]
         self._sums[key] = put(self.room, room, total, place)
         return self._sums[key]
+
+
+class WeightsByVisit(Feature):
+    """Have a stage's weights in memory while it runs."""
+
+    def setup(self, device: Any) -> None:  # noqa: ANN401  # a Device, which knows this file
+        """Prepare for a device, whose store is open."""
+        self.device = device
+
+    def begin_run(self) -> None:
+        """Let go of what was read between the steps: who copied the state has read them all."""
+        self.device.weights.let_go_of_all()
+
+    def running(self, stage: int, micro: int, phase: str) -> AbstractContextManager[None]:
+        """Let go of another stage's weights; one that runs again is within its backward."""
+        if phase != "again":
+            self.device.weights.visit(stage, self.device._now.gradients)
+        return nullcontext()

@@ -6,17 +6,19 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .last_commit import LastCommit
+from .committing import committer_of
+from .inheriting import InheritingCommitter
 from .peer_states import PeerStates
 from .standing import TakingOver, without
 from .state_parts import held_names
 
 if TYPE_CHECKING:
+    from .board import Board
     from .bundle import Bundle
+    from .commit_start import CommitOptions
     from .device import Device
     from .mesh import MeshTransport
     from .replay import ReplayTransport
-    from .supervised_commits import SupervisedCommitter
 
 Connecting = Callable[["Bundle", int, int], "MeshTransport"]  # its rank, generation
 
@@ -29,6 +31,10 @@ class Survivor:
         device: this process's.
         transport: of the device.
         connecting: makes the transport of a generation.
+        board: of all devices.
+        commits: that were asked for.
+
+    Attributes:
         committer: of the device, if the run commits.
     """
 
@@ -38,10 +44,19 @@ class Survivor:
         device: Device,
         transport: ReplayTransport,
         connecting: Connecting,
-        committer: SupervisedCommitter | None,
+        board: Board,
+        commits: CommitOptions | None,
     ) -> None:
         self.bundle, self.device, self.transport = bundle, device, transport
-        self.connecting, self.committer = connecting, committer
+        self.connecting, self.board = connecting, board
+        self.committer: InheritingCommitter | None = None
+        if commits is not None:
+            kind = InheritingCommitter
+            self.committer = committer_of(bundle, device, board, commits, kind=kind)
+
+    def writes_for(self) -> list[str]:
+        """Return the devices whose parts of commits this one writes."""
+        return [self.device.name, *(self.committer.also if self.committer else ())]
 
     def begin(self) -> Bundle:
         """Begin with those that are left now; return their bundle."""
@@ -72,9 +87,12 @@ class Survivor:
 
     def keep_last(self) -> dict[str, Any]:
         """Keep what is here when the supervisor that decides is lost; return what to say of it."""
+        from .hosts import LastDuty  # only bundles of --with hosts have these
+        from .last_commit import LastCommit
+
         duty = self.transport.control.last
-        assert duty is not None
+        assert isinstance(duty, LastDuty)
         if self.committer is None:
             return {"text": "the run has no --checkpoint-dir"}
         own = self.bundle, self.device, self.transport, self.committer
-        return LastCommit(*own, duty).keep()
+        return LastCommit(*own, duty, self.board.deadline_s).keep()

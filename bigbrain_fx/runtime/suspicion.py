@@ -11,6 +11,7 @@ work is compared bit by bit, and no worker is outvoted.
 
 from __future__ import annotations
 
+import argparse
 import gc
 import hashlib
 import json
@@ -24,13 +25,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .agreed import Subject
 from .bundle import Bundle, make_device
 from .channel import Channel
 from .checksum import WORD, checksum, seal
 from .control import Control
 from .feature import Hooks
 from .layout import Layout, unpack
-from .packets import TapeCheck
+from .packets import Duty
 from .relayout import pack
 from .state import State, StateError, restore, state_of
 
@@ -123,18 +125,63 @@ class Tape:
         self.tensors[name] = pack(tensor.detach(), layout).clone()
 
 
+@dataclass(frozen=True)
+class TapeCheck:
+    """A step of a device that a spare is to compute again.
+
+    Attributes:
+        rank: the device's number.
+        file: holds the tape, and is this process's to close.
+        start: of the tape's second part there.
+        number: of the tape.
+    """
+
+    rank: int
+    file: int
+    start: int
+    number: int
+
+
+class TapeLine:
+    """What the supervisor, which owns the memory of tapes, says of them."""
+
+    def __init__(self, control: Control) -> None:
+        self.control = control
+        self.say = control.say
+        self.tapes: dict[int, int] = {}  # step -> the file for its tape
+        control.listen_to({"tape": self._take, "check": self._check})
+
+    def _take(self, files: tuple[int, ...], step: int) -> None:
+        self.tapes[step] = files[0]
+
+    def _check(self, files: tuple[int, ...], rank: int, start: int, number: int) -> None:
+        self.control.duties.append(TapeCheck(rank, files[0], start, number))
+
+    def wait_tape(self, step: int, generation: int) -> int | None:
+        """Wait for the file of a step's tape; None if all meet anew before."""
+        control = self.control
+        with control.waiting("a spare that checks its last tape"), control.changed:
+            control.changed.wait_for(lambda: step in self.tapes or control.generation > generation)
+            return self.tapes.pop(step, None)
+
+
+def listen(control: Control) -> TapeLine:
+    """Hear what the supervisor says of tapes."""
+    return TapeLine(control)
+
+
 class TapeRecorder:
     """Tapes of the steps of this process that are drawn.
 
     Args:
         transport: of the device, which tells a tape what passes.
-        control: whoever owns the memory of tapes is at its other end.
+        line: to whoever owns the memory of tapes.
         rate: the share of steps.
     """
 
-    def __init__(self, transport: ReplayTransport, control: Control, rate: float) -> None:
+    def __init__(self, transport: ReplayTransport, line: TapeLine, rate: float) -> None:
         self.transport = transport
-        self.control = control
+        self.line = line
         self.rate = rate
         self.file = -1
         self.start = 0
@@ -143,8 +190,8 @@ class TapeRecorder:
         """Begin a tape if the step is drawn, as soon as the one before is done with."""
         if not is_drawn(self.rate, device.seed, device.name, step):
             return
-        self.control.say("tape", step=step)
-        while (file := self.control.wait_tape(step, self.transport.generation)) is None:
+        self.line.say("tape", step=step)
+        while (file := self.line.wait_tape(step, self.transport.generation)) is None:
             self.transport.form()
         self.file = file
         state = state_of(device)
@@ -160,7 +207,7 @@ class TapeRecorder:
         image = tape.image(self.transport.known_layouts())
         self._write(image, self.start, image.nbytes)
         os.close(self.file)
-        self.control.say("taped", step=step, start=self.start)
+        self.line.say("taped", step=step, start=self.start)
 
     def _write(self, state: State, start: int, size: int) -> None:
         if os.fstat(self.file).st_size < start + size:
@@ -221,7 +268,7 @@ class Again:
         if not due or due.popleft() != mine:
             raise DifferentError(f"message {number} of {channel}")
 
-    def agree(self, what: str, digest: str, device: str) -> None:
+    def agree(self, what: Subject, digest: str, device: str) -> None:
         """The batch is the tape's, and was compared when it was read."""
 
     def vote(self, step: int, device: str, yes: bool, names: tuple[str, ...]) -> bool:
@@ -332,3 +379,15 @@ def _queues(found: Iterable[tuple[int, str]]) -> dict[int, deque[str]]:
 def _layout(found: tuple[Iterable[int], Iterable[int]]) -> Layout:
     shape, strides = found
     return Layout(tuple(shape), tuple(strides))
+
+
+def check_tapes(
+    bundle: Bundle, options: argparse.Namespace, seed: int, control: Control, asked: TapeCheck
+) -> Duty:
+    """Compute steps of others again until there is a device to become."""
+    checker = Checker(bundle, seed, options.threads, options.on_nan)
+    following: Duty | TapeCheck = asked
+    while isinstance(following, TapeCheck):
+        control.say("checked", number=following.number, text=checker.check(following))
+        following = control.next_duty()
+    return following

@@ -23,11 +23,11 @@ import torch.distributed as dist
 from .bundle import Bundle, make_device, save_first_gradients
 from .command_line import words
 from .commit_start import CommitOptions, add_earlier, add_options, is_restart, options_of
-from .commits import FencedError
-from .committing import Committer, StoreLedger, begin_together, committer_of
+from .committing import Committer, begin_together, committer_of
 from .device import Device
 from .finite import NOT_FINITE, POLICIES, NotFiniteError
 from .launcher import as_called
+from .ledger import Ledger
 from .limits import saying_limits
 from .local import Hub, LocalTransport
 from .malloc import keep_freed_memory
@@ -35,6 +35,7 @@ from .needs import LONGEST_COMPILE_S
 from .network import NetworkTransport
 from .peers import blaming_peers
 from .process import BAD_INPUT, CONTROL, INPUT_ERRORS, TAKEN_OVER, MpiError
+from .records import FencedError
 from .rendezvous import (
     all_cuda,
     environment_number,
@@ -153,11 +154,11 @@ def run_in_process(
         device.on_nan = on_nan
         device.of_run = {"steps": steps, "seed": seed}
     first = 0
-    ledger = StoreLedger(dist.HashStore(), LOCAL_S)  # type: ignore[attr-defined]  # torch has it
+    ledger = Ledger(dist.HashStore(), LOCAL_S)  # type: ignore[attr-defined]  # torch has it
     committers = {}
     if commits is not None:
         committers = {
-            name: committer_of(bundle, device, ledger, commits, in_background=False)
+            name: committer_of(bundle, device, ledger, commits, in_background=False, kind=Committer)
             for name, device in devices.items()
         }
         first = begin_together(committers, devices, resume=commits.resume)
@@ -231,9 +232,9 @@ def _run(
     folder = options.first_gradients
     keep = partial(save_first_gradients, Path(folder)) if folder else None
     first, committer = 0, None
-    ledger = StoreLedger(store, options.deadline)
+    ledger = Ledger(store, options.deadline, as_json=options.json)
     if commits is not None:
-        committer = committer_of(bundle, device, ledger, commits, in_background=True)
+        committer = committer_of(bundle, device, ledger, commits, kind=Committer)
         first = committer.begin(device, resume=commits.resume, restarted=is_restart())
     run_steps(device, options.steps, _printer(options.json), keep, first, committer)
     if options.save:

@@ -11,7 +11,7 @@ buckets.json says of when to send.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from .buckets import Bucket, Listed
 from .channel import Channel
+from .feature import Compute, Feature
 from .held_weights import AGAIN, WeightsError, fill
 from .released import refill, release
 from .replicas import Replicas
@@ -119,6 +120,29 @@ class Unsharded:
         for place in bucket.sums_in:
             for name in self.replicas.names_in(bucket, place):
                 yield self.replicas.parameters[name]
+
+
+class GatheredWeights(Feature):
+    """Have the weights of a stage while it runs."""
+
+    def setup(self, device: Any) -> None:  # noqa: ANN401  # a Device, which knows this file
+        """Prepare for a device, which gets its `unsharded`, and another one where replicas go."""
+        self.device = device
+
+    def begin_run(self) -> None:
+        """Send what others need first."""
+        self.device.unsharded.begin()
+
+    def running(self, stage: int, micro: int, phase: str) -> AbstractContextManager[None]:
+        """Have a stage's weights meanwhile; one that runs again is within its backward."""
+        if phase == "again":
+            return nullcontext()
+        found: AbstractContextManager[None] = self.device.unsharded.whole(stage)
+        return found
+
+    def compute(self, run: Compute, stage: int, micro: int, values: Mapping[str, Tensor]) -> Any:  # noqa: ANN401
+        """Keep what a stage gives when its weights go."""
+        return self.device.unsharded.apart(run(stage, micro, values))
 
 
 def _runs(listed: Listed, bucket: Bucket, channel: Channel) -> list[int]:

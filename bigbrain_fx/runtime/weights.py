@@ -22,8 +22,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn, no_grad
 
 from .checksum import checksum
-from .disk import once, read_regular, require_regular
+from .disk import read_regular, require_regular
 from .held_weights import AGAIN, HeldWeights, WeightsError
+from .json_once import once
 
 BY_REFERENCE = (
     "--weights-by-reference; put the checkpoint back, or put one into the bundle with "

@@ -46,7 +46,6 @@ from .processes import (
     Order as Order,
     Start as Start,
     popen as popen,
-    run_group as run_group,
     uncached as uncached,
 )
 from .stopping import stopped_by_sigterm as stopped_by_sigterm

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .arguments import parser_of
-from .coded import headline
 from .console import Console, hold_streams
 from .events import Event, EventLog, status
 from .host import Supervisor
 from .job import FailedError, Job, OnStep
 from .judging import BAD_INPUT, Death, Failure
-from .limits import THREADS, of_abort, require_limit, with_remedy
+from .limits import THREADS, headline, of_abort, require_limit, with_remedy
 from .processes import CALLED_IN, popen
 from .stopping import stopped_by_sigterm
 
@@ -57,7 +56,7 @@ def main(
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", CALLED_IN: _called_in()}
     head: Head | None = None
     if options.listen or options.join:
-        from .multi_host import head_or_agent  # only bundles for several hosts have it
+        from .multi_host import head_or_agent  # only bundles of --with hosts have it
 
         where = list(zip(devices, hosts, strict=True))
         head = head_or_agent(parser, options, environment, logs, folder, where)
@@ -124,7 +123,9 @@ def _require_hosts(
         return
     if not hosts:
         parser.error("--listen and --join are for plans with several hosts")
-    from .multi_host import require_hosts  # only bundles for several hosts have it
+    if not Path(__file__).with_name("multi_host.py").is_file():
+        parser.error("--listen and --join need a bundle that was split with `--with hosts`")
+    from .multi_host import require_hosts  # only bundles of --with hosts have it
 
     require_hosts(parser, options, hosts)
 

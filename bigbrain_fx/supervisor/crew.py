@@ -30,6 +30,7 @@ from .processes import (
     end_of,
     starving_of,
 )
+from .protocol import LastWord
 from .pulse import AwakeClock, Pulse
 
 AGAIN_S = (0.1, 0.5)  # a process that cannot be started for want of memory or files is tried again
@@ -152,6 +153,8 @@ class Crew:
     # ------------------------------------------------------------------ listening
 
     def _listen(self, member: Member) -> None:
+        if member.line.fileno() < 0:  # its end was heard in this very turn
+            return
         if member.orders.waiting:
             member.orders.pass_on()
             self._watch_room(member)
@@ -173,7 +176,7 @@ class Crew:
 
     def refuse(self, member: Member, why: str) -> None:
         """End a process that cannot be spoken with; the reason counts as its own word."""
-        member.failure = member.failure or (f"its line to the supervisor failed: {why}", 1)
+        member.failure = member.failure or LastWord(f"its line to the supervisor failed: {why}", 1)
         member.kill()
 
     # ------------------------------------------------------------------ starting and ending

@@ -7,10 +7,9 @@ from .crew import Crew
 from .job import FailedError, Job
 from .judging import Failure
 from .processes import Member
+from .protocol import DISK
 from .snapshots import Snapshots
 from .stopping import Stopping
-
-DISK = ("", "the disk")  # what a device waits for that has a commit to write
 
 
 class Ending:
@@ -54,7 +53,8 @@ class Ending:
         """Return how long the end of a step, or then of the last commit, may take."""
         if self.job.grace_s is not None:
             return self.job.grace_s
-        writes = any(m.pulse.waits_for == DISK for m in self.crew.at_work())
+        waits = (m.pulse.waits_for for m in self.crew.at_work())
+        writes = any(wait is not None and wait.kind == DISK for wait in waits)
         step_s = self.stopping.grace_s(self.job.start_s, self.job.hang_s)
         return max(step_s, self.job.start_s if writes else 0.0)
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from inspect import signature
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .catch_up import CatchUp, CaughtUp, ToldSteps
 from .crew import Crew, StartError
@@ -24,6 +25,7 @@ from .pipe import PARTS, Said
 from .policies import END, LostReplicas, PeerStates, SpareChecks
 from .posting import Posting
 from .processes import Member, Start, popen
+from .protocol import LastWord, wait_of
 from .rendezvous import Rendezvous
 from .snapshots import Snapshots
 from .snapshotting import LogLoss, Snapshotting
@@ -34,7 +36,6 @@ from .watching import Watch
 
 if TYPE_CHECKING:
     from .feeding import Feed, Feeding
-    from .suspicion import Taped
 
 
 class Supervisor:
@@ -88,9 +89,9 @@ class Supervisor:
         self.acts = self._acts()
 
     def _suspicion(self) -> SpareChecks:
-        from .suspicion import Suspicion  # only bundles of --with suspicion have it
+        from .suspicion import Suspicion, go_back  # only bundles of --with suspicion have it
 
-        return Suspicion(self.crew, self.spares, self._suspect)
+        return Suspicion(self.crew, self.spares, partial(go_back, self))
 
     def _have_replicas(self, is_wanted: bool, is_elastic: bool) -> None:
         from .losing import Losing  # only bundles with replicas have these
@@ -199,10 +200,10 @@ class Supervisor:
     def _next_generation(self) -> None:
         self.crew.generation += 1
         if self.log_loss.take_back(self.snapshots.start):
-            self._take_all_back()
+            self.take_all_back()
         self.rendezvous.announce()
 
-    def _take_all_back(self) -> None:
+    def take_all_back(self) -> None:
         """End all processes: what they would have to send again was dropped."""
         if self.peering.is_on:
             self.peering.begin_again("messages that a replacement would want were dropped")
@@ -218,7 +219,7 @@ class Supervisor:
         except StartError as error:
             what = f"the process of device {name} does not start"
             failure = Failure(name, what, str(self.job.logs))
-            raise FailedError(failure, str(error), code=error.code) from error
+            raise FailedError(failure, str(error), code=error.code, is_short=True) from error
 
     def _become(self, member: Member, device: str) -> None:
         """Let a process be a device, from the newest step that all devices have."""
@@ -284,7 +285,7 @@ class Supervisor:
         try:
             chosen = self.spares.take(device)
         except StartError as error:
-            self._go_on_without(death, Stop(str(error), moves=True))
+            self._go_on_without(death, Stop(str(error), moves=True, is_short=True))
             return
         self._become(chosen, device)
         self.ending.look_where()
@@ -299,7 +300,8 @@ class Supervisor:
     def _go_on_without(self, death: Death, stop: Stop) -> None:
         """Leave a device out that cannot be replaced, with its replica, or end the run."""
         if not (stop.moves and self.losing.can_leave_out(death.device)):
-            raise FailedError(death, self.losing.why_not(stop), code="BX6005", moves=stop.moves)
+            how = {"moves": stop.moves, "is_short": stop.is_short}
+            raise FailedError(death, self.losing.why_not(stop), code="BX6005", **how)
         self.losing.leave_out(death, stop.reason)
         self.stopping.move(self.crew.clock.now())
         self.ending.look_where()
@@ -362,11 +364,9 @@ class Supervisor:
         if self.job.suspect and "check" not in member.knows:
             self.crew.refuse(member, "its bundle is older than --suspect: split again")
 
-    def _hear_beat(
-        self, member: Member, n: int, step: int, waiting: tuple[str, str] | None
-    ) -> None:
+    def _hear_beat(self, member: Member, n: int, step: int, waiting: Sequence[str] | None) -> None:
         member.step = max(member.step, step)
-        member.pulse.beat(self.crew.clock.now(), n, tuple(waiting) if waiting else None)  # type: ignore[arg-type]
+        member.pulse.beat(self.crew.clock.now(), n, wait_of(waiting) if waiting else None)
 
     def _hear_formed(self, member: Member, generation: int) -> None:
         if self.rendezvous.hear_formed(member, generation):
@@ -404,8 +404,10 @@ class Supervisor:
     def _caught_up(self, found: CaughtUp) -> None:
         self.crew.report("caught_up", **asdict(found))
 
-    def _hear_failed(self, member: Member, text: str, code: int) -> None:
-        member.failure = text, code
+    def _hear_failed(self, member: Member, text: str, **more: Any) -> None:  # noqa: ANN401
+        if "exit" not in more:  # a bundle until 0.2.0
+            more = {"exit": more["code"]}
+        member.failure = LastWord(text, **more)
 
     def _hear_finished(self, member: Member) -> None:
         member.finished = True
@@ -416,27 +418,6 @@ class Supervisor:
         done = {m.device for m in self.crew.at_work() if m.finished}
         if done == set(self.crew.devices):
             self.suspicion.when_clean(END, self.crew.end)
-
-    # ------------------------------------------------------------------ suspicion
-
-    def _suspect(self, tape: Taped, text: str) -> None:
-        """Hear that a spare has computed a step otherwise; one of the two is wrong: both end.
-
-        All others have computed with what the device sent: they go back with it.
-        """
-        found = next(m for m in self.crew.at_work() if m.device == tape.device)
-        self.crew.report("suspect", device=tape.device, step=tape.step, text=text)
-        death = Death(tape.device, tape.step, 1, text, str(found.log), True, was_suspect=True)
-        stop = self.judge.stop_for(death, self.crew.clock.now())
-        if stop is not None:
-            raise FailedError(death, stop.reason, code="BX6006", moves=True)
-        if tape.checker is not None:
-            self.crew.recall_one(tape.checker)
-        self.suspicion.forget()
-        self.snapshots.take_back()
-        self.votes.take_back(self.snapshots.start)
-        self.told.take_back(self.snapshots.start)
-        self._take_all_back()
 
 
 def _fits(act: Callable[..., object], member: Member, said: Said) -> bool:
@@ -450,8 +431,17 @@ def _fits(act: Callable[..., object], member: Member, said: Said) -> bool:
 
 def _death_of(dead: Member, device: str, code: int) -> Death:
     """Return how a device's process ended; its own word on that, unless a signal ended it."""
-    text, told = dead.failure or (None, code)
+    word = dead.failure
     was_in_one = dead.formed >= 0 or dead.step >= 0
     step = max(dead.step, dead.done + 1, dead.began) if was_in_one else -1
-    code = code if code < 0 else told
-    return Death(device, step, code, text, str(dead.log), dead.done >= 0, dead.ended_at is not None)
+    was_hung = dead.ended_at is not None
+    death = Death(device, step, code, None, str(dead.log), dead.done >= 0, was_hung)
+    if word is None:
+        return death
+    return replace(
+        death,
+        code=code if code < 0 else word.exit,
+        text=word.said,
+        shown=word.shown,
+        told_memory=word.of_memory,
+    )

@@ -92,15 +92,22 @@ class FailedError(CodedError):
     Attributes:
         death: how a process ended; or the failure of a run whose processes have not.
         moves: the run could go on without that device.
+        is_short: this host has no memory, or no file, for another process.
         left_out: devices that it had gone on without before.
     """
 
     left_out: tuple[str, ...] = ()
 
     def __init__(
-        self, death: Death | Failure, reason: str, *, code: str, moves: bool = False
+        self,
+        death: Death | Failure,
+        reason: str,
+        *,
+        code: str,
+        moves: bool = False,
+        is_short: bool = False,
     ) -> None:
         super().__init__(f"{death.what}: {reason}", code=code)
         self.death = death
         self.reason = reason
-        self.moves = moves
+        self.moves, self.is_short = moves, is_short

@@ -35,6 +35,8 @@ class Death:
         was_hung: it was ended here, for it made no progress.
         was_suspect: it was ended here, for a spare found `text` otherwise.
         for_memory: the kernel ended it, as memory ran out.
+        told_memory: it has reported so itself.
+        shown: the error that it reported, as a terminal shows it.
     """
 
     device: str
@@ -46,6 +48,8 @@ class Death:
     was_hung: bool = False
     was_suspect: bool = False
     for_memory: bool = False
+    told_memory: bool = False
+    shown: str | None = None
 
     @property
     def is_from_outside(self) -> bool:
@@ -92,12 +96,13 @@ class Failure:
 class Stop:
     """Why a run must stop, in half a sentence; `moves`: other devices could go on with it.
 
-    `more`: what to add where it does stop.
+    `more`: what to add where it does stop. `is_short`: this host starts no process any more.
     """
 
     reason: str
     moves: bool = False
     more: str = ""
+    is_short: bool = False
 
 
 LESS_MEMORY = (
@@ -109,7 +114,6 @@ LESS_MEMORY = (
 )
 
 
-OF_MEMORY = "memory has run out"  # how a process's own error begins then: see `memory_told`
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?")
 
 
@@ -119,7 +123,7 @@ def _more(death: Death) -> str:
 
 def _stop_again(death: Death) -> Stop:
     """Return why an end that came again is the last; other devices may have the memory."""
-    if death.for_memory or OF_MEMORY in (death.text or ""):
+    if death.for_memory or death.told_memory:
         return Stop("memory ran out at the same step again", death.for_memory, LESS_MEMORY)
     return Stop("the same error came again after a restart")
 

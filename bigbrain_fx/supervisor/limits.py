@@ -6,6 +6,8 @@ import errno
 import signal
 from collections.abc import Sequence
 
+from .coded import CodedError
+
 THREADS = "raise the limit of processes and threads (`ulimit -u`; in a container its pids limit)"
 NO_THREAD = "can't start new thread"  # of Python's threading
 NO_FOLDER = "No usable temporary directory"  # of Python's tempfile
@@ -46,3 +48,9 @@ def of_abort(code: int, tail: Sequence[str]) -> str | None:
     if code != -signal.SIGABRT or not any(ABORTED in line for line in tail):
         return None
     return f"a library gave up, as gloo does where it can start no thread: {THREADS}"
+
+
+def headline(error: BaseException, text: str | None = None) -> str:
+    """Return what a terminal shows of an error: its code, and its own words or `text`."""
+    said = str(error) if text is None else text
+    return f"error[{error.code}]: {said}" if isinstance(error, CodedError) else f"error: {said}"

@@ -15,11 +15,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from .coded import headline
 from .console import Console
 from .hosts import LAST_COMMIT_S, Agent, admit, start_on
 from .judging import BAD_INPUT
-from .limits import require_limit, with_remedy
+from .limits import headline, require_limit, with_remedy
 from .processes import ADDRESS, Start
 from .remaining import Places
 from .secured import Pair, Secured, SilentError, StrangerError, how_to_make

@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import IO, Any, Protocol
 from .host_memory import available_bytes
 from .outliving import OUTLIVING, Outliving
 from .pipe import Ears, Orders
+from .protocol import LastWord
 from .pulse import Pulse, Starves, Starving
 
 CALLED_IN = (
@@ -173,44 +174,6 @@ class Group:
         return True
 
 
-def run_group(
-    words: Sequence[str],
-    limit_s: float,
-    environment: Mapping[str, str] | None = None,
-    output: int = subprocess.PIPE,
-    errors: int | None = subprocess.PIPE,
-) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end, as `subprocess.run`; whatever it has started ends with it.
-
-    Args:
-        words: what to run.
-        limit_s: after so long it is ended.
-        environment: the whole of it; None: as this process's.
-        output: takes what it writes.
-        errors: takes its complaints; None: they go where this process's go.
-
-    Raises:
-        subprocess.TimeoutExpired: it took longer.
-    """
-    with subprocess.Popen(
-        words,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=errors,
-        encoding="utf-8",
-        errors="replace",
-        start_new_session=True,
-    ) as leader:
-        group = Group(leader)
-        try:
-            said, complained = leader.communicate(timeout=limit_s)
-        finally:
-            group.kill()
-            group.wait(END_S)
-    return subprocess.CompletedProcess(words, leader.returncode, said, complained)
-
-
 def log_limit(environment: Mapping[str, str]) -> dict[str, str]:
     """Return what a process may keep of sent messages, where only the number of sharers is said.
 
@@ -246,7 +209,7 @@ class Member:
         formed: the newest generation in which it was connected.
         step, done: the step that it was last in, and the last one that it has finished.
         began: the step that it was to begin with.
-        failure: the error that it told, and its exit code.
+        failure: the error that it told.
         recalled: it was ended so that all devices start again.
         starving, starved_s: tells how long it had no processor; what it said last.
         excused: the instruction of which that was reported.
@@ -277,7 +240,7 @@ class Member:
     began: int = 0
     done: int = -1
     finished: bool = False
-    failure: tuple[str, int] | None = None
+    failure: LastWord | None = None
     warned: int = -1
     starved_s: float = 0.0
     excused: int = -2

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-NEXT_BATCH = "the caller's next batch"  # what a device that rests says it waits for
+from .protocol import BATCH, Wait
+
 SLOW_SHARE = 0.25  # of the limit: a device this long within one instruction is called slow
 
 
@@ -26,7 +27,7 @@ class Pulse:
         heard: when it last said anything: a stopped process says nothing.
         moved: when its main thread last began an instruction.
         instruction: the number of that.
-        waits_for: the device that it waits for, and the message; None while it computes.
+        waits_for: what it waits for; None while it computes.
         is_at_work: whether it runs steps: before and after that no progress is expected.
         starved_s: how long it has had no processor, though ready to run, since it moved.
     """
@@ -34,7 +35,7 @@ class Pulse:
     heard: float
     moved: float
     instruction: int = -1
-    waits_for: tuple[str, str] | None = None
+    waits_for: Wait | None = None
     is_at_work: bool = False
     starved_s: float = 0.0
 
@@ -43,7 +44,7 @@ class Pulse:
         """Whether it is up to this process alone that something happens."""
         return self.is_at_work and self.waits_for is None
 
-    def beat(self, now: float, instruction: int, waits_for: tuple[str, str] | None) -> None:
+    def beat(self, now: float, instruction: int, waits_for: Wait | None) -> None:
         """Take note of a heartbeat."""
         if instruction != self.instruction or waits_for != self.waits_for:
             self.moved, self.starved_s = now, 0.0
@@ -67,7 +68,7 @@ def hung(pulses: Mapping[str, Pulse], now: float, limit_s: float) -> list[str]:
 
 def locked(pulses: Mapping[str, Pulse], now: float, limit_s: float) -> bool:
     """Whether all wait for each other: a message was lost. Who rests waits for the caller."""
-    rests = any(p.waits_for and p.waits_for[1] == NEXT_BATCH for p in pulses.values())
+    rests = any(p.waits_for and p.waits_for.kind == BATCH for p in pulses.values())
     return (
         bool(pulses)
         and not rests
@@ -80,7 +81,7 @@ def locked(pulses: Mapping[str, Pulse], now: float, limit_s: float) -> bool:
 
 def slow(pulses: Mapping[str, Pulse], now: float, limit_s: float) -> list[str]:
     """Return the devices that others wait for, and that have long been in one instruction."""
-    waited_for = {pulse.waits_for[0] for pulse in pulses.values() if pulse.waits_for}
+    waited_for = {pulse.waits_for.device for pulse in pulses.values() if pulse.waits_for}
     return [
         name
         for name, pulse in pulses.items()

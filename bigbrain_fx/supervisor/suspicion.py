@@ -11,12 +11,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from .crew import Crew
+from .job import FailedError
+from .judging import Death
 from .policies import Act, Acts, SpareChecks
 from .processes import Member
 from .snapshots import nameless
 from .spares import Spares
+
+if TYPE_CHECKING:
+    from .host import Supervisor
 
 TRIES = 2  # processes that may end over one tape
 
@@ -190,3 +196,27 @@ class Suspicion(SpareChecks):
         for file in self.files.values():
             os.close(file)
         self.files.clear()
+
+
+def go_back(of: Supervisor, tape: Taped, text: str) -> None:
+    """Let all devices go back where a spare has computed a step otherwise.
+
+    One of the two is wrong: both end. All others have computed with what the device sent.
+
+    Raises:
+        FailedError: it is not worth a restart.
+    """
+    crew = of.crew
+    found = next(m for m in crew.at_work() if m.device == tape.device)
+    crew.report("suspect", device=tape.device, step=tape.step, text=text)
+    death = Death(tape.device, tape.step, 1, text, str(found.log), True, was_suspect=True)
+    stop = of.judge.stop_for(death, crew.clock.now())
+    if stop is not None:
+        raise FailedError(death, stop.reason, code="BX6006", moves=True)
+    if tape.checker is not None:
+        crew.recall_one(tape.checker)
+    of.suspicion.forget()
+    of.snapshots.take_back()
+    of.votes.take_back(of.snapshots.start)
+    of.told.take_back(of.snapshots.start)
+    of.take_all_back()

@@ -10,8 +10,7 @@ import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-OF_A_STEP = re.compile(r"the (?:batch of|copies of .+ after) step (\d+)")
-OF_COPIES = "the copies of "  # weights that several devices hold
+OLDER = re.compile(r"the (batch|copies) of .*step (\d+)")  # so bundles said it until 0.2.0
 KEPT = 4  # numbers of a kind; one commit is written at a time, and a replacement asks for two
 NUMBERED = re.compile(r"([^/]+)/(\d+)/.+")
 
@@ -97,9 +96,8 @@ class Votes:
     def take_back(self, step: int) -> None:
         """Forget what was said of steps from `step` on, and commits of them that are not whole."""
         self.votes = {number: votes for number, votes in self.votes.items() if number < step}
-        for what in self._said(lambda of: of >= step):
-            if what.startswith(OF_COPIES):  # with others to add gradients they may be others
-                del self.firsts[what]
+        # with others to add gradients copies of weights may be others
+        self._forget(lambda kind, of: kind == "copies" and of >= step)
         self.board.forget_parts(step, len(self.devices))
 
     def withdraw(self, device: str) -> None:
@@ -115,10 +113,12 @@ class Votes:
     def forget_steps(self, before: int) -> None:
         """Forget the votes on steps that nobody does again, and what their batches were."""
         self.votes = {step: votes for step, votes in self.votes.items() if step >= before}
-        for what in self._said(lambda of: of < before):
-            del self.firsts[what]
+        self._forget(lambda _, of: of < before)
 
-    def _said(self, wanted: Callable[[int], bool]) -> list[str]:
-        """Return what was said first of such steps."""
-        found = [(what, OF_A_STEP.fullmatch(what)) for what in self.firsts]
-        return [what for what, of in found if of and wanted(int(of[1]))]
+    def _forget(self, is_old: Callable[[str, int], bool]) -> None:
+        """Forget what was said first of some things, by kind and step: "batch/7" names one."""
+        for what in list(self.firsts):
+            kind, _, rest = OLDER.sub(r"\1/\2", what).partition("/")
+            step = rest.partition("/")[0]
+            if step.isdigit() and is_old(kind, int(step)):
+                del self.firsts[what]

@@ -61,6 +61,20 @@ def test_so_does_the_bundle_itself(plain: Path, program: str, words: list[str], 
     assert "Traceback" not in done.stderr
 
 
+def test_a_plan_of_several_hosts_says_what_replaces_processes_there(
+    model: Path, tmp_path: Path
+) -> None:
+    bundle = split(model, cluster(2, ("north", "south")), tmp_path / "b", CHAIN).bundle
+    how = {"cwd": bundle, "capture_output": True, "text": True, "timeout": 120}
+    done = subprocess.run([sys.executable, "launch.py", "--listen", "127.0.0.1:0"], **how)  # type: ignore[call-overload]
+    assert (done.returncode, "--with hosts" in done.stderr) == (2, True)
+    printed = call("run", bundle)
+    assert printed.code == 2
+    assert "BX3165" in printed.err
+    assert "--with hosts" in printed.err
+    assert call("run", bundle, "--no-replay").code == 0  # a command a device
+
+
 @pytest.mark.parametrize(
     ("code", "options", "lean", "extras"),
     [
@@ -68,6 +82,7 @@ def test_so_does_the_bundle_itself(plain: Path, program: str, words: list[str], 
         ("BX3162", Options("naive", mode="eval"), False, ("mpi",)),
         ("BX3163", CHAIN, True, ("suspicion",)),
         ("BX3164", Options("naive", replicas=2, micro_batches=2), False, ("pipelining",)),
+        ("BX3163", CHAIN, True, ("hosts",)),
     ],
 )
 def test_what_a_bundle_cannot_use_is_refused_and_nothing_written(

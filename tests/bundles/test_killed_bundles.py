@@ -13,7 +13,8 @@ from bigbrain_fx.bundles.resplitting import resplit
 from bigbrain_fx.emit import write_bundle
 from bigbrain_fx.frontend import capture, load_model_file
 from bigbrain_fx.plan import Options, Plan, Source, make_plan, read_plan
-from bigbrain_fx.runtime.commits import load_shard, read_records
+from bigbrain_fx.runtime.loading import load_shard
+from bigbrain_fx.runtime.records import read_records
 from tests.bundles.resplitting.test_resplit import train
 from tests.bundles.test_killed import killed_in_turn
 from tests.support.bundles import MODEL, cluster

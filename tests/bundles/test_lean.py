@@ -28,7 +28,7 @@ def test_it_has_no_supervisor_and_does_not_speak_of_one(lean: Path) -> None:
     runtime = {path.stem for path in (lean / "runtime").iterdir()}
     tied = {"copies"}  # what its tied weight needs
     assert not (ways_into(PARTS, "runtime") - tied | {"sums"}) & runtime
-    assert not {"replay", "snapshots", "supervised_commits"} & runtime
+    assert not {"replay", "snapshots", "board"} & runtime
     said = (lean / "README.md").read_text() + (lean / "train.py").read_text().split('"""')[1]
     assert "launch.py" not in said
     assert "torchrun" in said

@@ -99,7 +99,7 @@ def test_a_plan_for_two_hosts_prints_a_command_for_each(
     monkeypatch.chdir(tmp_path)
     write_model(tmp_path)
     write_cluster(tmp_path, count=3, hosts=("node-1", "node-2"))
-    made = call("split", "model.py", "--devices", "cluster.json", *CHOICES)
+    made = call("split", "model.py", "--devices", "cluster.json", "--with", "hosts", *CHOICES)
     assert made.code == 0, made.err
 
     def start(*_: object, **__: object) -> None:

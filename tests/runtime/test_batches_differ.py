@@ -12,6 +12,7 @@ import torch
 from bigbrain_fx.bundles.launch import RunOptions, run
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.runtime import Device
+from bigbrain_fx.runtime.agreed import Subject
 from bigbrain_fx.runtime.data import Stream
 from bigbrain_fx.runtime.local import Hub, LocalTransport
 from bigbrain_fx.runtime.stream import BatchError
@@ -74,9 +75,9 @@ def refusal(
 def test_one_device_is_compared_with_the_process_before_it(tmp_path: Path) -> None:
     hub = Hub()
     before, after = LocalTransport(hub), LocalTransport(hub)
-    before.agree("the batch of step 7", "1234", "d0")
+    before.agree(Subject(7), "1234", "d0")
     with pytest.raises(BatchError, match="differs before d0 was replaced: d0 has 1234, d0 has 56"):
-        after.agree("the batch of step 7", "56", "d0")
+        after.agree(Subject(7), "56", "d0")
 
 
 class Reader(Device):
@@ -90,9 +91,9 @@ class Reader(Device):
             self.batch("x", 0)
 
 
-def reader(reads: bool, said: list[str], fill: Callable[[int], float]) -> Reader:
+def reader(reads: bool, said: list[Subject], fill: Callable[[int], float]) -> Reader:
     class Listening(LocalTransport):
-        def agree(self, what: str, digest: str, device: str) -> None:
+        def agree(self, what: Subject, digest: str, device: str) -> None:
             said.append(what)
             super().agree(what, digest, device)
 
@@ -106,16 +107,16 @@ def reader(reads: bool, said: list[str], fill: Callable[[int], float]) -> Reader
 
 
 def test_who_reads_says_so_once_a_step_and_who_reads_nothing_says_nothing() -> None:
-    said: list[str] = []
+    said: list[Subject] = []
     for reads in (True, False):
         device = reader(reads, said, float)
         device.run_step(0)
         device.run_step(1)
-    assert said == ["the batch of step 0", "the batch of step 1"]
+    assert said == [Subject(step) for step in (0, 1)]
 
 
 def test_what_was_compared_long_ago_is_forgotten() -> None:
     transport = LocalTransport(Hub())
     for step in range(1000):
-        transport.agree(f"the batch of step {step}", str(step), "d0")
+        transport.agree(Subject(step), str(step), "d0")
     assert len(transport.hub.digests) < 100

@@ -15,19 +15,16 @@ from typing import Any
 import pytest
 
 from bigbrain_fx.runtime.commits import (
-    Shard,
     launcher_of,
-    load_commit,
     newest_generation,
     open_generation,
     prune_own,
-    read_records,
     write_record,
     write_shard,
 )
 from bigbrain_fx.runtime.disk import Disk
 from bigbrain_fx.runtime.image import read_layout
-from bigbrain_fx.runtime.records import digest, sealed, unsealed
+from bigbrain_fx.runtime.records import Shard, digest, read_records, sealed, unsealed
 from tests.support.commit_disks import (
     ABOUT,
     DEVICES,
@@ -36,6 +33,7 @@ from tests.support.commit_disks import (
     QuickDisk,
     commit,
     image,
+    load_commit,
     with_two_commits,
 )
 

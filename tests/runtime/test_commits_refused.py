@@ -8,23 +8,26 @@ from pathlib import Path
 import pytest
 
 from bigbrain_fx.runtime.commits import (
-    BrokenError,
-    CommitError,
-    FencedError,
     drop_parts,
-    load_commit,
-    load_shard,
     newest_generation,
     open_folder,
     open_generation,
     prune,
-    read_records,
     write_record,
     write_shard,
 )
 from bigbrain_fx.runtime.disk import locked
 from bigbrain_fx.runtime.image import ImageError, read_layout
-from bigbrain_fx.runtime.records import graph_in, sealed, unsealed
+from bigbrain_fx.runtime.loading import load_shard
+from bigbrain_fx.runtime.records import (
+    BrokenError,
+    CommitError,
+    FencedError,
+    graph_in,
+    read_records,
+    sealed,
+    unsealed,
+)
 from tests.runtime.test_commits import flip, loaded_step
 from tests.support.commit_disks import (
     ABOUT,
@@ -32,6 +35,7 @@ from tests.support.commit_disks import (
     FullDisk,
     commit,
     image,
+    load_commit,
     with_two_commits,
 )
 

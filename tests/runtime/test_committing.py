@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from bigbrain_fx.runtime.commits import CommitError, FencedError, open_generation, read_records
+from bigbrain_fx.runtime.commits import open_generation
 from bigbrain_fx.runtime.committing import Committer, begin_together
 from bigbrain_fx.runtime.disk import Disk
 from bigbrain_fx.runtime.image import Buffer
+from bigbrain_fx.runtime.records import CommitError, FencedError, read_records
 from tests.runtime.test_state import OPTIMIZERS, One, device, everything, run
 from tests.support.commit_disks import FullDisk, QuickDisk
 from tests.support.ledgers import local_ledger

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bigbrain_fx.plan import Options
-from bigbrain_fx.runtime.agreed import CopiesError, require_same
+from bigbrain_fx.runtime.agreed import CopiesError, Subject, require_same
 from bigbrain_fx.supervisor import FailedError
 from bigbrain_fx.supervisor.votes import Votes
 from tests.support import warm
@@ -82,7 +82,7 @@ def test_only_bundles_with_copies_take_the_file_along(tmp_path: Path) -> None:
 
 def test_it_is_told_from_a_batch() -> None:
     with pytest.raises(CopiesError, match="before d0 was replaced"):
-        require_same("the copies of w after step 3", "d0 12", "d0 34")
+        require_same(Subject(3, "w"), "d0 12", "d0 34")
 
 
 def test_a_step_done_again_with_other_replicas_is_compared_anew() -> None:

@@ -23,8 +23,9 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from bigbrain_fx.runtime.commits import CommitError, load_shard, read_records
 from bigbrain_fx.runtime.committing import Committer, begin_together
+from bigbrain_fx.runtime.loading import load_shard
+from bigbrain_fx.runtime.records import CommitError, read_records
 from bigbrain_fx.runtime.tensor_file import SaveError, UnnamedFile
 from tests.runtime.test_state import OPTIMIZERS, One, device, everything
 from tests.support.ledgers import local_ledger

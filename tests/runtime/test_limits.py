@@ -20,6 +20,7 @@ from bigbrain_fx.runtime import committing
 from bigbrain_fx.runtime.coded import MisuseError
 from bigbrain_fx.runtime.committing import Committer, begin_together
 from bigbrain_fx.runtime.control import Control
+from bigbrain_fx.runtime.last_words import said
 from bigbrain_fx.runtime.limits import (
     FOLDER,
     LENGTH,
@@ -29,7 +30,6 @@ from bigbrain_fx.runtime.limits import (
     code_of,
     remedy_of,
     require_threads,
-    said,
     saying_limits,
 )
 from bigbrain_fx.runtime.local import Hub

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from bigbrain_fx.runtime.agreed import Subject
 from bigbrain_fx.runtime.channel import Channel
 from bigbrain_fx.runtime.local import Hub, LocalTransport
 from bigbrain_fx.runtime.stream import BatchError
@@ -105,10 +106,10 @@ def test_one_devices_failure_ends_all() -> None:
 
 def test_devices_must_agree() -> None:
     transport = LocalTransport(Hub())
-    transport.agree("the first batch", "1234", "a")
-    transport.agree("the first batch", "1234", "b")
-    with pytest.raises(BatchError, match=r"the first batch differs .* a has 1234, c has 5678"):
-        transport.agree("the first batch", "5678", "c")
+    transport.agree(Subject(0), "1234", "a")
+    transport.agree(Subject(0), "1234", "b")
+    with pytest.raises(BatchError, match=r"the batch of step 0 differs .* a has 1234, c has 5678"):
+        transport.agree(Subject(0), "5678", "c")
 
 
 def test_each_device_computes_with_its_own_number_of_threads() -> None:

@@ -24,7 +24,7 @@ class Line:
     def say(self, what: str, **rest: Any) -> None:
         self.said.append((what, rest["generation"]))
 
-    def waiting(self, device: str, what: str) -> Line:
+    def waiting(self, text: str) -> Line:
         return self
 
     def __enter__(self) -> None: ...

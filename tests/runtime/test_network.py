@@ -25,6 +25,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from bigbrain_fx.runtime.agreed import Subject
 from bigbrain_fx.runtime.channel import Channel
 from bigbrain_fx.runtime.network import NetworkTransport
 
@@ -139,14 +140,14 @@ def surplus_b():
 
 
 def agree_a():
-    transport.agree("the first batch", "1234", "a")
+    transport.agree(Subject(0), "1234", "a")
     store.set("agreed", "1")
 
 
 def agree_b():
     store.wait(["agreed"])
-    transport.agree("the first batch", "1234", "b")
-    return failure(lambda: transport.agree("the first batch", "5678", "b"))
+    transport.agree(Subject(0), "1234", "b")
+    return failure(lambda: transport.agree(Subject(0), "5678", "b"))
 
 
 def failure(call):

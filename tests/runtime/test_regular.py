@@ -11,8 +11,8 @@ from bigbrain_fx.core import once as once_of_core
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import read_plan
 from bigbrain_fx.runtime.buckets import read_buckets
-from bigbrain_fx.runtime.disk import once
 from bigbrain_fx.runtime.held_weights import WeightsError
+from bigbrain_fx.runtime.json_once import once
 from bigbrain_fx.runtime.records import BrokenError, sealed, unsealed
 from bigbrain_fx.runtime.weights import read_index
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from bigbrain_fx.bundles.launch import PEER_LOST, free_port
-from bigbrain_fx.runtime.commits import load_shard, read_records
+from bigbrain_fx.runtime.loading import load_shard
+from bigbrain_fx.runtime.records import read_records
 from tests.support import warm
 from tests.support.bundles import copied, edit, split_small
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from bigbrain_fx.plan.offloading import STORED_FROM_BYTES
 from bigbrain_fx.runtime import StoredState, StoreError, stores
-from bigbrain_fx.runtime.commits import read_records
 from bigbrain_fx.runtime.committing import begin_together
 from bigbrain_fx.runtime.offloading import offload_to
+from bigbrain_fx.runtime.records import read_records
 from bigbrain_fx.runtime.state import restore, state_of
 from bigbrain_fx.runtime.stores import DiskRoom, HostRoom
 from bigbrain_fx.runtime.update_pieces import pieces

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bigbrain_fx.runtime.commits import read_records
+from bigbrain_fx.runtime.records import read_records
 from bigbrain_fx.supervisor import FailedError, status
 from tests.support.bundles import copied, edit
 from tests.support.replayed import Fault, Seen, supervised

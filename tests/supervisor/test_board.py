@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import json
 import socket
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from bigbrain_fx.runtime import supervised_commits
-from bigbrain_fx.runtime.commits import CommitError
+from bigbrain_fx.runtime.board import Board, make_up_for
+from bigbrain_fx.runtime.commit_start import Start
+from bigbrain_fx.runtime.committing import Committer
 from bigbrain_fx.runtime.control import Control
 from bigbrain_fx.runtime.device import Device
+from bigbrain_fx.runtime.loading import Loadable
+from bigbrain_fx.runtime.mesh import MeshTransport
+from bigbrain_fx.runtime.records import CommitError, Record, Told, told_of
+from bigbrain_fx.runtime.replay import ReplayTransport
 from bigbrain_fx.supervisor.votes import KEPT, Notes
 
 
@@ -45,52 +52,61 @@ def test_a_numbered_note_that_is_said_again_drops_nothing() -> None:
     assert board.notes["shard/0/d0"] == "written"
 
 
-def test_a_commit_whose_note_is_gone_is_not_written_again() -> None:
-    """A replacement that starts far behind would wait for notes that nobody posts again."""
+@pytest.fixture
+def board() -> Iterator[Board]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
-        control = Control(ours, 1.0)
-        committer = object.__new__(supervised_commits.SupervisedCommitter)
-        committer.name, committer.control = "d0", control
-        committer.ledger = supervised_commits.Board(control, 1.0)
-        control.board = {"shard/8/d0": '{"sha256": ""}', "shard/9/d1": "", "begin": ""}
-        assert [committer._was_written(step) for step in (2, 7)] == [True, True]
-        control.board = {"shard/8/d1": '{"sha256": ""}'}
-        assert not committer._was_written(7)
+        yield Board(ReplayTransport("d1", (), 1, Control(ours, 1.0), unconnected), 1.0)
+
+
+def unconnected(generation: int) -> MeshTransport:
+    raise AssertionError(generation)
+
+
+def committer(board: Board, folder: Path) -> Committer:
+    return Committer(folder, 2, "d1", ("d0", "d1"), board, {"plan": "p", "graph": "g"})
+
+
+def test_a_commit_whose_note_is_gone_is_not_written_again(board: Board) -> None:
+    """A replacement that starts far behind would wait for notes that nobody posts again."""
+    board.control.board = {"shard/8/d0": Told("sum", 1).text, "shard/9/d1": "", "begin": ""}
+    assert [board.has_part("d0", step) for step in (2, 7)] == [True, True]
+    board.control.board = {"shard/8/d1": Told("sum", 1).text}
+    assert not board.has_part("d0", 7)
 
 
 def test_a_device_that_comes_later_makes_the_folder_of_its_own_host(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    board: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first device may have begun on another host: else this host has no commit, ever."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, theirs:
-        control = Control(ours, 1.0)
-        committer = object.__new__(supervised_commits.SupervisedCommitter)
-        committer.name, committer.names, committer.folder = "d1", ("d0", "d1"), tmp_path / "commits"
-        committer.ledger = supervised_commits.Board(control, 1.0)
-        begun = {"generation": 1, "rescue": 0, "keep": 2, "records": []}
-        control.board = {"begin": json.dumps(begun)}
-        written: list[bool] = []
-        monkeypatch.setattr(
-            committer, "_commit", lambda _: written.append(committer.folder.is_dir())
-        )
-        device = object.__new__(Device)
-        assert committer.join(device, resume=False, epoch=-1) == 0
+    folder, written = tmp_path / "commits", list[bool]()
+    made = committer(board, folder)
+    board.control.board = {"begin": json.dumps(asdict(Start(1)))}
+    monkeypatch.setattr(made, "commit", lambda _: written.append(folder.is_dir()))
+    assert made.begin(object.__new__(Device), resume=False) == 0
     assert written == [True]
 
 
-def test_a_replacement_does_not_wait_for_words_on_another_commit() -> None:
+def test_a_replacement_does_not_wait_for_words_on_another_commit(
+    board: Board, tmp_path: Path
+) -> None:
     """What the run began with is gone: the others, who have begun, say nothing of an older one."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, theirs:
-        control = Control(ours, 1.0)
-        committer = object.__new__(supervised_commits.SupervisedCommitter)
-        committer.name, committer.names = "d1", ("d0", "d1")
-        committer.ledger = supervised_commits.Board(control, 1.0)
-        fine = json.dumps({"broken": "", "refused": ""})
-        control.board = {f"load/commit-3-g1/{name}": fine for name in committer.names}
-        with pytest.raises(CommitError, match="d1: gone: the run has begun with this commit"):
-            committer._gathered("load/commit-3-g1", {"broken": "d1: gone", "refused": ""})
-        whole = committer._gathered("load/commit-3-g1", {"broken": "", "refused": ""})
-        assert whole == [json.loads(fine)] * 2
+    made, record = committer(board, tmp_path), Record(3, 1, "commit-3-g1", {}, {})
+    fine = json.dumps(asdict(Loadable()))
+    board.control.board = {f"load/commit-3-g1/{name}": fine for name in made.names}
+    with pytest.raises(CommitError, match="d1: gone: the run has begun with this commit"):
+        made._gathered(record, Loadable(broken="d1: gone"))
+    assert made._gathered(record, Loadable()) == [Loadable()] * 2
+
+
+def test_a_replacement_gives_up_what_the_dead_one_owed(board: Board, tmp_path: Path) -> None:
+    """The others wait for a word on each commit that was under way."""
+    told = dict[str, str]()
+    board.post = told.__setitem__  # type: ignore[method-assign, assignment]
+    device = object.__new__(Device)
+    device.finished = 5
+    make_up_for(committer(board, tmp_path), device, ["d1"])
+    assert {key: told_of(text).is_written for key, text in told.items()} == {
+        "shard/4/d1": False,
+        "shard/2/d1": False,
+    }

@@ -10,12 +10,18 @@ import socket
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from bigbrain_fx.bundles.launch import RunOptions, StepLine, run
 from bigbrain_fx.supervisor import Event
+from bigbrain_fx.supervisor.crew import Crew
+from bigbrain_fx.supervisor.events import EventLog
+from bigbrain_fx.supervisor.job import Job
+from bigbrain_fx.supervisor.pipe import line_pair
+from bigbrain_fx.supervisor.processes import Member, popen
 from tests.support.bundles import copied, edit, split_small, writing_everything
 from tests.support.killing import kill_once
 
@@ -69,6 +75,17 @@ def test_a_socket_that_fails_once(
     monkeypatch.setattr("bigbrain_fx.supervisor.crew.line_pair", short_pair)
     assert losses_of(bundle, tmp_path / "short") == undisturbed
     assert Short.calls > 30
+
+
+def test_a_process_whose_end_was_heard_first_says_nothing_more() -> None:
+    """One turn may have both its end and its last words: the line is closed at the first."""
+    job = SimpleNamespace(beat_s=1.0, devices=())
+    crew = Crew(cast(Job, job), popen, EventLog(None), lambda *_: None, lambda *_: None)
+    ours, theirs = line_pair()
+    ours.close()
+    theirs.close()
+    crew._listen(cast(Member, SimpleNamespace(line=ours)))
+    crew.close()
 
 
 # --------------------------------------------------------------------------- who is told

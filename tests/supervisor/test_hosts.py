@@ -44,6 +44,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tmp_path_factory.mktemp("hosts"),
         cluster(3, ("north", "south")),
         Options("naive", schedule="1f1b", micro_batches=4),
+        extras=("hosts",),
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bigbrain_fx.runtime.limits import said
+from bigbrain_fx.runtime.last_words import last_word
 from bigbrain_fx.supervisor.events import status
 from bigbrain_fx.supervisor.judging import WITHIN_S, Death, Judge, MemoryKills
 
@@ -72,7 +72,8 @@ def test_memory_that_runs_out_at_one_step_again_ends_the_run() -> None:
 
 def failed(step: int, free: str) -> Death:
     gpu = f"CUDA out of memory. Tried to allocate 2.00 GiB, {free} GiB of it free (at 0x7f)\nmore"
-    return Death("d0", step, 1, said(torch.OutOfMemoryError(gpu)), "log", step > 0)
+    word = last_word(torch.OutOfMemoryError(gpu), 1)
+    return Death("d0", step, 1, word.said, "log", step > 0, told_memory=word.of_memory)
 
 
 def test_a_gpu_whose_memory_runs_out_at_one_step_again_ends_the_run() -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from bigbrain_fx.bundles.child_programs import run_group
 from bigbrain_fx.supervisor.outliving import OUTLIVING, Outliving
-from bigbrain_fx.supervisor.processes import run_group
 
 LIMIT_S = 20.0
 # A leader with a child, which hold the same pipe open: it ends with the last of them.

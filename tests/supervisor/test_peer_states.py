@@ -30,6 +30,7 @@ def split(
     text: str = MODEL,
     shares: tuple[int, ...] = (),
     schedule: str = "1f1b",
+    extras: tuple[str, ...] = (),
 ) -> Path:
     """Split the model, untied and without dropout, with sums in the order of one process."""
     for old, new in ALONE.items():
@@ -42,7 +43,10 @@ def split(
     options = Options("naive", schedule=schedule, micro_batches=MICROS)
     options = replace(options, replicas=len(replicas), sum_order="micro")
     options = replace(options, replica_shares=shares)
-    return bigbrain_fx.split(folder / "letters.py", devices, folder / "bundle", options).bundle
+    made = bigbrain_fx.split(
+        folder / "letters.py", devices, folder / "bundle", options, extras=extras
+    )
+    return made.bundle
 
 
 def named(devices: int) -> tuple[str, ...]:

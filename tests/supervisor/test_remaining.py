@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -20,7 +19,8 @@ import torch
 from safetensors.torch import load_file
 
 from bigbrain_fx import supervisor
-from bigbrain_fx.runtime.commits import ASIDE, read_records
+from bigbrain_fx.runtime.commits import ASIDE
+from bigbrain_fx.runtime.records import read_records
 from bigbrain_fx.supervisor.pipe import Orders, line_pair
 from bigbrain_fx.supervisor.remaining import Remaining, said_of
 from bigbrain_fx.supervisor.secured import Mouth, Secured, SilentError
@@ -200,13 +200,12 @@ def test_the_other_host_commits_when_the_listening_one_is_lost(
     tmp_path: Path, blow: signal.Signals
 ) -> None:
     """It is as if nothing had happened: the run goes on from there with the same bits."""
-    bundle = split(tmp_path / "made", (("d0", "d1"), ("d2", "d3")))
+    bundle = split(tmp_path / "made", (("d0", "d1"), ("d2", "d3")), extras=("hosts",))
     launch, commits = bundle / "launch.py", tmp_path / "commits"
     own = launch.read_text()
-    hosts = ', "train.py", ("north", "north", "south", "south"))'
-    assert ', "train.py")' in own
-    launch.write_text(own.replace(', "train.py")', hosts))
-    shutil.copytree(SUPERVISOR, bundle / "supervisor", dirs_exist_ok=True)  # it has hosts now
+    assert ', "train.py", replicas=True)' in own
+    hosts = ', "train.py", ("north", "north", "south", "south")'
+    launch.write_text(own.replace(', "train.py"', hosts))
     secret = make(tmp_path / "secret")
     with running(bundle, secret, commits) as (head, agent):
         assert head.stdout is not None

@@ -184,7 +184,7 @@ HOSTS = ("alpha", "beta")
 @pytest.mark.nightly
 def test_two_hosts_as_their_users_start_them(tmp_path: Path) -> None:
     """launch.py twice, here both on this machine; a process of the second one is replaced."""
-    bundle = split_small(tmp_path, cluster(2, HOSTS))
+    bundle = split_small(tmp_path, cluster(2, HOSTS), extras=("hosts",))
     kill_once(bundle)
     edit(bundle / "train.py", "from pathlib", "import os\nfrom pathlib")
     secret, address = tmp_path / "secret", f"127.0.0.1:{free_port()}"

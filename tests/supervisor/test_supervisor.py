@@ -13,6 +13,7 @@ import pytest
 from bigbrain_fx.supervisor import Death, EventLog, FailedError, status
 from bigbrain_fx.supervisor.judging import Judge, Stop
 from bigbrain_fx.supervisor.pipe import Orders, hear, line_pair
+from bigbrain_fx.supervisor.protocol import Wait
 from bigbrain_fx.supervisor.pulse import Pulse, hung, locked, slow
 from bigbrain_fx.supervisor.snapshots import (
     SnapshotCost,
@@ -110,7 +111,7 @@ def test_who_was_ended_here_as_it_hung_was_not_struck_from_outside() -> None:
 
 
 def at_work(heard: float, moved: float, waits_for: str | None = None) -> Pulse:
-    return Pulse(heard, moved, 5, (waits_for, "x") if waits_for else None, is_at_work=True)
+    return Pulse(heard, moved, 5, Wait(waits_for, "x") if waits_for else None, is_at_work=True)
 
 
 def test_of_a_chain_of_waiting_devices_the_last_one_hangs() -> None:
@@ -144,9 +145,9 @@ def test_progress_is_a_new_instruction_or_a_new_wait() -> None:
     pulse = at_work(0.0, 0.0)
     pulse.beat(1.0, 5, None)
     assert (pulse.heard, pulse.moved) == (1.0, 0.0)
-    pulse.beat(2.0, 5, ("d1", "x"))
+    pulse.beat(2.0, 5, Wait("d1", "x"))
     assert pulse.moved == 2.0
-    pulse.beat(3.0, 6, ("d1", "x"))
+    pulse.beat(3.0, 6, Wait("d1", "x"))
     assert pulse.moved == 3.0
 
 

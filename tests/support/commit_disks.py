@@ -9,20 +9,16 @@ import errno
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from bigbrain_fx.runtime.commits import (
-    Record,
-    about_of,
-    open_generation,
-    prune,
-    write_record,
-    write_shard,
-)
+from bigbrain_fx.runtime.commits import open_generation, prune, write_record, write_shard
 from bigbrain_fx.runtime.disk import Disk
 from bigbrain_fx.runtime.image import Buffer, TensorEntry, layout_of
+from bigbrain_fx.runtime.loading import Loaded, committed, first_loadable, load_shard
+from bigbrain_fx.runtime.records import BrokenError, Record, Say, about_of
 
 ABOUT = {"plan": "p1", "graph": "g1", "torch": "2.13.0"}
 FACTS = {**ABOUT, "seed": 0, "micro_batches": 4}
@@ -161,3 +157,33 @@ class FullDisk(Disk):
             path.write_bytes(data[: len(data) // 2])
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         super().write(path, pieces)
+
+
+def load_commit(
+    folder: Path, device: str, expected: Mapping[str, Any], say: Say
+) -> tuple[Loaded, list[Record]]:
+    """Load one device's part of the newest commit that is whole for it.
+
+    Args:
+        folder: of all commits.
+        device: whose part.
+        expected: what the commit must be of: {"plan": hash, "graph": hash, "torch": version}.
+        say: hears of each commit that is broken, and of the older one that is taken instead.
+
+    Returns:
+        The commit, and the newer ones that could not be used.
+
+    Raises:
+        CommitError: there is no commit, none is whole, or they are of something else.
+    """
+    found: list[Loaded] = []
+
+    def load(record: Record) -> list[str]:
+        try:
+            found.append(load_shard(folder, record, device, expected, say))
+        except BrokenError as error:
+            return [str(error)]
+        return []
+
+    _, unusable = first_loadable(committed(folder, say), load, say)
+    return found[-1], unusable

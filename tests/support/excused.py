@@ -169,9 +169,6 @@ SUPERVISOR = excused(
             "feeding.py _written os.write",
             "feeding.py look os.dup",
         ),
-        "of what verify and split start: test_outliving": (
-            "processes.py run_group subprocess.Popen",
-        ),
         "only where snapshots lie on a disk, or the kernel has no memfd": (
             "snapshots.py nameless os.dup",
             "snapshots.py nameless tempfile.TemporaryFile",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from bigbrain_fx.runtime.committing import StoreLedger
+from bigbrain_fx.runtime.ledger import Ledger
 
 
-def local_ledger(deadline_s: float = 60.0) -> StoreLedger:
+def local_ledger(deadline_s: float = 60.0) -> Ledger:
     """Return a ledger in a store of this process."""
-    return StoreLedger(dist.HashStore(), deadline_s)  # type: ignore[attr-defined]  # torch has it
+    return Ledger(dist.HashStore(), deadline_s)  # type: ignore[attr-defined]  # torch has it

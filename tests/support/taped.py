@@ -102,7 +102,7 @@ class Rig:
             self.bundle, rank, transport, self.bundle.seed, here
         )
         transport.device = device
-        control = _Line(self.runtime["control"].TapeCheck, rank)
+        control = _Line(self.runtime["suspicion"].TapeCheck, rank)
         recorder = self.runtime["suspicion"].TapeRecorder(transport, control, rate)
         is_drawn = self.runtime["suspicion"].is_drawn
         for step in range(steps):

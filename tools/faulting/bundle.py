@@ -182,7 +182,7 @@ def make_bundle(
         Link(5e-5, 1e9),
         stores=_stores(folder, devices) if options.offload else (),
     )
-    target, extras = folder / "bundle", ("suspicion",)
+    target, extras = folder / "bundle", ("hosts", "suspicion")
     return bigbrain_fx.split(folder / "gpt.py", made, target, options, extras=extras).bundle
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bigbrain_fx.runtime.commits import read_records
+from bigbrain_fx.runtime.records import read_records
 from tools.faulting.bundle import Fault
 from tools.faulting.jobs import Run, launch_words, run_job
 from tools.faulting.rows_processes import HANG_S

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bigbrain_fx.runtime.commits import load_shard, read_records
+from bigbrain_fx.runtime.loading import load_shard
+from bigbrain_fx.runtime.records import read_records
 from tools.faulting.bundle import Fault
 from tools.faulting.jobs import Live, Run
 from tools.faulting.rows_processes import HANG_S

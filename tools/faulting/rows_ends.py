@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from bigbrain_fx.runtime.commits import read_records
+from bigbrain_fx.runtime.records import read_records
 from bigbrain_fx.supervisor import how_to_make
 from tools.faulting.bundle import Fault
 from tools.faulting.jobs import Live, Run, launch_words, run_job
@@ -107,7 +107,7 @@ def over_two(folder: Path, spaces: Sequence[str], *words: str) -> Run:
     """Run a bundle of four devices over two namespaces to the end of both supervisors."""
     program, secret = folder / "bundle" / "launch.py", folder / "secret"
     text = program.read_text()
-    program.write_text(text.replace(', "train.py")', ', "train.py", ("a", "a", "b", "b"))'))
+    program.write_text(text.replace(', "train.py"', ', "train.py", ("a", "a", "b", "b")'))
     subprocess.run(("sh", "-c", how_to_make(str(secret))), check=True, timeout=30)
     place = f"{ADDRESSES[0]}:{PORT}"
     common = ("--secret", str(secret), "--spares", "0")

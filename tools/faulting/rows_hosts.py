@@ -14,7 +14,8 @@ import time
 from contextlib import ExitStack
 from dataclasses import replace
 
-from bigbrain_fx.runtime.commits import ASIDE, read_records
+from bigbrain_fx.runtime.commits import ASIDE
+from bigbrain_fx.runtime.records import read_records
 from bigbrain_fx.supervisor import how_to_make
 from tools.faulting.bundle import Fault
 from tools.faulting.jobs import Live, Run, launch_words, run_job
@@ -108,7 +109,7 @@ def _over_two(here: Ground, blow: signal.Signals, words: tuple[str, ...]) -> Run
     folder = here.fresh([Fault("d1", KEPT_STEP, "forward", 1, "sleep", seconds=2 * HANG_S)])
     program, secret = folder / "bundle" / "launch.py", folder / "secret"
     text = program.read_text()
-    program.write_text(text.replace(', "train.py")', ', "train.py", ("a", "a", "b", "b"))'))
+    program.write_text(text.replace(', "train.py"', ', "train.py", ("a", "a", "b", "b")'))
     subprocess.run(("sh", "-c", how_to_make(str(secret))), check=True, timeout=30)
     place = f"127.0.0.1:{_free_port()}"
     common = ("--secret", str(secret), "--spares", "0", "--hang", str(HANG_S))

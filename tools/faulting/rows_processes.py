@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 
 from bigbrain_fx.plan import read_plan
-from bigbrain_fx.runtime.commits import read_records
+from bigbrain_fx.runtime.records import read_records
 from tools.faulting.bundle import Fault
 from tools.faulting.jobs import LateError, Live, Run
 from tools.faulting.verdicts import (

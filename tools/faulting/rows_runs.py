@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from bigbrain_fx.runtime.commits import read_records
+from bigbrain_fx.runtime.records import read_records
 from tools.faulting.bundle import Fault
 from tools.faulting.jobs import LateError, Live, Run, is_running, run_job
 from tools.faulting.rows_processes import COLD_S, HANG_S

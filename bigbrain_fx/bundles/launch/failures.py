@@ -6,6 +6,7 @@ its warning is read from the log of the process that leads, before it is too lat
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from bigbrain_fx.errors import BigBrainError, InputError
-from bigbrain_fx.supervisor import last_lines, of_abort
+from bigbrain_fx.supervisor import last_lines, of_abort, status
 
 BAD_INPUT = 2  # exit code of a bundle's process whose data cannot be used
 PEER_LOST = 75  # and of one that ended because another was gone
@@ -54,10 +55,13 @@ def failure(
     program: str,
     reason: str | None = None,
     text: str | None = None,
+    *,
+    is_short: bool = False,
 ) -> BigBrainError:
     """Return what to tell of a process that failed: the end of its log, and what to do.
 
-    `text`: its own last word, where the log could not be written.
+    `text`: its own last word, where the log could not be written; `is_short`: this host gave no
+    process.
     """
     tail = last_lines(log) or tuple(filter(None, (text,)))
     if code == BAD_INPUT and tail:
@@ -68,7 +72,7 @@ def failure(
         at=str(log),
         notes=tail,
         help=_missing(tail[-1] if tail else "")
-        or _starting(reason)
+        or (SHORT if is_short else None)
         or _own_word(code, tail)
         or of_abort(code, tail)
         or _advice(code, program),
@@ -114,11 +118,6 @@ def _missing(last: str) -> str | None:
     return None
 
 
-def _starting(reason: str | None) -> str | None:
-    """Return what to do where this host gave no process; it says so itself."""
-    return SHORT if reason is not None and reason.startswith("no process can be started") else None
-
-
 def _own_word(code: int, tail: tuple[str, ...]) -> str | None:
     """Return what to do where a process said why it cannot go on, and was ended then."""
     if code == -signal.SIGKILL and tail and SHOWN.match(tail[-1]):
@@ -152,19 +151,17 @@ def _advice(code: int, program: str) -> str:
     return f"run `python {program} --in-process` in the bundle to see it in one process"
 
 
-MISSED = "WARNING: no commit at step"
-AGAIN = "commits are written again"
-
-
 class LogWarnings:
-    """Pass on the warnings in a device's log; of commits that are missed in a row, the first."""
+    """Pass on what a device's log says of commits: events, as JSON; of misses in a row the first.
+
+    A bundle of an older bigbrain-fx says it in words, of which each warning is passed on.
+    """
 
     def __init__(self, log: Path, device: str, say: Callable[[str], None]) -> None:
         self.log = log
         self.say = say
-        self._lines = re.compile(rf"{re.escape(device)}: ((?:WARNING: |warning: |{AGAIN}).*)")
+        self._warning = re.compile(rf"{re.escape(device)}: ((?:WARNING|warning): .*)")
         self._read = 0  # bytes
-        self._misses = False
 
     def look(self) -> None:
         """Read what has been written since the last look; a log that is gone says nothing."""
@@ -175,12 +172,16 @@ class LogWarnings:
         whole = new[: new.rfind(b"\n") + 1]
         self._read += len(whole)
         for line in whole.decode(errors="replace").splitlines():
-            found = self._lines.fullmatch(line)
-            if found is not None:
-                self._hear(found[1])
+            text = self._told(line)
+            if text is not None:
+                self.say(text)
 
-    def _hear(self, text: str) -> None:
-        is_miss = text.startswith(MISSED)
-        if not (is_miss and self._misses):
-            self.say(text)
-        self._misses = is_miss or (self._misses and not text.startswith(AGAIN))
+    def _told(self, line: str) -> str | None:
+        """Return what people are told of a line; None: nothing."""
+        if not line.startswith('{"event": '):
+            found = self._warning.fullmatch(line)
+            return None if found is None else found[1]
+        try:
+            return status({"generation": -1, **json.loads(line)})
+        except (ValueError, KeyError):  # the user's own print
+            return None

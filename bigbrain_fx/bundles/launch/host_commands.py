@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import replace
+from pathlib import Path
 
 from bigbrain_fx.bundles.launch.options import DEFAULT_STEPS, RunOptions
 from bigbrain_fx.bundles.launch.program import entry, transport_of
-from bigbrain_fx.bundles.launch.supervised import require_not_nccl
+from bigbrain_fx.bundles.launch.supervised import require_extra, require_not_nccl
 from bigbrain_fx.core import words
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Plan
@@ -23,14 +24,15 @@ def hosts(plan: Plan) -> tuple[str, ...]:
     return tuple(dict.fromkeys(plan.cluster.device[name].host for name in plan.stages.devices))
 
 
-def commands(plan: Plan, options: RunOptions) -> list[tuple[str, str]]:
+def commands(plan: Plan, options: RunOptions, bundle: Path | None = None) -> list[tuple[str, str]]:
     """Return (host, command): what to type on each host, for a bundle that is copied to all.
 
     Where processes are to be replaced, one command a host; else one for every device. The first
     host answers at the port, 29500 unless the options name one.
 
     Raises:
-        InputError: processes are to be replaced, and the messages go over nccl; or `suspect`.
+        InputError: processes are to be replaced, and the messages go over nccl, or `bundle` lacks
+            what that needs over several hosts; or `suspect`.
     """
     if options.suspect:
         raise InputError(
@@ -40,6 +42,8 @@ def commands(plan: Plan, options: RunOptions) -> list[tuple[str, str]]:
         )
     if options.spares is not None:
         require_not_nccl(plan, options.backend)
+        if bundle is not None:
+            require_extra(bundle, "hosts", "replacing processes over several hosts")
         return _launches(plan, options)
     names = [plan.cluster.device[name].host for name in plan.stages.devices]
     total = options.steps or (None if options.inputs else DEFAULT_STEPS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from bigbrain_fx.emit import extras_of
 from bigbrain_fx.errors import BigBrainError, InputError, os_error_as
 from bigbrain_fx.plan import Plan
 from bigbrain_fx.supervisor import (
+    Death,
     DeviceProcess,
     Event,
     EventLog,
@@ -39,7 +39,6 @@ from bigbrain_fx.supervisor import (
 )
 
 MIB = 2**20
-CODED = re.compile(r"\w+\[(?P<code>BX\w+)\]: ")  # how a process says its error
 
 
 def can_supervise(plan: Plan, backend: Backend | None = None) -> bool:
@@ -96,10 +95,10 @@ def require_checkable(bundle: Path, options: RunOptions, *, is_fed: bool) -> Non
             help="give --standby 1 or more, without --no-replay; or leave --suspect out",
         )
     if options.suspect:
-        _require_extra(bundle, "suspicion", "--suspect")
+        require_extra(bundle, "suspicion", "--suspect")
 
 
-def _require_extra(bundle: Path, name: str, flag: str) -> None:
+def require_extra(bundle: Path, name: str, flag: str) -> None:
     """Refuse a flag of a run whose files the bundle was not asked to have.
 
     Raises:
@@ -204,7 +203,8 @@ def event_log(path: Path | None, tell: Callable[[Event], None] | None) -> Iterat
 def _failed(error: FailedError, plan: Plan) -> BigBrainError:
     death = error.death
     own = death.what, death.code, Path(death.log), entry(plan), error.reason
-    found = failure(*own, _plain_word(death.text))
+    word = death.shown if isinstance(death, Death) else death.text
+    found = failure(*own, word, is_short=error.is_short)
     if not error.moves or death.device is None:
         return found
     lost = DeviceLostError(
@@ -212,16 +212,6 @@ def _failed(error: FailedError, plan: Plan) -> BigBrainError:
     )
     lost.device, lost.left_out = death.device, error.left_out
     return lost
-
-
-def _plain_word(text: str | None) -> str | None:
-    """Return a process's own word on its end as it prints it: no class, but the error's code."""
-    if text is None:
-        return None
-    coded = CODED.match(text)
-    if coded is None:
-        return text.partition(": ")[2] or text
-    return f"error[{coded['code']}]: {text[coded.end() :]}"
 
 
 def _job(plan: Plan, bundle: Path, options: RunOptions, logs: Path) -> Job:

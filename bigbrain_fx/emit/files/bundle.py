@@ -11,7 +11,7 @@ from typing import Protocol
 
 from bigbrain_fx.emit.files.again import shipped_like
 from bigbrain_fx.emit.files.bare import bare_files, is_bare, require_plain
-from bigbrain_fx.emit.files.copied import door, room_files, runtime_files
+from bigbrain_fx.emit.files.copied import door, room_files, runtime_files, supervisors_door
 from bigbrain_fx.emit.files.model_file import source_file, users_code, without_marks
 from bigbrain_fx.emit.files.parts import UNIMPORTED, Copied, extras_of, left_out
 from bigbrain_fx.emit.files.texts import buckets_json, bundle_texts, weight_files, weight_index
@@ -186,6 +186,9 @@ def _copy_rooms(folder: Path, texts: Mapping[str, str], bundle: Copied) -> None:
         (folder / room).mkdir()
         for name in sorted(names):
             shutil.copyfile(ROOMS / room / name, folder / room / name)
+    if bundle.supervised:
+        text = supervisors_door(ROOMS / "supervisor")
+        (folder / "supervisor" / "__init__.py").write_text(text, encoding="utf-8")
     text = door(ROOMS / "runtime", own, files["runtime"])
     (folder / "runtime" / "__init__.py").write_text(text, encoding="utf-8")
 

@@ -70,6 +70,15 @@ def door(runtime: Path, texts: Iterable[str], files: Collection[str]) -> str:
     return "\n".join(whole) + "\n"
 
 
+def supervisors_door(supervisor: Path) -> str:
+    """Return `supervisor/__init__.py` of a bundle, of which launch.py runs `main` alone."""
+    text = (supervisor / "__init__.py").read_text(encoding="utf-8")
+    first = next(n for n in ast.parse(text).body if isinstance(n, ast.ImportFrom) and n.level)
+    head = "".join(text.splitlines(keepends=True)[: first.lineno - 1])
+    unused = "from typing import TYPE_CHECKING, Any\n"
+    return head.replace(unused, "") + "from .command import main as main\n"
+
+
 def _imports(node: ast.stmt, names: Collection[str]) -> Iterator[str]:
     """Yield the line of an import of the door, without names that a bundle does not take."""
     assert isinstance(node, ast.ImportFrom)

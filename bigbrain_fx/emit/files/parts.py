@@ -50,12 +50,6 @@ def _has_copies(bundle: Copied) -> bool:
     return bool(stages.micros) or stages.members > 1 or is_tied
 
 
-def _has_hosts(bundle: Copied) -> bool:
-    """Whether the devices are on several hosts."""
-    device = bundle.plan.cluster.device
-    return len({device[name].host for name in bundle.plan.stages.devices}) > 1
-
-
 def _recomputes(bundle: Copied) -> bool:
     """Whether stages run forward twice: also to drop what micro-batches without rows write."""
     stages = bundle.plan.stages
@@ -87,13 +81,14 @@ def _has_gpus(bundle: Copied) -> bool:
     return any(device[name].kind != "cpu" for name in bundle.plan.stages.devices)
 
 
-EXTRAS = ("mpi", "pipelining", "suspicion")  # parts that a bundle has when asked to, by their file
+EXTRAS = ("hosts", "mpi", "pipelining", "suspicion")  # parts that are asked for, by their file
 SESSION = "feeding"  # a part that only `Machine` asks for
 
 
 _SPARE = ("suspicion",)
+_OF_HOSTS = ("hosts", "last_commit")
 _OF_REPLICAS = (
-    *("buckets", "joining", "peer_states", "replicas", "standing", "state_parts"),
+    *("buckets", "inheriting", "joining", "peer_states", "replicas", "standing", "state_parts"),
     *("statistics", "surviving"),
 )
 PARTS = (
@@ -126,12 +121,12 @@ PARTS = (
     Part("batches that are split by rules", _has_rules, ("splitting",)),
     Part("a training step that runs as it is", lambda b: b.plan.graph.is_opaque_step),
     Part("GPUs", _has_gpus, ("gpus",)),
-    Part("several hosts", _has_hosts, (), ("multi_host", "secured"), is_check=True),
+    Part("several hosts", lambda b: "hosts" in b.extras, _OF_HOSTS, ("multi_host", "secured")),
     Part("sessions", lambda b: SESSION in b.extras, ("feeding",)),
     Part("the caller of sessions", lambda b: False, (), ("feeding",)),  # who opens one has ours
 )
 UNIMPORTED = {  # files that nothing of a bundle imports, and that it has all the same
-    "runtime": ("pipelining",),  # a user's own loop does
+    "runtime": ("hosts", "pipelining"),  # `member` does by its name, a user's own loop
     "supervisor": ("ending_orphans",),  # is a program
 }
 

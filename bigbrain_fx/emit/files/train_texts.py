@@ -223,7 +223,8 @@ def _joining(hosts: Sequence[str]) -> list[str]:
     first, *others = dict.fromkeys(hosts)
     return [
         "",
-        f"All on this host. Over several: on {quiet(first)}, with an address that others reach,",
+        "All on this host. Over several, where it was split with `--with hosts`: on",
+        f"{quiet(first)}, with an address that others reach,",
         "",
         "    python launch.py --steps 100 --listen ADDRESS:29400 --secret FILE",
         "",

@@ -155,8 +155,8 @@ def test_where_no_log_can_be_written_its_own_word_is_told(tmp_path: Path) -> Non
 
 
 def test_a_host_that_gives_no_process_is_named(tmp_path: Path) -> None:
-    why = "no process can be started: Too many open files"
-    assert "ulimit -n" in (failure("d0", 1, tmp_path / "no.log", "train.py", why).help or "")
+    found = failure("d0", 1, tmp_path / "no.log", "train.py", "Too many open files", is_short=True)
+    assert "ulimit -n" in (found.help or "")
 
 
 def test_a_process_that_said_why_and_was_killed_is_no_question_of_memory(tmp_path: Path) -> None:
@@ -236,17 +236,24 @@ def test_of_commits_missed_in_a_row_the_first_is_told(tmp_path: Path) -> None:
     log, heard = tmp_path / "d0.log", list[str]()
     warnings = LogWarnings(log, "d0", heard.append)
     warnings.look()  # there is no log yet
-    miss, again = "WARNING: no commit at step", "commits are written again: step"
-    said = (f"{miss} 2: full", f"{miss} 4: full", f"{again} 6", f"{miss} 8: full", "WARNING: x")
+    misses = [{"event": "missed", "step": n, "text": "full", "row": n, "newest": 0} for n in (1, 2)]
+    events = [*misses, {"event": "committed_again", "step": 3, "missed": 2}, {"event": "mine"}]
     with log.open("w") as file:
-        for text in said:
-            file.write(f"d1: WARNING: not its own\nWARNING: a user's\nd0: {text}")
+        for event in events:
+            file.write(f"d1: WARNING: not its own\nWARNING: a user's\n{json.dumps(event)}")
             file.flush()
             warnings.look()  # its line is not whole yet
             file.write("\n")
             file.flush()
             warnings.look()
-    assert heard == [said[0], *said[2:]]
+        file.write("d0: WARNING: no commit at step 4: in the words of an older bundle\n")
+        file.flush()
+        warnings.look()
+    assert heard == [
+        "WARNING: no commit at step 1: full; training goes on, and the newest commit is of step 0",
+        "commits are written again: step 3, after 2 were missed",
+        "WARNING: no commit at step 4: in the words of an older bundle",
+    ]
 
 
 @pytest.mark.nightly

@@ -18,7 +18,8 @@ from bigbrain_fx.bundles.resplitting import Named, newest_state, resplit
 from bigbrain_fx.core import Cluster
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import read_plan
-from bigbrain_fx.runtime.commits import load_shard, read_records
+from bigbrain_fx.runtime.loading import load_shard
+from bigbrain_fx.runtime.records import read_records
 from bigbrain_fx.runtime.state import State
 from tests.bundles.resplitting.test_resplit import train
 from tests.support.bundles import MODEL, cluster

@@ -23,7 +23,8 @@ from bigbrain_fx.emit import bundle_texts
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import capture, load_model_file
 from bigbrain_fx.plan import read_plan
-from bigbrain_fx.runtime.commits import load_shard, read_records
+from bigbrain_fx.runtime.loading import load_shard
+from bigbrain_fx.runtime.records import read_records
 from bigbrain_fx.runtime.state import State
 from bigbrain_fx.verification.reference import Reference
 from tests.support import warm

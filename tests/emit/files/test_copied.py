@@ -14,7 +14,7 @@ TRAIN = "from runtime import Bundle, Hooks, Training, main\n"
 
 def test_training_takes_no_inference_along() -> None:
     found = runtime_files(RUNTIME, [TRAIN, "from .runtime import Device, Stage\n"])
-    assert {"__init__.py", "train.py", "device.py", "replay.py", "supervised_commits.py"} <= found
+    assert {"__init__.py", "train.py", "device.py", "replay.py", "board.py"} <= found
     assert not {"infer.py", "rows.py", "pipelining.py", "kept.py"} & found
 
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import bigbrain_fx
-from bigbrain_fx.core import Cluster
 from bigbrain_fx.emit.files.copied import room_files, runtime_files
 from bigbrain_fx.emit.files.parts import PARTS, UNIMPORTED, Copied, Part, left_out, ways_into
-from bigbrain_fx.plan import Plan
 from tests.support import samples
 
 TRAIN = "from runtime import Bundle, Hooks, Training, main, Device, Stage, adamw\n"
@@ -22,20 +19,15 @@ BESIDE = {"weights in stores": "stores", "activations in stores": "stores"}
 OF_HOSTS = {"multi_host.py", "hosts.py", "secured.py", "admission.py", "remaining.py"}
 
 
-def _supervisor(plan: Plan) -> frozenset[str]:
-    without = left_out(Copied(plan, supervised=True), "supervisor")
+def _supervisor(*extras: str) -> frozenset[str]:
+    plan = samples.plan("digits")
+    without = left_out(Copied(plan, supervised=True, extras=extras), "supervisor")
     return room_files(ROOMS / "supervisor", UNIMPORTED["supervisor"], without)
 
 
-def _over_hosts(plan: Plan) -> Plan:
-    devices = [replace(d, host=f"host{n}") for n, d in enumerate(plan.cluster.devices)]
-    return replace(plan, cluster=Cluster(tuple(devices), plan.cluster.default_link))
-
-
-def test_one_host_has_no_file_of_several() -> None:
-    plan = samples.plan("digits")
-    assert not OF_HOSTS & _supervisor(plan)
-    assert _supervisor(_over_hosts(plan)) - _supervisor(plan) == OF_HOSTS
+def test_only_who_asks_has_the_files_of_several_hosts() -> None:
+    assert not OF_HOSTS & _supervisor()
+    assert _supervisor("hosts") - _supervisor() == OF_HOSTS
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)

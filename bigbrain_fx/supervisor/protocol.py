@@ -1,0 +1,1 @@
+../runtime/protocol.py

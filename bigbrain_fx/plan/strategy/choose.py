@@ -27,6 +27,7 @@ from bigbrain_fx.plan.strategy.space import (
     are_alike,
     divisions,
     grouped,
+    neighbours,
     replica_counts,
     replicas_are_open,
     roomier,
@@ -37,9 +38,10 @@ from bigbrain_fx.plan.tensor import tensor_is_open
 
 PlanOne: TypeAlias = Callable[[Graph, Cluster, Source, Options], Plan]
 """Plan with nothing left open but what a partitioner chooses: see `make_plan`."""
-BUDGET, OF_EACH = 100_000, 4_000
+BUDGET, OF_EACH, OF_CLIMB = 100_000, 4_000, 150_000
 """What strategies may cost to plan: each its ops times its devices, and so much besides; one is
-planned at least. A plan of 700 ops takes 16 devices about a second."""
+planned at least. A plan of 700 ops takes 16 devices about a second. OF_CLIMB is for changes of the
+fastest groups: of 40 drawn small models two are then slower than the best of all ways, by 1.6 % at most."""
 
 
 def is_open(cluster: Cluster, options: Options) -> bool:
@@ -90,6 +92,8 @@ class _Chooser:
             self._plan(self._others_asked_for())
         if tensor_is_open(self.options) and not self.plans and not self.stopped:
             self._plan(self._groups(fits=False))
+        if tensor_is_open(self.options):
+            self._climb()
 
     def best(self) -> Plan:
         """Return the fastest, with what it was compared with."""
@@ -197,6 +201,22 @@ class _Chooser:
 
         return sorted(priced, key=key)
 
+    def _climb(self) -> None:
+        """Change one thing of the fastest groups, while that is faster and the budget lasts."""
+        tried, best_s = set[Strategy](), float("inf")
+        self.left = max(self.left, OF_CLIMB)
+        while self.plans and not self.stopped:
+            found = min(self.plans, key=_seconds_of)
+            if _seconds_of(found) >= best_s:
+                return
+            best_s = _seconds_of(found)
+            for other in neighbours(found[0], self._bound, self.options):
+                if self.left <= 0 or other in tried:
+                    continue
+                tried.add(other)
+                if self._plan_one(other) and _seconds_of(self.plans[-1]) < best_s:
+                    break
+
     def _plan_beside(self, strategy: Strategy) -> None:
         """Plan what is worth a look by what became of one, until there is a plan."""
         for other in self._beside(strategy):
@@ -264,6 +284,10 @@ class _Chooser:
     @cached_property
     def _gap(self) -> float:
         return least_gap(self.cluster)
+
+
+def _seconds_of(planned: tuple[Strategy, Plan]) -> float:
+    return counted_s(planned[1])
 
 
 def _only(strategy: Strategy) -> Priced:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, permutations, product
+from math import gcd
 
 from bigbrain_fx.core import Axis, Cluster, Graph
 from bigbrain_fx.plan.nouns import Options
@@ -32,6 +33,8 @@ from bigbrain_fx.planning import nameless, near_first
 Sets = tuple[tuple[str, ...], ...]
 MEMBERS = (2, 4, 8, 16)
 """Of a group, where devices are many."""
+_FINER, _LARGEST = (1, 2, 3), 12
+"""How much finer than they are shares are looked at, and the largest number of one."""
 
 
 def replicas_are_open(cluster: Cluster, options: Options) -> bool:
@@ -128,6 +131,36 @@ def roomier(strategy: Strategy) -> Iterator[Strategy]:
     for part in (0.75, 0.5, 0.25, 0.0) if len(set(strategy.shares)) > 1 else ():
         shares = shares_of([part * s / whole + (1 - part) / count for s in strategy.shares])
         yield replace(strategy, shares=shares)
+
+
+def neighbours(strategy: Strategy, bound: Bound, options: Options) -> Iterator[Strategy]:
+    """Yield a strategy of groups with one thing changed: axes of alike layers, or a member's share.
+
+    What was asked for stays as it is.
+    """
+    if strategy.members == 1:
+        return
+    if not options.tensor_axes:
+        own = [axis for axis in bound.named if axis.name in strategy.axes]
+        for axes in _other_axes(own or bound.axes(strategy.members), bound.named, strategy.members):
+            yield replace(strategy, axes=tuple(axis.name for axis in axes))
+    for shares in _other_shares(strategy.shares) if not options.tensor_shares else ():
+        yield replace(strategy, shares=shares)
+
+
+def _other_shares(shares: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Yield shares with a little more or less for one member or two, in the smallest numbers."""
+    found = {shares: None}
+    ones = [((member, more),) for member in range(len(shares)) for more in (1, -1)]
+    for moves in (*ones, *((*a, *b) for a, b in combinations(ones, 2) if a[0][0] != b[0][0])):
+        for times in _FINER:
+            other = [times * share for share in shares]
+            for member, more in moves:
+                other[member] += more
+            whole = gcd(*other)
+            if min(other) > 0 and max(other) // whole <= _LARGEST:
+                found[tuple(share // whole for share in other)] = None
+    return (other for other in found if other != shares)
 
 
 def are_alike(graph: Graph, cluster: Cluster, options: Options, count: int) -> bool:

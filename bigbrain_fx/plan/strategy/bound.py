@@ -59,10 +59,15 @@ class Bound:
     def of(self, strategy: Strategy) -> Priced:
         """Price one."""
         try:
-            sets = strategy.sets or divide(self.cluster, strategy.replicas, strategy.members)
-            seconds = [self._seconds(strategy, sets, rows) for rows in self._rows(strategy)]
+            return self._of(strategy)
         except InputError:  # whoever plans it says what is wrong
             return Priced(strategy, 0.0, float("inf"), fits=True)
+
+    def _of(self, strategy: Strategy) -> Priced:
+        sets = strategy.sets or divide(self.cluster, strategy.replicas, strategy.members)
+        if any(len(own) % strategy.members for own in sets):
+            return Priced(strategy, 0.0, float("inf"), fits=True)
+        seconds = [self._seconds(strategy, sets, rows) for rows in self._rows(strategy)]
         least_s, about_s = (min(each, default=0.0) for each in zip(*seconds, strict=True))
         sent_s = self._sent_s(sets)
         sums_s = 2 * (len(sets) - 1) * sent_s

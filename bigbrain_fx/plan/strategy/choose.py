@@ -41,7 +41,8 @@ PlanOne: TypeAlias = Callable[[Graph, Cluster, Source, Options], Plan]
 BUDGET, OF_EACH, OF_CLIMB = 100_000, 4_000, 150_000
 """What strategies may cost to plan: each its ops times its devices, and so much besides; one is
 planned at least. A plan of 700 ops takes 16 devices about a second. OF_CLIMB is for changes of the
-fastest groups: of 40 drawn small models two are then slower than the best of all ways, by 1.6 % at most."""
+fastest groups: of 40 drawn small models two are then slower than the best of all ways, by 1.6 % at
+most."""
 
 
 def is_open(cluster: Cluster, options: Options) -> bool:

@@ -97,7 +97,7 @@ def test_same_figures_under_four_hash_seeds(name: str) -> None:
     code = (
         "import sys; from bigbrain_fx.planning import registry as plugins; "
         "from tests.support.synthetic import cluster_of, device, random_graph; "
-        "cluster = cluster_of(device('a'), device('b', 2)); "
+        "cluster = cluster_of(device('slow'), device('b', 2)); "
         "print(plugins.estimator(sys.argv[1]).estimate(random_graph(7, 30), cluster))"
     )
     runs = [

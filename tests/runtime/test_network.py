@@ -269,7 +269,7 @@ def test_a_message_that_is_not_due_is_not_waited_for(tmp_path: Path) -> None:
 def test_processes_must_agree(tmp_path: Path) -> None:
     seen = scenario(tmp_path, "agree")[1]
     assert seen["error"] == "BatchError"
-    assert "the first batch differs between devices: a has 1234, b has 5678" in seen["text"]
+    assert "the batch of step 0 differs between devices: a has 1234, b has 5678" in seen["text"]
 
 
 @pytest.fixture(autouse=True)

@@ -28,6 +28,7 @@ __all__ = ["DEVNULL", "PIPE", "Nursery", "Popen", "cold_starts", "run", "warm_st
 
 NURSERY = Path(__file__).with_name("warm_nursery.py")
 STARTERS = (
+    "bigbrain_fx.bundles.child_programs",
     "bigbrain_fx.bundles.launch.process",
     "bigbrain_fx.bundles.launch.supervised",
     "bigbrain_fx.serving.crew",

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bigbrain_fx.plan import read_plan
-from bigbrain_fx.runtime.commits import load_shard, read_records
+from bigbrain_fx.runtime import load_shard, read_records
 
 DEADLINE_S = 300.0
 

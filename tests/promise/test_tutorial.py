@@ -75,7 +75,7 @@ def test_two_addresses_train_as_two_machines(tmp_path: Path) -> None:
     (tmp_path / "cluster.json").write_text(cluster)
     port = str(free_port())
     script = f"""
-bigbrain-fx split model.py --devices cluster.json --out bundle
+bigbrain-fx split model.py --devices cluster.json --with hosts --out bundle
 bigbrain-fx run bundle --steps 20 --save saved
 (cd bundle; {secret})
 cp -r bundle second

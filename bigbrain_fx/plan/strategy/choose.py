@@ -215,8 +215,17 @@ class _Chooser:
                 if self.left <= 0 or other in tried:
                     continue
                 tried.add(other)
-                if self._plan_one(other) and _seconds_of(self.plans[-1]) < best_s:
+                if self._is_faster(other, best_s):
                     break
+
+    def _is_faster(self, other: Strategy, best_s: float) -> bool:
+        """Plan a change; keep it only where it is faster: nobody asks for the others."""
+        failed, found = len(self.failures), self._plan_one(other)
+        del self.failures[failed:]
+        if found and _seconds_of(self.plans[-1]) >= best_s:
+            self.plans.pop()
+            return False
+        return found
 
     def _plan_beside(self, strategy: Strategy) -> None:
         """Plan what is worth a look by what became of one, until there is a plan."""

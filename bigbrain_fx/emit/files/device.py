@@ -58,7 +58,7 @@ def device_text(device: DeviceCode, shared: Mapping[str, str] | None = None) -> 
     bodies = ["\n".join(("", "", *text.lines)) for text in own if text.lines]
     step = step_lines(file) if file.graph.is_opaque_step else []
     program = _device_class(file, own, channels, _tapping([*device.blocks.values(), *bodies]))
-    names = ["ClassVar", "Channel", _base_class(file), *["Stage"] * (not file.graph.is_opaque_step)]
+    names = ["Channel", _base_class(file), *["Stage"] * (not file.graph.is_opaque_step)]
     text = "\n".join([*blocks, *bodies, *channels.lines(), *step])
     tried = f"{file.names.module} import {own[0].name}"
     lines = [
@@ -175,15 +175,15 @@ def _attributes(
         f"micro_batches = {file.micro_batches}",
         *([f"members = {file.members!r}  # parts are added in this order"] if file.members else []),
         *_replica_rows(file, own),
-        f"stages: ClassVar = {{{', '.join(f'{text.stage.index}: {text.name}' for text in own)}}}",
+        f"stages = {{{', '.join(f'{text.stage.index}: {text.name}' for text in own)}}}",
         *([_RECOMPUTE, f"recompute = {again!r}"] if again else []),
         *([_AGAIN, f"makes_again = {promises!r}"] if promises else []),
         *([about, f"deferring = {waits!r}"] if waits else []),
         *([f"loss = {loss!r}"] if loss else []),
-        *([f"outputs: ClassVar = {dict(file.graph.output_dims)!r}"] if collects else []),
+        *([f"outputs = {dict(file.graph.output_dims)!r}"] if collects else []),
         f"channels = {_names_tuple(channels.all_names())}",
-        *([f"tied: ClassVar = {tied!r}"] if tied else []),
-        *([f"aliases: ClassVar = {aliases!r}"] if aliases else []),
+        *([f"tied = {tied!r}"] if tied else []),
+        *([f"aliases = {aliases!r}"] if aliases else []),
         *_store_rows(file),
         *_overlap_rows(file),
         *([_COMPILED, "compiled = True"] if file.stages.compiled else []),
@@ -259,7 +259,7 @@ def _replica_of_stage(file: DeviceFile, own: Sequence[StageText]) -> list[str]:
     if len(file.stages.replicas_on(file.program.device)) == 1:
         return []
     of = {text.stage.index: text.stage.replica for text in own}
-    return [f"replica_of_stage: ClassVar = {of!r}"]
+    return [f"replica_of_stage = {of!r}"]
 
 
 def _numbers(micros: Sequence[int]) -> str:

@@ -33,8 +33,7 @@ def import_lines(
         shared: the block classes of a file of their own, name -> text; None in that file.
     """
     found = ["import math"] if "math." in text else []
-    typed = [name for name in ("Any", "ClassVar") if name in (*names, *_typed(text))]
-    found += [f"from typing import {', '.join(typed)}"] if typed else []
+    found += ["from typing import Any"] if has_name(text, "Any") else []
     found += [""] if found else []
     found += ["import torch"] if "torch." in text else []
     found += ["import torch.nn.functional as F"] if "F." in text else []
@@ -45,8 +44,7 @@ def import_lines(
     froms += [f"from {module} import {', '.join(classes)}" for module, classes in others]
     blocks = sorted(name for name in shared or () if has_name(text, name))
     ours += [(BLOCKS, blocks)] if blocks else []
-    of_runtime = [n for n in names if n not in typed] + _called(devices, text)
-    named = sorted(of_runtime, key=lambda name: (name[0].islower(), name))
+    named = sorted([*names, *_called(devices, text)], key=lambda name: (name[0].islower(), name))
     ours += [("runtime", named)] if named else []
     return [*found, *sorted(froms), *(_of_bundle(ours, tried) if ours else [])]
 
@@ -60,10 +58,6 @@ def _of_bundle(ours: Sequence[tuple[str, Sequence[str]]], tried: str) -> list[st
         "else:",
         *(line for module, what in ours for line in _import(module, what)),
     ]
-
-
-def _typed(text: str) -> list[str]:
-    return [name for name in ("Any", "ClassVar") if has_name(text, name)]
 
 
 def _called(devices: Sequence[DeviceCode], text: str) -> list[str]:

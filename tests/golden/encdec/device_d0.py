@@ -8,8 +8,6 @@ place, here the second of two of `drop` in one call, so that no cut changes them
 Written by bigbrain-fx; needs torch, safetensors and runtime/.
 """
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor, nn
 
@@ -108,7 +106,7 @@ class DeviceD0(Device):
     name = "d0"
     names = ("d0", "d1")
     micro_batches = 8
-    stages: ClassVar = {0: Stage0}
+    stages = {0: Stage0}
     channels = (MEMORY_TO_1, X_TO_1, DROP_TO_1, MEMORY_GRAD_FROM_1, X_GRAD_FROM_1, DROP_GRAD_FROM_1)
 
     def forward_0(self, m: int) -> None:

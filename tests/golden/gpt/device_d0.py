@@ -8,8 +8,6 @@ place, here the second of two of `drop` in one call, so that no cut changes them
 Written by bigbrain-fx; needs torch, safetensors and runtime/.
 """
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor, nn
 
@@ -71,9 +69,9 @@ class DeviceD0(Device):
     name = "d0"
     names = ("d0", "d1")
     micro_batches = 4
-    stages: ClassVar = {0: Stage0}
+    stages = {0: Stage0}
     channels = (X_TO_1, X_GRAD_FROM_1, EMBED_WEIGHT_GRAD_FROM_1, EMBED_WEIGHT_GRAD_TO_1)
-    tied: ClassVar = {"embed.weight": (0, 1)}
+    tied = {"embed.weight": (0, 1)}
 
     def forward_0(self, m: int) -> None:
         tokens = self.batch("tokens", m)

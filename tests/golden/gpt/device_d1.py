@@ -5,8 +5,6 @@
 Written by bigbrain-fx; needs torch, safetensors and runtime/.
 """
 
-from typing import ClassVar
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -66,11 +64,11 @@ class DeviceD1(Device):
     name = "d1"
     names = ("d0", "d1")
     micro_batches = 4
-    stages: ClassVar = {1: Stage1}
+    stages = {1: Stage1}
     loss = (1, "cross_entropy_loss")
     channels = (X_FROM_0, X_GRAD_TO_0, EMBED_WEIGHT_GRAD_TO_0, EMBED_WEIGHT_GRAD_FROM_0)
-    tied: ClassVar = {"embed.weight": (0, 1)}
-    aliases: ClassVar = {"head.weight": "embed.weight"}
+    tied = {"embed.weight": (0, 1)}
+    aliases = {"head.weight": "embed.weight"}
 
     def forward_1(self, m: int) -> None:
         x = self.recv(X_FROM_0, m)  # from d0

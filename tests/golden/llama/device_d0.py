@@ -5,8 +5,6 @@
 Written by bigbrain-fx; needs torch, safetensors and runtime/.
 """
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor, nn
 
@@ -62,7 +60,7 @@ class DeviceD0(Device):
     name = "d0"
     names = ("d0", "d1")
     micro_batches = 4
-    stages: ClassVar = {0: Stage0}
+    stages = {0: Stage0}
     channels = (X_TO_1, X_GRAD_FROM_1, NORMS_TO_1, NORMS_FROM_1)
 
     def forward_0(self, m: int) -> None:

@@ -5,8 +5,6 @@
 Written by bigbrain-fx; needs torch, safetensors and runtime/.
 """
 
-from typing import ClassVar
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -64,7 +62,7 @@ class DeviceD1(Device):
     name = "d1"
     names = ("d0", "d1")
     micro_batches = 4
-    stages: ClassVar = {1: Stage1}
+    stages = {1: Stage1}
     loss = (1, "cross_entropy_loss")
     channels = (X_FROM_0, X_GRAD_TO_0, NORMS_FROM_0, NORMS_TO_0)
 

@@ -8,8 +8,6 @@ place, here the second of two of `drop` in one call, so that no cut changes them
 Written by bigbrain-fx; needs torch, safetensors and runtime/.
 """
 
-from typing import ClassVar
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -109,10 +107,10 @@ class DeviceD1(Device):
     names = ("d0", "d1")
     micro_batches = 4
     members = ("d0", "d1")  # parts are added in this order
-    stages: ClassVar = {1: Stage1}
+    stages = {1: Stage1}
     loss = (1, "div")
     channels = (*PARTS,)
-    aliases: ClassVar = {"head.weight": "embed.weight"}
+    aliases = {"head.weight": "embed.weight"}
 
     def forward_1(self, m: int) -> None:
         tokens = self.batch("tokens", m)

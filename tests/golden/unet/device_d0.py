@@ -5,8 +5,6 @@
 Written by bigbrain-fx; needs torch, safetensors and runtime/.
 """
 
-from typing import ClassVar
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -79,7 +77,7 @@ class DeviceD0(Device):
     name = "d0"
     names = ("d0", "d1", "d2")
     micro_batches = 4
-    stages: ClassVar = {0: Stage0}
+    stages = {0: Stage0}
     channels = (X_TO_2, X_2_TO_2, CONV2_TO_1, X_GRAD_FROM_2, X_2_GRAD_FROM_2, CONV2_GRAD_FROM_1)
 
     def forward_0(self, m: int) -> None:

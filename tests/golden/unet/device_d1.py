@@ -5,8 +5,6 @@
 Written by bigbrain-fx; needs torch, safetensors and runtime/.
 """
 
-from typing import ClassVar
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -61,7 +59,7 @@ class DeviceD1(Device):
     name = "d1"
     names = ("d0", "d1", "d2")
     micro_batches = 4
-    stages: ClassVar = {1: Stage1}
+    stages = {1: Stage1}
     channels = (CONV2_FROM_0, GROW_TO_2, CONV2_GRAD_TO_0, GROW_GRAD_FROM_2)
 
     def forward_1(self, m: int) -> None:

@@ -5,8 +5,6 @@
 Written by bigbrain-fx; needs torch, safetensors and runtime/.
 """
 
-from typing import ClassVar
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -68,7 +66,7 @@ class DeviceD2(Device):
     name = "d2"
     names = ("d0", "d1", "d2")
     micro_batches = 4
-    stages: ClassVar = {2: Stage2}
+    stages = {2: Stage2}
     loss = (2, "binary_cross_entropy_with_logits")
     channels = (X_FROM_0, X_2_FROM_0, GROW_FROM_1, X_GRAD_TO_0, X_2_GRAD_TO_0, GROW_GRAD_TO_1)
 

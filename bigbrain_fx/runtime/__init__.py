@@ -189,12 +189,16 @@ if TYPE_CHECKING:
 
 
 @cache
-def _homes() -> Mapping[str, str]:
-    """Return name -> module, as the imports above say it for a type checker."""
+def _homes() -> Mapping[str, tuple[str, str]]:
+    """Return name -> module and its name there, as the imports above say for a type checker."""
     tree = ast.parse(Path(__file__).read_text(encoding="utf-8"))
     blocks = (node.body for node in tree.body if isinstance(node, ast.If))
     imports = [node for block in blocks for node in block if isinstance(node, ast.ImportFrom)]
-    return {alias.name: f"{__name__}.{node.module}" for node in imports for alias in node.names}
+    return {
+        alias.asname or alias.name: (f"{__name__}.{node.module}", alias.name)
+        for node in imports
+        for alias in node.names
+    }
 
 
 if not TYPE_CHECKING:  # a checker would take any name then
@@ -203,4 +207,5 @@ if not TYPE_CHECKING:  # a checker would take any name then
         """Load a public name from its file."""
         if name not in _homes():
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(_homes()[name]), name)
+        module, there = _homes()[name]
+        return getattr(importlib.import_module(module), there)

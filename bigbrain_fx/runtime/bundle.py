@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from .agreed import AgreeingTransport
-from .device import Device
 from .feature import Hooks
 from .held_weights import AGAIN, WeightsError
 from .recipe import Training
@@ -20,6 +19,7 @@ from .weights import checked_weights, read_index
 
 if TYPE_CHECKING:  # a bundle has the files of what its plan uses
     from .data import Stream
+    from .device import Device  # a plain pipeline has `checked_device` for it
     from .splitting import Splitting
 
 

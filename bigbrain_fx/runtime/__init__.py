@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING
 from . import (
     command_line as command_line,  # before any code of the user's is imported
     launcher as launcher,  # before anything that takes long is
-    needs as needs,
 )
 
 if TYPE_CHECKING:
@@ -100,6 +99,13 @@ if TYPE_CHECKING:
         flat as flat,
         part_of as part_of,
     )
+    from .limits import (
+        LONGEST_COMPILE_S as LONGEST_COMPILE_S,
+        MEMORY as MEMORY,
+        CompilerError as CompilerError,
+        is_of_memory as is_of_memory,
+        memory_remedy as memory_remedy,
+    )
     from .loading import (
         Loaded as Loaded,
         committed as committed,
@@ -125,16 +131,6 @@ if TYPE_CHECKING:
         joined_facts as joined_facts,
         parameter_of as parameter_of,
         part_of_facts as part_of_facts,
-    )
-    from .needs import (
-        LIBRARIES as LIBRARIES,
-        LONGEST_COMPILE_S as LONGEST_COMPILE_S,
-        CompilerError as CompilerError,
-        NeedsError as NeedsError,
-        is_of_memory as is_of_memory,
-        load as load,
-        memory_remedy as memory_remedy,
-        require_folder as require_folder,
     )
     from .network import NetworkTransport as NetworkTransport
     from .opaque_device import (

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from .coded import CodedError
-from .limits import told
-from .needs import is_of_memory
+from .limits import is_of_memory, told
 from .protocol import LastWord
 
 LONGEST_TEXT = 2_000  # characters of an error that travel

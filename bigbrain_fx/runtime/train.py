@@ -27,10 +27,9 @@ from .committing import Committer, begin_together, committer_of
 from .finite import NOT_FINITE, POLICIES, NotFiniteError
 from .launcher import as_called
 from .ledger import Ledger
-from .limits import saying_limits
+from .limits import LONGEST_COMPILE_S, saying_limits
 from .local import Hub, LocalTransport
 from .malloc import keep_freed_memory
-from .needs import LONGEST_COMPILE_S
 from .network import NetworkTransport
 from .peers import blaming_peers
 from .process import BAD_INPUT, CONTROL, INPUT_ERRORS, TAKEN_OVER, MpiError

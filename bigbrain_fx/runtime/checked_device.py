@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -19,13 +19,14 @@ from .device_sums import DeviceSums
 from .finite import NotFiniteError, not_finite
 from .hooked_device import HookedDevice
 from .pipeline_device import PipelineDevice
-from .rates import RewindableRates
+from .recipe import Training
 from .weights import require_owners
 
 if TYPE_CHECKING:  # a bundle has the files of what its plan uses
     from .asynchronous import Versions
     from .loss_scale import LossScale
     from .opaque_state import ObjectStates
+    from .rates import RewindableRates
     from .replicas import Replicas
     from .statistics import Statistics
     from .stored_weights import StoredWeights
@@ -62,8 +63,6 @@ class CheckedDevice(HookedDevice, PipelineDevice):
     stored: StoredState | None = None
     versions: Versions | None = None
     objects: ObjectStates | None = None  # of the user's, where no stage is traced
-    rates_type = RewindableRates
-    rates: RewindableRates
     _now: DeviceSums
 
     def __init__(
@@ -84,6 +83,19 @@ class CheckedDevice(HookedDevice, PipelineDevice):
         """
         super().load(tensors, owner)
         require_owners(self.held)
+
+    def train_with(self, training: Training) -> None:
+        """Make the optimizer for this device's parameters, in the order of the model."""
+        if training.scheduler is not None:
+            from .rates import RewindableRates  # only bundles with a scheduler have it
+
+            self.rates_type = RewindableRates
+        super().train_with(training)
+
+    def rewind_rates(self, step: int) -> None:
+        """Let learning rates be as after so many steps."""
+        if self.training.scheduler is not None:
+            cast("RewindableRates", self.rates).rewind(step)
 
     @classmethod
     def own_micro_batches(cls) -> int:

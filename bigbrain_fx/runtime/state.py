@@ -203,7 +203,7 @@ def restore(device: CheckedDevice, state: State) -> None:
     older = {name: kept.pop(name) for name in state.tensors if name.startswith(OLDER)}
     if device.versions is not None:
         device.versions.restore(state.step, older)
-    device.rates.rewind(state.step)
+    device.rewind_rates(state.step)
     if device.loss_scale is not None:
         device.loss_scale.restore(state.facts.get("loss_scale"))
     if device.optimizer is not None:

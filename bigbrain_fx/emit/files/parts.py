@@ -118,6 +118,13 @@ PARTS = (
     Part("micro-batches of unequal rows", _is_uneven),
     Part("recomputation", _recomputes, ("recompute",)),
     Part("a loss scale", lambda b: b.plan.source.grad_scaler is not None, ("loss_scale",)),
+    Part(
+        "a scheduler of learning rates",
+        lambda b: b.plan.source.has_scheduler,
+        ("rates",),
+        is_check=True,
+        is_in_device=False,
+    ),
     Part("messages that vary", _varies, ("varying",)),
     Part("a split backward", lambda b: b.plan.stages.deferring, ("deferred",)),
     Part(
@@ -145,7 +152,7 @@ WHOLE_DEVICE = Part(
 )
 UNIMPORTED = {  # files that nothing of a bundle imports, and that it has all the same
     "runtime": ("hosts", "pipelining"),  # `member` does by its name, a user's own loop
-    "supervisor": ("ending_orphans",),  # is a program
+    "supervisor": (),
 }
 
 

@@ -63,7 +63,6 @@ if TYPE_CHECKING:
         said as said,
     )
     from .example_data import example_batches as example_batches
-    from .feature import Hooks as Hooks
     from .finite import are_finite as are_finite
     from .fixed_entries import APART as APART, laid as laid, overlap as overlap
     from .gradients import clipped as clipped, laid_out as laid_out, norm as norm
@@ -80,6 +79,7 @@ if TYPE_CHECKING:
         reduce_scatter as reduce_scatter,
     )
     from .held_weights import WeightsError as WeightsError
+    from .hooked_device import Hooks as Hooks
     from .image import (
         FORMAT as FORMAT,
         ImageLayout as ImageLayout,

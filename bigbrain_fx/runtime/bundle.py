@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from .agreed import AgreeingTransport
-from .feature import Hooks
 from .held_weights import AGAIN, WeightsError
+from .hooked_device import Hooks
 from .recipe import Training
 from .stream import Spec
 from .tensor_file import write_tensors

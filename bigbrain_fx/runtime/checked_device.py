@@ -153,8 +153,6 @@ class CheckedDevice(HookedDevice, PipelineDevice):
             self._update(self.optimizer)
         self._now.clear()
         self._advance_rates()
-        for after_update in self.features["after_update"]:
-            after_update()
 
     def _advance_rates(self) -> None:
         self.rates.advance()
@@ -169,8 +167,6 @@ class CheckedDevice(HookedDevice, PipelineDevice):
 
     def _may_update(self) -> bool:
         """Whether all numbers of this step are finite, or nobody minds."""
-        for may_update in self.features["may_update"]:
-            return bool(may_update())
         fine = True
         if self.on_nan == "skip":
             fine = self._not_finite(self._now.gradients) is None

@@ -255,6 +255,13 @@ class Device(PlannedDevice, CheckedDevice):
         if self.weights is not None:
             self.weights.visit(None, self._now.gradients)
         super().optimizer_step()
+        for after_update in self.features["after_update"]:
+            after_update()
+
+    def _may_update(self) -> bool:
+        for may_update in self.features["may_update"]:
+            return bool(may_update())
+        return super()._may_update()
 
     def _clipped(self, found: dict[str, Tensor], limit: float | None) -> dict[str, Tensor]:
         if limit is None or self.weights is None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from .agreed import AgreeingTransport
 from .channel import Channel
 from .data import Stream
+from .feature import Feature, Features
 from .hooked_device import HookedDevice
 from .weights import OwnWeights
 
@@ -44,6 +45,7 @@ class PlannedDevice(HookedDevice):
     def __init__(
         self, transport: AgreeingTransport, stream: Stream, seed: int, device: torch.device
     ) -> None:
+        self.features = Features()
         super().__init__(transport, stream, seed, device)
         self.group: Group | None = None
         if self.compiled:
@@ -54,6 +56,15 @@ class PlannedDevice(HookedDevice):
             from .group_runs import GroupRuns  # only bundles with groups have it
 
             self.add(GroupRuns())
+
+    def add(self, feature: Feature, *, outermost: bool = False) -> None:
+        """Let a feature take part in the steps, after those that were added before."""
+        self.features.add(feature, self, outermost=outermost)
+
+    def _begin(self, step: int) -> None:
+        super()._begin(step)
+        for begin_step in self.features["begin_step"]:
+            begin_step(step)
 
     def load(self, tensors: Mapping[str, Tensor], owner: Mapping[str, str]) -> None:
         """Give the stages their weights; see `ForwardDevice.load`. Some may be parts of tensors."""

@@ -21,10 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import (
-    command_line as command_line,  # before any code of the user's is imported
-    launcher as launcher,  # before anything that takes long is
-)
+from . import launcher as launcher  # before the user's code, and anything that takes long, is
 
 if TYPE_CHECKING:
     from .asynchronous import (

@@ -23,8 +23,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .agreed import AgreeingTransport
-from .command_line import words
 from .held_weights import WeightsError
+from .launcher import words
 from .limits import LONGEST_COMPILE_S, CompilerError, NoGpuError, saying_limits
 from .local import Hub, LocalTransport
 from .malloc import keep_freed_memory

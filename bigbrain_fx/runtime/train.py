@@ -21,11 +21,10 @@ import torch
 import torch.distributed as dist
 
 from .bundle import Bundle, make_device, save_first_gradients
-from .command_line import words
 from .commit_start import CommitOptions, add_earlier, add_options, is_restart, options_of
 from .committing import Committer, begin_together, committer_of
 from .finite import NOT_FINITE, POLICIES, NotFiniteError
-from .launcher import as_called
+from .launcher import as_called, words
 from .ledger import Ledger
 from .limits import LONGEST_COMPILE_S, saying_limits
 from .local import Hub, LocalTransport

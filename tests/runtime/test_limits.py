@@ -18,8 +18,7 @@ from bigbrain_fx.bundles.launch.process import users_environment
 from bigbrain_fx.runtime import committing
 from bigbrain_fx.runtime.coded import MisuseError
 from bigbrain_fx.runtime.committing import Committer, begin_together
-from bigbrain_fx.runtime.control import Control
-from bigbrain_fx.runtime.last_words import said
+from bigbrain_fx.runtime.control import Control, said
 from bigbrain_fx.runtime.limits import (
     LENGTH,
     SHORT,

@@ -44,7 +44,7 @@ class _Meter:
 
     def install(self) -> None:
         """Wrap the runtime's `Device.run_step`; the bundle's own copy of it."""
-        device = importlib.import_module("runtime.device").Device
+        device = importlib.import_module("runtime").Device
         run_step = device.run_step
 
         def metered(this: object, step: int) -> object:

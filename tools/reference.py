@@ -15,7 +15,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import bigbrain_fx
-from bigbrain_fx.emit import PARTS, REPLACING, UNIMPORTED, room_files, runtime_files, ways_into
+from bigbrain_fx.emit import (
+    PARTS,
+    REPLACING,
+    UNIMPORTED,
+    WHOLE_DEVICE,
+    room_files,
+    runtime_files,
+    ways_into,
+)
 from bigbrain_fx.plan import RULES
 from tools import cluster_page, figures_page
 from tools.error_codes import Site, collected
@@ -114,9 +122,9 @@ def _first(named: object) -> str:
 def files_page() -> str:
     """Return docs/reference/bundle-files.md."""
     runtime = ROOMS / "runtime"
-    rare = [part for part in PARTS if part != REPLACING]
+    rare = [WHOLE_DEVICE, *(part for part in PARTS if part != REPLACING)]
     train = runtime_files(runtime, [TRAIN], without=ways_into(rare, "runtime"))
-    lean = runtime_files(runtime, [TRAIN], without=ways_into(PARTS, "runtime"))
+    lean = runtime_files(runtime, [TRAIN], without=ways_into((WHOLE_DEVICE, *PARTS), "runtime"))
     infer = runtime_files(runtime, [INFER], without=ways_into(rare, "runtime"))
     programs, elsewhere = UNIMPORTED["supervisor"], ways_into(rare, "supervisor")
     launch = room_files(ROOMS / "supervisor", programs, elsewhere)

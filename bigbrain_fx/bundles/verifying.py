@@ -18,7 +18,7 @@ from bigbrain_fx.bundles.launch import RunOptions, require_compilers, run
 from bigbrain_fx.core import Shown
 from bigbrain_fx.emit import is_bare
 from bigbrain_fx.errors import InputError, VerificationError, from_fields
-from bigbrain_fx.frontend import child_environment, require_here
+from bigbrain_fx.frontend import child_environment, require_folder
 from bigbrain_fx.plan import Plan, read_plan
 from bigbrain_fx.weights import Scratch
 
@@ -102,7 +102,7 @@ def verify(
     Raises:
         InputError: no bundle, or the model file is gone or has changed.
     """
-    require_here()
+    require_folder()
     folder = Path(bundle).resolve()
     plan = read_plan(folder)
     if not model and (not plan.source.path or plan.source.module == IN_MEMORY):

@@ -26,6 +26,7 @@ from bigbrain_fx.emit.files.parts import (
     REPLACING as REPLACING,
     SESSION as SESSION,
     UNIMPORTED as UNIMPORTED,
+    WHOLE_DEVICE as WHOLE_DEVICE,
     extras_of as extras_of,
     is_chain as is_chain,
     ways_into as ways_into,

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         ModelFile as ModelFile,
         load_model_file as load_model_file,
     )
+    from bigbrain_fx.frontend.needs import require_folder as require_folder
     from bigbrain_fx.frontend.notes import TOO_LARGE as TOO_LARGE
     from bigbrain_fx.frontend.number_entries import (
         numbers_in as numbers_in,
@@ -62,7 +63,6 @@ if TYPE_CHECKING:
         Replies as Replies,
         end_with_parent as end_with_parent,
         memory_error as memory_error,
-        require_here as require_here,
         require_torch as require_torch,
     )
     from bigbrain_fx.frontend.session import (

@@ -11,21 +11,14 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import IO
 
 from bigbrain_fx.core import Stopwatch
 from bigbrain_fx.errors import BigBrainError, InputError
-from bigbrain_fx.runtime import (
-    LIBRARIES,
-    NeedsError,
-    is_of_memory,
-    load,
-    memory_remedy,
-    require_folder,
-)
+from bigbrain_fx.frontend.needs import LIBRARIES, load, require_folder
+from bigbrain_fx.runtime import is_of_memory, memory_remedy
 
 _PR_SET_PDEATHSIG = 1
 BEFORE = "start, import torch"
@@ -44,27 +37,8 @@ def require_torch(*more: str) -> None:
     Raises:
         InputError: it cannot be.
     """
-    require_here()
-    with _telling_needs():
-        load(*LIBRARIES, *more)
-
-
-def require_here() -> None:
-    """See that there is a working directory, which a child process with torch needs.
-
-    Raises:
-        InputError: it has been removed.
-    """
-    with _telling_needs():
-        require_folder()
-
-
-@contextmanager
-def _telling_needs() -> Iterator[None]:
-    try:
-        yield
-    except NeedsError as error:
-        raise InputError(error.what, code=error.code, help=error.remedy) from error
+    require_folder()
+    load(*LIBRARIES, *more)
 
 
 def memory_error(error: BaseException) -> InputError | None:

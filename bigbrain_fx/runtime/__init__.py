@@ -21,11 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import (
-    command_line as command_line,  # before any code of the user's is imported
-    launcher as launcher,  # before anything that takes long is
-    needs as needs,
-)
+from . import launcher as launcher  # before the user's code, and anything that takes long, is
 
 if TYPE_CHECKING:
     from .asynchronous import (
@@ -64,7 +60,6 @@ if TYPE_CHECKING:
         said as said,
     )
     from .example_data import example_batches as example_batches
-    from .feature import Hooks as Hooks
     from .finite import are_finite as are_finite
     from .fixed_entries import APART as APART, laid as laid, overlap as overlap
     from .gradients import clipped as clipped, laid_out as laid_out, norm as norm
@@ -81,6 +76,7 @@ if TYPE_CHECKING:
         reduce_scatter as reduce_scatter,
     )
     from .held_weights import WeightsError as WeightsError
+    from .hooked_device import Hooks as Hooks
     from .image import (
         FORMAT as FORMAT,
         ImageLayout as ImageLayout,
@@ -99,6 +95,13 @@ if TYPE_CHECKING:
         assume_not as assume_not,
         flat as flat,
         part_of as part_of,
+    )
+    from .limits import (
+        LONGEST_COMPILE_S as LONGEST_COMPILE_S,
+        MEMORY as MEMORY,
+        CompilerError as CompilerError,
+        is_of_memory as is_of_memory,
+        memory_remedy as memory_remedy,
     )
     from .loading import (
         Loaded as Loaded,
@@ -125,16 +128,6 @@ if TYPE_CHECKING:
         joined_facts as joined_facts,
         parameter_of as parameter_of,
         part_of_facts as part_of_facts,
-    )
-    from .needs import (
-        LIBRARIES as LIBRARIES,
-        LONGEST_COMPILE_S as LONGEST_COMPILE_S,
-        CompilerError as CompilerError,
-        NeedsError as NeedsError,
-        is_of_memory as is_of_memory,
-        load as load,
-        memory_remedy as memory_remedy,
-        require_folder as require_folder,
     )
     from .network import NetworkTransport as NetworkTransport
     from .opaque_device import (
@@ -189,12 +182,16 @@ if TYPE_CHECKING:
 
 
 @cache
-def _homes() -> Mapping[str, str]:
-    """Return name -> module, as the imports above say it for a type checker."""
+def _homes() -> Mapping[str, tuple[str, str]]:
+    """Return name -> module and its name there, as the imports above say for a type checker."""
     tree = ast.parse(Path(__file__).read_text(encoding="utf-8"))
     blocks = (node.body for node in tree.body if isinstance(node, ast.If))
     imports = [node for block in blocks for node in block if isinstance(node, ast.ImportFrom)]
-    return {alias.name: f"{__name__}.{node.module}" for node in imports for alias in node.names}
+    return {
+        alias.asname or alias.name: (f"{__name__}.{node.module}", alias.name)
+        for node in imports
+        for alias in node.names
+    }
 
 
 if not TYPE_CHECKING:  # a checker would take any name then
@@ -203,4 +200,5 @@ if not TYPE_CHECKING:  # a checker would take any name then
         """Load a public name from its file."""
         if name not in _homes():
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(_homes()[name]), name)
+        module, there = _homes()[name]
+        return getattr(importlib.import_module(module), there)

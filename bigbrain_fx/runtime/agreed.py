@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from .channel import Transport
 from .coded import CodedError
-from .feature import Feature
 from .stream import BatchError
 
 
@@ -75,23 +74,3 @@ class AgreeingTransport(Transport, Protocol):
     def vote(self, step: int, device: str, yes: bool, names: tuple[str, ...]) -> bool:
         """Tell all devices, `names`, what this one says of a step; return whether all say yes."""
         ...
-
-
-class BatchDigests(Feature):
-    """Compare each step's batch with the other devices', once a step, where it is read."""
-
-    def setup(self, device: Any) -> None:  # noqa: ANN401  # a PlannedDevice, which knows this file
-        """Prepare for a device."""
-        self.device = device
-        self.is_compared = False
-
-    def begin_step(self, step: int) -> None:
-        """Forget the batch of the step before."""
-        self.is_compared = False
-
-    def on_batch(self) -> None:
-        """Say what the batch is: all must have the same."""
-        if not self.is_compared:
-            device = self.device
-            device.transport.agree(Subject(device.step), device.stream.digest(), device.name)
-        self.is_compared = True

@@ -15,8 +15,8 @@ from .records import Told, part_key, told_of
 from .replay import ReplayTransport
 
 if TYPE_CHECKING:
+    from .checked_device import CheckedDevice
     from .committing import Committer
-    from .device import Device
 
 
 class Board(Ledger):
@@ -89,7 +89,7 @@ class Board(Ledger):
         return False
 
 
-def make_up_for(committer: Committer, device: Device, names: Iterable[str]) -> None:
+def make_up_for(committer: Committer, device: CheckedDevice, names: Iterable[str]) -> None:
     """Write or give up what the process before this one has not written: others wait for it.
 
     One commit is under way at a time: that of the step where the device is, or of the last one due

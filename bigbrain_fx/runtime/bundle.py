@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from .agreed import AgreeingTransport
-from .device import Device
-from .feature import Hooks
 from .held_weights import AGAIN, WeightsError
+from .hooked_device import Hooks
 from .recipe import Training
 from .stream import Spec
 from .tensor_file import write_tensors
@@ -20,6 +19,7 @@ from .weights import checked_weights, read_index
 
 if TYPE_CHECKING:  # a bundle has the files of what its plan uses
     from .data import Stream
+    from .device import Device  # a plain pipeline has `checked_device` for it
     from .splitting import Splitting
 
 

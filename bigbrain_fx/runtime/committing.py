@@ -47,7 +47,7 @@ from .telling import tell
 
 if TYPE_CHECKING:
     from .bundle import Bundle
-    from .device import Device
+    from .checked_device import CheckedDevice
 
 
 class Committer:
@@ -102,7 +102,7 @@ class Committer:
 
     # ------------------------------------------------------------------ the start
 
-    def begin(self, device: Device, *, resume: bool, restarted: bool = False) -> int:
+    def begin(self, device: CheckedDevice, *, resume: bool, restarted: bool = False) -> int:
         """Start, or go on from the last commit; return the first step to run.
 
         A new run commits its start first, so that there is always something to go on from.
@@ -155,7 +155,7 @@ class Committer:
             return max((r.step for r in read_records(self.folder, _nobody)), default=-1)
         return -1
 
-    def _resume(self, device: Device, found: Sequence[Record]) -> int:
+    def _resume(self, device: CheckedDevice, found: Sequence[Record]) -> int:
         loaded: list[Loaded] = []
 
         def problems(record: Record) -> list[str]:
@@ -209,7 +209,7 @@ class Committer:
 
     # ------------------------------------------------------------------ commits
 
-    def after_step(self, device: Device, step: int) -> None:
+    def after_step(self, device: CheckedDevice, step: int) -> None:
         """Begin a commit if it is time for one.
 
         Raises:
@@ -224,7 +224,7 @@ class Committer:
         """Whether there is a commit after a step."""
         return bool(self.every) and (step + 1) % self.every == 0
 
-    def close(self, device: Device) -> None:
+    def close(self, device: CheckedDevice) -> None:
         """Commit the end of the run and wait until that is done."""
         self.commit(device)
         self.settle()
@@ -244,7 +244,7 @@ class Committer:
         if self.fenced is not None:
             raise self.fenced
 
-    def commit(self, device: Device) -> None:
+    def commit(self, device: CheckedDevice) -> None:
         """Begin a commit of where a device is, unless its part is written."""
         if device.finished == self.begun:
             return
@@ -271,7 +271,7 @@ class Committer:
         done = self.ledger.has_part(self.name, step)
         return done and (not self.leads or self.newest() >= step)
 
-    def _copy(self, device: Device, state: State) -> None:
+    def _copy(self, device: CheckedDevice, state: State) -> None:
         if len(self.buffer) < state.nbytes:
             self.buffer = device.room_for_state(state.nbytes + state.nbytes // 64 + 4096)
         state.copy_into(self.buffer)
@@ -390,7 +390,7 @@ def _nobody(text: str) -> None:
 
 
 def begin_together(
-    committers: Mapping[str, Committer], devices: Mapping[str, Device], *, resume: bool
+    committers: Mapping[str, Committer], devices: Mapping[str, CheckedDevice], *, resume: bool
 ) -> int:
     """Begin for all devices of one process; return the first step to run."""
     with ThreadPoolExecutor(len(devices)) as pool:
@@ -406,7 +406,7 @@ Kind = TypeVar("Kind", bound=Committer)
 
 def committer_of(
     bundle: Bundle,
-    device: Device,
+    device: CheckedDevice,
     ledger: Ledger,
     options: CommitOptions,
     *,

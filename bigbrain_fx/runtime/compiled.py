@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from .compiler import require_compiler
 from .feature import Feature
+from .limits import LONGEST_COMPILE_S
 from .modules import Stage
-from .needs import LONGEST_COMPILE_S
 
 if TYPE_CHECKING:
     from torch._dynamo.callback import CallbackArgs

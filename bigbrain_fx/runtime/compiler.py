@@ -10,7 +10,7 @@ import shutil
 import sysconfig
 from pathlib import Path
 
-from .needs import CompilerError
+from .limits import CompilerError
 
 
 def require_compiler(device: str) -> None:

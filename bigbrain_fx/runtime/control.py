@@ -20,14 +20,28 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from .last_words import last_word
+from .coded import CodedError
 from .launcher import end_with_parent
-from .limits import SHORT, shown
+from .limits import SHORT, is_of_memory, shown, told
 from .lost_prints import let_prints_be_lost
 from .packets import LATER, LATER_S, Duty, JsonLine, Meeting
 from .peers import PEER_LOST, HeadLostError, PeerLostError
 from .process import CONTROL, log_limit
-from .protocol import DISK, Wait
+from .protocol import DISK, LastWord, Wait
+
+LONGEST_TEXT = 2_000  # characters of an error that travel
+
+
+def last_word(error: BaseException, exit_code: int) -> LastWord:
+    """Return what a process says of the error that ends it, short enough to travel."""
+    code = error.code if isinstance(error, CodedError) else ""
+    words = told(error)[:LONGEST_TEXT]
+    return LastWord(words, exit_code, type(error).__name__, code, is_of_memory(error))
+
+
+def said(error: BaseException) -> str:
+    """Return an error as one line: its class, its code and its words."""
+    return last_word(error, 1).said
 
 
 class Control:

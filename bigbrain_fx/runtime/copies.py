@@ -21,15 +21,14 @@ from torch import Tensor
 
 from .agreed import Subject
 from .checksum import checksum
-from .released import is_released
 
 if TYPE_CHECKING:
-    from .device import Device
+    from .checked_device import CheckedDevice
 
 EVERY = 256  # steps; before, after 1, 2, 4, 8, ...
 
 
-def require_equal_copies(device: Device) -> None:
+def require_equal_copies(device: CheckedDevice) -> None:
     """Compare what a device has updated with the others' copies, where that is due.
 
     Not where weights lie in a store, or steps run into each other.
@@ -48,7 +47,7 @@ def require_equal_copies(device: Device) -> None:
         device.transport.agree(subject, _digest(tensors), device.name)
 
 
-def _shared(device: Device) -> Iterator[tuple[str, Sequence[Tensor]]]:
+def _shared(device: CheckedDevice) -> Iterator[tuple[str, Sequence[Tensor]]]:
     """Yield what others hold as well, and update alike."""
     if device.members:
         yield f"what {', '.join(device.members)} hold whole", _whole(device)
@@ -61,13 +60,13 @@ def _shared(device: Device) -> Iterator[tuple[str, Sequence[Tensor]]]:
             yield f"{bucket.params[0]} and others in {bucket.name}", held
 
 
-def _whole(device: Device) -> list[Tensor]:
+def _whole(device: CheckedDevice) -> list[Tensor]:
     """Return what a member of a tensor group has not divided."""
     return [
         tensor
         for module in device.modules.values()
         for name, tensor in module.state_dict().items()
-        if name not in device.held.divided and not is_released(tensor)
+        if name not in device.held.divided and device.holds(tensor)
     ]
 
 

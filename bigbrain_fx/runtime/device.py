@@ -1,15 +1,14 @@
-"""One device in training, of any plan: replicas, offloading, recomputation, checks of numbers.
+"""One device in training, of any plan: replicas, offloading, recomputation.
 
-The plain pipeline is `pipeline_device`; here stands what a plan may add to it. The emitted file
-decides what happens when; this file only does it. It knows no schedule.
+Bundles of a plain pipeline have `checked_device` instead; here stands what a plan may add to it.
+The emitted file decides what happens when; this file only does it. It knows no schedule.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -17,36 +16,26 @@ from torch import Tensor, nn
 
 from .agreed import AgreeingTransport
 from .channel import Channel
+from .checked_device import CheckedDevice, Parts
 from .data import Stream
-from .device_sums import DeviceSums
 from .feature import Compute
-from .finite import NotFiniteError, not_finite
+from .finite import not_finite
 from .held_weights import fill
 from .loss_shares import nothing_of, share_of
 from .modules import Stage
-from .pipeline_device import PipelineDevice, Saved
+from .pipeline_device import Saved
 from .planned_device import PlannedDevice
-from .rates import RewindableRates
+from .planned_sums import PlannedSums
 from .recipe import Optimizer, Training
 from .released import is_released, left_out, release
-from .weights import require_owners
 
 if TYPE_CHECKING:  # a bundle has the files of what its plan uses
-    from .asynchronous import Versions
-    from .loss_scale import LossScale
-    from .opaque_state import ObjectStates
-    from .replicas import Replicas
-    from .statistics import Statistics
     from .stored_activations import ActivationStore
-    from .stored_weights import StoredWeights
-    from .stores import StoredState, StoreRoom
+    from .stores import StoreRoom
     from .unsharded import Unsharded
 
-Parts = Mapping[tuple[str, int], Tensor]  # (parameter, stage) -> sum over micro-batches
-_NOTHING: Parts = MappingProxyType({})
 
-
-class Device(PlannedDevice, PipelineDevice):
+class Device(PlannedDevice, CheckedDevice):
     """Run one device's part of every training step.
 
     Attributes:
@@ -57,44 +46,22 @@ class Device(PlannedDevice, PipelineDevice):
         offload: what it keeps in its store; empty: nothing. See `stores`.
         store: the folder of the store; None: its host's memory.
         store_bytes: what is planned to lie there.
-        empties_every: where steps run into each other and processes are replaced, each so-many-th
-            ends with nothing under way: a state is of such a step's end.
-        begins_empty: the next step begins so.
-        stands_for: lost devices, whose files it writes: it holds all that they held.
     """
 
     recompute: tuple[int, ...] = ()
     saving: tuple[int, ...] = ()
     sum_order = "replica"
-    zero_stage = 0
-    offload: tuple[str, ...] = ()
     store: str | None = None
     store_bytes = 0
-    empties_every = 1
-    begins_empty = True
-    stands_for: tuple[str, ...] = ()
-    rates_type = RewindableRates
-    rates: RewindableRates
+    _now: PlannedSums
 
     def __init__(
         self, transport: AgreeingTransport, stream: Stream, seed: int, device: torch.device
     ) -> None:
-        self.replicas: Replicas | None = None
         self.unsharded: Unsharded | None = None
-        self.statistics: Statistics | None = None
-        self.loss_scale: LossScale | None = None
-        self.weights: StoredWeights | None = None
         self.saved: ActivationStore | None = None
         self.room: StoreRoom | None = None
-        self.stored: StoredState | None = None
-        self.versions: Versions | None = None
-        self.objects: ObjectStates | None = None  # of the user's, where no stage is traced
         super().__init__(transport, stream, seed, device)
-        self._now: DeviceSums = self._sums()
-        self.on_nan = "stop"  # or another of `finite.POLICIES`
-        self.updates_together = False  # not before all have all of a step's messages
-        self.first_gradients: dict[str, Tensor] | None = None
-        self.goes_on_after: Callable[[int], bool] = lambda _step: False  # into the next batch
         if self.recompute:
             from .recompute import RecomputedStages  # only bundles of --recompute have it
 
@@ -115,20 +82,6 @@ class Device(PlannedDevice, PipelineDevice):
                 release(p for p in named if p.requires_grad or is_stored)
         return module
 
-    # ------------------------------------------------------------------ set-up
-
-    def load(self, tensors: Mapping[str, Tensor], owner: Mapping[str, str]) -> None:
-        """Give the stages their weights, by their names in the model; with ZeRO 3 `joining` does.
-
-        `owner` lists every trained parameter of the whole model, in its order, and the device that
-        answers for its norm.
-
-        Raises:
-            WeightsError: a tensor is missing or has another shape, or `owner` is not of them.
-        """
-        super().load(tensors, owner)
-        require_owners(self.held)
-
     def _fill(self, number: int, module: Stage, tensors: Mapping[str, Tensor]) -> None:
         if self.weights is not None:
             self.held.share(number, module)
@@ -141,7 +94,11 @@ class Device(PlannedDevice, PipelineDevice):
 
     def state(self) -> dict[str, Tensor]:
         """Return this device's tensors by their names in the model; with ZeRO 3 those it keeps."""
-        return {name: t for name, t in super().state().items() if not is_released(t)}
+        return {name: t for name, t in super().state().items() if self.holds(t)}
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether a tensor has its numbers here: other replicas, or a store, may have them."""
+        return not is_released(tensor)
 
     def train_with(self, training: Training) -> None:
         """Make the optimizer for this device's parameters, in the order of the model."""
@@ -174,22 +131,13 @@ class Device(PlannedDevice, PipelineDevice):
 
     # ------------------------------------------------------------------ a step
 
-    def _begin(self, step: int) -> None:
-        super()._begin(step)
-        self.first_gradients = None  # for `verify`; as large as the weights, so not kept for long
-
-    def _sums(self) -> DeviceSums:
-        return DeviceSums(self.held, stored=self.weights, on_sums=self.features["on_sums"])
+    def _sums(self) -> PlannedSums:
+        return PlannedSums(self.held, stored=self.weights, on_sums=self.features["on_sums"])
 
     def _run(self) -> None:
         for begin_run in self.features["begin_run"]:
             begin_run()
         super()._run()
-        is_tied = any(channel.kind == "tied" for channel in self.channels)
-        if self.members or is_tied or self.replicas is not None:
-            from .copies import require_equal_copies  # only bundles with copies of a weight have it
-
-            require_equal_copies(self)
 
     def loss_now(self) -> Tensor | None:
         """Return this step's loss, as far as it is computed, where it is reported."""
@@ -204,8 +152,7 @@ class Device(PlannedDevice, PipelineDevice):
 
     def give_up_step(self) -> None:
         """Be as this step began, which nobody has updated in: it is begun again."""
-        self._saved.clear()
-        self._local.clear()
+        super().give_up_step()
         if self.group is not None:
             self.group.waiting.clear()
         if self.statistics is not None:
@@ -224,10 +171,7 @@ class Device(PlannedDevice, PipelineDevice):
     def forward(self, stage: int, micro: int, /, **values: Tensor) -> Any:  # noqa: ANN401  # above
         """Run a stage forward; remember what its backward needs."""
         with self._running(stage, micro, "forward"):
-            result = super().forward(stage, micro, **values)
-        if self.loss is not None and self.loss[0] == stage and self._looks_at_once():
-            self._require_finite()
-        return result
+            return super().forward(stage, micro, **values)
 
     def _compute(self, stage: int, micro: int, values: Mapping[str, Tensor]) -> Any:  # noqa: ANN401
         run: Compute = super()._compute
@@ -307,67 +251,32 @@ class Device(PlannedDevice, PipelineDevice):
     # ------------------------------------------------------------------ once a step
 
     def optimizer_step(self) -> None:
-        """Sum tied gradients, last stage first; clip by the global norm; update the parameters.
-
-        Nothing is updated where a number is not finite and the policy is to skip.
-
-        Raises:
-            NotFiniteError: a loss or a gradient is not finite, and the policy is to stop.
-        """
+        """Update the parameters; see `CheckedDevice.optimizer_step`."""
         if self.weights is not None:
             self.weights.visit(None, self._now.gradients)
-        if self._may_update() and self.optimizer is not None:
-            self._update(self.optimizer)
-        self._now.clear()
-        self._advance_rates()
+        super().optimizer_step()
         for after_update in self.features["after_update"]:
             after_update()
 
-    def _advance_rates(self) -> None:
-        self.rates.advance()
+    def _may_update(self) -> bool:
+        for may_update in self.features["may_update"]:
+            return bool(may_update())
+        return super()._may_update()
 
     def _clipped(self, found: dict[str, Tensor], limit: float | None) -> dict[str, Tensor]:
-        if limit is not None and self.weights is not None:
-            self.weights.clip(found, self._now.all_norms(), limit)
-        else:
-            found = super()._clipped(found, limit)
-        if self.step == 0:
-            self.first_gradients = {self.held.divided.get(n, n): g for n, g in found.items()}
-        return found
+        if limit is None or self.weights is None:
+            return super()._clipped(found, limit)
+        self.weights.clip(found, self._now.all_norms(), limit)
+        return super()._clipped(found, None)
 
     def _step(self, optimizer: Optimizer) -> None:
         optimizer.step() if self.stored is None else self.stored.step()
 
-    # ------------------------------------------------------------------ finite numbers
-
-    def _may_update(self) -> bool:
-        """Whether all numbers of this step are finite, or nobody minds."""
-        for may_update in self.features["may_update"]:
-            return bool(may_update())
-        fine = True
-        if self.on_nan == "skip":
-            fine = self._not_finite(self._now.gradients) is None
-        elif self.on_nan == "stop":
-            self._require_finite(self._now.gradients)
-        if self.on_nan == "skip" or self.updates_together:
-            return self.transport.vote(self.step, self.name, fine, self.names)
-        return True
-
-    def _looks_at_once(self) -> bool:
-        """Whether a number that is not finite ends the run where it is made."""
-        stops = self.on_nan == "stop" and self.loss_scale is None
-        return stops and self.device.type == "cpu"  # a GPU would be waited for
-
-    def _require_finite(self, parts: Parts = _NOTHING) -> None:
-        found = self._not_finite(parts)
-        if found is not None:
-            raise NotFiniteError(f"{found} (device {self.name})", code="BX5005")
-
     def _not_finite(self, parts: Parts) -> str | None:
-        stage = self.loss[0] if self.loss else None
         if self.weights is None:
-            return not_finite(self.step, stage, self._now.losses, parts)
-        found = not_finite(self.step, stage, self._now.losses, _NOTHING)
+            return super()._not_finite(parts)
+        found = super()._not_finite({})
+        stage = self.loss[0] if self.loss else None
         for key, gradient in parts.items():
             found = found or not_finite(self.step, stage, {}, {key: gradient})
             self.weights.leave(gradient)

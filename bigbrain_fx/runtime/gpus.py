@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from .channel import Channel
 from .gloo import AHEAD, ChannelEnd
-from .needs import SHARE_GPUS, NoGpuError
+from .limits import SHARE_GPUS, NoGpuError
 from .network import Background, NetworkTransport, SendQueue, to_a_living_peer
 
 if TYPE_CHECKING:

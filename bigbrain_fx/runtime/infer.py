@@ -23,12 +23,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .agreed import AgreeingTransport
-from .command_line import words
 from .held_weights import WeightsError
-from .limits import saying_limits
+from .launcher import words
+from .limits import LONGEST_COMPILE_S, CompilerError, NoGpuError, saying_limits
 from .local import Hub, LocalTransport
 from .malloc import keep_freed_memory
-from .needs import LONGEST_COMPILE_S, CompilerError, NoGpuError
 from .peers import blaming_peers
 from .planned_device import PlannedDevice
 from .rendezvous import (

@@ -15,7 +15,7 @@ from .state import State
 from .state_parts import part_of_state
 
 if TYPE_CHECKING:
-    from .device import Device
+    from .checked_device import CheckedDevice
 
 
 class InheritingCommitter(Committer):
@@ -56,7 +56,7 @@ class InheritingCommitter(Committer):
             if is_begun and self.ledger.look(part_key(step, lost)) is None:
                 miss(self.ledger, step, lost, f"{lost} was lost")
 
-    def _copy(self, device: Device, state: State) -> None:
+    def _copy(self, device: CheckedDevice, state: State) -> None:
         super()._copy(device, state)
         for name, held in self.also.items():
             part = part_of_state(state, held)

@@ -1,6 +1,9 @@
-"""Whoever started this process: it ends with that, for nobody would hear it any more.
+"""Who started this process, and with which words: asked before anything long is imported.
 
-It is asked for before anything that takes long is imported. This file is stdlib only.
+It ends with its launcher, for nobody would hear it any more. The words behind train.py or infer.py
+are kept from the user's code: a model file may parse a command line of its own at its top. When it
+was split it found none; were it to find `--steps` or `--seed` of a run, the run would train
+something else than was split. This file is stdlib only.
 """
 
 from __future__ import annotations
@@ -60,3 +63,24 @@ def _is_there(pid: int) -> bool:
 
 
 end_with_launcher()
+
+
+PROGRAMS = ("train.py", "infer.py")
+
+
+def take(folder: Path) -> list[str] | None:
+    """Take the words from `sys.argv`, if the program is one of the bundle in this folder."""
+    program = Path(sys.argv[0] if sys.argv else "")
+    if program.name not in PROGRAMS or program.resolve().parent != folder:
+        return None
+    words = sys.argv[1:]
+    del sys.argv[1:]
+    return words
+
+
+def words() -> list[str]:
+    """Return the words of the bundle's program, or those of the program that imported it."""
+    return sys.argv[1:] if _TAKEN is None else _TAKEN
+
+
+_TAKEN = take(Path(__file__).resolve().parents[1])  # as the bundle is imported, before user code is

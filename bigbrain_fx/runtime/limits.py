@@ -1,4 +1,4 @@
-"""Limits of the system that a process has met: what each is called, and what raises it.
+"""What a host lacks: memory, threads, room in a file, a GPU, a compiler; and what to do about it.
 
 This file is stdlib only.
 """
@@ -11,46 +11,70 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from .coded import CodedError
-from .needs import is_of_memory, memory_told
 from .telling import headline, note_code, tell
 
-SHORT = 71  # exit code where the system gives no thread or no folder: EX_OSERR of sysexits.h
+SHORT = 71  # exit code where the system gives no thread or no memory: EX_OSERR of sysexits.h
 TOO_LONG = 74  # and where a file may not grow as it must: EX_IOERR
 THREADS = "raise the limit of processes and threads (`ulimit -u`; in a container its pids limit)"
-FOLDER = "let TMPDIR name a folder that files can be written in, and raise `ulimit -f` if it is 0"
 LENGTH = "raise `ulimit -f`, the size that files may have here"
 # Python's threading, and a std::thread of gloo or autograd, whose error has no other type or text.
 OF_THREADS = ("can't start new thread", "Resource temporarily unavailable")
-FORKING = ("_execute_child", "_launch")  # of subprocess and of multiprocessing
 HELD_S = 10.0
+NO_MEMORY = (
+    *("cannot allocate memory", "failed to map segment", "std::bad_alloc"),
+    *("out of memory", "not enough memory"),  # of a GPU, and torch's own on a CPU
+)
+MEMORY = "raise the limit of memory (`ulimit -v`; in a container its own), or free some"
+GPU_MEMORY = (
+    "let nothing else take the GPU's, or split for less: --activation-checkpointing all, "
+    "--offload, more micro-batches, more devices"
+)
+LONGEST_COMPILE_S = 1800.0  # of a wait for a device whose first step compiles
+SHARE_GPUS = "BIGBRAIN_SHARE_GPUS"  # in the environment: processes take a host's GPUs in turn
+
+
+class NoGpuError(CodedError, RuntimeError):
+    """Report a plan for more GPUs than this host has."""
+
+
+class CompilerError(CodedError, RuntimeError):
+    """Report a host on which stages cannot be compiled; says what to install."""
+
+
+def is_of_memory(error: BaseException) -> bool:
+    """Whether there was no memory left for it."""
+    if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+        return True
+    return any(words in str(error).lower() for words in NO_MEMORY)
+
+
+def memory_remedy(error: BaseException) -> str:
+    """Return what to do where memory has run out: a GPU's, by torch's words for it, or a host's."""
+    text = str(error).lower()
+    of_gpu = "out of memory" in text and any(word in text for word in ("cuda", "hip", "xpu"))
+    return GPU_MEMORY if of_gpu else MEMORY
+
+
+def remedy_of(error: BaseException) -> str | None:
+    """Return what raises the limit that has caused an error, or its cause; None: it is of none."""
+    if isinstance(error, RuntimeError) and str(error) in OF_THREADS:
+        return THREADS
+    if isinstance(error, OSError) and error.errno == errno.EFBIG:
+        return LENGTH
+    return None if error.__cause__ is None else remedy_of(error.__cause__)
 
 
 def code_of(error: BaseException) -> int | None:
     """Return the exit code for an error that a limit has caused; None: it is of none."""
     remedy = remedy_of(error)
-    if remedy is None:
-        return None
-    return TOO_LONG if remedy == LENGTH else SHORT
-
-
-def remedy_of(error: BaseException) -> str | None:
-    """Return what raises the limit that has caused an error; None: it is of none."""
-    for cause in _causes(error):
-        if isinstance(cause, RuntimeError) and str(cause) in OF_THREADS:
-            return THREADS
-        if isinstance(cause, OSError) and cause.errno == errno.EAGAIN and _is_of_forking(cause):
-            return THREADS
-        if isinstance(cause, OSError) and cause.errno == errno.EFBIG:
-            return LENGTH
-        if isinstance(cause, FileNotFoundError) and "No usable temporary directory" in str(cause):
-            return FOLDER
-    return None
+    return None if remedy is None else TOO_LONG if remedy == LENGTH else SHORT
 
 
 def told(error: BaseException) -> str:
     """Return an error in words, with what raises the limit where it is of one, or of memory."""
     if is_of_memory(error):
-        return memory_told(error)
+        first = str(error).partition("\n")[0]
+        return f"memory has run out{f' ({first})' if first else ''}: {memory_remedy(error)}"
     remedy = remedy_of(error)
     return str(error) if remedy is None else f"{error}: {remedy}"
 
@@ -58,7 +82,7 @@ def told(error: BaseException) -> str:
 def shown(error: BaseException) -> str:
     """Return what a terminal shows of an error."""
     if is_of_memory(error):
-        return f"error[BX5901]: {memory_told(error)}"
+        return f"error[BX5901]: {told(error)}"
     return headline(error) if isinstance(error, CodedError) else f"error[BX5902]: {told(error)}"
 
 
@@ -93,22 +117,3 @@ def saying_limits() -> Iterator[None]:
             raise
         tell(shown(error))
         raise SystemExit(code) from error
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and what it was raised for."""
-    at: BaseException | None = error
-    seen: set[int] = set()
-    while at is not None and id(at) not in seen:
-        yield at
-        seen.add(id(at))
-        at = at.__cause__ or (None if at.__suppress_context__ else at.__context__)
-
-
-def _is_of_forking(error: BaseException) -> bool:
-    """Whether a process was being started: a pipe that must not wait fails by the same number."""
-    at, name = error.__traceback__, ""
-    while at is not None:
-        name = at.tb_frame.f_code.co_name
-        at = at.tb_next
-    return name in FORKING

@@ -28,7 +28,6 @@ from .channel import Channel
 from .commit_start import CommitOptions
 from .committing import Committer, committer_of
 from .control import Control
-from .device import Device
 from .finite import NOT_FINITE, NotFiniteError
 from .held_weights import WeightsError
 from .limits import code_of
@@ -45,6 +44,7 @@ from .state import StateError
 from .tensor_file import SaveError
 
 if TYPE_CHECKING:
+    from .device import Device  # a plain pipeline has `checked_device` for it
     from .suspicion import TapeRecorder
 
 CODES = {

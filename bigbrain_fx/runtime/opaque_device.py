@@ -21,12 +21,13 @@ from .agreed import AgreeingTransport, Subject
 from .data import Stream
 from .device import Device
 from .forward_device import ForwardDevice
+from .held_weights import AGAIN, WeightsError
 from .loss_shares import share_of
 from .modules import reseed, seed_of
 from .opaque_state import ObjectStates
 from .optimizer_state import needs_closure, needs_metrics
 from .recipe import Optimizer, Training
-from .weights import fill_model, require_owners
+from .weights import require_owners
 from .whole_batches import WholeBatches
 
 
@@ -70,7 +71,7 @@ class OpaqueDevice(Device):
         require_owners(self.held)
 
     def _fill(self, number: int, module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-        fill_model(module, tensors)
+        _fill_model(module, tensors)
         trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
         self.held.of_stage[number] = [*trained]
         self.held.parameters.update(trained)
@@ -235,3 +236,21 @@ def own_loss(output: Any) -> Tensor:  # noqa: ANN401  # of any model
 def current(module: str, name: str) -> Callable[[], Any]:
     """Return what reads a name of the model file at each call: its code may change it."""
     return lambda: getattr(sys.modules[module], name)
+
+
+@torch.no_grad()
+def _fill_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copy tensors into a model of the user's own, by their names in it; each tied one once.
+
+    Raises:
+        WeightsError: one is missing, or has another shape.
+    """
+    for name, held in (*model.named_parameters(), *model.named_buffers()):
+        found = tensors[name]
+        if found.shape != held.shape:
+            raise WeightsError(
+                f"{name} should have the shape {tuple(held.shape)}, found {tuple(found.shape)}: "
+                f"model() builds another model than when it was split; split again, or {AGAIN}",
+                code="BX5193",
+            )
+        held.copy_(found)

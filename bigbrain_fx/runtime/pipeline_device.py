@@ -42,7 +42,7 @@ class PipelineDevice(ForwardDevice):
     """
 
     loss: tuple[int, str] | None = None
-    rates_type = LearningRates
+    rates_type: type[LearningRates] = LearningRates
 
     def __init__(
         self, transport: Transport, stream: BatchStream, seed: int, device: torch.device

@@ -10,7 +10,7 @@ import os
 from .agreed import CopiesError
 from .coded import CodedError
 from .held_weights import WeightsError
-from .needs import CompilerError, NoGpuError
+from .limits import CompilerError, NoGpuError
 from .records import CommitError
 from .rendezvous import NoAddressError
 from .state import StateError

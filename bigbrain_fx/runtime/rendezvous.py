@@ -27,8 +27,7 @@ from .channel import Channel
 from .coded import CodedError
 from .disk import read_regular
 from .json_once import once
-from .limits import require_threads
-from .needs import SHARE_GPUS
+from .limits import SHARE_GPUS, require_threads
 from .network import NetworkTransport
 
 if TYPE_CHECKING:

@@ -27,8 +27,7 @@ from .agreed import Subject, require_same
 from .channel import Channel
 from .checksum import seal
 from .coded import CodedError
-from .control import Control
-from .last_words import said
+from .control import Control, said
 from .layout import Layout
 from .mesh import MeshTransport
 from .packets import Meeting

@@ -21,11 +21,11 @@ from .checksum import checksum
 from .tensor_file import SaveError, UnnamedFile
 
 if TYPE_CHECKING:
-    from .device import Device
+    from .checked_device import CheckedDevice
     from .ledger import Ledger
 
 
-def save_aside(device: Device, folder: Path, name: str | None = None) -> UnnamedFile:
+def save_aside(device: CheckedDevice, folder: Path, name: str | None = None) -> UnnamedFile:
     """Write a device's tensors into a folder, not yet under their name: its own, or another.
 
     Raises:
@@ -35,13 +35,13 @@ def save_aside(device: Device, folder: Path, name: str | None = None) -> Unnamed
     return UnnamedFile(device.state(), path, facts=device.of_run)
 
 
-def contents(device: Device) -> str:
+def contents(device: CheckedDevice) -> str:
     """Return the checksum of what a device will save."""
     found = (f"{name} {checksum(tensor.cpu())}" for name, tensor in device.state().items())
     return hashlib.blake2b("\n".join(found).encode(), digest_size=8).hexdigest()
 
 
-def say_contents(device: Device, of_all: Iterable[str]) -> None:
+def say_contents(device: CheckedDevice, of_all: Iterable[str]) -> None:
     """Let a device's file say which numbers all devices have; of all, in one order."""
     told = hashlib.blake2b(" ".join(of_all).encode(), digest_size=6).hexdigest()
     device.of_run = {**device.of_run, "contents": int(told, 16)}
@@ -68,7 +68,7 @@ def require_room(folder: str | None) -> None:
         )
 
 
-def save_together(device: Device, folder: Path, ledger: Ledger) -> None:
+def save_together(device: CheckedDevice, folder: Path, ledger: Ledger) -> None:
     """Write all devices' tensors, or none; processes may be replaced meanwhile.
 
     A replacement finds in the ledger who has written.
@@ -91,7 +91,7 @@ def save_together(device: Device, folder: Path, ledger: Ledger) -> None:
         save_aside(device, folder, lost).put()
 
 
-def _tried(device: Device, folder: Path) -> tuple[UnnamedFile | None, str]:
+def _tried(device: CheckedDevice, folder: Path) -> tuple[UnnamedFile | None, str]:
     """Return the device's file, or why it cannot be written."""
     try:
         return save_aside(device, folder), ""
@@ -99,7 +99,7 @@ def _tried(device: Device, folder: Path) -> tuple[UnnamedFile | None, str]:
         return None, str(error)
 
 
-def _told(device: Device, ledger: Ledger, what: str, own: str) -> list[str]:
+def _told(device: CheckedDevice, ledger: Ledger, what: str, own: str) -> list[str]:
     """Say something of this device; wait until all have said it, and return it."""
     ledger.post(f"{what}/{device.name}", own)
     return [ledger.wait(f"{what}/{name}") for name in device.names]

@@ -18,7 +18,7 @@ from .replay import ReplayTransport
 from .state import State, StateError, restore, state_of
 
 if TYPE_CHECKING:
-    from .device import Device
+    from .checked_device import CheckedDevice
 
 ROOM = 1.1  # a slot is made a little larger than the first state: optimizers add to it
 MEASURED_STEP = 2  # the first steps of a process are slower
@@ -41,14 +41,14 @@ class OwnSnapshots:
         self.maps: dict[int, mmap.mmap] = {}
         self.steps_here = 0
 
-    def restore(self, device: Device, step: int) -> None:
+    def restore(self, device: CheckedDevice, step: int) -> None:
         """Put a device where its snapshot of `step` was taken."""
         number = self.slots.index(step)
         state = State.from_buffer(self._map(number, os.fstat(self.files[number]).st_size))
         restore(device, state)
         self.transport.start(step, state.facts["channels"])
 
-    def after_step(self, device: Device, step: int, step_s: float) -> None:
+    def after_step(self, device: CheckedDevice, step: int, step_s: float) -> None:
         """Take one if it is time; tell once what it costs, so that the interval can be chosen."""
         self.steps_here += 1
         every = self.control.every
@@ -60,7 +60,7 @@ class OwnSnapshots:
         if every and _is_due(step + 1, every, device.empties_every) and step + 1 not in self.slots:
             self._take(device, step + 1)
 
-    def take_now(self, device: Device, step: int) -> None:
+    def take_now(self, device: CheckedDevice, step: int) -> None:
         """Take one at the beginning of `step`, unless it is there."""
         if step not in self.slots:
             self._take(device, step)
@@ -72,7 +72,7 @@ class OwnSnapshots:
                 self.transport.form()
         return self.control.every
 
-    def _take(self, device: Device, step: int) -> None:
+    def _take(self, device: CheckedDevice, step: int) -> None:
         while (number := self._free()) is None:
             if not self.control.wait_epoch(max(self.slots), self.transport.generation):
                 self.transport.form()
@@ -88,11 +88,11 @@ class OwnSnapshots:
                 return number
         return None
 
-    def _copy(self, device: Device, number: int) -> int:
+    def _copy(self, device: CheckedDevice, number: int) -> int:
         state = state_of(device, {"channels": self.transport.known_layouts()})
         return state.copy_into(self._map(number, state.nbytes))
 
-    def _tell_cost(self, device: Device, step_s: float) -> None:
+    def _tell_cost(self, device: CheckedDevice, step_s: float) -> None:
         """Measure a copy: the first one also gives the slot its memory, so the second counts."""
         number = self._free()
         if number is None:

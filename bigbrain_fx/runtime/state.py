@@ -28,11 +28,10 @@ from .optimizer_state import (
     require_optimizer,
     restore_optimizer,
 )
-from .released import is_released
 from .tensor_file import CODES
 
 if TYPE_CHECKING:
-    from .device import Device
+    from .checked_device import CheckedDevice
 
 __all__ = ["State", "StateError", "restore", "state_of"]
 
@@ -136,7 +135,7 @@ def _code(name: str, tensor: Tensor) -> str:
 # --------------------------------------------------------------------------- of a device
 
 
-def state_of(device: Device, about: Mapping[str, Any] | None = None) -> State:
+def state_of(device: CheckedDevice, about: Mapping[str, Any] | None = None) -> State:
     """Return the state of a device between two steps; nothing is copied.
 
     Args:
@@ -153,7 +152,7 @@ def state_of(device: Device, about: Mapping[str, Any] | None = None) -> State:
     return state_at(device, about)
 
 
-def state_at(device: Device, about: Mapping[str, Any] | None = None) -> State:
+def state_at(device: CheckedDevice, about: Mapping[str, Any] | None = None) -> State:
     """Return a device's state, wherever it is in a step; see `state_of`."""
     tensors: dict[str, Tensor] = {}
     began = device.statistics.began if device.statistics is not None else {}
@@ -183,7 +182,7 @@ def state_at(device: Device, about: Mapping[str, Any] | None = None) -> State:
     return State(device.finished, tensors, facts)
 
 
-def restore(device: Device, state: State) -> None:
+def restore(device: CheckedDevice, state: State) -> None:
     """Put a device where a state was taken; its next step is `state.step`. All of it or nothing.
 
     Raises:
@@ -204,7 +203,7 @@ def restore(device: Device, state: State) -> None:
     older = {name: kept.pop(name) for name in state.tensors if name.startswith(OLDER)}
     if device.versions is not None:
         device.versions.restore(state.step, older)
-    device.rates.rewind(state.step)
+    device.rewind_rates(state.step)
     if device.loss_scale is not None:
         device.loss_scale.restore(state.facts.get("loss_scale"))
     if device.optimizer is not None:
@@ -220,13 +219,13 @@ def restore(device: Device, state: State) -> None:
     device.stream.rewind(state.step)
 
 
-def _held(device: Device) -> Iterator[tuple[str, Tensor]]:
+def _held(device: CheckedDevice) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of all stages, each name once; the first stage's for what is replicated.
 
     With ZeRO 3 other replicas keep most weights: theirs are not here between two steps.
     """
     found = named_tensors(device.modules.values(), device.aliases)
-    return ((name, tensor) for name, tensor in found if not is_released(tensor))
+    return ((name, tensor) for name, tensor in found if device.holds(tensor))
 
 
 def named_tensors(
@@ -247,7 +246,7 @@ def named_tensors(
                     yield name, tensor
 
 
-def _require_run(device: Device, state: State) -> None:
+def _require_run(device: CheckedDevice, state: State) -> None:
     """Refuse a state of a run with another seed, other micro-batches or other inputs."""
     specs = {name: [d, list(shape)] for name, (d, shape) in device.stream.specs.items()}
     wanted = {"seed": device.seed, "micro_batches": device.micro_batches, "inputs": specs}
@@ -260,7 +259,7 @@ def _require_run(device: Device, state: State) -> None:
             )
 
 
-def _require(device: Device, state: State) -> None:
+def _require(device: CheckedDevice, state: State) -> None:
     """Refuse a state that does not fit, before anything is changed."""
     _require_run(device, state)
     names = set()

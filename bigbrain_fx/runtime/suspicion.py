@@ -30,7 +30,7 @@ from .bundle import Bundle, make_device
 from .channel import Channel
 from .checksum import WORD, checksum, seal
 from .control import Control
-from .feature import Hooks
+from .hooked_device import Hooks
 from .layout import Layout, unpack
 from .packets import Duty
 from .relayout import pack

@@ -21,17 +21,14 @@ import torch
 import torch.distributed as dist
 
 from .bundle import Bundle, make_device, save_first_gradients
-from .command_line import words
 from .commit_start import CommitOptions, add_earlier, add_options, is_restart, options_of
 from .committing import Committer, begin_together, committer_of
-from .device import Device
 from .finite import NOT_FINITE, POLICIES, NotFiniteError
-from .launcher import as_called
+from .launcher import as_called, words
 from .ledger import Ledger
-from .limits import saying_limits
+from .limits import LONGEST_COMPILE_S, saying_limits
 from .local import Hub, LocalTransport
 from .malloc import keep_freed_memory
-from .needs import LONGEST_COMPILE_S
 from .network import NetworkTransport
 from .peers import blaming_peers
 from .process import BAD_INPUT, CONTROL, INPUT_ERRORS, TAKEN_OVER, MpiError
@@ -54,7 +51,9 @@ from .tensor_file import SaveError
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-__all__ = ["Bundle", "Device", "main", "make_device", "run_in_process"]
+    from .device import Device  # a plain pipeline has `checked_device` for it
+
+__all__ = ["Bundle", "main", "make_device", "run_in_process"]
 
 LOCAL_S = 60.0  # longest wait of a device for another in this process
 Report = Callable[[int, float, float], None]  # step, loss, seconds

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn, no_grad
+from torch import Tensor
 
 from .checksum import checksum
 from .disk import read_regular, require_regular
@@ -220,24 +220,6 @@ def _read(path: Path, key: str, remedy: str) -> Tensor:
     with _opened(path, remedy) as file:
         tensor: Tensor = file.get_tensor(key)
         return tensor
-
-
-@no_grad()
-def fill_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copy tensors into a model of the user's own, by their names in it; each tied one once.
-
-    Raises:
-        WeightsError: one is missing, or has another shape.
-    """
-    for name, held in (*model.named_parameters(), *model.named_buffers()):
-        found = tensors[name]
-        if found.shape != held.shape:
-            raise WeightsError(
-                f"{name} should have the shape {tuple(held.shape)}, found {tuple(found.shape)}: "
-                f"model() builds another model than when it was split; split again, or {AGAIN}",
-                code="BX5193",
-            )
-        held.copy_(found)
 
 
 def require_owners(held: HeldWeights) -> None:

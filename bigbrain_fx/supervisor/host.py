@@ -17,21 +17,18 @@ from typing import TYPE_CHECKING, Any
 
 from .catch_up import CatchUp, CaughtUp, ToldSteps
 from .crew import Crew, StartError
-from .ending import Ending
 from .events import EventLog
 from .job import FailedError, Job, OnStep, Outcome, Rescue
 from .judging import Death, Failure, Judge, MemoryKills, Stop
 from .pipe import PARTS, Said
 from .policies import END, LostReplicas, PeerStates, SpareChecks
-from .posting import Posting
 from .processes import Member, Start, popen
 from .protocol import LastWord, wait_of
 from .rendezvous import Rendezvous
-from .snapshots import Snapshots
-from .snapshotting import LogLoss, Snapshotting
+from .snapshots import LogLoss, Snapshots, Snapshotting
 from .spares import Spares
-from .stopping import Stopping
-from .votes import Votes
+from .stopping import Ending, Stopping
+from .votes import Posting, Votes
 from .watching import Watch
 
 if TYPE_CHECKING:

@@ -1,21 +1,23 @@
 """Groups of processes that are to end with this one, also where it can end nothing any more.
 
-A process of its own (`ending_orphans.py`) waits for the end of this one and ends the groups that
-were not done with. It is there as long as there is a group, and needs neither torch nor the bundle.
-What has left its group, for a session of its own, is nobody's any more.
+    python -I -S outliving.py PID GROUP ...
+
+is a process of its own, a child of PID: it waits for PID's end, and then ends the groups. Another
+one takes its place where a group comes or goes. It needs neither torch nor the bundle. What has
+left its group, for a session of its own, is nobody's any more.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
-from pathlib import Path
 
-PROGRAM = Path(__file__).with_name("ending_orphans.py")
-END_S = 5.0  # longest wait for its end
+LOOK_S = 0.1
 
 
 class Outliving:
@@ -32,19 +34,15 @@ class Outliving:
         with self._lock:
             self._forget_of_parent()
             self._groups.add(group)
-            self._tell(f"+{group}\n")
+            self._replace()
 
     def drop(self, group: int) -> None:
         """Forget a group that has ended, while its number is nobody else's."""
         with self._lock:
             self._forget_of_parent()
-            if group not in self._groups:
-                return
-            self._groups.remove(group)
-            if self._groups:
-                self._tell(f"-{group}\n")
-            else:
-                self._close()
+            if group in self._groups:
+                self._groups.remove(group)
+                self._replace()
 
     def _forget_of_parent(self) -> None:
         """Leave to the process that this one is a fork of what is its own."""
@@ -52,53 +50,39 @@ class Outliving:
             self._owner, self._waits = os.getpid(), None
             self._groups.clear()
 
-    def _tell(self, line: str) -> None:
-        try:
-            if self._waits is None:
-                self._start()
-            else:
-                _write(self._waits, line)
-        except OSError:  # it has ended, or is stopped: another one hears of all
-            self._end()
+    def _replace(self) -> None:
+        """Let a process wait that knows these groups, if there are any, in place of the last."""
+        before, self._waits = self._waits, None
+        if self._groups:
+            words = (sys.executable, "-I", "-S", __file__, str(os.getpid()))
             with suppress(OSError):  # no room for a process: there is none then, until the next
-                self._start()
-
-    def _start(self) -> None:
-        words = (sys.executable, "-I", "-S", str(PROGRAM), str(os.getpid()))
-        self._waits = subprocess.Popen(
-            words,
-            cwd="/",
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        assert self._waits.stdin is not None
-        os.set_blocking(self._waits.stdin.fileno(), False)
-        _write(self._waits, "".join(f"+{group}\n" for group in self._groups))
-
-    def _close(self) -> None:
-        """Let it end: there is nothing to wait for."""
-        if self._waits is not None:
-            assert self._waits.stdin is not None
-            self._waits.stdin.close()
-            with suppress(subprocess.TimeoutExpired):
-                self._waits.wait(END_S)
-            self._end()
-
-    def _end(self) -> None:
-        if self._waits is not None:
-            assert self._waits.stdin is not None
-            self._waits.kill()  # before its pipe closes, at which it would end the groups
-            self._waits.wait()
-            self._waits.stdin.close()
-            self._waits = None
-
-
-def _write(process: subprocess.Popen[bytes], text: str) -> None:
-    assert process.stdin is not None
-    os.write(process.stdin.fileno(), text.encode())
+                self._waits = subprocess.Popen(
+                    (*words, *map(str, self._groups)),
+                    cwd="/",
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+        if before is not None:
+            before.kill()
+            before.wait()
 
 
 OUTLIVING = Outliving()
 """Of this process."""
+
+
+def main(parent: int, groups: list[int]) -> None:
+    """Wait until the parent has ended; then end what is left."""
+    for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(kind, signal.SIG_IGN)  # whatever ends the parent must not end this first
+    while os.getppid() == parent:
+        time.sleep(LOOK_S)
+    for group in groups:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), [int(group) for group in sys.argv[2:]])

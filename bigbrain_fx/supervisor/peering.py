@@ -14,8 +14,7 @@ from .catch_up import CatchUp
 from .crew import Crew
 from .policies import Acts, PeerStates
 from .processes import Member
-from .snapshots import Snapshots
-from .snapshotting import LogLoss
+from .snapshots import LogLoss, Snapshots
 from .votes import Votes
 
 TellStep = Callable[[int, float, float], None]  # step, loss, seconds

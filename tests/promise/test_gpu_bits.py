@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bigbrain_fx.bundles.launch import Backend, RunOptions, run
-from bigbrain_fx.runtime.needs import SHARE_GPUS
+from bigbrain_fx.runtime.limits import SHARE_GPUS
 from tests.support.command_line import call
 
 KIND = os.environ.get("BIGBRAIN_GPU_BITS", "cuda")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bigbrain_fx.runtime.command_line import take, words
+from bigbrain_fx.runtime.launcher import take, words
 
 
 @pytest.mark.parametrize("name", ["train.py", "infer.py"])

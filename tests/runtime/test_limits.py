@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import socket
 import subprocess
 import sys
@@ -19,10 +18,8 @@ from bigbrain_fx.bundles.launch.process import users_environment
 from bigbrain_fx.runtime import committing
 from bigbrain_fx.runtime.coded import MisuseError
 from bigbrain_fx.runtime.committing import Committer, begin_together
-from bigbrain_fx.runtime.control import Control
-from bigbrain_fx.runtime.last_words import said
+from bigbrain_fx.runtime.control import Control, said
 from bigbrain_fx.runtime.limits import (
-    FOLDER,
     LENGTH,
     SHORT,
     THREADS,
@@ -54,24 +51,9 @@ def chained() -> PeerLostError:
     return error
 
 
-def of_forking() -> OSError:
-    """An error of a process that could not be started."""
-
-    def _execute_child() -> None:
-        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-
-    try:
-        _execute_child()
-    except OSError as error:
-        return error
-    raise AssertionError
-
-
 CASES = (
     (NO_THREAD, THREADS, SHORT),
     (chained(), THREADS, SHORT),
-    (of_forking(), THREADS, SHORT),
-    (FileNotFoundError(2, "No usable temporary directory found in ['/tmp']"), FOLDER, SHORT),
     (OSError(errno.EFBIG, "File too large"), LENGTH, TOO_LONG),
     (BlockingIOError(errno.EAGAIN, "a pipe that must not wait"), None, None),
     (FileNotFoundError(2, "No such file or directory"), None, None),
@@ -149,27 +131,6 @@ def test_a_process_that_cannot_listen_says_so_to_its_supervisor(
     assert said is not None
     assert "ulimit -u" in said["text"]
     assert "ulimit -u" in capsys.readouterr().err
-
-
-@pytest.mark.nightly
-def test_a_run_that_may_write_no_file_says_which_limit(tmp_path: Path) -> None:
-    bundle = split_small(tmp_path)
-    # a folder that torch would look for a temporary one for; other tests of this process name it
-    lean = {name: value for name, value in os.environ.items() if "CACHE_DIR" not in name}
-    for words in (("train.py", "--in-process"), ("launch.py", "--logs", str(tmp_path / "logs"))):
-        done = subprocess.run(
-            (sys.executable, *words, "--steps", "2"),
-            cwd=bundle,
-            env={**lean, "TMPDIR": str(tmp_path)},
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)),
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert "raise `ulimit -f`" in done.stderr, done.stderr
-        assert done.returncode in (1, SHORT)
-        assert "Traceback" not in done.stderr
 
 
 def test_a_commit_is_written_where_no_thread_is_left_for_it(

@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bigbrain_fx.runtime import only_holder
-from bigbrain_fx.runtime.device_sums import DeviceSums
+from bigbrain_fx.runtime import device_sums
+from bigbrain_fx.runtime.device_sums import DeviceSums, is_alone
 from bigbrain_fx.runtime.held_weights import HeldWeights
-from bigbrain_fx.runtime.only_holder import is_alone
 
 LAYERS: dict[str, tuple[nn.Module, Tensor]] = {
     "linear": (nn.Linear(4, 3), torch.randn(2, 5, 4)),
@@ -121,10 +120,10 @@ def test_no_counts_no_trust(monkeypatch: pytest.MonkeyPatch) -> None:
         return (1,)
 
     for counts in (lacking, blind):
-        monkeypatch.setattr(only_holder, "_counts", counts)
-        only_holder._alone.cache_clear()
+        monkeypatch.setattr(device_sums, "_counts", counts)
+        device_sums._alone.cache_clear()
         assert not is_alone({0: torch.ones(2)}, 0)
-    only_holder._alone.cache_clear()
+    device_sums._alone.cache_clear()
 
 
 def test_sums_leave_what_somebody_has_kept() -> None:
@@ -155,13 +154,13 @@ def test_the_second_sum_is_made_in_place() -> None:
 @pytest.fixture(autouse=True)
 def _forget_counts() -> Iterator[None]:
     yield
-    only_holder._alone.cache_clear()
+    device_sums._alone.cache_clear()
 
 
 def test_asking_draws_nothing_and_works_without_gradients() -> None:
     state = torch.get_rng_state()
     with torch.inference_mode():
-        assert only_holder._alone()
+        assert device_sums._alone()
     assert torch.equal(state, torch.get_rng_state())
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bigbrain_fx.runtime.gpus import own_gpu
-from bigbrain_fx.runtime.needs import SHARE_GPUS, NoGpuError
+from bigbrain_fx.runtime.limits import SHARE_GPUS, NoGpuError
 from bigbrain_fx.runtime.process import log_limit
 from bigbrain_fx.runtime.rendezvous import (
     LAUNCHERS,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bigbrain_fx.plan import Options
-from bigbrain_fx.runtime.feature import Hooks
+from bigbrain_fx.runtime.hooked_device import Hooks
 from bigbrain_fx.runtime.state import StateError
 from bigbrain_fx.runtime.suspicion import is_drawn, require_repeatable
 from tests.support.bundles import cluster, split_small

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bigbrain_fx.runtime.last_words import last_word
+from bigbrain_fx.runtime.control import last_word
 from bigbrain_fx.supervisor.events import status
 from bigbrain_fx.supervisor.judging import WITHIN_S, Death, Judge, MemoryKills
 

@@ -34,6 +34,16 @@ group = popen(order, held)
 print(group.pid, flush=True)
 time.sleep(600)
 """
+DROPPING = """
+import sys, time
+sys.path.insert(0, {root!r})
+from bigbrain_fx.supervisor.outliving import OUTLIVING
+for group in ({one}, {other}):
+    OUTLIVING.add(group)
+OUTLIVING.drop({one})
+print(flush=True)
+time.sleep(600)
+"""
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -81,32 +91,28 @@ def test_whoever_waits_ends_with_the_last_group() -> None:
     with a_group() as (one, _), a_group() as (other, _):
         outliving.add(one.pid)
         outliving.add(other.pid)
-        waits = outliving._waits
-        assert waits is not None
+        first = outliving._waits
         outliving.drop(one.pid)
-        assert waits.poll() is None
+        second = outliving._waits
+        assert first is not None
+        assert first.returncode == -signal.SIGKILL
+        assert second is not None
+        assert second.poll() is None
         outliving.drop(other.pid)
-        assert waits.returncode == 0
+        assert second.returncode == -signal.SIGKILL
+        assert outliving._waits is None
         assert one.poll() is None, "a group that is done with is ended"
 
 
-def test_another_one_waits_when_the_first_was_killed() -> None:
-    outliving = Outliving()
+def test_a_group_that_is_done_with_is_left_alone(tmp_path: Path) -> None:
     with a_group() as (one, _), a_group() as (other, pipe):
-        outliving.add(other.pid)
-        first = outliving._waits
-        assert first is not None
-        first.kill()
-        first.wait()
-        outliving.add(one.pid)
-        second = outliving._waits
-        assert second is not None
-        assert second is not first
-        assert second.stdin is not None
-        outliving.drop(one.pid)
-        second.stdin.close()  # as when this process ends
+        text = DROPPING.format(root=str(ROOT), one=one.pid, other=other.pid)
+        launcher = subprocess.Popen((sys.executable, "-c", text), stdout=subprocess.PIPE)
+        with launcher:
+            assert launcher.stdout is not None
+            launcher.stdout.readline()
+            launcher.kill()
         assert is_closed(pipe)
-        assert second.wait(LIMIT_S) == 0
         assert one.poll() is None
 
 

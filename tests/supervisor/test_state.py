@@ -9,8 +9,7 @@ import pytest
 
 from bigbrain_fx.supervisor import Job
 from bigbrain_fx.supervisor.catch_up import CatchUp, CaughtUp
-from bigbrain_fx.supervisor.snapshots import SnapshotCost, Snapshots
-from bigbrain_fx.supervisor.snapshotting import LogLoss
+from bigbrain_fx.supervisor.snapshots import LogLoss, SnapshotCost, Snapshots
 from bigbrain_fx.supervisor.votes import Decision, Votes
 
 BOTH = frozenset({"a", "b"})

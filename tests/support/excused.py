@@ -153,12 +153,7 @@ SUPERVISOR = excused(
             "console.py warn print",
         ),
         "a process of its own, without which another is started: test_outliving": (
-            "ending_orphans.py _end os.killpg",
-            "ending_orphans.py _end_of os.pidfd_open",
-            "ending_orphans.py _heard os.read",
-            "ending_orphans.py main .register",
-            "ending_orphans.py main os.set_blocking",
-            "ending_orphans.py main select.poll",
+            "outliving.py main os.killpg",
         ),
         "only when asked to stop": (
             "crew.py _ring .recv",

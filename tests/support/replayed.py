@@ -33,7 +33,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from runtime import member
-from runtime.device import Device
+from runtime import Device
 from runtime.mesh import PassedOn
 from runtime.state import state_of
 
@@ -101,7 +101,7 @@ def counted(method, name):
     return run
 
 
-for name in INSTRUCTIONS:
+for name in (each for each in INSTRUCTIONS if hasattr(Device, each)):  # a pipeline has fewer
     setattr(Device, name, counted(getattr(Device, name), name))
 if (FOLDER.parent / "runtime" / "deferred.py").exists():
     from runtime.deferred import DeferringDevice

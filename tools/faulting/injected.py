@@ -18,8 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from runtime import committing, member, snapshots
-from runtime.device import Device
+from runtime import Device, committing, member, snapshots
 from runtime.disk import Disk
 from runtime.mesh import PassedOn
 from runtime.network import NetworkTransport
@@ -394,7 +393,7 @@ send_whole, NetworkTransport._start_send = NetworkTransport._start_send, start_s
 form_mesh, member.form_mesh = member.form_mesh, mesh
 tell, PassedOn.set = PassedOn.set, put
 
-for _name in INSTRUCTIONS:
+for _name in (each for each in INSTRUCTIONS if hasattr(Device, each)):  # a pipeline has fewer
     setattr(Device, _name, counted(getattr(Device, _name), _name))
 
 

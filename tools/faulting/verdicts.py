@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bigbrain_fx.plan import Options
-from bigbrain_fx.runtime.needs import SHARE_GPUS
+from bigbrain_fx.runtime.limits import SHARE_GPUS
 from tools.faulting.bundle import (
     PIPELINE,
     SMALL,

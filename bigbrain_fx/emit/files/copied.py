@@ -11,6 +11,9 @@ from functools import cache
 from pathlib import Path
 
 ROOM = "runtime"
+DEVICE, DEVICES = "device", "    from .device import Device as Device"
+SMALLER = {"Device": "checked_device"}  # of a plan that adds nothing to the pipeline's steps
+SMALLEST = "    from .checked_device import CheckedDevice as Device"
 CALLED = frozenset({"run_in_process", "infer_in_process"})  # by scripts beside a bundle
 
 
@@ -25,7 +28,7 @@ def runtime_files(
         asked: files that are wanted though nothing of the bundle imports them: "pipelining".
         without: files that nothing will need, and that lead nowhere.
     """
-    homes = _homes(runtime)
+    homes = {**_homes(runtime), **(SMALLER if DEVICE in without else {})}
     names = {name for text in texts for name in imported_names(text)}
     first = [*asked, *(homes[name] for name in sorted(names) if name in homes)]
     return room_files(runtime, first, without)
@@ -66,6 +69,8 @@ def door(runtime: Path, texts: Iterable[str], files: Collection[str]) -> str:
     block = next(n for n in ast.parse(text).body if isinstance(n, ast.If) and _is_for_checkers(n))
     lines = text.splitlines()
     kept = [line for node in block.body for line in _imports(node, names)]
+    if f"{DEVICE}.py" not in files:
+        kept = [SMALLEST if line == DEVICES else line for line in kept]
     whole = [*lines[: block.lineno], *kept, *lines[block.end_lineno :]]
     return "\n".join(whole) + "\n"
 

@@ -13,6 +13,8 @@ from bigbrain_fx.emit.files.slicing import SourceSlice
 from bigbrain_fx.emit.modules.layout import double_quoted, wrapped
 from bigbrain_fx.plan import Plan
 
+LACKING = "copy the bundle again, or install torch"
+
 
 def device_fields(plan: Plan, classes: Sequence[str]) -> list[str]:
     """Return the arguments that name the bundle's folder, its devices and its seed."""
@@ -28,11 +30,12 @@ def device_fields(plan: Plan, classes: Sequence[str]) -> list[str]:
     ]
 
 
-def beginning(program: str) -> list[str]:
-    """Write what comes before the other imports: where they are found, and whether torch is there.
+def beginning(statement: str, indent: int = 0) -> list[str]:
+    """Write what comes before other imports: that of the runtime, which takes the command line.
 
     Args:
-        program: what the entry point runs, a file of the runtime: "train".
+        statement: the import.
+        indent: 4, where it is for the program alone, and the file may be imported from a package.
     """
     return [
         "import sys",
@@ -40,21 +43,18 @@ def beginning(program: str) -> list[str]:
         "",
         'if __name__ == "__main__":  # `python -P` and `-I` leave this folder out',
         "    sys.path.insert(0, str(Path(__file__).resolve().parent))",
-        *loading("from runtime import needs", 4),
-        "",
-        f'    needs.require("{program}")  # torch; where it cannot be loaded, a sentence says why',
+        *loading(statement, indent),
         "",
     ]
 
 
-def loading(statement: str, indent: int) -> list[str]:
+def loading(statement: str, indent: int = 0) -> list[str]:
     """Write an import of the bundle's own code; where that is gone, a sentence says so."""
     lines = [
         "try:",
         f"    {statement}",
         "except ImportError as error:",
-        '    print(f"error[BX3690]: the bundle lacks a file ({error}): copy it again", '
-        "file=sys.stderr)",
+        f'    print(f"error[BX3690]: {{error}}: {LACKING}", file=sys.stderr)',
         "    sys.exit(2)",
     ]
     return [" " * indent + line for line in lines]

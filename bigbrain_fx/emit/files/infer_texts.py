@@ -102,12 +102,10 @@ def _infer_text(plan: Plan, constants: Mapping[str, str]) -> str:
         "`infer` is the same for a program of your own; `--help` lists what else may be said.",
         '"""',
         "",
-        *beginning("infer"),
+        *beginning("from runtime import infer_main", 4),
         "from torch import Tensor",
         "",
-        *_package(
-            ("", "batches"), *classes, ("runtime", "Inference, infer_in_process, infer_main")
-        ),
+        *_package(("", "batches"), *classes, ("runtime", "Inference, infer_in_process")),
         "",
         *call_lines("INFERENCE", "Inference", fields),
         "",

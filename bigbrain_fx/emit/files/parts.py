@@ -34,6 +34,7 @@ class Part:
 
     Attributes:
         is_check: it changes no number: the tier without it trains the same plan.
+        is_in_device: it is a part of a device's steps, which `checked_device` does not know.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Part:
     runtime: tuple[str, ...] = ()
     supervisor: tuple[str, ...] = ()
     is_check: bool = False
+    is_in_device: bool = True
 
 
 def _has_copies(bundle: Copied) -> bool:
@@ -92,13 +94,18 @@ _OF_REPLICAS = (
     *("statistics", "surviving"),
 )
 PARTS = (
-    Part("processes that are replaced", lambda b: b.supervised, ("control", "member")),
+    Part(
+        "processes that are replaced",
+        lambda b: b.supervised,
+        ("control", "member"),
+        is_in_device=False,
+    ),
     Part(
         "replicas", lambda b: b.plan.stages.micros, _OF_REPLICAS, ("losing", "peering")
     ),  # one, summed by a tree, too
     Part("sums by torch's collectives", lambda b: b.plan.stages.by_backend, ("collectives",)),
     Part("ZeRO 3", lambda b: b.plan.stages.gathers, ("unsharded",)),
-    Part("copies of a weight", _has_copies, ("copies",), is_check=True),
+    Part("copies of a weight", _has_copies, ("copies",), is_check=True, is_in_device=False),
     Part("tensor groups", lambda b: b.plan.stages.members > 1, ("group", "group_runs")),
     Part("stores", lambda b: b.plan.stages.offload, ("stores", "offloading", "offload_malloc")),
     Part("weights in stores", lambda b: "weights" in b.plan.stages.offload, ("stored_weights",)),
@@ -107,10 +114,17 @@ PARTS = (
     Part("steps that overlap", lambda b: b.plan.stages.asynchronous, ("asynchronous",)),
     Part("torch's pipeline runner", lambda b: "pipelining" in b.extras, ("pipelining",)),
     Part("steps computed again", lambda b: "suspicion" in b.extras, _SPARE, _SPARE),
-    Part("messages over MPI", lambda b: "mpi" in b.extras, ("mpi",)),
+    Part("messages over MPI", lambda b: "mpi" in b.extras, ("mpi",), is_in_device=False),
     Part("micro-batches of unequal rows", _is_uneven),
     Part("recomputation", _recomputes, ("recompute",)),
     Part("a loss scale", lambda b: b.plan.source.grad_scaler is not None, ("loss_scale",)),
+    Part(
+        "a scheduler of learning rates",
+        lambda b: b.plan.source.has_scheduler,
+        ("rates",),
+        is_check=True,
+        is_in_device=False,
+    ),
     Part("messages that vary", _varies, ("varying",)),
     Part("a split backward", lambda b: b.plan.stages.deferring, ("deferred",)),
     Part(
@@ -120,14 +134,25 @@ PARTS = (
     ),
     Part("batches that are split by rules", _has_rules, ("splitting",)),
     Part("a training step that runs as it is", lambda b: b.plan.graph.is_opaque_step),
-    Part("GPUs", _has_gpus, ("gpus",)),
-    Part("several hosts", lambda b: "hosts" in b.extras, _OF_HOSTS, ("multi_host", "secured")),
-    Part("sessions", lambda b: SESSION in b.extras, ("feeding",)),
+    Part("GPUs", _has_gpus, ("gpus",), is_in_device=False),
+    Part(
+        "several hosts",
+        lambda b: "hosts" in b.extras,
+        _OF_HOSTS,
+        ("multi_host", "secured"),
+        is_in_device=False,
+    ),
+    Part("sessions", lambda b: SESSION in b.extras, ("feeding",), is_in_device=False),
     Part("the caller of sessions", lambda b: False, (), ("feeding",)),  # who opens one has ours
+)
+WHOLE_DEVICE = Part(
+    "a device of any plan",
+    lambda b: any(part.is_in(b) for part in PARTS if part.is_in_device),
+    ("device",),
 )
 UNIMPORTED = {  # files that nothing of a bundle imports, and that it has all the same
     "runtime": ("hosts", "pipelining"),  # `member` does by its name, a user's own loop
-    "supervisor": ("ending_orphans",),  # is a program
+    "supervisor": (),
 }
 
 
@@ -149,7 +174,7 @@ def extras_of(bundle: Path) -> tuple[str, ...]:
 
 def left_out(bundle: Copied, room: str) -> frozenset[str]:
     """Return the files of a room that a bundle never runs: the ways into parts it has not."""
-    return ways_into((part for part in PARTS if not part.is_in(bundle)), room)
+    return ways_into((part for part in (*PARTS, WHOLE_DEVICE) if not part.is_in(bundle)), room)
 
 
 def ways_into(parts: Iterable[Part], room: str) -> frozenset[str]:

@@ -45,14 +45,8 @@ FILES = (
     "bookkeeping"
 )
 SUPERVISED = "; `launch.py` and `supervisor/`: replace processes that die"
-_IMPORT = "from runtime import Bundle, Hooks, Training, main"
-_BARE_BEGINNING = (
-    "import sys",
-    "from pathlib import Path",
-    "",
-    *loading("from runtime import Bundle, Training, main", 0),
-    "",
-)
+_IMPORT = "from runtime import Bundle, Hooks, Training"
+_BARE_IMPORT = "from runtime import Bundle, Training, main"
 _HOOKS = """\
 # Your own functions, called in every process at these places of a step. At on_step_end the step's
 # messages have left and the optimizer has stepped: under launch.py this is the recovery point, and
@@ -204,7 +198,7 @@ def _train_text(plan: Plan, constants: Mapping[str, str], lean: bool, bare: bool
         "`--help` lists what else may be said." if bare else hooks,
         '"""',
         "",
-        *(_BARE_BEGINNING if bare else beginning("train")),
+        *(beginning(_BARE_IMPORT) if bare else beginning("from runtime import main", 4)),
         *sorted((f"import {names.module}" for names in devices), key=by_number),
         "import training",
         *([] if bare else [_IMPORT, "", *_HOOKS.splitlines()]),
@@ -270,7 +264,7 @@ def launch_text(plan: Plan) -> str:
         "",
         "sys.path.insert(0, str(Path(__file__).resolve().parent))  # also under `python -P` and -I",
         "",
-        *loading("from supervisor import main", 0),
+        *loading("from supervisor import main"),
         "",
         *wrapped(f"DEVICES = {plan.stages.devices!r}", 0),
         *(wrapped(f"HOSTS = {hosts!r}", 0) if several else []),

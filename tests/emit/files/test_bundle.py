@@ -60,7 +60,7 @@ def test_what_a_bundle_holds(tmp_path: Path) -> None:
         names(out)
     )
     assert names(out / "weights") == ["d0.safetensors", "d1.safetensors", "index.json"]
-    assert {"device.py", "train.py"} <= set(names(out / "runtime"))
+    assert {"checked_device.py", "train.py"} <= set(names(out / "runtime"))
     assert not {"infer.py", "pipelining.py", "rows.py", "deferred.py", "__pycache__"} & set(
         names(out / "runtime")
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import bigbrain_fx
-from bigbrain_fx.emit.files.copied import room_files, runtime_files
+from bigbrain_fx.emit.files.copied import door, room_files, runtime_files
 from bigbrain_fx.emit.files.parts import PARTS, UNIMPORTED, Copied, Part, left_out, ways_into
 from tests.support import samples
 
@@ -42,3 +42,20 @@ def test_no_file_needs_a_part_that_is_left_out(room: str, part: Part) -> None:
         tree = ast.parse((ROOMS / room / name).read_text())
         top = [n for n in tree.body if isinstance(n, ast.ImportFrom) and n.level == 1]
         assert {f"{n.module}.py" for n in top if n.module} <= held, name
+
+
+@pytest.mark.parametrize("supervised", [True, False])
+def test_a_plain_pipeline_has_the_checked_device_only(supervised: bool) -> None:
+    plan = samples.plan("digits")
+    without = left_out(Copied(plan, supervised=supervised), "runtime")
+    held = runtime_files(ROOMS / "runtime", [TRAIN], without=without)
+    assert "checked_device.py" in held
+    assert not held & {"device.py", "planned_device.py", "planned_sums.py", "loss_shares.py"}
+    assert "import CheckedDevice as Device" in door(ROOMS / "runtime", [TRAIN], held)
+
+
+def test_a_feature_of_steps_brings_the_whole_device() -> None:
+    plan = samples.plan("digits")
+    asked = Copied(plan, supervised=False, extras=("pipelining",))
+    assert "device" not in left_out(asked, "runtime")
+    assert "device" in left_out(Copied(plan, supervised=False, extras=("mpi",)), "runtime")

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # also under `python -
 try:
     from supervisor import main
 except ImportError as error:
-    print(f"error[BX3690]: the bundle lacks a file ({error}): copy it again", file=sys.stderr)
+    print(f"error[BX3690]: {error}: copy the bundle again, or install torch", file=sys.stderr)
     sys.exit(2)
 
 DEVICES = ("d0", "d1", "d2")

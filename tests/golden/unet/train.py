@@ -14,18 +14,16 @@ from pathlib import Path
 if __name__ == "__main__":  # `python -P` and `-I` leave this folder out
     sys.path.insert(0, str(Path(__file__).resolve().parent))
     try:
-        from runtime import needs
+        from runtime import main
     except ImportError as error:
-        print(f"error[BX3690]: the bundle lacks a file ({error}): copy it again", file=sys.stderr)
+        print(f"error[BX3690]: {error}: copy the bundle again, or install torch", file=sys.stderr)
         sys.exit(2)
-
-    needs.require("train")  # torch; where it cannot be loaded, a sentence says why
 
 import device_d0
 import device_d1
 import device_d2
 import training
-from runtime import Bundle, Hooks, Training, main
+from runtime import Bundle, Hooks, Training
 
 # Your own functions, called in every process at these places of a step. At on_step_end the step's
 # messages have left and the optimizer has stepped: under launch.py this is the recovery point, and

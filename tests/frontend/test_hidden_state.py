@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import random
 import threading
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -259,6 +260,16 @@ def _in_array() -> Calls:
     return counted
 
 
+def _in_array_of_python() -> Calls:
+    held = array("q", [0])
+
+    def counted() -> int:
+        held[0] += 1
+        return held[0]
+
+    return counted
+
+
 def _in_tensor() -> Calls:
     held = torch.zeros(())
 
@@ -307,7 +318,7 @@ def _in_frozen() -> Calls:
 
 PLACES = (
     *(_in_closure, _in_default, slots, _in_list, _in_array, _in_tensor),
-    *(_in_thread, _in_file, _in_pair, _in_frozen),
+    *(_in_thread, _in_file, _in_pair, _in_frozen, _in_array_of_python),
 )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import numbers
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -177,6 +178,8 @@ def reading(value: Any) -> Reading:  # noqa: ANN401  # any leaf
         return ()
     if isinstance(value, Tensor):
         return tuple(value.detach().reshape(-1).tolist())
+    if isinstance(value, array):
+        return tuple(value)
     if isinstance(value, list):
         return (len(value),)
     if isinstance(value, numbers.Real):
@@ -193,6 +196,8 @@ def _set(place: Place, value: Any, wanted: Sequence[Any]) -> None:  # noqa: ANN4
         place.put(type(value)(wanted[0]))  # type: ignore[call-arg]
     elif hasattr(value, "dtype"):
         value.reshape(-1)[:] = wanted
+    elif isinstance(value, array):
+        value[:] = array(value.typecode, wanted)
     else:
         _lengthen(value, int(wanted[0]))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
 import random
 import threading
 from array import array
@@ -101,17 +100,6 @@ def unset_buffer(net: Net, h: Tensor) -> Tensor:
     return h
 
 
-def of_first_weights(net: Net, h: Tensor) -> Tensor:
-    if net.kept is None:
-        net.kept = net.up.weight.detach().norm()
-    return h * net.kept
-
-
-@functools.lru_cache
-def _first(layer: nn.Linear) -> Tensor:
-    return layer.weight.detach().clone()
-
-
 def slots() -> Calls:
     at = type("Progress", (), {"__slots__": ("calls",)})()
     at.calls = 0
@@ -133,13 +121,11 @@ AT_ONCE: dict[str, Middle] = {
     "of the file": of_file,
     "dice of its own": lambda net, h: h * net.dice.random(),
     "a buffer that was unset": unset_buffer,
-    "of the first weights": of_first_weights,
-    "of the first weights, by a function": lambda net, h: h @ _first(net.up) @ net.up.weight.t(),
     "in slots": (lambda count: lambda _net, h: h * min(1.0, count() / 3))(slots()),
 }
 
 
-@pytest.mark.gate("hidden", "dice of its own", "of the class", "of the first weights")
+@pytest.mark.gate("hidden", "dice of its own", "of the class")
 @pytest.mark.parametrize("middle", AT_ONCE.values(), ids=AT_ONCE)
 def test_state_that_the_first_calls_go_by_is_refused(middle: Middle) -> None:
     model = nn.Sequential(Net(middle))
@@ -153,22 +139,6 @@ def test_state_that_the_first_calls_go_by_is_refused(middle: Middle) -> None:
     assert [name for name in names if name not in ("0.ema", "0.dice")] == []
     assert (STEP, Net.calls) == (0, 0)
     assert all(map(torch.equal, model.parameters(), weights))
-
-
-def test_state_of_a_costly_model_is_refused_after_its_trace(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("bigbrain_fx.frontend.tracing.hidden_state.CHECK_FLOPS", 0)
-    with pytest.raises(CaptureError) as caught:
-        capture(Net(hidden), batch())
-    assert caught.value.code == "BX0160g"
-
-
-def test_without_weights_it_is_a_warning() -> None:
-    with torch.device("meta"):
-        model = Net(hidden)
-    found = capture(model, (torch.randn(8, 4, device="meta"),))
-    assert any("forward changes kept" in said for said in found.warnings)
 
 
 # --------------------------------------------------------------------------- let be
@@ -326,7 +296,7 @@ def decided(calls: Calls, decides: Callable[[int], float]) -> int | None:
     def run() -> tuple[Tensor, ...]:
         return (torch.tensor(decides(calls())),)
 
-    found = decision(run, run, (run,))
+    found = decision(run, (run,))
     return None if found is None else found.runs
 
 

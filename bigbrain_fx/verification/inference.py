@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from bigbrain_fx.core import Graph, Op
+from bigbrain_fx.core import Graph
 from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend import (
     Cached,
@@ -29,9 +29,7 @@ from bigbrain_fx.frontend import (
     ModelFile,
     Step,
     ambient,
-    draw_places,
     graph_inputs,
-    place_name,
     require_same,
     route,
     rows_mixed,
@@ -42,7 +40,8 @@ from bigbrain_fx.frontend import (
     without_fast_path,
 )
 from bigbrain_fx.plan import Plan, live_ops
-from bigbrain_fx.runtime import left_alone, reseed
+from bigbrain_fx.runtime import left_alone
+from bigbrain_fx.verification.draws import keyed
 from bigbrain_fx.verification.members import same_outputs
 from bigbrain_fx.verification.module import SEEDS, another_size, equal, link
 from bigbrain_fx.verification.rewritten import same_rewritten
@@ -244,20 +243,13 @@ class _OneProcess:
 
     def _micro_batch(self, inputs: Values, step: int, micro: int) -> dict[str, Tensor]:
         graph = self._graph()
-        places = draw_places(graph)
         live = live_ops(graph)
-
-        @contextmanager
-        def keyed(op: Op) -> Iterator[None]:
-            key = self.plan.seed, step, micro
-            reseed(key, place_name(*places[op.name]), torch.device("cpu"))
-            yield
 
         with torch.no_grad():
             found = self._run(
                 {**self._labels(), **inputs},
                 order=[op.name for op in graph.ops if op.name in live],  # not what only labels feed
-                key=keyed,
+                key=keyed(graph, (self.plan.seed, step, micro)),
                 values=[v for v in graph.outputs if v in graph.op],
                 functions=self.captured.functions,
             )

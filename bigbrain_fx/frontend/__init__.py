@@ -88,6 +88,7 @@ if TYPE_CHECKING:
         allowed as allowed,
         differences as differences,
         distance as distance,
+        relative as relative,
     )
     from bigbrain_fx.frontend.tracing.rows_apart import rows_mixed as rows_mixed
     from bigbrain_fx.frontend.tracing.sharded_optimizer import require_divided as require_divided

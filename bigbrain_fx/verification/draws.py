@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
-from bigbrain_fx.core import Graph, Op
-from bigbrain_fx.frontend import draw_places, place_name
-
 Key = tuple[int, int, int]  # seed, step, micro-batch
-Keyed = Callable[[Op], AbstractContextManager[None]]
 
 
 def seed_of(key: Key, place: str) -> int:
@@ -24,15 +18,3 @@ def seed_of(key: Key, place: str) -> int:
 def reseed(key: Key, place: str) -> None:
     """Seed this process's generator for one draw."""
     torch.default_generator.manual_seed(seed_of(key, place))
-
-
-def keyed(graph: Graph, key: Key) -> Keyed:
-    """Return what seeds each op of a graph that draws, by its place in the model."""
-    places = draw_places(graph)
-
-    @contextmanager
-    def seeded(op: Op) -> Iterator[None]:
-        reseed(key, place_name(*places[op.name]))
-        yield
-
-    return seeded

@@ -41,9 +41,9 @@ from bigbrain_fx.frontend import (
 )
 from bigbrain_fx.plan import Plan, live_ops
 from bigbrain_fx.runtime import left_alone
-from bigbrain_fx.verification.draws import keyed
 from bigbrain_fx.verification.members import same_outputs
 from bigbrain_fx.verification.module import SEEDS, another_size, equal, link
+from bigbrain_fx.verification.reference import keyed
 from bigbrain_fx.verification.rewritten import same_rewritten
 from bigbrain_fx.verification.roundly import outputs_to_rounding
 from bigbrain_fx.weights import part_name

@@ -13,7 +13,7 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from bigbrain_fx.frontend import Captured, CheckRun, ModelFile, Plain, Step, route
+from bigbrain_fx.frontend import Captured, CheckRun, ModelFile, Plain, Step, distance, route
 
 SEEDS = (0, 1)
 SHOWN = 5
@@ -119,9 +119,4 @@ def left_of_zero(
 
 def relative_error(found: Tensor | None, want: Tensor) -> float:
     """Return the largest difference as a share of the largest entry; a missing gradient is zero."""
-    other = torch.zeros_like(want) if found is None else found
-    if want.numel() == 0 or equal(other, want):
-        return 0.0
-    scale = want.abs().max().item() or 1.0
-    error = (other - want).abs().max().item() / scale
-    return error if error == error else float("inf")
+    return distance(found, want) / (distance(want, None) or 1.0)

@@ -12,6 +12,7 @@ text or of messages, and shares no sum with the runtime.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import cast
@@ -20,10 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from bigbrain_fx.core import ROW_COUNTS, Dim, Graph, Op, Ref, Shard, Stages
-from bigbrain_fx.frontend import draw_places, run_graph, run_members, taken
+from bigbrain_fx.frontend import draw_places, place_name, run_graph, run_members, taken
 from bigbrain_fx.plan import Plan
 from bigbrain_fx.verification import plain_batches
-from bigbrain_fx.verification.draws import Key, keyed
+from bigbrain_fx.verification.draws import Key, reseed
 from bigbrain_fx.weights import part_name
 
 Leaf = tuple[str, int]  # a parameter, and which of the stages that give it a gradient
@@ -173,6 +174,18 @@ def _powers(count: int) -> Iterator[tuple[int, int]]:
         size = 1 << ((count - first).bit_length() - 1)
         yield first, size
         first += size
+
+
+def keyed(graph: Graph, key: Key) -> Callable[[Op], AbstractContextManager[None]]:
+    """Return what seeds each op of a graph that draws, by its place in the model."""
+    places = draw_places(graph)
+
+    @contextmanager
+    def seeded(op: Op) -> Iterator[None]:
+        reseed(key, place_name(*places[op.name]))
+        yield
+
+    return seeded
 
 
 def _as_autograd_lays(gradient: Tensor, parameter: Tensor) -> Tensor:

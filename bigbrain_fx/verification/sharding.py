@@ -25,7 +25,7 @@ from bigbrain_fx.frontend import (
     widened,
 )
 from bigbrain_fx.plan import sharded, sound_axes, trials
-from bigbrain_fx.verification.draws import keyed
+from bigbrain_fx.verification.reference import keyed
 
 _ZERO = 1e-2  # of the largest of all: what is below it may be a zero that rounding left
 _KEY = (7, 0, 0)

@@ -28,6 +28,7 @@ from bigbrain_fx.frontend.tracing.optimizer_refusals import (
     TOUCHES,
     WRITES,
 )
+from bigbrain_fx.frontend.tracing.rounding import distance
 from bigbrain_fx.runtime import (
     HostRoom,
     StoredState,
@@ -213,7 +214,7 @@ def _touched(parameter: nn.Parameter, numbers: Tensor) -> Iterator[tuple[str, st
         yield FREEZES
     if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
         yield SETS_HOOK
-    if apart(parameter.detach(), numbers).any():
+    if distance(parameter.detach(), numbers):
         yield WRITES
 
 
@@ -312,20 +313,14 @@ def dice_kept() -> Iterator[None]:
         yield
 
 
-def apart(one: Tensor, other: Tensor) -> Tensor:
-    """Return the difference; NaN and infinity equal themselves."""
-    same = (one == other) | ((one != one) & (other != other))
-    return torch.where(same, torch.zeros_like(one), one - other)
-
-
-def unlike(one: Numbers, other: Mapping[str, Tensor]) -> list[str]:
+def unlike(one: Numbers, other: Numbers) -> list[str]:
     """Name the parameters of one trial that another has otherwise."""
-    return [name for name in one if apart(one[name], other[name]).any()]
+    return [name for name in one if distance(one[name], other[name])]
 
 
 def relative_error(found: Tensor, want: Tensor, start: Tensor) -> float:
     """Return the largest error of an update, in shares of the largest update."""
-    update, error = (float(apart(want, other).abs().max()) for other in (start, found))
+    update, error = (distance(want, other) for other in (start, found))
     if not error:
         return 0.0
     return error / update if update and math.isfinite(error) else math.inf

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
@@ -68,28 +68,6 @@ def with_known_sizes(graph: Graph) -> Graph:
         return op if place is None else replace(op, args=(Ref(place[0]), place[1]))
 
     return replace(graph, ops=tuple(map(known, graph.ops)))
-
-
-@dataclass(frozen=True)
-class Trace:
-    """What a training run leaves behind, by names of the model."""
-
-    losses: list[Tensor] = field(default_factory=list)
-    gradients: dict[str, Tensor] = field(default_factory=dict)
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-    unlike: set[str] = field(default_factory=set)  # held by several devices, with other numbers
-    left_out: set[int] = field(default_factory=set)  # steps that a loss scale kept from updating
-
-    def take(self, into: dict[str, Tensor], found: Mapping[str, Tensor]) -> None:
-        """Take what one device has; note what another has otherwise."""
-        for name, tensor in found.items():
-            if name in into and not _same_bits(into[name], tensor):
-                self.unlike.add(name)
-            into[name] = tensor
-
-
-def _same_bits(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num())
 
 
 @dataclass(frozen=True)

@@ -31,10 +31,10 @@ from bigbrain_fx.verification.module import (
     another_size,
     differences,
     equal,
-    in_train,
     left_of_zero,
     link as _check,
     relative_error,
+    run_module,
 )
 from bigbrain_fx.verification.plain import Own, not_run, plain_link
 from bigbrain_fx.verification.reference import Reference
@@ -77,7 +77,7 @@ def same_module(file: ModelFile, captured: Captured, plan: Plan) -> dict[str, ob
             }
         )
     elif captured.graph.static_batch is None:
-        batches += another_size(partial(in_train, file, captured), captured, rows)
+        batches += another_size(partial(run_module, file, captured), captured, rows)
     found = differences(file, captured, batches)
     limit = allowed(unit_of(captured.graph, captured.tensors))
     compared = f"loss, outputs, buffers bitwise; gradients to {limit:g}"

@@ -95,13 +95,7 @@ def capture(
     """
     on_meta = _require_traceable(module, loss)
     example_batch = to_meta(example_batch) if on_meta else example_batch
-    how = route(module, example_batch, loss is not None)
-    with _in_mode(module, training):
-        about = module, loss, take_apart(example_batch), how, autocast
-        require_steady_calls(*about)
-        elsewhere = _elsewhere(*about)
-    if loss is not None and training:
-        how = settle(module, how, example_batch, partial(_has_loss, module, loss, example_batch))
+    how, elsewhere = _asked(module, loss, example_batch, training, autocast)
     names = input_names(module, example_batch, how)
     batch = take_apart(example_batch, names, tensor_names(module), batch_dims)
     rows, is_fixed = batch.rows * (parts or 1), parts is not None
@@ -115,6 +109,24 @@ def capture(
     if training and loss_needed:
         require_loss(captured.graph)
     return replace(captured, elsewhere=elsewhere)
+
+
+def _asked(
+    module: nn.Module, loss: Loss | None, example: object, training: bool, autocast: str | None
+) -> tuple[Route, Elsewhere | None]:
+    """Return how a batch reaches forward, and what its lines ask of the device.
+
+    Raises:
+        CaptureError: calls keep what later ones go by.
+    """
+    how = route(module, example, loss is not None)
+    with _in_mode(module, training):
+        about = module, loss, take_apart(example), how, autocast
+        require_steady_calls(*about)
+        elsewhere = _elsewhere(*about)
+    if loss is not None and training:
+        how = settle(module, how, example, partial(_has_loss, module, loss, example))
+    return how, elsewhere
 
 
 def _elsewhere(

@@ -140,7 +140,7 @@ def _elsewhere(
         found = Elsewhere(lines, None) if lines else None
     elif mentions(module, loss, ASKING):
         plain = Plain(Step(module, loss, batch, how), module, autocast)
-        found = asked_of_device(plain, example, loss)
+        found = asked_of_device(plain, example)
     known = found or Elsewhere()
     at_import = () if torch.cuda.is_available() else lines_with(module, loss, AT_IMPORT)
     others = tuple(line for line in at_import if line not in known.lines)

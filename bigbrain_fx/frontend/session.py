@@ -13,8 +13,9 @@ from typing import Any, Literal, cast
 
 from pydantic import TypeAdapter
 
-from bigbrain_fx.core import Graph, RewriteProof, RewriteTrial, RuleTrial, Shard
+from bigbrain_fx.core import Graph, RewriteProof, RewriteTrial, RuleTrial, Shard, Timing
 from bigbrain_fx.errors import BigBrainError, CaptureError, InputError
+from bigbrain_fx.frontend.capture_cache.table import environment, folder, is_off
 from bigbrain_fx.frontend.client import Child, EndedError, Message, Task
 from bigbrain_fx.frontend.elsewhere import Elsewhere
 from bigbrain_fx.frontend.first_batches import BatchReading
@@ -110,6 +111,11 @@ class CaptureSession:
         self.facts = TypeAdapter(ModelFacts).validate_python(answer["facts"])
         self.warnings = tuple(cast("Sequence[str]", answer["warnings"]))
         self.capture_s = float(cast("float", answer["capture_s"]))
+
+    @property
+    def spent(self) -> tuple[Timing, ...]:
+        """What the child's answers took so far."""
+        return tuple(self._child.spent)
 
     def write_weights(self, folder: Path, files: Mapping[str, Sequence[str]]) -> None:
         """Write safetensors files of the named tensors, under their original names.
@@ -313,6 +319,8 @@ def capture_file(
         "cache": cache,
         "quantize": quantize,
         "parts": parts,
+        "known": "" if is_off() else str(folder() / "answers.sqlite"),
+        "environment": environment(),
         **({} if refusal is None else {"refusal": refusal.fields}),
     }
     return _session(_task(file, time_limit_s, child), wanted)
@@ -320,8 +328,8 @@ def capture_file(
 
 def _session(task: Task, wanted: Mapping[str, object]) -> CaptureSession:
     """Start a child process, and wait for its capture."""
-    with Scratch("capture") as folder:
-        path = Path(folder, "graph.json")
+    with Scratch("capture") as scratch:
+        path = Path(scratch, "graph.json")
         process = Child(task, {**wanted, "graph": str(path)})
         try:
             answer = process.answer()

@@ -72,11 +72,12 @@ def _refused(step: Step, plain: Plain, example: Sequence[Tensor]) -> Mapping[str
         if found is None or not all(map(torch.equal, trained, before)):
             return {}  # `objective` refuses writes into weights
         error: BigBrainError = _refusal(step, plain, example, found)
-    except CaptureError as refused:  # a buffer is not what it was, and cannot be put back
+    except CaptureError as refused:
         error = refused
     except Exception:
         return {}  # `trace` says what is wrong with the example
-    return {"error": json.dumps(error.fields)}
+    of_state = error.family == "BX0160"  # or a buffer is not what it was, and cannot be put back
+    return {"error": json.dumps(error.fields)} if of_state else {}
 
 
 def _move(trained: Sequence[nn.Parameter]) -> None:

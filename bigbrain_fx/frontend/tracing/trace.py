@@ -120,13 +120,12 @@ def _asked(
         CaptureError: calls keep what later ones go by.
     """
     how = route(module, example, loss is not None)
+    if loss is not None and training:
+        how = settle(module, how, example, partial(_has_loss, module, loss, example))
     with _in_mode(module, training):
         about = module, loss, take_apart(example), how, autocast
         require_steady_calls(*about)
-        elsewhere = _elsewhere(*about)
-    if loss is not None and training:
-        how = settle(module, how, example, partial(_has_loss, module, loss, example))
-    return how, elsewhere
+        return how, _elsewhere(*about)
 
 
 def _elsewhere(

@@ -79,7 +79,15 @@ def measure(blocks: int, repeats: int, import_s: float) -> Row:
 def _split(folder: Path) -> float:
     program = Path(sys.executable).with_name("bigbrain-fx")
     files = [str(folder / "model.py"), "--devices", str(folder / "cluster.json")]
-    options = ["--out", str(folder / "bundle"), "--force", "--micro-batches", "8", "--json"]
+    options = [
+        "--out",
+        str(folder / "bundle"),
+        "--force",
+        "--micro-batches",
+        "8",
+        "--json",
+        "--no-cache",
+    ]
     return _timed([str(program), "split", *files, *options])
 
 

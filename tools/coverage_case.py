@@ -192,8 +192,10 @@ def grows(case: Case, bench: Bench, scratch: Path) -> bool | None:
 
 
 def device_lines(texts: Mapping[str, str]) -> list[int]:
-    """Count the lines of each device's file."""
-    found = (text for name, text in sorted(texts.items()) if name.startswith("device_"))
+    """Count the lines of each file with classes."""
+    found = (
+        text for name, text in sorted(texts.items()) if name.startswith(("device_", "model_blocks"))
+    )
     return [len(text.splitlines()) for text in found]
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 
 from bigbrain_fx.cluster import parse_cluster
 from bigbrain_fx.core import Cluster, Graph
+from bigbrain_fx.emit.files.code import BLOCKS
 from bigbrain_fx.emit.files.texts import bundle_texts
 from bigbrain_fx.emit.modules.names import device_names
 from bigbrain_fx.frontend import Captured, capture, load_model_file
@@ -137,8 +140,24 @@ def texts(
 def program(plan: Plan, texts: Mapping[str, str], device: str) -> type:
     """Run the file of a device; return the class of its program."""
     names = device_names(plan.stages.devices)[device]
-    found: type = getattr(loaded(texts[f"{names.module}.py"], names.module), names.program)
+    with shared_blocks(texts):
+        found: type = getattr(loaded(texts[f"{names.module}.py"], names.module), names.program)
     return found
+
+
+def with_blocks(texts: Mapping[str, str], file: str) -> str:
+    """Return the text of a device file after that of the blocks which several devices have."""
+    return texts.get(f"{BLOCKS}.py", "") + texts[file]
+
+
+@contextmanager
+def shared_blocks(texts: Mapping[str, str]) -> Iterator[None]:
+    """Let emitted files find the blocks that they share, where they do."""
+    text = texts.get(f"{BLOCKS}.py")
+    with pytest.MonkeyPatch.context() as patch:
+        if text is not None:
+            patch.setitem(sys.modules, f"bigbrain_fx.{BLOCKS}", loaded(text, BLOCKS))
+        yield
 
 
 def loaded(text: str, name: str) -> ModuleType:

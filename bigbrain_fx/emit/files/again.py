@@ -10,6 +10,8 @@ import ast
 import re
 from pathlib import Path
 
+from bigbrain_fx.emit.files.blocks import WRITTEN
+from bigbrain_fx.emit.files.code import BLOCKS
 from bigbrain_fx.emit.files.entry import device_fields
 from bigbrain_fx.emit.files.readme import readme_text, told_files
 from bigbrain_fx.emit.files.train_texts import launch_text
@@ -47,6 +49,11 @@ def texts_like(plan: Plan, like: Path, *, bare: bool = False) -> dict[str, str]:
     }
 
 
+def _is_of_blocks(path: Path) -> bool:
+    """Whether a file has the blocks that devices share; one of the user's may be called so."""
+    return path.name == f"{BLOCKS}.py" and WRITTEN in _read(path)
+
+
 def shipped_like(like: Path) -> list[Path]:
     """Return the user's own modules and packages that lie in a bundle beside our files."""
     train = like / "train.py"
@@ -56,7 +63,7 @@ def shipped_like(like: Path) -> list[Path]:
     }
     found = []
     for path in sorted(like.iterdir()):
-        if path.name in ours or path.name.startswith((".", "__")):
+        if path.name in ours or _is_of_blocks(path) or path.name.startswith((".", "__")):
             continue
         if path.suffix == ".py" or (path.is_dir() and any(path.glob("**/*.py"))):
             found.append(path)

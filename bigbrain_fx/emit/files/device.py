@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
 from bigbrain_fx.core import Backward, Stage, micro_text
+from bigbrain_fx.emit.files.blocks import SEEDED
 from bigbrain_fx.emit.files.channels import Channels, DeviceFile, collected
+from bigbrain_fx.emit.files.code import DeviceCode
+from bigbrain_fx.emit.files.imports import import_lines
 from bigbrain_fx.emit.files.instructions import (
     backward_lines,
     forward_lines,
@@ -20,26 +23,18 @@ from bigbrain_fx.emit.files.instructions import (
 )
 from bigbrain_fx.emit.files.opaque import (
     BASE as OPAQUE,
-    OWN_LOSS,
-    OpaqueStages,
     header_lines,
     step_lines,
 )
 from bigbrain_fx.emit.files.schedule_text import schedule_lines
-from bigbrain_fx.emit.modules import kept
-from bigbrain_fx.emit.modules.again import AGAIN, WIDENED
-from bigbrain_fx.emit.modules.classes import Classes, StageText
-from bigbrain_fx.emit.modules.layout import WIDTH, double_quoted, wrapped
+from bigbrain_fx.emit.modules.classes import StageText
+from bigbrain_fx.emit.modules.layout import WIDTH, double_quoted, quiet, wrapped
 from bigbrain_fx.emit.modules.names import identifier
 from bigbrain_fx.emit.modules.taps import TAPPING
 from bigbrain_fx.plan import holders
 
 _DEFERRING = "# {layers}: their weights' gradients wait for weights_N"
 _AGAIN = "# what again(...) gives is not kept from forward to backward: it is made again"
-_SEEDED = (
-    '`with self.seeded("drop", 1, 2):` keys the draws inside by seed, step, micro-batch and\n'
-    "place, here the second of two of `drop` in one call, so that no cut changes them.\n\n"
-)
 _GATHERED = "# weights that other replicas keep: gathered for each run of a stage, then freed"
 _OVERLAP = {
     "2bw": "# a batch computes with the weights of one step before; `ahead` of the next are begun",
@@ -49,20 +44,27 @@ _COMPILED = "# stages run under torch.compile, with these shapes: equal to round
 _RECOMPUTE = "# these keep no activations: each backward first runs the stage forward again"
 
 
-def device_text(file: DeviceFile, classes: Classes | OpaqueStages) -> str:
-    """Return the text of one device's file."""
-    taps = classes.taps(file.stages.of(file.program.device))
-    own = [classes.stage_text(stage, taps) for stage in file.stages.of(file.program.device)]
-    used = dict.fromkeys(key for text in own for key in text.classes)
+def device_text(device: DeviceCode, shared: Mapping[str, str] | None = None) -> str:
+    """Return the text of one device's file.
+
+    Args:
+        device: its stages and blocks.
+        shared: the blocks that stand in a file of their own: name -> text.
+    """
+    file, own = device.file, device.stages
     channels = Channels(file, {text.stage.index: text for text in own})
-    blocks = [line for key in used for line in ("", "", *classes.block_lines(key, taps))]
-    bodies = [line for text in own if text.lines for line in ("", "", *text.lines)]
+    elsewhere = shared or {}
+    blocks = [text for name, text in device.blocks.items() if name not in elsewhere]
+    bodies = ["\n".join(("", "", *text.lines)) for text in own if text.lines]
     step = step_lines(file) if file.graph.is_opaque_step else []
-    imports = _imports(file, own, [*blocks, *bodies, *channels.lines(), *step], classes.users)
+    program = _device_class(file, own, channels, _tapping([*device.blocks.values(), *bodies]))
+    names = ["Channel", _base_class(file), *["Stage"] * (not file.graph.is_opaque_step)]
+    text = "\n".join([*blocks, *bodies, *channels.lines(), *step])
+    tried = f"{file.names.module} import {own[0].name}"
     lines = [
         f'"""{_header(file, own, [*blocks, *bodies])}"""',
         "",
-        *imports,
+        *import_lines([device], text, names, tried, elsewhere),
         *blocks,
         *bodies,
         "",
@@ -70,22 +72,22 @@ def device_text(file: DeviceFile, classes: Classes | OpaqueStages) -> str:
         *channels.lines(),
         "",
         "",
-        *_device_class(file, own, channels, _tapping([*blocks, *bodies])),
+        *program,
     ]
     return double_quoted("\n".join(lines) + "\n")
 
 
 def _header(file: DeviceFile, own: Sequence[StageText], lines: Sequence[str]) -> str:
-    device, title = _quiet(file.program.device), _quiet(file.title)
+    device, title = quiet(file.program.device), quiet(file.title)
     picture = "\n".join(f"    {line}" for line in _picture(file, own[0].stage))
     numbers = ", ".join(str(text.stage.index) for text in own)
     word = "stage" if len(own) == 1 else "stages"
     copies = _copies(file) if file.stages.replicas > 1 else ""
     opaque = header_lines(file.graph.ops[0]) if file.graph.is_opaque_step else []
-    why = "".join(f"{_quiet(line)}\n" for line in opaque)
+    why = "".join(f"{quiet(line)}\n" for line in opaque)
     if file.members:
         copies += f", member {own[0].stage.member} of {file.stages.members}"
-    draws = _SEEDED if any("self.seeded(" in line for line in lines) else ""
+    draws = SEEDED if any("self.seeded(" in line for line in lines) else ""
     return (
         f"Device {device}: {word} {numbers} of {len(file.stages.stages)} of {title}{copies}.\n\n"
         f"{picture}\n\n"
@@ -98,7 +100,7 @@ def _header(file: DeviceFile, own: Sequence[StageText], lines: Sequence[str]) ->
 def _picture(file: DeviceFile, own: Stage) -> list[str]:
     """Draw the chain of devices by stage: of a V, a device stands in it once per visit."""
     chain = [name for name, _ in groupby(stage.device for stage in file.stages.beside(own))]
-    names = [f"[{_quiet(name)}]" if name == own.device else _quiet(name) for name in chain]
+    names = [f"[{quiet(name)}]" if name == own.device else quiet(name) for name in chain]
     drawn = textwrap.wrap(" --> ".join(names), WIDTH - 4, break_long_words=False)
     work = f"{file.schedule}, {micro_text(file.micro_batches)} of {file.rows}"
     if len(drawn[-1]) + 6 + len(work) > WIDTH - 4:
@@ -111,76 +113,6 @@ def _copies(file: DeviceFile) -> str:
     found = file.stages.replicas_on(file.program.device)
     word = "replica" if len(found) == 1 else "replicas"
     return f", {word} {' and '.join(map(str, found))} of {file.stages.replicas}"
-
-
-def _quiet(text: str) -> str:
-    """Make text safe inside a docstring; a Cluster made in Python may hold any name."""
-    return " ".join(text.replace("\\", "/").replace('"', "'").split())
-
-
-def _imports(
-    file: DeviceFile, own: Sequence[StageText], lines: Sequence[str], users: kept.Users
-) -> list[str]:
-    text = "\n".join(lines)
-    optional: Sequence[str] = (
-        "Region",
-        "Tensors",
-        "bucket_channels",
-        "buffer",
-        "parameter",
-        *kept.RUNTIME,
-    )
-    optional = [*optional, *sorted(TAPPING)] if file.stages.deferring else optional
-    optional = [*optional, AGAIN] if file.stages.again else optional
-    optional = [*optional, OWN_LOSS] if file.graph.is_opaque_step else optional
-    wanted = [name for name in optional if re.search(rf"(?<![\w.]){name}[()]", text)]
-    wanted += [WIDENED] if f"{AGAIN}({WIDENED}," in text else []
-    names = ["Channel", _base_class(file), *["Stage"] * (not file.graph.is_opaque_step), *wanted]
-    ours = [("runtime", sorted(names, key=lambda name: (name[0].islower(), name)))]
-    found = ["import math"] if "math." in text else []
-    typed = "Any, ClassVar" if file.graph.is_opaque_step else "ClassVar"
-    found += [f"from typing import {typed}", ""]
-    found += ["import torch"] if "torch." in text else []
-    found += ["import torch.nn.functional as F"] if "F." in text else []
-    taken = ["Tensor"] if re.search(r"\bTensor\b", text) else []
-    taken += ["nn"] if "nn." in text.replace("torch.nn.", "") else []
-    froms = [f"from torch import {', '.join(taken)}"] if taken else []
-    for module, classes in sorted(_functions(file, own, users).items()):
-        if module == file.own_module:
-            ours.insert(0, ("functions", classes))
-        else:
-            froms.append(f"from {module} import {', '.join(classes)}")
-    return [
-        *found,
-        *sorted(froms),
-        "",
-        f"if __package__:  # as in `from bundle.{file.names.module} import {own[0].name}`",
-        *(line for module, what in ours for line in _import(f".{module}", what)),
-        "else:",
-        *(line for module, what in ours for line in _import(module, what)),
-    ]
-
-
-def _import(module: str, names: Sequence[str]) -> list[str]:
-    """Return an indented import, a name a line where it is long."""
-    whole = f"    from {module} import {', '.join(names)}"
-    if len(whole) <= WIDTH:
-        return [whole]
-    return [f"    from {module} import (", *(f"        {name}," for name in names), "    )"]
-
-
-def _functions(
-    file: DeviceFile, own: Sequence[StageText], users: kept.Users
-) -> dict[str, list[str]]:
-    """Return what these stages call of the user's own: module -> its top-level names."""
-    found: dict[str, list[str]] = {}
-    ops = [name for text in own for name in text.stage.ops]
-    for module, name in kept.user_names(file.graph, ops):
-        names = found.setdefault(module or file.own_module, [])
-        called = users[module, name]
-        shown = name if called == name else f"{name} as {called}"
-        names += [shown] if shown not in names else []
-    return found
 
 
 def _base_class(file: DeviceFile) -> str:
@@ -243,15 +175,15 @@ def _attributes(
         f"micro_batches = {file.micro_batches}",
         *([f"members = {file.members!r}  # parts are added in this order"] if file.members else []),
         *_replica_rows(file, own),
-        f"stages: ClassVar = {{{', '.join(f'{text.stage.index}: {text.name}' for text in own)}}}",
+        f"stages = {{{', '.join(f'{text.stage.index}: {text.name}' for text in own)}}}",
         *([_RECOMPUTE, f"recompute = {again!r}"] if again else []),
         *([_AGAIN, f"makes_again = {promises!r}"] if promises else []),
         *([about, f"deferring = {waits!r}"] if waits else []),
         *([f"loss = {loss!r}"] if loss else []),
-        *([f"outputs: ClassVar = {dict(file.graph.output_dims)!r}"] if collects else []),
+        *([f"outputs = {dict(file.graph.output_dims)!r}"] if collects else []),
         f"channels = {_names_tuple(channels.all_names())}",
-        *([f"tied: ClassVar = {tied!r}"] if tied else []),
-        *([f"aliases: ClassVar = {aliases!r}"] if aliases else []),
+        *([f"tied = {tied!r}"] if tied else []),
+        *([f"aliases = {aliases!r}"] if aliases else []),
         *_store_rows(file),
         *_overlap_rows(file),
         *([_COMPILED, "compiled = True"] if file.stages.compiled else []),
@@ -286,7 +218,7 @@ def _store_rows(file: DeviceFile) -> list[str]:
     if "weights" in file.stages.offload:
         what = "all of the stages that do not run: weights, gradients, state, what they received"
     return [
-        *(f"# {line}" for line in textwrap.wrap(f"{_quiet(store.name)} has {what}", WIDTH - 6)),
+        *(f"# {line}" for line in textwrap.wrap(f"{quiet(store.name)} has {what}", WIDTH - 6)),
         f"offload = {file.stages.offload!r}",
         *([f"saving = {saving!r}"] if saving else []),
         *([f"store = {store.folder!r}"] if store.folder else []),
@@ -327,7 +259,7 @@ def _replica_of_stage(file: DeviceFile, own: Sequence[StageText]) -> list[str]:
     if len(file.stages.replicas_on(file.program.device)) == 1:
         return []
     of = {text.stage.index: text.stage.replica for text in own}
-    return [f"replica_of_stage: ClassVar = {of!r}"]
+    return [f"replica_of_stage = {of!r}"]
 
 
 def _numbers(micros: Sequence[int]) -> str:

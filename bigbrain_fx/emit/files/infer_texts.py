@@ -20,9 +20,8 @@ from bigbrain_fx.emit.files.model_file import (
     UsersCode,
     inputs_lines,
     our_names,
-    quiet,
 )
-from bigbrain_fx.emit.modules.layout import double_quoted
+from bigbrain_fx.emit.modules.layout import double_quoted, quiet
 from bigbrain_fx.emit.modules.names import by_number, device_names
 from bigbrain_fx.plan import Plan
 

@@ -238,8 +238,3 @@ def no_triple_blanks(lines: Sequence[str]) -> list[str]:
         if line or kept[-2:] != ["", ""]:
             kept.append(line)
     return kept
-
-
-def quiet(text: str) -> str:
-    """Make text safe inside a docstring."""
-    return text.replace("\\", "/").replace('"', "'").replace("\n", " ")

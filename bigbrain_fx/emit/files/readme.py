@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from bigbrain_fx.core import Stage, micro_text
 from bigbrain_fx.emit.files import infer_texts, train_texts
+from bigbrain_fx.emit.files.code import BLOCKS
 from bigbrain_fx.emit.files.model_file import UsersCode
 from bigbrain_fx.emit.modules.names import device_names
 from bigbrain_fx.plan import (
@@ -116,8 +117,8 @@ def _files(plan: Plan, lean: bool) -> list[str]:
     first = device_names(plan.stages.devices)[plan.stages.devices[0]].module
     return [
         f"- `{first}.py`, one for each device: the classes of its stages, with the parameter names "
-        f"of the model, {step}; a class that several devices need stands in each of their files: "
-        "change all",
+        f"of the model, {step}; block classes that several devices have, if any, stand in "
+        f"`{BLOCKS}.py`",
         trains if plan.mode == "train" else infer_texts.FILES,
         "- `weights/`: one safetensors file per device; `plan.json`; `report.html`; "
         "`timeline.json` (open it in Perfetto)",

@@ -11,16 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from bigbrain_fx.core import DTYPE_BYTES, Bucket, Stages, Statistics
-from bigbrain_fx.emit.files.again import texts_like
+from bigbrain_fx.emit.files.again import shipped_like, texts_like
+from bigbrain_fx.emit.files.blocks import blocks_text
 from bigbrain_fx.emit.files.channels import DeviceFile
+from bigbrain_fx.emit.files.code import BLOCKS, DeviceCode, device_code, shared_blocks
 from bigbrain_fx.emit.files.device import device_text
 from bigbrain_fx.emit.files.infer_texts import infer_texts
-from bigbrain_fx.emit.files.model_file import UsersCode, quiet, users_code
+from bigbrain_fx.emit.files.model_file import UsersCode, users_code
 from bigbrain_fx.emit.files.opaque import OpaqueStages
 from bigbrain_fx.emit.files.readme import readme_text, users_files
 from bigbrain_fx.emit.files.train_texts import train_texts
 from bigbrain_fx.emit.modules.classes import Classes, StageText
-from bigbrain_fx.emit.modules.names import device_names
+from bigbrain_fx.emit.modules.layout import quiet
 from bigbrain_fx.plan import (
     Plan,
     answering,
@@ -65,37 +67,49 @@ def bundle_texts(
     What is the user's comes from the model file, which was read if there is `own`, or from `like`,
     a bundle of the same graph.
     """
-    classes, parts = _classes(plan), part_channels(plan)
-    norms = norm_specs(plan) if plan.source.clip_norm is not None else {}
-    names = device_names(plan.stages.devices)
-    member = {stage.device: stage.member for stage in plan.stages.stages}
-    texts = {
-        f"{names[program.device].module}.py": device_text(
-            DeviceFile(
-                plan.sharded.members[member[program.device]],
-                plan.stages,
-                program,
-                plan.schedule,
-                plan.micro_batches,
-                plan.rows,
-                plan.graph.name,
-                plan.source.drop_last is False and plan.mode == "train",
-                plan.source.module,
-                parts,
-                norms,
-                **_store(plan, program.device),
-            ),
-            classes[member[program.device]],
-        )
-        for program in plan.programs
-    }
-    if like is None:
-        texts.update(_users_texts(plan, own or users_code(plan), lean, bare))
-    else:
+    own = own or (users_code(plan) if like is None else None)
+    devices = _devices_code(plan)
+    shared = {} if _has_blocks(own, like) else shared_blocks(devices)
+    texts = {f"{each.file.names.module}.py": device_text(each, shared) for each in devices}
+    texts |= {f"{BLOCKS}.py": blocks_text(devices, shared)} if shared else {}
+    if own is not None:
+        texts.update(_users_texts(plan, own, lean, bare))
+    elif like is not None:
         texts.update(texts_like(plan, like, bare=bare))
     for name in [name for name in texts if name.endswith(".py")]:
         ast.parse(texts[name])  # a slip of ours must not reach a disk
     return texts
+
+
+def _has_blocks(own: UsersCode | None, like: Path | None) -> bool:
+    """Whether a module of the user's is called as the file of shared blocks would be."""
+    shipped = own.files if own is not None else shipped_like(like) if like is not None else ()
+    return BLOCKS in {path.stem for path in shipped}
+
+
+def _devices_code(plan: Plan) -> list[DeviceCode]:
+    """Write the classes of each device."""
+    classes, parts = _classes(plan), part_channels(plan)
+    norms = norm_specs(plan) if plan.source.clip_norm is not None else {}
+    member = {stage.device: stage.member for stage in plan.stages.stages}
+    found = []
+    for program in plan.programs:
+        file = DeviceFile(
+            plan.sharded.members[member[program.device]],
+            plan.stages,
+            program,
+            plan.schedule,
+            plan.micro_batches,
+            plan.rows,
+            plan.graph.name,
+            plan.source.drop_last is False and plan.mode == "train",
+            plan.source.module,
+            parts,
+            norms,
+            **_store(plan, program.device),
+        )
+        found.append(device_code(file, classes[member[program.device]]))
+    return found
 
 
 def _store(plan: Plan, device: str) -> dict[str, Any]:

@@ -22,10 +22,9 @@ from bigbrain_fx.emit.files.model_file import (
     UsersCode,
     inputs_lines,
     our_names,
-    quiet,
     source_file,
 )
-from bigbrain_fx.emit.modules.layout import double_quoted, wrapped
+from bigbrain_fx.emit.modules.layout import double_quoted, quiet, wrapped
 from bigbrain_fx.emit.modules.names import by_number, device_names
 from bigbrain_fx.plan import Plan, Source
 

@@ -47,7 +47,7 @@ from bigbrain_fx.frontend import draw_places
 from bigbrain_fx.plan import holders, widening
 
 OURS = (
-    *("torch", "nn", "F", "math", "bucket_channels", TENSOR, "ClassVar"),
+    *("torch", "nn", "F", "math", "bucket_channels", TENSOR),
     *("Tensors", "Region", "Stage", "Device", "InferenceDevice", "Channel", "buffer", "parameter"),
     *kept.RUNTIME,
 )

@@ -139,3 +139,8 @@ def _scan(text: str) -> list[tuple[int, int, str]]:
         found.append((i, depth, char))
         depth += (char in _CLOSING) - (char in ")]}")
     return found
+
+
+def quiet(text: str) -> str:
+    """Make text safe inside a docstring; a Cluster made in Python may hold any name."""
+    return " ".join(text.replace("\\", "/").replace('"', "'").split())

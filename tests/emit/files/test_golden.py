@@ -30,7 +30,7 @@ CELLS = {
     "digits": ("naive", 2, "zb-h1", 8),
     "moe": ("naive", 2, "1f1b", 2),
 }
-SHOWN = ("device_*.py", "functions.py", "README.md")  # of a kind
+SHOWN = ("device_*.py", "model_blocks.py", "functions.py", "README.md")  # of a kind
 
 
 @dataclass(frozen=True)

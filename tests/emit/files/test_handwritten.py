@@ -16,8 +16,13 @@ LONGER = 1.3  # times as many lines of code as a person needs, at most
 
 
 @pytest.fixture(scope="module")
-def emitted() -> str:
-    return samples.texts("llama", "chain-dp", 2, "1f1b", 4)["device_d0.py"]
+def texts() -> dict[str, str]:
+    return samples.texts("llama", "chain-dp", 2, "1f1b", 4)
+
+
+@pytest.fixture(scope="module")
+def emitted(texts: dict[str, str]) -> str:
+    return samples.with_blocks(texts, "device_d0.py")
 
 
 def code(text: str) -> dict[str, list[str]]:
@@ -48,10 +53,11 @@ def test_classes_are_written_alike(emitted: str, name: str) -> None:
     assert "\n".join(code(emitted)[name]) == theirs
 
 
-def test_both_give_the_same_numbers(emitted: str) -> None:
+def test_both_give_the_same_numbers(texts: dict[str, str]) -> None:
     torch.manual_seed(0)
     model, tokens = llama.model(), llama.example_batch()["tokens"]
-    module = samples.loaded(emitted, "device_d0")
+    with samples.shared_blocks(texts):
+        module = samples.loaded(texts["device_d0.py"], "device_d0")
     stages: list[nn.Module] = [module.Stage0(), handwritten_llama.Stage0()]
     weights = {**model.state_dict(), "rotary.frequencies": model.get_buffer("rotary.frequencies")}
     for stage in stages:

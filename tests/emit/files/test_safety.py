@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from bigbrain_fx.emit.files.code import BLOCKS
 from bigbrain_fx.emit.ops.layers import RULES
 from tests.support import samples
 from tests.support.allowed_calls import is_allowed_call
@@ -45,7 +46,7 @@ def test_files_import_torch_the_runtime_and_each_other(model: str, partitioner: 
     for name, tree in trees(model, partitioner):
         starts = {key: {"sys"} for key in ("train.py", "infer.py", "launch.py")}
         more = {"training.py": own, **starts}.get(name, set())
-        assert imported(tree) <= {"torch", *OURS, *devices, *more}, name
+        assert imported(tree) <= {"torch", *OURS, BLOCKS, *devices, *more}, name
         assert not imported(tree) & {
             "pickle",
             "marshal",
@@ -59,7 +60,7 @@ def test_files_import_torch_the_runtime_and_each_other(model: str, partitioner: 
 @pytest.mark.parametrize(("model", "partitioner"), CELLS)
 def test_device_files_call_what_is_allowed(model: str, partitioner: str) -> None:
     for name, tree in trees(model, partitioner):
-        if name.startswith("device_"):
+        if name.startswith(("device_", BLOCKS)):
             known = known_names(tree)
             bad = [call for call in calls(tree) if not is_allowed(call, known)]
             assert not bad, [ast.unparse(call) for call in bad]

@@ -32,7 +32,8 @@ def one_device(model: str) -> str:
 def emitted(found: Sample, devices: int = 1) -> list[str]:
     plan = samples.planned(found, "naive", devices, None, 2)
     texts = bundle_texts(plan)
-    return [texts[f"device_d{i}.py"] for i in range(len(plan.stages.devices))]
+    numbers = range(len(plan.stages.devices))
+    return [samples.with_blocks(texts, f"device_d{i}.py") for i in numbers]
 
 
 def captured(module: nn.Module) -> Sample:
@@ -176,7 +177,8 @@ def test_a_block_that_is_cut_is_written_out_on_both_sides() -> None:
     homes = {op.name: "d0" if i < start else "d1" for i, op in enumerate(plan.graph.ops)}
     texts = bundle_texts(with_placement(plan, Placement(homes)))
     first, second = texts["device_d0.py"], texts["device_d1.py"]
-    for text in (first, second):
+    for file in ("device_d0.py", "device_d1.py"):
+        text = samples.with_blocks(texts, file)
         assert classes(text) == ["Mix"]
         assert "self.blocks[1]." in text
     assert "self.blocks[0](" in first

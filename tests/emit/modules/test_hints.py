@@ -98,6 +98,6 @@ def test_sizes_and_parts() -> None:
 
 
 def test_names_in_a_real_model() -> None:
-    text = samples.texts("gpt", "naive", 2, "1f1b", 4)["device_d1.py"]
+    text = samples.texts("gpt", "naive", 2, "1f1b", 4)["model_blocks.py"]
     assert "q, k, v = split.permute(2, 0, 3, 1, 4).unbind()  # gpt.py:42" in text
     assert "mixed = F.scaled_dot_product_attention(" in text

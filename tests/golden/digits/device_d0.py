@@ -5,8 +5,6 @@
 Written by bigbrain-fx; needs torch, safetensors and runtime/.
 """
 
-from typing import ClassVar
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -50,7 +48,7 @@ class DeviceD0(DeferringDevice):
     name = "d0"
     names = ("d0", "d1")
     micro_batches = 8
-    stages: ClassVar = {0: Stage0}
+    stages = {0: Stage0}
     # Conv2d: their weights' gradients wait for weights_N
     deferring = (0,)
     channels = (X_TO_1, X_GRAD_FROM_1)

@@ -8,8 +8,6 @@ place, here the second of two of `drop` in one call, so that no cut changes them
 Written by bigbrain-fx; needs torch, safetensors and runtime/.
 """
 
-from typing import ClassVar
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -54,7 +52,7 @@ class DeviceD1(DeferringDevice):
     name = "d1"
     names = ("d0", "d1")
     micro_batches = 8
-    stages: ClassVar = {1: Stage1}
+    stages = {1: Stage1}
     # Linear: their weights' gradients wait for weights_N
     deferring = (1,)
     loss = (1, "cross_entropy_loss")

@@ -8,46 +8,15 @@ place, here the second of two of `drop` in one call, so that no cut changes them
 Written by bigbrain-fx; needs torch, safetensors and runtime/.
 """
 
-from typing import ClassVar
-
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 if __package__:  # as in `from bundle.device_d0 import Stage0`
+    from .model_blocks import Attention, FeedForward
     from .runtime import Channel, Device, Region, Stage, Tensors
 else:
+    from model_blocks import Attention, FeedForward
     from runtime import Channel, Device, Region, Stage, Tensors
-
-
-class Attention(nn.Module):
-    """Attention, such as `decoder.0.cross`, first in encdec.py:40."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.q = nn.Linear(64, 64)
-        self.k = nn.Linear(64, 64)
-        self.v = nn.Linear(64, 64)
-        self.out = nn.Linear(64, 64)
-
-    def forward(self, x: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
-        q = self.q(x).unflatten(-1, (4, -1)).transpose(1, 2)  # encdec.py:45
-        k = self.k(memory).unflatten(-1, (4, -1)).transpose(1, 2)
-        v = self.v(memory).unflatten(-1, (4, -1)).transpose(1, 2)
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)  # encdec.py:41
-        return self.out(mixed.transpose(1, 2).flatten(2))  # encdec.py:42
-
-
-class FeedForward(nn.Module):
-    """FeedForward, such as `encoder.0.mlp`, first in encdec.py:58."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = nn.Linear(64, 256)
-        self.down = nn.Linear(256, 64)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.relu(self.up(x)))  # encdec.py:58
 
 
 class EncoderLayer(Region):
@@ -137,7 +106,7 @@ class DeviceD0(Device):
     name = "d0"
     names = ("d0", "d1")
     micro_batches = 8
-    stages: ClassVar = {0: Stage0}
+    stages = {0: Stage0}
     channels = (MEMORY_TO_1, X_TO_1, DROP_TO_1, MEMORY_GRAD_FROM_1, X_GRAD_FROM_1, DROP_GRAD_FROM_1)
 
     def forward_0(self, m: int) -> None:

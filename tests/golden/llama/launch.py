@@ -1,6 +1,6 @@
 """Train Llama on this host and keep it going when processes die.
 
-    python launch.py --steps 100 --spares 1
+    python launch.py --steps 100 --standby 1
 
 A process that dies is replaced by a spare, which takes over the device's last snapshot
 and computes again what came after it; the others wait, and the result is the same.

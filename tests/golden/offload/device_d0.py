@@ -5,8 +5,6 @@
 Written by bigbrain-fx; needs torch, safetensors and runtime/.
 """
 
-from typing import ClassVar
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -50,7 +48,7 @@ class DeviceD0(Device):
     name = "d0"
     names = ("d0", "d1")
     micro_batches = 4
-    stages: ClassVar = {0: Stage0}
+    stages = {0: Stage0}
     channels = (X_TO_1, X_GRAD_FROM_1)
     # disk0 has what forwards save, until their backward; what the optimizer keeps, but while it
     # updates

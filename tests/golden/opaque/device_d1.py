@@ -5,8 +5,6 @@
 Written by bigbrain-fx; needs torch, safetensors and runtime/.
 """
 
-from typing import ClassVar
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -97,7 +95,7 @@ class DeviceD1(Device):
     name = "d1"
     names = ("d0", "d1")
     micro_batches = 2
-    stages: ClassVar = {1: Stage1}
+    stages = {1: Stage1}
     loss = (1, "add")
     channels = (
         IMBALANCE_FROM_0,

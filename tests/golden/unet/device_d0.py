@@ -5,31 +5,16 @@
 Written by bigbrain-fx; needs torch, safetensors and runtime/.
 """
 
-from typing import ClassVar
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 if __package__:  # as in `from bundle.device_d0 import Stage0`
+    from .model_blocks import DoubleConv
     from .runtime import Channel, Device, Stage, Tensors
 else:
+    from model_blocks import DoubleConv
     from runtime import Channel, Device, Stage, Tensors
-
-
-class DoubleConv(nn.Module):
-    """DoubleConv, such as `inlet`, first in unet.py:36."""
-
-    def __init__(self, in_channels: int, channels: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(in_channels, channels, 3, padding=1)
-        self.norm1 = nn.GroupNorm(4, channels)
-        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1)
-        self.norm2 = nn.GroupNorm(4, channels)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.norm1(self.conv1(x)))  # unet.py:36
-        return F.relu(self.norm2(self.conv2(x)))  # unet.py:37
 
 
 class Stage0(Stage):
@@ -92,7 +77,7 @@ class DeviceD0(Device):
     name = "d0"
     names = ("d0", "d1", "d2")
     micro_batches = 4
-    stages: ClassVar = {0: Stage0}
+    stages = {0: Stage0}
     channels = (X_TO_2, X_2_TO_2, CONV2_TO_1, X_GRAD_FROM_2, X_2_GRAD_FROM_2, CONV2_GRAD_FROM_1)
 
     def forward_0(self, m: int) -> None:

@@ -5,43 +5,16 @@
 Written by bigbrain-fx; needs torch, safetensors and runtime/.
 """
 
-from typing import ClassVar
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 if __package__:  # as in `from bundle.device_d2 import Stage2`
+    from .model_blocks import DoubleConv, Up
     from .runtime import Channel, Device, Stage, Tensors
 else:
+    from model_blocks import DoubleConv, Up
     from runtime import Channel, Device, Stage, Tensors
-
-
-class DoubleConv(nn.Module):
-    """DoubleConv, such as `inlet`, first in unet.py:36."""
-
-    def __init__(self, in_channels: int, channels: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(in_channels, channels, 3, padding=1)
-        self.norm1 = nn.GroupNorm(4, channels)
-        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1)
-        self.norm2 = nn.GroupNorm(4, channels)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.norm1(self.conv1(x)))  # unet.py:36
-        return F.relu(self.norm2(self.conv2(x)))  # unet.py:37
-
-
-class Up(nn.Module):
-    """Up, such as `up.0`, first in unet.py:50."""
-
-    def __init__(self, in_channels: int, channels: int) -> None:
-        super().__init__()
-        self.grow = nn.ConvTranspose2d(in_channels, channels, 2, stride=2)
-        self.conv = DoubleConv(in_channels, channels)
-
-    def forward(self, x: Tensor, skip: Tensor) -> Tensor:
-        return self.conv(torch.cat([skip, self.grow(x)], dim=1))  # unet.py:50
 
 
 class Stage2(Stage):
@@ -93,7 +66,7 @@ class DeviceD2(Device):
     name = "d2"
     names = ("d0", "d1", "d2")
     micro_batches = 4
-    stages: ClassVar = {2: Stage2}
+    stages = {2: Stage2}
     loss = (2, "binary_cross_entropy_with_logits")
     channels = (X_FROM_0, X_2_FROM_0, GROW_FROM_1, X_GRAD_TO_0, X_2_GRAD_TO_0, GROW_GRAD_TO_1)
 

@@ -8,8 +8,6 @@ place, here the second of two of `drop` in one call, so that no cut changes them
 Written by bigbrain-fx; needs torch, safetensors and runtime/.
 """
 
-from typing import ClassVar
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -75,7 +73,7 @@ class DeviceD0(DeferringDevice):
     name = "d0"
     names = ("d0", "d1")
     micro_batches = 4
-    stages: ClassVar = {0: Stage0, 3: Stage3}
+    stages = {0: Stage0, 3: Stage3}
     # Conv2d, Linear: their weights' gradients wait for weights_N
     deferring = (0, 3)
     loss = (3, "cross_entropy_loss")

@@ -5,8 +5,6 @@
 Written by bigbrain-fx; needs torch, safetensors and runtime/.
 """
 
-from typing import ClassVar
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -78,7 +76,7 @@ class DeviceD1(DeferringDevice):
     name = "d1"
     names = ("d0", "d1")
     micro_batches = 4
-    stages: ClassVar = {1: Stage1, 2: Stage2}
+    stages = {1: Stage1, 2: Stage2}
     # Conv2d: their weights' gradients wait for weights_N
     deferring = (2,)
     channels = (

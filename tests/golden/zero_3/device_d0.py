@@ -8,8 +8,6 @@ place, here the second of two of `drop` in one call, so that no cut changes them
 Written by bigbrain-fx; needs torch, safetensors and runtime/.
 """
 
-from typing import ClassVar
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -62,7 +60,7 @@ class DeviceD0(Device):
     sum_order = "micro"
     # weights that other replicas keep: gathered for each run of a stage, then freed
     zero_stage = 3
-    stages: ClassVar = {0: Stage0}
+    stages = {0: Stage0}
     loss = (0, "cross_entropy_loss")
     channels = (LOSSES_FROM_1, *BUCKETS)
 

@@ -8,8 +8,6 @@ place, here the second of two of `drop` in one call, so that no cut changes them
 Written by bigbrain-fx; needs torch, safetensors and runtime/.
 """
 
-from typing import ClassVar
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -62,7 +60,7 @@ class DeviceD1(Device):
     sum_order = "micro"
     # weights that other replicas keep: gathered for each run of a stage, then freed
     zero_stage = 3
-    stages: ClassVar = {1: Stage1}
+    stages = {1: Stage1}
     loss = (1, "cross_entropy_loss")
     channels = (LOSSES_TO_0, *BUCKETS)
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from bigbrain_fx.bundles import CAPTURE_CHILD
+from bigbrain_fx.core import Timing
 from bigbrain_fx.errors import BigBrainError
 from bigbrain_fx.frontend.client import Child, Message, Task
 from bigbrain_fx.frontend.opaque_service import service_of
@@ -26,6 +27,8 @@ DEADLINE_S = 120.0
 
 class Here:
     """A capture session's child in this process, itself a fork."""
+
+    spent: tuple[Timing, ...] = ()  # as a child's: nothing is measured here
 
     def __init__(self, task: Task, wanted: Mapping[str, object]) -> None:
         self._rehearsal = Rehearsal() if task.module == CAPTURE_CHILD else None

@@ -28,7 +28,7 @@ from bigbrain_fx.plan import Options, Plan, Source, make_plan
 from bigbrain_fx.planning.registry import preset
 from bigbrain_fx.verification.chain import chain
 from bigbrain_fx.verification.imported_bundle import trace_of_processes
-from bigbrain_fx.verification.reference import Trace
+from bigbrain_fx.verification.trace import Trace
 from tools.forked import fork
 from tools.zoo import Case
 

@@ -52,8 +52,9 @@ from bigbrain_fx.verification.imported_bundle import (
     weights_of,
 )
 from bigbrain_fx.verification.links import same_training
-from bigbrain_fx.verification.reference import MembersReference, Trace
+from bigbrain_fx.verification.reference import MembersReference
 from bigbrain_fx.verification.stale import trained_once
+from bigbrain_fx.verification.trace import Trace
 from bigbrain_fx.verification.training import train_reference
 
 ROOT = Path(__file__).resolve().parent.parent

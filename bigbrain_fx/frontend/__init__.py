@@ -81,7 +81,7 @@ if TYPE_CHECKING:
     from bigbrain_fx.frontend.tracing.interpret import run_graph as run_graph
     from bigbrain_fx.frontend.tracing.lockstep import run_members as run_members, taken as taken
     from bigbrain_fx.frontend.tracing.optimizer import optimizer_facts as optimizer_facts
-    from bigbrain_fx.frontend.tracing.per_device_scheduler import (
+    from bigbrain_fx.frontend.tracing.per_device_optimizer import (
         require_made_per_device as require_made_per_device,
     )
     from bigbrain_fx.frontend.tracing.plain import Plain as Plain
@@ -90,6 +90,7 @@ if TYPE_CHECKING:
         allowed as allowed,
         differences as differences,
         distance as distance,
+        relative as relative,
     )
     from bigbrain_fx.frontend.tracing.rows_apart import rows_mixed as rows_mixed
     from bigbrain_fx.frontend.tracing.sharded_optimizer import require_divided as require_divided

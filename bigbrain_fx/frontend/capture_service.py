@@ -277,7 +277,7 @@ class CaptureService:
         self, held: Mapping[str, list[str]], shards: object, *, here: bool, by_pieces: bool
     ) -> str | None:
         """Require that the optimizer and its scheduler can be made once per device."""
-        from bigbrain_fx.frontend.tracing.per_device_scheduler import require_made_per_device
+        from bigbrain_fx.frontend.tracing.per_device_optimizer import require_made_per_device
 
         file = self.file
         if file.optimizer is not None and shards:

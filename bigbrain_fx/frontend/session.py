@@ -307,29 +307,35 @@ def capture_file(
         CaptureError: torch.export cannot follow the model.
     """
     file, location = resolved(path)
+    wanted = {
+        "location": location,
+        "meta": meta,
+        "blank": blank,
+        "training": training,
+        "seed": seed,
+        "micro_batch": micro_batch,
+        "assume": dict(assume or {}),
+        "leaves": list(leaves),
+        "cache": cache,
+        "quantize": quantize,
+        "parts": parts,
+        "known": "" if is_off() else str(folder() / "answers.sqlite"),
+        "environment": environment(),
+        **({} if refusal is None else {"refusal": refusal.fields}),
+    }
+    return _session(_task(file, time_limit_s, child), wanted)
+
+
+def _session(task: Task, wanted: Mapping[str, object]) -> CaptureSession:
+    """Start a child process, and wait for its capture."""
     with Scratch("capture") as scratch:
-        wanted = {
-            "location": location,
-            "graph": f"{scratch}/graph.json",
-            "meta": meta,
-            "blank": blank,
-            "training": training,
-            "seed": seed,
-            "micro_batch": micro_batch,
-            "assume": dict(assume or {}),
-            "leaves": list(leaves),
-            "cache": cache,
-            "quantize": quantize,
-            "parts": parts,
-            "known": "" if is_off() else str(folder() / "answers.sqlite"),
-            "environment": environment(),
-            **({} if refusal is None else {"refusal": refusal.fields}),
-        }
-        process = Child(_task(file, time_limit_s, child), wanted)
+        path = Path(scratch, "graph.json")
+        process = Child(task, {**wanted, "graph": str(path)})
         try:
             answer = process.answer()
-            graph = TypeAdapter(Graph).validate_json(Path(scratch, "graph.json").read_bytes())
-            return CaptureSession(process, graph, answer)
+            return CaptureSession(
+                process, TypeAdapter(Graph).validate_json(path.read_bytes()), answer
+            )
         except BaseException:
             process.close()
             raise

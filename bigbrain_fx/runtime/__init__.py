@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     )
     from .example_data import example_batches as example_batches
     from .finite import are_finite as are_finite
-    from .fixed_entries import APART as APART, laid as laid, overlap as overlap
+    from .fixed_entries import APART as APART, overlap as overlap
     from .gradients import clipped as clipped, laid_out as laid_out, norm as norm
     from .group import (
         added as added,

@@ -18,7 +18,7 @@ def require_fixed(fixed: Sequence[tuple[Key, object]], batch: object, step: int)
 
     Args:
         fixed: what leads there, and what is there: a plain value, how long a list is, what repr
-            says of an object, the names of a dict in their order, how a tensor is laid out.
+            says of an object, the names of a dict in their order.
         batch: the batch of a step.
         step: that takes it.
 
@@ -29,9 +29,6 @@ def require_fixed(fixed: Sequence[tuple[Key, object]], batch: object, step: int)
         found = pick(batch, key, step)
         if isinstance(found, Mapping):
             _require_order(found, want, key, step)
-            continue
-        if isinstance(found, Tensor) and str(want).startswith(_LAID):
-            _require_laid(found, str(want), key, step)
             continue
         if isinstance(found, Tensor) and want == APART:
             _require_apart(found, batch, key, step)
@@ -54,14 +51,6 @@ def _require_order(found: Mapping[object, object], want: object, key: Key, step:
         raise BatchError(_ORDER.format(step=step, name=name, order=order, want=want), code="BX5040")
 
 
-def _require_laid(found: Tensor, want: str, key: Key, step: int) -> None:
-    if laid(found) != want:
-        name = ".".join(map(str, key))
-        raise BatchError(
-            _LAYOUT.format(step=step, name=name, found=laid(found), want=want), code="BX5041"
-        )
-
-
 def _require_apart(found: Tensor, batch: object, key: Key, step: int) -> None:
     for place, other in _tensors(batch, ()):
         if place != key and overlap(found, other):
@@ -76,21 +65,6 @@ def _tensors(batch: object, key: tuple[object, ...]) -> Iterator[tuple[tuple[obj
         pairs = batch.items() if isinstance(batch, Mapping) else enumerate(batch)
         for name, value in pairs:
             yield from _tensors(value, (*key, name))
-
-
-def laid(tensor: Tensor) -> str:
-    """Say how a tensor lies in memory, whatever its rows: dimensions from slow to fast, and gaps.
-
-    Row by row they are in their order, also where there is one element along some.
-    """
-    strides: tuple[int, ...] = tensor.stride()
-    order = [*range(tensor.dim())]
-    if not tensor.is_contiguous():
-        order.sort(key=lambda dim: (-strides[dim], dim))
-    room = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, strides, strict=True))
-    gaps = ", with gaps" if tensor.numel() and room != tensor.numel() else ""
-    gradient = ", asking for a gradient" if tensor.requires_grad else ""
-    return f"{_LAID}{', '.join(map(str, order))}{gaps}{gradient}"
 
 
 def overlap(one: Tensor, other: Tensor) -> bool:
@@ -111,13 +85,6 @@ _SHARED = (
     "same memory here: in a bundle each entry has its own, and is not written with it: compute "
     "with a copy (x = x * 2 for x.mul_(2)), or let batches() give {shared} as a copy "
     "(y = x.clone())"
-)
-_LAID = "laid out by dimensions "
-_LAYOUT = (
-    "step {step}: batch entry {name!r} is {found}, and the model, which asks a tensor how it lies "
-    "in memory or whether it wants a gradient, was split for one {want}: let batches() give "
-    "x.detach().contiguous(), in example_batch() as well, or let a tensor of the batch say what is "
-    "to be done"
 )
 _ORDER = (
     "step {step}: the {name} come in the order {order}, and the model, which takes them one after "

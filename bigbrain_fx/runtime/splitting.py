@@ -36,8 +36,8 @@ class Splitting:
         dims: model inputs whose rows are in another dimension than 0; it comes first in the graph.
         pad: model inputs that may be shorter: what fills them up, at their ends.
         fixed: what else the model goes by, which a trace keeps: its place in a batch, its value,
-            of a list its length, of an object what repr says, of a dict its names in their order,
-            of a tensor how it is laid out; every batch must have the same there.
+            of a list its length, of an object what repr says, of a dict its names in their order;
+            every batch must have the same there.
         divided: model inputs that count what a batch has, of which each micro-batch has its part.
         micro: cuts a batch into its micro-batches, in the place of all this.
         offsets: model inputs that hold offsets into the rows laid end to end -> positions of a row.

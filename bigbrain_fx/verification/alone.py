@@ -25,7 +25,7 @@ from bigbrain_fx.plan import Plan, read_plan
 from bigbrain_fx.verification import laid_tensors
 from bigbrain_fx.verification.device_processes import can_start, train_by_processes
 from bigbrain_fx.verification.imported_bundle import import_bundle, run_bundle
-from bigbrain_fx.verification.reference import Trace
+from bigbrain_fx.verification.trace import Trace
 from bigbrain_fx.weights import Scratch
 
 
@@ -153,3 +153,12 @@ def alone() -> Iterator[Alone]:
             yield made
         finally:
             made.close()
+
+
+def train_bundle(
+    alone: Alone | None, folder: Path, plan: Plan, steps: int, load: Callable[[], ModuleType]
+) -> Trace:
+    """Train a bundle in a process of its own, or in this one where there is none."""
+    if alone is not None:
+        return alone.train(folder, plan, steps, load)
+    return run_bundle(load(), plan, steps, plan.seed)

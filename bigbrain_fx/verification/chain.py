@@ -18,11 +18,10 @@ from bigbrain_fx.emit import training_texts
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import Captured, ModelFile, allowed, unit_of
 from bigbrain_fx.plan import Plan
-from bigbrain_fx.verification.alone import Alone, Way
+from bigbrain_fx.verification.alone import Alone, Way, train_bundle
 from bigbrain_fx.verification.imported_bundle import (
     batches_of,
     import_bundle,
-    run_bundle,
     weights_of,
 )
 from bigbrain_fx.verification.links import (
@@ -39,10 +38,11 @@ from bigbrain_fx.verification.members import (
     whole_plan,
 )
 from bigbrain_fx.verification.plain import STEPS, Own, looped_link
-from bigbrain_fx.verification.reference import MembersReference, Reference, Trace, rows_of
+from bigbrain_fx.verification.reference import MembersReference, Reference, rows_of
 from bigbrain_fx.verification.rewritten import as_written, same_rewritten
 from bigbrain_fx.verification.roundly import same_to_rounding
 from bigbrain_fx.verification.stale import trained_once
+from bigbrain_fx.verification.trace import Trace
 from bigbrain_fx.verification.training import train_reference
 
 _ENOUGH_S = 20.0  # of a rehearsal: no further step is compared after it
@@ -81,7 +81,7 @@ def chain(
         *links(bundle, weights, captured, plan, steps),
     ]
     expected = _expected(bundle, plan, weights, captured.functions, steps)
-    actual = trained or _trained(bundle, folder, plan, steps, alone)
+    actual = trained or train_bundle(alone, folder, plan, steps, lambda: bundle)
     return [*checks, *_same_run(plan, weights, expected, actual, by_processes=trained is not None)]
 
 
@@ -181,16 +181,6 @@ def _same_run(
         unit, compiled = unit_of(plan.graph, weights), plan.stages.compiled
         return same_to_rounding(weights, expected, actual, unit, compiled=compiled)
     return [*map(partial(_in_order, plan), same_training(plan, expected, actual))]
-
-
-def _trained(
-    bundle: ModuleType, folder: Path, plan: Plan, steps: int, alone: Alone | None
-) -> Trace:
-    return (
-        alone.train(folder, plan, steps, lambda: bundle)
-        if alone
-        else run_bundle(bundle, plan, steps, plan.seed)
-    )
 
 
 def _own(bundle: ModuleType, plan: Plan, folder: Path) -> Own | None:

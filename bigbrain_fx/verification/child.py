@@ -46,7 +46,7 @@ from bigbrain_fx.verification.links import (
 from bigbrain_fx.verification.loop import PlainLoop, plain_loop
 from bigbrain_fx.verification.micro_batches import same_objective
 from bigbrain_fx.verification.opaque import opaque_chain
-from bigbrain_fx.verification.reference import Trace
+from bigbrain_fx.verification.trace import Trace
 from bigbrain_fx.weights import source_of_weights
 
 

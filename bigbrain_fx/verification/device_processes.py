@@ -23,7 +23,7 @@ import torch
 
 from bigbrain_fx.plan import Plan
 from bigbrain_fx.verification.imported_bundle import trace_of_processes
-from bigbrain_fx.verification.reference import Trace
+from bigbrain_fx.verification.trace import Trace
 
 MOST = 8  # processes; a bundle of more devices is trained in one
 _LIMIT_S = 300.0

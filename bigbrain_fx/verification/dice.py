@@ -19,11 +19,9 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from bigbrain_fx.runtime import reseed
+from bigbrain_fx.verification.draws import Key, reseed
 
-Key = tuple[int, int, int]  # seed, step, micro-batch
 _BACKWARD = (Tensor.backward, torch.autograd.backward, torch.autograd.grad)  # no draws of its own
-_CPU = torch.device("cpu")
 
 
 class KeyedDice(TorchFunctionMode):
@@ -118,7 +116,7 @@ class KeyedDice(TorchFunctionMode):
     def _seed(self) -> None:
         """Seed the generator for the next draw at this place, unless it is."""
         if self._state is None:
-            reseed(self.key, self._place(), _CPU)
+            reseed(self.key, self._place())
             self._state = _bytes_of(torch.default_generator.get_state())
 
     def _count(self) -> None:

@@ -27,7 +27,7 @@ from bigbrain_fx.verification.members import (
     joined_weights,
 )
 from bigbrain_fx.verification.readings import read_alike
-from bigbrain_fx.verification.reference import Trace
+from bigbrain_fx.verification.trace import Trace
 from bigbrain_fx.weights import Scratch
 
 if TYPE_CHECKING:  # what runs is the bundle's own copy

@@ -9,8 +9,7 @@ nothing of emitted text or of messages.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,32 +18,36 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 
-from bigbrain_fx.core import Graph, Op
+from bigbrain_fx.core import Graph
 from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend import (
     Cached,
     Captured,
     ModelFile,
-    Step,
-    ambient,
-    draw_places,
     graph_inputs,
-    place_name,
     require_same,
-    route,
     rows_mixed,
     run_graph,
     run_members,
     taken,
     unit_of,
-    without_fast_path,
 )
 from bigbrain_fx.plan import Plan, live_ops
-from bigbrain_fx.runtime import left_alone, reseed
+from bigbrain_fx.runtime import left_alone
 from bigbrain_fx.verification.members import same_outputs
-from bigbrain_fx.verification.module import SEEDS, another_size, equal, link
+from bigbrain_fx.verification.module import (
+    SEEDS,
+    another_size,
+    differences,
+    equal,
+    in_mode,
+    link,
+    run_module,
+    step_of,
+)
+from bigbrain_fx.verification.reference import keyed
 from bigbrain_fx.verification.rewritten import same_rewritten
 from bigbrain_fx.verification.roundly import outputs_to_rounding
 from bigbrain_fx.weights import part_name
@@ -107,12 +110,7 @@ def _put(weights: Values, captured: Captured, plan: Plan) -> None:
 
 def _same_module(file: ModelFile, captured: Captured, plan: Plan) -> dict[str, object]:
     batches = _module_batches(file, captured, plan)
-    found = [
-        f"batch {number}, seed {seed}: {line}"
-        for number, inputs in enumerate(batches)
-        for seed in SEEDS
-        for line in _differences(file, captured, inputs, seed)
-    ]
+    found = differences(file, captured, batches)
     what = f"{len(batches)} micro-batches, {len(SEEDS)} seeds: outputs, buffers bitwise"
     return link("your module after eval() = captured graph", found, what)
 
@@ -122,9 +120,7 @@ def _module_batches(file: ModelFile, captured: Captured, plan: Plan) -> list[Val
     rows = captured.graph.static_batch or plan.rows
     batches: list[Values] = [captured.inputs(rows)]
     if captured.graph.static_batch is None:
-        run = partial(_eager, file, captured, seed=0)
-        with torch.no_grad():
-            batches += another_size(run, captured, rows)
+        batches += another_size(partial(run_module, file, captured), captured, rows)
     if file.batches is not None:
         with left_alone(file.batches):
             batch = next(iter(file.batches(plan.seed + 1)))
@@ -140,60 +136,6 @@ def _part(value: Tensor, micro: int, rows: int, batched: bool) -> Tensor:
     return value[micro * rows : (micro + 1) * rows].clone() if batched else value
 
 
-def _differences(file: ModelFile, captured: Captured, inputs: Values, seed: int) -> list[str]:
-    names = captured.graph.outputs
-    before = {name: tensor.detach().clone() for name, tensor in captured.tensors.items()}
-    with torch.no_grad():
-        expected = _eager(file, captured, inputs, seed)
-        kept = _taken_back(file, captured, before)
-        torch.manual_seed(seed)
-        found = run_graph(
-            captured.graph, captured.tensors, dict(inputs), functions=captured.functions
-        )
-    lines = [f"{name} differs" for name in names if not _is_equal(found[name], expected[name])]
-    after, wanted = captured.tensors, {**before, **kept}
-    return lines + [
-        f"{name} was written otherwise" if name in kept else f"{name} was written"
-        for name in before
-        if not equal(after[name], wanted[name])
-    ]
-
-
-def _taken_back(file: ModelFile, captured: Captured, before: Values) -> Values:
-    """Return what the module has written into its caches, and put them back as they were."""
-    caches = file.model.caches if isinstance(file.model, Cached) else ()
-    found = {name: captured.tensors[name].clone() for name in caches}
-    for name in found:
-        captured.tensors[name].copy_(before[name])
-    return found
-
-
-def _eager(file: ModelFile, captured: Captured, inputs: Values, seed: int) -> Values:
-    """Run the user's own module after eval(); its modes come back."""
-    tensors = [inputs[entry.name].clone() for entry in captured.graph.inputs]
-    torch.manual_seed(seed)
-    with _in_eval(file.model), ambient(captured.graph.autocast, tensors), without_fast_path():
-        values = _step(file, captured)(*tensors)
-    return {v: t for (_, v), t in zip(captured.graph.output_names, values, strict=True)}
-
-
-def _step(file: ModelFile, captured: Captured) -> Step:
-    how = route(file.model, file.example_batch, file.loss is not None)
-    return Step(file.model, None, captured.batch, how, training=False)
-
-
-@contextmanager
-def _in_eval(model: nn.Module) -> Iterator[None]:
-    """Put a module in the mode for inference; its modes come back."""
-    modes = [(part, part.training) for part in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for part, mode in modes:
-            part.training = mode
-
-
 def _of_rows(
     file: ModelFile, captured: Captured, one: _OneProcess, bundle: ModuleType, unit: float
 ) -> list[dict[str, object]]:
@@ -204,8 +146,8 @@ def _of_rows(
     short, graph = _same_short_batch(one, bundle, one.plan, unit), captured.graph
     if isinstance(file.model, Cached):  # positions of one row go by each other
         return [short]
-    step = _step(file, captured)
-    with _in_eval(file.model), without_fast_path():
+    step = step_of(file, captured)
+    with in_mode(file, captured):
         mixed = rows_mixed(step, captured.batch, graph.output_dims, graph.autocast)
     found = [f"{name}: a row of it depends on the others in its batch" for name in mixed]
     apart = link("rows of your module stand alone", found, f"of batches of {captured.batch.rows}")
@@ -244,20 +186,13 @@ class _OneProcess:
 
     def _micro_batch(self, inputs: Values, step: int, micro: int) -> dict[str, Tensor]:
         graph = self._graph()
-        places = draw_places(graph)
         live = live_ops(graph)
-
-        @contextmanager
-        def keyed(op: Op) -> Iterator[None]:
-            key = self.plan.seed, step, micro
-            reseed(key, place_name(*places[op.name]), torch.device("cpu"))
-            yield
 
         with torch.no_grad():
             found = self._run(
                 {**self._labels(), **inputs},
                 order=[op.name for op in graph.ops if op.name in live],  # not what only labels feed
-                key=keyed,
+                key=keyed(graph, (self.plan.seed, step, micro)),
                 values=[v for v in graph.outputs if v in graph.op],
                 functions=self.captured.functions,
             )

@@ -31,13 +31,14 @@ from bigbrain_fx.verification.module import (
     another_size,
     differences,
     equal,
-    in_train,
     left_of_zero,
     link as _check,
     relative_error,
+    run_module,
 )
 from bigbrain_fx.verification.plain import Own, not_run, plain_link
-from bigbrain_fx.verification.reference import Reference, Trace
+from bigbrain_fx.verification.reference import Reference
+from bigbrain_fx.verification.trace import Trace, same_run
 from bigbrain_fx.weights import part_name, trained_steps
 
 
@@ -76,7 +77,7 @@ def same_module(file: ModelFile, captured: Captured, plan: Plan) -> dict[str, ob
             }
         )
     elif captured.graph.static_batch is None:
-        batches += another_size(partial(in_train, file, captured), captured, rows)
+        batches += another_size(partial(run_module, file, captured), captured, rows)
     found = differences(file, captured, batches)
     limit = allowed(unit_of(captured.graph, captured.tensors))
     compared = f"loss, outputs, buffers bitwise; gradients to {limit:g}"
@@ -138,40 +139,11 @@ def same_grouping(
 
 def same_training(plan: Plan, expected: Trace, actual: Trace) -> list[dict[str, object]]:
     """Compare two training runs: losses, gradients of step 0, tensors at the end; three checks."""
-    losses = [
-        f"step {step}: {float(want):.9g} and {float(found):.9g}"
-        for step, (want, found) in enumerate(zip(expected.losses, actual.losses, strict=True))
-        if not equal(found, want)
-    ]
-    gradients = [
-        f"gradient of {n}"
-        for n, g in expected.gradients.items()
-        if not _has(actual.gradients, n, g)
-    ]
-    trained = {n: t for n, t in expected.tensors.items() if n in actual.tensors}
-    tensors = [n for n, t in trained.items() if not _has(actual.tensors, n, t)]
     parts = {(s.param, s.member) for s in plan.sharded.shards}
     held = {(p, s.member) for s in plan.stages.stages for p in s.params}
     stored = {part_name(*each) if each in parts else each[0] for each in held}
-    missing = stored - set(actual.tensors)
-    tensors += [f"{name} differs between members" for name in sorted(expected.unlike)]
-    tensors += [f"{name} is missing" for name in sorted(missing)]
-    tensors += [f"{name} differs between the devices that hold it" for name in actual.unlike]
-    steps = len(expected.losses)
-    found = [
-        _check("reference = bundle, losses", losses, f"{steps} steps bitwise"),
-        _check(
-            "reference = bundle, gradients",
-            gradients,
-            f"{len(expected.gradients)} tensors of step 0 bitwise",
-        ),
-        _check(
-            "reference = bundle, weights",
-            tensors,
-            f"{len(trained)} tensors after {steps} steps bitwise",
-        ),
-    ]
-    return [_unless_left_out(check, expected) for check in found]
+    checks = same_run("reference = bundle", expected, actual, stored)
+    return [_unless_left_out(check, expected) for check in checks]
 
 
 def _unless_left_out(check: dict[str, object], expected: Trace) -> dict[str, object]:
@@ -185,7 +157,3 @@ def _unless_left_out(check: dict[str, object], expected: Trace) -> dict[str, obj
     what = "all updates" if every else "the update of step 0"
     detail = f"the loss scale left out {what}: give grad_scaler a smaller init_scale to compare it"
     return {**check, "passed": None, "detail": detail}
-
-
-def _has(found: Mapping[str, Tensor], name: str, want: Tensor) -> bool:
-    return name in found and equal(found[name], want)

@@ -17,7 +17,7 @@ from bigbrain_fx.core import Placement, Stage, Stages
 from bigbrain_fx.frontend import Captured
 from bigbrain_fx.plan import Plan, live_ops
 from bigbrain_fx.runtime import OwnWeights, joined
-from bigbrain_fx.verification.module import link
+from bigbrain_fx.verification.module import link, relative_error
 from bigbrain_fx.verification.reference import MembersReference
 from bigbrain_fx.verification.sharding import (
     agree,
@@ -144,7 +144,7 @@ def same_leaves(
     _, want = one.of_each(batch, plan.seed, 0)
     _, have = many.of_each(batch, plan.seed, 0)
     errors = {
-        reference_name: _relative(have[member].get(name), gradient)
+        reference_name: relative_error(have[member].get(name), gradient)
         for member, own in enumerate(want)
         for name, gradient in own.items()
         for reference_name in [one.stored(name, member)]
@@ -153,10 +153,3 @@ def same_leaves(
     worst = f"largest difference {max(errors.values(), default=0.0):.1e} of a tensor's maximum"
     what = f"{len(errors)} gradients of step 0, {worst} (allowed {limit:g})"
     return link("members' graphs = reference", lines, what)
-
-
-def _relative(have: Tensor | None, want: Tensor) -> float:
-    if have is None:
-        return float("inf")
-    scale = float(want.abs().max()) or 1.0
-    return float((have - want).abs().max()) / scale

@@ -7,13 +7,22 @@ each tensor's largest in float32); two batches, two seeds. This file knows nothi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 
 import torch
 from torch import Tensor
 
-from bigbrain_fx.frontend import Captured, CheckRun, ModelFile, Plain, Step, route
+from bigbrain_fx.frontend import (
+    Captured,
+    CheckRun,
+    ModelFile,
+    Plain,
+    Step,
+    distance,
+    route,
+    without_fast_path,
+)
 
 SEEDS = (0, 1)
 SHOWN = 5
@@ -29,34 +38,56 @@ def differences(
         Exception: whatever the module raises on one of them.
     """
     found = []
-    file.model.train()  # as its user would: it may leave a part in eval mode
-    for number, inputs in enumerate(batches):
-        given = {entry.name: inputs[entry.name] for entry in captured.graph.inputs}
-        for seed in SEEDS:
-            step = _step(file, captured)
-            run = CheckRun(step, captured.graph, captured.tensors, captured.functions)
-            line = run.first_difference(given, seed, gradients=True)
-            found += [f"batch {number}, seed {seed}: {line}"] if line else []
-            if not run.ran:  # the module refuses it: there was nothing to compare
-                in_train(file, captured, given)
+    with in_mode(file, captured):
+        for number, inputs in enumerate(batches):
+            given = {entry.name: inputs[entry.name] for entry in captured.graph.inputs}
+            for seed in SEEDS:
+                run = CheckRun(
+                    step_of(file, captured), captured.graph, captured.tensors, captured.functions
+                )
+                line = run.first_difference(given, seed, gradients=captured.graph.training)
+                found += [f"batch {number}, seed {seed}: {line}"] if line else []
+                if not run.ran:  # the module refuses it: there was nothing to compare
+                    run_module(file, captured, given)
     return found
 
 
-def in_train(file: ModelFile, captured: Captured, inputs: Mapping[str, Tensor]) -> None:
+def run_module(file: ModelFile, captured: Captured, inputs: Mapping[str, Tensor]) -> None:
     """Run the module once as `differences` does.
 
     Raises:
         Exception: whatever it raises.
     """
-    file.model.train()
-    step = _step(file, captured)
     tensors = [inputs[entry.name] for entry in captured.graph.inputs]
-    Plain(step, file.model, captured.graph.autocast).run(tensors, SEEDS[0])
+    with in_mode(file, captured):
+        plain = Plain(step_of(file, captured), file.model, captured.graph.autocast)
+        plain.run(tensors, SEEDS[0])
 
 
-def _step(file: ModelFile, captured: Captured) -> Step:
-    how = route(file.model, file.example_batch, file.loss is not None)
-    return Step(file.model, file.loss, captured.batch, how)
+def step_of(file: ModelFile, captured: Captured) -> Step:
+    """Return the module as one call, with its loss where it trains."""
+    how, trains = (
+        route(file.model, file.example_batch, file.loss is not None),
+        captured.graph.training,
+    )
+    return Step(file.model, file.loss if trains else None, captured.batch, how, training=trains)
+
+
+@contextmanager
+def in_mode(file: ModelFile, captured: Captured) -> Iterator[None]:
+    """Put a module into the mode of its capture; for inference its own modes come back."""
+    if captured.graph.training:
+        file.model.train()  # as its user would: it may leave a part in eval mode
+        yield
+        return
+    modes = [(part, part.training) for part in file.model.modules()]
+    file.model.eval()
+    try:
+        with without_fast_path():
+            yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
 
 
 def another_size(
@@ -119,9 +150,4 @@ def left_of_zero(
 
 def relative_error(found: Tensor | None, want: Tensor) -> float:
     """Return the largest difference as a share of the largest entry; a missing gradient is zero."""
-    other = torch.zeros_like(want) if found is None else found
-    if want.numel() == 0 or equal(other, want):
-        return 0.0
-    scale = want.abs().max().item() or 1.0
-    error = (other - want).abs().max().item() / scale
-    return error if error == error else float("inf")
+    return distance(found, want) / (distance(want, None) or 1.0)

@@ -5,21 +5,17 @@ There is no graph between them: losses, gradients of the first step, and all ten
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 
 import torch
-from torch import Tensor
 
 from bigbrain_fx.plan import Plan
 from bigbrain_fx.verification import laid_tensors
-from bigbrain_fx.verification.alone import Alone
-from bigbrain_fx.verification.imported_bundle import import_bundle, run_bundle
+from bigbrain_fx.verification.alone import Alone, train_bundle
+from bigbrain_fx.verification.imported_bundle import import_bundle
 from bigbrain_fx.verification.loop import NoLoopError, PlainLoop, lacking
-from bigbrain_fx.verification.module import equal, link
-from bigbrain_fx.verification.reference import Trace
+from bigbrain_fx.verification.trace import Trace, same_run
 
 NAME = "plain PyTorch = bundle"
 _OTHER = (
@@ -48,13 +44,12 @@ def opaque_chain(
     """
     if plain is None:
         return [{"name": NAME, "passed": None, "detail": lacking(plan)}]
-    load = partial(import_bundle, folder)
     try:
         want = _looped(plain, steps)
     except NoLoopError as error:
         return [{"name": NAME, "passed": None, "detail": str(error)}]
-    have = trained or _trained(plan, folder, steps, alone, load)
-    checks = [*_compared(want, have, steps)]
+    have = trained or train_bundle(alone, folder, plan, steps, partial(import_bundle, folder))
+    checks = same_run(NAME, want, have, [*want.tensors])
     if not checks[0]["passed"] and not plain.repeats([float(loss) for loss in want.losses]):
         return [{"name": NAME, "passed": None, "detail": _OTHER}]
     return checks
@@ -71,34 +66,3 @@ def _looped(plain: PlainLoop, steps: int) -> Trace:
         if step + 1 == steps:
             found.tensors.update(laid_tensors.read(folder / "after"))
     return found
-
-
-def _trained(
-    plan: Plan, folder: Path, steps: int, alone: Alone | None, load: Callable[[], ModuleType]
-) -> Trace:
-    return (
-        alone.train(folder, plan, steps, load)
-        if alone
-        else run_bundle(load(), plan, steps, plan.seed)
-    )
-
-
-def _compared(want: Trace, have: Trace, steps: int) -> Iterator[dict[str, object]]:
-    losses = [
-        f"step {step}: {float(one):.9g} and {float(other):.9g}"
-        for step, (one, other) in enumerate(zip(want.losses, have.losses, strict=True))
-        if not equal(other, one)
-    ]
-    yield link(f"{NAME}, losses", losses, f"{steps} steps bitwise")
-    gradients = [
-        f"gradient of {n}" for n, g in want.gradients.items() if not _has(have.gradients, n, g)
-    ]
-    yield link(f"{NAME}, gradients", gradients, f"{len(want.gradients)} of step 0 bitwise")
-    tensors = [n for n, t in want.tensors.items() if not _has(have.tensors, n, t)]
-    tensors += [f"{name} differs between the devices that hold it" for name in sorted(have.unlike)]
-    said = f"{len(want.tensors)} parameters and buffers after {steps} steps bitwise"
-    yield link(f"{NAME}, weights and buffers", tensors, said)
-
-
-def _has(found: Mapping[str, Tensor], name: str, want: Tensor) -> bool:
-    return name in found and equal(found[name], want)

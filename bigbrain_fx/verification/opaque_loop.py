@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from bigbrain_fx.frontend import UserStep
-from bigbrain_fx.runtime import needs_closure, needs_metrics, reseed, seed_of
+from bigbrain_fx.runtime import needs_closure, needs_metrics
 from bigbrain_fx.verification import laid_tensors, plain_batches
+from bigbrain_fx.verification.draws import reseed, seed_of
 from bigbrain_fx.verification.eager import TrainingLoop
 
 
@@ -126,7 +127,7 @@ class OpaqueLoop(TrainingLoop):
         return [1.0] if len(batches) == 1 else self._weights(batches)
 
     def _seed_draws(self, key: tuple[int, int, int], place: str) -> None:
-        reseed(key, place, torch.device("cpu"))
+        reseed(key, place)
         number = seed_of(key, place)
         random.seed(number)
         numpy_random = sys.modules.get("numpy.random")

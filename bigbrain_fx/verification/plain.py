@@ -23,11 +23,11 @@ from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import (
     Captured,
     ModelFile,
-    allowed,
-    distance,
+    differences,
     draw_places,
     in_float64,
     place_name,
+    relative,
     unit_of,
     widened,
 )
@@ -42,10 +42,6 @@ from bigbrain_fx.verification.updates import Updates
 NAME = "plain PyTorch = captured graph"
 STEPS = 3
 _MOST = 40  # steps, until a loss scale has fallen far enough for an update
-_CLOSE = 1e-6  # of a gradient's largest entry: beyond it float64 decides
-_NOISE = 1e-7  # of the largest entry of all gradients: what rounding leaves of a zero
-_NOTHING = 1e-12  # of it, in float64: such a gradient is zero
-_AS_NEAR = 3.0  # times the loop's own distance from the exact gradient
 
 Gradients = Mapping[str, Tensor]
 
@@ -283,24 +279,11 @@ class _Comparison:
     ) -> None:
         self.gradients = max(self.gradients, len(want))
         unit = unit_of(self.plan.graph, self.captured.tensors)
-        largest = max(map(_size, want.values()), default=0.0)
-        asked: list[Gradients | None] = []
-        graphs: list[Gradients | None] = []
-        for name in dict.fromkeys((*want, *have)):
-            theirs, ours = want.get(name), have.get(name)
-            error, scale = distance(theirs, ours), max(_size(theirs), _size(ours))
-            share = error / (scale or 1.0)
-            self.worst = max(self.worst, share)
-            if share <= _CLOSE:
-                continue
-            asked = asked or [_of_this(want, exact(), unit)]
-            if _is_rounding(theirs, ours, name, asked[0], allowed(unit) * scale, largest):
-                continue
-            graphs = graphs or [widely() if asked[0] is not None else None]
-            if not _is_alike(name, asked[0], graphs[0]):
-                self.lines.append(
-                    f"step {step}: gradient of {name} differs by {share:.1e} of its largest"
-                )
+        theirs = {name: want.get(name) for name in dict.fromkeys((*want, *have))}
+        shares = (relative(gradient, have.get(name)) for name, gradient in theirs.items())
+        self.worst = max(self.worst, *shares, 0.0)
+        lines = differences(theirs, have, unit, exact, widely)
+        self.lines += [f"step {step}: {line}" for line in lines]
 
     def _compare_buffers(
         self,
@@ -375,45 +358,5 @@ def _fed(reference: Reference, want: Gradients, have: Gradients) -> dict[str, Te
     }
 
 
-def _of_this(want: Gradients, exact: Gradients | None, unit: float) -> Gradients | None:
-    """Return the exact gradients when they are those of the same computation."""
-    if exact is None:
-        return None
-    off = math.hypot(
-        *(float((g.double() - exact[n]).norm()) for n, g in want.items() if n in exact)
-    )
-    whole = math.hypot(*(float(g.norm()) for g in exact.values()))
-    return exact if off <= min(0.1, 1e3 * unit) * whole else None
-
-
-def _is_rounding(
-    want: Tensor | None,
-    have: Tensor | None,
-    name: str,
-    exact: Gradients | None,
-    limit: float,
-    largest: float,
-) -> bool:
-    """Whether a gradient is as near to the exact one as the loop's own; that may be zero."""
-    if exact is None:
-        return distance(want, have) <= max(limit, _NOISE * largest)
-    right = exact.get(name)
-    if _size(right) <= _NOTHING * largest:
-        return _size(have) <= _NOISE * largest
-    return distance(have, right) <= _AS_NEAR * distance(want, right)
-
-
-def _is_alike(name: str, exact: Gradients | None, graph: Gradients | None) -> bool:
-    """Whether loop and graph agree in float64: the one may have rounded luckily, the other not."""
-    if exact is None or graph is None:
-        return False
-    theirs, ours = exact.get(name), graph.get(name)
-    return distance(theirs, ours) <= _CLOSE * max(_size(theirs), _size(ours))
-
-
 def _wide(tensor: Tensor) -> Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
-
-
-def _size(gradient: Tensor | None) -> float:
-    return distance(gradient, None)

@@ -12,8 +12,8 @@ text or of messages, and shares no sum with the runtime.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
@@ -23,11 +23,10 @@ from torch import Tensor, nn
 from bigbrain_fx.core import ROW_COUNTS, Dim, Graph, Op, Ref, Shard, Stages
 from bigbrain_fx.frontend import draw_places, place_name, run_graph, run_members, taken
 from bigbrain_fx.plan import Plan
-from bigbrain_fx.runtime import laid_out, reseed
 from bigbrain_fx.verification import plain_batches
+from bigbrain_fx.verification.draws import Key, reseed
 from bigbrain_fx.weights import part_name
 
-Key = tuple[int, int, int]  # seed, step, micro-batch
 Leaf = tuple[str, int]  # a parameter, and which of the stages that give it a gradient
 Gradients = dict[Leaf, Tensor]
 Tensors = Mapping[str, Tensor]
@@ -69,28 +68,6 @@ def with_known_sizes(graph: Graph) -> Graph:
         return op if place is None else replace(op, args=(Ref(place[0]), place[1]))
 
     return replace(graph, ops=tuple(map(known, graph.ops)))
-
-
-@dataclass(frozen=True)
-class Trace:
-    """What a training run leaves behind, by names of the model."""
-
-    losses: list[Tensor] = field(default_factory=list)
-    gradients: dict[str, Tensor] = field(default_factory=dict)
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-    unlike: set[str] = field(default_factory=set)  # held by several devices, with other numbers
-    left_out: set[int] = field(default_factory=set)  # steps that a loss scale kept from updating
-
-    def take(self, into: dict[str, Tensor], found: Mapping[str, Tensor]) -> None:
-        """Take what one device has; note what another has otherwise."""
-        for name, tensor in found.items():
-            if name in into and not _same_bits(into[name], tensor):
-                self.unlike.add(name)
-            into[name] = tensor
-
-
-def _same_bits(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num())
 
 
 @dataclass(frozen=True)
@@ -175,6 +152,26 @@ def _powers(count: int) -> Iterator[tuple[int, int]]:
         size = 1 << ((count - first).bit_length() - 1)
         yield first, size
         first += size
+
+
+def keyed(graph: Graph, key: Key) -> Callable[[Op], AbstractContextManager[None]]:
+    """Return what seeds each op of a graph that draws, by its place in the model."""
+    places = draw_places(graph)
+
+    @contextmanager
+    def seeded(op: Op) -> Iterator[None]:
+        reseed(key, place_name(*places[op.name]))
+        yield
+
+    return seeded
+
+
+def _as_autograd_lays(gradient: Tensor, parameter: Tensor) -> Tensor:
+    """Return a copy of a gradient as autograd leaves it in `.grad`: a norm adds in that order."""
+    leaf = parameter.detach().requires_grad_()
+    leaf.backward(gradient.clone())
+    assert leaf.grad is not None
+    return leaf.grad
 
 
 class _Members:
@@ -271,7 +268,7 @@ class _Members:
 
     def _laid(self, member: int, totals: Tensors) -> dict[str, Tensor]:
         own = {name: (p, part_name(name, member)) for name, p in self.trained[member].items()}
-        return {n: laid_out(totals[at].clone(), p) for n, (p, at) in own.items() if at in totals}
+        return {n: _as_autograd_lays(totals[at], p) for n, (p, at) in own.items() if at in totals}
 
     def of_micro_batch(
         self, inputs: Tensors, key: Key, share: Callable[[Tensor], Tensor], scale: float
@@ -293,8 +290,8 @@ class _Members:
         given = [partial(self._leaf, own, m, cut) for m, own in enumerate(leaves)]
         name = self.graphs[0].loss
         assert name is not None
-        keyed = partial(self._keyed, key)
-        how = {"order": cut.order, "key": keyed, "values": [name], "functions": self.functions}
+        seeded = keyed(self.graphs[0], key)
+        how = {"order": cut.order, "key": seeded, "values": [name], "functions": self.functions}
         if len(self.graphs) == 1:
             found = [run_graph(self.runs[0], self.fixed[0], inputs, leaf=given[0], **how)]  # type: ignore[arg-type]
         else:
@@ -312,11 +309,6 @@ class _Members:
         if place not in leaves:
             leaves[place] = self.weight(member, *place).detach().requires_grad_()
         return leaves[place]
-
-    @contextmanager
-    def _keyed(self, key: Key, op: Op) -> Iterator[None]:
-        reseed(key, place_name(*self.places[op.name]), torch.device("cpu"))
-        yield
 
 
 class Reference(_Members):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bigbrain_fx.frontend import allowed
 from bigbrain_fx.verification.module import link
-from bigbrain_fx.verification.reference import Trace
+from bigbrain_fx.verification.trace import Trace
 
 _FLOAT32 = 1.2e-7
 _LOSS, _HALF_LOSS = 1e-3, 5e-2  # relative; the latter where 16 bits are in the model

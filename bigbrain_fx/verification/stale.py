@@ -16,7 +16,8 @@ from torch import Tensor
 from bigbrain_fx.core import Graph, Stages
 from bigbrain_fx.runtime import Training
 from bigbrain_fx.verification import plain_batches
-from bigbrain_fx.verification.reference import Reference, Trace
+from bigbrain_fx.verification.reference import Reference
+from bigbrain_fx.verification.trace import Trace
 from bigbrain_fx.verification.training import Batches, Stepper, train_reference
 
 

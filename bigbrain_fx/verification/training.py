@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from bigbrain_fx.frontend import ModelFile
 from bigbrain_fx.runtime import Training
-from bigbrain_fx.verification.reference import MembersReference, Reference, Trace
+from bigbrain_fx.verification.reference import MembersReference, Reference
+from bigbrain_fx.verification.trace import Trace
 
 Batches = Callable[[int], list[Mapping[str, Tensor]]]
 Recipe: TypeAlias = ModelFile | Training

@@ -113,7 +113,7 @@ def asked(path: Path, monkeypatch: pytest.MonkeyPatch) -> Elsewhere | None:
     model, example = file.model(), file.example_batch()
     batch = take_apart(example)
     step = Step(model, file.loss, batch, route(model, example, has_loss=True))
-    return asked_of_device(Plain(step, model, None), [*batch.sized(4).values()], file.loss)
+    return asked_of_device(Plain(step, model, None), [*batch.sized(4).values()])
 
 
 @pytest.mark.parametrize("name", OTHERWISE)

@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from bigbrain_fx.errors import BigBrainError, InputError
 from bigbrain_fx.frontend import capture
 from bigbrain_fx.frontend.translation.batch import take_apart
+from bigbrain_fx.runtime import APART
+from bigbrain_fx.runtime.fixed_entries import require_fixed
+from bigbrain_fx.runtime.stream import BatchError
 
 
 class Kind(enum.Enum):
@@ -125,3 +128,12 @@ def test_what_no_graph_holds_is_refused_with_its_line(
     assert file == "test_written_batch.py"
     with open(__file__, encoding="utf-8") as text:
         assert line in text.read().splitlines()[int(number) - 1]
+
+
+def test_what_is_written_must_lie_in_memory_of_its_own() -> None:
+    fixed = [(("x",), APART)]
+    whole = torch.ones(4, 6)
+    require_fixed(fixed, {"x": whole[:, :3], "y": whole[:, 3:]}, 2)
+    for other in (whole, whole[1:2], [whole[:, 2:]]):
+        with pytest.raises(BatchError, match=r"step 2.*writes into x.*y.* the same memory"):
+            require_fixed(fixed, {"x": whole[:, :3], "y": other}, 2)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from bigbrain_fx.verification.reference import Trace
+from bigbrain_fx.verification.trace import Trace
 from tests.support import warm
 from tools import matrix
 from tools.matrix import MODELS, cells, other_bytes, over_gloo, parse_cell

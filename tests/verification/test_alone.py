@@ -12,7 +12,7 @@ import torch
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Plan
 from bigbrain_fx.verification import alone as room
-from bigbrain_fx.verification.reference import Trace
+from bigbrain_fx.verification.trace import Trace
 
 BUNDLE = ModuleType("train")
 STEPS = 2

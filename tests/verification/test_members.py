@@ -36,7 +36,8 @@ from bigbrain_fx.verification.members import (
     same_graph,
     same_leaves,
 )
-from bigbrain_fx.verification.reference import MembersReference, Trace
+from bigbrain_fx.verification.reference import MembersReference
+from bigbrain_fx.verification.trace import Trace
 from bigbrain_fx.verification.training import train_reference
 from tests.support.bundles import MODEL
 from tools.matrix import Bench, imported, other_bytes

@@ -14,7 +14,7 @@ from bigbrain_fx.plan import Plan, part_channels
 from bigbrain_fx.plan.tensor.messages import require_growing
 from bigbrain_fx.runtime import joined
 from bigbrain_fx.verification.members import same_graph
-from bigbrain_fx.verification.reference import Trace
+from bigbrain_fx.verification.trace import Trace
 from bigbrain_fx.weights import part_name
 from tests.support.bundles import uneven
 from tests.support.synthetic import graph_of

@@ -418,14 +418,14 @@ def test_the_loop_knows_no_graph() -> None:
         ),  # model file, batch
         *("Route", "Step", "route", "settle"),  # how a batch reaches forward
         *("Call", "UserStep"),  # the same, where the step is opaque
-        *("reseed", "seed_of"),  # how a key becomes a seed
+        *("Key", "reseed", "seed_of"),  # how a key becomes a seed
         *("needs_closure", "needs_metrics"),  # what step() of an optimizer or scheduler asks for
         "LossCount",  # by which count micro-batches weigh
         *("KeyedDice", "TrainingLoop", "laid_tensors", "plain_batches"),
     }
-    own = ("eager.py", "opaque_loop.py", "dice.py", "plain_batches.py", "laid_tensors.py")
+    own = ("eager", "opaque_loop", "dice", "draws", "plain_batches", "laid_tensors")
     folder = Path(eager.__file__).parent
-    trees = [ast.parse((folder / name).read_text()) for name in own]
+    trees = [ast.parse((folder / f"{name}.py").read_text()) for name in own]
     nodes = (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
     ours = [node for node in nodes if (node.module or "").startswith("bigbrain_fx")]
     assert {alias.name for node in ours for alias in node.names} <= allowed

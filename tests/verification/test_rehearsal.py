@@ -54,11 +54,21 @@ def optimizer(named):
 
 def lr_scale(step):
     return RATE[0]
+
+{rest}
 """
+BY_SIZE = """
+del lr_scale
+
+def scheduler(optimizer):
+    count = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.99 ** (step * count))
+"""
+FIRST = "self.kept = getattr(self, 'kept', self.a.weight.detach().norm())"
 
 
 def _file(folder: Path, **lines: str) -> Path:
-    plain = {"forward": "pass", "factor": "1.0", "model": "pass", "batches": "pass"}
+    plain = {"forward": "pass", "factor": "1.0", "model": "pass", "batches": "pass", "rest": ""}
     path = folder / "net.py"
     path.write_text(NET.format(**{**plain, **lines}))
     return path
@@ -88,6 +98,8 @@ def test_it_can_be_left_out(tmp_path: Path) -> None:
         pytest.param(
             {"forward": "self.calls += 1", "factor": "self.calls"}, id="forward counts its calls"
         ),
+        pytest.param({"forward": FIRST, "factor": "self.kept"}, id="forward keeps first weights"),
+        pytest.param({"rest": BY_SIZE}, id="rates go by how many parameters there are"),
     ],
 )
 def test_what_trains_otherwise_runs_as_it_is_written(tmp_path: Path, lines: dict[str, str]) -> None:

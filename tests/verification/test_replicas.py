@@ -17,7 +17,7 @@ from bigbrain_fx.plan import Options, Plan, Source, make_plan, updating
 from bigbrain_fx.plan.replica_statistics import statistics
 from bigbrain_fx.verification.imported_bundle import run_bundle
 from bigbrain_fx.verification.links import same_training
-from bigbrain_fx.verification.reference import Trace
+from bigbrain_fx.verification.trace import Trace
 from tests.support import samples
 from tests.support.bundles import MODEL
 from tools.matrix import Bench, imported, other_bytes

@@ -3,7 +3,9 @@
     with torch.autocast("cpu")  ─▶ told: what is on stays on     @torch.autocast("cuda") ─▶ told: on
 
 A region is looked at as it is entered: a decorator's was made when its file was imported. Who is
-told is `told`'s to say; this file knows torch's autocast and no graphs.
+told is `told`'s to say; this file knows torch's autocast and no graphs. No rehearsal on CPUs shows
+it. Public code that has it: attention of Stable Diffusion, which takes
+`torch.autocast(enabled=False, device_type='cuda')` round its scores.
 """
 
 from __future__ import annotations

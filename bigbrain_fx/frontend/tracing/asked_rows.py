@@ -3,6 +3,9 @@
 `int(1.25 * x.shape[0] / 4)` is a number of the trace's own rows, and a branch on `x.shape[0] % 4`
 is taken as there; torch notes both as guards, and lets a trace with them pass as free.
 This file knows torch's guards and symbols; it runs nothing.
+
+Three steps may have no row over the capacity. Public code that has it: switch transformers,
+`capacity = int(self.capacity_factor * len(x) / self.n_experts)`.
 """
 
 from __future__ import annotations

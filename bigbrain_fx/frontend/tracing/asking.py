@@ -22,7 +22,6 @@ from torch import Tensor
 
 from bigbrain_fx.frontend.elsewhere import Elsewhere
 from bigbrain_fx.frontend.tracing.asked_casts import casts_as_on_a_gpu
-from bigbrain_fx.frontend.tracing.attributes import Attributes
 from bigbrain_fx.frontend.tracing.plain import Numbers, Plain, alike
 from bigbrain_fx.frontend.translation.sources import is_users
 
@@ -32,21 +31,12 @@ _GPU = "cuda"
 _FEW = 8  # lines that are told so one by one, to know which of them matter
 
 
-def asked_of_device(plain: Plain, example: Sequence[Tensor], loss: object) -> Elsewhere | None:
-    """Return what forward and loss ask of the device; None where they ask nothing.
-
-    Args:
-        plain: the step.
-        example: a batch.
-        loss: of the step.
-    """
-    before = Attributes.of(plain.model, loss)
+def asked_of_device(plain: Plain, example: Sequence[Tensor]) -> Elsewhere | None:
+    """Return what a step asks of the device on an example; None where it asks nothing."""
     try:
         return _asked(partial(plain.left, example, 0))
     except Exception:  # `trace` says what is wrong with the example
         return None
-    finally:
-        before.put_back()
 
 
 def _asked(run: Callable[[], Numbers]) -> Elsewhere | None:

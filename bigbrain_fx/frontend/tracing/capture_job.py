@@ -24,7 +24,6 @@ from bigbrain_fx.frontend.tracing.dice import random_state_kept, rolls
 from bigbrain_fx.frontend.tracing.export import ambient, export_step, quiet
 from bigbrain_fx.frontend.tracing.first_remedies import OF_CRITERION, first_remedy
 from bigbrain_fx.frontend.tracing.for_inference import asked_for_inference
-from bigbrain_fx.frontend.tracing.hidden_state import require_steady_attributes
 from bigbrain_fx.frontend.tracing.hooks import (
     FUNCTION,
     WITHOUT_GRADIENT,
@@ -101,7 +100,6 @@ class CaptureJob:
             refused = error
         if refused is not None:  # out here, or it would be the context of what comes now
             found = self.strictly(micro_batch, refused)
-        self.require_state()
         self.judge_hooks()  # those that forward has set meanwhile
         if affordable(found.graph, (self.batch.rows,)):
             self.ladder.judge_questions()
@@ -119,16 +117,6 @@ class CaptureJob:
         check_global_hooks()
         if self.labels.training:
             check_hooks(self.step.model, self.ladder.leaves.modules.values())
-
-    def require_state(self) -> None:
-        """Refuse what calls leave in plain attributes; without numbers nothing can be tried."""
-        if not self.on_meta:
-            require_steady_attributes(self.step, self.ladder.plain, self.batch)
-        elif self.step.seen.moved:
-            self.warnings.append(
-                f"forward changes {', '.join(self.step.seen.moved[:3])}, which no state dict "
-                "holds; without weights it cannot be tried whether the next call depends on that"
-            )
 
     def strictly(self, micro_batch: int | None, error: CaptureError) -> Captured:
         """Try torch's strict tracer; where it fails, too, the first error is the one to tell."""

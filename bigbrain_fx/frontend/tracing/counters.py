@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import numbers
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +27,7 @@ from bigbrain_fx.frontend.tracing.reached import Place, is_leaf, places
 _ROUND = 5_040_000, 5_040_000_000  # multiples of any number after which people let things happen
 _LATER = (10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 100_000, 1_000_000)
 _LONGEST = 2_000  # entries that a list is given
+_CALLS = 3
 _LOOK_S = 1.0  # for all runs, but for the first few
 
 Reading = tuple[Any, ...]
@@ -57,38 +59,37 @@ class Counter:
 
 @dataclass(frozen=True)
 class Decision:
-    """A counter decides: where it is kept, and after how many runs it does."""
+    """What is kept from call to call decides: where, and after how many runs; 0: at once."""
 
     name: str
     runs: int
 
 
-def decision(
-    probe: Callable[[], object], run: Callable[[], Numbers], roots: Iterable[object]
-) -> Decision | None:
-    """Move what calls count on; return what decides something later, None when nothing does.
+def decision(run: Callable[[], Numbers], roots: Iterable[object]) -> Decision | None:
+    """Run a few times, then move what counts on; return what decides, None when nothing does.
+
+    Places are left as the last run leaves them.
 
     Args:
-        probe: a call.
-        run: gives the same numbers each time, but for what counts.
+        run: gives the same numbers each time, but for what is kept from call to call.
         roots: where counters are looked for: modules, functions, objects.
     """
     roots = tuple(roots)
-    looks = []
-    for _ in range(3):  # what begins to count is there after the first
-        probe()
+    first, looks = run(), [look(roots)]
+    for _ in range(_CALLS - 1):  # what begins to count is there after the first
+        same = alike(first, run())
         looks.append(look(roots))
+        if not same:
+            return Decision(_moved(*looks[-2:]), 0)
     counters = moving(*looks)
     if not counters:
         return None
-    try:
-        first = run()
-        if not alike(first, run()):
-            return None  # at once: others say so
-        return _decided(run, first, counters)
-    finally:
-        for counter in counters:
-            counter.later(0)
+    return _decided(run, first, counters)
+
+
+def _moved(before: Look, now: Look) -> str:
+    """Name a place that moved; nothing where none is known to have."""
+    return next((name for name in now if name in before and before[name][1] != now[name][1]), "")
 
 
 Move = tuple[int, Callable[[Counter], None], int]  # runs later, what sets a counter so, runs then
@@ -177,6 +178,8 @@ def reading(value: Any) -> Reading:  # noqa: ANN401  # any leaf
         return ()
     if isinstance(value, Tensor):
         return tuple(value.detach().reshape(-1).tolist())
+    if isinstance(value, array):
+        return tuple(value)
     if isinstance(value, list):
         return (len(value),)
     if isinstance(value, numbers.Real):
@@ -193,6 +196,8 @@ def _set(place: Place, value: Any, wanted: Sequence[Any]) -> None:  # noqa: ANN4
         place.put(type(value)(wanted[0]))  # type: ignore[call-arg]
     elif hasattr(value, "dtype"):
         value.reshape(-1)[:] = wanted
+    elif isinstance(value, array):
+        value[:] = array(value.typecode, wanted)
     else:
         _lengthen(value, int(wanted[0]))
 

@@ -1,6 +1,7 @@
 """Random numbers of Python and NumPy in forward: noticed, found and put back.
 
-A trace keeps what such a generator drew once. This file knows nothing of torch.
+A trace keeps what such a generator drew once. This file knows nothing of torch. Public code that
+has it: layer dropout by `np.random.uniform(0, 1)`, in older models of transformers.
 """
 
 from __future__ import annotations

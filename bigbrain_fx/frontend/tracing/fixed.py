@@ -17,7 +17,6 @@ from torch import nn
 
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend.tracing.hidden_state import is_costly
-from bigbrain_fx.frontend.tracing.layouts import laid_entries
 from bigbrain_fx.frontend.tracing.plain import Numbers, alike
 from bigbrain_fx.frontend.tracing.step import Loss, Route, route
 from bigbrain_fx.frontend.tracing.values import (
@@ -41,8 +40,7 @@ def fixed_entries(
 ) -> tuple[Fixed, ...]:
     """Return the entries that are no tensors and that count, with their values.
 
-    Of a list it is its length; of a dict, where it counts, the order of its names; of a tensor,
-    where that counts, how it lies in memory.
+    Of a list it is its length; of a dict, where it counts, the order of its names.
 
     Of an object (an enum, a slice) it is what repr says. Of a model that is costly to run these are
     all that reach forward, texts left out.
@@ -50,17 +48,6 @@ def fixed_entries(
     Raises:
         InputError: an object counts, and nothing that repr says tells it from another.
     """
-    run = partial(numbers_of, model=model, loss=loss, autocast=autocast)
-    try:
-        tensors = (*laid_entries(model, loss, example, take_apart(example), run),)
-    except Exception:
-        return ()  # `trace` says what is wrong with the example
-    return (*tensors, *_beside_tensors(model, example, loss, run))
-
-
-def _beside_tensors(
-    model: nn.Module, example: object, loss: Loss | None, run: Callable[[object], Numbers]
-) -> tuple[Fixed, ...]:
     plain = [*_plain(example), *lengths(example), *orders(example)]
     found: list[tuple[Key, object]] = [*plain, *objects(example)]
     if not found:
@@ -69,6 +56,7 @@ def _beside_tensors(
     if is_costly(model, list(taken.sized(taken.rows).values())):
         reach = [(k, v) for k, v in found if _reaches(how, k) and not isinstance(v, str)]
         return tuple((k, _kept(k, v)) for k, v in reach)
+    run = partial(numbers_of, model=model, loss=loss, autocast=autocast)
     try:
         trial = _Trial(example, run, run(example))
     except Exception:
@@ -81,12 +69,7 @@ def _kept(key: Key, value: object) -> PlainValue:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     said = repr(value)
-    if (
-        " at 0x" not in said
-        and "tensor(" not in said
-        and "array(" not in said
-        and len(said) < _LONG
-    ):
+    if len(said) < _LONG and not any(part in said for part in _NO_VALUES):
         return said
     name = ".".join(map(str, key))
     raise InputError(

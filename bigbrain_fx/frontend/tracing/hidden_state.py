@@ -1,38 +1,38 @@
 """State that calls of forward leave where no state dict finds it, and that later calls go by.
 
-    forward(x), forward(x), ... under one seed, attributes as calls leave them: the same numbers?
+    a fork: forward(x), forward(x), ... under one seed ─▶ the same numbers?
     what moved ─▶ as it is 50, 1000, 5040000000 calls later ─▶ forward(x): the same numbers?
 
 A cache that changes nothing is let be; a hidden state or a counter would be a constant of the
-trace. What acts in the first steps a rehearsal finds, too; here it is found without a model file,
-and what acts later is found at all (`counters`). This file runs steps; it knows no graphs.
+trace. What acts in the first steps a rehearsal finds at any size; here it is what acts later, and
+what a bundle for inference, which has no rehearsal, goes by. The fork keeps all that calls leave.
 """
 
 from __future__ import annotations
 
-import contextlib
+import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from bigbrain_fx.errors import CaptureError
-from bigbrain_fx.frontend.tracing.attributes import Attributes, held_bytes
+from bigbrain_fx.errors import BigBrainError, CaptureError, from_fields
+from bigbrain_fx.frontend.forked import apart
+from bigbrain_fx.frontend.tracing.attributes import Attributes
 from bigbrain_fx.frontend.tracing.blank import is_blank
 from bigbrain_fx.frontend.tracing.check import CHECK_FLOPS
 from bigbrain_fx.frontend.tracing.counters import Decision, decision, look
 from bigbrain_fx.frontend.tracing.dice import where_changed
-from bigbrain_fx.frontend.tracing.plain import Plain, alike, same_numbers
+from bigbrain_fx.frontend.tracing.plain import Plain
 from bigbrain_fx.frontend.tracing.reached import tensors
 from bigbrain_fx.frontend.tracing.step import Loss, Route, Step
 from bigbrain_fx.frontend.translation.batch import Batch
 from bigbrain_fx.frontend.translation.sources import forward_line
 
-_CALLS = 3
-_MOST = 2**28  # bytes of weights, which are copied
+_MOST = 2**28  # bytes of weights, for which a few calls take long
 _REMEDY = (
     "let the model hold it in a buffer, self.register_buffer('calls', torch.zeros(())) in "
     "__init__, write into it in place (self.calls += 1), and read it as a tensor "
@@ -56,179 +56,76 @@ def require_steady_calls(
     if is_costly(model, example):
         return
     step = Step(model, loss, batch, how)
-    plain = Plain(step, model, autocast)
-    with _weights_kept(model) as moved:
-        refusal = _at_once(step, plain, example, moved) or _later(step, plain, example)
-        if moved():
-            return  # `objective` refuses writes into weights
-    if refusal is not None:
-        raise refusal
+    step.watch.keeps = True
+    found = apart(partial(_refused, step, Plain(step, model, autocast), example)) or {}
+    if "error" in found:
+        raise from_fields(json.loads(found["error"]))
 
 
-def require_steady_attributes(step: Step, plain: Plain, batch: Batch) -> None:
-    """Refuse a costly model whose attributes were moved by a call, if calls then give others.
-
-    Raises:
-        CaptureError: they do.
-    """
-    example = list(batch.sized(batch.rows).values())
-    if step.seen.moved and is_costly(step.model, example):
-        refusal = _at_once(step, plain, example, lambda: False)
-        if refusal is not None:
-            raise refusal
-
-
-def _at_once(
-    step: Step, plain: Plain, example: Sequence[Tensor], moved: Callable[[], bool]
-) -> CaptureError | None:
-    """Return why the first calls give unlike numbers, where none has moved weights."""
-    call = _first_unlike(step, plain, example, moved)
-    if not call:
-        return None
-    names = f" (it moves {', '.join(step.seen.moved[:3])})" if step.seen.moved else ""
-    return CaptureError(
-        f"{call} of forward gives other numbers than the first, with the same batch, buffers and "
-        f"seed: something in no state dict goes on from call to call{names}, and a trace would "
-        "keep what it is now for ever",
-        code="BX0160g",
-        at=_moved_line(step, plain, example) or forward_line(step.model),
-        help=_REMEDY,
-    )
-
-
-def _first_unlike(
-    step: Step, plain: Plain, example: Sequence[Tensor], moved: Callable[[], bool]
-) -> str:
-    """Name the first call whose results are not those of call 1."""
+def _refused(step: Step, plain: Plain, example: Sequence[Tensor]) -> Mapping[str, str]:
+    """Return the refusal of what calls go by as "error"; this process is no other one's."""
+    trained = [p for p in step.model.parameters() if p.requires_grad]
+    _move(trained)  # what calls copy of the weights is to be unlike what they have copied before
+    before = [p.detach().clone() for p in trained]
     try:
-        with _going_on(step) as roots:
-            before = Attributes.of(*roots, numbers=False)
-            first = plain.written(example, 0)
-            if moved():
-                return ""
-            step.seen.moved = tuple(before.moved(Attributes.of(*roots, numbers=False)))
-            for call in range(2, _CALLS + 1):
-                if not alike(first, plain.written(example, 0)):
-                    return f"call {call}"
-            with other_weights(step.model):
-                late = plain.written(example, 0)
-        with _going_on(step), other_weights(step.model):
-            fresh = plain.written(example, 0)
-    except Exception as error:
-        if isinstance(error, CaptureError) and error.family == "BX0160":
-            raise  # a buffer is not what it was, and cannot be put back
-        return ""  # `trace` says what is wrong with the example
-    return "" if alike(late, fresh) else "a call with other weights"
+        found = decision(partial(plain.left, example, 0), (step.model, step.own_loss))
+        if found is None or not all(map(torch.equal, trained, before)):
+            return {}  # `objective` refuses writes into weights
+        error: BigBrainError = _refusal(step, plain, example, found)
+    except CaptureError as refused:
+        error = refused
+    except Exception:
+        return {}  # `trace` says what is wrong with the example
+    of_state = error.family == "BX0160"  # or a buffer is not what it was, and cannot be put back
+    return {"error": json.dumps(error.fields)} if of_state else {}
 
 
-def _moved_line(step: Step, plain: Plain, example: Sequence[Tensor]) -> str | None:
-    """Find the line that writes into an attribute, a count, or a tensor that calls share."""
-    held, loss = tensors((step.model, step.own_loss)), step.own_loss
-    with _going_on(step) as roots:
-
-        def seen() -> object:
-            own = loss.buffers() if isinstance(loss, nn.Module) else ()
-            marks = Attributes.of(step.model, loss, numbers=False).marks
-            counts = {name: number for name, (_, number) in look(roots).items()}
-            written = [t._version for t in held if not t.is_inference()]
-            return marks, counts, written, [*map(id, own)]
-
-        return where_changed(lambda: plain.run(example, 0), seen)
+def _move(trained: Sequence[nn.Parameter]) -> None:
+    """Move each trained weight a little in a direction of its own, as training does."""
+    dice = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in trained:
+            noise = torch.randn(p.shape, generator=dice).to(p.dtype)
+            p.add_(noise, alpha=0.05 * float(p.abs().mean().nan_to_num()) + 0.01)
 
 
-def _later(step: Step, plain: Plain, example: Sequence[Tensor]) -> CaptureError | None:
-    """Return why calls give other numbers once more was counted."""
-    found = _decision(step, plain, example)
-    if found is None:
-        return None
+def _refusal(step: Step, plain: Plain, example: Sequence[Tensor], found: Decision) -> CaptureError:
+    at = _line(step, plain, example, found) or forward_line(step.model)
+    if found.runs < 1:
+        named = f" (it moves {found.name})" if found.name else ""
+        return CaptureError(
+            "a later call of forward gives other numbers than the first, with the same batch, "
+            f"buffers and seed: something in no state dict goes on from call to call{named}, and a "
+            "trace would keep what it is now for ever",
+            code="BX0160g",
+            at=at,
+            help=_REMEDY,
+        )
     return CaptureError(
         f"forward leaves {found.name} for the next call where no state dict finds it, and "
         f"{found.runs} calls later the same batch, weights, buffers and seed give other numbers: a "
         "trace would keep what it is now for ever",
         code="BX0160i",
-        at=_counting_line(step, plain, example, found) or forward_line(step.model),
+        at=at,
         help=_REMEDY,
     )
 
 
-def _decision(step: Step, plain: Plain, example: Sequence[Tensor]) -> Decision | None:
-    """Return what forward or loss counts and goes by later, attributes or anything else."""
-    if not _are_few(tensors((step.model, step.own_loss))):
-        return None  # what calls leave could not be put back
-    with _going_on(step) as roots, other_weights(step.model):  # copied later, they are others
-        try:
-            run = partial(plain.left, example, 0)
-            return decision(run, run, roots)
-        except Exception:
-            return None  # `trace` says what is wrong with the example
-
-
-def _counting_line(
-    step: Step, plain: Plain, example: Sequence[Tensor], found: Decision
-) -> str | None:
-    with _going_on(step) as roots:
-        return where_changed(
-            lambda: plain.run(example, 0), lambda: look(roots).get(found.name, (None, ()))[1]
-        )
-
-
-@contextlib.contextmanager
-def _going_on(step: Step) -> Iterator[tuple[nn.Module, object]]:
-    """Let attributes stay as calls leave them, until the end; yield where counters may be."""
+def _line(step: Step, plain: Plain, example: Sequence[Tensor], found: Decision) -> str | None:
+    """Find the line that writes into what decides later; of what does at once, into anything."""
     roots = step.model, step.own_loss
-    before, step.watch.keeps = Attributes.of(*roots), True
-    held = [t for t in tensors(roots) if type(t) in (Tensor, nn.Parameter) and not t.is_inference()]
-    numbers = [(t, t._version, t.detach().clone()) for t in held] if _are_few(held) else []
-    try:
-        yield roots
-    finally:
-        step.watch.keeps = False
-        before.put_back()
-        with torch.no_grad():  # a teacher in a list, say, which no module holds
-            for tensor, version, kept in numbers:
-                if tensor._version != version:
-                    tensor.copy_(kept)
+    held = [t for t in tensors(roots) if not t.is_inference()]
 
+    def counts() -> Mapping[str, object]:
+        return {name: number for name, (_, number) in look(roots).items()}
 
-def _are_few(held: Sequence[Tensor]) -> bool:
-    return sum(map(held_bytes, held)) <= _MOST
+    def seen() -> object:
+        if found.runs:
+            return counts().get(found.name)
+        marks = Attributes.of(*roots, numbers=False).marks
+        return marks, counts(), [t._version for t in held]
 
-
-@contextlib.contextmanager
-def other_weights(model: nn.Module) -> Iterator[None]:
-    """Move each trained weight a little in a direction of its own, as training does."""
-    trained = [p for p in model.parameters() if p.requires_grad]
-    before = [p.detach().clone() for p in trained]
-    dice = torch.Generator().manual_seed(0)
-    try:
-        with torch.no_grad():
-            for p in trained:
-                noise = torch.randn(p.shape, generator=dice).to(p.dtype)
-                p.add_(noise, alpha=0.05 * float(p.abs().mean().nan_to_num()) + 0.01)
-        yield
-    finally:
-        with torch.no_grad():
-            for p, numbers in zip(trained, before, strict=True):
-                p.copy_(numbers)
-
-
-@contextlib.contextmanager
-def _weights_kept(model: nn.Module) -> Iterator[Callable[[], bool]]:
-    """Put parameters back that forward writes into; yield what tells whether it did."""
-    kept = [(p, p.data, p.detach().clone()) for p in model.parameters()]
-
-    def moved() -> bool:
-        return any(not same_numbers(p.detach(), numbers) for p, _, numbers in kept)
-
-    try:
-        yield moved
-    finally:
-        with torch.no_grad():
-            for parameter, data, numbers in kept:
-                if parameter.data_ptr() != data.data_ptr():
-                    parameter.data = data
-                if not same_numbers(data, numbers):
-                    parameter.copy_(numbers)
+    return where_changed(lambda: plain.run(example, 0), seen)
 
 
 def is_costly(model: nn.Module, example: Sequence[Tensor]) -> bool:

@@ -2,6 +2,9 @@
 
 `if torch.rand([]) < layerdrop:` may well go one way in a few runs; its ops cost microseconds, so
 they are run alone. This file knows graphs; it knows nothing of how they came to be.
+
+Three steps may all fall one way. Public code that has it: layer dropout of transformers' wav2vec2,
+`dropout_probability < self.config.layerdrop`.
 """
 
 from __future__ import annotations

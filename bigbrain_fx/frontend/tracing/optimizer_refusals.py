@@ -56,7 +56,7 @@ FAILS_ON_PART = Refusal(
 )
 TOGETHER = Refusal(
     "optimizer(named_params) looks at more than one parameter at a time: on {share}, it updates "
-    "{name}{more} otherwise, by {error:.1e} of its update",
+    "{name} otherwise, by {error:.1e} of its update",
     code="BX2139",
     notes=_OWN,
     help="update each parameter by its own gradient alone, as torch.optim.AdamW does, and choose "

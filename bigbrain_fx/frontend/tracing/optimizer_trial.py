@@ -28,6 +28,7 @@ from bigbrain_fx.frontend.tracing.optimizer_refusals import (
     TOUCHES,
     WRITES,
 )
+from bigbrain_fx.frontend.tracing.rounding import distance
 from bigbrain_fx.runtime import (
     HostRoom,
     StoredState,
@@ -111,10 +112,17 @@ class Trial:
         shapes: of all parameters.
         names: of those that it is given.
         cut: what is given of a parameter's numbers, and of its gradients.
+        by_pieces: it updates a few parameters at a time, as where state lies elsewhere.
     """
 
     def __init__(
-        self, make: Make, shapes: Mapping[str, Shape], names: Sequence[str], cut: Cut | None = None
+        self,
+        make: Make,
+        shapes: Mapping[str, Shape],
+        names: Sequence[str],
+        cut: Cut | None = None,
+        *,
+        by_pieces: bool = False,
     ) -> None:
         self.make, self.shapes, self.cut = make, shapes, cut or _whole
         self.params = {n: nn.Parameter(self._start(n)) for n in names}
@@ -122,16 +130,15 @@ class Trial:
         self.count = 0
         self._require_untouched()
         _require_usable(self.made, self.params, place_of(make))
+        self.stored = _stored(self.made) if by_pieces else None
 
     def step(self, given: Gradients = USUAL, ours: Collection[str] = ()) -> None:
         """Give every parameter a gradient, and update."""
-        self._give(given, ours)
-        self.made.step()
-
-    def step_by_pieces(self, stored: StoredState, given: Gradients, ours: Collection[str]) -> None:
-        """Update a few parameters at a time, as where state lies elsewhere."""
-        self._give(given, ours)
-        stored.step()
+        for name, parameter in self.params.items():
+            made_up = given.of(name, self.shapes[name], self.count, name in ours)
+            parameter.grad = self.cut(name, made_up)
+        self.count += 1
+        (self.stored or self.made).step()
 
     def renew(self) -> None:
         """Let a new optimizer take over, with the state of the old one, as a bundle gives it.
@@ -152,12 +159,6 @@ class Trial:
 
     def _start(self, name: str) -> Tensor:
         return self.cut(name, numbers_of(name, self.shapes[name]))
-
-    def _give(self, given: Gradients, ours: Collection[str]) -> None:
-        for name, parameter in self.params.items():
-            made_up = given.of(name, self.shapes[name], self.count, name in ours)
-            parameter.grad = self.cut(name, made_up)
-        self.count += 1
 
     def _require_untouched(self) -> None:
         """Refuse one that changes parameters as it is made: it is made again where a device died.
@@ -192,15 +193,11 @@ def run_trial(
         StateError: the state of the old one cannot be told by parameter.
     """
     torch.default_generator.manual_seed(seed)
-    trial = Trial(make, shapes, names, cut)
-    stored = _stored(trial.made) if by_pieces else None
+    trial = Trial(make, shapes, names, cut, by_pieces=by_pieces)
     for step in range(given.steps):
         if step == renewed_at:
             trial.renew()
-        if stored is None:
-            trial.step(given, ours)
-        else:
-            trial.step_by_pieces(stored, given, ours)
+        trial.step(given, ours)
     return trial.numbers
 
 
@@ -217,7 +214,7 @@ def _touched(parameter: nn.Parameter, numbers: Tensor) -> Iterator[tuple[str, st
         yield FREEZES
     if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
         yield SETS_HOOK
-    if apart(parameter.detach(), numbers).any():
+    if distance(parameter.detach(), numbers):
         yield WRITES
 
 
@@ -316,20 +313,21 @@ def dice_kept() -> Iterator[None]:
         yield
 
 
-def apart(one: Tensor, other: Tensor) -> Tensor:
-    """Return the difference; NaN and infinity equal themselves."""
-    same = (one == other) | ((one != one) & (other != other))
-    return torch.where(same, torch.zeros_like(one), one - other)
-
-
-def unlike(one: Numbers, other: Mapping[str, Tensor]) -> list[str]:
+def unlike(one: Numbers, other: Numbers) -> list[str]:
     """Name the parameters of one trial that another has otherwise."""
-    return [name for name in one if apart(one[name], other[name]).any()]
+    return [name for name in one if distance(one[name], other[name])]
 
 
 def relative_error(found: Tensor, want: Tensor, start: Tensor) -> float:
     """Return the largest error of an update, in shares of the largest update."""
-    update, error = (float(apart(want, other).abs().max()) for other in (start, found))
+    update, error = (distance(want, other) for other in (start, found))
     if not error:
         return 0.0
     return error / update if update and math.isfinite(error) else math.inf
+
+
+def worst(found: Numbers, want: Numbers, start: Numbers) -> tuple[str, float]:
+    """Return what a trial updates otherwise than another, and its `relative_error`."""
+    errors = {name: relative_error(found[name], want[name], start[name]) for name in found}
+    name = max(errors, key=lambda each: errors[each])
+    return name, errors[name]

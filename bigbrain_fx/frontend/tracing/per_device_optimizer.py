@@ -2,15 +2,15 @@
 
     with all parameters = with those of each device = a new one that has the state of the old
 
-A rehearsal steps the real one on the real bundle for three steps. Tried here, on made-up numbers
-and before anything is written, is what three steps do not show: gradients that are not as usual, a
+A rehearsal steps the real one on the real bundle for three steps. Tried here, on a few made-up
+numbers of each parameter, is what three steps do not show: gradients that are not as usual, a
 replaced process, what counts on. This file knows the contract for `optimizer`; it knows no graph.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from torch import nn
@@ -43,16 +43,49 @@ from bigbrain_fx.frontend.tracing.optimizer_trial import (
     in_float64,
     numbers_of,
     place_of,
-    relative_error,
     run_trial,
     shapes_of,
     unlike,
+    worst,
 )
+from bigbrain_fx.frontend.tracing.scheduler_trial import require_scheduler
 from bigbrain_fx.frontend.translation.sources import where
 from bigbrain_fx.runtime import StateError
 
 Shapes = Mapping[str, Shape]
 _OF_CODE = (NameError, AttributeError, TypeError, LookupError, ValueError)
+
+
+def require_made_per_device(
+    model: nn.Module,
+    make: Make | None,
+    scheduler: Make | None,
+    held: Mapping[str, Sequence[str]],
+    *,
+    here: bool,
+    by_pieces: bool = False,
+) -> str | None:
+    """Require that an optimizer and its scheduler can be made once a device.
+
+    Args:
+        model: whose parameters they are for.
+        make: None: AdamW as it comes.
+        scheduler: None: there is none.
+        held: device -> the names of its trained parameters.
+        here: whether the devices are of this host's kind.
+        by_pieces: whether the optimizer is stepped over a few parameters at a time.
+
+    Returns:
+        Why it could not be tried, if so.
+
+    Raises:
+        InputError: they cannot.
+    """
+    how = {"here": here, "by_pieces": by_pieces}
+    note = None if make is None else require_per_device(model, make, held, **how)
+    if scheduler is not None and not note:
+        require_scheduler(_trained(model, held), make, scheduler)
+    return note
 
 
 def require_per_device(
@@ -78,28 +111,39 @@ def require_per_device(
     Raises:
         InputError: it needs a closure, fails, or updates a parameter otherwise.
     """
-    everything = {name for names in held.values() for name in names}
-    trained = {n: p for n, p in model.named_parameters() if p.requires_grad and n in everything}
-    shapes = shapes_of(trained)
+    shapes = shapes_of(_trained(model, held))
     parts = {device: [n for n in shapes if n in set(names)] for device, names in held.items()}
     parts = {device: names for device, names in parts.items() if names}
     if not parts:
         return None
     with dice_kept():
         try:
-            whole = _tried(make, shapes)
+            _require_run(make, shapes)
         except InputError as error:
             if here:
                 raise
             return f"the optimizer could not be tried on this host's CPU: {error.what}"
-        _require_renewable(make, cut_short(shapes))
-        _require_counts_kept(make, cut_short(shapes))
-        if by_pieces:
-            _require_pieces(make, shapes, whole)
-        for device, names in parts.items() if len(parts) > 1 else ():
-            share = f"device {device}, which has {len(names)} of the {len(shapes)} parameters"
-            _require_alike(make, shapes, whole, names, share)
+        few = cut_short(shapes)
+        if _runs(make, few):  # else it wants the shapes that it is made for
+            _require_all(make, few, parts if len(parts) > 1 else {}, by_pieces)
     return None
+
+
+def _trained(model: nn.Module, held: Mapping[str, Sequence[str]]) -> dict[str, nn.Parameter]:
+    everything = {name for names in held.values() for name in names}
+    return {n: p for n, p in model.named_parameters() if p.requires_grad and n in everything}
+
+
+def _require_all(
+    make: Make, few: Shapes, parts: Mapping[str, Sequence[str]], by_pieces: bool
+) -> None:
+    _require_renewable(make, few)
+    _require_counts_kept(make, few)
+    if by_pieces:
+        _require_pieces(make, few)
+    for device, names in parts.items():
+        share = f"device {device}, which has {len(names)} of the {len(few)} parameters"
+        _require_alike(make, few, names, share)
 
 
 def require_runnable(model: nn.Module, make: Make) -> None:
@@ -113,16 +157,24 @@ def require_runnable(model: nn.Module, make: Make) -> None:
     shapes = cut_short(shapes_of({n: p for n, p in model.named_parameters() if p.requires_grad}))
     with dice_kept():
         try:
-            _tried(make, shapes)
+            _require_run(make, shapes)
         except InputError as error:
             if error.__cause__ is None or isinstance(error.__cause__, _OF_CODE):
                 raise
 
 
-def _tried(make: Make, shapes: Shapes) -> Numbers:
+def _runs(make: Make, shapes: Shapes) -> bool:
+    try:
+        run_trial(make, shapes, list(shapes))
+    except Exception:  # the user's own code
+        return False
+    return True
+
+
+def _require_run(make: Make, shapes: Shapes) -> None:
     """Run a trial of all parameters; say what the user's code raises there."""
     try:
-        return run_trial(make, shapes, list(shapes))
+        run_trial(make, shapes, list(shapes))
     except InputError:
         raise
     except Exception as error:  # the user's own code
@@ -148,8 +200,6 @@ def _require_renewable(make: Make, few: Shapes) -> None:
         renewed = run_trial(make, few, names, renewed_at=1)
     except StateError as error:
         raise KEEPS.error(at, what=error) from error
-    except Exception:
-        return  # it wants the shapes that it is made for, and has run with those
     if unlike(first, second):
         raise KEEPS.error(at, what="the second one that is made here updates otherwise")
     if unlike(first, thrown):
@@ -166,9 +216,7 @@ def _require_counts_kept(make: Make, few: Shapes) -> None:
     Raises:
         InputError: names what it counts.
     """
-    found = None
-    with suppress(Exception):  # it wants the shapes that it is made for
-        found = _counted(Trial(make, few, list(few)), Trial(make, few, list(few)))
+    found = _counted(Trial(make, few, list(few)), Trial(make, few, list(few)))
     if found is not None:
         raise COUNTS.error(place_of(make), name=found[0].place.name, runs=found[1])
 
@@ -196,29 +244,35 @@ def _counted(one: Trial, other: Trial) -> tuple[Counter, int] | None:
 # --------------------------------------------------------------------------- parts of parameters
 
 
-def _require_pieces(make: Make, shapes: Shapes, whole: Numbers) -> None:
+def _require_pieces(make: Make, few: Shapes) -> None:
     """Refuse one that does something once a step, such as to divide by the norm of all gradients.
 
     Raises:
         InputError: stepped over a piece of them at a time, it updates otherwise, or it fails.
     """
-    few = cut_short(shapes)
     largest = max(few, key=lambda name: math.prod(few[name].size))  # a piece of its own
     ours = {name for name in few if name != largest}
-    for sizes, given, want in ((shapes, USUAL, whole), *((few, odd, None) for odd in ODD)):
-        if want is None:
-            with suppress(Exception):  # it wants the shapes that it is made for
-                want = run_trial(make, sizes, list(sizes), given, ours)
-        for does in _done_once(make, sizes, given, ours, want) if want else ():
+    for given, want in _wanted(make, few, ours):
+        for does in _done_once(make, few, given, ours, want):
             raise ONCE_A_STEP.error(place_of(make), does=does)
 
 
+def _wanted(
+    make: Make, shapes: Shapes, ours: Collection[str]
+) -> Iterator[tuple[Gradients, Numbers]]:
+    """Yield gradients, and what one with all parameters makes of them, where it runs so at all."""
+    for given in (USUAL, *ODD):
+        with suppress(Exception):  # the user's own code: it divides by what is too small, say
+            found = run_trial(make, shapes, list(shapes), given, ours)
+            yield given, found
+
+
 def _done_once(
-    make: Make, shapes: Shapes, given: Gradients, ours: set[str], want: Numbers
+    make: Make, few: Shapes, given: Gradients, ours: set[str], want: Numbers
 ) -> Iterator[str]:
     """Yield what steps by pieces do otherwise."""
     try:
-        found = run_trial(make, shapes, list(shapes), given, ours, by_pieces=True)
+        found = run_trial(make, few, list(few), given, ours, by_pieces=True)
     except Exception as error:  # the user's own code, or groups that depend on the piece
         yield f"fails: {_first_line(error)}"
         return
@@ -226,57 +280,30 @@ def _done_once(
     yield from (f"updates {name} otherwise{when}" for name in unlike(found, want))
 
 
-def _require_alike(
-    make: Make, shapes: Shapes, whole: Numbers, names: Sequence[str], share: str
-) -> None:
-    """Refuse one that a device's parameters are not enough for.
+def _require_alike(make: Make, few: Shapes, names: Sequence[str], share: str) -> None:
+    """Refuse one that a device's parameters are not enough for; in float64, not to meet rounding.
 
     Raises:
         InputError: with gradients as usual, or odd ones, it fails or updates otherwise there.
     """
-    try:
-        found = _worst(make, shapes, names, USUAL, whole)
-    except InputError:
-        raise
-    except Exception as error:  # the user's own code
-        at = where(error) or place_of(make)
-        raise FAILS_ON_PART.error(at, share=share, error=_first_line(error)) from error
-    if found:
-        name, by, count = found
-        more = f" (and {count - 1} more)" if count > 1 else ""
-        raise TOGETHER.error(place_of(make), share=share, name=name, more=more, error=by)
-    for odd in ODD:
-        with suppress(Exception):  # it wants the shapes that it is made for
-            found = _worst(make, cut_short(shapes), names, odd)
-        if found:
-            instead = GROUP_FOR_EACH if odd.steady else CLIP_OR_SCALE
-            about = {"share": share, "name": found[0], "instead": instead}
-            raise TOGETHER_WHERE.error(place_of(make), when=odd.when, **about)
+    wide = in_float64(few)
+    start = {name: numbers_of(name, wide[name]) for name in names}
+    for given, want in _wanted(make, wide, names):
+        try:
+            found = run_trial(make, wide, names, given, names)
+        except InputError:
+            raise
+        except Exception as error:  # the user's own code
+            at = where(error) or place_of(make)
+            raise FAILS_ON_PART.error(at, share=share, error=_first_line(error)) from error
+        name, error_of = worst(found, want, start)
+        if error_of > ALIKE:
+            raise _together(make, given, share, name, error_of)
 
 
-def _worst(
-    make: Make,
-    shapes: Shapes,
-    names: Sequence[str],
-    given: Gradients,
-    whole: Numbers | None = None,
-) -> tuple[str, float, int] | None:
-    """Return what a part's optimizer updates otherwise, by how much, and how many do so.
-
-    Where it may be rounding, float64 decides.
-    """
-
-    def tried(sizes: Shapes, some: Sequence[str]) -> Numbers:
-        return run_trial(make, sizes, some, given, names)
-
-    names_apart = unlike(tried(shapes, names), whole or tried(shapes, list(shapes)))
-    if not names_apart:
-        return None
-    wide = in_float64(shapes)
-    found, want = tried(wide, names), tried(wide, list(wide))
-    errors = {
-        name: relative_error(found[name], want[name], numbers_of(name, wide[name]))
-        for name in names_apart
-    }
-    name = max(errors, key=lambda each: errors[each])
-    return (name, errors[name], len(errors)) if errors[name] > ALIKE else None
+def _together(make: Make, given: Gradients, share: str, name: str, error: float) -> InputError:
+    at, about = place_of(make), {"share": share, "name": name}
+    if given is USUAL:
+        return TOGETHER.error(at, **about, error=error)
+    instead = GROUP_FOR_EACH if given.steady else CLIP_OR_SCALE
+    return TOGETHER_WHERE.error(at, when=given.when, instead=instead, **about)

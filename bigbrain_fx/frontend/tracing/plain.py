@@ -75,12 +75,6 @@ class Plain:
             found = self._with_gradients(copies)
             return (*found, *self._kept())
 
-    def written(self, tensors: Sequence[Tensor], seed: int) -> Numbers:
-        """Run once without gradients; return the results, then all buffers and frozen weights."""
-        with self._seeded(tensors, seed, seed) as copies:
-            found = tuple(tensor.detach() for tensor in self.step(*copies))
-            return (*found, *self._kept())
-
     def _kept(self) -> Iterator[Tensor]:
         kept = (*self.model.buffers(), *_frozen(self.model))
         return (tensor.detach().clone() for tensor in kept)

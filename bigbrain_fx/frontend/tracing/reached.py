@@ -13,6 +13,7 @@ import inspect
 import itertools
 import numbers
 import types
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
@@ -133,6 +134,8 @@ def is_leaf(value: object) -> bool:
         return plain and value.numel() <= _FEW and not (value.requires_grad or value.is_complex())
     if hasattr(value, "tobytes") and hasattr(value, "dtype") and hasattr(value, "size"):
         return value.size <= _FEW and value.dtype.kind in "iuf"
+    if isinstance(value, array):
+        return len(value) <= _FEW and value.typecode != "u"
     return isinstance(value, (numbers.Real, list, deque)) and not isinstance(value, bool)
 
 

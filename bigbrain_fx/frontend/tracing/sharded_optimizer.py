@@ -24,8 +24,8 @@ from bigbrain_fx.frontend.tracing.optimizer_trial import (
     dice_kept,
     numbers_of,
     place_of,
-    relative_error,
     run_trial,
+    worst,
 )
 
 MOST_NUMBERS = 4_000_000
@@ -52,13 +52,13 @@ def require_divided(model: nn.Module, make: Make, shards: Sequence[Shard]) -> No
                 return numbers if shard is None else taken(numbers, shard).contiguous()
 
             found = run_trial(make, shapes, names, cut=cut)
-            for name in names:
-                start = cut(name, numbers_of(name, shapes[name]))
-                error = relative_error(found[name], cut(name, whole[name]), start)
-                if error > ALIKE:
-                    is_part = (name, member) in of
-                    what = f"the part of {name} that member {member} has" if is_part else name
-                    raise LOOKS_AT_MORE_NUMBERS.error(place_of(make), what=what, error=error)
+            want = {name: cut(name, whole[name]) for name in names}
+            start = {name: cut(name, numbers_of(name, shapes[name])) for name in names}
+            name, error = worst(found, want, start)
+            if error > ALIKE:
+                is_part = (name, member) in of
+                what = f"the part of {name} that member {member} has" if is_part else name
+                raise LOOKS_AT_MORE_NUMBERS.error(place_of(make), what=what, error=error)
 
 
 def _representative(

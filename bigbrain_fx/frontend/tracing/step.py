@@ -220,14 +220,12 @@ def without_fast_path() -> Iterator[None]:
 class Seen:
     """What calls of the step showed; an object of its own, as torch.export undoes attributes.
 
-    `moved` are the attributes that were not what they had been when a call had ended; `written` are
-    the entries of the batch that a plain run wrote into.
+    `written` are the entries of the batch that a plain run wrote into.
     """
 
     has_loss = False
     output_names: tuple[str, ...] = ()
     part: Literal["model", "loss", "done"] = "model"
-    moved: tuple[str, ...] = ()
     written: tuple[str, ...] = ()
 
 
@@ -286,8 +284,6 @@ class Step(nn.Module):
         try:
             return self._call(*tensors)
         finally:
-            moved = before.moved(Attributes.of(model, self._given[0], numbers=False))
-            self.seen.moved = tuple(dict.fromkeys((*self.seen.moved, *moved)))
             before.put_back()
 
     def _call(self, *tensors: Tensor) -> tuple[Tensor, ...]:

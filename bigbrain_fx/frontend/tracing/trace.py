@@ -95,13 +95,7 @@ def capture(
     """
     on_meta = _require_traceable(module, loss)
     example_batch = to_meta(example_batch) if on_meta else example_batch
-    how = route(module, example_batch, loss is not None)
-    with _in_mode(module, training):
-        about = module, loss, take_apart(example_batch), how, autocast
-        require_steady_calls(*about)
-        elsewhere = _elsewhere(*about)
-    if loss is not None and training:
-        how = settle(module, how, example_batch, partial(_has_loss, module, loss, example_batch))
+    how, elsewhere = _asked(module, loss, example_batch, training, autocast)
     names = input_names(module, example_batch, how)
     batch = take_apart(example_batch, names, tensor_names(module), batch_dims)
     rows, is_fixed = batch.rows * (parts or 1), parts is not None
@@ -117,6 +111,23 @@ def capture(
     return replace(captured, elsewhere=elsewhere)
 
 
+def _asked(
+    module: nn.Module, loss: Loss | None, example: object, training: bool, autocast: str | None
+) -> tuple[Route, Elsewhere | None]:
+    """Return how a batch reaches forward, and what its lines ask of the device.
+
+    Raises:
+        CaptureError: calls keep what later ones go by.
+    """
+    how = route(module, example, loss is not None)
+    if loss is not None and training:
+        how = settle(module, how, example, partial(_has_loss, module, loss, example))
+    with _in_mode(module, training):
+        about = module, loss, take_apart(example), how, autocast
+        require_steady_calls(*about)
+        return how, _elsewhere(*about)
+
+
 def _elsewhere(
     module: nn.Module, loss: Loss | None, batch: Batch, how: Route, autocast: str | None
 ) -> Elsewhere | None:
@@ -128,7 +139,7 @@ def _elsewhere(
         found = Elsewhere(lines, None) if lines else None
     elif mentions(module, loss, ASKING):
         plain = Plain(Step(module, loss, batch, how), module, autocast)
-        found = asked_of_device(plain, example, loss)
+        found = asked_of_device(plain, example)
     known = found or Elsewhere()
     at_import = () if torch.cuda.is_available() else lines_with(module, loss, AT_IMPORT)
     others = tuple(line for line in at_import if line not in known.lines)

@@ -87,10 +87,16 @@ class CaptureService:
         if wanted["training"] and not self.meta and not blank:
             require_steady_file(self.file, self.seed)
             self.fixed = (*fixed_parts(self.file), *entries_apart(self.file, self.captured))
+            self.file = self._keeping_smaller()
         if wanted["training"] and self.meta:
             require_optimizer(self.file)
         self.captured = require_uneven(self.file, self.captured, bool(wanted["training"]))
         require_read_by_layers(self.captured, self.quantised)
+
+    def _keeping_smaller(self) -> ModelFile:
+        from bigbrain_fx.frontend.smaller_batches import keeping_smaller
+
+        return keeping_smaller(self.file, self.seed, self.captured)
 
     def _cut(self, wanted: Mapping[str, object]) -> None:
         """Let the example be one of the parts into which the file's `micro` cuts batches."""
@@ -99,6 +105,7 @@ class CaptureService:
 
     def report(self) -> Mapping[str, object]:
         """Say what was captured; the graph itself is in its file."""
+        from bigbrain_fx.frontend.contract import marks_of
         from bigbrain_fx.frontend.tracing.uneven import pads
 
         file, parameters = self.file, {id(p): p for p in self.file.model.parameters()}
@@ -115,6 +122,7 @@ class CaptureService:
             "has_scheduler": file.scheduler is not None,
             "has_loss_weight": file.loss_weight is not None,
             "has_micro": file.whole_batch is not None,
+            "marks": marks_of(file.model),
             "clip_norm": file.clip_norm,
             "grad_scaler": file.grad_scaler,
             "autocast": file.autocast,

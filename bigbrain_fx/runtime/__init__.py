@@ -140,6 +140,7 @@ if TYPE_CHECKING:
     from .opaque_device import (
         OpaqueDevice as OpaqueDevice,
         current as current,
+        loss_in as loss_in,
         own_loss as own_loss,
     )
     from .optimizer_state import (
@@ -159,6 +160,7 @@ if TYPE_CHECKING:
         LearningRates as LearningRates,
         Training as Training,
         adamw as adamw,
+        marking as marking,
     )
     from .records import (
         BrokenError as BrokenError,

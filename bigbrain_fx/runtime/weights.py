@@ -20,6 +20,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn, no_grad
+from torch.nn.parameter import is_lazy
 
 from .checksum import checksum
 from .disk import read_regular, require_regular
@@ -231,6 +232,8 @@ def fill_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """
     for name, held in (*model.named_parameters(), *model.named_buffers()):
         found = tensors[name]
+        if is_lazy(held):
+            held.materialize(found.shape)
         if found.shape != held.shape:
             raise WeightsError(
                 f"{name} should have the shape {tuple(held.shape)}, found {tuple(found.shape)}: "

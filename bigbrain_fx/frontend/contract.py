@@ -17,7 +17,7 @@ from torch import nn
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend.translation.batch import RAGGED
 from bigbrain_fx.frontend.users_code import definition
-from bigbrain_fx.runtime import marking
+from bigbrain_fx.runtime import marking, seeded
 
 Mark: TypeAlias = bool | int | float | str | None
 _MARKS = (bool, int, float, str, type(None))
@@ -79,6 +79,7 @@ def _functions(module: ModuleType, path: Path) -> dict[str, object]:
             )
         found[name] = value
     if found["batches"] is not None:
+        found["batches"] = seeded(cast("Callable[..., object]", found["batches"]))
         _require_seeded(found["batches"], path)
     if found["lr_scale"] is not None and found["scheduler"] is not None:
         raise InputError(

@@ -182,7 +182,7 @@ if TYPE_CHECKING:
         filled_up as filled_up,
     )
     from .stores import HostRoom as HostRoom, StoredState as StoredState, StoreError as StoreError
-    from .stream import BatchError as BatchError
+    from .stream import BatchError as BatchError, seeded as seeded
     from .train import main as main, run_in_process as run_in_process
     from .user_parts import parts_of as parts_of
     from .weights import OwnWeights as OwnWeights

@@ -10,7 +10,7 @@ from torch import nn
 
 from bigbrain_fx.errors import BigBrainError
 from bigbrain_fx.frontend import capture_file
-from bigbrain_fx.runtime import loss_in, marking
+from bigbrain_fx.runtime import loss_in, marking, seeded
 from tests.support.messages import refused
 
 FILE = """
@@ -123,3 +123,12 @@ def test_a_smaller_batch_of_the_first_ones_is_kept(
     lines = f"for n in {rows}: yield {{'x': torch.randn(n, 6), 'y': torch.randn(n, 4)}}"
     with capture_file(write(tmp_path, batches=lines)) as session:
         assert session.facts.drop_last is kept
+
+
+def test_batches_may_take_no_seed(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    path.write_text(path.read_text().replace("def batches(seed):", "def batches():"))
+    with capture_file(path) as session:
+        assert session.facts.has_batches
+    assert [*seeded(lambda: iter("ab"))(5)] == ["a", "b"]
+    assert [*seeded(lambda seed, start=0: [seed, start])(5, start=2)] == [5, 2]

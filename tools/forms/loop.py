@@ -19,7 +19,7 @@ import inspect
 import itertools
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -105,8 +105,14 @@ def _drawn(code: ModuleType, keyed: bool) -> Iterator[object]:
         return _one_by_one(code)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        drawn = itertools.islice(code.batches(0), 2 * STEPS)
+        drawn = itertools.islice(_begun(code), 2 * STEPS)
         return iter([copy.deepcopy(batch) for batch in drawn])  # it may write the next one there
+
+
+def _begun(code: ModuleType) -> Iterable[object]:
+    """Call the file's `batches`, which may take no seed."""
+    found: Iterable[object] = code.batches(*[0] * bool(inspect.signature(code.batches).parameters))
+    return found
 
 
 def _one_by_one(code: ModuleType) -> Iterator[object]:
@@ -119,7 +125,7 @@ def _one_by_one(code: ModuleType) -> Iterator[object]:
         outer = _states()
         _set_states(own)
         try:
-            source = iter(code.batches(0)) if source is None else source
+            source = iter(_begun(code)) if source is None else source
             batch = next(source)
         except StopIteration:
             return

@@ -344,6 +344,7 @@ def _session(
             quantize=options.quantize,
             refusal=refusal,
             parts=options.micro_batches or options.replicas or 1,
+            strict=options.strict,
             child=child,
         )
 

@@ -171,6 +171,7 @@ def _captured(given: _Given) -> Captured:
         leaves=(*recipe.leaves, *options.leaves),
         loss_needed=given.trains,
         batch_dims=recipe.batch_dims,
+        strict=options.strict,
     )
     captured = trace(micro_batch=options.rows)
     rows = other_rows(captured.graph, options)
@@ -200,7 +201,7 @@ def _carried(given: _Given, captured: Captured, scratch: Path) -> Source:
     Raises:
         InputError: something has no source, or it is a module that no trace can hold.
     """
-    from bigbrain_fx.frontend import Cached, pads
+    from bigbrain_fx.frontend import Cached, marks_of, pads
 
     module, recipe, said = given.module, given.recipe, given.said
     named: dict[str, object] = {
@@ -223,6 +224,7 @@ def _carried(given: _Given, captured: Captured, scratch: Path) -> Source:
         drop_last=recipe.drop_last,
         batch_dims={e.name: e.dim for e in captured.batch.entries if e.dim},
         offsets={e.name: e.per_row for e in captured.batch.entries if e.per_row},
+        marks=marks_of(module),
         pad=pads(captured.batch, recipe.pad),
         has_loss_weight=recipe.loss_weight is not None,
     )

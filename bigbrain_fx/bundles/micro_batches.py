@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from bigbrain_fx.bundles.found_model import FoundModel
-from bigbrain_fx.errors import InputError, NoPlanError
+from bigbrain_fx.errors import InputError, NoPlanError, about_code
 from bigbrain_fx.frontend import MicroBatchEffect
 from bigbrain_fx.plan import Options, Plan
 
@@ -75,12 +75,13 @@ def weighing(plan: Plan, effect: MicroBatchEffect) -> Plan:
 def _require_mean(plan: Plan, effect: MicroBatchEffect) -> None:
     """Refuse unequal micro-batches of a loss that is a sum over rows."""
     if effect.is_sum and plan.source.drop_last is False:
-        raise InputError(
-            "drop_last = False, and the loss is a sum over rows: micro-batches that weigh their "
-            "rows would count them twice",
-            code="BX3159",
-            help="divide it by the rows in loss(), as with .mean(); or drop_last = True",
-        )
+        with about_code():
+            raise InputError(
+                "a batch has fewer rows, and the loss is a sum over rows: micro-batches that weigh "
+                "their rows would count them twice",
+                code="BX3159",
+                help="divide it by the rows in loss(), as with .mean(); or drop_last = True",
+            )
 
 
 def _note(plan: Plan, other: Plan, effect: MicroBatchEffect) -> str:

@@ -221,8 +221,8 @@ _MODEL = grouped(
     _shared(
         "--strict",
         is_flag=True,
-        help="Refuse a model that cannot be traced whole, and say what to change [default: run its "
-        "whole step on one device].",
+        help="Refuse a model that cannot be traced whole, and say what to change [default: run the "
+        "module around that, or the whole step, on one device].",
     ),
     _shared(
         "--kv-cache",

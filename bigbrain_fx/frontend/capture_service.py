@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, TypeVar, cast
@@ -95,6 +95,7 @@ class CaptureService:
         if wanted["training"] and not self.meta and not blank:
             require_steady_file(self.file, self.seed)
             self.fixed = (*fixed_parts(self.file), *entries_apart(self.file, self.captured))
+            self.file = self._keeping_smaller()
         if wanted["training"] and self.meta:
             require_optimizer(self.file)
         self.captured = require_uneven(self.file, self.captured, bool(wanted["training"]))
@@ -109,6 +110,7 @@ class CaptureService:
         if not record or not captured:
             return False
         self.captured, self.fixed = captured, tuple(record["fixed"])
+        self.file = replace(self.file, drop_last=record["drop_last"])
         return True
 
     def _keep(self, wanted: Mapping[str, object]) -> None:
@@ -116,9 +118,15 @@ class CaptureService:
         from bigbrain_fx.frontend.capture_cache.record import record_of
 
         record = record_of(self.captured, self.file)
-        self.known.keep_capture(record and {**record, "fixed": self.fixed})
+        more = {"fixed": self.fixed, "drop_last": self.file.drop_last}
+        self.known.keep_capture(record and {**record, **more})
         if record is not None:
             note_text(wanted)
+
+    def _keeping_smaller(self) -> ModelFile:
+        from bigbrain_fx.frontend.smaller_batches import keeping_smaller
+
+        return keeping_smaller(self.file, self.seed, self.captured)
 
     def _cut(self, wanted: Mapping[str, object]) -> None:
         """Let the example be one of the parts into which the file's `micro` cuts batches."""
@@ -131,6 +139,7 @@ class CaptureService:
         return {**found, "capture_s": self.capture_s}
 
     def _reported(self) -> Mapping[str, object]:
+        from bigbrain_fx.frontend.contract import marks_of
         from bigbrain_fx.frontend.tracing.uneven import pads
 
         file, parameters = self.file, {id(p): p for p in self.file.model.parameters()}
@@ -147,6 +156,7 @@ class CaptureService:
             "has_scheduler": file.scheduler is not None,
             "has_loss_weight": file.loss_weight is not None,
             "has_micro": file.whole_batch is not None,
+            "marks": marks_of(file.model),
             "clip_norm": file.clip_norm,
             "grad_scaler": file.grad_scaler,
             "autocast": file.autocast,

@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import cast
+from typing import TypeAlias, cast
 
 import torch
 from torch import nn
@@ -17,7 +17,10 @@ from torch import nn
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend.translation.batch import RAGGED
 from bigbrain_fx.frontend.users_code import definition
+from bigbrain_fx.runtime import marking, seeded
 
+Mark: TypeAlias = bool | int | float | str | None
+_MARKS = (bool, int, float, str, type(None))
 _DTYPES = ("bfloat16", "float16")
 _MADE = (
     "each device makes its own, of its own parameters: define optimizer(named_params), or give the "
@@ -37,8 +40,12 @@ def training_of(defined: object, path: Path, model: nn.Module) -> dict[str, obje
         InputError: one of them is not what it must be.
     """
     module = cast("ModuleType", defined)
+    functions, marks = _functions(module, path), marks_of(model)
+    make = cast("Callable[..., torch.optim.Optimizer] | None", functions["optimizer"])
+    if make is not None and marks:  # trials make it of parameters of their own
+        functions["optimizer"] = marking(marks, make)
     return {
-        **_functions(module, path),
+        **functions,
         "clip_norm": _clip_norm(module, path),
         "grad_scaler": _grad_scaler(module, path, model),
         "autocast": _autocast(module, path),
@@ -46,6 +53,16 @@ def training_of(defined: object, path: Path, model: nn.Module) -> dict[str, obje
         "batch_dims": _batch_dims(module, path),
         "pad": _pad(module, path),
     }
+
+
+def marks_of(model: nn.Module) -> dict[str, dict[str, Mark]]:
+    """Return the user's own attributes of trained parameters, by name: `_no_weight_decay`, say."""
+    found = {
+        name: {key: value for key, value in vars(p).items() if type(value) in _MARKS}
+        for name, p in model.named_parameters()
+        if p.requires_grad
+    }
+    return {name: own for name, own in found.items() if own}
 
 
 def _functions(module: ModuleType, path: Path) -> dict[str, object]:
@@ -62,6 +79,7 @@ def _functions(module: ModuleType, path: Path) -> dict[str, object]:
             )
         found[name] = value
     if found["batches"] is not None:
+        found["batches"] = seeded(cast("Callable[..., object]", found["batches"]))
         _require_seeded(found["batches"], path)
     if found["lr_scale"] is not None and found["scheduler"] is not None:
         raise InputError(

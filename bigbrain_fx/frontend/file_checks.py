@@ -54,6 +54,7 @@ def captured(file: ModelFile, wanted: Mapping[str, object]) -> Captured:
         loss_needed=not wanted["meta"],
         batch_dims=file.batch_dims,
         parts=file.parts if file.whole_batch is not None else None,
+        strict=bool(wanted.get("strict")),
     )
 
 

@@ -12,6 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from bigbrain_fx.errors import CaptureError, InputError
+from bigbrain_fx.frontend.tracing.budget import budget
 
 if TYPE_CHECKING:
     from bigbrain_fx.frontend.micro_batches.effect import MicroBatchEffect
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
     from bigbrain_fx.frontend.translation.batch import Batch
     from bigbrain_fx.runtime import Stream
 
-_FEW = 3
+FEW = 3
+MOST = 64
+READ_S = 1.0  # more batches than a few are read for so long
 _LOOP_REMEDY = "mend that line: a plain loop over batches(seed) fails there, too"
 
 
@@ -82,7 +85,7 @@ def require_batches(file: ModelFile, seed: int) -> None:
     if batches is None:
         return
     with left_alone(batches), errors_of(file.path, f"batches({seed}) fails", _LOOP_REMEDY):
-        drawn = list(islice(batches(seed), _FEW))
+        drawn = list(islice(batches(seed), FEW))
     empty = [number for number, batch in enumerate(drawn, 1) if batch is None]
     if empty:
         raise InputError(
@@ -112,9 +115,12 @@ def _fault(file: ModelFile, stream: Stream) -> str | None:
     """Return why one of the first batches cannot be read; leave the file's generators alone."""
     from bigbrain_fx.runtime import BatchError, left_alone
 
+    is_over = budget(READ_S)
     with left_alone(file.batches):
         try:
-            for step in range(_FEW):
+            for step in range(MOST):
+                if step >= FEW and is_over():
+                    break
                 stream.advance(step)
         except BatchError as error:
             return None if isinstance(error.__cause__, EndedError) else str(error)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from bigbrain_fx.errors import InputError, about_code
 from bigbrain_fx.frontend.contract import kept_whole, training_of
+from bigbrain_fx.frontend.lazy_modules import give_sizes, has_lazy
 from bigbrain_fx.frontend.location import hf_location, is_hf, is_onnx, onnx_location, split_location
 from bigbrain_fx.frontend.tracing.blank import reserve, unmade
 from bigbrain_fx.frontend.tracing.step import Loss
@@ -107,7 +108,10 @@ def load_model_file(
         name = name or _only_model(module, path)
         with _building(meta, blank):
             model = _build(module, path, name, seed)
-        batch = _example(module, path, seed, example)
+        is_lazy = not meta and not blank and has_lazy(model)
+        batch = _example(module, path, seed, "any" if is_lazy and example == "unused" else example)
+        if is_lazy:
+            give_sizes(model, batch, getattr(module, "loss", None))
     _reserve(model, meta, blank)
     return ModelFile(
         path,

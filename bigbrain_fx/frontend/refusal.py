@@ -1,7 +1,7 @@
 """Refusals as data: a sentence with places for facts, its code, and one remedy.
 
-NO_RATE = Refusal("the groups of {kind} have no 'lr'", code="BX2159", help="give one with ...")
-raise NO_RATE.error("model.py:31", kind="Muon")
+HOLDS_NONE = Refusal("the {kind} holds no parameter", code="BX2158", help="take them from ...")
+raise HOLDS_NONE.error("model.py:31", kind="Muon")
 """
 
 from __future__ import annotations

@@ -66,6 +66,7 @@ class ModelFacts:
     parameters: int
     fixed: tuple[tuple[tuple[str | int, ...], bool | int | float | str | None], ...] = ()
     functions: tuple[str, ...] = ()
+    marks: dict[str, dict[str, bool | int | float | str | None]] = field(default_factory=dict)
     optimizer_state: float = 2.0
     optimizer_temporaries: float = 2.0
     optimizer_leftover: float = 0.0
@@ -282,6 +283,7 @@ def capture_file(
     quantize: str | None = None,
     refusal: BigBrainError | None = None,
     parts: int = 1,
+    strict: bool = False,
     child: str = CHILD,
 ) -> CaptureSession:
     """Run a model file in a child process and capture its model there.
@@ -299,6 +301,7 @@ def capture_file(
         cache: as in `load_model_file`.
         quantize: "int8": frozen weights are put into that first.
         parts: into which the file's `micro` cuts a batch, where it has one.
+        strict: as in `capture`.
         refusal: why a trace was refused: the step is captured as one op, the user's own Python.
         child: the module of the child process; one may answer more than a capture needs.
 
@@ -319,6 +322,7 @@ def capture_file(
         "cache": cache,
         "quantize": quantize,
         "parts": parts,
+        "strict": strict,
         "known": "" if is_off() else str(folder() / "answers.sqlite"),
         "environment": environment(),
         **({} if refusal is None else {"refusal": refusal.fields}),

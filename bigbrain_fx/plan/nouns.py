@@ -179,7 +179,9 @@ class Source:
     where the weights are known. The plan's graph computes the places `rewritten` otherwise than the
     file. Micro-batches weigh by the model file's `loss_weight` where it `has_loss_weight`, else by
     `loss_count` where that was found, else by their rows; each has its part of inputs that are
-    counts of the batch, `divided`. With `has_micro` the file's `micro` cuts batches. A bundle
+    counts of the batch, `divided`. With `has_micro` the file's `micro` cuts batches.
+    `marks` are the user's own attributes of parameters, by name, which its optimizer may read. A
+    bundle
     `ships_file`, the whole model file, where a copy of the lines that it needs would have other
     values.
     """
@@ -212,6 +214,7 @@ class Source:
     offsets: dict[str, int] = field(default_factory=dict)
     divided: tuple[str, ...] = ()
     has_micro: bool = False
+    marks: dict[str, dict[str, bool | int | float | str | None]] = field(default_factory=dict)
 
     @property
     def weighs(self) -> bool:
@@ -339,6 +342,8 @@ def to_json(plan: Plan) -> bytes:
         left_out["source"] |= {"divided"}
     if not plan.source.has_micro:
         left_out["source"] |= {"has_micro"}
+    if not plan.source.marks:
+        left_out["source"] |= {"marks"}
     left_out["stages"] = set() if plan.stages.asynchronous else {"asynchronous"}
     left_out["stages"] |= set() if plan.stages.compiled else {"compiled"}
     if not plan.stages.offload:

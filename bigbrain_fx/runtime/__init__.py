@@ -133,6 +133,7 @@ if TYPE_CHECKING:
     from .opaque_device import (
         OpaqueDevice as OpaqueDevice,
         current as current,
+        loss_in as loss_in,
         own_loss as own_loss,
     )
     from .optimizer_state import (
@@ -152,6 +153,7 @@ if TYPE_CHECKING:
         LearningRates as LearningRates,
         Training as Training,
         adamw as adamw,
+        marking as marking,
     )
     from .records import (
         BrokenError as BrokenError,
@@ -173,7 +175,7 @@ if TYPE_CHECKING:
         filled_up as filled_up,
     )
     from .stores import HostRoom as HostRoom, StoredState as StoredState, StoreError as StoreError
-    from .stream import BatchError as BatchError
+    from .stream import BatchError as BatchError, seeded as seeded
     from .train import main as main, run_in_process as run_in_process
     from .user_parts import parts_of as parts_of
     from .weights import OwnWeights as OwnWeights

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from .agreed import AgreeingTransport, Subject
 from .data import Stream
@@ -93,7 +94,7 @@ class OpaqueDevice(Device):
         super()._begin(step)
         self._compared = False
 
-    def step_loss(self, batch: Any) -> Tensor:  # noqa: ANN401  # of any kind
+    def step_loss(self, batch: Any) -> Any:  # noqa: ANN401  # of any kind
         """Run forward and loss on a micro-batch; emitted."""
         raise TypeError("a device file defines step_loss")
 
@@ -114,7 +115,7 @@ class OpaqueDevice(Device):
     def _loss_of(self, micro: int) -> Tensor:
         self._compare_batch()
         self._seed_draws(self._key(micro), "")
-        loss = self.step_loss(self.stream.micro_batch(micro))
+        loss = own_loss(self.step_loss(self.stream.micro_batch(micro)))
         self._now.losses.setdefault(micro, loss.detach().reshape(()))
         if self._looks_at_once():
             self._require_finite()
@@ -224,13 +225,28 @@ class OpaqueDevice(Device):
 
 
 def own_loss(output: Any) -> Tensor:  # noqa: ANN401  # of any model
-    """Return the loss that a model gives itself: a number, or its output's `loss`."""
-    if isinstance(output, Mapping):
-        found = output.get("loss", getattr(output, "loss", None))
-    else:
-        found = output if isinstance(output, Tensor) else output.loss
-    assert isinstance(found, Tensor)
+    """Return the loss in what a model returns; see `loss_in`."""
+    found = loss_in(output)
+    assert found is not None
     return found
+
+
+def loss_in(output: Any) -> Tensor | None:  # noqa: ANN401  # of any model or loss function
+    """Return the loss that a model or a loss function gives: a tensor, or the one in its output.
+
+    That is the entry `loss` of a dict or an object; of a tuple the only number, or the only one
+    with a gradient.
+    """
+    if isinstance(output, Tensor):
+        return output
+    found = output.get("loss") if isinstance(output, Mapping) else None
+    found = getattr(output, "loss", None) if found is None else found
+    if found is None and isinstance(output, tuple | list):
+        numbers = [t for t in output if isinstance(t, Tensor) and not t.dim()]
+        numbers = [t for t in numbers if t.is_floating_point()]
+        trained = [t for t in numbers if t.requires_grad] if len(numbers) > 1 else numbers
+        found = trained[0] if len(trained) == 1 else None
+    return found if isinstance(found, Tensor) else None
 
 
 def current(module: str, name: str) -> Callable[[], Any]:
@@ -247,6 +263,8 @@ def _fill_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """
     for name, held in (*model.named_parameters(), *model.named_buffers()):
         found = tensors[name]
+        if is_lazy(held):
+            held.materialize(found.shape)
         if found.shape != held.shape:
             raise WeightsError(
                 f"{name} should have the shape {tuple(held.shape)}, found {tuple(found.shape)}: "

@@ -1,13 +1,16 @@
 """An optimizer's state and hyperparameters, by parameter name instead of by group and position.
 
 So groups may be cut in another way when the model is: what a parameter's update depends on is with
-its name. An optimizer for which that cannot be said is refused.
+its name. An optimizer for which that cannot be said is refused. State of optimizers inside another
+(a wrapper that clips, looks ahead, or steps two) has keys of its own: `inner0.exp_avg` is that of
+the first one that has the parameter.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -20,6 +23,7 @@ from .recipe import Optimizer
 Parameters = Mapping[str, nn.Parameter]
 Keep = Callable[[nn.Parameter, str, Tensor], Tensor]
 
+_OF_INNER = re.compile(r"inner(\d+)\.(.+)")
 NOT_HYPER = ("params", "param_names")
 OLDER = "optimizer:older_"  # "optimizer:older_1:NAME" are the weights of one update ago
 
@@ -51,11 +55,11 @@ def optimizer_facts(
     strides: dict[str, list[int]] = {}
     on_cpu = []
     for name, key, value in _state(optimizer, parameters):
-        entry = scalars.setdefault(name, {})
         if key is None:
+            scalars.setdefault(name, {})
             continue
         if not _is_tensor(value):
-            entry[key] = _encoded(f"{key} of {name}", value)
+            scalars.setdefault(name, {})[key] = _encoded(f"{key} of {name}", value)
             continue
         if not value.is_contiguous():
             strides[f"optimizer:{key}:{name}"] = _dense_strides(key, name, value)
@@ -135,19 +139,26 @@ def restore_optimizer(
         base_lr[number] = decoded(entry["base_lr"], base_lr[number])
         for key, value in entry["group"].items():
             group[key] = decoded(value, group.get(key))
-    optimizer.state.clear()
+    inner = _inner(optimizer)
+    for each in (optimizer, *(one for own in inner.values() for one in own)):
+        each.state.clear()
     for name, entry in found["scalars"].items():
-        kept = {key: decoded(value, None) for key, value in entry.items()}
-        optimizer.state[parameters[name]] = {k: _placed(k, v, name, parameters, optimizer)
-                                             for k, v in kept.items()}  # fmt: skip
+        parameter = parameters[name]
+        if not entry:
+            optimizer.state[parameter] = {}
+        for key, value in entry.items():
+            made = _placed(key, decoded(value, None), name, parameters, optimizer)
+            _put(optimizer, inner, parameter, key, made)
     for full, tensor in tensors.items():
         if _is_ours(full):
             _, key, name = full.split(":", 2)
             where = torch.device("cpu") if full in found["on_cpu"] else parameters[name].device
             strides = found["strides"].get(full)
-            made = _copied(tensor, where, strides)
+            copied = _copied(tensor, where, strides)
             parameter = parameters[name]
-            optimizer.state[parameter][key] = keep(parameter, key, made) if keep else made
+            of_inner = _OF_INNER.match(key) is not None
+            kept = keep(parameter, key, copied) if keep and not of_inner else copied
+            _put(optimizer, inner, parameter, key, kept)
 
 
 def _require_group(group: Mapping[str, Any], names: list[str], found: Mapping[str, Any]) -> None:
@@ -180,7 +191,8 @@ def _require_separable(optimizer: Optimizer, parameters: Parameters) -> None:
             code="BX5099",
         )
     known = {id(parameter) for parameter in parameters.values()}
-    stepped = [p for group in optimizer.param_groups for p in group["params"]]
+    every = (optimizer, *{id(o): o for own in _inner(optimizer).values() for o in own}.values())
+    stepped = [p for each in every for group in each.param_groups for p in group["params"]]
     foreign = [p for p in stepped if id(p) not in known]
     if foreign:
         raise StateError(
@@ -189,7 +201,7 @@ def _require_separable(optimizer: Optimizer, parameters: Parameters) -> None:
             "nothing says which slice of it is whose; give the optimizer the parameters themselves",
             code="BX5100",
         )
-    if any(id(key) not in known for key in optimizer.state):
+    if any(id(key) not in known for each in every for key in each.state):
         raise StateError(
             f"optimizer {kind} couples parameters: it keeps state that belongs to none of them",
             code="BX5101",
@@ -206,15 +218,65 @@ def _groups(
 
 def _state(optimizer: Optimizer, parameters: Parameters) -> Iterator[tuple[str, str | None, Any]]:
     """Yield (parameter, key, value); one with the key None for each parameter that has state."""
+    inner = _inner(optimizer)
     for name, parameter in parameters.items():
         if parameter in optimizer.state:
             yield name, None, None
-            for key, value in optimizer.state[parameter].items():
-                if not isinstance(key, str) or ":" in key:
-                    raise StateError(
-                        f"the optimizer keeps {key!r} for {name}: no plain name", code="BX5102"
-                    )
-                yield name, key, value
+            yield from _entries(optimizer, parameter, name)
+        for number, each in enumerate(inner.get(id(parameter), ())):
+            if parameter in each.state:
+                for _, key, value in _entries(each, parameter, name):
+                    yield name, f"inner{number}.{key}", value
+
+
+def _entries(
+    optimizer: Optimizer, parameter: nn.Parameter, name: str
+) -> Iterator[tuple[str, str, Any]]:
+    for key, value in optimizer.state[parameter].items():
+        if not isinstance(key, str) or ":" in key:
+            raise StateError(
+                f"the optimizer keeps {key!r} for {name}: no plain name", code="BX5102"
+            )
+        yield name, key, value
+
+
+def _inner(optimizer: Optimizer) -> dict[int, list[Optimizer]]:
+    """Return the optimizers inside another by the identity of the parameters that they have."""
+    found: dict[int, list[Optimizer]] = {}
+    seen = {id(optimizer.state)}
+    for each in _held(optimizer):
+        if id(each.state) in seen:
+            continue  # it shares the state of one before
+        seen.add(id(each.state))
+        for parameter in (p for group in each.param_groups for p in group["params"]):
+            found.setdefault(id(parameter), []).append(each)
+    return found
+
+
+def _held(optimizer: Optimizer, known: tuple[int, ...] = ()) -> Iterator[Optimizer]:
+    """Yield the optimizers in the attributes of another, and those in theirs."""
+    for value in vars(optimizer).values():
+        held = value.values() if isinstance(value, dict) else value
+        for each in held if isinstance(value, list | tuple | dict) else (value,):
+            if isinstance(each, torch.optim.Optimizer) and id(each) not in known:
+                yield each
+                yield from _held(each, (*known, id(optimizer)))
+
+
+def _put(
+    optimizer: Optimizer,
+    inner: Mapping[int, list[Optimizer]],
+    parameter: nn.Parameter,
+    key: str,
+    value: object,
+) -> None:
+    """Write a value where its key says: into this optimizer's state, or that of one inside it."""
+    said = _OF_INNER.match(key)
+    if said is None:
+        optimizer.state.setdefault(parameter, {})[key] = value
+    else:
+        state = inner[id(parameter)][int(said[1])].state
+        state.setdefault(parameter, {})[said[2]] = value
 
 
 def _is_ours(name: str) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,7 @@ def load_optimizer(
         raise ResumeError(
             f"the optimizer's parameters are not those of the state: {other}", code="BX5184"
         )
+    _require_own_state((*tensors, *(key for own in found["scalars"].values() for key in own)))
     _step(scheduler, optimizer, int(about["step"]))
     for group in optimizer.param_groups:  # what the scheduler has set among it, bit by bit
         _set_group(group, [names[id(p)] for p in group["params"]], found)
@@ -79,6 +81,16 @@ def load_optimizer(
         optimizer.state[parameters[name]][key] = _laid(tensor, where, found["strides"].get(full))
     _set_scale(scaler, about.get("loss_scale"))
     return int(about["step"])
+
+
+def _require_own_state(keys: Iterable[str]) -> None:
+    """Refuse the state of optimizers inside another, which this file does not look for."""
+    inner = next((key for key in keys if "inner0." in key), None)
+    if inner is not None:
+        raise ResumeError(
+            f"{inner} is the state of an optimizer inside the one given: resume with the bundle",
+            code="BX5148",
+        )
 
 
 def _require_scaler(scaler: torch.amp.GradScaler | None, kept: list[float] | None) -> None:

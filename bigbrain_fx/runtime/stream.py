@@ -5,6 +5,8 @@ Every device reads the same stream and keeps what its stages need, so no input i
 
 from __future__ import annotations
 
+import functools
+import inspect
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +23,24 @@ Key = tuple[str | int, ...]  # what leads to an entry of a batch: dict keys and 
 
 class BatchError(CodedError, ValueError):
     """Report a batch that is not like the one the model was split with; names step and entry."""
+
+
+def seeded(batches: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of a seed that gives batches, where the user's takes none."""
+    try:
+        takes = inspect.signature(batches).parameters
+    except ValueError:  # of C
+        return batches
+    if takes:
+        return batches
+
+    @functools.wraps(batches)
+    def called(_seed: int) -> Any:  # noqa: ANN401  # as the user's
+        return batches()
+
+    seed = inspect.Parameter("seed", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    called.__signature__ = inspect.Signature([seed])  # type: ignore[attr-defined]
+    return called
 
 
 class BatchStream:
@@ -46,7 +66,7 @@ class BatchStream:
         device: torch.device,
         specs: Mapping[str, Spec] | None = None,
     ) -> None:
-        self.batches, self.seed = batches, seed
+        self.batches, self.seed = seeded(batches), seed
         self.inputs, self.whole, self.specs = inputs, whole, specs or {}
         self.micro_batches, self.device = micro_batches, device
         self.step = -1

@@ -115,7 +115,7 @@ class TrainingLoop:
         self._settle_route()
         self.optimizer = None if wanted.exact else self._optimizer()
         groups = self.optimizer.param_groups if self.optimizer is not None else []
-        self.base_lr = [group["lr"] for group in groups]
+        self.base_lr: list[Any] = [group.get("lr") for group in groups]
         make = self.file.scheduler
         self.scheduler = make(self.optimizer) if make and self.optimizer else None
         self.scaler = _scaler(self.file) if self.optimizer else _scaler(None)
@@ -179,8 +179,7 @@ class TrainingLoop:
             found = self.file.micro(self.batch, self.wanted.micro_batches)
             return self._weighty(list(found)) if self._counts() else list(found)
         count = min(self.wanted.micro_batches, self._rows(self.batch) or sys.maxsize)
-        even = self.file.drop_last is not False
-        how = count, even, self.wanted.offsets
+        how = count, self.wanted.offsets
         found = [
             plain_batches.tensors_of(self.batch, plain_batches.part_of(self.split, m, *how))
             for m in range(count)
@@ -270,13 +269,13 @@ class TrainingLoop:
         loss: Tensor = found[0]
         return loss
 
-    def _own_loss(self) -> Callable[[Any, Any], Tensor] | None:
+    def _own_loss(self) -> Callable[[Any, Any], Any] | None:
         """Return the user's loss; one that a bundle keeps whole draws under one key."""
         own, dice = self.file.loss, self.dice
         if own is None or dice is None or LOSS not in self.wanted.whole:
             return own
 
-        def whole(output: object, batch: object) -> Tensor:
+        def whole(output: object, batch: object) -> Any:  # noqa: ANN401  # as the user's
             with dice.one_draw():
                 return own(output, batch)
 

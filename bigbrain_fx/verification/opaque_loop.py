@@ -114,7 +114,7 @@ class OpaqueLoop(TrainingLoop):
         if self.wanted.micro_batches == 1:
             return [self.batch]
         count = min(self.wanted.micro_batches, self._rows(self.batch))
-        cut = (plain_batches.part_of(self.split, m, count, False) for m in range(count))
+        cut = (plain_batches.part_of(self.split, m, count) for m in range(count))
         return [plain_batches.tensors_of(self.batch, part) for part in cut]
 
     def _next(self) -> object:

@@ -132,7 +132,6 @@ def part_of(
     split: Mapping[Path_, int],
     micro: int,
     count: int,
-    even: bool,
     offsets: Mapping[Path_, int] | None = None,
 ) -> Callable[[Tensor, Path_], Tensor]:
     """Return what takes a micro-batch of a batch's tensor, in memory of its own.
@@ -147,8 +146,6 @@ def part_of(
         if path not in split:
             return tensor.clone()
         rows, over = divmod(tensor.shape[split[path]], count)
-        if over and even:
-            raise ValueError(f"a batch of {rows * count + over} rows has no {count} equal parts")
         first, size = micro * rows + min(micro, over), rows + (micro < over)
         if not split[path]:
             return tensor[first : first + size].clone()

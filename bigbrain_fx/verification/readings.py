@@ -17,6 +17,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from bigbrain_fx.runtime import seeded
 from bigbrain_fx.verification.plain_batches import Path_, tensors_of
 
 OTHER = "is another one when batches(seed) is called again in one process"
@@ -33,7 +34,7 @@ def read_alike(bundle: ModuleType) -> ModuleType:
     for name in ("BUNDLE", "INFERENCE"):
         if hasattr(bundle, name):
             about = getattr(bundle, name)
-            setattr(bundle, name, replace(about, batches=_Alike(about.batches)))
+            setattr(bundle, name, replace(about, batches=_Alike(seeded(about.batches))))
     return bundle
 
 

@@ -29,7 +29,7 @@ class Stepper:
         self.parameters, self.training = parameters, training
         make = training.optimizer or torch.optim.AdamW
         self.optimizer = make(list(parameters.items()))
-        self.base = [group["lr"] for group in self.optimizer.param_groups]
+        self.base: list[Any] = [group.get("lr") for group in self.optimizer.param_groups]
         schedule: Any = getattr(training, "scheduler", None)
         self.scheduler = schedule(self.optimizer) if schedule else None
 

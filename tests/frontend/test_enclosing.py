@@ -90,8 +90,14 @@ def test_layers_of_one_class_are_kept_whole_together() -> None:
     assert_same(model, found, model)
     assert found.graph.static_batch is None
     (said,) = found.warnings
-    assert said.startswith("kept whole, on one device: Hit (2 modules); no trace can hold test_")
+    assert said.startswith("kept whole, on one device: Hit (2 modules, 84% of the parameters)")
     assert "if rows.numel():" in said
+
+
+def test_a_strict_capture_keeps_no_module_whole() -> None:
+    with pytest.raises(CaptureError) as caught:
+        captured(Net(Hit(), nn.Tanh()), strict=True)
+    assert "rows.numel" in str(caught.value.notes) + str(caught.value.what)
 
 
 def test_where_its_result_has_no_shape_the_module_around_it_is_kept() -> None:

@@ -46,7 +46,7 @@ def read(folder: Path, lines: str) -> None:
     [
         "while True: yield example_batch()",
         "yield example_batch()",  # data that end are no fault: a run may be as short
-        "for n in (8, 8, 8, 5): yield torch.randn(n, 6), torch.randn(n, 5)[:, :4 + n % 2]",
+        "for n in [8] * 70 + [5]: yield torch.randn(n, 6), torch.randn(n, 5)[:, :4 + n % 2]",
     ],
     ids=["plain", "ends", "later"],
 )

@@ -75,10 +75,16 @@ def by_name(named: Named) -> Any:
     return torch.optim.SGD([{"params": [found.pop("2.weight")]}, {"params": list(found.values())}])
 
 
-def without_rate(named: Named) -> Any:
-    made = torch.optim.SGD(named, lr=0.1)
-    del made.param_groups[0]["lr"]
-    return made
+class RateElsewhere(torch.optim.Optimizer):
+    """Has no `lr` in its groups, as a wrapper around other optimizers."""
+
+    def __init__(self, named: Named) -> None:
+        super().__init__([p for _, p in named], {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # as torch's
+        for p in self.param_groups[0]["params"]:
+            p.sub_(p.grad, alpha=0.1)
 
 
 def clamping(named: Named) -> Any:
@@ -183,7 +189,6 @@ REFUSED: dict[str, tuple[str, Callable[[Named], Any]]] = {
     "of other parameters": ("BX2158", lambda _: torch.optim.SGD(net().parameters())),
     "wants a closure": ("BX2157", lambda n: torch.optim.LBFGS([p for _, p in n])),
     "fails": ("BX2141", own(lambda _, g: 1 / 0)),
-    "without a rate": ("BX2159", without_rate),
     "a list of two": (
         "BX2156",
         lambda n: [torch.optim.SGD([p for _, p in n]), torch.optim.Adam([nn.Parameter()])],
@@ -191,6 +196,7 @@ REFUSED: dict[str, tuple[str, Callable[[Named], Any]]] = {
 }
 TAKEN: dict[str, Callable[[Named], Any]] = {
     "AdamW": lambda n: torch.optim.AdamW(n, lr=1e-2),
+    "rates elsewhere": RateElsewhere,
     "momentum": lambda n: torch.optim.SGD([p for _, p in n], momentum=0.9, nesterov=True),
     "not finite": lambda n: torch.optim.SGD([p for _, p in n], lr=float("inf")),
     "two with one state": lambda n: Both(list(n), shared=True),

@@ -244,7 +244,7 @@ BAD = {  # text of the file -> (what, at, in notes)
     ),
     HEAD + BATCH + "model = nn.Linear(4, 4)\nclip_norm = -1\n": ("number above 0", "model.py", ""),
     HEAD + BATCH + "model = nn.Linear(4, 4)\nautocast = 'int8'\n": ("bfloat16", "model.py", ""),
-    HEAD + BATCH + "model = nn.Linear(4, 4)\ndef batches():\n    yield 1\n": (
+    HEAD + BATCH + "model = nn.Linear(4, 4)\ndef batches(seed, rank):\n    yield 1\n": (
         "`batches` is called as batches(seed)",
         "model.py:7",
         "",

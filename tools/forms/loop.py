@@ -19,7 +19,7 @@ import inspect
 import itertools
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -46,7 +46,7 @@ def train(
     roll(0, 0, "optimizer")
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     made = code.optimizer(named)
-    base = [group["lr"] for group in made.param_groups]
+    base = [group.get("lr") for group in made.param_groups]
     scheduler = code.scheduler(made) if hasattr(code, "scheduler") else None
     scaling = getattr(code, "grad_scaler", None) or {"enabled": False}
     scaler = torch.amp.GradScaler("cpu", **scaling)
@@ -105,8 +105,14 @@ def _drawn(code: ModuleType, keyed: bool) -> Iterator[object]:
         return _one_by_one(code)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        drawn = itertools.islice(code.batches(0), 2 * STEPS)
+        drawn = itertools.islice(_begun(code), 2 * STEPS)
         return iter([copy.deepcopy(batch) for batch in drawn])  # it may write the next one there
+
+
+def _begun(code: ModuleType) -> Iterable[object]:
+    """Call the file's `batches`, which may take no seed."""
+    found: Iterable[object] = code.batches(*[0] * bool(inspect.signature(code.batches).parameters))
+    return found
 
 
 def _one_by_one(code: ModuleType) -> Iterator[object]:
@@ -119,7 +125,7 @@ def _one_by_one(code: ModuleType) -> Iterator[object]:
         outer = _states()
         _set_states(own)
         try:
-            source = iter(code.batches(0)) if source is None else source
+            source = iter(_begun(code)) if source is None else source
             batch = next(source)
         except StopIteration:
             return
@@ -190,7 +196,8 @@ def _backward(
         roll(micro)
         with _autocast(code):
             output = _call(code, model, part)
-            loss = code.loss(output, part) if code.loss else _own(output)
+            own = _loss(code)
+            loss = _own(own(output, part) if own else output)
         share = _rows(code, part) / rows if len(parts) > 1 else 1.0
         scaler.scale(loss * share).backward()
         total += float(loss.detach().double()) * share
@@ -203,7 +210,16 @@ def _autocast(code: ModuleType) -> torch.autocast:
     return torch.autocast("cpu", dtype=dtype, enabled=kind is not None)
 
 
-def _own(output: Any) -> Tensor:  # noqa: ANN401  # of any model
+def _loss(code: ModuleType) -> Callable[[object, object], Any] | None:
+    """Return the file's loss; None where forward returns it."""
+    found: Callable[[object, object], Any] | None = getattr(code, "loss", None)
+    return found
+
+
+def _own(output: Any) -> Tensor:  # noqa: ANN401  # of any model or loss
+    if isinstance(output, tuple):
+        numbers = [t for t in output if isinstance(t, Tensor) and not t.dim()]
+        output = next(t for t in numbers if t.requires_grad)
     found = output["loss"] if isinstance(output, Mapping) else getattr(output, "loss", output)
     assert isinstance(found, Tensor)
     return found
@@ -217,7 +233,7 @@ def _call(code: ModuleType, model: nn.Module, batch: Any) -> object:  # noqa: AN
     if isinstance(batch, Mapping):
         wild = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         return model(**{k: v for k, v in batch.items() if wild or k in parameters})
-    count = min(len(parameters), len(batch) - bool(code.loss))
+    count = min(len(parameters), len(batch) - bool(_loss(code)))
     return model(*batch[:count])
 
 

@@ -105,7 +105,7 @@ def _training_text(plan: Plan, own: UsersCode, constants: Mapping[str, str]) -> 
     runtime += [] if source.has_batches else [example]
     runtime = [*["current"] * _clip_norm(plan).startswith("current"), *runtime]
     runtime = [*["Splitting"] * (not source.splits_evenly), *runtime]
-    runtime = [*["LossWeight"] * source.weighs, *runtime]
+    runtime = [*["LossWeight"] * source.weighs, *["marking"] * _is_marked(plan), *runtime]
     title, origin = quiet(plan.graph.name), quiet(own.name)
     head = [
         f'"""How {title} is trained; the functions are copied from {origin}.',
@@ -120,7 +120,8 @@ def _training_text(plan: Plan, own: UsersCode, constants: Mapping[str, str]) -> 
     ours = [] if source.has_batches else [*examples]
     ours += ["", *inputs_lines(plan, constants)]
     optimizer = "optimizer" if source.has_optimizer else "adamw"
-    ours.append(f"{constants['OPTIMIZER']} = {optimizer}")
+    optimizer = f"marking({source.marks!r}, {optimizer})" if _is_marked(plan) else optimizer
+    ours += wrapped(f"{constants['OPTIMIZER']} = {optimizer}", 0)
     ours.append(f"{constants['LR_SCALE']} = {'lr_scale' if source.has_lr_scale else None}")
     ours.append(f"{constants['CLIP_NORM']} = {_clip_norm(plan)}")
     ours += [f"{constants['SCHEDULER']} = scheduler"] * source.has_scheduler
@@ -131,6 +132,11 @@ def _training_text(plan: Plan, own: UsersCode, constants: Mapping[str, str]) -> 
     if not source.splits_evenly:
         ours += wrapped(f"{constants['SPLITTING']} = {_splitting(source, constants)}", 0)
     return with_users_code(head, imports, own.training, ours)
+
+
+def _is_marked(plan: Plan) -> bool:
+    """Whether an optimizer of the user's may read attributes that the model's parameters have."""
+    return bool(plan.source.marks and plan.source.has_optimizer and not plan.graph.is_opaque_step)
 
 
 def _clip_norm(plan: Plan) -> str:

@@ -11,7 +11,8 @@ from typing import Any, Literal, TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
-from bigbrain_fx.frontend.tracing.step import Loss, Route, own_loss, parameters_of
+from bigbrain_fx.frontend.tracing.step import Loss, Route, parameters_of
+from bigbrain_fx.runtime import loss_in
 
 Call: TypeAlias = tuple[str | int, ...]
 """How a batch reaches `forward`: whole; all entries of a dict, or those so named; the first ones.
@@ -56,9 +57,11 @@ class UserStep:
         """
         with self._cast():
             output = self._output(batch)
-            found: object = self.loss(output, batch) if self.loss else own_loss(output)
+            given: object = self.loss(output, batch) if self.loss else output
+            found = loss_in(given)
         if not isinstance(found, Tensor) or found.numel() != 1 or not found.requires_grad:
-            raise ValueError(f"expected one number with a gradient as loss, found {_shown(found)}")
+            found_there = _shown(given if found is None else found)
+            raise ValueError(f"expected one number with a gradient as loss, found {found_there}")
         return found
 
     def _output(self, batch: Any) -> object:  # noqa: ANN401  # a nest of any kind

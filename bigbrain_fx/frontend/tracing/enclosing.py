@@ -146,9 +146,18 @@ def _told(found: _Found, model: nn.Module, whole: KeptWhole, given: int, why: st
     if paths:
         kinds = dict.fromkeys(type(model.get_submodule(path)).__name__ for path in paths)
         count = f"{len(paths)} modules" if len(paths) > 1 else paths[0]
-        what.append(f"{', '.join(kinds)} ({count})")
+        what.append(f"{', '.join(kinds)} ({count}, {_share(model, paths):.0%} of the parameters)")
     if whole.lines is not None:
         kind = type(model.get_submodule(whole.lines)).__name__
         what.append(f"the lines of {kind}.forward itself (the modules that it calls are not)")
-    text = f"kept whole, on one device: {', '.join(what)}; no trace can hold {why}"
+    text = (
+        f"kept whole, on one device: {', '.join(what)}; no trace can hold {why}. --strict refuses "
+        "instead"
+    )
     return replace(found, warnings=(*found.warnings, text))  # type: ignore[type-var]
+
+
+def _share(model: nn.Module, paths: Sequence[str]) -> float:
+    """Return how much of the model's parameters some of its modules have."""
+    own = {id(p): p.numel() for path in paths for p in model.get_submodule(path).parameters()}
+    return sum(own.values()) / max(1, sum(p.numel() for p in model.parameters()))

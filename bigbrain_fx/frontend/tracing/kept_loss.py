@@ -52,8 +52,9 @@ class KeptLoss:
             found = self.loss(*own)
         self.reads = (self.reads or set()) | touched.numbers(given)
         self.random |= dice.thrown
-        if isinstance(found, Tensor):
-            self.dtype = found.dtype
+        if not isinstance(found, Tensor):
+            raise TypeError("a loss that is kept whole returns a tensor alone")
+        self.dtype = found.dtype
         return found
 
     def traced(self, keeper: Keeper) -> Loss:

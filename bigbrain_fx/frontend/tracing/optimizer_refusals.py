@@ -23,11 +23,6 @@ HOLDS_NONE = Refusal(
     notes=("a bundle has parameters of its own, by the names of the model's",),
     help="take the parameters from named_params: torch.optim.AdamW(named_params)",
 )
-NO_RATE = Refusal(
-    "the groups of {kind} have no 'lr', which a bundle scales",
-    code="BX2159",
-    help=f"give an optimizer with a learning rate, {_OF_TORCH}",
-)
 TOUCHES = Refusal(
     "optimizer(named_params) {does} {name}: it is made once for each device, and again where one "
     "is replaced, and no plan knows of what else it does",

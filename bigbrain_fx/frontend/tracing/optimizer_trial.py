@@ -23,7 +23,6 @@ from bigbrain_fx.frontend.tracing.optimizer_refusals import (
     HOLDS_NONE,
     NEEDS_ARGUMENTS,
     NO_OPTIMIZER,
-    NO_RATE,
     SETS_HOOK,
     TOUCHES,
     WRITES,
@@ -146,7 +145,7 @@ class Trial:
         Raises:
             StateError: that state cannot be told by parameter.
         """
-        rates = [group["lr"] for group in self.made.param_groups]
+        rates = [group.get("lr") for group in self.made.param_groups]
         facts = optimizer_facts(self.made, self.params, rates)
         tensors = {n: t.clone() for n, t in optimizer_tensors(self.made, self.params).items()}
         self.made = self.make(list(self.params.items()))
@@ -248,8 +247,6 @@ def _require_usable(made: Any, params: Mapping[str, nn.Parameter], at: str) -> N
     own = {id(p) for p in params.values()}
     if not any(id(p) in own for group in made.param_groups for p in group["params"]):
         raise HOLDS_NONE.error(at, kind=kind)
-    if any("lr" not in group for group in made.param_groups):
-        raise NO_RATE.error(at, kind=kind)
 
 
 def needed_arguments(function: Callable[..., object]) -> list[str]:
@@ -261,7 +258,7 @@ def needed_arguments(function: Callable[..., object]) -> list[str]:
 
 def place_of(make: Make) -> str:
     """Return where the function is written, by file and line."""
-    code = getattr(make, "__code__", None)
+    code = getattr(inspect.unwrap(make), "__code__", None)
     return f"{code.co_filename.rpartition('/')[2]}:{code.co_firstlineno}" if code else "optimizer"
 
 

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from bigbrain_fx.errors import CaptureError, InputError
 from bigbrain_fx.frontend.tracing.attributes import Attributes
 from bigbrain_fx.frontend.translation.batch import Batch, Key, fill, named_tensors
+from bigbrain_fx.runtime import loss_in
 
-Loss = Callable[[Any, Any], Tensor]  # (output, batch), of whatever kinds the user has
+Loss = Callable[[Any, Any], Any]  # (output, batch), of whatever kinds the user has
 _ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _WRAPPED = ("module", "_orig_mod")
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -312,12 +313,17 @@ class Step(nn.Module):
             return self._outputs(found, own_loss(output) if len(found) > 1 else None)
         self.seen.part = "loss"
         compute = self.watch.loss or self._given[0]
-        loss = compute(output, batch) if compute else own_loss(output)
-        if compute:
-            _check_loss(loss)
+        loss = self._given_loss(compute(output, batch)) if compute else own_loss(output)
         self.seen.has_loss = loss is not None
         outputs = self._outputs(found, loss)
         return outputs if loss is None else (loss, *outputs)
+
+    def _given_loss(self, found: object) -> Tensor:
+        """Return the loss in what the user's loss function returns."""
+        loss = loss_in(found)
+        _check_loss(found if loss is None else loss)
+        assert loss is not None
+        return loss
 
     def _outputs(self, found: list[tuple[str, Tensor]], loss: Tensor | None) -> tuple[Tensor, ...]:
         """Return what the model returns beside the loss; note the names."""
@@ -346,14 +352,9 @@ def _write_back(buffers: list[tuple[nn.Module, str, Tensor]]) -> None:
 
 
 def own_loss(output: object) -> Tensor | None:
-    """Find the loss that a model returns itself: a scalar output, or `output.loss`."""
-    if isinstance(output, Mapping):
-        candidate = output.get("loss", getattr(output, "loss", None))
-    else:
-        candidate = output if isinstance(output, Tensor) else getattr(output, "loss", None)
-    if isinstance(candidate, Tensor) and candidate.dim() == 0 and candidate.is_floating_point():
-        return candidate
-    return None
+    """Find the loss that a model returns itself: a scalar output, or the one in its output."""
+    found = loss_in(output)
+    return found if found is not None and not found.dim() and found.is_floating_point() else None
 
 
 def _place_of_loss(found: Mapping[object, object] | Sequence[object]) -> str:

@@ -65,6 +65,7 @@ def capture(
     loss_needed: bool = False,
     batch_dims: BatchDims | None = None,
     parts: int | None = None,
+    strict: bool = False,
 ) -> Captured:
     """Trace a module to a graph, without strictness and with a free batch size.
 
@@ -88,6 +89,7 @@ def capture(
         loss_needed: refuse a model that is to be trained and has no loss with a gradient.
         parts: of the batch of which the example is one: the trace has its size; None: it is whole.
         batch_dims: the batch's dimension by entry, None for none; left out: 0, where rows fit.
+        strict: refuse what no trace can hold; else the smallest module around it is kept whole.
 
     Raises:
         InputError: the batch does not fit forward, or the module fails on it.
@@ -105,7 +107,8 @@ def capture(
     )
     device = torch.device("meta") if on_meta else nullcontext()
     with _in_mode(module, training), device:
-        captured = enclosing(module, tuple(leaves), attempt)
+        own = tuple(leaves)
+        captured = attempt(KeptWhole(own)) if strict else enclosing(module, own, attempt)
     if training and loss_needed:
         require_loss(captured.graph)
     return replace(captured, elsewhere=elsewhere)

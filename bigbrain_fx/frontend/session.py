@@ -63,6 +63,8 @@ class ModelFacts:
     offsets: dict[str, int]
     pad: dict[str, int | float]
     parameters: int
+    lengths: dict[str, tuple[tuple[int, str], ...]] = field(default_factory=dict)
+    buckets: tuple[int, ...] = ()
     fixed: tuple[tuple[tuple[str | int, ...], bool | int | float | str | None], ...] = ()
     functions: tuple[str, ...] = ()
     optimizer_state: float = 2.0

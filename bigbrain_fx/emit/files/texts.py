@@ -79,7 +79,7 @@ def bundle_texts(
                 plan.micro_batches,
                 plan.rows,
                 plan.graph.name,
-                plan.source.drop_last is False and plan.mode == "train",
+                plan.source.varies and plan.mode == "train",
                 plan.source.module,
                 parts,
                 norms,

@@ -52,6 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
     recorder.updates = bool(config.getoption(UPDATE))
     config.pluginmanager.register(MessagesPlugin(config))
     os.environ.setdefault("BIGBRAIN_NO_REHEARSAL", "1")  # `rehearsals` has them
+    os.environ.setdefault("BIGBRAIN_NO_CACHE", "1")  # its own tests have one each
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from bigbrain_fx.bundles.rewriting import with_rewrites
 from bigbrain_fx.bundles.target import Target
 from bigbrain_fx.bundles.typed import of_its_types
 from bigbrain_fx.cluster import read_cluster
-from bigbrain_fx.core import Cluster
+from bigbrain_fx.core import Cluster, Stopwatch, Timing
 from bigbrain_fx.errors import BigBrainError, InputError, SplitWarning
 from bigbrain_fx.frontend import TOO_LARGE, is_hf, is_onnx
 from bigbrain_fx.plan import (
@@ -64,7 +64,8 @@ class Split:
 
     `parameters` counts trainable numbers, tied ones once; `capture_s` is the seconds that capture
     took in its child process (0 for a module in memory); `rehearsed` says how alike the bundle and
-    the model file's own loop have trained, empty where they were not compared.
+    the model file's own loop have trained, empty where they were not compared; `timings` is where
+    the time went, by what this process and the one with the model did.
     """
 
     plan: Plan
@@ -73,6 +74,7 @@ class Split:
     parameters: int
     capture_s: float
     rehearsed: str = ""
+    timings: tuple[Timing, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.plan}\nwrote {self.bundle}"
@@ -158,13 +160,19 @@ def _written(
     refusal: BigBrainError | None,
 ) -> Split:
     """Capture, plan and write: a trace, or the step as one op where a trace was refused."""
+    watch = Stopwatch()
+    start = watch.lap("start")
     with capture(refusal=refusal) as found:
+        watch.lap("wait for the capture")
         plan, notes = planned(found, options, cluster, followed, refusal)
         require_sent_types(plan)
+        plans = watch.lap("plan")
         plan, more, said = _rehearsed(found, plan, target)
         facts = found.parameters, found.capture_s, said
         late = [note for note in notes if not (said and note == TOO_LARGE)]  # it was compared now
-        return Split(plan, target.out, (*late, *more), *facts)
+        spent = () if found.session is None else found.session.spent
+        laps = start, *spent, plans, watch.lap("write")
+        return Split(plan, target.out, (*late, *more), *facts, laps)
 
 
 def _rehearsed(found: FoundModel, plan: Plan, target: Target) -> tuple[Plan, tuple[str, ...], str]:

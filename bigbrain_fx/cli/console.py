@@ -37,7 +37,7 @@ from bigbrain_fx.planning import CHOSEN_ELSEWHERE
 if TYPE_CHECKING:
     from bigbrain_fx.bundles import Split, Verification
     from bigbrain_fx.cli.prices import Offer
-    from bigbrain_fx.core import DeviceForecast
+    from bigbrain_fx.core import DeviceForecast, Timing
     from bigbrain_fx.measure import Comparison, Contender
     from bigbrain_fx.plan import Candidate, Compared, Search
     from bigbrain_fx.planning import Plugin
@@ -314,10 +314,18 @@ def _settings(entry: Plugin) -> tuple[str, ...]:
 # --------------------------------------------------------------------------- as JSON
 
 
+def show_timings(timings: Sequence[Timing]) -> None:
+    """Print where the time of a split went; parts with torch ran in the model's process."""
+    rows = [(each.part, f"{each.processor_s:.2f}", f"{each.wall_s:.2f}") for each in timings]
+    total = f"{sum(each.processor_s for each in timings):.2f}"
+    show_table(("part", "processor s", "on the clock s"), (*rows, ("all", total, "")), left=True)
+
+
 def split_json(made: Split) -> dict[str, object]:
     """Return what `split --json` prints."""
     head = {"bundle": str(made.bundle), "parameters": made.parameters}
-    return {**head, "warnings": made.warnings, **plan_json(made.plan)}
+    timings = [dataclasses.asdict(each) for each in made.timings]
+    return {**head, "warnings": made.warnings, **plan_json(made.plan), "timings": timings}
 
 
 def plan_json(plan: Plan) -> dict[str, object]:

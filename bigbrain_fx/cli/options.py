@@ -145,6 +145,16 @@ _FIRST = grouped(
         "fit (auto) [default: none].",
     ),
 )
+
+
+def _without_cache(_context: click.Context, _option: click.Parameter, value: bool) -> None:
+    """Let this command, and the processes that it starts, keep and take nothing."""
+    if value:
+        from bigbrain_fx.frontend import NO_CACHE
+
+        os.environ[NO_CACHE] = "1"
+
+
 _CAPTURE = grouped(
     "model",
     _shared(
@@ -164,6 +174,13 @@ _CAPTURE = grouped(
         type=POSITIVE,
         default=600.0,
         help="Seconds that loading and capturing the model file may take.",
+    ),
+    _shared(
+        "--no-cache",
+        is_flag=True,
+        expose_value=False,
+        callback=_without_cache,
+        help="Find anew what an earlier command found of the same model.",
     ),
 )
 model_options = grouped(

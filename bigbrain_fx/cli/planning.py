@@ -96,6 +96,7 @@ def split_warnings() -> Iterator[None]:
         help="Do not compare a few training steps of the bundle with the model file's own loop.",
     ),
 )
+@grouped("output", option("--timings", is_flag=True, help="Say where the time went."))
 @force_bundle_option
 @verbose_option
 @json_option
@@ -104,6 +105,7 @@ def split(
     devices: Path | None,
     out: Path,
     no_rehearse: bool,
+    timings: bool,
     verbose: bool,
     as_json: bool,
     time_limit: float,
@@ -129,6 +131,10 @@ def split(
             model, devices, out, options, rehearse=not no_rehearse, time_limit_s=time_limit, **how
         )
     _print_split(made, verbose, as_json)
+    if timings and not as_json:
+        from bigbrain_fx.cli.console import show_timings
+
+        show_timings(made.timings)
 
 
 def _print_split(made: Split, verbose: bool, as_json: bool) -> None:

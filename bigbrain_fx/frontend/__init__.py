@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from bigbrain_fx.frontend.cached.model import with_cache as with_cache
     from bigbrain_fx.frontend.cached.module import Cached as Cached
     from bigbrain_fx.frontend.cached.trial import require_same as require_same
+    from bigbrain_fx.frontend.capture_cache.known import is_known_text as is_known_text
+    from bigbrain_fx.frontend.capture_cache.table import NO_CACHE as NO_CACHE
     from bigbrain_fx.frontend.capture_service import CaptureService as CaptureService
     from bigbrain_fx.frontend.child import Requests as Requests, serve_captures as serve_captures
     from bigbrain_fx.frontend.client import (

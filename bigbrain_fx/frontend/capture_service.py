@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, TypeVar, cast
 
 from bigbrain_fx.errors import InputError, about_code
+from bigbrain_fx.frontend.capture_cache.known import is_known_text, known_of, note_text
 from bigbrain_fx.frontend.file_checks import (
     captured,
     captured_with_numbers,
@@ -51,7 +52,9 @@ class CaptureService:
     def __init__(self, wanted: Mapping[str, object]) -> None:
         import torch  # noqa: F401  # counted apart: any program that trains pays for it
 
-        _settle_what_torch_finds()
+        likely = is_known_text(wanted)
+        if not likely:
+            _settle_what_torch_finds()
         started_s = time.perf_counter()
         from bigbrain_fx.frontend.modelfile import load_model_file
 
@@ -73,7 +76,12 @@ class CaptureService:
         self.quantised = quantised(self.file, wanted.get("quantize"))
         self.trains = bool(wanted["training"]) and not self.meta
         self._cut(wanted)
-        self._about_code(partial(self._capture, wanted, blank))
+        self.known = known_of(self.file, wanted)
+        if not self._recalled():
+            if likely:
+                _settle_what_torch_finds(str(self.file.path.parent))
+            self._about_code(partial(self._capture, wanted, blank))
+            self._keep(wanted)
         _write_graph(self.captured, Path(str(wanted["graph"])))
         self.capture_s = time.perf_counter() - started_s
 
@@ -96,6 +104,26 @@ class CaptureService:
         self.captured = require_uneven(self.file, self.captured, bool(wanted["training"]))
         require_read_by_layers(self.captured, self.quantised)
 
+    def _recalled(self) -> bool:
+        """Whether an earlier command captured this very model: then it is captured now."""
+        from bigbrain_fx.frontend.capture_cache.record import captured_of
+
+        record = self.known.capture()
+        captured = record and captured_of(record, self.file)
+        if not record or not captured:
+            return False
+        self.captured, self.fixed = captured, tuple(record["fixed"])
+        return True
+
+    def _keep(self, wanted: Mapping[str, object]) -> None:
+        """Keep the capture for later commands."""
+        from bigbrain_fx.frontend.capture_cache.record import record_of
+
+        record = record_of(self.captured, self.file)
+        self.known.keep_capture(record and {**record, "fixed": self.fixed})
+        if record is not None:
+            note_text(wanted)
+
     def _cut(self, wanted: Mapping[str, object]) -> None:
         """Let the example be one of the parts into which `micro` cuts batches; or the longest."""
         if wanted["training"]:
@@ -104,6 +132,10 @@ class CaptureService:
 
     def report(self) -> Mapping[str, object]:
         """Say what was captured; the graph itself is in its file."""
+        found = self.known.answer({"do": "report"}, self._reported)
+        return {**found, "capture_s": self.capture_s}
+
+    def _reported(self) -> Mapping[str, object]:
         from bigbrain_fx.frontend.tracing.uneven import pads
 
         file, parameters = self.file, {id(p): p for p in self.file.model.parameters()}
@@ -145,7 +177,7 @@ class CaptureService:
         if self.quantised is not None:
             facts |= {"quantize": "int8", "quantize_error": self.quantised.error}
             warnings = (*warnings, *filter(None, [self.quantised.note]))
-        return {"facts": facts, "warnings": warnings, "capture_s": self.capture_s}
+        return {"facts": facts, "warnings": warnings}
 
     def optimizer_facts(self) -> OptimizerFacts:
         """Measure what the file's optimizer holds."""
@@ -174,6 +206,21 @@ class CaptureService:
         raise refusal
 
     def _answer(self, request: Mapping[str, object]) -> Mapping[str, object]:
+        answer = self.known.answer(request, partial(self._found, request))
+        if request["do"] == "micro-batches":
+            self._weigh(answer["effect"])
+        return answer
+
+    def _weigh(self, found: object) -> None:
+        """Note by which count micro-batches weigh."""
+        from pydantic import TypeAdapter
+
+        from bigbrain_fx.frontend.micro_batches.effect import MicroBatchEffect
+
+        effect = TypeAdapter(MicroBatchEffect).validate_python(found)
+        self.loss_count = effect.loss_count if effect.is_equal else None
+
+    def _found(self, request: Mapping[str, object]) -> Mapping[str, object]:
         if request["do"] == "weights":
             files = cast("Mapping[str, list[str]]", request["files"])
             self.write_weights(Path(str(request["folder"])), files)
@@ -255,9 +302,7 @@ class CaptureService:
             return effect_of_parts(file, second_batch(file, self.seed))
         draw = None if file.batches is None else partial(second_batch, file, self.seed)
         training = Training(file.model, file.loss, file.autocast, file.loss_weight, draw)
-        effect = micro_batch_effect(training, self.captured, count)
-        self.loss_count = effect.loss_count if effect.is_equal else None
-        return effect
+        return micro_batch_effect(training, self.captured, count)
 
     def read_batches(self, reading: object) -> None:
         """Require that the first batches fit the trace."""
@@ -303,12 +348,20 @@ def rewriting(do: str, path: Path) -> Mapping[str, object]:
     return {"proofs": [[each.apart, each.same_bits, each.why] for each in proofs(path)]}
 
 
-def _settle_what_torch_finds() -> None:
-    """Let torch look for modules that it can do without before the user's folder is on sys.path.
+def _settle_what_torch_finds(without: str | None = None) -> None:
+    """Let torch look for modules that it can do without where the user's folder is not seen.
 
     One there that is called like one of them would be taken for it; see `users_code`, too.
+
+    Args:
+        without: the folder, where it is on sys.path already.
     """
-    from torch.fx.experimental import validator  # noqa: F401  # it looks for z3
+    kept = list(sys.path)
+    sys.path[:] = [entry for entry in kept if entry != without]
+    try:
+        from torch.fx.experimental import validator  # noqa: F401  # it looks for z3
+    finally:
+        sys.path[:] = kept
 
 
 def _write_graph(captured: Captured, path: Path) -> None:

@@ -45,12 +45,14 @@ def serve_captures(begin: Callable[[Mapping[str, Any]], Requests] = lambda _: {}
         service.append(service_of(wanted))
         return service[0].report()
 
-    if replies.reply(start):
+    if replies.reply(start, "capture"):
         for line in replies.requests:
             request = json.loads(line)
             own = more.get(request["do"])
-            answer = partial(own, service[0]) if own is not None else service[0].serve
-            replies.reply(partial(answer, request))
+            answer = partial(own or CaptureService.serve, service[0], request)
+            if own is not None:
+                answer = partial(service[0].known.answer, request, answer)
+            replies.reply(answer, str(request["do"]))
     if prints is not None:
         prints.finish(str(wanted["location"]))
     sys.stdout.flush()  # what the user's code printed

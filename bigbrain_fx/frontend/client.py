@@ -17,8 +17,9 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
+from bigbrain_fx.core import Timing
 from bigbrain_fx.errors import BigBrainError, InputError, from_fields
 from bigbrain_fx.supervisor import OUTLIVING
 
@@ -70,6 +71,9 @@ class Child:
         task: what it is for.
         wanted: its argument; must be JSON.
         threads: that torch computes with; None leaves the choice to the environment.
+
+    Attributes:
+        spent: what its answers took.
     """
 
     def __init__(
@@ -77,6 +81,7 @@ class Child:
     ) -> None:
         self._task = task
         self._rest = b""
+        self.spent: list[Timing] = []
         # -P: the working directory must not shadow modules of the child.
         program = f"{task.module}:{','.join(task.libraries)}"
         self._process = subprocess.Popen(
@@ -124,7 +129,13 @@ class Child:
             raise RuntimeError(f"{told}\n{message['internal']}")
         if "error" in message:
             raise from_fields(cast("Message", message["error"]))
+        self._note(cast("list[Any]", message.pop("spent", [])))
         return message
+
+    def _note(self, spent: list[Any]) -> None:
+        """Note what an answer took; of later ones not the waiting before."""
+        laps = [Timing(**each) for each in spent]
+        self.spent += laps[1:] if self.spent else laps
 
     def _line(self, deadline_s: float) -> bytes | None:
         """Return the next message; None when there will be none.
@@ -208,10 +219,12 @@ def child_environment(threads: int | None) -> dict[str, str]:
     """Return the environment of a child.
 
     Trials call ops one by one, also on a single row; torch writes its warnings of such calls
-    straight to stderr, past all filters of Python. A level that the user has set stands.
+    straight to stderr, past all filters of Python. Threads of OpenMP that wait by spinning take
+    the processors from whoever else computes: on a loaded machine that tripled a capture. What the
+    user has set stands.
     """
     paths = [_PACKAGES, *filter(None, [os.environ.get("PYTHONPATH")])]
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if threads is not None else ()
     chosen = dict.fromkeys(names, str(threads))
-    quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+    quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR", "OMP_WAIT_POLICY": "passive"}
     return {**quiet, **os.environ, "PYTHONPATH": os.pathsep.join(paths), **chosen}

@@ -102,7 +102,7 @@ def be_quiet() -> None:
 def _answer(read: Read, path: Path, seed: int, other_seed: int) -> Mapping[str, str]:
     """Be a new process, as far as the user's own modules go, and run."""
     folder = path.parent
-    for name in [name for name, module in sys.modules.items() if _is_of(module, folder)]:
+    for name in [name for name, module in sys.modules.items() if is_of(module, folder)]:
         del sys.modules[name]
     module = types.ModuleType(path.stem)
     module.__file__ = str(path)
@@ -116,7 +116,7 @@ def _answer(read: Read, path: Path, seed: int, other_seed: int) -> Mapping[str, 
         return read(module, path)
 
 
-def _is_of(module: object, folder: Path) -> bool:
+def is_of(module: object, folder: Path) -> bool:
     """Whether a module stands in the user's folder, and is neither ours nor installed there."""
     file = str(getattr(module, "__file__", None) or "")
     ours = str(getattr(module, "__name__", "")).partition(".")[0] == "bigbrain_fx"
@@ -134,7 +134,7 @@ def values_of_text(text: str, module: types.ModuleType, path: Path) -> Mapping[s
 
 def values(scope: Mapping[str, object], folder: Path) -> Iterator[tuple[str, str]]:
     """Yield the names of a scope, and a short text for each value."""
-    is_own = partial(_is_of, folder=folder)
+    is_own = partial(is_of, folder=folder)
     for name, value in list(scope.items()):
         if not name.startswith("__"):
             yield name, digest(value, is_own)

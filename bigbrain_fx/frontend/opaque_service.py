@@ -61,9 +61,7 @@ class OpaqueService(CaptureService):
         fault = self._parts_fault(count)  # first: the comparison calls the model, too
         if fault:
             return MicroBatchEffect(count, cause=fault)
-        effect = done_apart(compare, MicroBatchEffect(count, not_compared=nothing))
-        self.loss_count = effect.loss_count if effect.is_equal else None
-        return effect
+        return done_apart(compare, MicroBatchEffect(count, not_compared=nothing))
 
     def _parts_fault(self, count: int) -> str:
         from bigbrain_fx.frontend.micro_batches.gradients import micro_batches

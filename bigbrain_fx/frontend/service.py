@@ -13,8 +13,10 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import IO
 
+from bigbrain_fx.core import Stopwatch
 from bigbrain_fx.errors import BigBrainError, InputError
 from bigbrain_fx.runtime import (
     LIBRARIES,
@@ -26,6 +28,8 @@ from bigbrain_fx.runtime import (
 )
 
 _PR_SET_PDEATHSIG = 1
+BEFORE = "start, import torch"
+"""Of a child's first message: what it did before; of later ones it is waiting."""
 
 
 def end_with_parent() -> None:
@@ -87,6 +91,7 @@ class Replies:
         end_with_parent()
         self.requests: IO[str] = os.fdopen(os.dup(0), "r", encoding="utf-8")
         self._replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        self._watch = Stopwatch(with_children=True)
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.close(nothing)
@@ -97,8 +102,16 @@ class Replies:
         self._replies.write(json.dumps(message) + "\n")
         self._replies.flush()
 
-    def reply(self, work: Callable[[], Mapping[str, object]]) -> bool:
-        """Do some work and send its result, or what went wrong; return whether it went well."""
+    def reply(self, work: Callable[[], Mapping[str, object]], part: str = "work") -> bool:
+        """Do some work and send its result, or what went wrong; return whether it went well.
+
+        What it took is sent along as "spent"; the first time what lay before it, too.
+
+        Args:
+            work: gives the result.
+            part: what it is called in a table of times.
+        """
+        before = self._watch.lap(BEFORE)
         try:
             require_torch()
             message = work()
@@ -110,6 +123,6 @@ class Replies:
             else:
                 self.say(internal=traceback.format_exc())
         else:
-            self.say(**message)
+            self.say(**message, spent=[asdict(before), asdict(self._watch.lap(part))])
             return True
         return False

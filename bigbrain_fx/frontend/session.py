@@ -13,8 +13,9 @@ from typing import Any, Literal, cast
 
 from pydantic import TypeAdapter
 
-from bigbrain_fx.core import Graph, RewriteProof, RewriteTrial, RuleTrial, Shard
+from bigbrain_fx.core import Graph, RewriteProof, RewriteTrial, RuleTrial, Shard, Timing
 from bigbrain_fx.errors import BigBrainError, CaptureError, InputError
+from bigbrain_fx.frontend.capture_cache.table import environment, folder, is_off
 from bigbrain_fx.frontend.client import Child, EndedError, Message, Task
 from bigbrain_fx.frontend.elsewhere import Elsewhere
 from bigbrain_fx.frontend.first_batches import BatchReading
@@ -112,6 +113,11 @@ class CaptureSession:
         self.facts = TypeAdapter(ModelFacts).validate_python(answer["facts"])
         self.warnings = tuple(cast("Sequence[str]", answer["warnings"]))
         self.capture_s = float(cast("float", answer["capture_s"]))
+
+    @property
+    def spent(self) -> tuple[Timing, ...]:
+        """What the child's answers took so far."""
+        return tuple(self._child.spent)
 
     def write_weights(self, folder: Path, files: Mapping[str, Sequence[str]]) -> None:
         """Write safetensors files of the named tensors, under their original names.
@@ -303,10 +309,10 @@ def capture_file(
         CaptureError: torch.export cannot follow the model.
     """
     file, location = resolved(path)
-    with Scratch("capture") as folder:
+    with Scratch("capture") as scratch:
         wanted = {
             "location": location,
-            "graph": f"{folder}/graph.json",
+            "graph": f"{scratch}/graph.json",
             "meta": meta,
             "blank": blank,
             "training": training,
@@ -317,12 +323,14 @@ def capture_file(
             "cache": cache,
             "quantize": quantize,
             "parts": parts,
+            "known": "" if is_off() else str(folder() / "answers.sqlite"),
+            "environment": environment(),
             **({} if refusal is None else {"refusal": refusal.fields}),
         }
         process = Child(_task(file, time_limit_s, child), wanted)
         try:
             answer = process.answer()
-            graph = TypeAdapter(Graph).validate_json(Path(folder, "graph.json").read_bytes())
+            graph = TypeAdapter(Graph).validate_json(Path(scratch, "graph.json").read_bytes())
             return CaptureSession(process, graph, answer)
         except BaseException:
             process.close()

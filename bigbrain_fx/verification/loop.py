@@ -49,11 +49,13 @@ class PlainLoop:
     Args:
         folder: where the steps leave what they did.
         load: returns what is trained, in those processes.
+        is_expected: whether it will be asked; else nothing is made ready for that.
     """
 
-    def __init__(self, folder: Path, load: Load = load_there) -> None:
+    def __init__(self, folder: Path, load: Load = load_there, *, is_expected: bool = True) -> None:
         self.folder = folder
-        importlib.import_module("torch._dynamo")  # the first step of an optimizer asks for it
+        if is_expected:
+            importlib.import_module("torch._dynamo")  # the first step of an optimizer asks for it
         self._single = _Process(load)
         self._second = _Process(load)
         self._asked = self._done = 0

@@ -37,10 +37,13 @@ class Rehearsal:
     """Forks of a process that has not run the model file yet; they wait for a bundle.
 
     Two sets of them: with lines of the model file, and with all of it.
+
+    Args:
+        is_expected: whether they will be asked: the answer may be known.
     """
 
-    def __init__(self) -> None:
-        self.waiting = [Waiting() for _ in range(2)]
+    def __init__(self, *, is_expected: bool = True) -> None:
+        self.waiting = [Waiting(is_expected=is_expected) for _ in range(2)]
 
     def compare(self, service: CaptureService, request: Mapping[str, Any]) -> dict[str, object]:
         """Train a few steps both ways; return the links, or why there are none.
@@ -84,11 +87,12 @@ class Waiting:
 
     Args:
         load: returns what the loop trains.
+        is_expected: as of `PlainLoop`.
     """
 
-    def __init__(self, load: Load = load_there) -> None:
+    def __init__(self, load: Load = load_there, *, is_expected: bool = True) -> None:
         self.scratch = Scratch("rehearsal")
-        self.loop = PlainLoop(_folder(self.scratch, "loop"), load)
+        self.loop = PlainLoop(_folder(self.scratch, "loop"), load, is_expected=is_expected)
         self.alone = Alone(_folder(self.scratch, "bundle"))
 
     def __enter__(self) -> Waiting:

@@ -234,7 +234,7 @@ _BAD_OPTIONS = {
 _BAD_WORDS = {
     ("--seed", "-1"): "Invalid value for '--seed'",
     ("--time-limit", "0"): "Invalid value for '--time-limit'",
-    ("--micro-batch", "4"): "'--micro-batches'?)",
+    ("--micro-batch", "4"): "'--micro-batches'",
 }
 
 

@@ -26,6 +26,7 @@ class SentEntry:
         shape: in a whole batch, its rows first.
         dim: where the user has the rows.
         is_split: whether it has rows; `fewer` are let through, and with `pad` what is shorter.
+        free: dimensions, rows first, that may be shorter: as long as one of `buckets`.
     """
 
     key: tuple[str | int, ...]
@@ -35,6 +36,8 @@ class SentEntry:
     is_split: bool
     fewer: bool
     pad: bool
+    free: tuple[int, ...] = ()
+    buckets: tuple[int, ...] = ()
 
 
 def entries(plan: Plan) -> dict[str, SentEntry]:
@@ -53,13 +56,17 @@ def _entry(entry: Input, plan: Plan) -> SentEntry:
         entry.batched,
         entry.batched and said.drop_last is False,
         entry.name in said.pad,
+        tuple(dim for dim, _ in said.lengths.get(entry.name, ())),
+        said.buckets,
     )
 
 
 def _shape(entry: Input, plan: Plan) -> tuple[int, ...]:
-    """Return the shape of an entry in a whole batch."""
+    """Return the shape of an entry in a whole batch; in a part, where the caller cuts."""
     shape = entry.spec.at(plan.rows).shape
     sizes = tuple(int(size) for size in shape)
+    if plan.source.has_micro:
+        return sizes
     return (plan.micro_batches * plan.rows, *sizes[1:]) if entry.batched else sizes
 
 
@@ -112,8 +119,9 @@ def entry_tensor(name: str, batch: object, entry: SentEntry) -> Tensor:
             f"batch entry {name!r} is {shown}, but the model was split for {wanted}",
             code="BX3031",
             help="give all batches one shape: drop_last=False trains on a smaller last one, "
-            "drop_last=True leaves it out, and pad={entry: number} fills up what is shorter, all "
-            "beside example_batch; or give an example_batch of that size",
+            "drop_last=True leaves it out, pad={entry: number} fills up what is shorter, and with "
+            "lengths=(64, 128) to the next of these, all beside example_batch; or give an "
+            "example_batch of that size",
         )
     return torch.as_tensor(found).detach().cpu().contiguous()
 
@@ -126,7 +134,15 @@ def _may_be(entry: SentEntry, found: Tensor) -> bool:
     rows = pairs[: int(entry.is_split)]
     rest = pairs[int(entry.is_split) :]
     are_rows = all(less and found.shape[0] if entry.fewer else same for same, less in rows)
-    return are_rows and all(less if entry.pad else same for same, less in rest)
+    first = len(rows)
+    fits = ((less if entry.pad else same) for same, less in rest)
+    return are_rows and all(
+        fit or _is_bucket(entry, dim, found.shape[dim]) for dim, fit in enumerate(fits, first)
+    )
+
+
+def _is_bucket(entry: SentEntry, dim: int, size: int) -> bool:
+    return dim in entry.free and size in entry.buckets
 
 
 def require_one_number(found: Mapping[str, Tensor], known: Mapping[str, SentEntry]) -> None:

@@ -42,7 +42,7 @@ def source_of(facts: ModelFacts) -> Source:
 
 def _whole_source(facts: ModelFacts) -> Source:
     """Return the same where the file's own step is run: nothing of a batch is filled up."""
-    return replace(source_of(facts), ships_file=True, pad={}, fixed=())
+    return replace(source_of(facts), ships_file=True, pad={}, fixed=(), lengths={}, buckets=())
 
 
 @dataclass(frozen=True)
@@ -199,6 +199,9 @@ def _whole_note(found: FoundModel, why: str) -> str:
     )
 
 
+_HOW = ("drop_last", "pad", "fixed", "offsets", "lengths", "buckets")
+
+
 def require_first_batches(found: FoundModel, plan: Plan) -> None:
     """Read the first batches of a model file as the bundle will.
 
@@ -215,8 +218,7 @@ def require_first_batches(found: FoundModel, plan: Plan) -> None:
             tuple(entry.name for entry in entries if not entry.batched),
             plan.micro_batches,
             {n: (dtype, tuple(map(int, shape))) for n, (dtype, shape) in specs.items()},
-            {name: getattr(plan.source, name) for name in ("drop_last", "pad", "fixed", "offsets")}
-            | {"dims": plan.source.batch_dims},
+            {name: getattr(plan.source, name) for name in _HOW} | {"dims": plan.source.batch_dims},
             plan.source.has_micro,
         )
     )

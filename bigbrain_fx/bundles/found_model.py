@@ -27,8 +27,9 @@ class Recipe:
 
     `optimizer` is a function of named parameters, a torch class, or a `functools.partial` of one;
     None is torch's AdamW. Functions reach the devices as text: see `carried`. `loss_weight(batch)`
-    is the number of elements that a batch's loss is a mean over, by which micro-batches weigh.
-    `drop_last`, `batch_dims` and `pad` say how batches split.
+    is the number of elements that a batch's loss is a mean over, by which micro-batches weigh;
+    `micro(batch, parts)` cuts a batch, where the caller is. Neither reaches the devices.
+    `drop_last`, `batch_dims`, `pad` and `lengths` say how batches split.
     """
 
     optimizer: Callable[..., object] | None = None
@@ -38,10 +39,12 @@ class Recipe:
     autocast: str | None = None
     grad_scaler: bool | Mapping[str, float] | None = None
     loss_weight: Callable[[Any], object] | None = None
+    micro: Callable[[Any, int], Any] | None = None
     leaves: tuple[str, ...] = ()
     drop_last: bool | None = None
     batch_dims: Mapping[str | int, int | str | None] = field(default_factory=dict)
     pad: Mapping[str | int, int | float] = field(default_factory=dict)
+    lengths: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,10 @@ def captured_in_memory(
 
 @dataclass(frozen=True)
 class _Given:
-    """A module in memory, and how it is trained; `said` has that by the names of a model file."""
+    """A module in memory, and how it is trained; `said` has that by the names of a model file.
+
+    `file` is what is captured: its example is the longest, or the first part of the caller's.
+    """
 
     module: nn.Module
     options: Options
@@ -70,33 +73,36 @@ class _Given:
     loss: Loss | None
     recipe: Recipe
     said: Mapping[str, object]
+    file: ModelFile
 
     @property
     def trains(self) -> bool:
         return self.options.mode == "train"
-
-    def as_file(self) -> ModelFile:
-        """Return what a model file would define."""
-        from bigbrain_fx.frontend import ModelFile
-
-        said = cast("Mapping[str, Any]", self.said)
-        return ModelFile(Path("Recipe"), "model", self.module, self.example, **said)
 
 
 def _given(
     module: nn.Module, options: Options, example: object, loss: Loss | None, recipe: Recipe
 ) -> _Given:
     """Check a recipe; with `cache` the module is one of a single position."""
-    from bigbrain_fx.frontend import training_of, with_cache
+    from bigbrain_fx.frontend import (
+        ModelFile,
+        training_of,
+        with_cache,
+        with_lengths,
+        with_parts,
+    )
 
     recipe = replace(recipe, optimizer=as_optimizer(recipe.optimizer))
     if options.cache:
-        about = {"autocast": recipe.autocast, "batch_dims": recipe.batch_dims}
-        given: Any = {**about, "loss": loss}
-        module, example = with_cache(module, example, options.cache, **given)
+        about: Any = {"autocast": recipe.autocast, "batch_dims": recipe.batch_dims, "loss": loss}
+        module, example = with_cache(module, example, options.cache, **about)
         recipe, loss = Recipe(autocast=recipe.autocast), None
     said = training_of(_Defined(recipe, loss), Path("Recipe"), module)
-    return _Given(module, options, example, loss, recipe, said)
+    file = ModelFile(Path("Recipe"), "model", module, example, **cast("Mapping[str, Any]", said))
+    if options.mode == "train":
+        file = with_parts(file, options.micro_batches or options.replicas or 1)
+        file = with_lengths(file, 0, draws=False)  # nobody but the caller has batches
+    return _Given(module, options, example, loss, recipe, said, file)
 
 
 class _Defined:
@@ -114,7 +120,7 @@ def _rehearsal(given: _Given, stack: ExitStack) -> Callable[[Captured], Rehearse
     if elsewhere:
         answer = {"checks": [], "why": f"the module is on {', '.join(sorted(elsewhere))}"}
         return lambda _captured: lambda _bundle, _limit_s: answer
-    file = given.as_file()
+    file = replace(given.file, example_batch=given.example, parts=1, whole_batch=None)
     forks = stack.enter_context(Waiting(lambda _wanted: file))
     return lambda captured: (
         lambda bundle, limit_s: rehearsed(file, captured, bundle, forks, limit_s)
@@ -140,7 +146,7 @@ def _found(
     count = sum(p.numel() for p in {id(p): p for p in module.parameters()}.values())
     narrow = facts.note if captured.graph.training else None
     training = Training(module, loss, recipe.autocast, recipe.loss_weight)
-    weights = _InMemory(captured, training)
+    weights = _InMemory(captured, training, given.file)
     return FoundModel(
         captured.graph,
         source,
@@ -159,11 +165,11 @@ def _captured(given: _Given) -> Captured:
     """Capture the module; again with other rows where a trace of fixed size needs them."""
     from bigbrain_fx.frontend import capture
 
-    recipe, options = given.recipe, given.options
+    recipe, options, file = given.recipe, given.options, given.file
     trace = partial(
         capture,
         given.module,
-        given.example,
+        file.example_batch,
         cast("None", given.loss),
         training=given.trains,
         autocast=recipe.autocast,
@@ -172,6 +178,8 @@ def _captured(given: _Given) -> Captured:
         loss_needed=given.trains,
         batch_dims=recipe.batch_dims,
         strict=options.strict,
+        lengths=file.free,
+        parts=None if file.whole_batch is None else file.parts,
     )
     captured = trace(micro_batch=options.rows)
     rows = other_rows(captured.graph, options)
@@ -226,7 +234,10 @@ def _carried(given: _Given, captured: Captured, scratch: Path) -> Source:
         offsets={e.name: e.per_row for e in captured.batch.entries if e.per_row},
         marks=marks_of(module),
         pad=pads(captured.batch, recipe.pad),
+        lengths=dict(captured.graph.lengths),
+        buckets=cast("tuple[int, ...]", said["lengths"] or ()) if captured.graph.lengths else (),
         has_loss_weight=recipe.loss_weight is not None,
+        has_micro=given.file.whole_batch is not None,
     )
 
 
@@ -259,12 +270,15 @@ class _InMemory:
 
     captured: Captured
     training: Training
+    file: ModelFile
     loss_count: LossCount | None = None
 
     def compare(self, count: int) -> MicroBatchEffect:
         """Compare a step on the example batch with one in so many micro-batches."""
-        from bigbrain_fx.frontend import micro_batch_effect
+        from bigbrain_fx.frontend import effect_of_parts, micro_batch_effect
 
+        if self.file.parts > 1:
+            return effect_of_parts(self.file, self.file.whole_batch)
         effect = micro_batch_effect(self.training, self.captured, count)
         self.loss_count = effect.loss_count if effect.is_equal else None
         return effect
@@ -281,8 +295,23 @@ class _InMemory:
         from safetensors.torch import save_file
 
         batch = {**self.captured.inputs(), **self._row_counts()}
+        if self.file.parts > 1:
+            batch = self._parts()
         save_file({name: tensor.contiguous().clone() for name, tensor in batch.items()}, path)
         as_umask_says(path)
+
+    def _parts(self) -> dict[str, Tensor]:
+        """Return the parts of the example, as a caller sends those of a batch."""
+        from bigbrain_fx.frontend import cut, graph_inputs, part_counts
+
+        file, batch = self.file, self.captured.batch
+        dims = {entry.name: entry.dim for entry in batch.entries}
+        parts = cut(file, file.whole_batch, file.parts)
+        found = [graph_inputs(self.captured.graph, part, dims) for part in parts]
+        own = self.training.loss_weight
+        counts = [{} if own is None else part_counts(own, part) for part in parts]
+        named = (pair for pair in enumerate(zip(found, counts, strict=True)))
+        return {f"{n}.{m}": t for m, (a, b) in named for n, t in {**a, **b}.items()}
 
     def _row_counts(self) -> dict[str, Tensor]:
         """Return the counts by which the bundle weighs the example's rows."""

@@ -18,11 +18,17 @@ from typing import TYPE_CHECKING, Any
 from bigbrain_fx.bundles.compile import split
 from bigbrain_fx.bundles.found_model import Loss, Recipe
 from bigbrain_fx.bundles.launch import RunOptions
-from bigbrain_fx.bundles.sessions import Constants, RowCounts, Session, require_session
+from bigbrain_fx.bundles.sessions import (
+    Constants,
+    Cutter,
+    RowCounts,
+    Session,
+    require_session,
+)
 from bigbrain_fx.core import Cluster, Shown
 from bigbrain_fx.emit import SESSION
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.plan import Options, Source
+from bigbrain_fx.plan import Options, Plan, Source
 from bigbrain_fx.supervisor import warn
 from bigbrain_fx.weights import Scratch
 
@@ -58,8 +64,8 @@ class Machine(Shown):
 
         Args:
             model: an instance; its weights are where training begins. It is not changed.
-            example_batch: one batch; all others must have its shapes, but for what `drop_last` and
-                `pad` allow. Dimension 0 is the batch.
+            example_batch: one batch; all others must have its shapes, but for what `drop_last`,
+                `pad` and `lengths` allow. Dimension 0 is the batch.
             loss: `loss(output, batch)`; else the scalar output, or its `.loss`.
             options: how to plan.
             run: how to run; one spare process is kept, unless this says otherwise.
@@ -67,7 +73,8 @@ class Machine(Shown):
             rehearse: train a few steps of the bundle on the example beside your model in plain
                 PyTorch first, and refuse where their numbers differ.
             recipe: `optimizer`, `lr_scale`, `scheduler`, `clip_norm`, `autocast`, `grad_scaler`,
-                `loss_weight`, `leaves`, `drop_last`, `batch_dims`, `pad`: see `Recipe`.
+                `loss_weight`, `micro`, `leaves`, `drop_last`, `batch_dims`, `pad`, `lengths`: see
+                `Recipe`.
 
         Raises:
             BigBrainError: the model cannot be captured or placed, or what it is trained with has
@@ -86,9 +93,12 @@ class Machine(Shown):
             rehearse=rehearse,
         )
         how = run or RunOptions(spares=1)
-        constants = Constants(model, example_batch, loss, recipe.get("autocast"))
-        counts = _row_counts(made.plan.source, _recipe(recipe))
-        return Session(made, model, replace(how, spares=how.spares or 0), constants, counts)
+        known = _recipe(recipe)
+        cutter = _cutter(made.plan, known)
+        example = cutter.of(example_batch)[0] if cutter else example_batch
+        constants = Constants(model, example, loss, known.autocast)
+        counts = _row_counts(made.plan.source, known)
+        return Session(made, model, replace(how, spares=how.spares or 0), constants, counts, cutter)
 
     def train(
         self,
@@ -138,6 +148,12 @@ class Machine(Shown):
                 warn(f"WARNING: the data ended after {session.steps} of {steps} steps")
             model.load_state_dict(session.state_dict())
         return model
+
+
+def _cutter(plan: Plan, recipe: Recipe) -> Cutter | None:
+    """Return what cuts batches; None where devices cut them by rows, or nothing is cut."""
+    is_cut = plan.source.has_micro and plan.micro_batches > 1
+    return Cutter(recipe.micro, plan.micro_batches) if recipe.micro and is_cut else None
 
 
 def _row_counts(source: Source, recipe: Recipe) -> RowCounts | None:

@@ -93,6 +93,28 @@ class RowCounts:
         return counts_by_row(self.count, take_apart(batch, dims=self.dims))
 
 
+@dataclass(frozen=True)
+class Cutter:
+    """The caller's function that cuts batches, and into how many parts."""
+
+    micro: Callable[[Any, int], Any]
+    count: int
+
+    def of(self, batch: object) -> list[Any]:
+        """Return the parts of a batch.
+
+        Raises:
+            InputError: they are not so many, or not alike; or the function fails.
+        """
+        from bigbrain_fx.runtime import BatchError, parts_of
+
+        try:
+            return parts_of(self.micro, batch, self.count, 0)
+        except BatchError as error:
+            what, _, remedy = str(error).removeprefix("step 0: ").rpartition(": ")
+            raise InputError(what, code="BX3153", help=remedy) from error
+
+
 class _Elsewhere:
     """A name of a loop in plain PyTorch, which the devices have: it says what to do instead."""
 
@@ -133,12 +155,14 @@ class Session(Shown):
         options: RunOptions,
         constants: Constants,
         row_counts: RowCounts | None = None,
+        cutter: Cutter | None = None,
     ) -> None:
         plan = made.plan
         devices = [plan.cluster.device[name] for name in plan.stages.devices]
         require_session(devices, backend=options.backend)
         self._constants = constants
         self._row_counts = row_counts
+        self._cutter = cutter
         self.made = made
         self.module = module
         self.events: list[Event] = []
@@ -212,14 +236,34 @@ class Session(Shown):
             raise InputError(
                 what, code="BX3138", help="pass it over: if not session.leaves_out(batch)"
             )
+        found = self._found(batch)
+        self._feed.put(self.steps, [save(found)])
+        self.steps += 1
+        return self.steps - 1
+
+    def _found(self, batch: object) -> dict[str, Tensor]:
+        """Return what the devices take of a batch.
+
+        Raises:
+            InputError: it is not like the example.
+        """
+        if self._cutter is not None:
+            parts = enumerate(self._cutter.of(batch))
+            return {f"{n}.{m}": t for m, part in parts for n, t in self._of_part(part).items()}
         found = {n: entry_tensor(n, batch, entry) for n, entry in self._entries.items()}
         require_one_number(found, self._entries)
         self._constants.require(batch)
         if self._row_counts is not None:
             found[ROW_COUNTS] = self._row_counts.of(batch)
-        self._feed.put(self.steps, [save(found)])
-        self.steps += 1
-        return self.steps - 1
+        return found
+
+    def _of_part(self, part: object) -> dict[str, Tensor]:
+        from bigbrain_fx.frontend import part_counts
+
+        self._constants.require(part)
+        found = {n: entry_tensor(n, part, entry) for n, entry in self._entries.items()}
+        counts = self._row_counts
+        return found if counts is None else found | part_counts(counts.count, part)
 
     def leaves_out(self, batch: object) -> bool:
         """Whether a batch has too few rows, and is not trained on: `drop_last = True`."""

@@ -9,7 +9,7 @@ from typing import Literal, Union
 
 from typing_extensions import TypeAliasType
 
-from bigbrain_fx.core.sizes import Dim, size_of
+from bigbrain_fx.core.sizes import Dim, is_length, size_of
 from bigbrain_fx.core.tensor_spec import TensorSpec
 
 OPAQUE_STEP = "user.step"
@@ -332,6 +332,15 @@ class Graph:
     def input(self) -> Mapping[str, Input]:
         """Model input by name."""
         return {entry.name: entry for entry in self.inputs}
+
+    @cached_property
+    def lengths(self) -> Mapping[str, tuple[tuple[int, str], ...]]:
+        """Model input -> (dimension, free length there), where batches may be of any length."""
+        found = {
+            entry.name: tuple((i, str(n)) for i, n in enumerate(entry.spec.shape) if is_length(n))
+            for entry in self.inputs
+        }
+        return {name: free for name, free in found.items() if free}
 
     @cached_property
     def output_dims(self) -> Mapping[str, int | None]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import TypeAlias
 
 Dim: TypeAlias = int | str
-"""One size: a number, or Python arithmetic over the batch size, such as "B" or "32*B"."""
+"""One size: a number, or Python arithmetic over the batch size, such as "B" or "32*B".
+
+"L24" is the length of a batch's rows where that is free: 24 in the longest, which is planned for.
+"""
 
 DTYPE_BYTES: Mapping[str, int] = {
     **dict.fromkeys(("float64", "int64", "uint64", "complex64"), 8),
@@ -20,11 +23,35 @@ DTYPE_BYTES: Mapping[str, int] = {
 }
 
 _MONOMIAL = re.compile(r"(?:(\d+)\*)?B(?:\*\*(\d+))?")
+_LENGTH = re.compile(r"L(\d+)[a-z]*")
 
 
-def size_of(dim: Dim, batch: int) -> int:
-    """Return the number that `dim` stands for when the batch has `batch` rows."""
-    return dim if isinstance(dim, int) else _evaluate(dim, batch)
+def size_of(dim: Dim, batch: int, lengths: Callable[[str], int] | None = None) -> int:
+    """Return the number that `dim` stands for when the batch has `batch` rows.
+
+    `lengths` says what free lengths are, by name; left out, they are the longest.
+    """
+    if isinstance(dim, int):
+        return dim
+    return _evaluate(dim, batch) if lengths is None else _number(dim, batch, lengths)
+
+
+def longest(name: str) -> int:
+    """Return the longest that a free length is, by its name: 24 of "L24"."""
+    found = _LENGTH.fullmatch(name)
+    if found is None:
+        raise ValueError(f"not a size: {name}")
+    return int(found[1])
+
+
+def length_name(size: int, number: int) -> str:
+    """Name a free length that is `size` in the longest batch; those of one size by number."""
+    return f"L{size}{chr(ord('a') + number - 1) if number else ''}"
+
+
+def is_length(dim: Dim) -> bool:
+    """Whether a size is a free length itself."""
+    return isinstance(dim, str) and _LENGTH.fullmatch(dim) is not None
 
 
 def factor(part: Dim) -> str:
@@ -100,22 +127,28 @@ def _times(step: Dim, n: Dim) -> Dim:
 
 @lru_cache(maxsize=65536)
 def _evaluate(expression: str, batch: int) -> int:
-    return _evaluate_node(ast.parse(expression, mode="eval").body, batch)
+    return _number(expression, batch, longest)
 
 
-def _evaluate_node(node: ast.expr, batch: int) -> int:
+def _number(expression: str, batch: int, lengths: Callable[[str], int]) -> int:
+    return _evaluate_node(ast.parse(expression, mode="eval").body, batch, lengths)
+
+
+def _evaluate_node(node: ast.expr, batch: int, lengths: Callable[[str], int]) -> int:
     match node:
         case ast.Constant(value=int(value)):
             return value
         case ast.Name(id="B"):
             return batch
+        case ast.Name(id=name):
+            return lengths(name)
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_evaluate_node(operand, batch)
+            return -_evaluate_node(operand, batch, lengths)
         case ast.BinOp(left=left, op=op, right=right):
-            a, b = _evaluate_node(left, batch), _evaluate_node(right, batch)
+            a, b = (_evaluate_node(side, batch, lengths) for side in (left, right))
             return _apply(op, a, b)
         case ast.Call(func=ast.Name(id="Max" | "Min" as name), args=args):
-            values = [_evaluate_node(arg, batch) for arg in args]
+            values = [_evaluate_node(arg, batch, lengths) for arg in args]
             return max(values) if name == "Max" else min(values)
     raise ValueError(f"not a size: {ast.unparse(node)}")
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from bigbrain_fx.frontend.file_checks import module_name as module_name
     from bigbrain_fx.frontend.first_batches import BatchReading as BatchReading
     from bigbrain_fx.frontend.forked import apart as apart, be_quiet as be_quiet
+    from bigbrain_fx.frontend.lengths import with_lengths as with_lengths
     from bigbrain_fx.frontend.location import (
         HF as HF,
         is_hf as is_hf,
@@ -127,7 +128,9 @@ if TYPE_CHECKING:
     from bigbrain_fx.frontend.translation.sources import where as where
     from bigbrain_fx.frontend.user_cut import (
         as_traced as as_traced,
+        cut as cut,
         effect_of_parts as effect_of_parts,
+        part_counts as part_counts,
         with_parts as with_parts,
     )
 else:

@@ -19,6 +19,7 @@ from bigbrain_fx.frontend.file_checks import (
     entries_apart,
     fixed_parts,
     module_name,
+    on_lengths,
     quantised,
     require_divided_optimizer,
     require_optimizer,
@@ -26,8 +27,10 @@ from bigbrain_fx.frontend.file_checks import (
     require_steady_file,
     require_uneven,
     second_batch,
+    with_lengths,
     with_parts,
 )
+from bigbrain_fx.frontend.notes import OF_ONE_LENGTH
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -98,6 +101,7 @@ class CaptureService:
             self.file = self._keeping_smaller()
         if wanted["training"] and self.meta:
             require_optimizer(self.file)
+        self.captured = on_lengths(self.file, self.captured)
         self.captured = require_uneven(self.file, self.captured, bool(wanted["training"]))
         require_read_by_layers(self.captured, self.quantised)
 
@@ -129,9 +133,10 @@ class CaptureService:
         return keeping_smaller(self.file, self.seed, self.captured)
 
     def _cut(self, wanted: Mapping[str, object]) -> None:
-        """Let the example be one of the parts into which the file's `micro` cuts batches."""
+        """Let the example be one of the parts into which `micro` cuts batches; or the longest."""
         if wanted["training"]:
             self.file = with_parts(self.file, cast("int", wanted["parts"]))
+            self.file = with_lengths(self.file, self.seed, draws=self.trains)
 
     def report(self) -> Mapping[str, object]:
         """Say what was captured; the graph itself is in its file."""
@@ -166,6 +171,8 @@ class CaptureService:
             "batch_dims": {e.name: e.dim for e in self.captured.batch.entries if e.dim},
             "offsets": {e.name: e.per_row for e in self.captured.batch.entries if e.per_row},
             "pad": pads(self.captured.batch, file.pad),
+            "lengths": self.captured.graph.lengths,
+            "buckets": (file.lengths or ()) if self.captured.graph.lengths else (),
             "fixed": self.fixed,
             "parameters": sum(p.numel() for p in parameters.values()),
             "functions": sorted(self.captured.functions),
@@ -314,7 +321,8 @@ class CaptureService:
         from bigbrain_fx.frontend.first_batches import BatchReading, require_first_batches
 
         found = TypeAdapter(BatchReading).validate_python(reading)
-        require_first_batches(self.file, self.seed, found)
+        reasons = [said for said in self.captured.warnings if said.startswith(OF_ONE_LENGTH)]
+        require_first_batches(self.file, self.seed, found, "; ".join(reasons))
 
     def write_batch(self, path: Path) -> None:
         """Write the example batch's tensors, and its structure as JSON beside them."""

@@ -52,6 +52,7 @@ def training_of(defined: object, path: Path, model: nn.Module) -> dict[str, obje
         "drop_last": _drop_last(module, path),
         "batch_dims": _batch_dims(module, path),
         "pad": _pad(module, path),
+        "lengths": _lengths(module, path),
     }
 
 
@@ -237,6 +238,28 @@ def _pad(module: ModuleType, path: Path) -> Mapping[str | int, int | float]:
             "the example's shape",
         )
     return dict(value)
+
+
+def _lengths(module: ModuleType, path: Path) -> tuple[int, ...] | None:
+    """Return the lengths of batches, the shortest first; empty where all are the example's."""
+    value = getattr(module, "lengths", None)
+    if value is None:
+        return None
+    if not isinstance(value, tuple | list) or not all(type(n) is int and n > 1 for n in value):
+        raise InputError(
+            f"`lengths` must be a tuple of whole numbers above 1, found {value!r}",
+            code="BX2205",
+            at=path.name,
+            help="lengths = (64, 128, 256): the lengths of batches, to which `pad` fills them up",
+        )
+    if value and getattr(module, "batches", None) is None and path.suffix == ".py":
+        raise InputError(
+            "the file has `lengths` and no `batches`, so that every batch is the example",
+            code="BX2206",
+            at=path.name,
+            help="define batches(seed), or leave lengths out",
+        )
+    return tuple(sorted({*value}))
 
 
 def kept_whole(module: ModuleType, path: Path) -> tuple[str, ...]:

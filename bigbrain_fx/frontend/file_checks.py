@@ -55,6 +55,7 @@ def captured(file: ModelFile, wanted: Mapping[str, object]) -> Captured:
         batch_dims=file.batch_dims,
         parts=file.parts if file.whole_batch is not None else None,
         strict=bool(wanted.get("strict")),
+        lengths=file.free,
     )
 
 
@@ -63,6 +64,13 @@ def with_parts(file: ModelFile, count: int) -> ModelFile:
     from bigbrain_fx.frontend.user_cut import with_parts
 
     return with_parts(file, count)
+
+
+def with_lengths(file: ModelFile, seed: int, *, draws: bool) -> ModelFile:
+    """Return a model file that knows in which dimensions its batches are shorter."""
+    from bigbrain_fx.frontend.lengths import with_lengths
+
+    return with_lengths(file, seed, draws=draws)
 
 
 def captured_with_numbers(
@@ -154,6 +162,22 @@ def entries_apart(file: ModelFile, captured: Captured) -> tuple[object, ...]:
         return ()
     entries = captured.batch.entries
     return tuple((entry.key, APART) for entry in entries if entry.name in captured.written)
+
+
+def on_lengths(file: ModelFile, captured: Captured) -> Captured:
+    """Note of lengths that were found and not declared, that longer batches stop a run."""
+    names = captured.batch.lengths
+    if not names or file.lengths is not None:
+        return captured
+    from bigbrain_fx.core import longest
+
+    most = max(map(longest, names))
+    said = (
+        f"batches are of several lengths, at most {most} as far as split has seen: each keeps its "
+        f"own, and one longer than {most} stops the run. Let example_batch() have the greatest "
+        "length of all"
+    )
+    return replace(captured, warnings=(*captured.warnings, said))
 
 
 def require_uneven(file: ModelFile, captured: Captured, training: bool) -> Captured:

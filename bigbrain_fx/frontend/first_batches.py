@@ -47,25 +47,30 @@ class BatchReading:
     by_user: bool = False
 
 
-def require_first_batches(file: ModelFile, seed: int, reading: BatchReading) -> None:
+def require_first_batches(
+    file: ModelFile, seed: int, reading: BatchReading, reason: str = ""
+) -> None:
     """Read a few batches; leave the file's generators as they were.
+
+    `reason` says why the trace holds for batches of one length, where it might have held for more.
 
     Raises:
         CaptureError: one of them does not fit what the model was traced with.
     """
     import torch
 
+    from bigbrain_fx.frontend.lengths import FIRST_BATCHES
     from bigbrain_fx.frontend.users_code import definition
     from bigbrain_fx.runtime import Splitting, Stream
 
     how = reading.inputs, reading.whole, reading.micro_batches, torch.device("cpu")
     splitting = Splitting(**reading.splitting, micro=file.micro if reading.by_user else None)
     stream = splitting.stream(Stream, _until_end(file), seed, *how, reading.specs)
-    fault = _fault(file, stream)
+    fault = _fault(file, stream, FIRST_BATCHES if reading.splitting.get("lengths") else MOST)
     if fault is not None:
         what, _, remedy = fault.partition(": ")[2].partition(": ")
         raise CaptureError(
-            f"batch {stream.step + 1} does not fit the trace: {what}",
+            f"batch {stream.step + 1} does not fit the trace: {what}{reason and f'; {reason}'}",
             code="BX0135",
             at=definition(file.batches, file.path),
             help=remedy or None,
@@ -111,14 +116,14 @@ class EndedError(Exception):
     """Say that there are no more batches."""
 
 
-def _fault(file: ModelFile, stream: Stream) -> str | None:
+def _fault(file: ModelFile, stream: Stream, count: int = MOST) -> str | None:
     """Return why one of the first batches cannot be read; leave the file's generators alone."""
     from bigbrain_fx.runtime import BatchError, left_alone
 
     is_over = budget(READ_S)
     with left_alone(file.batches):
         try:
-            for step in range(MOST):
+            for step in range(count):
                 if step >= FEW and is_over():
                     break
                 stream.advance(step)

@@ -37,6 +37,7 @@ class ModelFile:
         name: the object that made the model ("model" unless the user said otherwise).
         model: built under the given seed; without numbers when only shapes are wanted.
         example_batch: one mini-batch; dimension 0 is the batch.
+        free: dimensions in which batches are shorter, by entry, and their names: see `lengths`.
         parts, whole_batch: into how many parts `micro` cuts a batch, of which the example is one.
         numbers: entries of a batch that are numbers, and tensors of this type in the example.
     """
@@ -60,6 +61,8 @@ class ModelFile:
     drop_last: bool | None = None
     batch_dims: Mapping[str | int, int | str | None] = field(default_factory=dict)
     pad: Mapping[str | int, int | float] = field(default_factory=dict)
+    lengths: tuple[int, ...] | None = None
+    free: Mapping[tuple[str | int, ...], tuple[tuple[int, str], ...]] = field(default_factory=dict)
     leaves: tuple[str, ...] = ()
     numbers: Mapping[tuple[str | int, ...], str] = field(default_factory=dict)
     location: str = ""

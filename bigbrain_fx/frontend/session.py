@@ -64,6 +64,8 @@ class ModelFacts:
     offsets: dict[str, int]
     pad: dict[str, int | float]
     parameters: int
+    lengths: dict[str, tuple[tuple[int, str], ...]] = field(default_factory=dict)
+    buckets: tuple[int, ...] = ()
     fixed: tuple[tuple[tuple[str | int, ...], bool | int | float | str | None], ...] = ()
     functions: tuple[str, ...] = ()
     marks: dict[str, dict[str, bool | int | float | str | None]] = field(default_factory=dict)

@@ -7,10 +7,14 @@ Whole batch and parts are compared as plain PyTorch, loss and gradients.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
+
+from bigbrain_fx.core import ROW_COUNTS
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend.micro_batches.comparison import GRADIENT_TOLERANCE, LOSS_TOLERANCE
 from bigbrain_fx.frontend.micro_batches.effect import MicroBatchEffect
@@ -62,7 +66,7 @@ def with_parts(file: ModelFile, count: int) -> ModelFile:
     """
     if file.micro is None:
         return file
-    if file.batches is None:
+    if file.batches is None and not file.is_data:
         raise InputError(
             "the file has `micro`, which cuts batches, and no `batches`",
             code="BX2200",
@@ -73,6 +77,15 @@ def with_parts(file: ModelFile, count: int) -> ModelFile:
         return replace(file, parts=1, whole_batch=file.example_batch)
     parts = cut(file, file.example_batch, count)
     return replace(file, parts=count, whole_batch=file.example_batch, example_batch=parts[0])
+
+
+def part_counts(function: Callable[[Any], object], part: object) -> dict[str, Tensor]:
+    """Return the entry that says by what a part weighs, for devices that cannot count.
+
+    Raises:
+        InputError: it is no number, negative, NaN or infinite.
+    """
+    return {ROW_COUNTS: torch.tensor([number_of_count(function(part))], dtype=torch.float64)}
 
 
 def as_traced(file: ModelFile, batch: object) -> object:

@@ -179,9 +179,10 @@ class Source:
     where the weights are known. The plan's graph computes the places `rewritten` otherwise than the
     file. Micro-batches weigh by the model file's `loss_weight` where it `has_loss_weight`, else by
     `loss_count` where that was found, else by their rows; each has its part of inputs that are
-    counts of the batch, `divided`. With `has_micro` the file's `micro` cuts batches.
-    `marks` are the user's own attributes of parameters, by name, which its optimizer may read. A
-    bundle
+    counts of the batch, `divided`. Batches may be shorter in the dimensions `lengths` of an input,
+    its rows first, each of a name; they are filled up to the next of `buckets`, if any. With
+    `has_micro` the file's `micro` cuts batches. `marks` are the user's own attributes of
+    parameters, by name, which its optimizer may read. A bundle
     `ships_file`, the whole model file, where a copy of the lines that it needs would have other
     values.
     """
@@ -213,6 +214,8 @@ class Source:
     loss_count: LossCount | None = None
     offsets: dict[str, int] = field(default_factory=dict)
     divided: tuple[str, ...] = ()
+    lengths: dict[str, tuple[tuple[int, str], ...]] = field(default_factory=dict)
+    buckets: tuple[int, ...] = ()
     has_micro: bool = False
     marks: dict[str, dict[str, bool | int | float | str | None]] = field(default_factory=dict)
 
@@ -225,7 +228,13 @@ class Source:
     def splits_evenly(self) -> bool:
         """Whether it says nothing of how a batch is split, padded or left out, or must be."""
         said = self.batch_dims or self.pad or self.fixed or self.weighs or self.offsets
-        return self.drop_last is None and not (said or self.divided or self.has_micro)
+        cut = self.divided or self.has_micro or self.lengths
+        return self.drop_last is None and not (said or cut)
+
+    @property
+    def varies(self) -> bool:
+        """Whether micro-batches have unequal shapes: fewer rows, or shorter ones."""
+        return self.drop_last is False or bool(self.lengths)
 
 
 @dataclass(frozen=True, repr=False)

@@ -177,7 +177,7 @@ if TYPE_CHECKING:
     from .stores import HostRoom as HostRoom, StoredState as StoredState, StoreError as StoreError
     from .stream import BatchError as BatchError, seeded as seeded
     from .train import main as main, run_in_process as run_in_process
-    from .user_parts import parts_of as parts_of
+    from .user_parts import given_parts as given_parts, parts_of as parts_of
     from .weights import OwnWeights as OwnWeights
     from .whole_batches import WholeBatches as WholeBatches, repeated as repeated
     from .widening import widened as widened

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from .loss_weight import LossWeight
     from .user_parts import Micro
 
+Lengths = Sequence[tuple[int, str]]  # of a tensor, its rows first: dimensions and names
+
 
 @dataclass(frozen=True)
 class Splitting:
@@ -41,6 +43,9 @@ class Splitting:
         divided: model inputs that count what a batch has, of which each micro-batch has its part.
         micro: cuts a batch into its micro-batches, in the place of all this.
         offsets: model inputs that hold offsets into the rows laid end to end -> positions of a row.
+        lengths: dimensions of model inputs that may be shorter than planned, each of a name; those
+            of one name are equal.
+        buckets: lengths to which they are filled up; none: each batch keeps its own.
         weigh: by which count micro-batches weigh; None: by their rows.
     """
 
@@ -49,6 +54,8 @@ class Splitting:
     pad: Mapping[str, float] = field(default_factory=dict)
     fixed: Sequence[tuple[tuple[str | int, ...], object]] = ()
     offsets: Mapping[str, int] = field(default_factory=dict)
+    lengths: Mapping[str, Lengths] = field(default_factory=dict)
+    buckets: Sequence[int] = ()
     weigh: LossWeight | None = None
     divided: Sequence[str] = ()
     micro: Micro | None = None
@@ -70,6 +77,7 @@ class SplitStream(Stream):
     def __init__(self, *about: Any, splitting: Splitting | None = None, **named: Any) -> None:  # noqa: ANN401  # as of that
         self.splitting = splitting or Splitting()
         self.drop_last = self.splitting.drop_last
+        self.found: dict[str, tuple[str, int]] = {}  # free length -> an entry, how long it is
         super().__init__(*about, **named)
 
     def _starts_anywhere(self) -> bool:
@@ -78,6 +86,7 @@ class SplitStream(Stream):
 
     def _take(self, batch: object) -> None:
         """Split the batch of this step into its micro-batches."""
+        self.found = {}
         if self._cuts:
             self._take_parts(batch)
             return
@@ -213,12 +222,27 @@ class SplitStream(Stream):
         if isinstance(value, Tensor) and 0 < dim < value.dim():
             value = value.movedim(dim, 0)
         if isinstance(value, Tensor) and fill is not None and wanted is not None:
-            return filled_up(value, wanted[1], fill, first=name not in self.whole)
+            shape = self._full(name, value, wanted[1])
+            return filled_up(value, shape, fill, first=name not in self.whole)
         return value
+
+    def _full(self, name: str, value: Tensor, planned: Sequence[int]) -> Sequence[int]:
+        """Return the shape to which an entry is filled up: planned, or the next of `buckets`."""
+        free = [dim for dim, _ in self.splitting.lengths.get(name, ()) if dim < value.dim()]
+        if not free:
+            return planned
+        from .lengths import bucketed
+
+        return bucketed(planned, free, value.shape, self.splitting.buckets)
 
     def _wanted(self, name: str, value: object) -> Spec | None:
         """Return what an entry must be; one that may be smaller keeps its own rows."""
         wanted = self.specs.get(name)
+        if wanted is not None and name in self.splitting.lengths and isinstance(value, Tensor):
+            from .lengths import own_shape  # only bundles of batches of several lengths have it
+
+            about = name, value, wanted[1], self.splitting, self.step
+            wanted = wanted[0], own_shape(*about, self.found)
         if wanted is None or self.drop_last is not False or name in self.whole:
             return wanted
         few = isinstance(value, Tensor) and value.dim() and value.shape[0] <= wanted[1][0]

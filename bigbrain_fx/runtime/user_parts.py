@@ -44,6 +44,12 @@ def parts_of(micro: Micro, batch: object, count: int, step: int) -> list[Any]:
     return list(found)
 
 
+def given_parts(batch: Any, count: int) -> list[dict[str, Tensor]]:  # noqa: ANN401  # as micro
+    """Return the parts of a batch that its sender has cut: "x.0" is the x of the first."""
+    named = [(*name.rpartition("."), tensor) for name, tensor in batch.items()]
+    return [{n: t for n, _, m, t in named if m == str(micro)} for micro in range(count)]
+
+
 def _require_alike(parts: list[dict[tuple[object, ...], str]], step: int) -> None:
     for number, part in enumerate(parts):
         keys = [*dict.fromkeys((*parts[0], *part))]

@@ -34,6 +34,7 @@ def capture_again(file: ModelFile, plan: Plan) -> Captured:
         leaves=leaf_paths(plan.graph),
         autocast=file.autocast,
         batch_dims=file.batch_dims,
+        lengths=file.free,
         parts=plan.micro_batches if plan.source.has_micro else None,
     )
     found = _rewritten(captured.graph, plan)

@@ -26,6 +26,7 @@ from bigbrain_fx.frontend import (
     memory_error,
     numbers_in,
     quantise,
+    with_lengths,
     with_number_inputs,
     with_parts,
 )
@@ -104,6 +105,7 @@ def _verify(
     sys.path.insert(0, str(file.path.parent))
     if plan.source.has_micro:
         file = with_parts(file, plan.micro_batches)
+    file = with_lengths(file, plan.seed, draws=True) if plan.mode == "train" else file
     file = with_number_inputs(file, numbers_in(plan.graph, file.example_batch))
     if plan.source.quantize:
         quantise(file.model)

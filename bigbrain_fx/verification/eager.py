@@ -49,6 +49,7 @@ class Wanted:
         exact: in float64, one step at a time from a given state, without an optimizer.
         rounded: weights, by name, that a bundle has in int8: rounded as such before anything else.
         divided: entries that count what a batch has, of which each micro-batch has its part.
+        lengths: entries that are shorter in some batches -> in which of their dimensions.
         offsets: entries that hold offsets into the rows laid end to end -> positions of all rows.
         loss_count: by which micro-batches weigh, where the model file has no `loss_weight`.
         call: of a bundle that runs the user's own step: how a batch reaches forward; else empty.
@@ -67,6 +68,7 @@ class Wanted:
     rounded: tuple[str, ...] = ()
     loss_count: LossCount | None = None
     offsets: Mapping[plain_batches.Path_, int] = field(default_factory=dict)
+    lengths: Mapping[plain_batches.Path_, tuple[int, ...]] = field(default_factory=dict)
     divided: tuple[plain_batches.Path_, ...] = ()
     call: Call = ()
     entries: Mapping[plain_batches.Path_, int | None] = field(default_factory=dict)
@@ -109,7 +111,13 @@ class TrainingLoop:
         self.data = plain_batches.drawn(self.file, wanted.seed)
         found = plain_batches.split_entries(self.file.example_batch, self.file.batch_dims)
         self.split = {path: dim for path, dim in found.items() if path not in wanted.offsets}
-        self.pad = plain_batches.padding(self.file.example_batch, self.file.pad, self.split)
+        self.pad = plain_batches.padding(
+            self.file.example_batch,
+            self.file.pad,
+            self.split,
+            wanted.lengths,
+            self.file.lengths or (),
+        )
         self.step, self.batch = -1, self.file.example_batch
         self.none: list[int] = []  # micro-batches that count nothing in this step
         self._settle_route()

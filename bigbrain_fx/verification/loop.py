@@ -206,12 +206,22 @@ def wanted_of(plan: Plan, location: str, start: str = "") -> Wanted:
             for e in plan.graph.inputs
             if e.name in plan.source.offsets
         },
+        lengths={
+            e.key: tuple(_own_dim(i, dims.get(e.name, 0)) for i, _ in plan.source.lengths[e.name])
+            for e in plan.graph.inputs
+            if e.name in plan.source.lengths
+        },
         divided=tuple(e.key for e in plan.graph.inputs if e.name in plan.source.divided),
         call=cast("Call", plan.graph.ops[0].args[0]) if is_opaque else (),
         entries={e.key: dims.get(e.name, 0) if e.batched else None for e in plan.graph.inputs},
         rows=plan.rows * plan.micro_batches,
         replicas=tuple(map(tuple, plan.stages.micros)),
     )
+
+
+def _own_dim(dim: int, rows: int) -> int:
+    """Return a dimension as the user has it, whose rows are in dimension `rows`, not first."""
+    return dim - 1 if 0 < dim <= rows else dim
 
 
 def lacking(plan: Plan, available: int | None = None) -> str:

@@ -89,9 +89,16 @@ def _is_of(path: Path_, name: str | int) -> bool:
 
 
 def padding(
-    example: object, pad: Mapping[str | int, int | float], split: Mapping[Path_, int]
+    example: object,
+    pad: Mapping[str | int, int | float],
+    split: Mapping[Path_, int],
+    lengths: Mapping[Path_, Sequence[int]],
+    buckets: Sequence[int],
 ) -> Callable[[Tensor, Path_], Tensor]:
-    """Return what fills a tensor up to the example's shape, but for its rows."""
+    """Return what fills a tensor up to the example's shape, but for its rows.
+
+    In the dimensions `lengths` it is filled up to the next of `buckets`.
+    """
     found: dict[Path_, Tensor] = {}
     tensors_of(example, lambda tensor, path: found.setdefault(path, tensor))
 
@@ -100,6 +107,9 @@ def padding(
         if not fills:
             return tensor
         shape = list(found[path].shape)
+        for dim in lengths.get(path, ()):
+            own = tensor.shape[dim]
+            shape[dim] = min((length for length in buckets if length >= own), default=own)
         if path in split:
             shape[split[path]] = tensor.shape[split[path]]
         made = torch.full(shape, fills[-1], dtype=tensor.dtype)

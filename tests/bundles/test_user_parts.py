@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from bigbrain_fx.runtime.loss_weight import LossWeight
 from bigbrain_fx.runtime.splitting import Splitting
 from bigbrain_fx.runtime.stream import BatchError
 from tests.support.bundles import cluster
+from tests.support.command_line import write_cluster
 from tests.support.messages import refused
 
 MODEL = """
@@ -191,3 +193,50 @@ def test_a_stream_takes_parts_and_weighs_them() -> None:
 def test_parts_unlike_the_trace_end_a_run(parts: Any, code: str) -> None:
     with refused(code, BatchError, words=False):
         parts_stream(parts).advance(0)
+
+
+class Graphs(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(5, 16), torch.nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(self.a(x))
+        return self.b(h.index_add(0, edges[1], h[edges[0]]))
+
+
+def graph_loss(output: torch.Tensor, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(output, batch["y"], ignore_index=-1)
+
+
+def graph_count(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    return (batch["y"] != -1).sum()
+
+
+def test_a_caller_cuts_its_batches_itself(tmp_path: Path) -> None:
+    names: dict[str, Any] = {}
+    exec(MODEL, names)
+    torch.manual_seed(0)
+    net, data = Graphs(), [batch for _, batch in zip(range(3), names["batches"](0), strict=False)]
+    how: Any = {
+        "loss": graph_loss,
+        "optimizer": functools.partial(torch.optim.SGD, lr=0.1),
+        "micro": names["micro"],
+        "loss_weight": graph_count,
+    }
+    machine, options = bb.machine(write_cluster(tmp_path)), Options("naive", micro_batches=3)
+    with machine(net, example_batch=data[0], options=options, **how) as session:
+        assert (session.plan.micro_batches, session.plan.source.has_micro) == (3, True)
+        losses = [session.step(batch) for batch in data]
+        with refused("BX3153", InputError):
+            session.step({name: tensor[..., :12] for name, tensor in data[0].items()})
+        trained = session.state_dict()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for batch, found in zip(data, losses, strict=True):
+        optimizer.zero_grad()
+        value = graph_loss(net(batch["x"], batch["edges"]), batch)
+        value.backward()
+        optimizer.step()
+        assert found == pytest.approx(value.item(), rel=1e-5)
+    for name, tensor in net.state_dict().items():
+        torch.testing.assert_close(trained[name], tensor, rtol=1e-4, atol=1e-5)

@@ -289,3 +289,49 @@ def test_a_number_is_a_tensor_of_the_traced_type_and_a_count_is_divided_by_rows(
     assert [float(stream.get("n", micro)) for micro in (0, 1)] == [6.0, 4.0]
     with refused("BX5029", BatchError, words=False):
         stream.advance(2)
+
+
+def lengthy(sizes: list[tuple[int, int]], **how: Any) -> Stream:
+    """Read batches whose `x` and `y` have these lengths; planned for 8."""
+
+    def batches(seed: int) -> Iterator[Any]:
+        for x, y in sizes:
+            yield {"x": torch.ones(4, x, 3), "y": torch.ones(4, y)}
+
+    free = {"x": ((1, "L8"),), "y": ((1, "L8"),)}
+    specs = {"x": ("float32", (4, 8, 3)), "y": ("float32", (4, 8))}
+    splitting = Splitting(lengths=free, **how)
+    inputs = {"x": ("x",), "y": ("y",)}
+    return stream(
+        batches, inputs=inputs, whole=(), specs=specs, splitting=splitting, micro_batches=2
+    )
+
+
+def test_a_batch_keeps_its_length_or_is_filled_up_to_the_next() -> None:
+    data = lengthy([(8, 8), (3, 3)])
+    data.advance(1)
+    assert data.get("x", 1).shape == (2, 3, 3)
+    data = lengthy([(3, 4), (5, 6)], buckets=(4, 8), pad={"x": 0, "y": -1})
+    data.advance(0)
+    assert (data.get("x", 0).shape, data.get("y", 0).shape) == ((2, 4, 3), (2, 4))
+    data.advance(1)
+    assert data.get("x", 0)[0, :, 0].tolist() == [1] * 5 + [0] * 3
+    assert data.get("y", 1)[0].tolist() == [1] * 6 + [-1] * 2
+
+
+@pytest.mark.parametrize(
+    ("sizes", "how", "code"),
+    [
+        ((3, 4), {}, "BX5208"),
+        ((9, 9), {}, "BX5209"),
+        ((9, 9), {"buckets": (4, 8)}, "BX5209"),
+        ((1, 1), {}, "BX5210"),
+        ((3, 3), {"buckets": (4, 8)}, "BX5211"),
+    ],
+    ids=["unequal", "longer", "longer than buckets", "one", "no bucket"],
+)
+def test_a_length_that_was_not_planned_for_is_refused(
+    sizes: tuple[int, int], how: dict[str, Any], code: str
+) -> None:
+    with refused(code, BatchError, words=False):
+        lengthy([sizes], **how).advance(0)

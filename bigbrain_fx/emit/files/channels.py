@@ -31,7 +31,7 @@ class DeviceFile:
     micro_batches: int
     rows: int
     title: str
-    varies: bool = False  # micro-batches may have fewer rows than `rows`
+    varies: bool = False  # micro-batches may have fewer rows than `rows`, or shorter ones
     own_module: str = ""  # the model file's module name: its functions are shipped in functions.py
     parts: tuple[PartChannel, ...] = ()  # between members of all groups
     norms: Mapping[str, TensorSpec] = field(default_factory=dict)  # by device: what it sends
@@ -113,7 +113,7 @@ class Channels:
         return _channel(f"{self.names[edge]} = ", [*what, *_ends(*ends)], form, 0)
 
     def _varies(self, edge: Edge) -> bool:
-        """Whether its messages have unequal rows, or there may be nothing to send."""
+        """Whether its messages have unequal shapes, or there may be nothing to send."""
         if edge.kind in ("gradient", "tied") and edge.value in self.ungiven:
             return True
         return self.file.varies and edge.kind in ("activation", "gradient")

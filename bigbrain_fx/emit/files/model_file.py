@@ -69,7 +69,7 @@ def _training_slice(plan: Plan) -> SourceSlice:
         "lr_scale": source.has_lr_scale and trains,
         "scheduler": source.has_scheduler and trains,
         "loss_weight": source.has_loss_weight and source.has_batches and trains,
-        "micro": source.has_micro and trains,
+        "micro": source.has_micro and source.has_batches and trains,
         "example_batch": plan.graph.is_opaque_step and not source.has_batches,
     }
     wanted = [name for name, is_there in named.items() if is_there]

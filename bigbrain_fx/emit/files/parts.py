@@ -74,8 +74,8 @@ def _has_rules(bundle: Copied) -> bool:
 
 
 def _varies(bundle: Copied) -> bool:
-    """Whether messages say their own form: rows are unequal, or gradients may be missing."""
-    return _is_uneven(bundle) or bool(may_be_ungiven(bundle.plan.graph))
+    """Whether messages say their own form: shapes are unequal, or gradients may be missing."""
+    return bundle.plan.source.varies or bool(may_be_ungiven(bundle.plan.graph))
 
 
 def _has_gpus(bundle: Copied) -> bool:
@@ -132,6 +132,7 @@ PARTS = (
         lambda b: b.plan.stages.again or "pipelining" in b.extras,
         ("promises",),
     ),
+    Part("batches of several lengths", lambda b: b.plan.source.lengths, ("lengths",)),
     Part("batches that are split by rules", _has_rules, ("splitting",)),
     Part("a training step that runs as it is", lambda b: b.plan.graph.is_opaque_step),
     Part("GPUs", _has_gpus, ("gpus",), is_in_device=False),

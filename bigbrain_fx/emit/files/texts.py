@@ -102,7 +102,7 @@ def _devices_code(plan: Plan) -> list[DeviceCode]:
             plan.micro_batches,
             plan.rows,
             plan.graph.name,
-            plan.source.drop_last is False and plan.mode == "train",
+            plan.source.varies and plan.mode == "train",
             plan.source.module,
             parts,
             norms,

@@ -106,6 +106,7 @@ def _training_text(plan: Plan, own: UsersCode, constants: Mapping[str, str]) -> 
     runtime = [*["current"] * _clip_norm(plan).startswith("current"), *runtime]
     runtime = [*["Splitting"] * (not source.splits_evenly), *runtime]
     runtime = [*["LossWeight"] * source.weighs, *["marking"] * _is_marked(plan), *runtime]
+    runtime += ["given_parts"] * (source.has_micro and not source.has_batches)
     title, origin = quiet(plan.graph.name), quiet(own.name)
     head = [
         f'"""How {title} is trained; the functions are copied from {origin}.',
@@ -173,8 +174,10 @@ def _splitting(source: Source, constants: Mapping[str, str]) -> str:
     dims = source.batch_dims if source.has_batches else {}
     said: dict[str, object] = {"drop_last": source.drop_last, "dims": dims, "pad": source.pad}
     said |= {"fixed": source.fixed, "offsets": source.offsets, "divided": source.divided}
+    said |= {"lengths": source.lengths, "buckets": source.buckets}
     fields = [f"{name}={value!r}" for name, value in said.items() if value not in (None, {}, ())]
-    fields += ["micro=micro"] * source.has_micro
+    own = "micro" if source.has_batches else "given_parts"
+    fields += [f"micro={own}"] * source.has_micro
     fields += [f"weigh={constants['LOSS_WEIGHT']}"] * source.weighs
     return f"Splitting({', '.join(fields)})"
 

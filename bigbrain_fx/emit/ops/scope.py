@@ -8,6 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from zlib import crc32
 
 from bigbrain_fx.core import Graph, Op, Ref, TensorSpec, size_of
 from bigbrain_fx.emit.ops.items import Body, Item, gives_of, is_below, params_of, takes_of
@@ -103,7 +104,7 @@ def _read_size(graph: Graph, op: Op, made: Iterable[str]) -> Op | None:
     for value in made:
         spec = spec_of(graph, value)
         for axis, dim in enumerate(spec.shape if spec is not None else ()):
-            if tuple(size_of(dim, rows) for rows in ROWS) == wanted:
+            if tuple(size_of(dim, rows, _trial) for rows in ROWS) == wanted:
                 return replace(op, target="aten.sym_size.int", args=(Ref(value), axis), kwargs=())
     return None
 
@@ -115,11 +116,16 @@ def _values(graph: Graph, op: Op) -> tuple[int, ...] | None:
     return known if len(known) == len(found) else None
 
 
+def _trial(name: str) -> int:
+    """Return a number for a free length that no other size has."""
+    return 100_003 + crc32(name.encode())
+
+
 def _value(graph: Graph, name: str, rows: int) -> int | None:
     op = graph.op[name]
     if op.target == "aten.sym_size.int":
         spec, axis = spec_of(graph, op.refs[0]), op.args[1]
-        return size_of(spec.shape[axis], rows) if spec and isinstance(axis, int) else None
+        return size_of(spec.shape[axis], rows, _trial) if spec and isinstance(axis, int) else None
     if op.target not in ARITHMETIC or op.kwargs:  # its arguments need not be sizes
         return None
     given = [_value(graph, a.value, rows) if isinstance(a, Ref) else a for a in op.args]

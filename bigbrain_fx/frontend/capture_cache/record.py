@@ -47,7 +47,7 @@ def captured_of(record: Record, file: ModelFile) -> Captured | None:
     try:
         graph = TypeAdapter(Graph).validate_python(record["graph"])
         elsewhere = TypeAdapter(Elsewhere | None).validate_python(record["elsewhere"])
-        batch = _batch(record, file)
+        batch = _batch(record, file).with_lengths(file.free if graph.lengths else {})
         told = tuple(map(str, record["warnings"])), batch, tuple(map(str, record["written"]))
     except (ValidationError, BigBrainError, LookupError, TypeError):
         return None

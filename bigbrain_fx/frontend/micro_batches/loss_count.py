@@ -165,7 +165,7 @@ def require_additive(
     total, found = count(whole), [count(part) for part in parts]
     if not total > 0:
         raise InputError(
-            "loss_weight(example_batch) is 0: nothing would be trained on",
+            "loss_weight(batch) is 0: nothing would be trained on",
             code="BX2192",
             help=_HELP,
         )

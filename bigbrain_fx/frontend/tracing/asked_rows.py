@@ -1,4 +1,4 @@
-"""What lines of the user's ask of the number of rows: a trace with free rows keeps one answer.
+"""What lines of the user's ask of rows and lengths: a trace with free ones keeps one answer.
 
 `int(1.25 * x.shape[0] / 4)` is a number of the trace's own rows, and a branch on `x.shape[0] % 4`
 is taken as there; torch notes both as guards, and lets a trace with them pass as free.
@@ -10,10 +10,12 @@ Three steps may have no row over the capacity. Public code that has it: switch t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from traceback import FrameSummary
 from typing import TYPE_CHECKING, Any
 
+from bigbrain_fx.core import longest
+from bigbrain_fx.frontend.translation.sizes import env_of
 from bigbrain_fx.frontend.translation.sources import is_users
 
 if TYPE_CHECKING:
@@ -21,19 +23,74 @@ if TYPE_CHECKING:
 
 _MOST_ROWS = 256  # up to here every number of rows is tried, above it those that divide the batch
 Asked = tuple[str, Callable[[int], bool]]
+AskedOfLengths = tuple[str, Callable[[Mapping[str, int]], bool]]
 
 
-def in_guards(program: ExportedProgram) -> tuple[Asked, ...]:
-    """Return what the user's own lines asked: where, and whether it holds for so many rows."""
-    values = (node.meta.get("val") for node in program.graph.nodes)
-    mode = next((m for v in values if (m := getattr(v, "fake_mode", None)) is not None), None)
-    guards = mode.shape_env.guards if mode is not None and mode.shape_env is not None else ()
-    places = ((guard.sloc.framework_loc, guard.expr) for guard in guards)
+def in_guards(program: ExportedProgram, lengths: Mapping[Any, str]) -> tuple[Asked, ...]:
+    """Return what the user's own lines asked: where, and whether it holds for so many rows.
+
+    Args:
+        program: as exported.
+        lengths: the symbols of free lengths, which are the longest here, and their names.
+    """
+    most = {symbol: longest(name) for symbol, name in lengths.items()}
+    return tuple((line, _held(asked.xreplace(most))) for line, asked in _guards(program))
+
+
+def of_lengths(
+    program: ExportedProgram, lengths: Mapping[Any, str], rows: int
+) -> tuple[AskedOfLengths, ...]:
+    """Return what the user's own lines asked of free lengths, likewise, of a batch of so many rows.
+
+    Args:
+        program: as exported.
+        lengths: the symbols of free lengths, and their names.
+        rows: of the batch.
+    """
     return tuple(
-        (f"{place.filename.rpartition('/')[2]}:{place.lineno}", _held(asked))
-        for place, asked in places
-        if isinstance(place, FrameSummary) and is_users(place.filename)
+        (line, _held_of(asked, lengths, rows))
+        for line, asked in _guards(program)
+        if not asked.free_symbols.isdisjoint(lengths)
     )
+
+
+def _held_of(
+    asked: Any,  # noqa: ANN401  # sympy ships no types
+    lengths: Mapping[Any, str],
+    rows: int,
+) -> Callable[[Mapping[str, int]], bool]:
+    def holds(sizes: Mapping[str, int]) -> bool:
+        known = {s: sizes[lengths[s]] if s in lengths else rows for s in asked.free_symbols}
+        return bool(asked.subs(known) != False)  # noqa: E712
+
+    return holds
+
+
+def _guards(program: ExportedProgram) -> Iterator[tuple[str, Any]]:
+    """Yield each line of the user's that asked something of a size, and what."""
+    env = env_of(program)
+    for guard in () if env is None else env.guards:
+        place = guard.sloc.framework_loc
+        if isinstance(place, FrameSummary) and is_users(place.filename):
+            yield f"{place.filename.rpartition('/')[2]}:{place.lineno}", guard.expr
+
+
+def goes_by_length(asked: Sequence[AskedOfLengths], lengths: Iterable[str]) -> str | None:
+    """Say which line does otherwise in a shorter batch.
+
+    A length of one is left out: no run has it.
+
+    Args:
+        asked: of a trace with free lengths.
+        lengths: their names.
+    """
+    names = sorted(set(lengths))
+    for count in range(2, max(map(longest, names), default=0)) if asked else ():
+        sizes = {name: min(count, longest(name)) for name in names}
+        line = next((line for line, holds in asked if not holds(sizes)), None)
+        if line is not None:
+            return f"{line} goes by the length of a batch, and does otherwise with {count}"
+    return None
 
 
 def _held(asked: Any) -> Callable[[int], bool]:  # noqa: ANN401  # sympy ships no types

@@ -5,7 +5,7 @@ It exports, translates and compares; how the batch reaches forward is settled be
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 
@@ -13,15 +13,16 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from bigbrain_fx.core import longest
 from bigbrain_fx.errors import BigBrainError, CaptureError, InputError
-from bigbrain_fx.frontend.notes import TOO_LARGE
+from bigbrain_fx.frontend.notes import OF_ONE_LENGTH, TOO_LARGE
 from bigbrain_fx.frontend.tracing import asked_rows
 from bigbrain_fx.frontend.tracing.advice import BY_DATA, COMPILED, advice, where_differs
 from bigbrain_fx.frontend.tracing.by_data import data_seen
 from bigbrain_fx.frontend.tracing.captured import Captured
 from bigbrain_fx.frontend.tracing.check import BACKWARD, CheckRun, affordable
 from bigbrain_fx.frontend.tracing.dice import random_state_kept, rolls
-from bigbrain_fx.frontend.tracing.export import ambient, export_step, quiet
+from bigbrain_fx.frontend.tracing.export import ambient, export_step, lengths_in, quiet
 from bigbrain_fx.frontend.tracing.first_remedies import OF_CRITERION, first_remedy
 from bigbrain_fx.frontend.tracing.for_inference import asked_for_inference
 from bigbrain_fx.frontend.tracing.hooks import (
@@ -87,6 +88,7 @@ class CaptureJob:
     warnings: list[str] = field(default_factory=list)
     by_data: list[str] = field(default_factory=list)  # lines that go by `.data`
     asked: tuple[asked_rows.Asked, ...] = ()  # of the number of rows
+    asked_of_lengths: tuple[asked_rows.AskedOfLengths, ...] = ()
 
     def run(self, micro_batch: int | None) -> Captured:
         """Try a free batch size, then a fixed one."""
@@ -141,6 +143,17 @@ class CaptureJob:
         return found
 
     def free(self) -> tuple[Captured | None, str]:
+        """Trace with a free batch size, and with free lengths where batches have unequal ones."""
+        found, problem = self.free_rows()
+        if found is not None or not self.batch.lengths:
+            return found, problem
+        self.batch = self.batch.of_one_length()
+        found, again = self.free_rows()
+        if again != problem:
+            self.warnings.append(f"{OF_ONE_LENGTH}: {problem}")
+        return found, again
+
+    def free_rows(self) -> tuple[Captured | None, str]:
         """Trace with a free batch size and compare at two sizes; say why when it cannot be."""
         try:
             found = self.ladder.climb(lambda: self.attempt(max(2, self.batch.rows), free=True))
@@ -151,6 +164,7 @@ class CaptureJob:
         rows = (1, 3) if self.batch.rows != 3 else (1, 4)
         asks = asked_rows.goes_by_rows(self.asked, self.batch.rows, self.own_fault)
         problem = asks or self.unlike_rows(found) or self.problem(found, rows)
+        problem = problem or self.unlike_lengths(found)
         return (found, "") if problem is None else (None, problem)
 
     def fixed(self, rows: int) -> Captured:
@@ -222,10 +236,18 @@ class CaptureJob:
             hooks,
         ):
             self.ladder.recorder = recorder
+            lengths = [entry.lengths if free else () for entry in self.batch.entries]
             program = export_step(
-                self.step, tensors, batched, self.labels.autocast, strict=self.ladder.strict
+                self.step,
+                tensors,
+                batched,
+                self.labels.autocast,
+                strict=self.ladder.strict,
+                lengths=lengths,
             )
-        self.asked = asked_rows.in_guards(program)
+        symbols = lengths_in(program, lengths)
+        self.asked = asked_rows.in_guards(program, symbols)
+        self.asked_of_lengths = asked_rows.of_lengths(program, symbols, rows)
         self.ladder.hear(program)
         unseen = rolled or self.ladder.leaves  # what is kept whole was not run here
         said = self.ladder.judge_dice(tensors, self._quiet_run) if unseen else None
@@ -289,6 +311,22 @@ class CaptureJob:
             return False
         rows = list(self.batch.sized(more[0]).values())
         return not trial.ran or changes_ways(lambda: self.ladder.plain.run(rows, 0))
+
+    def unlike_lengths(self, found: Captured) -> str | None:
+        """Say why the trace does not hold for shorter batches."""
+        names = self.batch.lengths
+        asks = asked_rows.goes_by_length(self.asked_of_lengths, names)
+        if asks is not None or self.on_meta or not names:
+            return asks
+        if not affordable(found.graph, (self.batch.rows,), share=BACKWARD):
+            return None  # `problem` has said so
+        trial = CheckRun(self.step, found.graph, found.tensors, found.functions)
+        for seed, count in enumerate(_shorter(names)):
+            shorter = self.batch.shorter({name: min(count, longest(name)) for name in names})
+            wrong = trial.first_difference(shorter.sized(shorter.rows), seed, gradients=True)
+            if wrong is not None:
+                return f"in a batch of length {count}, {wrong}"
+        return None
 
     def unlike_rows(self, found: Captured) -> str | None:
         """Say why half of the example's rows cannot be run alone, as a micro-batch runs them.
@@ -390,6 +428,12 @@ class CaptureJob:
                 help=OF_CRITERION if in_loss and is_criterion else first_remedy(error),
             )
         return None
+
+
+def _shorter(names: Iterable[str]) -> list[int]:
+    """Return lengths at which a trace of free lengths is compared: none is the longest."""
+    most = max(map(longest, names))
+    return sorted({2, 3, most // 2, most - 1} & {*range(2, most)})
 
 
 _REFUSED = {

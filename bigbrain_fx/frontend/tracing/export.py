@@ -29,9 +29,11 @@ from bigbrain_fx.frontend.tracing import step as step_file
 from bigbrain_fx.frontend.tracing.attributes import file_of
 from bigbrain_fx.frontend.tracing.casts import idle_casts
 from bigbrain_fx.frontend.translation.lines import trail
+from bigbrain_fx.frontend.translation.sizes import env_of, know_lengths
 from bigbrain_fx.frontend.translation.sources import is_own, is_users
 
 _STEP = step_file.__file__
+Lengths = tuple[tuple[int, str], ...]  # of a tensor: dimensions that are free, and their names
 
 
 def export_step(
@@ -42,29 +44,60 @@ def export_step(
     *,
     strict: bool = False,
     longest: int | None = None,
+    lengths: Sequence[Lengths] = (),
 ) -> ExportedProgram:
-    """Export a step; dimension 0 of `batched` tensors stays free.
+    """Export a step; dimension 0 of `batched` tensors stays free, and so do free lengths.
 
     With `longest` so does dimension 1 of rows of integers of about that length, if it can.
 
     Raises:
-        Exception: whatever torch.export raises; also when the batch turned out not to be free.
+        Exception: whatever torch.export raises; also when the batch, or a length, turned out not to
+            be free.
     """
-    sizes = tuple(
+    sizes = [
         _free_sizes(tensor, longest) if free else None
         for tensor, free in zip(tensors, batched, strict=True)
-    )
+    ]
+    for place, own_lengths in enumerate(lengths):
+        own = {dim: Dim.DYNAMIC for dim, _ in own_lengths}
+        sizes[place] = {**(sizes[place] or {}), **own} or None
     alike = contextlib.nullcontext() if strict else _as_plain()  # dynamo follows them itself
     plain, cast_as_asked = (_no_inference_mode(), _plain_checkpoints()), ambient(autocast, tensors)
     whole = _no_grad_within_autocast(), _no_partial_graph()
     with quiet(), whole[0], whole[1], _users_lines(), cast_as_asked, alike, plain[0], plain[1]:
         program = torch.export.export(
-            step, tuple(tensors), dynamic_shapes={"tensors": sizes}, strict=strict
+            step, tuple(tensors), dynamic_shapes={"tensors": tuple(sizes)}, strict=strict
         )
     free = [node.meta["val"].shape[0] for node, is_free in _inputs(program, batched) if is_free]
     if any(isinstance(size, int) for size in free):
         raise CaptureError("the trace fixed the batch size", code="BX2108")
+    know_lengths(env_of(program), lengths_in(program, lengths))
     return program
+
+
+def lengths_in(program: ExportedProgram, lengths: Sequence[Lengths]) -> dict[Any, str]:
+    """Return the symbols of a trace's free lengths, and their names in the graph.
+
+    Args:
+        program: as exported.
+        lengths: of each tensor.
+
+    Raises:
+        CaptureError: the trace holds for one length.
+    """
+    if not any(lengths):
+        return {}
+    found = {}
+    nodes = (node for node, _ in _inputs(program, [True] * len(lengths)))
+    for node, own in zip(nodes, lengths, strict=True):
+        for dim, name in own:
+            size = node.meta["val"].shape[dim]
+            if isinstance(size, int) or not size.node._expr.is_Symbol:
+                raise CaptureError(
+                    f"the trace fixed the length {size} of {node.name}", code="BX2202"
+                )
+            found[size.node._expr] = name
+    return found
 
 
 def _free_sizes(tensor: Tensor, longest: int | None) -> dict[int, Any]:

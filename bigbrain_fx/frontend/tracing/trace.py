@@ -21,7 +21,7 @@ from bigbrain_fx.frontend.tracing.blank import is_blank
 from bigbrain_fx.frontend.tracing.capture_job import CaptureJob
 from bigbrain_fx.frontend.tracing.captured import Captured
 from bigbrain_fx.frontend.tracing.enclosing import KeptWhole, enclosing
-from bigbrain_fx.frontend.tracing.export import without_gc
+from bigbrain_fx.frontend.tracing.export import Lengths, without_gc
 from bigbrain_fx.frontend.tracing.hidden_state import is_costly, require_steady_calls
 from bigbrain_fx.frontend.tracing.ladder import Ladder
 from bigbrain_fx.frontend.tracing.leaf_trace import Leaves
@@ -42,7 +42,7 @@ from bigbrain_fx.frontend.tracing.step import (
     without_fast_path,
 )
 from bigbrain_fx.frontend.tracing.user_words import lines_with, mentions
-from bigbrain_fx.frontend.translation.batch import Batch, BatchDims, take_apart, to_meta
+from bigbrain_fx.frontend.translation.batch import Batch, BatchDims, Key, take_apart, to_meta
 from bigbrain_fx.frontend.translation.leaf import find_leaves
 from bigbrain_fx.frontend.translation.library import library_remedies
 from bigbrain_fx.frontend.translation.oracle import Oracle
@@ -66,6 +66,7 @@ def capture(
     batch_dims: BatchDims | None = None,
     parts: int | None = None,
     strict: bool = False,
+    lengths: Mapping[Key, Lengths] | None = None,
 ) -> Captured:
     """Trace a module to a graph, without strictness and with a free batch size.
 
@@ -88,6 +89,7 @@ def capture(
         leaves: modules that are kept whole, by path or class name; so are those marked by `leaf`.
         loss_needed: refuse a model that is to be trained and has no loss with a gradient.
         parts: of the batch of which the example is one: the trace has its size; None: it is whole.
+        lengths: dimensions by entry that are shorter in other batches; the example is the longest.
         batch_dims: the batch's dimension by entry, None for none; left out: 0, where rows fit.
         strict: refuse what no trace can hold; else the smallest module around it is kept whole.
 
@@ -100,6 +102,7 @@ def capture(
     how, elsewhere = _asked(module, loss, example_batch, training, autocast)
     names = input_names(module, example_batch, how)
     batch = take_apart(example_batch, names, tensor_names(module), batch_dims)
+    batch = batch.with_lengths(lengths or {})
     rows, is_fixed = batch.rows * (parts or 1), parts is not None
     labels = Labels(name or type(module).__name__, rows, training, autocast, is_fixed=is_fixed)
     attempt = partial(

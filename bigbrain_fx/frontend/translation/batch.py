@@ -43,7 +43,8 @@ class Entry:
 
     A dimension `dim` of the user's tensor that is another one stands first in `tensor`; `said` when
     the user has said which it is. With `per_row` it holds offsets into the rows laid end to end,
-    each of so many positions. With `of_all` it counts what that many rows have together.
+    each of so many positions. With `of_all` it counts what that many rows have together. Dimensions
+    in `lengths` may be shorter in other batches; each has the name of its length in the graph.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Entry:
     said: bool = False
     per_row: int = 0
     of_all: int = 0
+    lengths: tuple[tuple[int, str], ...] = ()
 
     def part(self, first: int, rows: int) -> Tensor:
         """Return what a micro-batch of these rows gets of it, in memory of its own.
@@ -69,6 +71,13 @@ class Entry:
         if not self.per_row:
             return self.tensor
         return cut_offsets(self.tensor, first * self.per_row, (first + rows) * self.per_row)
+
+    def takes(self, tensor: Tensor) -> bool:
+        """Whether another batch may have this tensor here."""
+        free, own = dict(self.lengths), self.tensor
+        same = tensor.dtype == own.dtype and tensor.dim() == own.dim()
+        pairs = enumerate(zip(tensor.shape, own.shape, strict=False))
+        return same and all(n == m or (i in free and 1 < n < m) for i, (n, m) in pairs)
 
     @property
     def said_name(self) -> str | int:
@@ -102,10 +111,28 @@ class Batch:
                 tensor = _first(_reach(batch, entry.key, entry.tensor.dtype), entry.dim)
             except (InputError, IndexError):
                 return None
-            if tensor.shape != entry.tensor.shape or tensor.dtype != entry.tensor.dtype:
+            if not entry.takes(tensor):
                 return None
             entries.append(replace(entry, tensor=tensor))
         return replace(self, entries=tuple(entries))
+
+    @property
+    def lengths(self) -> tuple[str, ...]:
+        """The names of its free lengths."""
+        return tuple(dict.fromkeys(name for entry in self.entries for _, name in entry.lengths))
+
+    def with_lengths(self, lengths: Mapping[Key, tuple[tuple[int, str], ...]]) -> Batch:
+        """Return this batch with free lengths, by entry."""
+        entries = (replace(e, lengths=lengths.get(e.key, ())) for e in self.entries)
+        return replace(self, entries=tuple(entries))
+
+    def of_one_length(self) -> Batch:
+        """Return this batch without free lengths."""
+        return replace(self, entries=tuple(replace(entry, lengths=()) for entry in self.entries))
+
+    def shorter(self, lengths: Mapping[str, int]) -> Batch:
+        """Return this batch with the first positions of each free length, by its name."""
+        return replace(self, entries=tuple(_shorter(entry, lengths) for entry in self.entries))
 
     def overlapping(self) -> dict[str, str]:
         """Return entries whose memory is, in part, another's, and that one's name."""
@@ -118,6 +145,13 @@ class Batch:
     def last(self, rows: int) -> dict[str, Tensor]:
         """Return the tensors with the last rows of the example, as the last micro-batch has."""
         return self.part(self.rows - rows, rows)
+
+
+def _shorter(entry: Entry, lengths: Mapping[str, int]) -> Entry:
+    tensor = entry.tensor
+    for dim, name in entry.lengths:
+        tensor = tensor.narrow(dim, 0, lengths[name])
+    return replace(entry, tensor=tensor.clone() if entry.lengths else tensor)
 
 
 def _sized(tensor: Tensor, rows: int) -> Tensor:

@@ -1,18 +1,40 @@
-"""Sizes as text: torch's symbolic sizes -> arithmetic over "B".
+"""Sizes as text: torch's symbolic sizes -> arithmetic over "B" and free lengths, "L24".
 
 The graph that leaves this room holds no sympy objects. This file knows no ops and no modules.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, cast
+from weakref import WeakKeyDictionary
 
 from bigbrain_fx.core import Dim, factor, times
 
 if TYPE_CHECKING:
     import sympy  # type: ignore[import-untyped]  # sympy ships no types
     import torch
+    from torch.export import ExportedProgram
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+_LENGTHS: WeakKeyDictionary[ShapeEnv, dict[sympy.Symbol, sympy.Symbol]] = WeakKeyDictionary()
+
+
+def know_lengths(env: ShapeEnv | None, names: Mapping[sympy.Symbol, str]) -> None:
+    """Let symbols of a trace be free lengths of these names; all others are the batch."""
+    from sympy import Symbol
+
+    if env is not None and names:
+        made = {s: Symbol(name, integer=True, positive=True) for s, name in names.items()}
+        _LENGTHS[env] = made
+
+
+def env_of(program: ExportedProgram) -> ShapeEnv | None:
+    """Return where a trace notes what it asked of its sizes."""
+    values = (node.meta.get("val") for node in program.graph.nodes)
+    mode = next((m for v in values if (m := getattr(v, "fake_mode", None)) is not None), None)
+    return None if mode is None else mode.shape_env
 
 
 class UnknownSizeError(Exception):
@@ -22,7 +44,7 @@ class UnknownSizeError(Exception):
 def dim(size: int | torch.SymInt) -> Dim:
     """Return a size as a number, or as arithmetic over the batch "B".
 
-    Every backed symbol stands for the batch: only dimension 0 of batched inputs is symbolic.
+    Every backed symbol stands for the batch, but for free lengths (`know_lengths`).
 
     Raises:
         UnknownSizeError: the size depends on data (the length of `nonzero`, say).
@@ -30,10 +52,15 @@ def dim(size: int | torch.SymInt) -> Dim:
     if isinstance(size, int):
         return size
     node = size.node
+    names = _LENGTHS.get(node.shape_env, {})
     try:
-        return _text_of(node._expr)  # the expression as traced: no replacement work per node
+        return _text_of(_named(node._expr, names))  # as traced: no replacement work per node
     except UnknownSizeError:
-        return _text_of(node.expr)
+        return _text_of(_named(node.expr, names))
+
+
+def _named(expression: sympy.Expr, names: Mapping[sympy.Symbol, sympy.Symbol]) -> sympy.Expr:
+    return expression.xreplace(names) if names else expression
 
 
 @lru_cache(maxsize=65536)
@@ -50,6 +77,8 @@ def _text(expression: sympy.Expr) -> str:
     match kind:
         case "Symbol" if str(expression).startswith("s"):
             return "B"
+        case "Symbol" if str(expression).startswith("L"):
+            return str(expression)
         case "Add":
             return " + ".join(str(part) for part in _numbers_last(parts))
         case "Mul":

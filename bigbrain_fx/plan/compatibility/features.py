@@ -35,6 +35,11 @@ SMALLER_BATCHES = Feature(
     "smaller last batches (drop_last = False)",
     lambda r: r.source is not None and r.source.drop_last is False,
 )
+ONE_LENGTH = "say lengths = () and pad = {...} in the model file: all are as long as the example"
+LENGTHS = Feature(
+    "batches of several lengths",
+    lambda r: r.source is not None and bool(r.source.lengths),
+)
 
 
 def _trains(request: Request) -> bool:

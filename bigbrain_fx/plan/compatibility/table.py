@@ -101,6 +101,13 @@ _ASYNCHRONOUS = (
         code="BX1203d",
     ),
     Rule(
+        f.ASYNCHRONOUS,
+        f.LENGTHS,
+        "a step of other shapes would run into the one after it",
+        f.ONE_LENGTH,
+        code="BX1203f",
+    ),
+    Rule(
         f.STASH,
         f.WRITTEN,
         "its passes have unlike weights",
@@ -139,6 +146,7 @@ _COMPILE = (
         "say drop_last = True in the model file",
         code="BX1228a",
     ),
+    Rule(f.COMPILE, f.LENGTHS, "shapes are fixed", f.ONE_LENGTH, code="BX1228c"),
     Rule(
         f.COMPILE,
         f.RANDOM,
@@ -317,6 +325,7 @@ _REPLICAS = (
     ),
 )
 _GROUPS = (
+    Rule(f.GROUPS, f.LENGTHS, "members exchange fixed shapes", f.ONE_LENGTH, code="BX1345"),
     Rule(
         f.GROUP_SHARES, f.OPEN_GROUPS, "it finds shares by speed", _shares_as_members, code="BX1326"
     ),

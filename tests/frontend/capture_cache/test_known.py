@@ -174,3 +174,39 @@ def test_what_was_not_compared_is_asked_again(tmp_path: Path, answer: dict[str, 
     final = {"checks": [{"passed": True}]}
     assert known.answer(asked, lambda: final) == final
     assert known.answer(asked, lambda: answer) == final
+
+
+LENGTHS = """
+class Rows(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(5, 3)
+
+    def forward(self, x):
+        return self.table(x).square().mean()
+
+def model():
+    return Rows()
+
+def batches(seed):
+    while True:
+        yield from ({"x": torch.ones(6, LENGTH).long()} for LENGTH in SIZES)
+
+def example_batch():
+    return {"x": torch.ones(6, 4).long()}
+
+SIZES = (4, 3)
+"""
+
+
+def test_free_lengths_come_back_and_others_are_captured_again(folder: Path) -> None:
+    (folder / "model.py").write_text(MODEL + LENGTHS)
+    first = service(folder)
+    assert _Counting.captures == 1
+    again = service(folder)
+    assert _Counting.captures == 0
+    assert again.captured.graph == first.captured.graph
+    assert again.captured.batch.lengths == ("L4",)
+    (folder / "model.py").write_text(MODEL + LENGTHS + "SIZES = (4, 5)\n")
+    assert service(folder).captured.batch.lengths == ("L5",)
+    assert _Counting.captures == 1

@@ -24,6 +24,7 @@ from tests.plan.test_layer_by_layer import layers, with_stores
 from tests.support.synthetic import device
 
 SOURCE = Source("model.py")
+LENGTHS = replace(SOURCE, lengths={"ids": ((1, "L8"),)})
 PAIR = with_stores(device("d0"), device("d1"))
 NO_STORES = replace(PAIR, stores=())
 ONE_STORE = replace(PAIR, stores=PAIR.stores[:1])
@@ -115,15 +116,18 @@ BY_MODEL: tuple[tuple[str, dict[str, object], dict[str, object]], ...] = (
     ("BX1203b", {"asynchronous": "2bw"}, {"source": replace(SOURCE, clip_norm=1.0)}),
     ("BX1203c", {"asynchronous": "2bw"}, {"source": replace(SOURCE, grad_scaler={})}),
     ("BX1203d", {"asynchronous": "2bw"}, {"source": replace(SOURCE, drop_last=False)}),
+    ("BX1203f", {"asynchronous": "2bw"}, {"source": LENGTHS}),
     ("BX1203e", {"asynchronous": "stash"}, {"graph": WRITING}),
     ("BX1228a", {"compiled": True}, {"source": replace(SOURCE, drop_last=False)}),
     ("BX1228b", {"compiled": True}, {"graph": DRAWING}),
+    ("BX1228c", {"compiled": True}, {"source": LENGTHS}),
     ("BX1249", {"offload": ("state",)}, {"cluster": ONE_STORE}),
     ("BX1239a", {"offload": WEIGHTS}, {"cluster": GPU}),
     ("BX1239g", {"offload": WEIGHTS}, {"source": replace(SOURCE, grad_scaler={})}),
     ("BX1284b", {"schedule": "gems"}, {"graph": NO_LOSS}),
     ("BX1293b", {"replicas": 2}, {"graph": NO_LOSS}),
     ("BX1329", {"tensor": 2}, {"graph": NO_LOSS}),
+    ("BX1345", {"tensor": 2}, {"source": LENGTHS}),
 )
 FOLLOWED = [case for case in BY_MODEL if not {"replicas", "tensor"} & set(case[1])]
 """A plan to follow has replicas and groups of its own."""

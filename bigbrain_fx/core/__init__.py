@@ -16,6 +16,7 @@ from bigbrain_fx.core.cluster import (
     Host as Host,
     Link as Link,
     Overheads as Overheads,
+    Zone as Zone,
     blas_bytes as blas_bytes,
 )
 from bigbrain_fx.core.costs import Costs as Costs, OpCost as OpCost

@@ -313,15 +313,24 @@ def plan_adapter() -> TypeAdapter[Plan]:
     return TypeAdapter(Plan)
 
 
+def _left_out_of(cluster: Cluster) -> dict[str, Any]:
+    """Return the fields of a cluster that plan.json leaves out, as none of them says anything."""
+    found: dict[str, Any] = {
+        name: True for name in ("stores", "prices", "zones") if not getattr(cluster, name)
+    }
+    links = (cluster.default_link, *(link for _, _, link in cluster.links))
+    plain = {n for n in ("by_size", "usd_per_gb") if not any(getattr(link, n) for link in links)}
+    return {**found, "default_link": plain, "links": {"__all__": {2: plain}}} if plain else found
+
+
 def to_json(plan: Plan) -> bytes:
     """Return the plan as JSON: the same bytes for the same plan.
 
-    Of stores, caches, overlapping steps, compiled stages, quantised weights and rewritten places
-    nothing is written where there are none: a plan without them is as it always was.
+    Of stores, prices, zones, caches, overlapping steps, compiled stages, quantised weights and
+    rewritten places nothing is written where there are none: a plan without them is as it always
+    was.
     """
-    left_out: dict[str, Any] = {}
-    if not plan.cluster.stores:
-        left_out["cluster"] = {"stores"}
+    left_out: dict[str, Any] = {"cluster": _left_out_of(plan.cluster)}
     tensor = plan.placement.tensor
     if tensor is not None:
         none = {"scatters": tensor.scatters, "crossed": tensor.crossed}

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bigbrain_fx.bundles import simulate
-from bigbrain_fx.cli.verdict import tokens
 from bigbrain_fx.errors import BigBrainError, InputError
-from bigbrain_fx.plan import Plan, Spread, spread
+from bigbrain_fx.plan import Plan, Spread, spread, tokens
 
 _HOUR_S = 3600.0
 _PRICE = re.compile(r"^\s*\D{0,3}(\d+(?:\.\d+)?)\s*/\s*h\s*$")

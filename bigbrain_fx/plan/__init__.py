@@ -39,6 +39,7 @@ from bigbrain_fx.plan.explain import (
     size_text as size_text,
 )
 from bigbrain_fx.plan.freezing import with_frozen as with_frozen
+from bigbrain_fx.plan.goals import Goals as Goals, Offer as Offer
 from bigbrain_fx.plan.half_sums import (
     half_sums as half_sums,
     half_sums_text as half_sums_text,
@@ -58,6 +59,14 @@ from bigbrain_fx.plan.measured import (
     MeasuredStep as MeasuredStep,
     run_trace as run_trace,
     typical_step as typical_step,
+)
+from bigbrain_fx.plan.money import (
+    Money as Money,
+    money as money,
+    per_step as per_step,
+    steps_for as steps_for,
+    tokens as tokens,
+    unit as unit,
 )
 from bigbrain_fx.plan.nouns import (
     AUTO as AUTO,

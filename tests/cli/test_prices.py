@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from bigbrain_fx.cli.prices import cost, hourly, offers
-from bigbrain_fx.cli.verdict import tokens
 from bigbrain_fx.core import Input
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.plan import Plan
+from bigbrain_fx.plan import Plan, tokens
 from tests.plan.test_explain import hand_made_costs, placed, stack, two
 from tests.support.synthetic import tensor
 

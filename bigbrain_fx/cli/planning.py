@@ -238,6 +238,11 @@ def explain(plan: Path, placement: Path | None, force: bool, as_json: bool) -> N
 )
 @option("--again", is_flag=True, help="Place the model again, for the other cluster.")
 @profile_option
+@option(
+    "--trace",
+    type=PATH,
+    help="Let devices come and go as this file says: what is computed, what does it cost?",
+)
 @failure_options
 @option("--seed", default=0, help="With --mtbf: of the failures.")
 @verbose_option
@@ -248,6 +253,7 @@ def simulate(
     price: tuple[str, ...],
     again: bool,
     profile: Path | None,
+    trace: Path | None,
     mtbf: str | None,
     hours: float,
     host_share: float,
@@ -258,15 +264,22 @@ def simulate(
     """Run the programs of PLAN (a bundle or plan.json) in the simulator, here or elsewhere.
 
     With --mtbf processes fail: it prints the best intervals of both kinds of checkpoints, and the
-    share of the time that is training.
+    share of the time that is training. With --trace devices come and go.
     """
     from bigbrain_fx.bundles import simulate as simulate_plan
     from bigbrain_fx.cli.console import show_offers
     from bigbrain_fx.cli.prices import offers
+    from bigbrain_fx.cli.tracing import print_trace
 
     if again and not devices:
         raise InputError(
             "--again is for another cluster", code="BX3517", help="add --devices cluster.json"
+        )
+    if trace is not None and (mtbf is not None or len(devices) > 1):
+        raise InputError(
+            "--trace says which devices of one cluster are lost",
+            code="BX3537",
+            help="leave --mtbf out, and give one --devices at most",
         )
     known = _with_profile(plan, profile)
     if len(devices) > 1:
@@ -279,7 +292,9 @@ def simulate(
             show_offers(rows)
         return
     found = simulate_plan(known, devices[0] if devices else None, again=again)
-    if mtbf is None:
+    if trace is not None:
+        print_trace(found, trace, as_json)
+    elif mtbf is None:
         _print_plan(found, verbose, as_json, price[0] if price else None)
     else:
         print_failures(found, mtbf, hours, host_share, seed, as_json)

@@ -16,6 +16,7 @@ from bigbrain_fx.core.cluster import (
     Host as Host,
     Link as Link,
     Overheads as Overheads,
+    Period as Period,
     Zone as Zone,
     blas_bytes as blas_bytes,
 )

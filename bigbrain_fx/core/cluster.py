@@ -153,6 +153,15 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
+class Period:
+    """Hours of a training in which the same devices are there."""
+
+    from_h: float
+    until_h: float
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Zone:
     """Hosts of one place; between places links are slow, and a provider may charge for bytes."""
 

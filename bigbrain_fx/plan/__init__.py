@@ -10,6 +10,11 @@ from __future__ import annotations
 
 from bigbrain_fx.plan.apart import least_gap as least_gap
 from bigbrain_fx.plan.asynchronous import require_no_overlap as require_no_overlap
+from bigbrain_fx.plan.availability import (
+    OverTime as OverTime,
+    Stretch as Stretch,
+    over_time as over_time,
+)
 from bigbrain_fx.plan.by_hand import (
     read_pins as read_pins,
     require_placeable as require_placeable,

@@ -5,7 +5,7 @@ It knows plans and prices; it chooses nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from math import ceil
 
@@ -43,25 +43,38 @@ class Money:
         return self.step_usd / self.step_s * HOUR_S
 
 
-def money(plan: Plan) -> Money | None:
-    """Return what a plan costs; None, where a device that it uses has no price."""
-    prices, used = plan.cluster.price, plan.stages.devices
+def money(plan: Plan, among: Collection[str] = ()) -> Money | None:
+    """Return what a plan costs; None, where a device that it uses has no price.
+
+    Args:
+        plan: what runs.
+        among: devices that are left of it, between which messages are sent; (): all.
+    """
+    prices = plan.cluster.price
+    used = [name for name in plan.stages.devices if not among or name in among]
     if not all(name in prices for name in used):
         return None
     hour_usd = sum(prices[name] for name in used)
-    return Money(hour_usd, sum(_sent_usd(plan)), plan.forecast.step_s)
+    return Money(hour_usd, sum(_sent_usd(plan, frozenset(used))), plan.forecast.step_s)
 
 
-def _sent_usd(plan: Plan) -> Iterator[float]:
-    """Yield what each message of a step costs."""
-    cluster, stages = plan.cluster, plan.stages.stages
+def _sent_usd(plan: Plan, among: frozenset[str]) -> Iterator[float]:
+    """Yield what each message of a step between some devices costs."""
+    cluster = plan.cluster
+    for a, b, nbytes in _sent(plan):
+        if a in among and b in among:
+            yield nbytes / GB * cluster.link(a, b).usd_per_gb
+
+
+def _sent(plan: Plan) -> Iterator[tuple[str, str, int]]:
+    """Yield both ends of each message of a step, and its bytes."""
+    stages = plan.stages.stages
     for program in plan.programs:
         for each in program.instructions:
             if isinstance(each, Send):
-                link = cluster.link(program.device, stages[each.edge.target].device)
-                yield each.edge.nbytes / GB * link.usd_per_gb
+                yield program.device, stages[each.edge.target].device, each.edge.nbytes
     for part in part_channels(plan):
-        yield part.nbytes / GB * cluster.link(part.sender, part.receiver).usd_per_gb
+        yield part.sender, part.receiver, part.nbytes
 
 
 def tokens(graph: Graph) -> int:

@@ -3,8 +3,9 @@
     sets of devices ──by a closed form──▶ the most promising first ──▶ a plan of each, until none
                                                                        can be better
 
-All devices are planned in any case: what the others would add can then be said. A set is left out
-where even devices that never wait would take too long there, or cost too much.
+All devices are planned in any case, for the shortest step: what the others would add can then be
+said. A set is left out where even devices that never wait would take too long there, or cost too
+much.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from bigbrain_fx.plan.nouns import Options, Plan, Source
 from bigbrain_fx.plan.objective import best_for, step_usd
 from bigbrain_fx.plan.progress import tell
 from bigbrain_fx.plan.replicas import only
+from bigbrain_fx.plan.search import Objective
 from bigbrain_fx.plan.strategy import Bound
 
 PlanOn: TypeAlias = Callable[[Graph, Cluster, Source, Options], Plan]
@@ -59,24 +61,25 @@ class _Renter:
     source: Source
     options: Options
     make: PlanOn
-    plans: dict[Names, Plan] = field(default_factory=dict)
+    plans: dict[tuple[Names, Objective], Plan] = field(default_factory=dict)
     failures: dict[Names, BigBrainError] = field(default_factory=dict)
     left: int = WORK
 
     def run(self) -> None:
         """Plan on all devices, and on the sets that may be better."""
-        every, *others = sorted(self._choices, key=len, reverse=True)
-        self._plan(every)
-        self._plan_some(sorted(others, key=self._promise))
+        every = max(self._choices, key=len)
+        self._plan(every, "throughput" if self._for_money else self.options.objective)
+        self._plan_some(sorted(self._choices, key=self._promise))
         if not self._within and self.goals.needs_prices:  # the cheapest there is, to be named
-            self._plan_some(sorted(others, key=self._least_usd))
+            self._plan_some(sorted(self._choices, key=self._least_usd))
 
     def _plan_some(self, ranked: Sequence[Names]) -> None:
         for names in ranked:
             if len(self.plans) + len(self.failures) >= MOST_PLANS or self.left <= 0:
                 return
-            if names not in self.plans and names not in self.failures and self._may_be_best(names):
-                self._plan(names)
+            is_known = names in self.failures or (names, self.options.objective) in self.plans
+            if not is_known and self._may_be_best(names):
+                self._plan(names, self.options.objective)
 
     def best(self) -> Plan:
         """Return the best plan within the limits, with what was compared."""
@@ -136,17 +139,18 @@ class _Renter:
             return self._least_usd(names) < min(map(step_usd, within))
         return self._least_s(names) < min(plan.forecast.step_s for plan in within)
 
-    def _plan(self, names: Names) -> None:
+    def _plan(self, names: Names, objective: Objective) -> None:
         tell(f"{len(names)} of {len(self.cluster.devices)} devices")
         self.left -= len(self.graph.ops) * len(names)
         is_all = len(names) == len(self.cluster.devices)
         part = self.cluster if is_all else only(self.cluster, names)
         try:
-            plan = self.make(self.graph, part, self.source, self.options)
+            options = replace(self.options, objective=objective)
+            plan = self.make(self.graph, part, self.source, options)
         except (NoPlanError, InputError) as error:
             self.failures[names] = error
         else:
-            self.plans[names] = replace(plan, cluster=self.cluster)
+            self.plans[names, objective] = replace(plan, cluster=self.cluster)
 
     # ------------------------------------------------------------------ what was compared
 

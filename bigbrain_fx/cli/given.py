@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,9 @@ from click.core import ParameterSource
 from bigbrain_fx.errors import InputError
 
 if TYPE_CHECKING:
-    from bigbrain_fx.plan import Options
+    from bigbrain_fx.plan import Goals, Options
+
+_MOST = 1e30
 
 
 def located(model: str, choices: dict[str, Any]) -> str:
@@ -166,6 +169,50 @@ def read_stage(text: str) -> int:
     return int(text)
 
 
+_COUNT = re.compile(r"(\d+(?:\.\d+)?(?:e\d{1,2})?)([kMBT]?)")
+_TIMES = {"": 1.0, "k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+
+
+def read_count(text: str, at: str) -> float:
+    """Read "300e9", "300B" or "5000".
+
+    Raises:
+        InputError: it is no number above 0.
+    """
+    found = _COUNT.fullmatch(text.strip())
+    count = float(found[1]) * _TIMES[found[2]] if found else 0.0
+    if not 0 < count < _MOST:
+        raise InputError(
+            f"expected a number above 0, found {text!r}",
+            code="BX3536",
+            at=at,
+            help=f"{at} 300e9, or 300B (k, M, B and T are thousands to millions of millions)",
+        )
+    return count
+
+
+def goals_of(choices: Mapping[str, Any]) -> Goals | None:
+    """Return the limits of money and time that were given to `goal_options`; None without any."""
+    from bigbrain_fx.cli.failing import read_duration
+    from bigbrain_fx.plan import Goals
+
+    given = {name: choices.get(name) for name in ("tokens", "max_cost", "min_throughput")}
+    found = {
+        name: read_count(text.removesuffix("/h"), f"--{name.replace('_', '-')}")
+        for name, text in given.items()
+        if text is not None
+    }
+    deadline, hourly = choices.get("deadline"), (given["max_cost"] or "").endswith("/h")
+    goals = Goals(
+        tokens=found.get("tokens"),
+        max_usd=None if hourly else found.get("max_cost"),
+        max_hour_usd=found.get("max_cost") if hourly else None,
+        min_per_s=found.get("min_throughput"),
+        deadline_s=None if deadline is None else read_duration(deadline, "--deadline"),
+    )
+    return None if goals == Goals() else goals
+
+
 def chosen(choices: dict[str, Any]) -> Options:
     """Turn what was given to `planning_options` into Options.
 
@@ -183,5 +230,6 @@ def chosen(choices: dict[str, Any]) -> Options:
     plain = {name: value for name, value in choices.items() if name in fields}
     plain["estimator"] = _estimator(choices) or own
     plain["partitioner"], plain["place"] = partitioner, str(place) if place else None
+    plain["goals"] = goals_of(choices)
     settings = read_settings(partitioner, choices.get("settings", ()))
     return Options(**plain, partitioner_options=settings)

@@ -77,6 +77,32 @@ profile_option = grouped(
     ),
 )
 
+goal_options = grouped(
+    "cluster and plan",
+    _shared(
+        "--tokens",
+        metavar="N",
+        help="Tokens of the whole training (rows, where no input has tokens), as 300e9 or 300B: "
+        "how long does it take, what does it cost?",
+    ),
+    _shared(
+        "--max-cost",
+        metavar="USD|USD/h",
+        help="What all --tokens may cost, or an hour, as 5/h; devices may be left out.",
+    ),
+    _shared(
+        "--min-throughput",
+        metavar="N",
+        help="Tokens (or rows) a second at least; devices may be left out.",
+    ),
+    _shared(
+        "--deadline",
+        metavar="DURATION",
+        help='For all --tokens, as "12h" or "3d"; devices may be left out.',
+    ),
+)
+"""Limits of money and time."""
+
 
 def checkpoint_option(text: str) -> Add:
     """Declare the folder of a run's checkpoints."""
@@ -259,11 +285,13 @@ _PLAN = grouped(
         ),
         _shared(
             "--objective",
-            type=click.Choice(["throughput", "latency", "memory"]),
+            type=click.Choice(["throughput", "latency", "memory", "cost"]),
             default="throughput",
             help="Objective of `auto`. throughput: the shortest step. latency: the shortest step "
             "of at most 2 micro-batches. memory: of all plans that take at most 10 % longer than "
-            "the fastest, the one whose fullest device uses the least share of its memory.",
+            "the fastest, the one whose fullest device uses the least share of its memory. cost: "
+            "the least money a step, on as many devices as that takes; the cluster file has the "
+            "prices.",
         ),
     ),
     grouped(

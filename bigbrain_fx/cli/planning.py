@@ -21,6 +21,7 @@ from bigbrain_fx.cli.options import (
     devices_option,
     force_bundle_option,
     force_file_option,
+    goal_options,
     json_option,
     model_options,
     option,
@@ -35,7 +36,7 @@ from bigbrain_fx.errors import InputError, SplitWarning
 
 if TYPE_CHECKING:
     from bigbrain_fx.bundles import Split
-    from bigbrain_fx.plan import Plan
+    from bigbrain_fx.plan import Goals, Plan
 
 
 @contextmanager
@@ -56,6 +57,7 @@ def split_warnings() -> Iterator[None]:
 @devices_option
 @option("-o", "--out", default="bundle", type=PATH, help="Folder to write.")
 @planning_options
+@goal_options
 @model_options
 @option("--weights", type=PATH, help="Start from this safetensors file or folder.")
 @grouped(
@@ -130,20 +132,23 @@ def split(
         made = bundles.split(
             model, devices, out, options, rehearse=not no_rehearse, time_limit_s=time_limit, **how
         )
-    _print_split(made, verbose, as_json)
+    _print_split(made, verbose, as_json, options.goals)
     if timings and not as_json:
         from bigbrain_fx.cli.console import show_timings
 
         show_timings(made.timings)
 
 
-def _print_split(made: Split, verbose: bool, as_json: bool) -> None:
+def _print_split(made: Split, verbose: bool, as_json: bool, goals: Goals | None) -> None:
     from bigbrain_fx.cli.console import show_plan, split_json
+    from bigbrain_fx.cli.money_text import money_json, money_lines
 
     if as_json:
-        click.echo(json_line(split_json(made)))
+        click.echo(json_line({**split_json(made), **money_json(made.plan, goals)}))
         return
     show_plan(made.plan, made.parameters, verbose)
+    for line in money_lines(made.plan, goals):
+        click.echo(line)
     if made.rehearsed:
         count = made.plan.micro_batches
         parts = f" in {count} micro-batches" if count > 1 else ""
@@ -157,6 +162,7 @@ def _print_split(made: Split, verbose: bool, as_json: bool) -> None:
 @click.argument("model")
 @devices_option
 @planning_options
+@goal_options
 @model_options
 @option("-o", "--out", type=PATH, help="Write the plan to this file, for explain, simulate.")
 @option("--price", help="Of all devices by the hour, like 2.1/h: what do tokens cost?")
@@ -189,7 +195,7 @@ def estimate(
         plan = bundles.estimate(model, devices, options, time_limit_s=time_limit)
     if out is not None:
         write_plan(plan, out)
-    _print_plan(plan, verbose, as_json, price)
+    _print_plan(plan, verbose, as_json, price, options.goals)
     if out is not None:
         click.echo(f"wrote {out}: bigbrain-fx explain {out}", err=True)
 
@@ -232,6 +238,11 @@ def explain(plan: Path, placement: Path | None, force: bool, as_json: bool) -> N
 )
 @option("--again", is_flag=True, help="Place the model again, for the other cluster.")
 @profile_option
+@option(
+    "--trace",
+    type=PATH,
+    help="Let devices come and go as this file says: what is computed, what does it cost?",
+)
 @failure_options
 @option("--seed", default=0, help="With --mtbf: of the failures.")
 @verbose_option
@@ -242,6 +253,7 @@ def simulate(
     price: tuple[str, ...],
     again: bool,
     profile: Path | None,
+    trace: Path | None,
     mtbf: str | None,
     hours: float,
     host_share: float,
@@ -252,15 +264,22 @@ def simulate(
     """Run the programs of PLAN (a bundle or plan.json) in the simulator, here or elsewhere.
 
     With --mtbf processes fail: it prints the best intervals of both kinds of checkpoints, and the
-    share of the time that is training.
+    share of the time that is training. With --trace devices come and go.
     """
     from bigbrain_fx.bundles import simulate as simulate_plan
     from bigbrain_fx.cli.console import show_offers
     from bigbrain_fx.cli.prices import offers
+    from bigbrain_fx.cli.tracing import print_trace
 
     if again and not devices:
         raise InputError(
             "--again is for another cluster", code="BX3517", help="add --devices cluster.json"
+        )
+    if trace is not None and (mtbf is not None or len(devices) > 1):
+        raise InputError(
+            "--trace says which devices of one cluster are lost",
+            code="BX3537",
+            help="leave --mtbf out, and give one --devices at most",
         )
     known = _with_profile(plan, profile)
     if len(devices) > 1:
@@ -273,7 +292,9 @@ def simulate(
             show_offers(rows)
         return
     found = simulate_plan(known, devices[0] if devices else None, again=again)
-    if mtbf is None:
+    if trace is not None:
+        print_trace(found, trace, as_json)
+    elif mtbf is None:
         _print_plan(found, verbose, as_json, price[0] if price else None)
     else:
         print_failures(found, mtbf, hours, host_share, seed, as_json)
@@ -287,15 +308,20 @@ def _with_profile(path: Path, profile: Path | None) -> Plan:
     return dataclasses.replace(plan, estimator=layers_of(profile) or plan.estimator)
 
 
-def _print_plan(plan: Plan, verbose: bool, as_json: bool, price: str | None) -> None:
+def _print_plan(
+    plan: Plan, verbose: bool, as_json: bool, price: str | None, goals: Goals | None = None
+) -> None:
     from bigbrain_fx.cli.console import plan_json, show_forecast
+    from bigbrain_fx.cli.money_text import money_json, money_lines
     from bigbrain_fx.cli.prices import cost, hourly
 
     paid = None if price is None else cost(plan, hourly(price))
     if as_json:
         fields = {"cost": None if paid is None else dataclasses.asdict(paid)}
-        click.echo(json_line({**plan_json(plan), **fields}))
+        click.echo(json_line({**plan_json(plan), **fields, **money_json(plan, goals)}))
         return
     show_forecast(plan, verbose)
+    for line in money_lines(plan, goals):
+        click.echo(line)
     if paid is not None:
         click.echo(f"at {price}: {paid}")

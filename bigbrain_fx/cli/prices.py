@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bigbrain_fx.bundles import simulate
-from bigbrain_fx.cli.verdict import tokens
 from bigbrain_fx.errors import BigBrainError, InputError
-from bigbrain_fx.plan import Plan, Spread, spread
+from bigbrain_fx.plan import Plan, Spread, money, spread, tokens
 
 _HOUR_S = 3600.0
 _PRICE = re.compile(r"^\s*\D{0,3}(\d+(?:\.\d+)?)\s*/\s*h\s*$")
@@ -75,6 +74,8 @@ def offers(
 ) -> list[Offer]:
     """Forecast a plan on each cluster, the cheapest first, or the fastest without prices.
 
+    Without a price on the command line, those of the cluster files hold.
+
     Raises:
         InputError: there are prices, and not one for each cluster.
     """
@@ -100,8 +101,16 @@ def _offer(plan: Plan, path: Path, price: float | None, again: bool) -> Offer:
         moved.forecast.step_s,
         moved.micro_batches * moved.rows / moved.forecast.step_s,
         spread(moved),
-        None if price is None else cost(moved, price),
+        _paid(moved, price),
     )
+
+
+def _paid(plan: Plan, price: float | None) -> Price | None:
+    """Return what a plan costs by the price that was given, or else by those of its devices."""
+    if price is not None:
+        return cost(plan, price)
+    found = money(plan)
+    return None if found is None else cost(plan, found.spent_hour_usd)
 
 
 def _order(each: Offer) -> tuple[bool, float]:

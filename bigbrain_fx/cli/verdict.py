@@ -6,16 +6,9 @@ Knows plans; prints nothing.
 from __future__ import annotations
 
 from bigbrain_fx.core import Graph
-from bigbrain_fx.plan import Explanation, Plan, size_text, spread
+from bigbrain_fx.plan import Explanation, Plan, size_text, spread, tokens
 
-_INTEGERS = ("int64", "int32")
 _BETTER = 0.995  # a step that is shorter by less is the same
-
-
-def tokens(graph: Graph) -> int:
-    """Return how many tokens a row has: the longest input of whole numbers; 0 without one."""
-    shapes = (entry.spec.shape for entry in graph.inputs if entry.spec.dtype in _INTEGERS)
-    return max((int(s[1]) for s in shapes if len(s) == 2 and isinstance(s[1], int)), default=0)
 
 
 def rate_text(graph: Graph, rows_per_s: float) -> str:

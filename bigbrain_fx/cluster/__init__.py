@@ -4,6 +4,7 @@ This room knows the file; it knows nothing of models or plans, and imports no to
 """
 
 from bigbrain_fx.cluster.assumed import assumed as assumed
+from bigbrain_fx.cluster.availability import read_availability as read_availability
 from bigbrain_fx.cluster.file import schema as schema
 from bigbrain_fx.cluster.presets import MEASURED as MEASURED, PRESETS as PRESETS
 from bigbrain_fx.cluster.quantity import BadValueError as BadValueError, duration_s as duration_s

@@ -22,6 +22,7 @@ from bigbrain_fx.cluster.file import (
     LinksEntry,
     OverheadsEntry,
     StoreEntry,
+    ZoneEntry,
 )
 from bigbrain_fx.cluster.quantity import BadValueError, nearest, quoted
 from bigbrain_fx.errors import InputError
@@ -32,9 +33,11 @@ _ENTRIES: Mapping[tuple[str, ...], type[BaseModel]] = {
     ("devices", "*", "overheads"): OverheadsEntry,
     ("hosts", "*"): HostEntry,
     ("stores", "*"): StoreEntry,
+    ("zones", "*"): ZoneEntry,
     ("links",): LinksEntry,
     ("links", "default"): LinkEntry,
     ("links", "same_host"): LinkEntry,
+    ("links", "between_zones"): LinkEntry,
     ("links", "between", "*"): BetweenEntry,
 }
 
@@ -123,7 +126,11 @@ def _fault(detail: Any) -> _Fault:  # noqa: ANN401  # pydantic's ErrorDetails: u
             return fault(
                 "the cluster has no devices", f"add one: {_EXAMPLES['devices']}", code="BX1017"
             )
-        case "too_short" | "too_long" if path[-1] in ("devices", "hosts") and len(path) > 1:
+        case "too_short" if path[0] == "zones":
+            return fault(
+                "a zone without a host", 'name one at least: "hosts": ["a"]', code="BX1057"
+            )
+        case "too_short" | "too_long" if path[-1] in ("devices", "hosts", "zones") and path[1:]:
             return fault(
                 f"expected two names, found {len(detail['input'])}",
                 'like ["a", "b"]',

@@ -10,7 +10,15 @@ import re
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    field_validator,
+)
 
 from bigbrain_fx.cluster import quantity
 from bigbrain_fx.cluster.presets import PRESETS
@@ -79,6 +87,11 @@ Bandwidth = Annotated[float, *_amount(quantity.BANDWIDTH, quantity.bytes_per_s)]
 OptionalBandwidth = Annotated[float | None, *_amount(quantity.BANDWIDTH, quantity.bytes_per_s)]
 Time = Annotated[float, *_amount(quantity.TIME, quantity.seconds)]
 OptionalTime = Annotated[float | None, *_amount(quantity.TIME, quantity.seconds)]
+Usd = Annotated[
+    float | None,
+    BeforeValidator(quantity.usd),
+    WithJsonSchema({"type": "number", "minimum": 0, "description": "US dollars."}),
+]
 
 
 def _hide_null(schema: dict[str, Any]) -> None:
@@ -182,6 +195,10 @@ class DeviceEntry(StrictModel):
     overheads: OverheadsEntry | None = _left_out(
         description="What its process does beside computing. Left out: nothing."
     )
+    price_per_hour_usd: Usd = _left_out(
+        description="What it costs by the hour, in US dollars; 0 if it is yours. Left out: not "
+        "known, and no plan is told by its cost."
+    )
 
 
 class LinkEntry(StrictModel):
@@ -189,13 +206,30 @@ class LinkEntry(StrictModel):
 
     bandwidth: Bandwidth
     latency: Time
+    bandwidth_by_size: dict[str, Bandwidth] | None = _left_out(
+        description='What messages of some sizes reach, as {"64KiB": "0.3GB/s"}: bandwidth is '
+        "that of larger ones. Linear in time between sizes. Left out: all reach bandwidth."
+    )
+    price_per_gb_usd: Usd = _left_out(
+        description="What 10**9 bytes over it cost, either way, in US dollars. Left out: nothing."
+    )
+
+    @field_validator("bandwidth_by_size")
+    @classmethod
+    def _sizes(cls, given: dict[str, float] | None) -> dict[str, float] | None:
+        for size in given or {}:
+            quantity.memory_bytes(size)
+        return given
 
 
 class BetweenEntry(LinkEntry):
-    """An exception: the connection of two devices, or of every device pair of two hosts."""
+    """An exception: the connection of two devices, or all pairs of two hosts or two zones."""
 
     devices: Annotated[list[DeviceName], Field(min_length=2, max_length=2)] | None = _left_out()
     hosts: Annotated[list[HostName], Field(min_length=2, max_length=2)] | None = _left_out()
+    zones: Annotated[list[DeviceName], Field(min_length=2, max_length=2)] | None = _left_out(
+        description="Two zones, or one of them twice: unlike hosts of the zone."
+    )
 
 
 class LinksEntry(StrictModel):
@@ -207,6 +241,10 @@ class LinksEntry(StrictModel):
     same_host: LinkEntry | None = _left_out(
         description="Devices of one host. Left out: what presets say of NVLink and PCIe; of "
         "others the default, without one 1GB/s and 50us."
+    )
+    between_zones: LinkEntry | None = _left_out(
+        description="Devices of different zones without an entry in between. Left out: each two "
+        "zones need one."
     )
     between: list[BetweenEntry] = Field(default=[], description="Exceptions.")
 
@@ -228,6 +266,13 @@ class HostEntry(StrictModel):
     cores: int | None = _left_out(
         ge=1, le=4096, description="That the threads of its CPU devices share."
     )
+
+
+class ZoneEntry(StrictModel):
+    """Hosts of one place (a region, a building): links between zones are said for all of them."""
+
+    name: DeviceName
+    hosts: list[HostName] = Field(min_length=1, description="Each host stands in one zone.")
 
 
 class StoreEntry(StrictModel):
@@ -258,6 +303,9 @@ class ClusterFile(StrictModel):
     )
     stores: list[StoreEntry] = Field(
         default=[], max_length=MAX_DEVICES, description="Where devices put what memory cannot hold."
+    )
+    zones: list[ZoneEntry] = Field(
+        default=[], max_length=MAX_DEVICES, description="Where hosts stand; all, or none."
     )
     replicas: list[list[str]] = Field(
         default=[],

@@ -16,6 +16,7 @@ _AMOUNT = re.compile(r"(?P<sign>[+-]?)(?P<number>[0-9]{1,400}(?:\.[0-9]{1,400})?
 _BITS = re.compile(r"([kKMGT]?)(?:b|[bB]its?)(?:/s|ps|/sec)")
 _MAX_LENGTH = 1000  # a text longer than this is no quantity, and need not be scanned
 _MAX_VALUE = Decimal(10) ** 30
+_MAX_USD = 1e12
 _OURS = Context(prec=28)  # a model file may have set the process's own
 
 _DECIMAL = {"": 0, "k": 3, "K": 3, "M": 6, "G": 9, "T": 12, "P": 15}
@@ -204,6 +205,20 @@ def seconds(value: object) -> float:
 def duration_s(value: object) -> float:
     """Read "4h", "10min" or "2d" as seconds."""
     return float(DURATION.read(value))
+
+
+def usd(value: object) -> float | None:
+    """Read a price: a plain number of US dollars, 0 or more; None stays None."""
+    if value is None:
+        return None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 <= float(str(value)) <= _MAX_USD:
+        raise BadValueError(
+            f"expected a number of US dollars, 0 or more, found {quoted(value)}",
+            "for example 2.1, without a unit: the name of the field has it",
+            code="BX1058",
+        )
+    return float(str(value))
 
 
 def memory_text(count: int) -> str:

@@ -1,17 +1,13 @@
 """cluster.json -> Cluster, and back.
 
-This room decides what the file's entries mean together: presets, hosts, which link wins.
-
-    a link of two devices:  between.devices  >  between.hosts  >  same_host  >  presets  >  default
-
-Presets say what links cards of one host: what is written of the network does not slow it.
+This room decides what the file's entries mean together: presets, hosts, prices. Which link wins is
+in `links`.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -19,34 +15,20 @@ from pydantic import ValidationError
 from bigbrain_fx.cluster import quantity
 from bigbrain_fx.cluster.document import Document, JsonPath, read_document, read_text
 from bigbrain_fx.cluster.faults import file_error
-from bigbrain_fx.cluster.file import (
-    BetweenEntry,
-    ClusterFile,
-    DeviceEntry,
-    HostEntry,
-    LinkEntry,
-    LinksEntry,
-    OverheadsEntry,
-)
+from bigbrain_fx.cluster.file import ClusterFile, DeviceEntry, HostEntry, OverheadsEntry
+from bigbrain_fx.cluster.links import default_link, links_json, read_links
 from bigbrain_fx.cluster.presets import PRESETS, UNITS, Preset, preset_name
 from bigbrain_fx.cluster.quantity import BadValueError, nearest, quoted
 from bigbrain_fx.cluster.stores import read_stores, store_json
 from bigbrain_fx.cluster.timed import timed_kernels
-from bigbrain_fx.core import Cluster, Device, Host, Link, Overheads
+from bigbrain_fx.cluster.zones import read_zones, zones_json
+from bigbrain_fx.core import Cluster, Device, Host, Overheads
 from bigbrain_fx.errors import InputError
-
-# For a file that names no links: the slowest network a lab is likely to have, so that a forecast
-# errs on the careful side; and what gloo surely does between two processes of one host (measured on
-# a two-core machine: 55 us and 3.9 GB/s).
-DEFAULT_LINK = Link(latency_s=1e-4, bytes_per_s=125e6)
-DEFAULT_SAME_HOST_LINK = Link(latency_s=5e-5, bytes_per_s=1e9)
 
 DEFAULT_LAUNCH_S = {"cpu": 5e-6, "cuda": 15e-6}
 """On a CPU measured; of a GPU's process a quarter of the 59 us that an op takes it (see
 `estimators/cuda_clock.py`), as `doctor` measures less than a module's call. Less with a card from
 Ampere on, whose host is younger, too: see `Preset.launch_s`."""
-
-_Pair = frozenset[str]
 
 
 def read_cluster(path: str | Path) -> Cluster:
@@ -78,13 +60,17 @@ def parse_cluster(text: str, source: str) -> Cluster:
     )
     _check_names(document, devices)
     hosts = _hosts(document, file.hosts, devices)
+    zones = read_zones(document, file.zones, devices)
+    prices = ((entry.name, entry.price_per_hour_usd) for entry in file.devices)
     return Cluster(
         devices=devices,
-        default_link=_link(file.links.default) if file.links.default else DEFAULT_LINK,
-        links=_links(document, file.links, devices),
+        default_link=default_link(document, file.links),
+        links=read_links(document, file.links, devices, zones),
         hosts=hosts,
         replicas=_replicas(document, file.replicas, devices),
         stores=read_stores(document, file.stores, devices),
+        prices=tuple((name, usd) for name, usd in prices if usd is not None),
+        zones=zones,
     )
 
 
@@ -215,110 +201,6 @@ def _hosts(
     return tuple(Host(e.name, e.nic, e.memory_bandwidth, e.cores) for e in entries)
 
 
-# --------------------------------------------------------------------------- links
-
-
-def _links(
-    document: Document, links: LinksEntry, devices: tuple[Device, ...]
-) -> tuple[tuple[str, str, Link], ...]:
-    """List the pairs whose link is not the default: pairs as written first, then by host."""
-    of_devices: dict[_Pair, tuple[str, str, Link]] = {}
-    of_hosts: dict[_Pair, Link] = {}
-    first: dict[tuple[str, _Pair], int] = {}
-    for i, entry in enumerate(links.between):
-        field, (a, b) = _ends(document, ("links", "between", i), entry, devices)
-        pair = frozenset((a, b))
-        if (field, pair) in first:
-            raise document.error(
-                ("links", "between", i, field),
-                f"the pair {quoted(a)}, {quoted(b)} is already in "
-                f"links.between[{first[field, pair]}]",
-                "keep one of the two; a link holds both ways",
-                code="BX1041",
-            )
-        first[field, pair] = i
-        if field == "devices":
-            of_devices[pair] = (a, b, _link(entry))
-        else:
-            of_hosts[pair] = _link(entry)
-    same_host = _same_host(links)
-    others = []
-    for one, two in _near_or_named(devices, of_hosts):
-        wire = None if links.same_host else _wire(one, two)
-        fallback = (wire or same_host) if one.host == two.host else None
-        link = of_hosts.get(frozenset((one.host, two.host)), fallback)
-        if link and frozenset((one.name, two.name)) not in of_devices:
-            others.append((one.name, two.name, link))
-    return (*of_devices.values(), *others)
-
-
-def _near_or_named(
-    devices: tuple[Device, ...], named: Collection[_Pair]
-) -> list[tuple[Device, Device]]:
-    """Return the pairs of one host, and of hosts that are named together, in the file's order.
-
-    All others have the default link: of thousands of devices there are millions.
-    """
-    on: dict[str, list[int]] = {}
-    for place, device in enumerate(devices):
-        on.setdefault(device.host, []).append(place)
-    places = [pair for own in on.values() for pair in itertools.combinations(own, 2)]
-    for hosts in named:
-        if len(hosts) == 2:
-            a, b = hosts
-            places += [(min(i, j), max(i, j)) for i in on[a] for j in on[b]]
-    return [(devices[i], devices[j]) for i, j in sorted(places)]
-
-
-def _same_host(links: LinksEntry) -> Link | None:
-    if links.same_host:
-        return _link(links.same_host)
-    return None if links.default else DEFAULT_SAME_HOST_LINK
-
-
-def _wire(one: Device, two: Device) -> Link | None:
-    """Return what two cards of one host talk over by their datasheets: the slower one's."""
-    if not (one.preset and two.preset):
-        return None
-    wires = (PRESETS[one.preset].wire, PRESETS[two.preset].wire)
-    slower = min(wires, key=lambda wire: wire.bytes_per_s)
-    return Link(slower.latency_s, slower.bytes_per_s)
-
-
-def _ends(
-    document: Document, path: JsonPath, entry: BetweenEntry, devices: tuple[Device, ...]
-) -> tuple[str, list[str]]:
-    """Return "devices" or "hosts" and the two names, once it is clear that they exist."""
-    if (entry.devices is None) == (entry.hosts is None):
-        both = "both" if entry.devices else "neither"
-        raise document.error(
-            path,
-            f'expected either "devices" or "hosts", found {both}',
-            '"devices": ["d0", "d1"] for one pair, "hosts": ["a", "b"] for all pairs of two hosts',
-            code="BX1042",
-        )
-    if entry.devices is None:
-        assert entry.hosts is not None  # one of the two is there
-        field, names, known = "hosts", entry.hosts, [device.host for device in devices]
-    else:
-        field, names, known = "devices", entry.devices, [device.name for device in devices]
-    known = list(dict.fromkeys(known))
-    for k, name in enumerate(names):
-        document.require_known((*path, field, k), name, known, field[:-1])
-    if field == "devices" and names[0] == names[1]:
-        raise document.error(
-            (*path, field),
-            f"device {quoted(names[0])} is linked to itself",
-            "name two devices; moving data inside one device costs nothing here",
-            code="BX1043",
-        )
-    return field, names
-
-
-def _link(entry: LinkEntry) -> Link:
-    return Link(latency_s=entry.latency, bytes_per_s=entry.bandwidth)
-
-
 # --------------------------------------------------------------------------- replicas
 
 
@@ -360,14 +242,8 @@ def to_json(cluster: Cluster) -> str:
     """
     try:
         content: dict[str, object] = {
-            "devices": [_device_json(device) for device in cluster.devices],
-            "links": {
-                "default": _link_json(cluster.default_link),
-                **_same_host_json(cluster),
-                "between": [
-                    {"devices": [a, b], **_link_json(link)} for a, b, link in cluster.links
-                ],
-            },
+            "devices": [_device_json(each, cluster.price) for each in cluster.devices],
+            "links": links_json(cluster),
         }
         if cluster.hosts:
             content["hosts"] = [_host_json(host) for host in cluster.hosts]
@@ -375,20 +251,13 @@ def to_json(cluster: Cluster) -> str:
             content["replicas"] = [list(group) for group in cluster.replicas]
         if cluster.stores:
             content["stores"] = [store_json(store) for store in cluster.stores]
+        if cluster.zones:
+            content["zones"] = zones_json(cluster)
     except BadValueError as error:
         raise InputError(
             f"cannot write the cluster: {error.what}", code="BX1046", help=error.help
         ) from error
     return json.dumps(content, indent=2) + "\n"
-
-
-def _same_host_json(cluster: Cluster) -> dict[str, object]:
-    """Say that the default holds between cards of one host, where presets would say otherwise."""
-    listed = {frozenset((a, b)) for a, b, _ in cluster.links}
-    near = _near_or_named(cluster.devices, ())
-    if any(_wire(a, b) and frozenset((a.name, b.name)) not in listed for a, b in near):
-        return {"same_host": _link_json(cluster.default_link)}
-    return {}
 
 
 def _host_json(host: Host) -> dict[str, object]:
@@ -400,7 +269,8 @@ def _host_json(host: Host) -> dict[str, object]:
     return {"name": host.name, **cores, **found}
 
 
-def _device_json(device: Device) -> dict[str, object]:
+def _device_json(device: Device, prices: Mapping[str, float]) -> dict[str, object]:
+    usd = prices.get(device.name)
     own, half, blas = device.overheads, device.half_flops_per_s, device.blas_bytes
     tf32, products = device.tf32_flops_per_s, device.matmul_precision
     kernels, process = device.kernels, device.process_bytes
@@ -422,6 +292,7 @@ def _device_json(device: Device) -> dict[str, object]:
         **({"processor": device.processor} if device.processor else {}),
         **({"kernels": {n: quantity.time_text(s) for n, s in kernels}} if kernels else {}),
         **({"overheads": _overheads_json(own)} if own != Overheads() else {}),
+        **({} if usd is None else {"price_per_hour_usd": usd}),
     }
 
 
@@ -431,10 +302,3 @@ def _overheads_json(own: Overheads) -> dict[str, str]:
     if own.message_bytes_per_s is not None:
         found["message_bandwidth"] = quantity.rate_text(own.message_bytes_per_s, "B/s")
     return found
-
-
-def _link_json(link: Link) -> dict[str, str]:
-    return {
-        "bandwidth": quantity.rate_text(link.bytes_per_s, "B/s"),
-        "latency": quantity.time_text(link.latency_s),
-    }

@@ -16,6 +16,8 @@ from bigbrain_fx.core.cluster import (
     Host as Host,
     Link as Link,
     Overheads as Overheads,
+    Period as Period,
+    Zone as Zone,
     blas_bytes as blas_bytes,
 )
 from bigbrain_fx.core.costs import Costs as Costs, OpCost as OpCost

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, TypeAlias
 
@@ -115,14 +117,56 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A one-way connection: a message of n bytes takes latency_s + n / bytes_per_s."""
+    """A one-way connection: a message of n bytes takes latency_s + wire_s(n).
+
+    Attributes:
+        bytes_per_s: of large messages; no smaller one is faster.
+        by_size: (bytes, bytes per second) of smaller messages, ascending; see `wire_s`.
+        usd_per_gb: what 10**9 bytes over it cost, either way.
+    """
 
     latency_s: float
     bytes_per_s: float
+    by_size: tuple[tuple[int, float], ...] = ()
+    usd_per_gb: float = 0.0
+
+    def wire_s(self, nbytes: int) -> float:
+        """Seconds that a message occupies the link.
+
+        Below the first size of the table at its rate, between two sizes linear in time, above the
+        last at `bytes_per_s`.
+        """
+        if not self.by_size:
+            return nbytes / self.bytes_per_s
+        place = bisect_right(self.by_size, (nbytes, math.inf))
+        if not place:
+            return nbytes / self.by_size[0][1]
+        size, rate = self.by_size[place - 1]
+        if place == len(self.by_size):
+            return size / rate + (nbytes - size) / self.bytes_per_s
+        more, faster = self.by_size[place]
+        return size / rate + (nbytes - size) * (more / faster - size / rate) / (more - size)
 
     def transfer_s(self, nbytes: int) -> float:
         """Seconds for one message of `nbytes` bytes."""
-        return self.latency_s + nbytes / self.bytes_per_s
+        return self.latency_s + self.wire_s(nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """Hours of a training in which the same devices are there."""
+
+    from_h: float
+    until_h: float
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Zone:
+    """Hosts of one place; between places links are slow, and a provider may charge for bytes."""
+
+    name: str
+    hosts: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +189,8 @@ class Cluster(Shown):
 
     `hosts` are those whose devices share something that is scarce. `replicas` are the devices of
     each copy of the model, where the user has said so. A device has one of the `stores`, or none.
+    `prices` are US dollars by the hour, by the name of a device: of those that have one. `zones`
+    are for reading; what links them is in `links`.
     """
 
     devices: tuple[Device, ...]
@@ -153,6 +199,8 @@ class Cluster(Shown):
     hosts: tuple[Host, ...] = ()
     replicas: tuple[tuple[str, ...], ...] = ()
     stores: tuple[DeviceStore, ...] = ()
+    prices: tuple[tuple[str, float], ...] = ()
+    zones: tuple[Zone, ...] = ()
 
     def __str__(self) -> str:
         """Show a line per device."""
@@ -173,6 +221,17 @@ class Cluster(Shown):
     def store(self) -> Mapping[str, DeviceStore]:
         """Each device's store, by the name of the device."""
         return {store.device: store for store in self.stores}
+
+    @cached_property
+    def price(self) -> Mapping[str, float]:
+        """US dollars by the hour, by the name of a device; none of those without a price."""
+        return dict(self.prices)
+
+    @cached_property
+    def zone(self) -> Mapping[str, str]:
+        """Each device's zone, by the name of the device, where there are zones."""
+        of_host = {host: zone.name for zone in self.zones for host in zone.hosts}
+        return {d.name: of_host[d.host] for d in self.devices if d.host in of_host}
 
     @cached_property
     def _link(self) -> Mapping[tuple[str, str], Link]:
@@ -213,4 +272,7 @@ class Cluster(Shown):
         """Return the link between two devices, at the rate of a message alone on it and on NICs."""
         link = self.link(a, b)
         slowest = min((rate for _, rate in self.nics(a, b)), default=link.bytes_per_s)
-        return Link(link.latency_s, slowest) if slowest < link.bytes_per_s else link
+        if slowest >= link.bytes_per_s:
+            return link
+        capped = tuple((size, min(rate, slowest)) for size, rate in link.by_size)
+        return replace(link, bytes_per_s=slowest, by_size=capped)

@@ -10,6 +10,11 @@ from __future__ import annotations
 
 from bigbrain_fx.plan.apart import least_gap as least_gap
 from bigbrain_fx.plan.asynchronous import require_no_overlap as require_no_overlap
+from bigbrain_fx.plan.availability import (
+    OverTime as OverTime,
+    Stretch as Stretch,
+    over_time as over_time,
+)
 from bigbrain_fx.plan.by_hand import (
     read_pins as read_pins,
     require_placeable as require_placeable,
@@ -39,6 +44,7 @@ from bigbrain_fx.plan.explain import (
     size_text as size_text,
 )
 from bigbrain_fx.plan.freezing import with_frozen as with_frozen
+from bigbrain_fx.plan.goals import Goals as Goals, Offer as Offer
 from bigbrain_fx.plan.half_sums import (
     half_sums as half_sums,
     half_sums_text as half_sums_text,
@@ -58,6 +64,14 @@ from bigbrain_fx.plan.measured import (
     MeasuredStep as MeasuredStep,
     run_trace as run_trace,
     typical_step as typical_step,
+)
+from bigbrain_fx.plan.money import (
+    Money as Money,
+    money as money,
+    per_step as per_step,
+    steps_for as steps_for,
+    tokens as tokens,
+    unit as unit,
 )
 from bigbrain_fx.plan.nouns import (
     AUTO as AUTO,

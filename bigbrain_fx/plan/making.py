@@ -30,6 +30,7 @@ from bigbrain_fx.plan.least_memory import require_enough
 from bigbrain_fx.plan.memory_check import with_data
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
 from bigbrain_fx.plan.one import counts, estimated, more_counts, placed, placement_of, planned_as
+from bigbrain_fx.plan.renting import plan_rented
 from bigbrain_fx.plan.replicas import (
     only,
     plan_mirrored,
@@ -78,20 +79,33 @@ def make_plan(
         NoPlanError: nothing fits in memory; the arithmetic per device.
         InputError: the batch cannot be split as asked.
     """
+    if options.chooses_devices:
+        return plan_rented(graph, cluster, source, options, partial(_on_all, known=known))
+    return _on_all(graph, cluster, source, options, known)
+
+
+def _on_all(
+    graph: Graph,
+    cluster: Cluster,
+    source: Source,
+    options: Options,
+    known: Sequence[Plan] = (),
+) -> Plan:
+    """Plan as `make_plan` does, of all devices that there are, whatever they cost."""
     require_compatible(Request(options, cluster, graph, source))
     options = layer_by_layer(options)
     require_enough(graph, cluster, source, options.offload)
     if wants_mirror(options):
         return plan_mirrored(PipelineMaker(graph, cluster, source, options), source)
     if is_open(cluster, options):
-        return plan_strategies(graph, cluster, source, options, partial(make_plan, known=known))
+        return plan_strategies(graph, cluster, source, options, partial(_on_all, known=known))
     if options.pins or options.place:
         return _by_hand(graph, cluster, source, options)
     if options.wants_groups:
         return _grouped(graph, cluster, source, options)
     if options.wants_replicas(cluster, trains=graph.training):
         join = partial(_joined, graph, cluster, source, options)
-        return plan_replicas(graph, cluster, source, options, make_plan, join)
+        return plan_replicas(graph, cluster, source, options, _on_all, join)
     if options.partitioner == AUTO:
         return _searched(graph, cluster, source, options, known)
     return by_partitioner(PipelineMaker(graph, cluster, source, options), known)
@@ -114,7 +128,7 @@ def _of_axes(graph: Graph, cluster: Cluster, source: Source, options: Options) -
     if not run_as_one(graph, cluster, options):  # the same in all replicas
         options = replace(options, tensor_tried=wanted_axes(graph, options))
     join = partial(_joined, graph, cluster, source, options)
-    return plan_replicas(graph, cluster, source, options, make_plan, join)
+    return plan_replicas(graph, cluster, source, options, _on_all, join)
 
 
 def _joined(

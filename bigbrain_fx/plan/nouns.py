@@ -30,6 +30,7 @@ from bigbrain_fx.core import (
     micro_text,
 )
 from bigbrain_fx.plan.deferring import Defer, defer_text
+from bigbrain_fx.plan.goals import Goals, Offer
 from bigbrain_fx.plan.offloading import offload_text
 from bigbrain_fx.plan.recompute import Wanted, recompute_text
 from bigbrain_fx.plan.replica_text import replicas_text
@@ -106,7 +107,8 @@ class Options:
     off. `quantize` puts frozen weights into int8. `rewrite` is what may be computed otherwise, to
     rounding: see `plan.rewriting`; "auto" is what makes a step faster by forecast. `strict` refuses
     a model of which a trace cannot hold all; else its whole step runs on one device, as the user
-    wrote it.
+    wrote it. With `goals`, or the objective "cost", a plan may leave devices out: see
+    `plan.renting`.
     """
 
     partitioner: Given = "chain-dp"
@@ -144,11 +146,17 @@ class Options:
     quantize: Quantize | None = None
     rewrite: tuple[Rewrite | Literal["auto"], ...] = ()
     strict: bool = False
+    goals: Goals | None = None
 
     @property
     def all_reduce_order(self) -> SumOrder:
         """The order in which replicas add gradients, as asked for or chosen."""
         return self.sum_order or ("micro" if self.zero_stage >= 2 else "replica")
+
+    @property
+    def chooses_devices(self) -> bool:
+        """Whether a plan may leave devices out for money's sake, or has limits to keep to."""
+        return self.objective == "cost" or (self.goals is not None and self.goals.limits)
 
     @property
     def wants_groups(self) -> bool:
@@ -248,6 +256,7 @@ class Plan(Shown):
         in_flight: as in `schedule.build`; None is the schedule's own choice.
         search: what the partitioner "auto" tried; None for the others.
         compared: where replicas or tensor groups were left open, what was compared.
+        rented: where devices were to be chosen, what plans on some of them take; its own first.
     """
 
     graph: Graph
@@ -268,6 +277,7 @@ class Plan(Shown):
     in_flight: tuple[int, ...] | None = None
     search: Search | None = None
     compared: tuple[Compared, ...] = ()
+    rented: tuple[Offer, ...] = ()
 
     @property
     def mode(self) -> Literal["train", "eval"]:
@@ -325,15 +335,24 @@ def plan_adapter() -> TypeAdapter[Plan]:
     return TypeAdapter(Plan)
 
 
+def _left_out_of(cluster: Cluster) -> dict[str, Any]:
+    """Return the fields of a cluster that plan.json leaves out, as none of them says anything."""
+    found: dict[str, Any] = {
+        name: True for name in ("stores", "prices", "zones") if not getattr(cluster, name)
+    }
+    links = (cluster.default_link, *(link for _, _, link in cluster.links))
+    plain = {n for n in ("by_size", "usd_per_gb") if not any(getattr(link, n) for link in links)}
+    return {**found, "default_link": plain, "links": {"__all__": {2: plain}}} if plain else found
+
+
 def to_json(plan: Plan) -> bytes:
     """Return the plan as JSON: the same bytes for the same plan.
 
-    Of stores, caches, overlapping steps, compiled stages, quantised weights and rewritten places
-    nothing is written where there are none: a plan without them is as it always was.
+    Of stores, prices, zones, caches, overlapping steps, compiled stages, quantised weights and
+    rewritten places nothing is written where there are none: a plan without them is as it always
+    was.
     """
-    left_out: dict[str, Any] = {}
-    if not plan.cluster.stores:
-        left_out["cluster"] = {"stores"}
+    left_out: dict[str, Any] = {"cluster": _left_out_of(plan.cluster)}
     tensor = plan.placement.tensor
     if tensor is not None:
         none = {"scatters": tensor.scatters, "crossed": tensor.crossed}
@@ -358,4 +377,6 @@ def to_json(plan: Plan) -> bytes:
     if not plan.stages.offload:
         left_out["stages"] |= {"offload", "saves"}
         left_out["forecast"] = {"devices": {"__all__": {"stored_bytes", "moved_s"}}}
+    if not plan.rented:
+        left_out["rented"] = True
     return plan_adapter().dump_json(plan, indent=None, exclude=left_out or None) + b"\n"

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from bigbrain_fx.cli.prices import cost, hourly, offers
-from bigbrain_fx.cli.verdict import tokens
 from bigbrain_fx.core import Input
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.plan import Plan
+from bigbrain_fx.plan import Plan, tokens
 from tests.plan.test_explain import hand_made_costs, placed, stack, two
 from tests.support.synthetic import tensor
 
@@ -64,5 +63,12 @@ def test_clusters_in_the_order_of_what_they_cost(plan: Plan, tmp_path: Path) -> 
     assert second.cost is not None
     assert first.cost.a_million <= second.cost.a_million
     assert first.spread is not None
+    assert all(each.cost is None for each in offers(plan, files, [], again=False))
+    priced = tmp_path / "priced"
+    text = files[0].read_text().replace('"name"', '"price_per_hour_usd": 0.5, "name"')
+    priced.write_text(text)
+    (own,) = offers(plan, [priced], [], again=False)
+    (given,) = offers(plan, [files[0]], ["1/h"], again=False)
+    assert own.cost == given.cost
     with pytest.raises(InputError, match="a price for each of 2 clusters, found 3"):
         offers(plan, files, ["1/h", "2/h", "3/h"], again=False)

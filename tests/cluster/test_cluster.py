@@ -341,12 +341,13 @@ def test_schema_describes_every_field() -> None:
     described = schema()
     assert described["$schema"].startswith("https://json-schema.org/")
     assert described["required"] == ["devices"]
-    top = "$schema $comment devices links hosts stores replicas"
+    top = "$schema $comment devices links hosts stores zones replicas"
     assert set(_properties(described)) == set(top.split())
     device = described["$defs"]["DeviceEntry"]
     fields = (
         "name host kind preset memory flops half_flops tf32_flops matmul_precision "
-        "memory_bandwidth process_memory blas_workspace launch threads processor kernels overheads"
+        "memory_bandwidth process_memory blas_workspace launch threads processor kernels overheads "
+        "price_per_hour_usd"
     )
     assert set(_properties(device)) == {*fields.split(), "$comment"}
     assert device["required"] == ["name"]

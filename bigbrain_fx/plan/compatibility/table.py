@@ -325,7 +325,7 @@ _REPLICAS = (
     ),
 )
 _GROUPS = (
-    Rule(f.GROUPS, f.LENGTHS, "members exchange fixed shapes", f.ONE_LENGTH, code="BX1345"),
+    Rule(f.GROUPS, f.LENGTHS, "members exchange fixed shapes", f.ONE_LENGTH, code="BX1349"),
     Rule(
         f.GROUP_SHARES, f.OPEN_GROUPS, "it finds shares by speed", _shares_as_members, code="BX1326"
     ),

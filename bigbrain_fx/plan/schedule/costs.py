@@ -165,7 +165,7 @@ class StageCosts:
         link = self.cluster.link(
             stages.stages[edge.source].device, stages.stages[edge.target].device
         )
-        return edge.nbytes / link.bytes_per_s, link.latency_s
+        return link.wire_s(edge.nbytes), link.latency_s
 
 
 def stage_costs(graph: Graph, stages: Stages, costs: Costs) -> StageCosts:

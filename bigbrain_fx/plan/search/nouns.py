@@ -9,11 +9,11 @@ from typing import Literal, TypeAlias
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement
 from bigbrain_fx.errors import InputError
 
-Objective: TypeAlias = Literal["throughput", "latency", "memory"]
+Objective: TypeAlias = Literal["throughput", "latency", "memory", "cost"]
 Effort: TypeAlias = Literal["fast", "normal", "high"]
 CutAt: TypeAlias = Literal["blocks", "anywhere"]
 
-OBJECTIVES: tuple[Objective, ...] = ("throughput", "latency", "memory")
+OBJECTIVES: tuple[Objective, ...] = ("throughput", "latency", "memory", "cost")
 EFFORTS: tuple[Effort, ...] = ("fast", "normal", "high")
 MOST_OTHERS = 5
 MEMORY_SLACK = 1.1

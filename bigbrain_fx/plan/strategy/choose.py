@@ -18,8 +18,9 @@ from bigbrain_fx.core import Cluster, Graph
 from bigbrain_fx.errors import BigBrainError, InputError, NoPlanError
 from bigbrain_fx.plan.apart import least_gap
 from bigbrain_fx.plan.compatibility import Request, Rule, conflict
-from bigbrain_fx.plan.fastest import counted_s, simplest
+from bigbrain_fx.plan.fastest import counted_s
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
+from bigbrain_fx.plan.objective import best_for, charges_for_bytes
 from bigbrain_fx.plan.progress import is_stopped, tell, until_stopped
 from bigbrain_fx.plan.search import Compared
 from bigbrain_fx.plan.strategy.bound import Bound, Priced
@@ -100,7 +101,8 @@ class _Chooser:
         """Return the fastest, with what it was compared with."""
         if not self.plans:
             raise min(self.failures, key=lambda each: (each[0].members, each[0].replicas))[1]
-        plan = simplest([plan for _, plan in self.plans], self._gap)
+        plans = [plan for _, plan in self.plans]
+        plan = best_for(self.options.objective, plans, self._gap)
         others: dict[str, Compared] = {}  # groups of unlike devices may be called alike
         for each in (*self._others(plan), *self._failed(), *self.unplanned):
             if others.setdefault(each.what, each).why != "chosen" and each.why == "chosen":
@@ -238,7 +240,7 @@ class _Chooser:
         if not self.plans:
             return False
         what, room = str(each.strategy), "" if each.fits else ", and lacks memory"
-        if not self._may_be_faster(each.least_s):
+        if not (self._pays_for_bytes or self._may_be_faster(each.least_s)):
             self._leave(what, f"takes {each.least_s:.4g} s at the least")
         elif self.left <= 0:
             self._leave(what, f"takes about {each.about_s:.4g} s{room}, by a closed form")
@@ -290,6 +292,11 @@ class _Chooser:
     @cached_property
     def _bound(self) -> Bound:
         return Bound(self.graph, self.cluster, self.source, self.options)
+
+    @cached_property
+    def _pays_for_bytes(self) -> bool:
+        """Whether a slower plan may be the better one."""
+        return self.options.objective == "cost" and charges_for_bytes(self.cluster)
 
     @cached_property
     def _gap(self) -> float:

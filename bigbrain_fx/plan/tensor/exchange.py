@@ -119,7 +119,7 @@ def _arrived_s(
     for begun_s, other in sorted(zip(sent_s, group, strict=True)):
         if other != own:
             link = cluster.link(other, own)
-            arrived_s = max(arrived_s, begun_s + link.latency_s) + nbytes / link.bytes_per_s
+            arrived_s = max(arrived_s, begun_s + link.latency_s) + link.wire_s(nbytes)
             through_s = max(through_s, begun_s + link.latency_s + crowded.get(other, 0.0))
     return max(arrived_s, through_s)
 

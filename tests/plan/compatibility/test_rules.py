@@ -127,7 +127,7 @@ BY_MODEL: tuple[tuple[str, dict[str, object], dict[str, object]], ...] = (
     ("BX1284b", {"schedule": "gems"}, {"graph": NO_LOSS}),
     ("BX1293b", {"replicas": 2}, {"graph": NO_LOSS}),
     ("BX1329", {"tensor": 2}, {"graph": NO_LOSS}),
-    ("BX1345", {"tensor": 2}, {"source": LENGTHS}),
+    ("BX1349", {"tensor": 2}, {"source": LENGTHS}),
 )
 FOLLOWED = [case for case in BY_MODEL if not {"replicas", "tensor"} & set(case[1])]
 """A plan to follow has replicas and groups of its own."""

@@ -1,0 +1,91 @@
+"""Limits as options have them, and what `estimate` says of money."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from bigbrain_fx.cli.given import goals_of, read_count
+from bigbrain_fx.cli.money_text import money_json, money_lines, time_text
+from bigbrain_fx.plan import Goals, Offer, Plan
+from tests.plan.test_explain import hand_made_costs, placed, stack, two
+from tests.support.messages import refused
+
+__all__ = ["hand_made_costs"]  # a fixture, used by all tests here
+
+
+@pytest.fixture
+def plan() -> Plan:
+    """Plan 4 rows in 18 s, for 3 dollars an hour."""
+    where = replace(two(), prices=(("a", 1.0), ("b", 2.0)))
+    return replace(placed(stack(), "aabbb", two()), cluster=where)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("300e9", 3e11), ("300B", 3e11), ("1.5T", 1.5e12), ("5000", 5e3), ("2k", 2e3), ("7M", 7e6)],
+)
+def test_counts_as_people_write_them(text: str, count: float) -> None:
+    assert read_count(text, "--tokens") == count
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "many", "1e99", "3 apples", "", "5/h"])
+def test_what_is_no_count_is_refused(text: str) -> None:
+    with refused("BX3536") as caught:
+        read_count(text, "--tokens")
+    assert caught.value.at == "--tokens"
+
+
+def test_limits_are_read_from_options() -> None:
+    assert goals_of({}) is None
+    found = goals_of({"tokens": "1B", "max_cost": "20", "deadline": "2d", "min_throughput": "1k"})
+    assert found == Goals(1e9, 20.0, None, 1e3, 172_800.0)
+    assert goals_of({"max_cost": "5/h"}) == Goals(max_hour_usd=5.0)
+    with refused("BX1030"):
+        goals_of({"deadline": "soon"})
+
+
+def test_money_is_price_times_time(plan: Plan) -> None:
+    goals = Goals(tokens=4000.0)
+    first, second = money_lines(plan, goals)
+    assert first == "money: 3 USD/h for 2 devices; 3750 USD a million rows"
+    assert second == "4,000 rows: 5 hours and 15 USD, in 1,000 steps"
+    found = money_json(plan, goals)
+    assert found["training"] == {"tokens": 4000.0, "steps": 1000, "s": 18_000.0, "usd": 15.0}
+    assert found["money"] == {
+        "hour_usd": 3.0,
+        "devices_hour_usd": 3.0,
+        "step_usd": 0.015,
+        "million_usd": 3750.0,
+    }
+
+
+def test_nothing_is_said_of_money_without_prices(plan: Plan) -> None:
+    bare = replace(plan, cluster=two())
+    assert list(money_lines(bare, None)) == []
+    assert money_json(bare, None) == {}
+    one = replace(plan, cluster=replace(two(), prices=(("a", 1.0),)))
+    assert list(money_lines(one, None)) == ["money: not known, as price_per_hour_usd is missing: b"]
+
+
+def test_what_other_devices_would_add_is_said(plan: Plan) -> None:
+    rented = (
+        Offer(("a",), 18.0, 0.01),
+        Offer(("a", "b"), 9.0, 0.02, "too dear"),
+        Offer(("b",), why="no"),
+    )
+    lines = list(money_lines(replace(plan, rented=rented), None))[1:]
+    assert lines == [
+        "devices left out: b",
+        "compared: a, b: 2 times the throughput at 2 times the cost; too dear",
+        "compared: b: no",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(1.5, "1.5 s"), (150, "2.5 minutes"), (9000, "2.5 hours"), (3e5, "3.47 days")],
+)
+def test_times_in_the_unit_that_people_use(seconds: float, text: str) -> None:
+    assert time_text(seconds) == text

@@ -1,0 +1,135 @@
+"""Zones, prices and the rate of a link by size of a message."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from bigbrain_fx.cluster import parse_cluster, to_json
+from bigbrain_fx.core import Cluster, Link, Zone
+from tests.support.messages import refused
+
+CPU = {"kind": "cpu", "memory": "4GiB", "flops": "60GFLOP/s", "memory_bandwidth": "12GB/s"}
+SLOW = {"bandwidth": "1Gbit/s", "latency": "30ms"}
+NEAR = {"bandwidth": "10Gbit/s", "latency": "0.1ms"}
+TABLE = {"64KiB": "0.1GB/s", "1MiB": "0.5GB/s"}
+
+
+def file_of(on: str, links: dict[str, Any], **more: Any) -> str:
+    """Write a file of a device on each host "a0", "b1", ..., which stands in zone "a", "b", ..."""
+    hosts = on.split()
+    devices = [{"name": f"on-{host}", "host": host, **CPU} for host in hosts]
+    stand = [
+        {"name": z, "hosts": [h for h in hosts if h[0] == z]} for z in sorted(set(on) - {*"012 "})
+    ]
+    return json.dumps({"devices": devices, "links": links, "zones": stand, **more})
+
+
+def read(text: str) -> Cluster:
+    """Parse it; what is written again is the same."""
+    found = parse_cluster(text, "cluster.json")
+    assert parse_cluster(to_json(found), "again.json") == found
+    return found
+
+
+def test_two_zones_are_linked_by_one_entry() -> None:
+    links = {"default": NEAR, "between": [{"zones": ["a", "b"], **SLOW, "price_per_gb_usd": 0.02}]}
+    found = read(file_of("a0 a1 b0 b1", links))
+    assert found.zones == (Zone("a", ("a0", "a1")), Zone("b", ("b0", "b1")))
+    assert found.zone == {"on-a0": "a", "on-a1": "a", "on-b0": "b", "on-b1": "b"}
+    far = Link(0.03, 125e6, usd_per_gb=0.02)
+    assert {found.link(a, b) for a in ("on-a0", "on-a1") for b in ("on-b0", "on-b1")} == {far}
+    assert found.link("on-a0", "on-a1") == Link(1e-4, 1.25e9)
+
+
+def test_hosts_win_over_zones_and_two_zones_over_all() -> None:
+    between = [
+        {"zones": ["a", "b"], **NEAR},
+        {"zones": ["a", "a"], "bandwidth": "2GB/s", "latency": "0s"},
+        {"hosts": ["a0", "b0"], "bandwidth": "3GB/s", "latency": "0s"},
+    ]
+    found = read(file_of("a0 a1 b0 c0", {"between_zones": SLOW, "between": between}))
+    assert found.link("on-a0", "on-b0").bytes_per_s == 3e9
+    assert found.link("on-a1", "on-b0").bytes_per_s == 1.25e9
+    assert found.link("on-a0", "on-a1").bytes_per_s == 2e9
+    assert found.link("on-c0", "on-b0") == Link(0.03, 125e6)
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "at"),
+    [
+        (file_of("a0 b0", {"default": NEAR}), "BX1051", "links"),
+        (file_of("a0 b0", {"between": [{"zones": ["a", "c"], **SLOW}]}), "BX1000", "zones[1]"),
+        (file_of("a0 b0", {}, zones=[{"name": "a", "hosts": ["a0"]}]), "BX1056", "zones"),
+        (file_of("a0", {}, zones=[{"name": "a", "hosts": []}]), "BX1057", "zones[0].hosts"),
+        (file_of("a0", {}, zones=[{"name": "a", "hosts": ["a0", "a0"]}]), "BX1055", "hosts[1]"),
+        (file_of("a0", {}, zones=[{"name": "a", "hosts": ["a0"]}] * 2), "BX1054", "zones[1].name"),
+        (file_of("a0", {}, zones=[{"name": "a", "hosts": ["x"]}]), "BX1000", "zones[0].hosts[0]"),
+    ],
+)
+def test_a_zone_that_is_not_whole_is_refused(text: str, code: str, at: str) -> None:
+    with refused(code) as caught:
+        parse_cluster(text, "cluster.json")
+    assert str(caught.value.at).endswith(at)
+
+
+def test_the_remedy_for_a_zone_without_links_is_one() -> None:
+    read(file_of("a0 b0", {"between": [{"zones": ["a", "b"], **SLOW}]}))
+    read(file_of("a0 b0", {"between_zones": SLOW}))
+
+
+@pytest.mark.parametrize("wrong", [-1, "2.1", True, 1e999, [], "2.1USD/h"])
+def test_a_price_is_a_number(wrong: object) -> None:
+    text = json.dumps({"devices": [{"name": "d0", **CPU, "price_per_hour_usd": wrong}]})
+    with refused("BX1006" if wrong == 1e999 else "BX1058") as caught:
+        parse_cluster(text, "cluster.json")
+    assert str(caught.value.at).endswith("devices[0].price_per_hour_usd")
+
+
+def test_devices_have_the_prices_that_were_given() -> None:
+    text = json.dumps({"devices": [{"name": n, **CPU, **own} for n, own in PRICED.items()]})
+    found = read(text)
+    assert found.price == {"d0": 2.5, "d1": 0.0}
+    assert found.devices[0] == parse_cluster(text, "c").devices[0]
+
+
+PRICED: dict[str, dict[str, object]] = {
+    "d0": {"price_per_hour_usd": 2.5},
+    "d1": {"price_per_hour_usd": 0},
+    "d2": {},
+}
+
+
+def test_small_messages_have_their_rate() -> None:
+    link = read(file_of("a0", {"default": {**NEAR, "bandwidth_by_size": TABLE}})).default_link
+    kib, mib = 2**16 / 1e8, 2**20 / 5e8
+    assert link.wire_s(2**10) == 2**10 / 1e8
+    assert link.wire_s(2**16) == kib
+    assert link.wire_s(2**20) == mib
+    assert link.wire_s((2**16 + 2**20) // 2) == pytest.approx((kib + mib) / 2)
+    assert link.wire_s(2**30) == pytest.approx(mib + (2**30 - 2**20) / 1.25e9)
+    assert link.transfer_s(2**16) == 1e-4 + kib
+
+
+def test_a_nic_slows_messages_of_every_size() -> None:
+    links = {"default": {**NEAR, "bandwidth_by_size": TABLE}}
+    found = read(file_of("a0 a1", links, hosts=[{"name": "a0", "nic": "0.2GB/s"}]))
+    wire = found.wire("on-a0", "on-a1")
+    assert (wire.bytes_per_s, wire.by_size) == (2e8, ((2**16, 1e8), (2**20, 2e8)))
+
+
+@pytest.mark.parametrize(
+    ("table", "code"),
+    [
+        ({"1MiB": "2GB/s"}, "BX1052"),
+        ({"64KiB": "1MB/s", "65KiB": "1GB/s"}, "BX1053"),
+        ({"many": "1GB/s"}, "BX1030"),
+        ({"1MiB": 5}, "BX1029"),
+    ],
+)
+def test_a_table_that_cannot_be_is_refused(table: dict[str, object], code: str) -> None:
+    with refused(code) as caught:
+        parse_cluster(file_of("a0", {"default": {**NEAR, "bandwidth_by_size": table}}), "c.json")
+    assert "links.default.bandwidth_by_size" in str(caught.value.at)

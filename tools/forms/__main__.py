@@ -86,7 +86,9 @@ def _with_one_thread() -> None:
     """Begin anew where OpenMP has several: a fork's own threads would have other bits than it."""
     if os.environ.get("OMP_NUM_THREADS") != "1":
         words = [sys.executable, "-m", "tools.forms", *sys.argv[1:]]
-        os.execve(sys.executable, words, {**os.environ, "OMP_NUM_THREADS": "1"})
+        os.execve(
+            sys.executable, words, {**os.environ, "OMP_NUM_THREADS": "1", "BIGBRAIN_NO_CACHE": "1"}
+        )
 
 
 def _judge_drawn(seed: int, count: int) -> None:

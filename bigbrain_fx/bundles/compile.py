@@ -139,7 +139,7 @@ def split(
     followed = read_plan(like) if isinstance(like, str | Path) else like
     cluster = _cluster_or(devices, followed)
     chosen = checked(options, model)
-    _require_agreeing(chosen, cluster, followed)
+    _require_agreeing(chosen, cluster, followed, is_written=True)
     chosen = _of_whole_tensors(chosen) if weights_by_reference else chosen
     given = Given(checkpoint_of(model, weights), weights_by_reference)
     capture = partial(captured_model, model, chosen, example_batch, loss, time_limit_s)
@@ -218,9 +218,12 @@ def _of_whole_tensors(options: Options) -> Options:
     return replace(options, tensor=1)
 
 
-def _require_agreeing(options: Options, cluster: Cluster, followed: Plan | None = None) -> None:
+def _require_agreeing(
+    options: Options, cluster: Cluster, followed: Plan | None = None, *, is_written: bool = False
+) -> None:
     """Refuse what options alone show not to go together, before a model is captured."""
-    require_compatible(Request(options, cluster, is_placed=followed is not None))
+    is_placed = followed is not None
+    require_compatible(Request(options, cluster, is_placed=is_placed, is_written=is_written))
     require_placeable(options, cluster)
     _require_followable(options, followed)
 

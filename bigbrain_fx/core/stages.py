@@ -60,7 +60,8 @@ class Edge:
     - "tied", once a step, carries stage `source`'s gradient of a parameter that stage `target`'s
       device holds too.
     - "norm", once a step, carries the norms of one device's gradients, for clipping.
-    - "reduce" carries a replica's part of a bucket of gradients to the replica that sums the piece.
+    - "reduce" carries a replica's part of a bucket of gradients to the replica that sums the piece;
+      of collectives all that a replica sends the next one, as "gather" does.
     - "gather", once a step, carries a summed piece back; with ZeRO, the piece's updated weights;
       with ZeRO 3 the piece's weights before each Forward and each Backward of the target.
     - "statistics", once a step, carries what a replica's micro-batches add to running statistics.
@@ -225,10 +226,14 @@ class Stages:
     def piece_elements(self, bucket: Bucket, place: int) -> int:
         """Return how many elements of a bucket travel to or from one replica.
 
-        Collectives want equal pieces: with ZeRO, smaller ones are filled up to the largest.
+        Collectives want equal pieces: with ZeRO, smaller ones are filled up to the largest. With
+        ZeRO 3 each replica has an even part of every parameter.
         """
-        is_filled = self.by_backend and self.zero_stage
-        return max(bucket.pieces) if is_filled else bucket.pieces[place]
+        if not (self.by_backend and self.zero_stage):
+            return bucket.pieces[place]
+        if self.gathers:
+            return -(-sum(bucket.pieces) // len(bucket.pieces))
+        return max(bucket.pieces)
 
     def waits_for(self, summed: str, stage: int) -> bool:
         """Whether a stage's part of a sum is complete only after its BackwardWeight.

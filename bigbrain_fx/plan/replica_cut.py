@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, permutations
 
-from bigbrain_fx.core import DTYPE_BYTES, Bucket, Edge, Graph, Placement, Stage, Stages
+from bigbrain_fx.core import DTYPE_BYTES, Bucket, Edge, EdgeKind, Graph, Placement, Stage, Stages
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan.cut import cut, graded_params, holders, live_ops, norms, updating
 from bigbrain_fx.plan.cut_alike import cut_each
@@ -336,17 +336,29 @@ def _divided(
 
 
 def _pieces(graph: Graph, stages: Stages) -> Iterator[Edge]:
-    """Yield the way of each piece to who sums it, and back."""
+    """Yield the way of each piece to who sums it, and back; of collectives, to the next one."""
+    between = _to_next if stages.by_backend else _to_all
     for bucket in stages.buckets:
         size = DTYPE_BYTES[bucket.dtype]
-        for kind, counts in (("reduce", "target"), ("gather", "source")):
-            for a, source in enumerate(bucket.stages):
-                for b, target in enumerate(bucket.stages):
-                    piece = stages.piece_elements(bucket, b if counts == "target" else a)
-                    marks = 0 if kind == "gather" and stages.gathers else bucket.marks
-                    nbytes = size * (piece + marks)
-                    if a != b and nbytes:
-                        yield Edge(bucket.name, source, target, kind, nbytes)  # type: ignore[arg-type]
+        for kind in ("reduce", "gather"):
+            marks = 0 if kind == "gather" and stages.gathers else bucket.marks
+            pieces = [stages.piece_elements(bucket, place) for place in range(stages.replicas)]
+            for a, b, elements in between(kind, [piece + marks for piece in pieces]):
+                if elements:
+                    source, target = bucket.stages[a], bucket.stages[b]
+                    yield Edge(bucket.name, source, target, kind, size * elements)
+
+
+def _to_all(kind: EdgeKind, pieces: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Yield what each replica sends each other one: from, to, elements."""
+    for a, b in permutations(range(len(pieces)), 2):
+        yield a, b, pieces[b if kind == "reduce" else a]
+
+
+def _to_next(_: EdgeKind, pieces: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Yield what each replica of a ring sends the next one: pieces of all others, of one size."""
+    count, most = len(pieces), max(pieces)
+    yield from ((a, (a + 1) % count, (count - 1) * most) for a in range(count))
 
 
 def _losses(graph: Graph, stages: Stages) -> Iterator[Edge]:

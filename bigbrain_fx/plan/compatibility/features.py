@@ -239,6 +239,10 @@ ZERO_2_OR_3 = _zero("--zero 2 or 3", 2, 3)
 ZERO_3 = _zero("--zero 3", 3)
 SUM_BY_REPLICA = Feature("--all-reduce-order replica", lambda r: r.options.sum_order == "replica")
 SUM_BY_BACKEND = Feature("--all-reduce-order backend", lambda r: r.options.sum_order == "backend")
+WRITTEN_BACKEND = Feature(
+    "--all-reduce-order backend of a bundle",
+    lambda r: SUM_BY_BACKEND.words(r) if r.is_written else "",
+)
 SUM_ORDER = Feature(
     "--zero or --all-reduce-order",
     lambda r: bool(r.options.zero_stage) or r.options.all_reduce_order != "replica",

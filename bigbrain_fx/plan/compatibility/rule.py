@@ -26,6 +26,7 @@ class Request:
         graph: as captured; None before the model is.
         source: what the model file says besides; likewise.
         is_placed: ops are placed as in another plan: no partitioner chooses, and no replicas.
+        is_written: a bundle is written, which may do less than a forecast can say.
     """
 
     options: Options
@@ -33,6 +34,7 @@ class Request:
     graph: Graph | None = None
     source: Source | None = None
     is_placed: bool = False
+    is_written: bool = False
 
 
 Words: TypeAlias = Callable[[Request], str]

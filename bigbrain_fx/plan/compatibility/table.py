@@ -309,8 +309,8 @@ _REPLICAS = (
     ),
     Rule(
         f.ZERO_3,
-        f.SUM_BY_BACKEND,
-        "weights are gathered when the plan says, and the backend has no such plan",
+        f.WRITTEN_BACKEND,
+        "bundles gather weights by messages of their own, and only `estimate` knows collectives",
         "use --zero 2, or --all-reduce-order micro",
         code="BX1297",
     ),

@@ -26,7 +26,7 @@ from bigbrain_fx.plan.fastest import fastest_number
 from bigbrain_fx.plan.gathered_parts import in_parts
 from bigbrain_fx.plan.judge import Maker
 from bigbrain_fx.plan.nouns import Options, Plan, Source
-from bigbrain_fx.plan.one import counts, more_counts
+from bigbrain_fx.plan.one import counts, estimated, more_counts, placed
 from bigbrain_fx.plan.progress import is_stopped, tell, until_stopped
 from bigbrain_fx.plan.replica_cut import with_breaks
 from bigbrain_fx.plan.replicas.as_alone import again_of, in_flight_of, schedule_of
@@ -46,6 +46,9 @@ MOST_TRIED = 32
 SURE = 0.95
 """Of what single replicas take, where one plan of them is at hand: searches find a few percent more
 or less."""
+LONG, ABOUT = 8, 2
+"""Micro-batches of a replica for each of its devices from which on it is cut the same for more or
+fewer of them, and how many times as many these may be."""
 Make: TypeAlias = Callable[[Graph, Cluster, Source, Options], Plan]
 """Plan one replica."""
 Join: TypeAlias = Callable[[TensorParallel | None], Maker]
@@ -212,7 +215,7 @@ class _Work:
     join: Join
     groups: tuple[Group, ...]
     best_s: float = float("inf")
-    known: dict[object, Plan] = field(default_factory=dict)
+    known: dict[tuple[object, int, int], Plan] = field(default_factory=dict)
 
     def plan(self, micro_batches: int) -> Plan:
         """Plan a step of so many micro-batches."""
@@ -258,22 +261,41 @@ class _Work:
         cluster = only(self.cluster, self.groups[number])
         key = likeness(cluster), rows, micro_batches
         if key not in self.known:
-            self.known[key] = self._made(number, rows * micro_batches, micro_batches)
+            self.known[key] = self._longer(key[0], rows, micro_batches) or self._made(
+                number, rows * micro_batches, micro_batches
+            )
         return self.known[key]
+
+    def _longer(self, likeness: object, rows: int, micro_batches: int) -> Plan | None:
+        """Return a plan of a replica alike with other micro-batches: where these are many, or None.
+
+        So each kind of replica is searched once for an even share of the batch.
+        """
+        for (other, its_rows, _), plan in self.known.items():
+            if other == likeness and its_rows == rows and _is_long(plan, micro_batches):
+                with suppress(NoPlanError):
+                    return self._placed_alone(plan, micro_batches)
+        return None
+
+    def _placed_alone(self, plan: Plan, micro_batches: int) -> Plan:
+        """Cut and order a replica as a plan does, for another number of its micro-batches."""
+        given = self._options(micro_batches)
+        options = replace(
+            given,
+            schedule=plan.schedule,
+            in_flight=plan.in_flight,
+            recompute=plan.stages.recompute or given.recompute,
+        )
+        graph, about = plan.graph.of_batch(plan.rows * micro_batches), (plan.cluster, plan.source)
+        costs = estimated(graph.at(plan.rows), *about, options.estimator)
+        return placed(graph, *about, options, micro_batches, plan.placement, costs)
 
     def _made(self, number: int, batch: int, micro_batches: int | None) -> Plan:
         """Plan one replica by itself, for a batch of its own."""
-        again = self.options.recompute  # numbers are of all replicas' stages
-        options = replace(
-            _of_one(self.options),
-            micro_batches=micro_batches,
-            recompute=None if isinstance(again, tuple) and again else again,
-            defer=self._defer(),
-            in_flight=None,
-        )
         cluster = self._roomy(only(self.cluster, self.groups[number]))
+        about = cluster, self._source(), self._options(micro_batches)
         try:
-            return self.make(self.graph.of_batch(batch), cluster, self._source(), options)
+            return self.make(self.graph.of_batch(batch), *about)
         except InputError as error:  # what it says of micro-batches is of this replica's
             count = len(self.groups)
             if count > 1 and "--micro-batches" in (error.help or ""):
@@ -281,6 +303,17 @@ class _Work:
                 said = f"the numbers are of one replica; all {count} have {times} times as many"
                 error.notes = (*error.notes, said)
             raise
+
+    def _options(self, micro_batches: int | None) -> Options:
+        """Return what was chosen, for one replica of so many micro-batches."""
+        again = self.options.recompute  # numbers are of all replicas' stages
+        return replace(
+            _of_one(self.options),
+            micro_batches=micro_batches,
+            recompute=None if isinstance(again, tuple) and again else again,
+            defer=self._defer(),
+            in_flight=None,
+        )
 
     def _defer(self) -> Defer:
         """Return what one replica defers; unasked nothing: all have one schedule, chosen later."""
@@ -396,6 +429,14 @@ class _Work:
             if groups is not None
         )
         return replace(tensor, groups=tuple(own for groups in every for own in groups))
+
+
+def _is_long(plan: Plan, micro_batches: int) -> bool:
+    """Whether a replica of whole backwards is cut alike for so many micro-batches."""
+    stages, few = plan.stages, sorted((plan.micro_batches, micro_batches))
+    is_plain = not (plan.placement.tensor or stages.deferring or stages.again or stages.offload)
+    is_long = few[0] >= LONG * len(plan.cluster.devices) and few[1] <= ABOUT * few[0]
+    return is_plain and not stages.asynchronous and is_long
 
 
 def _renamed(plan: Plan, cluster: Cluster) -> Mapping[str, str]:

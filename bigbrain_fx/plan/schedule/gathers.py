@@ -11,6 +11,9 @@ device begins anything leaves at the beginning of its program.
 Parts of gradients are taken as soon as they are there, too, after the next backward of a device:
 whoever sends one has its memory until then.
 
+Collectives have all replicas in one order: each device joins one a computation before its weights
+are needed. Parts of gradients are taken where they are due.
+
 This file knows instructions; it knows no time.
 """
 
@@ -42,12 +45,36 @@ def with_gathers(stages: Stages, programs: Sequence[Program]) -> tuple[Program, 
     """Return the programs with the messages of weights; without ZeRO 3, as they are."""
     if not stages.gathers:
         return tuple(programs)
+    if stages.by_backend:
+        return tuple(
+            replace(program, instructions=tuple(_joining(stages, program))) for program in programs
+        )
     order = [*_played(programs)]
     sends, early = _sends(stages, order), _early(stages, programs, order)
     return tuple(
         replace(program, instructions=tuple(_gathering(stages, program, sends, early)))
         for program in programs
     )
+
+
+def _joining(stages: Stages, program: Program) -> Iterator[Instruction]:
+    """Join the gathers of each computation's weights before the one that comes before it."""
+    computes, turns = [*_computes(program)], Counter[int]()
+    sends: list[list[Send]] = []
+    for compute in computes:
+        turn = turns[compute.stage]
+        sends.append([Send(edge, turn) for edge in stages.out_of(compute.stage, "gather")])
+        turns[compute.stage] += 1
+    ahead = iter(sends)
+    yield from next(ahead, ())
+    turns.clear()
+    for instruction in program.instructions:
+        if isinstance(instruction, COMPUTES):
+            yield from next(ahead, ())
+            for edge in stages.into(instruction.stage, "gather"):
+                yield Recv(edge, turns[instruction.stage])
+            turns[instruction.stage] += 1
+        yield instruction
 
 
 def turns_of(stages: Stages, stage: int) -> int:

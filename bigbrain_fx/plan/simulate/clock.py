@@ -37,8 +37,9 @@ from bigbrain_fx.core import (
     Stages,
 )
 from bigbrain_fx.plan.schedule import StageCosts, require_sound
+from bigbrain_fx.plan.simulate.collectives import Message
 from bigbrain_fx.plan.simulate.crowd import execute_crowded
-from bigbrain_fx.plan.simulate.messages import Flight, Message, Messages
+from bigbrain_fx.plan.simulate.messages import Flight, Messages
 
 
 @dataclass(frozen=True)
@@ -162,9 +163,8 @@ class _Execution:
                     now_s += self.costs.optimizer_s.get(program.device, 0.0)
                 case Send(edge, micro):
                     now_s += own.handling_s(edge.nbytes)
-                    self.messages.send(program.device, edge, micro, now_s)
-                    if (edge, micro) in self.waiting:
-                        woken.append(self.waiting.pop((edge, micro)))
+                    sent = self.messages.send(program.device, edge, micro, now_s)
+                    woken += [self.waiting.pop(each) for each in sent if each in self.waiting]
                 case Recv(edge, micro):
                     if (edge, micro) not in self.flights:
                         self.waiting[edge, micro] = program

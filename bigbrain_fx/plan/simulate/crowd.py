@@ -27,7 +27,8 @@ from bigbrain_fx.core import (
     Send,
 )
 from bigbrain_fx.plan.schedule import StageCosts
-from bigbrain_fx.plan.simulate.messages import Message, Messages
+from bigbrain_fx.plan.simulate.collectives import Message
+from bigbrain_fx.plan.simulate.messages import Messages
 from bigbrain_fx.planning import Crowds
 
 _Work: TypeAlias = tuple[float, float]
@@ -148,9 +149,9 @@ class _Crowded:
         device.spans.append((device.begun_s, self.now_s))
         device.begun_s = self.now_s
         if isinstance(done, Send):
-            self.messages.send(device.name, done.edge, done.micro, self.now_s)
+            sent = self.messages.send(device.name, done.edge, done.micro, self.now_s)
             for other in self.devices:
-                if other.waits_for == (done.edge, done.micro):
+                if other.waits_for in sent:
                     self._begin(other)
         self._begin(device)
 

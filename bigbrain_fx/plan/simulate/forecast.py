@@ -136,14 +136,15 @@ def _sent(
     what of the kind it sent to that device after them: it lets go of those in turn. Processes are
     not in step as clocks say: who takes them is counted as one computation late.
     """
-    taken_s = dict(_taken_s(programs, execution)) if stages.gathers else {}
+    in_turn = stages.gathers and not stages.by_backend
+    taken_s = dict(_taken_s(programs, execution)) if in_turn else {}
     found: dict[str, list[Flight]] = {}
     turn_s: dict[tuple[str, str, str], float] = {}
     for flight in execution.flights:
         sender, receiver = (
             stages.stages[end].device for end in (flight.edge.source, flight.edge.target)
         )
-        if stages.gathers:
+        if in_turn:
             queue = sender, receiver, flight.edge.kind
             taken = taken_s.get((flight.edge, flight.micro), 0.0)
             turn_s[queue] = max(flight.free_s, taken, turn_s.get(queue, 0.0))

@@ -6,23 +6,20 @@ all into it: each takes its own part of the NIC's time, in the order they were s
 work on a message at once, and each begins with it when it is free itself: a message that has to
 wait for one of them holds up none of those that the others have to carry.
 
-Collectives of torch.distributed add inside of a host first, and a host takes a sum in once for all
-its devices: of what they would send and take in one by one, a NIC carries a part.
+Sums by collectives of torch.distributed are messages that all replicas send at once:
+see `collectives`.
 
 It knows no programs.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from bigbrain_fx.core import Edge, Overheads, Stages
 from bigbrain_fx.plan.schedule import StageCosts
-
-Message: TypeAlias = tuple[Edge, int | None]
+from bigbrain_fx.plan.simulate.collectives import Collectives, Message, Way
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,37 +39,52 @@ class Messages:
     def __init__(self, stages: Stages, costs: StageCosts) -> None:
         self.stages, self.costs = stages, costs
         self.flights: dict[Message, Flight] = {}
-        self._free_s: dict[tuple[str, str] | str, float] = {}
+        self._free_s: dict[Way, float] = {}
         self._left_s: dict[tuple[str, str], float] = {}
-        self._beside = dict(_beside(stages, costs)) if stages.by_backend else {}
+        self._collectives = Collectives(stages, costs.cluster) if stages.by_backend else None
 
     def overheads(self, device: str) -> Overheads:
         """Return what a device's process does beside computing."""
         return self.costs.cluster.device[device].overheads
 
-    def send(self, device: str, edge: Edge, micro: int | None, now_s: float) -> None:
+    def send(self, device: str, edge: Edge, micro: int | None, now_s: float) -> Sequence[Message]:
         """Send a message at `now_s`: it has left when its link and its NICs are all done with it.
 
         A bucket has left before the end of the backward that completed it.
+
+        Returns:
+            What is on its way now: a collective's messages when the last of them is sent.
         """
         now_s -= self.costs.early_s.get(edge, 0.0)
+        if self._collectives and edge.kind in ("reduce", "gather"):
+            return self._joined(self._collectives, edge, micro, now_s)
         target = self.stages.stages[edge.target].device
         wire_s, latency_s = self.costs.wire_s(self.stages, edge)
-        taken: dict[tuple[str, str] | str, float] = {(device, target): wire_s}
+        taken: dict[Way, float] = {(device, target): wire_s}
         for nic, bytes_per_s in self.costs.cluster.nics(device, target):
-            taken[nic] = edge.nbytes / bytes_per_s / self._beside.get(edge, 1)
+            taken[nic] = edge.nbytes / bytes_per_s
         start_s = max(now_s, self._left_s.get((device, target), 0.0))
+        free_s = self._left_s[device, target] = self._taken(taken, now_s)
+        self.flights[edge, micro] = Flight(edge, micro, start_s, free_s, free_s + latency_s)
+        return ((edge, micro),)
+
+    def _joined(
+        self, collectives: Collectives, edge: Edge, micro: int | None, now_s: float
+    ) -> Sequence[Message]:
+        """Join a collective; it begins with the last of its devices."""
+        joined = collectives.join(edge, micro, now_s)
+        if not joined:
+            return ()
+        ring, begun_s = collectives.ring(edge), max(each_s for _, each_s in joined)
+        nbytes = max(each.nbytes for (each, _), _ in joined)
+        free_s = self._taken(ring.taken_s(nbytes), begun_s)
+        for (each, number), _ in joined:
+            flight = Flight(each, number, begun_s, free_s, free_s + ring.latency_s)
+            self.flights[each, number] = flight
+        return [message for message, _ in joined]
+
+    def _taken(self, taken: Mapping[Way, float], now_s: float) -> float:
+        """Take links and NICs for so long, each when it is free; return when all are done."""
         for way, occupied_s in taken.items():
             self._free_s[way] = max(now_s, self._free_s.get(way, 0.0)) + occupied_s
-        free_s = self._left_s[device, target] = max(self._free_s[way] for way in taken)
-        self.flights[edge, micro] = Flight(edge, micro, start_s, free_s, free_s + latency_s)
-
-
-def _beside(stages: Stages, costs: StageCosts) -> Iterator[tuple[Edge, int]]:
-    """Yield how many devices of a host take part in a collective, by what it sends instead."""
-    host_of = {stage.index: costs.cluster.device[stage.device].host for stage in stages.stages}
-    each = {b.name: Counter(host_of[number] for number in b.stages) for b in stages.buckets}
-    for edge in stages.edges:
-        if edge.kind in ("reduce", "gather") and edge.value in each:
-            hosts = each[edge.value]
-            yield edge, min(hosts[host_of[edge.source]], hosts[host_of[edge.target]])
+        return max(self._free_s[way] for way in taken)

@@ -107,9 +107,11 @@ BY_OPTIONS: tuple[tuple[str, dict[str, object]], ...] = (
     ("BX1293a", {"replicas": 2, "mode": "eval"}),
     ("BX1294", {"replicas": 3, "replica_shares": (2, 1)}),
     ("BX1296", {"replicas": 2, "zero_stage": 2, "sum_order": "replica"}),
-    ("BX1297", {"replicas": 2, "zero_stage": 3, "sum_order": "backend"}),
     ("BX1298", {"replicas": 2, "zero_stage": 3, "schedule": "zb-v"}),
     ("BX1298", {"replicas": 2, "zero_stage": 3, "defer": "all"}),
+)
+BY_BUNDLE: tuple[tuple[str, dict[str, object]], ...] = (
+    ("BX1297", {"replicas": 2, "zero_stage": 3, "sum_order": "backend"}),
 )
 BY_MODEL: tuple[tuple[str, dict[str, object], dict[str, object]], ...] = (
     ("BX1203a", {"asynchronous": "2bw"}, {"graph": NO_LOSS}),
@@ -143,7 +145,7 @@ def request(chosen: dict[str, object], about: dict[str, object]) -> Request:
 
 
 def test_every_rule_is_met_by_a_case() -> None:
-    cases = {code for code, *_ in (*BY_OPTIONS, *BY_MODEL)}
+    cases = {code for code, *_ in (*BY_OPTIONS, *BY_BUNDLE, *BY_MODEL)}
     assert cases == {rule.code for rule in RULES}
 
 
@@ -173,6 +175,17 @@ def test_a_model_is_not_run_for_options_that_do_not_go_together(
         assert caught.value.code == code
         assert caught.value.help
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("code", "chosen"), BY_BUNDLE)
+def test_what_no_bundle_does_is_forecast(
+    code: str, chosen: dict[str, object], tmp_path: Path
+) -> None:
+    options = asked(chosen)
+    assert make_plan(GRAPH, PAIR, SOURCE, options).forecast.step_s > 0
+    with pytest.raises(InputError) as caught:
+        split(tmp_path / "model.py", PAIR, tmp_path / "out", options)
+    assert caught.value.code == code
 
 
 @pytest.mark.parametrize(("code", "chosen", "about"), BY_MODEL)

@@ -17,7 +17,9 @@ WEIGHTS = Edge("bucket0", 0, 1, "gather", 8)
 def held_until(*taken: tuple[Instruction, float]) -> dict[tuple[Edge, int | None], float]:
     """Send part, weights, part from a to b; say until when a has each, b taking them so."""
     stages: Any = SimpleNamespace(
-        gathers=True, stages=[SimpleNamespace(device="a"), SimpleNamespace(device="b")]
+        gathers=True,
+        by_backend=False,
+        stages=[SimpleNamespace(device="a"), SimpleNamespace(device="b")],
     )
     flights = [Flight(edge, micro, 0, 1, 1) for edge, micro in ((PART, 0), (WEIGHTS, 0), (PART, 1))]
     spans = {"b": [(end_s - 1, end_s) for _, end_s in taken]}

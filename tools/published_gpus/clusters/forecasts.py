@@ -71,7 +71,7 @@ def planned(row: ClusterRow, graph: Graph, cluster: Cluster, profile: Path | Non
         replicas=count if count > 1 else None,
         replica_shares=(1,) * count if count > 1 else (),
         zero_stage=row.zero if count > 1 else 0,
-        sum_order=None if row.zero == 3 or count == 1 else "backend",
+        sum_order="backend" if count > 1 else None,
         tensor=row.tensor if row.tensor > 1 else None,
         pins=tuple(_pins(row, graph, cluster)),
     )

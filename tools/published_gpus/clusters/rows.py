@@ -28,7 +28,7 @@ class ClusterRow:
         batch: rows of a step.
         hosts: devices of one.
         peak_bytes: of the fullest GPU; 0: not published.
-        zero: of ZeRO, whose gradients are summed by collectives but in stage 3.
+        zero: of ZeRO, whose gradients and weights go by collectives.
         fused: under torch.compile.
         runtime: whose memory it is.
     """

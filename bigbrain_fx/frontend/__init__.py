@@ -27,7 +27,11 @@ if TYPE_CHECKING:
         child_environment as child_environment,
         told_error as told_error,
     )
-    from bigbrain_fx.frontend.contract import marks_of as marks_of, training_of as training_of
+    from bigbrain_fx.frontend.contract import (
+        marks_of as marks_of,
+        seeded as seeded,
+        training_of as training_of,
+    )
     from bigbrain_fx.frontend.elsewhere import Elsewhere as Elsewhere, told_of_gpus as told_of_gpus
     from bigbrain_fx.frontend.file_checks import module_name as module_name
     from bigbrain_fx.frontend.first_batches import BatchReading as BatchReading

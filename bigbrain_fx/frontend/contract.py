@@ -5,11 +5,12 @@ It runs none of the user's functions.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import nn
@@ -17,7 +18,7 @@ from torch import nn
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend.translation.batch import RAGGED
 from bigbrain_fx.frontend.users_code import definition
-from bigbrain_fx.runtime import marking, seeded
+from bigbrain_fx.runtime import marking
 
 Mark: TypeAlias = bool | int | float | str | None
 _MARKS = (bool, int, float, str, type(None))
@@ -273,3 +274,21 @@ def kept_whole(module: ModuleType, path: Path) -> tuple[str, ...]:
             help='leaves = ["blocks.0.experts", "Router"]',
         )
     return tuple(value)
+
+
+def seeded(batches: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of a seed that gives batches, where the user's takes none."""
+    try:
+        takes = inspect.signature(batches).parameters
+    except ValueError:  # of C
+        return batches
+    if takes:
+        return batches
+
+    @functools.wraps(batches)
+    def called(_seed: int) -> Any:  # noqa: ANN401  # as the user's
+        return batches()
+
+    seed = inspect.Parameter("seed", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    called.__signature__ = inspect.Signature([seed])  # type: ignore[attr-defined]
+    return called

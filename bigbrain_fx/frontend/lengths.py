@@ -148,7 +148,7 @@ def _shapes_of(entry: Entry, drawn: Sequence[Mapping[str, _Seen]]) -> Iterator[t
     for batch in drawn:
         seen = batch.get(".".join(map(str, entry.key)) or "output")
         like = str(entry.tensor.dtype), entry.tensor.dim()
-        if seen is not None and (seen.dtype, len(seen.shape)) == like:
+        if seen is not None and seen.shape and (seen.dtype, len(seen.shape)) == like:
             rest = list(seen.shape)
             yield (rest.pop(entry.dim), *rest)
 

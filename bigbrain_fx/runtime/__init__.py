@@ -114,6 +114,7 @@ if TYPE_CHECKING:
     from .loss_shares import mean_loss as mean_loss, share_of as share_of
     from .loss_weight import LossWeight as LossWeight, mapped as mapped
     from .malloc import keep_freed_memory as keep_freed_memory
+    from .marks import marking as marking
     from .modules import (
         Region as Region,
         Stage as Stage,
@@ -149,12 +150,7 @@ if TYPE_CHECKING:
     from .own_lines import Shell as Shell, forward_of as forward_of
     from .promises import AgainError as AgainError, MakingAgain as MakingAgain, again as again
     from .rates import RewindableRates as RewindableRates
-    from .recipe import (
-        LearningRates as LearningRates,
-        Training as Training,
-        adamw as adamw,
-        marking as marking,
-    )
+    from .recipe import LearningRates as LearningRates, Training as Training, adamw as adamw
     from .records import (
         BrokenError as BrokenError,
         CommitError as CommitError,
@@ -175,7 +171,7 @@ if TYPE_CHECKING:
         filled_up as filled_up,
     )
     from .stores import HostRoom as HostRoom, StoredState as StoredState, StoreError as StoreError
-    from .stream import BatchError as BatchError, seeded as seeded
+    from .stream import BatchError as BatchError
     from .train import main as main, run_in_process as run_in_process
     from .user_parts import given_parts as given_parts, parts_of as parts_of
     from .weights import OwnWeights as OwnWeights

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -31,26 +30,6 @@ def adamw(named: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:
     return torch.optim.AdamW(list(named))
 
 
-def marking(
-    marks: Mapping[str, Mapping[str, Any]],
-    make: Callable[[list[tuple[str, nn.Parameter]]], Optimizer],
-) -> Callable[[list[tuple[str, nn.Parameter]]], Optimizer]:
-    """Return what gives parameters their attributes before it makes an optimizer of them.
-
-    Args:
-        marks: the user's own attributes of parameters, by name: `_no_weight_decay`, say.
-        make: `optimizer` of the model file.
-    """
-
-    @functools.wraps(make)
-    def made(named: list[tuple[str, nn.Parameter]]) -> Optimizer:
-        for name, parameter in (named := list(named)):
-            vars(parameter).update(marks.get(name, {}))
-        return make(named)
-
-    return made
-
-
 class LearningRates:
     """Sets an optimizer's learning rates, before and after its steps.
 
@@ -65,8 +44,7 @@ class LearningRates:
         scheduler: MakeScheduler | None = None,
     ) -> None:
         self.groups = optimizer.param_groups if optimizer is not None else []
-        # None: it keeps rates elsewhere
-        self.base: list[Any] = [group.get("lr") for group in self.groups]
+        self.base: list[Any] = [g.get("lr") for g in self.groups]  # None: rates are kept elsewhere
         self.lr_scale = lr_scale
         wanted = optimizer is not None and scheduler is not None
         self.scheduler = scheduler(optimizer) if wanted else None  # type: ignore[misc, arg-type]

@@ -5,11 +5,10 @@ Every device reads the same stream and keeps what its stages need, so no input i
 
 from __future__ import annotations
 
-import functools
-import inspect
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from inspect import signature
 from typing import Any
 
 import torch
@@ -23,24 +22,6 @@ Key = tuple[str | int, ...]  # what leads to an entry of a batch: dict keys and 
 
 class BatchError(CodedError, ValueError):
     """Report a batch that is not like the one the model was split with; names step and entry."""
-
-
-def seeded(batches: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of a seed that gives batches, where the user's takes none."""
-    try:
-        takes = inspect.signature(batches).parameters
-    except ValueError:  # of C
-        return batches
-    if takes:
-        return batches
-
-    @functools.wraps(batches)
-    def called(_seed: int) -> Any:  # noqa: ANN401  # as the user's
-        return batches()
-
-    seed = inspect.Parameter("seed", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    called.__signature__ = inspect.Signature([seed])  # type: ignore[attr-defined]
-    return called
 
 
 class BatchStream:
@@ -66,10 +47,10 @@ class BatchStream:
         device: torch.device,
         specs: Mapping[str, Spec] | None = None,
     ) -> None:
-        self.batches, self.seed = seeded(batches), seed
+        takes_seed: Any = batches if signature(batches).parameters else lambda _seed: batches()
+        self.batches, self.seed, self.step = takes_seed, seed, -1
         self.inputs, self.whole, self.specs = inputs, whole, specs or {}
         self.micro_batches, self.device = micro_batches, device
-        self.step = -1
         self.parts: dict[str, list[Tensor]] = {}
         self._start()
 

@@ -17,7 +17,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from bigbrain_fx.runtime import seeded
+from bigbrain_fx.frontend import seeded
 from bigbrain_fx.verification.plain_batches import Path_, tensors_of
 
 OTHER = "is another one when batches(seed) is called again in one process"

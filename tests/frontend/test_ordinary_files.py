@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from bigbrain_fx.errors import BigBrainError
-from bigbrain_fx.frontend import capture_file
-from bigbrain_fx.runtime import loss_in, marking, seeded
+from bigbrain_fx.frontend import capture_file, seeded
+from bigbrain_fx.runtime import loss_in, marking
 from tests.support.messages import refused
 
 FILE = """

@@ -175,7 +175,6 @@ REFUSED: dict[str, tuple[str, Callable[[Named], Any]]] = {
         own(lambda made, _: 1.0 if made.calls > 20_000 else 0.1),
     ),
     "every second call": ("BX2137", own(lambda made, _: float(made.calls % 2 == 0))),
-    "two, each with its state": ("BX2137", lambda n: Both(list(n), shared=False)),
     "a scheduler inside": ("BX2137", scheduled),
     "draws": ("BX2136", own(noisy)),
     "hooks": ("BX2155", clamping),

@@ -103,7 +103,7 @@ def test_caches_stand_in_the_plan_and_in_the_text(bundle: Path) -> None:
     assert set(names + caches) <= set(plan.graph.param)
     assert plan.graph.param["layers.0.keys"].spec.shape == (PLACES + 1, LENGTH, DIM)
     assert plan.source.cache == PLACES
-    text = "".join(path.read_text() for path in bundle.glob("device_*.py"))
+    text = "".join(path.read_text() for path in bundle.glob("*.py"))
     assert "self.keys.index_put_((row, position), " in text
     for device in plan.stages.devices:
         names = [name for stage in plan.stages.of(device) for name in stage.params]

@@ -28,6 +28,7 @@ HOMES = {  # name in a bundle's files -> the file of the runtime that has it, an
     "buffer": ("modules", "buffer"),
     "example_batches": ("example_data", "example_batches"),
     "main": ("pipeline", "main"),
+    "marking": ("marks", "marking"),
     "parameter": ("modules", "parameter"),
 }
 FILE = "pipeline.py"  # that only the runtime of such a bundle has

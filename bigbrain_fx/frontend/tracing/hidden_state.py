@@ -26,12 +26,13 @@ from bigbrain_fx.frontend.tracing.blank import is_blank
 from bigbrain_fx.frontend.tracing.check import CHECK_FLOPS
 from bigbrain_fx.frontend.tracing.counters import Decision, decision, look
 from bigbrain_fx.frontend.tracing.dice import where_changed
-from bigbrain_fx.frontend.tracing.plain import Plain
+from bigbrain_fx.frontend.tracing.plain import Numbers, Plain
 from bigbrain_fx.frontend.tracing.reached import tensors
 from bigbrain_fx.frontend.tracing.step import Loss, Route, Step
 from bigbrain_fx.frontend.translation.batch import Batch
 from bigbrain_fx.frontend.translation.sources import forward_line
 
+_Held = list[tuple[Tensor, Tensor]]  # tensors, and their numbers
 _MOST = 2**28  # bytes of weights, for which a few calls take long
 _REMEDY = (
     "let the model hold it in a buffer, self.register_buffer('calls', torch.zeros(())) in "
@@ -67,8 +68,9 @@ def _refused(step: Step, plain: Plain, example: Sequence[Tensor]) -> Mapping[str
     trained = [p for p in step.model.parameters() if p.requires_grad]
     _move(trained)  # what calls copy of the weights is to be unlike what they have copied before
     before = [p.detach().clone() for p in trained]
+    roots = step.model, step.own_loss
     try:
-        found = decision(partial(plain.left, example, 0), (step.model, step.own_loss))
+        found = decision(partial(_left, plain, example, _held(roots)), roots)
         if found is None or not all(map(torch.equal, trained, before)):
             return {}  # `objective` refuses writes into weights
         error: BigBrainError = _refusal(step, plain, example, found)
@@ -78,6 +80,24 @@ def _refused(step: Step, plain: Plain, example: Sequence[Tensor]) -> Mapping[str
         return {}  # `trace` says what is wrong with the example
     of_state = error.family == "BX0160"  # or a buffer is not what it was, and cannot be put back
     return {"error": json.dumps(error.fields)} if of_state else {}
+
+
+def _held(roots: tuple[nn.Module, object]) -> _Held:
+    """Return the tensors that a trace finds, a teacher in a list, say, and their numbers now.
+
+    What calls write into them is the graph's state as a buffer is, and no hidden one.
+    """
+    held = [t for t in tensors(roots) if type(t) in (Tensor, nn.Parameter) and not t.is_inference()]
+    return [(t, t.detach().clone()) for t in held] if sum(t.nbytes for t in held) <= _MOST else []
+
+
+def _left(plain: Plain, example: Sequence[Tensor], held: _Held) -> Numbers:
+    """Return what a call leaves, from the same numbers in all tensors that a trace finds."""
+    with torch.no_grad():
+        for tensor, numbers in held:
+            if not torch.equal(tensor, numbers):
+                tensor.copy_(numbers)
+    return plain.left(example, 0)
 
 
 def _move(trained: Sequence[nn.Parameter]) -> None:

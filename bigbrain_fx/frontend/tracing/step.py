@@ -310,7 +310,7 @@ class Step(nn.Module):
         output = self._how.call(self.model, batch)
         found = named_tensors(output)
         if not self._trains:
-            return self._outputs(found, own_loss(output) if len(found) > 1 else None)
+            return self._outputs(found, _named_loss(output) if len(found) > 1 else None)
         self.seen.part = "loss"
         compute = self.watch.loss or self._given[0]
         loss = self._given_loss(compute(output, batch)) if compute else own_loss(output)
@@ -349,6 +349,12 @@ def _write_back(buffers: list[tuple[nn.Module, str, Tensor]]) -> None:
         if now is not None and now is not tensor:
             tensor.copy_(now.detach())
             part._buffers[name] = tensor
+
+
+def _named_loss(output: object) -> Tensor | None:
+    """Return the loss that inference leaves out: a number in a plain tuple is a result."""
+    is_plain = isinstance(output, tuple | list) and not hasattr(output, "loss")
+    return None if is_plain else own_loss(output)
 
 
 def own_loss(output: object) -> Tensor | None:

@@ -5,6 +5,8 @@ This file knows stages and their devices; it knows no process group.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from bigbrain_fx.core import Stages
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan.nouns import Plan
@@ -38,7 +40,8 @@ def require_collectives(plan: Plan) -> None:
             help=_WITHOUT,
         )
     if stages.zero_stage == 2:
-        _require_alike_micros(stages)
+        require_alike_micros(stages.micros)
+        _require_whole_backwards(stages)
 
 
 def _cuts(stages: Stages) -> list[tuple[tuple[str, ...], ...]]:
@@ -48,9 +51,9 @@ def _cuts(stages: Stages) -> list[tuple[tuple[str, ...], ...]]:
     ]
 
 
-def _require_alike_micros(stages: Stages) -> None:
+def require_alike_micros(micros: Sequence[Sequence[int]]) -> None:
     """Refuse replicas that have not each a collective for the other's micro-batch."""
-    counts = [len(micros) for micros in stages.micros]
+    counts = [len(own) for own in micros]
     if len(set(counts)) > 1:
         raise InputError(
             "--zero 2 --all-reduce-order backend sums micro-batches one of each replica "
@@ -61,6 +64,10 @@ def _require_alike_micros(stages: Stages) -> None:
             help=f"--replica-ratio {':'.join('1' * len(counts))}, --zero 1, or --all-reduce-order "
             "micro",
         )
+
+
+def _require_whole_backwards(stages: Stages) -> None:
+    """Refuse gradients that come after their stage's backward, and its collective."""
     if stages.deferring:
         raise InputError(
             "--zero 2 --all-reduce-order backend sums a stage's gradients after its backward, and "

@@ -30,7 +30,7 @@ from bigbrain_fx.plan.one import counts, estimated, more_counts, placed
 from bigbrain_fx.plan.progress import is_stopped, tell, until_stopped
 from bigbrain_fx.plan.replica_cut import with_breaks
 from bigbrain_fx.plan.replicas.as_alone import again_of, in_flight_of, schedule_of
-from bigbrain_fx.plan.replicas.collectives import require_collectives
+from bigbrain_fx.plan.replicas.collectives import require_alike_micros, require_collectives
 from bigbrain_fx.plan.replicas.divide import Group, divide, likeness, only
 from bigbrain_fx.plan.replicas.halved import halved
 from bigbrain_fx.plan.replicas.many import require_few_messages
@@ -357,6 +357,9 @@ class _Work:
     ) -> Plan:
         """Plan all replicas together: each as it is alone, with these micro-batches."""
         tell(f"{len(self.groups)} replicas together, {micro_text(micro_batches)}")
+        options = self.options
+        if options.zero_stage == 2 and options.all_reduce_order == "backend":
+            require_alike_micros(micros)  # before one waits for the other's collective for ever
         tensor = self._tensor(alone)
         maker = self.join(tensor)
         replicas = tuple(
@@ -368,7 +371,6 @@ class _Work:
             )
             for plan, group, own in zip(alone, self.groups, micros, strict=True)
         )
-        options = self.options
         placement = Placement(
             replicas[0].device_of,
             _reason(alone[0], options),

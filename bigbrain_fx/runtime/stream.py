@@ -47,10 +47,9 @@ class BatchStream:
         device: torch.device,
         specs: Mapping[str, Spec] | None = None,
     ) -> None:
-        takes_seed: Any = batches if signature(batches).parameters else lambda _seed: batches()
-        self.batches, self.seed, self.step = takes_seed, seed, -1
+        self.batches: Any = batches if signature(batches).parameters else lambda _seed: batches()
         self.inputs, self.whole, self.specs = inputs, whole, specs or {}
-        self.micro_batches, self.device = micro_batches, device
+        self.micro_batches, self.device, self.seed, self.step = micro_batches, device, seed, -1
         self.parts: dict[str, list[Tensor]] = {}
         self._start()
 

@@ -32,6 +32,7 @@ from bigbrain_fx.frontend.tracing.step import Loss, Route, Step
 from bigbrain_fx.frontend.translation.batch import Batch
 from bigbrain_fx.frontend.translation.sources import forward_line
 
+_STRIDED = (Tensor, nn.Parameter)
 _Held = list[tuple[Tensor, Tensor]]  # tensors, and their numbers
 _MOST = 2**28  # bytes of weights, for which a few calls take long
 _REMEDY = (
@@ -58,9 +59,37 @@ def require_steady_calls(
         return
     step = Step(model, loss, batch, how)
     step.watch.keeps = True
-    found = apart(partial(_refused, step, Plain(step, model, autocast), example)) or {}
+    plain = Plain(step, model, autocast)
+    if _leaves_nothing(step, plain, example):
+        return
+    found = apart(partial(_refused, step, plain, example)) or {}
     if "error" in found:
         raise from_fields(json.loads(found["error"]))
+
+
+def _leaves_nothing(step: Step, plain: Plain, example: Sequence[Tensor]) -> bool:
+    """Whether a call leaves all as it was that is looked at: then no later call goes by it."""
+    roots = step.model, step.own_loss
+    before, seen = Attributes.of(*roots), _seen(roots)
+    try:
+        plain.run(example, 0)
+    except Exception as error:
+        if isinstance(error, CaptureError) and error.family == "BX0160":
+            raise  # a buffer is not what it was, and cannot be put back
+        return True  # `trace` says what is wrong with the example
+    try:
+        now = Attributes.of(*roots, numbers=False)
+        return not before.moved(now) and seen == _seen(roots)
+    finally:
+        before.put_back()
+
+
+def _seen(roots: tuple[nn.Module, object]) -> object:
+    """Return what counters read, and which tensors were written; buffers are put back anyway."""
+    own = {id(buffer) for buffer in roots[0].buffers()}
+    held = [t for t in tensors(roots) if id(t) not in own and not t.is_inference()]
+    counts = {name: number for name, (_, number) in look(roots).items()}
+    return counts, [t._version for t in held]
 
 
 def _refused(step: Step, plain: Plain, example: Sequence[Tensor]) -> Mapping[str, str]:
@@ -70,7 +99,7 @@ def _refused(step: Step, plain: Plain, example: Sequence[Tensor]) -> Mapping[str
     before = [p.detach().clone() for p in trained]
     roots = step.model, step.own_loss
     try:
-        found = decision(partial(_left, plain, example, _held(roots)), roots)
+        found = decision(partial(_left, plain, example, _held(step.model)), roots)
         if found is None or not all(map(torch.equal, trained, before)):
             return {}  # `objective` refuses writes into weights
         error: BigBrainError = _refusal(step, plain, example, found)
@@ -82,12 +111,12 @@ def _refused(step: Step, plain: Plain, example: Sequence[Tensor]) -> Mapping[str
     return {"error": json.dumps(error.fields)} if of_state else {}
 
 
-def _held(roots: tuple[nn.Module, object]) -> _Held:
+def _held(model: nn.Module) -> _Held:
     """Return the tensors that a trace finds, a teacher in a list, say, and their numbers now.
 
     What calls write into them is the graph's state as a buffer is, and no hidden one.
     """
-    held = [t for t in tensors(roots) if type(t) in (Tensor, nn.Parameter) and not t.is_inference()]
+    held = [t for t in tensors((model,)) if type(t) in _STRIDED and not t.is_inference()]
     return [(t, t.detach().clone()) for t in held] if sum(t.nbytes for t in held) <= _MOST else []
 
 

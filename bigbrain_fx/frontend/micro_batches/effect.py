@@ -29,6 +29,7 @@ class MicroBatchEffect:
             batch is right.
         loss_count: the count by which micro-batches would have to weigh.
         divided: entries that count what the batch has: each micro-batch gets its part of them.
+        seen_in: parts that show it, where the example's micro-batches agree by chance; else 0.
     """
 
     micro_batches: int
@@ -46,6 +47,7 @@ class MicroBatchEffect:
     remedy: str = ""
     loss_count: LossCount | None = None
     divided: tuple[str, ...] = ()
+    seen_in: int = 0
 
     @property
     def differs(self) -> bool:
@@ -60,10 +62,10 @@ class MicroBatchEffect:
         whole, parts = digits_apart(self.whole_loss, self.parts_loss)
         worst = f", at most {self.parameter_error:.2g} of one ({self.parameter})"
         when = " after a few steps" if self.after_steps else ""
-        return (
-            f"loss {parts} in {self.micro_batches} micro-batches, {whole} whole; gradients differ "
-            f"by {self.gradient_error:.2g} of their norm{worst if self.parameter else ''}{when}"
-        )
+        count = self.seen_in or self.micro_batches
+        losses = f"loss {parts} in {count} micro-batches, {whole} whole"
+        off = f"gradients differ by {self.gradient_error:.2g} of their norm"
+        return f"{losses}; {off}{worst if self.parameter else ''}{when}"
 
     @property
     def warning(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from bigbrain_fx.frontend.tracing.captured import Captured
 
 _LIBRARY = "transformers."
+_MOST_ROWS = 16  # of an example that are run one by one
 _IGNORED = -100  # by every loss of transformers
 _NO_NUMBERS = "the model has no numbers here: its weights come from elsewhere"
 
@@ -76,9 +78,32 @@ def micro_batch_effect(training: Training, captured: Captured, count: int) -> Mi
     if effect.not_compared:
         return _unmeasured(effect, captured)
     if effect.is_equal:
-        return effect
+        return _row_by_row(comparison, captured, effect)
     named = _divided(comparison, count) or _whole_number(comparison, effect)
     return named or Diagnosis(comparison, captured, effect).run()
+
+
+def _row_by_row(
+    comparison: Comparison, captured: Captured, effect: MicroBatchEffect
+) -> MicroBatchEffect:
+    """Compare smaller parts, too: halves may have as many valid positions by chance.
+
+    Single rows, or the smallest parts that have a loss: rows without a valid position have none.
+
+    Returns:
+        What those show, of the planned micro-batches; the effect as it is, where they agree, are
+        many, or cannot be run alone, as with batch statistics.
+    """
+    count, rows = effect.micro_batches, comparison.batch.rows
+    while count < rows <= _MOST_ROWS:
+        finer = comparison.effect(rows)
+        if finer.not_compared or finer.is_equal:
+            return effect
+        if math.isfinite(finer.parts_loss):
+            found = Diagnosis(comparison, captured, finer).run()
+            return replace(found, micro_batches=count, seen_in=rows)
+        rows = rows // 2 if rows % 2 == 0 else 0
+    return effect
 
 
 def with_divided(batch: Batch, names: Sequence[str]) -> Batch:

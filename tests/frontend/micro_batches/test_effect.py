@@ -235,7 +235,7 @@ def test_halves_that_balance_do_not_hide_quarters() -> None:
     """Both halves have as many valid elements; the quarters do not."""
     batch = batch_of()
     batch["label"] = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3])
-    assert effect(Rows(), ignoring, 2, batch).is_equal
+    assert effect(Rows(), ignoring, 2, batch).seen_in == 4
     assert effect(Rows(), ignoring, 4, batch).differs
 
 
@@ -397,4 +397,16 @@ def test_later_data_are_compared_at_the_moved_weights() -> None:
     effect = micro_batch_effect(training, found, 2)
     assert effect.differs
     assert effect.after_steps
+    assert effect.loss_count == LossCount(("label",), 0, 0)
+
+
+def test_halves_that_agree_by_chance_are_told_from_equal_ones() -> None:
+    """Both halves have three valid elements; their own halves have one or two."""
+    example = batch_of()
+    example["label"] = torch.tensor([0, 1, 2, 1, 3, 1, 0, 1])
+    model = Rows()
+    found = capture(model, example, ignoring)
+    effect = micro_batch_effect(Training(model, ignoring, None), found, 2)
+    assert effect.differs
+    assert (effect.micro_batches, effect.seen_in) == (2, 4)
     assert effect.loss_count == LossCount(("label",), 0, 0)

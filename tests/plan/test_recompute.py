@@ -233,7 +233,7 @@ def test_forecast_and_tracked_peak_of_real_processes() -> None:
         "naive",
         "--resident",
         "0",
-        "--activation-checkpointing",
+        "--recompute",
         "all",
         "--json",
     ]

@@ -96,7 +96,7 @@ def test_an_edited_device_file_is_found(bundle: Path, tmp_path: Path) -> None:
 @pytest.mark.nightly
 def test_a_dropout_that_is_forgotten_is_found(bundle: Path, tmp_path: Path) -> None:
     copy = copied(bundle, tmp_path)
-    edit(copy / "device_d0.py", "    with self.seeded(", "    with self.seeded('other' + ")
+    edit(copy / "model_blocks.py", "    with self.seeded(", "    with self.seeded('other' + ")
     assert failed(checked(copy)) == list(LINKS[4:])
 
 

@@ -65,6 +65,7 @@ def door(runtime: Path, texts: Iterable[str], files: Collection[str]) -> str:
     """
     text = (runtime / "__init__.py").read_text(encoding="utf-8")
     called = {name for name in CALLED if f"{_homes(runtime)[name]}.py" in files}
+    called |= {"Device"} & {name for name, file in SMALLER.items() if f"{file}.py" in files}
     names = {name for own in texts for name in imported_names(own)} | called
     block = next(n for n in ast.parse(text).body if isinstance(n, ast.If) and _is_for_checkers(n))
     lines = text.splitlines()

@@ -201,6 +201,7 @@ def test_a_line_that_goes_by_the_length_keeps_the_trace_to_one(tmp_path: Path) -
     assert "model.py:17 goes by the length of a batch" in caught.value.what
 
 
+@pytest.mark.nightly
 def test_a_longer_batch_than_any_that_split_has_seen_stops_the_run(tmp_path: Path) -> None:
     late = "\nLENGTHS = (*[7, 5] * 8, 11)\n"
     with pytest.warns(bb.SplitWarning, match="several lengths, at most 7"):

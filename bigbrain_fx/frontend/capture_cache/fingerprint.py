@@ -1,6 +1,7 @@
 """One text for all that a capture goes by: of another model, file, version or machine another one.
 
-    the built model with its numbers, the example, what the file defines   by value
+    the built model with its numbers, the example, the first three batches  by value
+    what else the file defines                                             by value
     Python files that it loaded, but for those of installed packages        by their text
     installed packages; our own files                                       by version; by time
     working folder, threads, what was asked for and in which environment   by value
@@ -18,6 +19,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,10 +27,13 @@ import torch
 
 from bigbrain_fx.frontend.digests import digest
 from bigbrain_fx.frontend.forked import is_of
+from bigbrain_fx.frontend.tracing.dice import random_state_kept
+from bigbrain_fx.runtime import left_alone
 
 if TYPE_CHECKING:
     from bigbrain_fx.frontend.modelfile import ModelFile
 
+_FIRST = 3
 _OURS = Path(__file__).resolve().parents[2]
 
 
@@ -62,9 +67,21 @@ def _parts(file: ModelFile, wanted: Mapping[str, object]) -> Iterator[str]:
     yield os.getcwd()
     is_own = partial(is_of, folder=file.path.parent)
     yield digest({each.name: getattr(file, each.name) for each in fields(file)}, is_own)
+    yield _first_batches(file, wanted)
     yield digest({name: module for name, module in _modules() if is_own(module)}, is_own)
     yield from _installed()
     yield from _files()
+
+
+def _first_batches(file: ModelFile, wanted: Mapping[str, object]) -> str:
+    """Return a text of the first batches: comparisons, and what a trace keeps, go by them."""
+    if file.batches is None or not wanted.get("training"):
+        return ""
+    with random_state_kept(), left_alone(file.batches):
+        try:
+            return digest(list(islice(file.batches(int(str(wanted["seed"]))), _FIRST)))
+        except Exception as error:  # whoever reads them for a run says what is wrong
+            return f"{type(error).__name__}: {error}"
 
 
 def _modules() -> list[tuple[str, object]]:

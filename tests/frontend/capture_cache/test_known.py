@@ -39,6 +39,10 @@ def model():
 def example_batch():
     return {"x": torch.randn(6, WIDTH)}
 
+def batches(seed):
+    while True:
+        yield {"x": torch.full((6, WIDTH), float(Path("data.txt").read_text()))}
+
 def optimizer(params):
     return torch.optim.SGD(params, lr=0.1)
 """
@@ -49,6 +53,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "model.py").write_text(MODEL)
     (tmp_path / "widths_of_test.py").write_text("WIDTH = 4\n")
     (tmp_path / "scale.txt").write_text("1.5")
+    (tmp_path / "data.txt").write_text("1")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield tmp_path
@@ -123,6 +128,11 @@ def _other_module(folder: Path) -> dict[str, object]:
     return {}
 
 
+def _other_data(folder: Path) -> dict[str, object]:
+    (folder / "data.txt").write_text("2")
+    return {}
+
+
 def _other_text(folder: Path) -> dict[str, object]:
     (folder / "model.py").write_text(MODEL.replace("square()", "abs()"))
     return {}
@@ -131,6 +141,7 @@ def _other_text(folder: Path) -> dict[str, object]:
 OTHERS: list[Callable[[Path], dict[str, object]]] = [
     _other_number,
     _other_module,
+    _other_data,
     _other_text,
     lambda _: {"seed": 1},
     lambda _: {"environment": "another"},

@@ -318,6 +318,7 @@ def test_ops_are_profiled_on_every_device_at_once(net: Network, tmp_path: Path) 
         profile_devices(net, tmp_path / "absent.py", 2, tmp_path / "profiles", rounds=2)
 
 
+@pytest.mark.nightly
 @real
 def test_a_device_cannot_have_more_than_its_memory(net: Network, tmp_path: Path) -> None:
     process, _ = start(net, tmp_path, "d1", 0, GREEDY)

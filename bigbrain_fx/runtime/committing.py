@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from .commit_start import CommitOptions, CommitStart, Misses, Start, make_folder, reason_of
-from .commits import KEPT, drop_parts, prune, prune_own, write_record, write_shard
+from .commit_start import CommitOptions, Misses, Start, decided, make_folder, reason_of
+from .commits import KEPT, drop, prune, prune_folders, write_record, write_shard
 from .disk import Disk
 from .image import Buffer
 from .ledger import Ledger
@@ -36,6 +36,7 @@ from .records import (
     Shard,
     Told,
     about_of,
+    folder_name,
     graph_in,
     part_key,
     read_records,
@@ -130,8 +131,9 @@ class Committer:
         said = self.ledger.look("begin")
         is_first = said is None or bool(Start(**json.loads(said)).error)
         if self.leads and is_first:
-            looks = CommitStart(self.folder, self.wanted_keep, self.disk, self._warn)
-            self.ledger.post("begin", json.dumps(asdict(looks.decided(resume, restarted))))
+            place = self.folder, self.wanted_keep, self.disk, self._warn
+            begin = decided(*place, resume=resume, restarted=restarted)
+            self.ledger.post("begin", json.dumps(asdict(begin)))
         start = Start(**json.loads(self.ledger.wait("begin")))
         if start.error:
             raise CommitError(start.error, code=start.code)
@@ -353,7 +355,7 @@ class Committer:
         """Remove the parts of a commit of which all have said how theirs went, and one missed."""
         with suppress(OSError):
             if not any(record.step == step for record in read_records(self.folder, _nobody)):
-                drop_parts(self.folder, step, self.generation, self.disk)
+                drop(self.folder / folder_name(step, self.generation), self.disk)
 
     def _prune(self) -> None:
         """Remove older commits; those that cannot be removed stay, and go another time."""
@@ -367,7 +369,7 @@ class Committer:
         kept = self.ledger.look("kept")
         if kept is not None and not self.leads:
             with suppress(OSError):
-                prune_own(self.folder, self.name, json.loads(kept), self.disk)
+                prune_folders(self.folder, json.loads(kept), self.disk)
 
     # ------------------------------------------------------------------ what people hear
 

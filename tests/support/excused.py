@@ -25,10 +25,9 @@ RUNTIME = excused(
             "tensor_file.py put .rename",
         ),
         "only where hosts have folders of their own; OSError is heard by the caller": (
-            "commits.py _has_states .is_dir",
-            "commits.py prune_own .is_dir",
-            "commits.py prune_own .is_symlink",
-            "commits.py prune_own .iterdir",
+            "commits.py drop .is_dir",
+            "commits.py drop .is_symlink",
+            "commits.py drop .iterdir",
         ),
         "prints, which `lost_prints` or `show` let be lost": (
             "control.py fail print",

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
@@ -94,7 +94,8 @@ class Committer:
         self.warned = 0  # times
         self.fenced: FencedError | None = None
         self.thread: threading.Thread | None = None
-        self.is_written = True  # by the thread
+
+    needed: Collection[str] = ()  # folders of commits that stay, however old
 
     @property
     def leads(self) -> bool:
@@ -191,20 +192,8 @@ class Committer:
         return Loadable()
 
     def _gathered(self, record: Record, mine: Loadable) -> list[Loadable]:
-        """Tell the others what this device can load; return what all can.
-
-        Raises:
-            CommitError: the process before this one could begin with what is not whole any more.
-                The others have begun: they say nothing of an older commit.
-        """
+        """Tell the others what this device can load; return what all can."""
         what = f"load/{record.folder}"
-        before = self.ledger.look(f"{what}/{self.name}")
-        if before is not None and mine.broken and not Loadable(**json.loads(before)).broken:
-            raise CommitError(
-                f"{mine.broken}: the run has begun with this commit, and there is no snapshot "
-                "yet: go on from the newest one with --resume",
-                code="BX5169",
-            )
         self.ledger.post(f"{what}/{self.name}", json.dumps(asdict(mine)))
         told = [self.ledger.wait(f"{what}/{name}") for name in self.names]
         return [Loadable(**json.loads(text)) for text in told]
@@ -240,7 +229,6 @@ class Committer:
             FencedError: as `after_step`.
         """
         if self.thread is not None:
-            self.ledger.until(lambda: self.is_written)
             self.thread.join()
             self.thread = None
         if self.fenced is not None:
@@ -250,9 +238,6 @@ class Committer:
         """Begin a commit of where a device is, unless its part is written."""
         if device.finished == self.begun:
             return
-        if self._was_written(device.finished):
-            self.begun = device.finished
-            return
         self.settle()  # it has the buffer
         state = state_of(device, self.about)
         self._copy(device, state)
@@ -260,18 +245,12 @@ class Committer:
         if not self.in_background:
             self._write(state)
             return
-        self.is_written = False
         self.thread = threading.Thread(target=self._write, args=(state,), daemon=True)
         try:
             self.thread.start()
         except RuntimeError:  # the system gives no thread: this one has to wait
             self.thread = None
             self._write(state)
-
-    def _was_written(self, step: int) -> bool:
-        """Whether the process before this one, if there was one, has done this one's part."""
-        done = self.ledger.has_part(self.name, step)
-        return done and (not self.leads or self.newest() >= step)
 
     def _copy(self, device: CheckedDevice, state: State) -> None:
         if len(self.buffer) < state.nbytes:
@@ -280,16 +259,12 @@ class Committer:
 
     def _write(self, state: State) -> None:
         """Write this device's part and say so; of `state` only step and facts are still right."""
-        try:
-            self._write_part(state.step)
-            if not self.in_background:
-                self._record_last(state)
-            elif self.leads:
-                self._record_all(state)
-            self._prune_own()
-        finally:
-            self.is_written = True
-            self.ledger.wake()
+        self._write_part(state.step)
+        if not self.in_background:
+            self._record_last(state)
+        elif self.leads:
+            self._record_all(state)
+        self._prune_own()
 
     def _write_part(self, step: int) -> None:
         """Write this device's part of a commit, and tell all whether that went well.
@@ -359,9 +334,8 @@ class Committer:
 
     def _prune(self) -> None:
         """Remove older commits; those that cannot be removed stay, and go another time."""
-        needed = (self.begun_with,) if self.ledger.may_begin_again else ()
         with suppress(OSError, FencedError):
-            how = self.unusable, self.disk, self.keep, needed
+            how = self.unusable, self.disk, self.keep, self.needed
             kept = prune(self.folder, self.generation, *how)
             self.ledger.post("kept", json.dumps([record.folder for record in kept]))
 

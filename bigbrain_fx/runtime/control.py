@@ -7,6 +7,7 @@ and then this process ends. This file knows neither torch nor steps.
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import socket
@@ -16,18 +17,48 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import MappingProxyType
 from typing import Any, NoReturn
 
 from .coded import CodedError
 from .launcher import end_with_parent
 from .limits import SHORT, is_of_memory, shown, told
-from .lost_prints import let_prints_be_lost
-from .packets import LATER, LATER_S, Duty, JsonLine, Meeting
-from .peers import PEER_LOST, HeadLostError, PeerLostError
-from .process import CONTROL, log_limit
+from .packets import LATER, LATER_S, Duty, HeadLostError, JsonLine, Meeting
+from .peers import CONTROL, PEER_LOST, PeerLostError
 from .protocol import DISK, LastWord, Wait
+
+
+class _Log(io.RawIOBase):
+    """A file to write to; what a full disk does not take is dropped: no print ends a training."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self.fd
+
+    def write(self, data: Any) -> int:  # noqa: ANN401  # any buffer
+        rest = memoryview(data).cast("B")
+        with suppress(OSError):
+            while rest:
+                rest = rest[os.write(self.fd, rest) :]
+        return len(memoryview(data).cast("B"))
+
+
+def let_prints_be_lost() -> None:
+    """Let prints of this process be lost, rather than raise, where its log cannot take them."""
+    for name in ("stdout", "stderr"):
+        old = getattr(sys, name)
+        if old is not None:
+            fd = old.fileno()
+            setattr(
+                sys, name, io.TextIOWrapper(_Log(fd), old.encoding, "replace", None, True, True)
+            )
+
 
 LONGEST_TEXT = 2_000  # characters of an error that travel
 
@@ -37,6 +68,12 @@ def last_word(error: BaseException, exit_code: int) -> LastWord:
     code = error.code if isinstance(error, CodedError) else ""
     words = told(error)[:LONGEST_TEXT]
     return LastWord(words, exit_code, type(error).__name__, code, is_of_memory(error))
+
+
+def log_limit() -> int | None:
+    """Return how many bytes of sent messages this process may keep; None: nobody has said."""
+    given = os.environ.pop("BIGBRAIN_LOG_BYTES", None)
+    return None if given is None else int(given)
 
 
 def said(error: BaseException) -> str:

@@ -23,12 +23,14 @@ from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from .channel import Channel
-from .checksum import is_whole, seal, sealed_length
 from .gloo import ChannelEnd
+from .layout import Layout
 from .limits import remedy_of, require_threads
-from .network import NetworkTransport
-from .peers import PeerLostError, SpoiledError
+from .network import Background, NetworkTransport
+from .packets import SpoiledError
+from .peers import PeerLostError
 from .rendezvous import MESH_THREADS, NoAddressError
+from .sealed import is_whole, seal, sealed_length
 
 if TYPE_CHECKING:
     from .control import Control
@@ -45,6 +47,8 @@ class MeshTransport(NetworkTransport):
         ranks, device, deadline_s, store: as of a NetworkTransport.
         mesh: the group.
     """
+
+    background: MeshSends
 
     def __init__(
         self,
@@ -79,6 +83,13 @@ class MeshTransport(NetworkTransport):
         self.alarms = []
         self.mesh = None
 
+    def _sends(self) -> MeshSends:
+        return MeshSends(self.deadline)
+
+    def layout(self, channel: Channel) -> Layout | None:
+        """Return how a channel's messages lie in memory; None before its first one."""
+        return self._line(channel).layout
+
     def _rank(self) -> int:
         return self._open().rank()
 
@@ -107,6 +118,21 @@ class MeshTransport(NetworkTransport):
         if not is_whole(arrived, nbytes):
             raise SpoiledError(f"a message's checksum is wrong: {channel}", code="BX5087")
         return arrived[:nbytes].view(dtype)
+
+
+class MeshSends(Background):
+    """What is leaving over a mesh, which may be given up."""
+
+    @property
+    def current(self) -> Channel | None:
+        """The message that has been leaving for longest."""
+        leaving = [found for sends in self.queues.copy().values() if (found := sends.leaving)]
+        return min(leaving, key=lambda entry: entry[0])[1] if leaving else None
+
+    def stop(self) -> None:
+        """End the threads once they have let go of everything."""
+        for sends in self.queues.copy().values():
+            sends.under_way.put(None)
 
 
 def _alarms(mesh: dist.ProcessGroup) -> list[tuple[Tensor, Any]]:

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from .channel import Channel
-from .coded import CodedError
+from .coded import InputError
 from .disk import read_regular
 from .json_once import once
 from .limits import SHARE_GPUS, require_threads
@@ -47,7 +47,7 @@ _ADDRESS_OF = 0x8915  # SIOCGIFADDR of Linux
 MESH_THREADS = 4  # that gloo and `form_mesh` start: gloo aborts where it cannot
 
 
-class NoAddressError(CodedError, RuntimeError):
+class NoAddressError(InputError, RuntimeError):
     """Report processes of several hosts that were not told where to meet."""
 
 

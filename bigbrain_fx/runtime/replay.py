@@ -25,14 +25,14 @@ from torch import Tensor
 
 from .agreed import Subject, require_same
 from .channel import Channel
-from .checksum import seal
 from .coded import CodedError
 from .control import Control, said
 from .layout import Layout
 from .mesh import MeshTransport
-from .packets import Meeting
-from .peers import PeerLostError, SpoiledError, StepAgainError
-from .relayout import pack
+from .network import pack
+from .packets import Meeting, SpoiledError, StepAgainError
+from .peers import PeerLostError
+from .sealed import seal
 
 if TYPE_CHECKING:
     from .peer_states import PeerStates
@@ -234,7 +234,7 @@ class ReplayTransport:
         while True:
             try:
                 inner = self._living()
-                slow = inner.sending()
+                slow = inner.background.current
                 with self.control.waiting(str(slow), slow.receiver if slow else ""):
                     inner.finish()
                 return

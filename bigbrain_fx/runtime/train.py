@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from .bundle import Bundle, make_device, save_first_gradients
+from .coded import InputError
 from .commit_start import CommitOptions, add_earlier, add_options, is_restart, options_of
 from .committing import Committer, begin_together, committer_of
 from .finite import NOT_FINITE, POLICIES, NotFiniteError
@@ -30,8 +31,7 @@ from .limits import LONGEST_COMPILE_S, saying_limits
 from .local import Hub, LocalTransport
 from .malloc import keep_freed_memory
 from .network import NetworkTransport
-from .peers import blaming_peers
-from .process import BAD_INPUT, CONTROL, INPUT_ERRORS, TAKEN_OVER, MpiError
+from .peers import BAD_INPUT, CONTROL, TAKEN_OVER, blaming_peers
 from .records import FencedError
 from .rendezvous import (
     all_cuda,
@@ -87,8 +87,10 @@ def main(bundle: Bundle) -> None:
     with _stopping_on_bad_input():
         require_gpu(bundle.kinds, rank)
         require_address(bundle.folder)
-        if options.transport == "mpi":
-            _require_mpi(bundle)
+        if options.transport == "mpi" and not (bundle.folder / "runtime" / "mpi.py").is_file():
+            raise InputError(
+                "--transport mpi needs a bundle that was split with `--with mpi`", code="BX5199"
+            )
     with blaming_peers():
         backend = options.transport if options.transport in ("gloo", "nccl") else ""
         store = join(bundle.plan, bundle.kinds, rank, options.deadline, backend)
@@ -123,7 +125,7 @@ def _run_here(
 def _stopping_on_bad_input() -> Iterator[None]:
     try:
         yield
-    except (*INPUT_ERRORS, FencedError, NotFiniteError, SaveError) as error:
+    except (InputError, FencedError, NotFiniteError, SaveError) as error:
         tell(headline(error))
         codes = {FencedError: TAKEN_OVER, SaveError: 1, NotFiniteError: NOT_FINITE}
         sys.exit(codes.get(type(error), BAD_INPUT))
@@ -196,15 +198,6 @@ def run_steps(
 def _goes_on(steps: int, committer: Committer | None, step: int) -> bool:
     """Whether a step may run into the next: there is one, and no state is taken between them."""
     return step + 1 < steps and not (committer is not None and committer.is_due(step))
-
-
-def _require_mpi(bundle: Bundle) -> None:
-    if not (bundle.folder / "runtime" / "mpi.py").is_file():
-        raise MpiError(
-            "--transport mpi needs runtime/mpi.py, and this bundle was split without it: split it "
-            "again with `--with mpi`",
-            code="BX5199",
-        )
 
 
 def _run(

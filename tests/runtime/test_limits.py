@@ -31,8 +31,7 @@ from bigbrain_fx.runtime.limits import (
 )
 from bigbrain_fx.runtime.local import Hub
 from bigbrain_fx.runtime.mesh import _gloo_device, _listening_place
-from bigbrain_fx.runtime.peers import PeerLostError
-from bigbrain_fx.runtime.process import CONTROL
+from bigbrain_fx.runtime.peers import CONTROL, PeerLostError
 from bigbrain_fx.runtime.rendezvous import NoAddressError
 from bigbrain_fx.runtime.telling import headline
 from bigbrain_fx.supervisor.pipe import Ears, line_pair

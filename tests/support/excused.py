@@ -29,7 +29,7 @@ RUNTIME = excused(
             "commits.py drop .is_symlink",
             "commits.py drop .iterdir",
         ),
-        "prints, which `lost_prints` or `show` let be lost": (
+        "prints, which `let_prints_be_lost` or `show` let be lost": (
             "control.py fail print",
             "peers.py blaming_peers print",
             "telling.py _let_go open",

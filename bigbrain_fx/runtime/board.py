@@ -13,6 +13,7 @@ from .committing import Committer
 from .ledger import Ledger
 from .loading import Loadable
 from .packets import HeadLostError
+from .protocol import DISK
 from .records import CommitError, Record, Told, part_key, told_of
 from .replay import ReplayTransport
 
@@ -76,7 +77,8 @@ class Board(Ledger):
 
     def until(self, is_done: Callable[[], bool]) -> None:
         """Wait for the disk; before the first meeting there is nobody to meet meanwhile."""
-        while not is_done() and self.control.wait_for_disk(is_done, self.transport.generation):
+        about = "the disk", DISK
+        while not is_done() and not self.control.until(is_done, self.transport.generation, *about):
             if self.transport.generation < 0:
                 return
             self.transport.form()

@@ -122,29 +122,15 @@ class CommitOptions:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that `options_of` reads."""
-    parser.add_argument(
-        "--checkpoint-dir",
-        dest="commits",
-        type=as_called,
-        help="write checkpoints to this folder, from which a run can go on",
-    )
-    parser.add_argument(
-        "--checkpoint-every",
-        dest="commit_every",
-        type=int,
-        default=COMMIT_EVERY,
-        help=f"steps between two of them (default {COMMIT_EVERY}); 0: at the start and end only",
-    )
-    parser.add_argument(
-        "--keep",
-        type=int,
-        help=f"how many checkpoints stay there, {KEPT} or more (default {KEPT}, or with --resume "
-        "what "
-        "it was)",
-    )
-    parser.add_argument(
-        "--resume", action="store_true", help="go on from the last checkpoint in --checkpoint-dir"
-    )
+    add = parser.add_argument
+    text = "write checkpoints to this folder, from which a run can go on"
+    add("--checkpoint-dir", dest="commits", type=as_called, help=text)
+    text = f"steps between two of them (default {COMMIT_EVERY}); 0: at the start and end only"
+    add("--checkpoint-every", dest="commit_every", type=int, default=COMMIT_EVERY, help=text)
+    least = f"{KEPT} or more (default {KEPT}, or with --resume what it was)"
+    add("--keep", type=int, help=f"how many checkpoints stay there, {least}")
+    text = "go on from the last checkpoint in --checkpoint-dir"
+    add("--resume", action="store_true", help=text)
     add_earlier(parser, "--commits", as_called)  # earlier name
     add_earlier(parser, "--commit-every", int)  # earlier name
 

@@ -141,16 +141,9 @@ class Committer:
         self.generation, self.keep = start.generation, start.keep
         if self.leads and not is_first:
             self.misses.newest = self.newest()
-        self._make_folder(is_first)
-        return start, is_first
-
-    def _make_folder(self, is_first: bool) -> None:
-        """Make the folder, on this host; who comes later only misses commits without it."""
-        try:
+        with suppress(*() if is_first else (CommitError,)):  # who comes later only misses commits
             make_folder(self.folder)
-        except CommitError:
-            if is_first:
-                raise
+        return start, is_first
 
     def newest(self) -> int:
         """Return the step of the newest commit; -1: there is none, or none can be seen now."""

@@ -26,7 +26,7 @@ from .launcher import end_with_parent
 from .limits import SHORT, is_of_memory, shown, told
 from .packets import LATER, LATER_S, Duty, HeadLostError, JsonLine, Meeting
 from .peers import CONTROL, PEER_LOST, PeerLostError
-from .protocol import DISK, LastWord, Wait
+from .protocol import LastWord, Wait
 
 
 class _Log(io.RawIOBase):
@@ -191,7 +191,7 @@ class Control:
         One that `has_begun`, in the step before, is run: the next that has not is where it stops.
         """
         with self.changed:
-            self._until(lambda: not self._paused or self.stop_at is not None)
+            self._until_decided(lambda: not self._paused or self.stop_at is not None)
             if self.stop_at is not None and step >= self.stop_at and not has_begun:
                 return False
             self._step = step
@@ -221,7 +221,7 @@ class Control:
         more = {} if lacks is None else {"lacks": lacks}
         self.say("ready", generation=generation, expected=expected, layouts=layouts, **more)
         with self.changed:
-            self._until(
+            self._until_decided(
                 lambda: (
                     self.generation > generation
                     or (self.meeting is not None and self.meeting.generation == generation)
@@ -233,7 +233,7 @@ class Control:
         """Tell all devices of the newest generation a value."""
         self.say("put", key=key, value=value.hex())
 
-    def _until(self, is_so: Callable[[], bool]) -> None:
+    def _until_decided(self, is_so: Callable[[], bool]) -> None:
         """Wait for what only the supervisor that decides brings about.
 
         Raises:
@@ -280,30 +280,11 @@ class Control:
         """Put something on the board of all processes, also of those that start later."""
         self.say("post", key=key, text=text)
 
-    def wait_for_disk(self, is_done: Callable[[], bool], generation: int) -> bool:
-        """Wait until something is written; return whether all meet anew before."""
-        with self.waiting("the disk", kind=DISK), self.changed:
-            self.changed.wait_for(lambda: is_done() or self.generation > generation)
-            return not is_done()
-
-    def wait_epoch(self, step: int, generation: int) -> bool:
-        """Wait until all devices have a snapshot of `step` or later; False if they meet anew."""
-        with self.waiting("all devices' snapshots"), self.changed:
-            self.changed.wait_for(lambda: self.epoch >= step or self.generation > generation)
-            return self.epoch >= step
-
-    def wait_vote(self, step: int, generation: int) -> bool | None:
-        """Wait for what all devices say of a step; None if they meet anew before."""
-        with self.waiting(f"all devices' votes on step {step}"), self.changed:
-            self.changed.wait_for(lambda: step in self.voted or self.generation > generation)
-            self.voted.pop(step - 1, None)
-            return self.voted.get(step)
-
-    def wait_every(self, generation: int) -> bool:
-        """Wait until the interval of snapshots is known; False if they meet anew before."""
-        with self.waiting("all devices' costs"), self.changed:
-            self.changed.wait_for(lambda: self.every is not None or self.generation > generation)
-            return self.every is not None
+    def until(self, is_so: Callable[[], bool], generation: int, text: str, kind: str = "") -> bool:
+        """Wait until something is so; False if the devices meet anew before it is."""
+        with self.waiting(text, kind=kind), self.changed:
+            self.changed.wait_for(lambda: is_so() or self.generation > generation)
+            return is_so()
 
     @property
     def stops(self) -> bool:

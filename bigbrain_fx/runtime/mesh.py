@@ -223,38 +223,17 @@ def _listening_place() -> tuple[tuple[str, str], ...]:
 
 @lru_cache(maxsize=1)
 def _gloo_device(place: tuple[tuple[str, str], ...]) -> Any:  # noqa: ANN401  # torch has no name
+    [(kind, name)] = place
     try:
-        return dist.ProcessGroupGloo.create_device(**dict(place))
+        return dist.ProcessGroupGloo.create_device(**{kind: name})
     except RuntimeError as error:
-        [(kind, name)] = place
-        if remedy_of(error) is not None:
-            raise
-        if not _is_unknown(kind, name):
-            if "find address" in str(error):
-                raise NoAddressError(
-                    _DOWN.get(name, _NO_ADDRESS.format(name=name)), code="BX5132"
-                ) from error
+        if kind != "interface" or remedy_of(error) is not None:
             raise
         there = ", ".join(name for _, name in socket.if_nameindex())
         raise NoAddressError(
-            f"GLOO_SOCKET_IFNAME is {name!r}, and this host has {there}: unset it, or name the one "
-            "by which the other hosts are reached",
+            f"processes connect by the interface {name!r} (GLOO_SOCKET_IFNAME, else lo), which is "
+            f"down, has no address, or is none of this host's ({there}): bring it up (`ip link set "
+            "lo up` as root), or name the one by which the other hosts are reached; or train in "
+            "one process: `python train.py --in-process`",
             code="BX5133",
         ) from error
-
-
-_DOWN = {
-    "lo": "the loopback interface lo is down, by which processes of one host connect: `ip link set "
-    "lo up` as root (a new network namespace, as of `unshare -n`, has it down); or train in one "
-    "process: `python train.py --in-process`"
-}
-_NO_ADDRESS = (
-    "GLOO_SOCKET_IFNAME is {name!r}, which has no address: bring it up (`ip address` shows all), "
-    "unset it, or name the one by which the other hosts are reached"
-)
-
-
-def _is_unknown(kind: str, name: str) -> bool:
-    """Whether an interface is none of this host's; gloo takes a list of them, too."""
-    here = {known for _, known in socket.if_nameindex()}
-    return kind == "interface" and here.isdisjoint(name.split(","))

@@ -218,8 +218,11 @@ class ReplayTransport:
         """
         about = {} if self.peers is None else self.peers.so_far()
         self.control.say("vote", step=step, yes=yes, **about)
-        while (all_say := self.control.wait_vote(step, self.generation)) is None:
+        voted, text = self.control.voted, f"all devices' votes on step {step}"
+        while not self.control.until(lambda: step in voted, self.generation, text):
             self._form_in_step()
+        voted.pop(step - 1, None)
+        all_say = voted[step]
         if self.tape is not None:
             self.tape.votes.append(all_say)
         return all_say

@@ -46,7 +46,6 @@ RUNTIME = excused(
             "mesh.py _gloo_device socket.if_nameindex",
             "rendezvous.py _interface_to socket.if_nameindex",
             "rendezvous.py _interface_to socket.socket",
-            "mesh.py _is_unknown socket.if_nameindex",
             "rendezvous.py _tcp_store .bind",
             "rendezvous.py _tcp_store .listen",
             "rendezvous.py _tcp_store socket.socket",

@@ -10,11 +10,11 @@ tensors into blocks before the product and back after it, so there the times add
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from bigbrain_fx.core import Cluster, Costs, Device, Graph, Op, OpCost
-from bigbrain_fx.planning import nameless
+from bigbrain_fx.planning import GraphMemo, nameless
 
 from .calls import GraphScope, PricedCall, number
 from .cuda_clock import HALF, CudaClock
@@ -59,12 +59,8 @@ class Analytical:
 
 def estimated(graph: Graph, cluster: Cluster, *, fused: bool) -> Costs:
     """Estimate as `Analytical` does; `fused`: GPUs run what torch.compile makes of the graph."""
-    known: dict[Device, dict[str, OpCost]] = {}
-    for device in cluster.devices:
-        if _rates(device) not in known:
-            known[_rates(device)] = dict(_costs(GraphScope(graph), device, set(), fused))
     return Costs(
-        ops={device.name: known[_rates(device)] for device in cluster.devices},
+        ops={device.name: _all_costs(graph, _rates(device), fused) for device in cluster.devices},
         cluster=cluster,
         optimizer_s_per_byte={
             device.name: OPTIMIZER_TOUCHES / device.memory_bytes_per_s for device in cluster.devices
@@ -98,6 +94,15 @@ def _optimizer_launches(device: Device) -> float:
 
 def _rates(device: Device) -> Device:
     return replace(nameless(device), memory_bytes=0)
+
+
+_known = GraphMemo[Mapping[str, OpCost]]()
+
+
+def _all_costs(graph: Graph, device: Device, fused: bool) -> Mapping[str, OpCost]:
+    return _known.get(
+        graph, (device, fused), lambda: dict(_costs(GraphScope(graph), device, set(), fused))
+    )
 
 
 def _costs(

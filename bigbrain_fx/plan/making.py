@@ -97,7 +97,7 @@ def _on_all(
     require_enough(graph, cluster, source, options.offload)
     if wants_mirror(options):
         return plan_mirrored(PipelineMaker(graph, cluster, source, options), source)
-    if is_open(cluster, options):
+    if is_open(graph, cluster, options):
         return plan_strategies(graph, cluster, source, options, partial(_on_all, known=known))
     if options.pins or options.place:
         return _by_hand(graph, cluster, source, options)

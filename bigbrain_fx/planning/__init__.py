@@ -26,6 +26,7 @@ from bigbrain_fx.planning.given import (
     is_own as is_own,
     label as label,
 )
+from bigbrain_fx.planning.graph_memo import GraphMemo as GraphMemo
 from bigbrain_fx.planning.many_devices import (
     looked_at as looked_at,
     of_how_many as of_how_many,

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bigbrain_fx.core import Costs, Graph, Op, OpCost
+from bigbrain_fx.core import Costs, Device, Graph, Op, OpCost
 from bigbrain_fx.planning.device_kinds import cost_ranks
+from bigbrain_fx.planning.graph_memo import GraphMemo
 from bigbrain_fx.planning.keeping import Keeping, keeping
 from bigbrain_fx.planning.unit_io import Value, Weight, edges_of, once_s, values_of, weights_of
 from bigbrain_fx.planning.units import live_ops, spread, units
@@ -181,37 +182,65 @@ def work(graph: Graph, costs: Costs) -> Work:
     Replicated ops (masks, position ids) are free to read anywhere: their time is counted at their
     first reader, their constants and workspace at every reader. Dead ops count nowhere.
     """
-    live = live_ops(graph)
-    known = units(graph)
-    groups = tuple(g for group in known.groups if (g := tuple(n for n in group if n in live)))
-    unit_of = {name: i for i, group in enumerate(groups) for name in group}
-    copied = _copied(graph, groups, known.replicated)
-    first = {op.name: -1 for op in graph.ops if op.name not in unit_of}
-    for number, names in reversed(list(enumerate(copied))):
-        first.update(dict.fromkeys(names, number))
-    first = {name: first[name] for name in sorted(first)}
-    paid = [
-        [*group, *(name for name in names if first[name] == number)]
-        for number, (group, names) in enumerate(zip(groups, copied, strict=True))
-    ]
-    held = [[*group, *names] for group, names in zip(groups, copied, strict=True)]
-    weights = tuple(weights_of(graph, held))
+    parts = _parts.get(graph, None, lambda: _Parts.of(graph))
     trains = graph.loss is not None
     return Work(
-        groups,
-        first,
-        tuple(
-            values_of(graph, {op.name: unit_of[op.name] for op in graph.ops if op.name in unit_of})
-        ),
-        weights,
-        _by_device(graph, costs, paid, held, weights),
+        parts.groups,
+        parts.first,
+        parts.values,
+        parts.weights,
+        _by_device(graph, costs, parts),
         costs.optimizer_state_per_byte,
         trains,
-        tuple(not graph.graded.isdisjoint(group) for group in groups),
+        tuple(not graph.graded.isdisjoint(group) for group in parts.groups),
         graph.batch,
         trains and costs.recompute,
         cost_ranks(costs),
     )
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What units are made of, whatever they cost.
+
+    Attributes:
+        groups: the ops of each unit.
+        first: replicated or dead op -> the unit that pays for it.
+        values: between units.
+        weights: and who reads them.
+        paid: the ops whose time counts at each unit.
+        held: the ops whose memory does.
+    """
+
+    groups: tuple[tuple[str, ...], ...]
+    first: Mapping[str, int]
+    values: tuple[Value, ...]
+    weights: tuple[Weight, ...]
+    paid: Sequence[Sequence[str]]
+    held: Sequence[Sequence[str]]
+
+    @staticmethod
+    def of(graph: Graph) -> _Parts:
+        live = live_ops(graph)
+        known = units(graph)
+        groups = tuple(g for group in known.groups if (g := tuple(n for n in group if n in live)))
+        unit_of = {name: i for i, group in enumerate(groups) for name in group}
+        copied = _copied(graph, groups, known.replicated)
+        first = {op.name: -1 for op in graph.ops if op.name not in unit_of}
+        for number, names in reversed(list(enumerate(copied))):
+            first.update(dict.fromkeys(names, number))
+        first = {name: first[name] for name in sorted(first)}
+        paid = [
+            [*group, *(name for name in names if first[name] == number)]
+            for number, (group, names) in enumerate(zip(groups, copied, strict=True))
+        ]
+        held = [[*group, *names] for group, names in zip(groups, copied, strict=True)]
+        placed = {op.name: unit_of[op.name] for op in graph.ops if op.name in unit_of}
+        values, weights = tuple(values_of(graph, placed)), tuple(weights_of(graph, held))
+        return _Parts(groups, first, values, weights, paid, held)
+
+
+_parts = GraphMemo[_Parts]()
 
 
 def _copied(
@@ -233,35 +262,28 @@ def _copied(
     ]
 
 
-_Names = Sequence[Sequence[str]]
+def _by_device(graph: Graph, costs: Costs, parts: _Parts) -> dict[str, OnKind]:
+    """Return the figures of each device; devices that cost the same share them, as do plans."""
+    return {d.name: _shared(graph, costs, d, parts) for d in costs.cluster.devices}
 
 
-def _by_device(
-    graph: Graph, costs: Costs, paid: _Names, held: _Names, weights: Sequence[Weight]
-) -> dict[str, OnKind]:
-    """Return the figures of each device; devices that cost the same share them."""
-    known: dict[tuple[object, ...], OnKind] = {}
-    found = {}
-    for device in costs.cluster.devices:
-        name = device.name
-        rates = costs.optimizer_s(name, 1, 0), costs.optimizer_s(name, 0, 1 << 20)
-        key = (id(costs.ops[name]), device.kind, *rates)
-        if key not in known:
-            taken_s = once_s(costs, name, weights, len(paid))
-            known[key] = _on_kind(graph, costs, costs.ops[name], device.kind, paid, held, taken_s)
-        found[name] = known[key]
-    return found
+def _shared(graph: Graph, costs: Costs, device: Device, parts: _Parts) -> OnKind:
+    of, name = costs.ops[device.name], device.name
+    rates = costs.optimizer_s(name, 1, 0), costs.optimizer_s(name, 0, 1 << 20)
+    key = id(of), device.kind, *rates, costs.optimizer_temporaries, costs.optimizer_leftover
+    make = partial(_on_kind, graph, costs, of, device, parts)
+    return _on_kinds.get(graph, key, lambda: (of, make()))[1]
+
+
+_on_kinds = GraphMemo[tuple[Mapping[str, OpCost], OnKind]]()
+"""Each with the costs that its key has by identity, so that these live as long."""
 
 
 def _on_kind(
-    graph: Graph,
-    costs: Costs,
-    of: Mapping[str, OpCost],
-    kind: str,
-    paid: _Names,
-    held: _Names,
-    taken_s: Array,
+    graph: Graph, costs: Costs, of: Mapping[str, OpCost], device: Device, parts: _Parts
 ) -> OnKind:
+    paid, held, kind = parts.paid, parts.held, device.kind
+    taken_s = once_s(costs, device.name, parts.weights, len(paid))
     trains = graph.loss is not None
     each = [[of[name] for name in names] for names in paid]
     updated = [_while_updated(graph, costs, names) for names in held]

@@ -5,16 +5,15 @@ This room knows which ops must share a device; it knows nothing of devices, cost
 
 from __future__ import annotations
 
-import weakref
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeVar
 
 import networkx as nx
 
 from bigbrain_fx.core import Graph, Op
+from bigbrain_fx.planning.graph_memo import GraphMemo
 
 FLOPS_PER_BYTE_CAP = 16  # above this, a value is worth sending; element-wise code stays below
 FLOPS_FLOOR = 1e7  # a tiny product (a rotary table's outer one) is always cheaper than a message
@@ -45,19 +44,10 @@ def units(graph: Graph) -> Units:
     Returns:
         The groups in an order in which they could run; deterministic for a given graph.
     """
-    graph_of, found = _known.get(id(graph), (None, None))
-    if found is None or graph_of is None or graph_of() is not graph:
-        found = _grouped(graph)
-        _known[id(graph)] = (weakref.ref(graph, partial(_forget, id(graph))), found)
-    return found
+    return _known.get(graph, None, lambda: _grouped(graph))
 
 
-_known: dict[int, tuple[weakref.ref[Graph], Units]] = {}
-"""Units of the graphs that are alive, by identity: each plan of a graph asks for them again."""
-
-
-def _forget(key: int, _graph: weakref.ref[Graph]) -> None:
-    _known.pop(key, None)
+_known = GraphMemo[Units]()
 
 
 def _grouped(graph: Graph) -> Units:

@@ -13,12 +13,17 @@ from bigbrain_fx.plan.replicas.divide import (
     only as only,
     with_replica_of as with_replica_of,
 )
+from bigbrain_fx.plan.replicas.halved import halved as halved
 from bigbrain_fx.plan.replicas.make import (
     MOST_TRIED as MOST_TRIED,
+    numbers_of as numbers_of,
     plan_replicas as plan_replicas,
     run_as_one as run_as_one,
 )
-from bigbrain_fx.plan.replicas.many import has_many_messages as has_many_messages
+from bigbrain_fx.plan.replicas.many import (
+    FEW_MESSAGES as FEW_MESSAGES,
+    has_many_messages as has_many_messages,
+)
 from bigbrain_fx.plan.replicas.mirror import (
     plan_mirrored as plan_mirrored,
     wants_mirror as wants_mirror,

@@ -15,6 +15,7 @@ from bigbrain_fx.plan.apart import least_gap
 from bigbrain_fx.plan.fastest import fastest, simplest
 from bigbrain_fx.plan.halving import open_halves
 from bigbrain_fx.plan.nouns import Options, Plan
+from bigbrain_fx.plan.progress import is_stopped
 
 
 def halved(
@@ -24,7 +25,7 @@ def halved(
     options: Options,
     make: Callable[[Options, int], Plan],
 ) -> Plan:
-    """Return the best with split backwards, or as it is.
+    """Return the best with split backwards, or as it is: where replicas have a device each, say.
 
     Args:
         best: with whole backwards.
@@ -33,6 +34,8 @@ def halved(
         options: of all replicas together.
         make: plans them as other options say, with so many micro-batches.
     """
+    if is_stopped() or len(cluster.devices) == best.stages.replicas:
+        return best
     ways = (
         replace(options, schedule=name, effort="fast")
         for name in open_halves(graph, cluster, options)

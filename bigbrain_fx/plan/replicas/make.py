@@ -22,12 +22,11 @@ from bigbrain_fx.core import (
 )
 from bigbrain_fx.errors import InputError, NoPlanError, ScheduleError
 from bigbrain_fx.plan.deferring import Defer
-from bigbrain_fx.plan.fastest import fastest_number
 from bigbrain_fx.plan.gathered_parts import in_parts
 from bigbrain_fx.plan.judge import Maker
 from bigbrain_fx.plan.nouns import Options, Plan, Source
 from bigbrain_fx.plan.one import counts, estimated, more_counts, placed
-from bigbrain_fx.plan.progress import is_stopped, tell, until_stopped
+from bigbrain_fx.plan.progress import tell, until_stopped
 from bigbrain_fx.plan.replica_cut import with_breaks
 from bigbrain_fx.plan.replicas.as_alone import again_of, in_flight_of, schedule_of
 from bigbrain_fx.plan.replicas.collectives import require_alike_micros, require_collectives
@@ -39,16 +38,15 @@ from bigbrain_fx.plan.replicas.wanted import (
     replica_count,
     require_room_to_fold,
 )
-from bigbrain_fx.planning import label
+from bigbrain_fx.planning import label, nameless
 
 MOST_TRIED = 32
 """Devices up to which every number of micro-batches is tried for all replicas together."""
-SURE = 0.95
-"""Of what single replicas take, where one plan of them is at hand: searches find a few percent more
-or less."""
 LONG, ABOUT = 8, 2
 """Micro-batches of a replica for each of its devices from which on it is cut the same for more or
 fewer of them, and how many times as many these may be."""
+SAME = 1.01
+"""Times the step of a replica with other links that another may take as it is cut: see `apart`."""
 Make: TypeAlias = Callable[[Graph, Cluster, Source, Options], Plan]
 """Plan one replica."""
 Join: TypeAlias = Callable[[TensorParallel | None], Maker]
@@ -117,25 +115,12 @@ def _planned(
         best = work.as_one_is()
         _require_one_kind(best)
         return best
-    tries = _micro_batches(graph, cluster, options, count)
     with until_stopped():  # whoever presses Ctrl-C in one search wants no other
-        best = _fastest(work, tries)
+        best = work.plan(numbers_of(graph, cluster, options, count)[0])
     _require_one_kind(best)
     if best.stages.by_backend:
         require_collectives(best)
-    no_order = all(len(own) == 1 for own in groups)  # of one device each there is none to choose
-    if is_stopped() or no_order:
-        return best
     return halved(best, graph, cluster, options, work.as_said)
-
-
-def _fastest(work: _Work, tries: Sequence[int]) -> Plan:
-    """Return the fastest of some numbers of micro-batches, and of more where these may be."""
-    shared = sum(work.options.replica_shares) or 1
-    wanted = (n for n in tries if n == tries[0] or not is_stopped())
-    further = more_counts(work.graph, work.options, max(tries))
-    more = (n for n in further if n % shared == 0 and not is_stopped())
-    return fastest_number(wanted, more, work.plan, but=(NoPlanError, InputError))
 
 
 def _of_one(options: Options) -> Options:
@@ -178,29 +163,31 @@ def _all_of(cluster: Cluster) -> Group:
     return cluster.replicas[0] if len(cluster.replicas) == 1 else tuple(cluster.device)
 
 
-def _micro_batches(graph: Graph, cluster: Cluster, options: Options, count: int) -> Sequence[int]:
-    """Return the numbers of micro-batches to try: one at least for each replica.
+def numbers_of(graph: Graph, cluster: Cluster, options: Options, count: int) -> Sequence[int]:
+    """Return the numbers of micro-batches to try, ascending: one at least for each replica.
 
     Raises:
         InputError: the batch gives no such number.
     """
     tried = counts(graph, cluster, options)
-    enough = [micro_batches for micro_batches in tried if micro_batches >= count]
+    further = more_counts(graph, options, max(tried))
+    shared = sum(options.replica_shares) or 1
+    enough = [number for number in (*tried, *further) if number >= count]
     if not enough:
-        more = next((n for n in range(count, graph.batch + 1) if graph.batch % n == 0), None)
-        raise InputError(
-            f"{count} replicas need a micro-batch each, and a step has {max(tried)}",
-            code="BX1281",
-            at="--replicas",
-            help=f"--replicas {max(tried)}, or a larger batch"
-            if options.micro_batches is None or more is None
-            else f"--micro-batches {more}, which divides the batch of {graph.batch}",
-        )
-    shared = sum(options.replica_shares)
-    fitting = [
-        micro_batches for micro_batches in enough if not shared or not micro_batches % shared
-    ]
-    return fitting or enough[-1:]  # `asked` says what is wrong with it
+        raise _too_few(graph, options, count, max(tried))
+    return [number for number in enough if number % shared == 0] or enough[-1:]
+
+
+def _too_few(graph: Graph, options: Options, count: int, most: int) -> InputError:
+    more = next((n for n in range(count, graph.batch + 1) if graph.batch % n == 0), None)
+    return InputError(
+        f"{count} replicas need a micro-batch each, and a step has {most}",
+        code="BX1281",
+        at="--replicas",
+        help=f"--replicas {most}, or a larger batch"
+        if options.micro_batches is None or more is None
+        else f"--micro-batches {more}, which divides the batch of {graph.batch}",
+    )
 
 
 @dataclass
@@ -214,7 +201,6 @@ class _Work:
     make: Make
     join: Join
     groups: tuple[Group, ...]
-    best_s: float = float("inf")
     known: dict[tuple[object, int, int], Plan] = field(default_factory=dict)
 
     def plan(self, micro_batches: int) -> Plan:
@@ -224,13 +210,11 @@ class _Work:
         micros = numbered(shares, in_turn=each)
         rows = self.graph.batch // micro_batches
         alone = [self._alone(i, rows, len(micros[i])) for i in range(len(self.groups))]
-        plan = self.joined(micro_batches, alone, micros)
-        self.best_s = min(self.best_s, plan.forecast.step_s)
-        return plan
+        return self.joined(micro_batches, alone, micros)
 
     def as_said(self, options: Options, micro_batches: int) -> Plan:
         """Plan a step of so many micro-batches as other options say."""
-        return replace(self, options=options, best_s=float("inf"), known={}).plan(micro_batches)
+        return replace(self, options=options, known={}).plan(micro_batches)
 
     def as_one_is(self) -> Plan:
         """Plan one replica, its micro-batches left open, and all as it is."""
@@ -247,37 +231,38 @@ class _Work:
         each = max(1, micro_batches // count)
         alone = [self._alone(i, rows, each) for i in range(count)]
         steps_s = [plan.forecast.step_s for plan in alone]
-        if not self.options.zero_stage:  # with it replicas divide their updates, too
-            self._require_worth(min(steps_s))
         return by_speed(micro_batches, [each / max(step_s, 1e-12) for step_s in steps_s])
-
-    def _require_worth(self, least_s: float) -> None:
-        """Refuse to join replicas of which each takes so long for an even share of the batch."""
-        if SURE * least_s >= self.best_s:
-            raise NoPlanError(f"takes about {least_s:.4g} s at the least", code="BX1289")
 
     def _alone(self, number: int, rows: int, micro_batches: int) -> Plan:
         """Plan one replica by itself, with its own micro-batches as the batch."""
         cluster = only(self.cluster, self.groups[number])
         key = likeness(cluster), rows, micro_batches
         if key not in self.known:
-            self.known[key] = self._longer(key[0], rows, micro_batches) or self._made(
+            self.known[key] = self._as_another(cluster, rows, micro_batches) or self._made(
                 number, rows * micro_batches, micro_batches
             )
         return self.known[key]
 
-    def _longer(self, likeness: object, rows: int, micro_batches: int) -> Plan | None:
-        """Return a plan of a replica alike with other micro-batches: where these are many, or None.
+    def _as_another(self, cluster: Cluster, rows: int, micro_batches: int) -> Plan | None:
+        """Return the plan of a replica of the same devices, placed here, if that is as good.
 
-        So each kind of replica is searched once for an even share of the batch.
+        Such a one has other links, or other micro-batches: where these are many, or None. So each
+        kind of replica is searched once, for an even share of the batch.
         """
+        like = likeness(cluster)
         for (other, its_rows, _), plan in self.known.items():
-            if other == likeness and its_rows == rows and _is_long(plan, micro_batches):
-                with suppress(NoPlanError):
-                    return self._placed_alone(plan, micro_batches)
+            if its_rows != rows or not _is_plain(plan):
+                continue
+            is_same = plan.micro_batches == micro_batches and _has_kinds(plan, cluster)
+            if not (_is_long(plan, micro_batches) if other == like else is_same):
+                continue
+            with suppress(NoPlanError):
+                found = self._placed_alone(plan, cluster, micro_batches)
+                if other == like or found.forecast.step_s <= SAME * plan.forecast.step_s:
+                    return found
         return None
 
-    def _placed_alone(self, plan: Plan, micro_batches: int) -> Plan:
+    def _placed_alone(self, plan: Plan, cluster: Cluster, micro_batches: int) -> Plan:
         """Cut and order a replica as a plan does, for another number of its micro-batches."""
         given = self._options(micro_batches)
         options = replace(
@@ -286,9 +271,11 @@ class _Work:
             in_flight=plan.in_flight,
             recompute=plan.stages.recompute or given.recompute,
         )
-        graph, about = plan.graph.of_batch(plan.rows * micro_batches), (plan.cluster, plan.source)
+        graph = plan.graph.of_batch(plan.rows * micro_batches)
+        about = cluster, plan.source
+        placement = replace(plan.placement, device_of=_renamed(plan, cluster))
         costs = estimated(graph.at(plan.rows), *about, options.estimator)
-        return placed(graph, *about, options, micro_batches, plan.placement, costs)
+        return placed(graph, *about, options, micro_batches, placement, costs)
 
     def _made(self, number: int, batch: int, micro_batches: int | None) -> Plan:
         """Plan one replica by itself, for a batch of its own."""
@@ -433,12 +420,22 @@ class _Work:
         return replace(tensor, groups=tuple(own for groups in every for own in groups))
 
 
+def _is_plain(plan: Plan) -> bool:
+    """Whether a replica of whole backwards has nothing that was chosen for its devices but cuts."""
+    stages = plan.stages
+    more = plan.placement.tensor or stages.deferring or stages.again or stages.offload
+    return not (more or stages.asynchronous)
+
+
 def _is_long(plan: Plan, micro_batches: int) -> bool:
-    """Whether a replica of whole backwards is cut alike for so many micro-batches."""
-    stages, few = plan.stages, sorted((plan.micro_batches, micro_batches))
-    is_plain = not (plan.placement.tensor or stages.deferring or stages.again or stages.offload)
-    is_long = few[0] >= LONG * len(plan.cluster.devices) and few[1] <= ABOUT * few[0]
-    return is_plain and not stages.asynchronous and is_long
+    """Whether a replica is cut alike for so many micro-batches."""
+    few = sorted((plan.micro_batches, micro_batches))
+    return few[0] >= LONG * len(plan.cluster.devices) and few[1] <= ABOUT * few[0]
+
+
+def _has_kinds(plan: Plan, cluster: Cluster) -> bool:
+    """Whether a replica's devices are of the same kinds, whatever links they have."""
+    return [*map(nameless, plan.cluster.devices)] == [*map(nameless, cluster.devices)]
 
 
 def _renamed(plan: Plan, cluster: Cluster) -> Mapping[str, str]:

@@ -40,7 +40,7 @@ from bigbrain_fx.plan.schedule.faults import (
     WeightBeforeBackward,
 )
 from bigbrain_fx.plan.schedule.memory import fixed_bytes, held
-from bigbrain_fx.plan.schedule.messages import ONCE
+from bigbrain_fx.plan.schedule.messages import ONCE, OnceAStep, once_a_step
 from bigbrain_fx.plan.schedule.table import table
 
 SHOWN_FAULTS = 10
@@ -211,11 +211,12 @@ def _missing(
 
 def _inputs(programs: Sequence[Program], stages: Stages) -> Iterator[MissingInput]:
     """Find instructions that come before what they need from their own program."""
+    once = once_a_step(stages)
     for program in programs:
         seen: set[Instruction] = set()
         last_of = _last_backwards(program)
         for position, instruction in enumerate(program.instructions):
-            for need in _needs(instruction, program.device, stages, last_of):
+            for need in _needs(instruction, program.device, stages, last_of, once):
                 if need not in seen:
                     yield MissingInput(program.device, position, instruction, need)
             seen.add(instruction)
@@ -231,7 +232,7 @@ def _last_backwards(program: Program) -> _LastOf:
 
 
 def _needs(
-    instruction: Instruction, device: str, stages: Stages, last_of: _LastOf
+    instruction: Instruction, device: str, stages: Stages, last_of: _LastOf, once: OnceAStep
 ) -> Iterator[Instruction]:
     """Yield what must stand before an instruction in its own program."""
     needed = ONCE if stages.zero_stage else (*ONCE, "gather")
@@ -251,10 +252,10 @@ def _needs(
                 yield from _complete(stages, edge, None, last_of)
         case OptimizerStep():
             yield from last_of.values()
-            for edge in stages.edges:
-                once = edge.kind in needed and not stages.is_local(edge)
-                if once and stages.stages[edge.target].device == device:
-                    yield Recv(edge, None)
+            for kind in needed:
+                for other in once.get((device, kind), ()):
+                    if isinstance(other, Recv):
+                        yield other
 
 
 def _complete(

@@ -36,6 +36,7 @@ It knows nothing of times; `simulate` adds them, and says when a message has lef
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -114,6 +115,8 @@ def optimizes(program: Program) -> bool:
 
 
 Message: TypeAlias = tuple[Edge, int | None]
+_Sent: TypeAlias = tuple[int, int, Edge, int | None]
+"""The place in the program by which a message has left, its number, and the message."""
 _Key: TypeAlias = tuple[EdgeKind, str, int, int | None]
 
 
@@ -130,7 +133,9 @@ class _Ledger:
         self._bytes: dict[_Key, int] = {}
         self._uses: Counter[_Key] = Counter()
         self._once: list[Edge] = []
-        self._sent: list[Message] = []
+        self._sent: list[_Sent] = []  # heaps: the next to leave first
+        self._sent_parts: list[_Sent] = []
+        self._sends = 0
         self._backwards: Counter[tuple[str, int]] = Counter()
         self._added_micros: dict[str, tuple[int, ...]] = {}  # to each bucket's sum, of parts
         self._own_parts = 0  # copies that wait until others' parts were added before them
@@ -152,7 +157,7 @@ class _Ledger:
             case Send(edge, micro):
                 if edge.kind in ("reduce", "gather") and micro is not None:  # not the bucket itself
                     self._hold((replace(edge, nbytes=self._parts_bytes(edge)),), micro)
-                self._sent.append((edge, micro))
+                self._send(edge, micro)
                 return self._now()
         is_part = isinstance(instruction, Recv) and self._is_part(instruction.edge)
         self._let_go(position, but_parts=is_part)
@@ -168,19 +173,21 @@ class _Ledger:
         """Whether messages are of a micro-batch's bucket, which replicas sum as it comes."""
         return edge.kind == "reduce" and self.stages.sums_each and not self.stages.by_backend
 
+    def _send(self, edge: Edge, micro: int | None) -> None:
+        """Note when a message has left."""
+        self._sends += 1
+        sent = self._left.get((edge, micro), 0), self._sends, edge, micro
+        heapq.heappush(self._sent_parts if self._is_part(edge) else self._sent, sent)
+
     def _let_go(self, position: int, *, but_parts: bool) -> None:
         """Drop what was sent and has left; all that one computation made is held until its last.
 
         `but_parts`: replicas send theirs and wait for others' at once, so both are here.
         """
-        waiting = []
-        for edge, micro in self._sent:
-            is_kept = but_parts and self._is_part(edge)
-            if is_kept or self._left.get((edge, micro), 0) > position:
-                waiting.append((edge, micro))
-            else:
+        for sent in (self._sent,) if but_parts else (self._sent, self._sent_parts):
+            while sent and sent[0][0] <= position:
+                _, _, edge, micro = heapq.heappop(sent)
                 self._drop((edge,), micro)
-        self._sent = waiting
 
     def _compute(self, instruction: Instruction) -> Held:
         self._visit(instruction.stage if isinstance(instruction, Compute) else None)

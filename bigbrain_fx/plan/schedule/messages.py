@@ -20,7 +20,7 @@ Edges with both ends on one device have no instruction. It knows nothing of time
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from bigbrain_fx.core import (
@@ -43,21 +43,24 @@ from bigbrain_fx.plan.schedule.parts import parts
 Orders: TypeAlias = dict[str, tuple[Compute, ...]]
 """What each device computes, in order."""
 
+OnceAStep: TypeAlias = Mapping[tuple[str, EdgeKind], Sequence[Send | Recv]]
+"""By device and kind: first all that it sends, then all that it receives."""
 ONCE: tuple[EdgeKind, ...] = ("statistics", "tied", "norm", "loss")
 """Messages of a step, in this order, before the optimizer steps."""
 
 
 def with_messages(stages: Stages, orders: Orders, trained: frozenset[int]) -> tuple[Program, ...]:
     """Return one program per device, in the order of `stages.devices`."""
+    once = once_a_step(stages) if trained else {}
     programs = [
-        Program(device, tuple(_instructions(stages, device, orders[device], bool(trained))))
+        Program(device, tuple(_instructions(stages, device, orders[device], once, bool(trained))))
         for device in stages.devices
     ]
     return with_gathers(stages, programs)
 
 
 def _instructions(
-    stages: Stages, device: str, order: tuple[Compute, ...], training: bool
+    stages: Stages, device: str, order: tuple[Compute, ...], once: OnceAStep, training: bool
 ) -> Iterator[Instruction]:
     last = {(type(compute), compute.stage): compute for compute in order}
     taken: set[Recv] = set()
@@ -70,15 +73,15 @@ def _instructions(
             yield from early
     if training:
         yield from (each for each in _late(stages, device) if each not in taken)
-        yield from _update(stages, device)
+        yield from _update(stages, device, once)
 
 
-def _update(stages: Stages, device: str) -> Iterator[Instruction]:
-    pieces = _once_a_step(stages, device, "gather")
+def _update(stages: Stages, device: str, once: OnceAStep) -> Iterator[Instruction]:
+    pieces = once.get((device, "gather"), ())
     if not stages.zero_stage:
         yield from pieces
     for kind in ONCE:
-        yield from _once_a_step(stages, device, kind)
+        yield from once.get((device, kind), ())
     yield OptimizerStep()
     if stages.zero_stage and not stages.gathers:
         yield from pieces
@@ -143,14 +146,15 @@ def _surrounded(stages: Stages, compute: Compute) -> Iterator[Instruction]:
             yield Send(edge, compute.micro)
 
 
-def _once_a_step(stages: Stages, device: str, kind: EdgeKind) -> Iterator[Instruction]:
-    edges = [edge for edge in stages.edges if edge.kind == kind and not stages.is_local(edge)]
-    for edge in edges:
-        if stages.stages[edge.source].device == device:
-            yield Send(edge, None)
-    for edge in edges:
-        if stages.stages[edge.target].device == device:
-            yield Recv(edge, None)
+def once_a_step(stages: Stages) -> OnceAStep:
+    """Return what devices send others, and what they receive, that no micro-batch is of."""
+    found: dict[tuple[str, EdgeKind], list[Send | Recv]] = {}
+    far = [edge for edge in stages.edges if not stages.is_local(edge)]
+    every: list[tuple[int, Send | Recv]] = [(edge.source, Send(edge, None)) for edge in far]
+    every += [(edge.target, Recv(edge, None)) for edge in far]
+    for stage, each in every:
+        found.setdefault((stages.stages[stage].device, each.edge.kind), []).append(each)
+    return found
 
 
 def messages(stages: Stages, edge: Edge) -> int:

@@ -4,7 +4,7 @@
 costs and memory; it knows nothing of how a plan is cut, of text, torch or processes.
 
     units ──work──▶ lines ──dynamic program──▶ splits ──pace──▶ shortlist ──judge──▶ best
-                                                  naive, chain-dp ──judge──┘
+                                                           naive ──judge──┘
 """
 
 from __future__ import annotations

@@ -47,8 +47,8 @@ from bigbrain_fx.planning import (
 )
 
 PIPELINE = "pipeline"
-PLANNERS = "naive", "chain-dp"
-"""Partitioners that are asked, too: what they place costs a trial, and often is the simplest."""
+SIMPLE = "naive"
+"""A partitioner that is asked, too: what it places costs a trial, and is the simplest."""
 _CUTS_PER_DEVICE = 6
 _NEAREST = 24
 """Sequences of devices to look at for a split that needs the least memory."""
@@ -122,7 +122,7 @@ class PipelineSearch:
         """
         try:
             self.pipelines()
-            self.planners()
+            self.simple()
             self.split_backwards()
         except KeyboardInterrupt:
             if self.ranking.best() is None:
@@ -155,7 +155,7 @@ class PipelineSearch:
         for trial in self.ask.known:
             self.ranking.consider(trial)
         shortlist = self._shortlist(found)
-        for entry in dict.fromkeys((*shortlist, *self._by_themselves(found))):
+        for entry in dict.fromkeys(shortlist):
             self._simulate(entry)
         if self.ask.objective != "memory":
             better = sorted(map(self._polished, shortlist), key=by_pace)
@@ -229,16 +229,6 @@ class PipelineSearch:
         several = sorted(firsts.values(), key=by_pace)[: max(1, most // 2)]
         return list(dict.fromkeys([*several, *ranked]))[:most]
 
-    def _by_themselves(self, found: Sequence[Found]) -> Iterator[Found]:
-        """Yield the best of each device alone where others would slow it: the pace is a crowd's."""
-        if all(at.least is at.work for at in self.at):
-            return
-        firsts: dict[tuple[str, ...], Found] = {}
-        for entry in sorted(found, key=by_pace):
-            if len(entry.split.sequence) == 1:
-                firsts.setdefault(entry.split.sequence, entry)
-        yield from list(firsts.values())[: self.limits.shortlist]
-
     def _simulate(self, entry: Found) -> None:
         placement = self._placement(entry)
         chain = "1f1b" if self.ask.graph.training else "forward"
@@ -266,18 +256,18 @@ class PipelineSearch:
         )
         return Placement(line.work.placed(line.homes(split)), reason)
 
-    # ------------------------------------------------------------------ other partitioners
+    # ------------------------------------------------------------------ the simplest
 
-    def planners(self) -> None:
-        """Simulate what other partitioners do, with numbers of micro-batches that may be best."""
-        asked = PLANNERS if self.ask.cut_at != "blocks" else PLANNERS[1:]
-        is_one = len(self.ask.cluster.devices) == 1  # both would say the same of it
+    def simple(self) -> None:
+        """Simulate even parts in the file's order, with numbers of micro-batches that may be best.
+
+        They cut layers, so not where that is not wanted.
+        """
         best = self.ranking.best()
-        for name in asked[:1] if is_one else asked:
-            for at in self._promising():
-                is_few = len(self.ask.cluster.devices) <= _WIDE
-                if is_few or best is None or at.micro_batches == best.trial.micro_batches:
-                    self._planner(name, at.micro_batches)
+        is_few = len(self.ask.cluster.devices) <= _WIDE
+        for at in self._promising() if self.ask.cut_at != "blocks" else ():
+            if is_few or best is None or at.micro_batches == best.trial.micro_batches:
+                self._simple(at)
 
     def _promising(self) -> Iterator[MicroBatchCase]:
         """Yield the numbers of micro-batches with which a chain could be the best."""
@@ -303,19 +293,34 @@ class PipelineSearch:
             self._floors[at.micro_batches] = found
         return self._floors[at.micro_batches]
 
-    def _planner(self, name: str, micro_batches: int) -> None:
+    def _simple(self, at: MicroBatchCase) -> None:
+        micro_batches = at.micro_batches
         try:
-            placement = self.ask.place(name, micro_batches)
+            placement = self.ask.place(SIMPLE, micro_batches)
         except (NoPlanError, InputError) as error:
             if isinstance(error, NoPlanError):
                 self.ranking.first_error = self.ranking.first_error or error
             return
+        best = self.ranking.best()
+        if best is not None and self.ask.objective != "memory":
+            near_s = best.score.step_s * (1 + self.ask.apart)
+            if self._busiest_s(at, placement) > near_s:
+                return
         chain = "1f1b" if self.ask.graph.training else "forward"
         asked = self.ask.schedule
         for schedule in (asked,) if asked else (chain, "list"):
-            trial = Trial(name, placement, schedule, micro_batches, self.ask.in_flight)
+            trial = Trial(SIMPLE, placement, schedule, micro_batches, self.ask.in_flight)
             if self.ranking.consider(trial) is not None:
                 return
+
+    def _busiest_s(self, at: MicroBatchCase, placement: Placement) -> float:
+        """Return seconds that a step of these parts does not go below: the busiest device's."""
+        seconds = dict.fromkeys(at.least.on, 0.0)
+        for unit, names in enumerate(at.least.groups):
+            device = placement.device_of[names[0]]
+            on = at.least.on[device]
+            seconds[device] += float(on.forward_s[unit] + on.backward_s[unit])
+        return at.micro_batches * max(seconds.values())
 
     # ------------------------------------------------------------------ split backwards
 

@@ -29,6 +29,8 @@ ROWS = (1, 2, 4, 8)
 """Of a micro-batch, besides all that a replica has: larger ones only fill a pipeline later."""
 GRADIENTS = 2.0
 """Tensors of a parameter's size that its gradients take while they are added up."""
+SAVED = 0.9
+"""Of what an estimator says that ops save for the backward, the least that a ledger counts."""
 ROOM = 0.85
 """Of a device's memory for tensors that weights and what belongs to them may take: the rest is for
 activations and messages."""
@@ -40,12 +42,16 @@ FEW = 16
 
 @dataclass(frozen=True)
 class Priced:
-    """A strategy and what is known of it before it is planned; `about_s` is infinite if nothing."""
+    """A strategy and what is known of it before it is planned; `about_s` is infinite if nothing.
+
+    One that `lacks` memory has no plan; one that does not fit, by a rule of thumb, may have one.
+    """
 
     strategy: Strategy
     least_s: float
     about_s: float
     fits: bool
+    lacks: bool = False
 
 
 class Bound:
@@ -67,7 +73,10 @@ class Bound:
         sets = strategy.sets or divide(self.cluster, strategy.replicas, strategy.members)
         if any(len(own) % strategy.members for own in sets):
             return Priced(strategy, 0.0, float("inf"), fits=True)
-        seconds = [self._seconds(strategy, sets, rows) for rows in self._rows(strategy)]
+        every = [rows for rows in self._rows(strategy) if not self._lacks(strategy, sets, rows)]
+        if not every:
+            return Priced(strategy, float("inf"), float("inf"), fits=False, lacks=True)
+        seconds = [self._seconds(strategy, sets, rows) for rows in every]
         least_s, about_s = (min(each, default=0.0) for each in zip(*seconds, strict=True))
         sent_s = self._sent_s(sets)
         sums_s = 2 * (len(sets) - 1) * sent_s
@@ -104,7 +113,7 @@ class Bound:
 
     def _rows(self, strategy: Strategy) -> Iterator[int]:
         """Yield how many rows a micro-batch may have: few, and as many as a replica has."""
-        graph, micro = self.graph, self.options.micro_batches
+        graph, micro = self.graph, strategy.micro_batches or self.options.micro_batches
         if graph.static_batch or micro:
             yield graph.static_batch or max(1, graph.batch // (micro or 1))
             return
@@ -209,6 +218,34 @@ class Bound:
         ]
         rate = max(bytes_per_s(self.cluster, a, b) for a, b in pairs)
         return self._held_bytes / len(sets) / max(map(len, sets)) / rate
+
+    def _lacks(self, strategy: Strategy, sets: Sequence[Group], rows: int) -> bool:
+        """Whether some replica's devices cannot hold its state and one micro-batch, all together.
+
+        After a micro-batch's last forward all that its ops save is held, whatever the schedule.
+        Nothing is said of groups, whose members divide it, nor of recompute and offloading.
+        """
+        if strategy.members > 1 or self.options.recompute or self.options.offload:
+            return False
+        needed = self._state_bytes(strategy.zero_stage, len(sets))
+        needed += SAVED * self._saved_bytes(rows) if self.graph.training else 0.0
+        device = self.cluster.device
+        return needed > min(sum(tensor_bytes(device[name]) for name in own) for own in sets)
+
+    def _state_bytes(self, zero_stage: int, replicas: int) -> float:
+        """Return the least that a replica holds of weights, gradients and the optimizer's state."""
+        if not self.graph.training:
+            return self._held_bytes
+        states = self.source.optimizer_states.values()
+        state = min((self.source.optimizer_state, *states))
+        whole = 2 - (zero_stage >= 2) - (zero_stage == 3)
+        parts = replicas if zero_stage else 1
+        return self._held_bytes * (whole + (2 + state - whole) / parts)
+
+    def _saved_bytes(self, rows: int) -> int:
+        """Return what ops of one micro-batch save where that is least."""
+        tables = {id(ops): ops for ops in self._priced(rows).costs.ops.values()}.values()
+        return min(sum(cost.saved_bytes for cost in ops.values()) for ops in tables)
 
     def _fits(self, strategy: Strategy, sets: Sequence[Group]) -> bool:
         state = max((self.source.optimizer_state, *self.source.optimizer_states.values()))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TypeAlias
 
 from bigbrain_fx.core import Cluster, Graph
@@ -22,17 +22,21 @@ from bigbrain_fx.plan.fastest import counted_s
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
 from bigbrain_fx.plan.objective import best_for, charges_for_bytes
 from bigbrain_fx.plan.progress import is_stopped, tell, until_stopped
+from bigbrain_fx.plan.replicas import FEW_MESSAGES, halved, has_many_messages
 from bigbrain_fx.plan.search import Compared
 from bigbrain_fx.plan.strategy.bound import Bound, Priced
+from bigbrain_fx.plan.strategy.micro_batches import fastest_number
 from bigbrain_fx.plan.strategy.space import (
     are_alike,
     divisions,
     grouped,
+    micro_batches_are_open,
     neighbours,
     replica_counts,
     replicas_are_open,
     roomier,
     undivided,
+    with_micro_batches,
 )
 from bigbrain_fx.plan.strategy.strategy import Strategy
 from bigbrain_fx.plan.tensor import tensor_is_open
@@ -44,11 +48,15 @@ BUDGET, OF_EACH, OF_CLIMB = 100_000, 4_000, 150_000
 planned at least. A plan of 700 ops takes 16 devices about a second. OF_CLIMB is for changes of the
 fastest groups: of 40 drawn small models two are then slower than the best of all ways, by 1.6 % at
 most."""
+SMALL, FAR = 10_000, 1.1
+"""What every strategy may cost, and times the best step that others may take by a closed form."""
 
 
-def is_open(cluster: Cluster, options: Options) -> bool:
-    """Whether the number of replicas, or of members of tensor groups, is left open."""
-    return tensor_is_open(options) or replicas_are_open(cluster, options)
+def is_open(graph: Graph, cluster: Cluster, options: Options) -> bool:
+    """Whether the number of replicas is left open, of members of groups, or replicas' rows."""
+    if tensor_is_open(options) or replicas_are_open(cluster, options):
+        return True
+    return micro_batches_are_open(graph, cluster, options)
 
 
 def plan_strategies(
@@ -192,15 +200,15 @@ class _Chooser:
     def _promising(self, priced: Sequence[Priced]) -> list[Priced]:
         """Return what fits, then what does not, each by about how long it takes.
 
-        Of those that are as fast as the first, who has the fewest replicas comes first: their sums
-        are fewer messages to plan.
+        Of those that are as fast as the first, those whose sums are soon planned come first.
         """
         first_s = min((each.about_s for each in priced if each.fits), default=0.0)
         near_s = first_s * (1 + self._gap)
 
-        def key(each: Priced) -> tuple[float, ...]:
-            is_near = each.fits and each.about_s <= near_s
-            return not each.fits, not is_near, is_near * each.strategy.replicas, each.about_s
+        def key(each: Priced) -> tuple[bool, bool, float]:
+            is_short = not has_many_messages(each.strategy.replicas, FEW_MESSAGES)
+            is_first = each.fits and each.about_s <= near_s and is_short
+            return not each.fits, not is_first, each.about_s
 
         return sorted(priced, key=key)
 
@@ -240,13 +248,26 @@ class _Chooser:
         if not self.plans:
             return False
         what, room = str(each.strategy), "" if each.fits else ", and lacks memory"
-        if not (self._pays_for_bytes or self._may_be_faster(each.least_s)):
+        if each.lacks:
+            self._leave(what, "lacks memory for its state and one micro-batch, by a bound")
+        elif not (self._pays_for_bytes or self._may_be_faster(each.least_s)):
             self._leave(what, f"takes {each.least_s:.4g} s at the least")
-        elif self.left <= 0:
+        elif self.left <= 0 or self._is_far(each):
             self._leave(what, f"takes about {each.about_s:.4g} s{room}, by a closed form")
         else:
             return False
         return True
+
+    def _is_far(self, each: Priced) -> bool:
+        """Whether what is dear to plan takes much longer than the best, by the closed form."""
+        best_s = min((counted_s(plan) for _, plan in self.plans), default=float("inf"))
+        return self._cost(each.strategy) > SMALL and each.about_s > FAR * best_s
+
+    def _cost(self, strategy: Strategy) -> int:
+        """Return what a strategy costs to plan: longer pipelines more, as orders are searched."""
+        devices = len(self.cluster.devices)
+        long = devices // (strategy.replicas * strategy.members)
+        return OF_EACH + len(self.graph.ops) * devices * (8 + long) // 8
 
     def _may_be_faster(self, least_s: float) -> bool:
         """Whether a step of so many seconds is faster than the best by more than can be told."""
@@ -270,10 +291,9 @@ class _Chooser:
     def _plan_one(self, strategy: Strategy) -> bool:
         """Plan one, or note why there is none; whether there is one."""
         tell(str(strategy))
-        self.left -= OF_EACH + len(self.graph.ops) * len(self.cluster.devices)
+        self.left -= self._cost(strategy)
         try:
-            where, asked = strategy.on(self.cluster), strategy.asked(self.options)
-            plan = self.make(self.graph, where, self.source, asked)
+            plan = self._made(strategy)
             self.plans.append((strategy, replace(plan, cluster=self.cluster)))
             self.stopped = is_stopped() or (plan.search is not None and plan.search.stopped)
             return True
@@ -285,6 +305,22 @@ class _Chooser:
         except (NoPlanError, InputError) as error:
             self.failures.append((strategy, error))
         return False
+
+    def _made(self, strategy: Strategy) -> Plan:
+        """Plan one; of replicas with the best number of micro-batches where that is open."""
+        where, asked = strategy.on(self.cluster), strategy.asked(self.options)
+        if not micro_batches_are_open(self.graph, where, asked):
+            return self.make(self.graph, where, self.source, asked)
+
+        def make(given: Options, number: int | None) -> Plan:
+            given = replace(given, micro_batches=number)
+            return self.make(self.graph, where, self.source, given)
+
+        # whole backwards for each number, split ones for the best alone
+        whole = asked if asked.defer is not None else replace(asked, defer=())
+        each = [*map(self._bound.of, with_micro_batches(strategy, self.graph, where, asked))]
+        best = fastest_number(each, partial(make, whole), self._may_be_faster)
+        return halved(best, self.graph, where, asked, make)
 
     def _leave(self, what: str, why: str) -> None:
         self.unplanned.append(Compared(what, None, why))

@@ -21,8 +21,10 @@ from bigbrain_fx.plan.replicas import (
     has_many_messages,
     likeness,
     numbers,
+    numbers_of,
     only,
     replica_count,
+    run_as_one,
 )
 from bigbrain_fx.plan.shard import chosen_axes
 from bigbrain_fx.plan.strategy.bound import Bound
@@ -40,6 +42,25 @@ _FINER, _LARGEST = (1, 2, 3), 12
 def replicas_are_open(cluster: Cluster, options: Options) -> bool:
     """Whether the number of replicas is the planner's to choose."""
     return options.replicas == 0 and not (options.replica_shares or cluster.replicas)
+
+
+def micro_batches_are_open(graph: Graph, cluster: Cluster, options: Options) -> bool:
+    """Whether the rows of replicas' micro-batches are open."""
+    if options.micro_batches or graph.static_batch or not graph.rows_apart:
+        return False
+    if not options.wants_replicas(cluster, trains=graph.training):
+        return False
+    is_one = replica_count(cluster, options) == 1 and options.all_reduce_order != "tree"
+    return not is_one and not run_as_one(graph, cluster, options)
+
+
+def with_micro_batches(
+    strategy: Strategy, graph: Graph, cluster: Cluster, options: Options
+) -> Iterator[Strategy]:
+    """Yield a strategy of replicas with each number of micro-batches, ascending."""
+    count = replica_count(cluster, options)
+    for number in numbers_of(graph, cluster, options, count):
+        yield replace(strategy, replicas=count, micro_batches=number)
 
 
 def undivided(cluster: Cluster, options: Options) -> Iterator[Strategy]:

@@ -1,9 +1,10 @@
 """One point of the space that `auto` looks at: who computes together, and what they divide.
 
-    replicas x members of a tensor group x ZeRO x devices of each replica
+    replicas x members of a tensor group x ZeRO x devices of each replica x rows of a micro-batch
 
-What is left to the search of one pipeline (devices along it, cuts, schedule, micro-batches, what
-runs again) is no part of a strategy: `plan.search` finds it. This file knows options and devices.
+What is left to the search of one pipeline (devices along it, cuts, schedule, what runs again, and
+of one replica the rows) is no part of a strategy: `plan.search` finds it. This file knows options
+and devices.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class Strategy:
         sets: devices of each replica, group after group; (): all, as `divide` gives them to each.
         shares: of the members; (): as asked.
         axes: that groups divide, by name; (): as asked.
+        micro_batches: of a step of all replicas; None: as asked, or not chosen yet.
     """
 
     replicas: int = 1
@@ -35,6 +37,7 @@ class Strategy:
     sets: tuple[Group, ...] = ()
     shares: tuple[int, ...] = ()
     axes: tuple[str, ...] = ()
+    micro_batches: int | None = None
 
     def asked(self, options: Options) -> Options:
         """Return options in which nothing is open but what the search of a pipeline finds."""
@@ -48,7 +51,8 @@ class Strategy:
             given = replace(given, schedule=None)
         if options.replicas == 0 or self.sets:
             given = replace(given, replicas=self.replicas)
-        given = replace(given, zero_stage=self.zero_stage)
+        micro_batches = self.micro_batches or options.micro_batches
+        given = replace(given, zero_stage=self.zero_stage, micro_batches=micro_batches)
         if options.replicas == 0 and self.replicas == 1 and options.all_reduce_order != "tree":
             return replace(given, sum_order="replica")  # the tree is for one, too
         return given

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from bigbrain_fx.core import Cluster, Graph, ParamRef, Ref, TensorParallel
+from bigbrain_fx.core import Cluster, Graph, Link, ParamRef, Ref, TensorParallel
 from bigbrain_fx.plan import Options, Plan, Source, make_plan
 from bigbrain_fx.plan.judge import Maker, PipelineMaker
 from bigbrain_fx.plan.replicas import plan_replicas
-from tests.support.synthetic import cluster_of, device, graph_of, op, weight
+from tests.support.synthetic import chain_graph, cluster_of, device, graph_of, op, weight
 
 
 @pytest.mark.parametrize(("micro_batches", "searches"), [(96, 2), (6, 4)])
@@ -33,3 +35,28 @@ def test_a_kind_of_replica_is_searched_once_where_micro_batches_are_many(
     plan = plan_replicas(graph, cluster, source, options, make, join)
     assert len(asked) == searches
     assert [len(own) for own in plan.stages.micros] == [micro_batches * 2 // 3, micro_batches // 3]
+
+
+@pytest.mark.parametrize(("rate", "searches"), [(1.1e9, 1), (1e3, 2)])
+def test_replicas_of_the_same_devices_are_placed_alike_where_that_is_as_fast(
+    rate: float, searches: int
+) -> None:
+    """The second one has another link, which is fast enough for the first one's cut, or not."""
+    graph, devices = chain_graph(1, 8, skips=False), [device(f"d{i}", 1.0) for i in range(4)]
+    cluster = replace(
+        cluster_of(*devices, link=Link(1e-6, 1e9)), links=(("d2", "d3", Link(1e-6, rate)),)
+    )
+    cluster = replace(cluster, replicas=(("d0", "d1"), ("d2", "d3")))
+    source, options = Source(""), Options("chain-dp", micro_batches=4, replicas=2)
+    asked: list[Cluster] = []
+
+    def make(graph: Graph, cluster: Cluster, source: Source, options: Options) -> Plan:
+        asked.append(cluster)
+        return make_plan(graph, cluster, source, options)
+
+    def join(tensor: TensorParallel | None) -> Maker:
+        return PipelineMaker(graph, cluster, source, options)
+
+    plan = plan_replicas(graph, cluster, source, options, make, join)
+    assert plan.stages.replicas == 2
+    assert len({tuple(own.device) for own in asked}) == searches

@@ -1,0 +1,79 @@
+"""Numbers of micro-batches -> the plan of the best: from the most promising, up and then down.
+
+    about_s   12.9  11.9 [11.7] 12.6     planned: the third, the fourth, which is slower, the second
+
+A step takes longer the further a number is from the best one: of fewer a pipeline fills late, of
+more each op is started more often. So neighbours are planned only while they are faster. What lacks
+memory by its bound is planned only where nothing else is there. This file knows numbers and plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from bigbrain_fx.errors import BigBrainError, InputError, NoPlanError
+from bigbrain_fx.plan.fastest import counted_s
+from bigbrain_fx.plan.nouns import Plan
+from bigbrain_fx.plan.progress import is_stopped
+from bigbrain_fx.plan.strategy.bound import Priced
+
+
+def fastest_number(
+    priced: Sequence[Priced],
+    make: Callable[[int | None], Plan],
+    may_be_faster: Callable[[float], bool],
+) -> Plan:
+    """Return the fastest plan of the numbers of micro-batches of one strategy.
+
+    Args:
+        priced: the strategy with each number, ascending; one at least.
+        make: plans a number; None: as the search of a pipeline finds it.
+        may_be_faster: whether a step of at least so many seconds is worth a plan.
+
+    Raises:
+        BigBrainError: no number makes a plan; the first one's.
+    """
+    fitting = [each for each in priced if not each.lacks] or priced[-1:]
+    start = min(range(len(fitting)), key=lambda i: fitting[i].about_s)
+    climb = _Climb(make, may_be_faster)
+    climb.along(fitting[start:])
+    climb.along(fitting[:start][::-1])
+    if climb.best is None:
+        assert climb.failure is not None
+        raise climb.failure
+    return climb.best
+
+
+@dataclass
+class _Climb:
+    """What was planned so far: mutable, used once."""
+
+    make: Callable[[int | None], Plan]
+    may_be_faster: Callable[[float], bool]
+    best: Plan | None = None
+    failure: BigBrainError | None = field(default=None)
+
+    def along(self, numbers: Sequence[Priced]) -> None:
+        """Plan numbers as long as each is faster than the best so far, or there is none."""
+        for each in numbers:
+            if self.best is not None and (is_stopped() or not self._is_promising(each)):
+                return
+            if not self._is_faster(each.strategy.micro_batches):
+                return
+
+    def _is_promising(self, each: Priced) -> bool:
+        assert self.best is not None
+        return each.least_s < counted_s(self.best) and self.may_be_faster(each.least_s)
+
+    def _is_faster(self, number: int | None) -> bool:
+        """Plan one; whether those beyond it are worth a plan."""
+        try:
+            plan = self.make(number)
+        except (NoPlanError, InputError) as error:
+            self.failure = self.failure or error
+            return self.best is None
+        if self.best is not None and counted_s(plan) >= counted_s(self.best):
+            return False
+        self.best = plan
+        return True

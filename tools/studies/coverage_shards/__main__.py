@@ -1,6 +1,6 @@
 """Every model of the zoo divided inside its ops: the sharded graph beside the graph.
 
-    python -m tools.coverage_shards [--case NAME ...] [--out rows.jsonl] [--write results.md]
+    python -m tools.studies.coverage_shards [--case NAME ...] [--out FILE] [--write results.md]
 
 For two members with shares 2:1 and three with 3:2:1: the axes that `split --tensor` would choose,
 every rule tried first, then one forward and backward whole and in shares, in float32 and float64;
@@ -48,7 +48,7 @@ _AS_NEAR = 3.0  # times a model's own distance from float64, as `verify` allows
 STATUSES = ("equal", "whole", "refused", "failed")
 HEADING = """# Models divided inside their ops
 
-Written by `python -m tools.coverage_shards --out rows.jsonl --write results.md`: one training
+Written by `python -m tools.studies.coverage_shards --out FILE --write results.md`: one training
 step's forward and backward of every model of the zoo (docs/reference/coverage.md), whole and
 divided among unlike members, along the axes that `split --tensor` chooses, and with what they leave
 of the sequence, which it takes where that is faster. Apart is the largest difference of a gradient,

@@ -1,6 +1,6 @@
 """Step time beside torch.distributed.pipelining: same model, cut, schedule and machine, in turn.
 
-    python tools/bench_peer.py [--json] [--pairs 7] [--steps 2] [--only 1f1b] [--malloc raised]
+    python -m tools.studies.peers.bench_peer [--pairs 7] [--steps 2] [--only 1f1b] [--malloc raised]
 
 An 8-block GPT (512 wide, 128 tokens, 2048 words), 8 micro-batches of one row, two gloo processes
 with one thread each; forward, backward and AdamW. Both sides stay alive and take turns, so that
@@ -40,8 +40,8 @@ import bigbrain_fx
 from bigbrain_fx.core import Cluster, Device, Link
 from bigbrain_fx.measure.ops import ProfileOptions, profile
 from bigbrain_fx.plan import Options
-from tools import peer_model
-from tools.peer_jobs import Job, Meter, job, wait_for_quiet
+from tools.studies.peers import peer_model
+from tools.studies.peers.peer_jobs import Job, Meter, job, wait_for_quiet
 
 MODEL = Path(__file__).resolve().parent / "peer_model.py"
 MICRO_BATCHES = 8

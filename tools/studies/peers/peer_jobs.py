@@ -1,4 +1,4 @@
-"""The processes of `tools/bench_peer.py`: start, command, watch and end them; and who else is busy.
+"""The processes of `bench_peer.py`: start, command, watch and end them; and who else is busy.
 
 Every wait has a deadline, and every process is ended by its id. This file knows no statistics.
 """

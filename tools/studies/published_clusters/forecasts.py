@@ -16,7 +16,7 @@ from pathlib import Path
 from bigbrain_fx.cluster import parse_cluster
 from bigbrain_fx.core import Cluster, Graph
 from bigbrain_fx.plan import Options, Plan, Source, make_plan
-from tools.published_gpus.clusters.rows import ClusterRow
+from tools.studies.published_clusters.rows import ClusterRow
 
 Doc = dict[str, object]
 

@@ -1,8 +1,8 @@
 """Replicas, ZeRO and tensor groups beside torch's own: same model, batch and machine, in turns.
 
-    python -m tools.bench_shards [--pairs 16] [--steps 2] [--only DDP] [--json] [--tensors]
+    python -m tools.studies.peers.bench_shards [--pairs 16] [--steps 2] [--only DDP] [--tensors]
 
-The 8-block GPT of `tools/bench_peer.py`, two gloo processes of one thread, four rows of 128 tokens
+The 8-block GPT of `bench_peer.py`, two gloo processes of one thread, four rows of 128 tokens
 on each; forward, backward, sum of gradients, AdamW. Both sides stay alive and take turns; pairs in
 which others used more than 5 % of the processors are taken again, and the quietest count.
 
@@ -39,10 +39,17 @@ from bigbrain_fx.core import Cluster, Device, Link, SumOrder, ZeroStage
 from bigbrain_fx.plan import Options, read_plan
 from bigbrain_fx.runtime import joined
 from bigbrain_fx.weights import part_name
-from tools.bench_peer import ATTEMPTS, MODEL, QUIET, QUIET_WAIT_S, TOLERANCE, largest_error
 from tools.live_bytes import tracked_bytes
-from tools.peer_jobs import STEP_S, Job, Meter, job, wait_for_quiet
-from tools.peer_supervised import Supervised, supervised
+from tools.studies.peers.bench_peer import (
+    ATTEMPTS,
+    MODEL,
+    QUIET,
+    QUIET_WAIT_S,
+    TOLERANCE,
+    largest_error,
+)
+from tools.studies.peers.peer_jobs import STEP_S, Job, Meter, job, wait_for_quiet
+from tools.studies.peers.peer_supervised import Supervised, supervised
 
 WORLD = 2
 STEADY = 0.01  # a peak that grows by more from 3 steps to 6 is not one
@@ -178,7 +185,7 @@ def _job(side: str, bundle: Path, *, tensors: bool = False) -> AbstractContextMa
 def their_tensor_bytes(series: Series, bundle: Path) -> int | None:
     """Return what tensors take at their most on the fuller rank; None where it cannot be told.
 
-    It can where it does not grow with the steps: see `tools/tensor_peak.py`.
+    It can where it does not grow with the steps: see `tensor_peak.py`.
     """
     found = []
     for steps in (3, 6):

@@ -1,6 +1,6 @@
 """Everything planned together on unlike clusters, by forecast: beside pipelines and replicas.
 
-    python -m tools.unlike_together [--write results.md] [--only gpt] [--json]
+    python -m tools.studies.unlike_together [--write results.md] [--only gpt] [--json]
 
 Models of the size that the study `unlike` ran x speeds 2:1 and 4:2:1:1 x links of 1 Gbit/s and
 100 Mbit/s; ops cost what the analytical estimator says, so that all machines forecast alike.
@@ -29,7 +29,7 @@ from bigbrain_fx.frontend import capture_file
 from bigbrain_fx.plan import Options, Plan, Source, apart, make_plan
 from tools.emulation.models import MODELS, Site
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 ROWS = {"gpt": 16, "llama": 16, "unet": 80, "encdec": 64}
 SPEEDS = ((2, 1), (4, 2, 1, 1))
 MBIT_PER_S = (1000.0, 100.0)
@@ -153,7 +153,7 @@ def said(plan: Plan) -> str:
 
 _INTRO = """# Everything planned together, on unlike devices
 
-Written by `python -m tools.unlike_together --write results.md` on {day}; do not edit.
+Written by `python -m tools.studies.unlike_together --write results.md` on {day}; do not edit.
 Forecasts, none of it measured: ops cost what the analytical estimator says of devices of 60 GFLOP/s
 and 12 GB/s times their speeds, so plans are the same on every machine. Models are of the size of
 `tools.studies.unlike`.

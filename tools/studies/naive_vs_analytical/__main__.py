@@ -1,6 +1,6 @@
 """Naive against analytical against `auto`, the founders' hypothesis: measured rows, and a page.
 
-    python -m tools.naive_vs_analytical --out rows.jsonl --write results.md
+    python -m tools.studies.naive_vs_analytical --out rows.jsonl --write results.md
 
 Linux and root, as `tools.emulate`. Seven models, a CNN at three batch sizes among them, on four
 emulated clusters, each planned by all three as `split` does with nothing else said. A run that
@@ -35,7 +35,7 @@ from tools.emulation.models import CNN, MODELS, Model, Site
 from tools.json_lines import read_lines
 
 PATH = click.Path(path_type=Path)
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 PLANNERS = ("naive", "analytical", "auto")
 SITES = tuple(
     Site(f"{':'.join(map(str, speeds))} at {rate:g} Mbit/s", speeds, rate)
@@ -186,7 +186,7 @@ _HEAD = (
     "equal one. Written by",
     "",
     "```",
-    "python -m tools.naive_vs_analytical --out rows.jsonl --write results.md",
+    "python -m tools.studies.naive_vs_analytical --out rows.jsonl --write results.md",
     "```",
     "",
     "Each cluster is emulated (a network namespace, processor quota and link for each device) and "
@@ -283,7 +283,7 @@ def main(
     torch.set_num_threads(1)
     load("partitioner")
     load("estimator")
-    rows = read_lines(out, "tools.naive_vs_analytical", row_of)
+    rows = read_lines(out, "tools.studies.naive_vs_analytical", row_of)
     if not rows_only:
         if reason := missing():
             raise click.ClickException(reason)

@@ -4,7 +4,7 @@
       ▲                                                           └─ d1 ── wait()
       └──────────── said (a pipe): device, pid, its end, time, memory ─────┘
 
-It answers as `tools.peer_jobs.Job` does; processor time is that of launch.py, too.
+It answers as `tools.studies.peers.peer_jobs.Job` does; processor time is that of launch.py, too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bigbrain_fx.plan import read_plan
-from tools.peer_jobs import GRACE_S, RAISED, START_S, STEP_S, processor_s
+from tools.studies.peers.peer_jobs import GRACE_S, RAISED, START_S, STEP_S, processor_s
 
 HANG_S = 3600.0  # who waits at its gate is not hung
 STEPS = 1_000_000

@@ -1,6 +1,6 @@
 """Hold our forecasts of clusters against published measurements.
 
-    python -m tools.published_gpus.clusters --data DIR [--group sailor] [--nic] [--profile FILE]
+    python -m tools.studies.published_clusters --data DIR [--group sailor] [--nic] [--profile FILE]
 
 DIR (or BIGBRAIN_GPU_DATA) has others' rows, which are not ours to ship. Models are captured from
 `models` on the meta device; no GPU.
@@ -16,10 +16,10 @@ from statistics import fmean
 
 import click
 
-from tools.published_gpus.clusters.forecasts import ClusterSaid, folder_links, forecast
-from tools.published_gpus.clusters.models import graph_of
-from tools.published_gpus.clusters.rows import folder_of, read_rows
 from tools.published_gpus.rows import VARIABLE
+from tools.studies.published_clusters.forecasts import ClusterSaid, folder_links, forecast
+from tools.studies.published_clusters.models import graph_of
+from tools.studies.published_clusters.rows import folder_of, read_rows
 
 
 @click.command()

@@ -1,4 +1,4 @@
-"""The model of `tools/bench_peer.py`: an 8-block GPT, untied and without dropout.
+"""The model of `bench_peer.py`: an 8-block GPT, untied and without dropout.
 
 Untied, because torch.distributed.pipelining trains a tied weight apart; without dropout, because
 only then can two programs be expected to find the same gradients.

@@ -1,4 +1,4 @@
-"""One process of `tools/bench_peer.py` or `tools/bench_shards.py`: a rank of ours or of theirs.
+"""One process of `bench_peer.py` or `bench_shards.py`: a rank of ours or of theirs.
 
 It trains when told to: a line of JSON on stdin, a line of JSON back on stdout. Between commands it
 waits without using the processor, so that two sides can take turns. It knows no statistics.
@@ -42,8 +42,8 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from tools import peer_model
-from tools.tensor_peak import TensorPeak
+from tools.studies.peers import peer_model
+from tools.studies.peers.tensor_peak import TensorPeak
 
 MICRO_BATCHES = 8
 WHOLE = "whole.safetensors"  # beside a bundle's parts of weights: what its model began with

@@ -1,6 +1,6 @@
 """Lies in a bundle as `gate.py`: after each step a device says so and waits for its next turn.
 
-`tools/peer_supervised.py` copies it there, makes the pipes and calls `wait` from `on_step_end`.
+`peer_supervised.py` copies it there, makes the pipes and calls `wait` from `on_step_end`.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from bigbrain_fx.plan import Options, Plan, make_plan
 from bigbrain_fx.planning.registry import load, preset
 from tools.emulation import Network, emulated, missing
 from tools.emulation.models import CNN, MODELS, Model, Site
-from tools.json_lines import read_lines
+from tools.studies.json_lines import read_lines
 
 PATH = click.Path(path_type=Path)
 ROOT = Path(__file__).resolve().parents[3]

@@ -27,7 +27,7 @@ from bigbrain_fx.core import Cluster, Graph
 from bigbrain_fx.errors import BigBrainError
 from bigbrain_fx.frontend import capture_file
 from bigbrain_fx.plan import Options, Plan, Source, apart, make_plan
-from tools.emulation.models import MODELS, Site
+from tools.studies.emulated_models import MODELS, Site
 
 ROOT = Path(__file__).resolve().parents[3]
 ROWS = {"gpt": 16, "llama": 16, "unet": 80, "encdec": 64}

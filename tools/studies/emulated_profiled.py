@@ -1,6 +1,6 @@
 """`profile` on an emulated device: within its quota, from the moment when something is timed.
 
-    python -m tools.emulation.profiled GROUP CPUS WANTED     (run by the nursery)
+    python -m tools.studies.emulated_profiled GROUP CPUS WANTED     (run by the nursery)
 
 GROUP is where the thread that computes writes itself into, CPUS is JSON, WANTED what
 `bigbrain_fx.measure.ops.child` takes. To load and capture a model is not what a device is slow at.

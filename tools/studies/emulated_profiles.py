@@ -85,7 +85,7 @@ def _wanted(model: Path, store: Path, rows: int, rounds: int) -> Mapping[str, ob
 def _command(
     net: Network, name: str, rank: int, wanted: Mapping[str, object], log: Path
 ) -> Command:
-    words = ("-m", "tools.emulation.profiled", net.groups.of[name].compute)
+    words = ("-m", "tools.studies.emulated_profiled", net.groups.of[name].compute)
     environment = {**os.environ, "RANK": str(rank), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     everything = (sys.executable, *words, json.dumps(net.cpus[name]), json.dumps(wanted))
     return Command(name, everything, log.parent, environment, log, reports=False)

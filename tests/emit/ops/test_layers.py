@@ -9,11 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bigbrain_fx.core import Stage
-from bigbrain_fx.emit.files.texts import bundle_texts
-from bigbrain_fx.emit.modules.classes import Classes
-from bigbrain_fx.frontend import capture
-from tests.support import samples
+from tests.support.emitted_stages import emitted_stage, stage_text
 
 
 class Holder(nn.Module):
@@ -26,16 +22,6 @@ class Holder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.call_it(self.layer, x)
-
-
-def stage_of(module: nn.Module, x: Tensor, *, training: bool = True) -> str:
-    """Return the class of a stage that runs all of a module."""
-    graph = capture(module, {"x": x}, training=training).graph
-    params = tuple(name for op in graph.ops for name in op.params)
-    ops = tuple(op.name for op in graph.ops)
-    stage = Stage(0, "d0", ops, params=tuple(dict.fromkeys(params)), inputs=("x",))
-    text = Classes(graph, [stage], [graph.outputs]).stage_text(stage)
-    return "\n".join(text.lines)
 
 
 def plainly(layer: nn.Module, x: Tensor) -> Tensor:
@@ -98,7 +84,7 @@ ROWS, IMAGE, WORDS = torch.randn(4, 8), torch.randn(4, 8, 6, 6), torch.randint(5
 def test_a_layer_is_made_and_called_as_its_author_did(
     layer: nn.Module, x: Tensor, made: str
 ) -> None:
-    text = stage_of(Holder(layer, plainly), x)
+    text = stage_text(Holder(layer, plainly), x)
     assert f"self.layer = {made}" in text or made in text.partition("def forward")[0]
     assert "self.layer(x)" in text.partition("def forward")[2]
 
@@ -124,18 +110,12 @@ def test_another_use_of_its_tensors_gives_the_same_numbers(
 ) -> None:
     """Whatever is written for it, the emitted stage computes what the module computes."""
     module = Holder(layer, call)
-    found = samples.of_module(module, {"x": x}, lambda y, _: y.square().mean())
-    plan = samples.planned(found, "naive", 1, "gpipe", 1)
-    texts = bundle_texts(plan)
-    stage = samples.loaded(texts["device_d0.py"], "device_d0").Stage0()
-    state = {**module.state_dict(), **found.tensors}
-    stage.load_state_dict({name: state[name] for name in stage.state_dict()})
-    assert torch.equal(stage(x), module.train()(x).square().mean())
+    assert torch.equal(emitted_stage(module, x)(x), module.train()(x).square().mean())
 
 
 def test_dropout_and_batch_norm_follow_the_mode() -> None:
     layers = nn.Sequential(nn.Dropout(0.5), nn.Linear(8, 8))
-    text = stage_of(Holder(layers, lambda m, x: F.dropout(m(x), 0.1, m.training)), ROWS)
+    text = stage_text(Holder(layers, lambda m, x: F.dropout(m(x), 0.1, m.training)), ROWS)
     assert "self.layer[0](x)" in text
     assert "F.dropout(" in text
     assert "training=self.training)" in text
@@ -143,6 +123,6 @@ def test_dropout_and_batch_norm_follow_the_mode() -> None:
 
 
 def test_a_stage_of_an_evaluated_model_is_in_eval_mode() -> None:
-    text = stage_of(Holder(nn.BatchNorm2d(8), plainly), IMAGE, training=False)
+    text = stage_text(Holder(nn.BatchNorm2d(8), plainly), IMAGE, training=False)
     assert "self.layer = nn.BatchNorm2d(8)" in text
     assert "self.eval()" in text

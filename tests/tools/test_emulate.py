@@ -188,39 +188,6 @@ def test_groups_of_a_gone_owner_are_swept() -> None:
     assert not any(folder.exists() for folder in moved)
 
 
-KILLED = """
-import sys
-from tools.emulation.groups import find_trees, make_groups
-from tools.emulation.quotas import Quota
-from tools.emulation.started import watched
-groups = make_groups(find_trees(), {"d0": Quota(0.5, 4000, 8000, 2**26)})
-with watched(groups.folders) as watchdog:
-    print(watchdog, *groups.folders, flush=True)
-    sys.stdin.read()
-"""
-
-
-@pytest.mark.nightly
-@real
-def test_the_watchdog_outlives_a_killed_owner() -> None:
-    owner = subprocess.Popen(
-        [sys.executable, "-c", KILLED],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    with owner:
-        assert owner.stdout is not None
-        watchdog, *folders = owner.stdout.readline().split()
-        assert all(Path(folder).is_dir() for folder in folders)
-        end = os.pidfd_open(int(watchdog))
-        owner.send_signal(signal.SIGKILL)
-        assert select.select([end], (), (), DEADLINE_S)[0]
-        os.close(end)
-    assert not any(Path(folder).exists() for folder in folders)
-
-
 @real
 def test_what_keeps_processors_awake_steps_back_for_everything() -> None:
     cpus = sorted(os.sched_getaffinity(0))[:2]

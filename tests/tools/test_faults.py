@@ -21,10 +21,7 @@ from tools.faulting.report import (
     END,
     OTHERS,
     START,
-    cells,
-    line,
     summary,
-    table,
     with_others,
     write_page,
 )
@@ -150,14 +147,6 @@ def test_what_is_not_built_or_raises_is_never_passed(
     assert found.verdict.problems == ("OSError: no such disk",)
 
 
-def test_the_table_has_a_cell_for_every_heading() -> None:
-    found = Result(ROW, Verdict(BROKEN, "a|b", problems=("other bits at the end",)), 1.0)
-    rows = table([found]).splitlines()
-    assert len({row.count("|") for row in rows}) == 1
-    assert len(cells(found)) == rows[0].count("|") - 1
-    assert "other bits at the end" in line(found)
-
-
 def test_a_page_keeps_what_is_written_around_the_table(tmp_path: Path) -> None:
     page = tmp_path / "replay.md"
     write_page(
@@ -223,10 +212,6 @@ def test_what_differs_breaks_a_row(changes: dict[str, object]) -> None:
 def test_a_fault_that_did_not_strike_breaks_a_row() -> None:
     verdict = judged(finished(), finished(), [Fault("d0", 1, "forward")], "")
     assert verdict.problems == ("faults [0] did not strike",)
-
-
-def test_a_bound_that_was_not_measured_is_broken() -> None:
-    assert judged(finished(), finished(), (), "", 1.0).status == BROKEN
 
 
 def test_survivors_do_nothing_twice_and_keep_their_process() -> None:

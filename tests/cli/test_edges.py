@@ -167,12 +167,6 @@ def test_what_is_not_installed_is_said_before_the_model_runs(
     assert "needs ortools, which is not installed\n  help: pip install ortools" in done.err
 
 
-def test_plugins_lists_what_can_be_set() -> None:
-    found = {entry["name"]: entry for entry in call("plugins", "--json").objects}
-    assert found["mcmc"]["settings"] == ["proposals", "unaided"]
-    assert found["naive"]["settings"] == []
-
-
 # --------------------------------------------------------------------------- flags and files
 
 

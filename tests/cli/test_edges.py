@@ -15,7 +15,7 @@ from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Options
 from bigbrain_fx.runtime import rendezvous
 from bigbrain_fx.runtime.limits import NoGpuError
-from tests.support.command_line import CHOICES, call, tiny_bundle, write_cluster, write_model
+from tests.support.command_line import CHOICES, call, write_cluster, write_model
 from tests.support.synthetic import device
 
 MINE = '''
@@ -40,11 +40,6 @@ class Half:
     def partition(self, graph, cluster, costs):
         return Placement({graph.ops[0].name: cluster.devices[0].name})
 '''
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_bundle(tmp_path_factory.getbasetemp())
 
 
 @pytest.fixture

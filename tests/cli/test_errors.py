@@ -16,7 +16,6 @@ from tests.support.command_line import (
     Called,
     call,
     files,
-    tiny_bundle,
     write_cluster,
     write_model,
 )
@@ -295,10 +294,7 @@ def test_bad_plan(tmp_path: Path, command: str, case: str) -> None:
     assert "Traceback" not in done.err
 
 
-def test_a_plan_of_another_type_or_for_another_cluster(
-    here: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    bundle = tiny_bundle(tmp_path_factory.getbasetemp())
+def test_a_plan_of_another_type_or_for_another_cluster(here: Path, bundle: Path) -> None:
     plan = json.loads((bundle / "plan.json").read_text())
     (here / "bad.json").write_text(json.dumps({**plan, "micro_batches": "many"}))
     done = call("explain", "bad.json")

@@ -21,17 +21,11 @@ from tests.support.command_line import (
     MODEL,
     call,
     files,
-    tiny_bundle,
     write_cluster,
     write_model,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_bundle(tmp_path_factory.getbasetemp())
 
 
 # --------------------------------------------------------------------------- ports

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from bigbrain_fx.bundles.launch import free_port
 from bigbrain_fx.cli.templates import CLUSTER, example
+from tests.promise.conftest import typed_in_bash
 
 TUTORIALS = Path(__file__).resolve().parents[2] / "docs/tutorials"
 PAGE = TUTORIALS / "first-split.md"
@@ -25,23 +23,7 @@ def commands(page: Path = PAGE) -> str:
 
 def typed(page: Path, folder: Path) -> str:
     """Type the commands of a page in a folder; return what they print."""
-    return shell(commands(page), folder)
-
-
-def shell(script: str, folder: Path) -> str:
-    (folder / "typed.sh").write_text(f"set -ex\n{script}")
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "typed.sh"],
-        cwd=folder,
-        env={**os.environ, "PATH": path},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
+    return typed_in_bash(f"set -x\n{commands(page)}", folder)
 
 
 @pytest.mark.nightly
@@ -84,7 +66,7 @@ cp -r bundle second
 wait %1
 ls bundle/saved/d0.safetensors second/saved/d1.safetensors
 """
-    printed = shell(script.replace(":29500", f":{port}"), tmp_path)
+    printed = typed_in_bash(f"set -x\n{script}".replace(":29500", f":{port}"), tmp_path)
     for line in re.findall(r"^127.*$", text, re.M):
         assert line.replace(":29500", f":{port}") in printed.replace(":29500", f":{port}")
     assert "step    19" in printed

@@ -54,15 +54,12 @@ def test_each_broken_rule_is_reported(message: str, count: int) -> None:
     assert len(list(message_faults(message))) == count
 
 
-@pytest.mark.parametrize(("subject", "code"), [("runtime: name it", 0), ("Names", 1)])
-def test_the_hook_ends_with_a_code(tmp_path: Path, subject: str, code: int) -> None:
-    file = tmp_path / "COMMIT_EDITMSG"
-    file.write_text(subject + "\n", encoding="utf-8")
-    assert main([str(file)]) == code
-
-
-def test_a_hook_without_a_file_is_bad_usage() -> None:
-    assert main([]) == 2
+@pytest.mark.parametrize(("subjects", "code"), [(["runtime: name it"], 0), (["Names"], 1), ([], 2)])
+def test_the_hook_ends_with_a_code(tmp_path: Path, subjects: list[str], code: int) -> None:
+    files = [tmp_path / str(number) for number in range(len(subjects))]
+    for file, subject in zip(files, subjects, strict=True):
+        file.write_text(subject + "\n", encoding="utf-8")
+    assert main([str(file) for file in files]) == code
 
 
 def test_hooks_need_no_network_and_are_installed() -> None:

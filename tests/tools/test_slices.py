@@ -22,15 +22,11 @@ TESTS = [f"tests/test_{file}.py::test_it[{case}]" for file in range(9) for case 
 SECONDS = {f"tests/test_{file}.py": 40.0 * file for file in range(9)}
 
 
-@pytest.mark.parametrize("text", ["", "3", "3/", "/8", "3/8/9", "-1/8", "1.5/8", "a/b", "3 / 8"])
-def test_a_malformed_slice_is_refused(text: str) -> None:
-    with pytest.raises(SliceError) as caught:
-        parsed(text)
-    assert repr(text) in str(caught.value)
-
-
-@pytest.mark.parametrize("text", ["0/8", "9/8", "1/0"])
-def test_a_slice_out_of_range_is_refused(text: str) -> None:
+@pytest.mark.parametrize(
+    "text",
+    ["", "3", "3/", "/8", "3/8/9", "-1/8", "1.5/8", "a/b", "3 / 8", "0/8", "9/8", "1/0"],
+)
+def test_a_slice_that_is_malformed_or_out_of_range_is_refused(text: str) -> None:
     with pytest.raises(SliceError) as caught:
         parsed(text)
     assert text in str(caught.value)

@@ -134,25 +134,27 @@ def sizes(placement: Placement, graph: Graph) -> dict[str, int]:
     return {home: homes.count(home) for home in dict.fromkeys(homes)}
 
 
-def test_equal_devices_get_equal_parts() -> None:
-    graph, each = plain_chain(8)
-    cluster = cluster_of(*(device(f"d{i}") for i in range(4)))
-    placement = ChainDP(8).partition(graph, cluster, costs_of(cluster, each, (1, 1, 1, 1)))
-    assert sizes(placement, graph) == {"d0": 2, "d1": 2, "d2": 2, "d3": 2}
+@pytest.mark.parametrize(
+    ("count", "micro", "speeds", "expected"),
+    [
+        (8, 8, (1, 1, 1, 1), {"d0": 2, "d1": 2, "d2": 2, "d3": 2}),
+        (12, 32, (1, 3), {"d0": 3, "d1": 9}),
+        (4, 4, (1, 0.001), {"d0": 4}),  # a useless device is left out
+    ],
+)
+def test_parts_are_as_large_as_devices_are_fast(
+    count: int, micro: int, speeds: Sequence[float], expected: dict[str, int]
+) -> None:
+    graph, each = plain_chain(count)
+    cluster = cluster_of(*(device(f"d{i}", speed) for i, speed in enumerate(speeds)))
+    placement = ChainDP(micro).partition(graph, cluster, costs_of(cluster, each, speeds))
+    assert sizes(placement, graph) == expected
 
 
-def test_the_faster_device_gets_the_larger_part() -> None:
-    graph, each = plain_chain(12)
-    cluster = cluster_of(device("slow"), device("fast", 3))
-    placement = ChainDP(32).partition(graph, cluster, costs_of(cluster, each, (1, 3)))
-    assert sizes(placement, graph) == {"slow": 3, "fast": 9}
-
-
-def test_a_useless_device_is_left_out_unless_asked_for() -> None:
+def test_a_useless_device_is_used_if_asked_for() -> None:
     graph, each = plain_chain(4)
     cluster = cluster_of(device("fast"), device("snail", 0.001))
     costs = costs_of(cluster, each, (1, 0.001))
-    assert sizes(ChainDP(4).partition(graph, cluster, costs), graph) == {"fast": 4}
     forced = ChainDP(4, use_all=True).partition(graph, cluster, costs)
     assert sorted(sizes(forced, graph).values()) == [1, 3]
 

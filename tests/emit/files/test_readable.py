@@ -1,10 +1,11 @@
-"""The promise of readable files: short, and no longer for more micro-batches or more layers."""
+"""Files that can be read: short, with a picture, no longer for more layers or micro-batches."""
 
 from __future__ import annotations
 
 import ast
 import re
 from functools import lru_cache
+from itertools import groupby
 
 import pytest
 import torch
@@ -132,3 +133,33 @@ def test_classes_have_the_names_of_the_model(model: str) -> None:
         found = [node.name for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
         blocks = {re.sub(r"_\d+$", "", n) for n in found if not re.match(r"Stage\d|DeviceD\d", n)}
         assert blocks <= own
+
+
+def chain(text: str) -> list[str]:
+    """Return the devices of a file's picture; its own stands in brackets."""
+    paragraph = text.split("\n\n")[1]
+    return re.findall(r"\[?d\d+\]?(?= -->|     |\n|$)", paragraph)
+
+
+@pytest.mark.parametrize(
+    ("devices", "schedule", "expected"),
+    [
+        (2, "1f1b", ["d0", "[d1]"]),
+        (2, "zb-v", ["d0", "[d1]", "d0"]),
+        (4, "zb-v", ["d0", "[d1]", "d2", "d3", "d2", "[d1]", "d0"]),
+        (2, "interleaved", ["d0", "[d1]", "d0", "[d1]"]),
+    ],
+)
+def test_a_device_is_drawn_once_per_visit(devices: int, schedule: str, expected: list[str]) -> None:
+    texts = samples.texts("gpt", "naive", devices, schedule, 4)
+    assert chain(texts["device_d1.py"]) == expected
+
+
+def test_a_long_chain_is_wrapped() -> None:
+    plan = samples.plan("gpt", "scattered")
+    text = samples.texts("gpt", "scattered")["device_d0.py"]
+    visits = [name for name, _ in groupby(stage.device for stage in plan.stages.stages)]
+    assert chain(text) == [f"[{name}]" if name == "d0" else name for name in visits]
+    paragraph = text.split("\n\n")[1]
+    assert len(paragraph.splitlines()) > 1
+    assert all(len(line) <= COLUMNS for line in paragraph.splitlines())

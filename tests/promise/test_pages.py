@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HOW_TO = sorted(page.relative_to(ROOT).as_posix() for page in ROOT.glob("docs/how-to/*.md"))
 UNTYPED = (
     "docs/how-to/hugging-face.md",  # a checkpoint and a corpus of one's own
-    "docs/how-to/rent.md",  # test_rent
+    "docs/how-to/rent.md",  # test_tutorial
 )
 PAGES = ("README.md", *(page for page in HOW_TO if page not in UNTYPED))
 NOT_TYPED = {

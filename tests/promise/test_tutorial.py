@@ -1,8 +1,9 @@
-"""Tutorials, typed by the letter."""
+"""Tutorials and the page on renting, typed by the letter."""
 
 from __future__ import annotations
 
 import re
+import resource
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from bigbrain_fx.bundles.launch import free_port
 from bigbrain_fx.cli.templates import CLUSTER, example
 from tests.promise.conftest import typed_in_bash
 
-TUTORIALS = Path(__file__).resolve().parents[2] / "docs/tutorials"
+ROOT = Path(__file__).resolve().parents[2]
+TUTORIALS = ROOT / "docs/tutorials"
 PAGE = TUTORIALS / "first-split.md"
 OWN = TUTORIALS / "your-own-training-script.md"
 TWO = TUTORIALS / "two-machines.md"
@@ -78,3 +80,31 @@ def device_files(bundle: Path) -> list[Path]:
 
 def test_the_tutorial_has_commands() -> None:
     assert commands().count("bigbrain-fx ") >= 9
+
+
+RENT = (ROOT / "docs/how-to/rent.md").read_text(encoding="utf-8")
+QUESTIONS = re.findall(r"^## ([^\n]*)\n.*?^```sh\n(.*?)^```", RENT, re.M | re.S)
+PROCESSOR_S = {"LoRA": 60.0}  # 80 layers are traced; of other questions 30 s
+
+
+def used_s() -> float:
+    """Return the processor seconds of all processes that were started and have ended."""
+    found = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return found.ru_utime + found.ru_stime
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("name", "script"), QUESTIONS, ids=[name for name, _ in QUESTIONS])
+def test_a_question_of_the_page_is_answered(name: str, script: str, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    *files, command = script.rstrip().split("\nbigbrain-fx ")
+    typed_in_bash("\n".join(files), tmp_path, OMP_NUM_THREADS="1")
+    begun_s = used_s()
+    said = typed_in_bash(f"bigbrain-fx {command}", tmp_path, OMP_NUM_THREADS="1")
+    for word in (" tokens/s", "money: ", " USD a million tokens", "better: "):
+        assert word in said
+    assert used_s() - begun_s < PROCESSOR_S.get(name.split()[0], 30.0)
+
+
+def test_the_page_asks_three_questions() -> None:
+    assert len(QUESTIONS) == 3

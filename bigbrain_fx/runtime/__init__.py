@@ -134,6 +134,7 @@ if TYPE_CHECKING:
     from .opaque_device import (
         OpaqueDevice as OpaqueDevice,
         current as current,
+        keep_sparse_apart as keep_sparse_apart,
         loss_in as loss_in,
         own_loss as own_loss,
     )

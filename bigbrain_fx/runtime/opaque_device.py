@@ -61,8 +61,9 @@ class OpaqueDevice(Device):
         torch.manual_seed(self.seed)
         if isinstance(stage, nn.Module):
             stage = copy.deepcopy(stage) if len(self.names) > 1 else stage
-            return stage.to(self.device).train()
-        return stage().to(self.device).train()
+        made: nn.Module = (stage if isinstance(stage, nn.Module) else stage()).to(self.device)
+        keep_sparse_apart(made)
+        return made.train()
 
     # ------------------------------------------------------------------ set-up
 
@@ -252,6 +253,18 @@ def loss_in(output: Any) -> Tensor | None:  # noqa: ANN401  # of any model or lo
 def current(module: str, name: str) -> Callable[[], Any]:
     """Return what reads a name of the model file at each call: its code may change it."""
     return lambda: getattr(sys.modules[module], name)
+
+
+def keep_sparse_apart(module: nn.Module) -> None:
+    """Let sparse buffers be plain attributes: no file of weights holds one, and model() makes it.
+
+    A graph's adjacency is one; layers read it as before, by its name.
+    """
+    for part in module.modules():
+        for name, buffer in [*part._buffers.items()]:
+            if buffer is not None and buffer.layout != torch.strided:
+                del part._buffers[name]
+                setattr(part, name, buffer)
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bigbrain_fx.frontend import UserStep
-from bigbrain_fx.runtime import needs_closure, needs_metrics
+from bigbrain_fx.runtime import keep_sparse_apart, needs_closure, needs_metrics
 from bigbrain_fx.verification import laid_tensors, plain_batches
 from bigbrain_fx.verification.draws import reseed, seed_of
 from bigbrain_fx.verification.eager import TrainingLoop
@@ -25,6 +25,7 @@ class OpaqueLoop(TrainingLoop):
     """The loop, step by step, with nothing of a graph around it."""
 
     def _settle_route(self) -> None:
+        keep_sparse_apart(self.model)
         self.split = {path: dim for path, dim in self.wanted.entries.items() if dim is not None}
         self.sums: dict[str, dict[int, Tensor]] = {}
         self.user = UserStep(self.model, self.file.loss, self.wanted.call, self.file.autocast)

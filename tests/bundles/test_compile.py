@@ -328,6 +328,7 @@ def batches(seed):
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("rehearsals")
 def test_a_file_whose_copy_would_be_another_is_taken_whole(tmp_path: Path) -> None:
     """The data are those of the file, as `split` has run it."""

@@ -110,6 +110,7 @@ def goes_on_without_a_device(bundle: Path, tmp_path: Path, rest: str) -> None:
     assert all(torch.equal(tensor, found[name]) for name, tensor in want.items())
 
 
+@pytest.mark.nightly
 def test_the_newer_one_of_commit_and_snapshot_is_taken(bundle: Path, tmp_path: Path) -> None:
     copy, events = copied(bundle, tmp_path), list[Event]()
     edit(copy / "train.py", "os.kill(", ONCE_COMMITTED)

@@ -156,6 +156,7 @@ def test_each_batch_keeps_its_length_bit_by_bit(tmp_path: Path) -> None:
     assert set(found.values()) == {"equal"}
 
 
+@pytest.mark.nightly
 def test_a_batch_is_filled_up_to_the_next_length_alone(tmp_path: Path) -> None:
     made = split(tmp_path, BUCKETS, "lengths = [16, 8, 4]\n")
     assert made.plan.source.buckets == (4, 8, 16)

@@ -217,3 +217,70 @@ def test_where_no_device_can_run_it_the_refusal_says_why() -> None:
     assert "too little memory" in caught.value.notes[0]
     assert caught.value.notes[1:] == ("d0 lacks 1 GiB",)
     assert caught.value.help == "take them out"
+
+
+# ------------------------------------------------------------------ sparse tensors
+
+GRAPH = '''"""Kipf and Welling's graph convolution, whose adjacency is a sparse tensor."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+_edges = torch.tensor([[0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 0]])
+ADJACENCY = torch.sparse_coo_tensor(_edges, torch.ones(6), (6, 6)).coalesce()
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 8), nn.Linear(8, 4)
+        HELD
+
+    def forward(self, x, adjacency=ADJACENCY):
+        adjacency = getattr(self, "adjacency", adjacency)
+        return torch.spmm(adjacency, self.b(torch.relu(torch.spmm(adjacency, self.a(x)))))
+
+
+def model():
+    return Net()
+
+
+def batches(seed):
+    while True:
+        yield {"x": torch.randn(6, 3), "y": torch.randn(6, 4)ENTRY}
+
+
+def example_batch():
+    return next(batches(0))
+
+
+def loss(output, batch):
+    return F.mse_loss(output, batch["y"])
+
+
+def optimizer(named_params):
+    return torch.optim.Adam([p for _, p in named_params], lr=0.1)
+'''
+
+
+@pytest.mark.gate("buffer")
+@pytest.mark.parametrize(
+    ("held", "entry", "code"),
+    [
+        ('self.register_buffer("adjacency", ADJACENCY)', "", "BX2117"),
+        ("pass", ', "adjacency": ADJACENCY', "BX2169"),
+        ("pass", "", "BX0199g"),
+    ],
+    ids=["buffer", "entry", "constant"],
+)
+def test_a_sparse_adjacency_trains_as_in_a_plain_loop(
+    tmp_path: Path, held: str, entry: str, code: str
+) -> None:
+    file = tmp_path / "gcn.py"
+    file.write_text(GRAPH.replace("HELD", held).replace("ENTRY", entry))
+    made = bb.split(file, cluster(2), tmp_path / "b", Options("naive"))
+    assert made.plan.graph.is_opaque_step
+    assert code in made.warnings[0]
+    found = verify(made.bundle, steps=3)
+    assert found.passed, str(found)

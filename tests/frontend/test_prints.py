@@ -48,6 +48,7 @@ def test_it_is_otherwise_what_stands_behind_it(behind: io.TextIOWrapper) -> None
         prints.nothing_of_the_kind  # noqa: B018
 
 
+@pytest.mark.nightly
 def test_a_split_prints_what_a_model_prints_once_and_all_of_stderr(tmp_path: Path) -> None:
     text = MODEL.replace(
         "    def forward(self, x):\n",

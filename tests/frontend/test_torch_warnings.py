@@ -32,6 +32,7 @@ def test_a_trial_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stderr_of_a_trial() == ""
 
 
+@pytest.mark.nightly
 def test_a_level_of_the_user_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "WARNING")
     assert "degrees of freedom" in stderr_of_a_trial()

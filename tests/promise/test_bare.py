@@ -146,6 +146,7 @@ def test_a_whole_batch_trains_bitwise_as_a_plain_loop(
     assert have == want
 
 
+@pytest.mark.nightly
 def test_micro_batches_train_bitwise_as_in_other_tiers(
     parted: Path, outside: Outside, tmp_path: Path
 ) -> None:
@@ -169,6 +170,7 @@ def test_verify_names_the_tier_that_it_needs(parted: Path) -> None:
     assert caught.value.code == "BX3166"
 
 
+@pytest.mark.gate("gloo")
 @pytest.mark.parametrize("name", ["gloo", "recipe", "pipeline_device"])
 def test_a_file_that_is_gone_is_named(
     parted: Path, outside: Outside, tmp_path: Path, name: str

@@ -257,6 +257,7 @@ def test_verify_holds(letters_eval: tuple[Path, Plan]) -> None:
     ]
 
 
+@pytest.mark.nightly
 def test_trained_weights_under_one_plan(tmp_path: Path) -> None:
     """Train, save, split again for inference where the weights are, and infer with them."""
     (tmp_path / "letters.py").write_text(MODEL)

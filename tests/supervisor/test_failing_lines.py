@@ -241,6 +241,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return split_small(tmp_path_factory.mktemp("failing"), cluster(2), options)
 
 
+@pytest.mark.nightly
 def test_a_folder_of_logs_may_go(bundle: Path, tmp_path: Path) -> None:
     """And come as a file, so that it cannot be made again."""
     plain = supervised(bundle, tmp_path / "plain", ("d0", "d1"), 6)

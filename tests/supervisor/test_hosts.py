@@ -82,6 +82,7 @@ def agent(listener: socket.socket, folder: Path) -> Iterator[dict[str, Bridge]]:
         assert not thread.is_alive()
 
 
+@pytest.mark.nightly
 def test_any_host_may_ask_the_run_to_stop(
     bundle: Path, tmp_path: Path, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:

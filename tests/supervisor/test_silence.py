@@ -82,6 +82,7 @@ def both_ends(listener: socket.socket, port: tuple[str, int]) -> tuple[Secured, 
     return heads[0], agent
 
 
+@pytest.mark.nightly
 def test_both_ends_notice_a_cut_wire(listener: socket.socket, wire: Wire) -> None:
     ends = both_ends(listener, wire.server.getsockname())
     for end in ends:

@@ -41,6 +41,7 @@ def test_a_starved_process_is_not_ended_and_a_hung_one_is(tmp_path: Path) -> Non
         assert [event["device"] for event in seen.of("hang")] == ["d1"]
 
 
+@pytest.mark.nightly
 def test_once_it_has_processors_again_the_limit_holds(tmp_path: Path) -> None:
     with stage(tmp_path, hang_s=HANG_S) as seen:
         seen.begin()

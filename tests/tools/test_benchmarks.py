@@ -44,6 +44,7 @@ def figures(path: Path) -> Mapping[str, Any]:
     return {entry["params"]["name"]: entry for entry in json.loads(path.read_text())["benchmarks"]}
 
 
+@pytest.mark.nightly
 def test_a_saved_file_has_times_and_forecasts(saved: Path) -> None:
     found = figures(saved)
     assert set(found) == {"naive", "m-topo"}

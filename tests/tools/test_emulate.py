@@ -268,6 +268,7 @@ def test_only_the_computing_thread_is_held(net: Network, tmp_path: Path) -> None
         assert [word for word in seen["interfaces"] if word.endswith(":")] == ["lo:", "wire:"]
 
 
+@pytest.mark.nightly
 @real
 def test_a_device_cannot_have_more_than_its_memory(net: Network, tmp_path: Path) -> None:
     process, _ = start(net, tmp_path, "d1", 0, GREEDY)

@@ -151,6 +151,7 @@ def test_without_a_weight_one_micro_batch_is_planned_and_more_are_warned_of(
     assert found.checks[-1].word == "differs"
 
 
+@pytest.mark.nightly
 def test_replicas_weigh_by_the_count_of_the_whole_batch(tmp_path: Path) -> None:
     path = write(tmp_path, UNEQUAL, BATCHES, WEIGHT)
     options = bb.Options("naive", micro_batches=4, replicas=2, sum_order="micro")

@@ -56,6 +56,7 @@ def test_gradients_of_weights_wait_as_in_pipelines(
     assert not actual.unlike
 
 
+@pytest.mark.nightly
 def test_pieces_in_turn_have_the_same_bits(bench: Bench, tmp_path: Path) -> None:
     plan = planned(bench, 4, schedule="interleaved")
     assert [len(plan.stages.of(device)) for device in plan.stages.devices] == [2] * 4

@@ -52,6 +52,7 @@ def split_file(folder: Path, letters: str) -> bb.Split:
     return bb.split(path, cluster(2), folder / "b", options)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("rehearsals")
 def test_a_vocabulary_in_the_order_of_a_set_is_refused_with_its_line(tmp_path: Path) -> None:
     with pytest.raises(CaptureError) as caught:

@@ -90,6 +90,7 @@ def test_it_can_be_left_out(tmp_path: Path) -> None:
     assert _split(_file(tmp_path), rehearse=False).rehearsed == ""
 
 
+@pytest.mark.gate("forward counts its calls", "batches() sets the rate")
 @pytest.mark.parametrize(
     "lines",
     [

@@ -74,36 +74,40 @@ def micro_batch_effect(training: Training, captured: Captured, count: int) -> Mi
         effect = own.effect(count)
         if effect.is_equal:
             return replace(effect, loss_count=library)
+    finest = _in_rows(comparison, count)
+    if finest is not None and finest.is_equal:  # so any parts are that rows add up to
+        return replace(finest, micro_batches=count)
     effect = comparison.effect(count)
     if effect.not_compared:
         return _unmeasured(effect, captured)
+    if effect.is_equal and finest is not None:
+        found = Diagnosis(comparison, captured, finest).run()
+        return replace(found, micro_batches=count, seen_in=finest.micro_batches)
     if effect.is_equal:
-        return _row_by_row(comparison, captured, effect)
+        return effect
     named = _divided(comparison, count) or _whole_number(comparison, effect)
     return named or Diagnosis(comparison, captured, effect).run()
 
 
-def _row_by_row(
-    comparison: Comparison, captured: Captured, effect: MicroBatchEffect
-) -> MicroBatchEffect:
-    """Compare smaller parts, too: halves may have as many valid positions by chance.
+def _in_rows(comparison: Comparison, count: int) -> MicroBatchEffect | None:
+    """Compare the batch with its rows: as few parts as planned may agree with it by chance.
 
-    Single rows, or the smallest parts that have a loss: rows without a valid position have none.
+    Halves may have as many valid positions. Rows without one have no loss: then larger parts are
+    compared.
 
     Returns:
-        What those show, of the planned micro-batches; the effect as it is, where they agree, are
-        many, or cannot be run alone, as with batch statistics.
+        What the smallest parts show that have a loss; None where rows are many, or cannot be run
+        alone, as with batch statistics.
     """
-    count, rows = effect.micro_batches, comparison.batch.rows
+    rows = comparison.batch.rows
     while count < rows <= _MOST_ROWS:
-        finer = comparison.effect(rows)
-        if finer.not_compared or finer.is_equal:
+        effect = comparison.effect(rows)
+        if effect.not_compared:
+            return None
+        if effect.is_equal or math.isfinite(effect.parts_loss):
             return effect
-        if math.isfinite(finer.parts_loss):
-            found = Diagnosis(comparison, captured, finer).run()
-            return replace(found, micro_batches=count, seen_in=rows)
-        rows = rows // 2 if rows % 2 == 0 else 0
-    return effect
+        rows = rows // 2 if rows % (2 * count) == 0 else 0
+    return None
 
 
 def with_divided(batch: Batch, names: Sequence[str]) -> Batch:

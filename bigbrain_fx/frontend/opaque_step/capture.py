@@ -25,6 +25,7 @@ from bigbrain_fx.frontend.tracing.objective import require_sizes
 from bigbrain_fx.frontend.tracing.step import input_names, route
 from bigbrain_fx.frontend.translation.batch import Batch, Entry, take_apart, unique
 from bigbrain_fx.frontend.translation.params import dtype_name, store, tensor_names
+from bigbrain_fx.runtime import keep_sparse_apart
 
 if TYPE_CHECKING:
     from bigbrain_fx.frontend.modelfile import ModelFile
@@ -44,6 +45,7 @@ def capture_step(file: ModelFile, seed: int, refusal: BigBrainError, *, runs: bo
     Raises:
         InputError: eager PyTorch does not train it, either; or no file holds its weights.
     """
+    keep_sparse_apart(file.model)
     require_sizes(file.model)
     how = route(file.model, file.example_batch, file.loss is not None)
     call, cost = call_of(file.model, file.example_batch, how), StepCost()

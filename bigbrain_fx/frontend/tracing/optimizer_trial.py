@@ -283,8 +283,8 @@ def _count(shape: Sequence[int], most: int) -> int:
 def numbers_of(name: str, shape: Shape) -> Tensor:
     """Return numbers that only the name and the shape decide."""
     dice = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-    noise = torch.randn(_NOISE, generator=dice, dtype=wide_type(shape.dtype))
     count = math.prod(shape.size)
+    noise = torch.randn(min(count, _NOISE), generator=dice, dtype=wide_type(shape.dtype))
     return noise.repeat(-(-count // _NOISE))[:count].reshape(shape.size).to(shape.dtype)
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bigbrain_fx.core import Graph
-from bigbrain_fx.errors import InputError
+from bigbrain_fx.errors import InputError, about_code
 from bigbrain_fx.frontend.translation.offsets import cut_offsets, no_offsets, row_positions
 from bigbrain_fx.runtime import is_number, overlap
 
@@ -234,7 +234,9 @@ def _require_plain_keys(keys: Sequence[Key]) -> None:
 def _require_strided(found: Sequence[tuple[Key, Tensor]]) -> None:
     for key, tensor in found:
         kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
-        if tensor.is_nested or tensor.layout != torch.strided:
+        if not tensor.is_nested and tensor.layout == torch.strided:
+            continue
+        with about_code():
             raise InputError(
                 f"batch entry {'.'.join(map(str, key)) or 'x'!r} is a {kind} tensor, and only "
                 "tensors of plain memory (strided) are split by rows and sent",

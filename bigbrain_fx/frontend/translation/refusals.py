@@ -234,9 +234,9 @@ def as_whole(entry: Entry) -> str:
     return f"batch_dims = {{{entry.said_name!r}: None}}"
 
 
-def transformed(at: str, code: str) -> CaptureError:
-    """Refuse torch.vmap and the gradients of torch.func where a trace meets them."""
-    return (rows.SPARSE if "sparse" in code else rows.TRANSFORMED).error(at, code=code)
+def transformed(error: NotImplementedError, at: str, code: str) -> CaptureError:
+    """Refuse tensors without memory where a trace meets them: sparse ones, torch.vmap's."""
+    return (rows.SPARSE if "Sparse" in str(error) else rows.TRANSFORMED).error(at, code=code)
 
 
 def place(error: BaseException) -> tuple[str | None, str]:

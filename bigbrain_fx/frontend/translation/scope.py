@@ -109,9 +109,9 @@ class Scope:
             if node.op == "call_function":
                 try:
                     self._call(node)
-                except NotImplementedError as error:  # of a tensor of vmap or torch.func.grad
+                except NotImplementedError as error:  # of a sparse tensor, or of vmap
                     line = line_of(node.meta.get("stack_trace"))
-                    raise inside(node, transformed(*line)) from error
+                    raise inside(node, transformed(error, *line)) from error
                 except CaptureError as error:
                     error.at = error.at or line_of(node.meta.get("stack_trace"))[0] or None
                     raise

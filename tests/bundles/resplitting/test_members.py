@@ -98,6 +98,7 @@ def test_groups_may_be_left_out(begun: Path, tmp_path: Path) -> None:
     assert whole(begun) == whole(moved.bundle)
 
 
+@pytest.mark.nightly
 def test_there_may_be_other_groups_and_back(begun: Path, tmp_path: Path) -> None:
     """Rules and the optimizer are tried first, in a process with torch."""
     none = resplit(begun, cluster(2), tmp_path / "none", tensor=1)

@@ -310,6 +310,7 @@ def optimizer(named):
 """
 
 
+@pytest.mark.nightly
 def test_buffers_and_the_users_functions_go_along(tmp_path: Path) -> None:
     import bigbrain_fx
 

@@ -37,6 +37,7 @@ def code(text: str) -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.nightly
 def test_it_is_hardly_longer(emitted: str) -> None:
     own = {name: lines for name, lines in code(emitted).items() if not name.startswith("Device")}
     theirs = code(inspect.getsource(handwritten_llama))

@@ -87,6 +87,7 @@ def recorded(model: Path, runner: Recorder, options: Options = FOUR, rounds: int
 # --------------------------------------------------------------------------- really run
 
 
+@pytest.mark.nightly
 def test_each_is_planned_as_split_would(found: Comparison) -> None:
     for name in RAN:
         plan, (method, judge) = found.of(name).plan, preset(name)
@@ -142,6 +143,7 @@ def test_inference_compares_outputs(model: Path) -> None:
 # --------------------------------------------------------------------------- turns
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("once")
 def test_every_other_round_goes_backwards(model: Path) -> None:
     runner = Recorder()

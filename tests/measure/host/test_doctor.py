@@ -99,6 +99,7 @@ def test_the_cluster_is_this_host(measured: HostProbe) -> None:
     assert 0.98 * measured.memory_bytes < total <= measured.memory_bytes
 
 
+@pytest.mark.nightly
 def test_products_are_measured_by_size_and_dtype(measured: HostProbe) -> None:
     rows = {(row.dtype, row.rows, row.inner, row.columns): row for row in measured.matmul}
     assert len(rows) == len(measured.matmul)
@@ -120,6 +121,7 @@ def test_every_pair_of_devices_is_surveyed() -> None:
     assert all(probe.rates.flops_per_s > 1e8 for probe in found.devices)
 
 
+@pytest.mark.nightly
 def test_what_is_written_can_be_read(measured: HostProbe, tmp_path: Path) -> None:
     measured.write(tmp_path / "cluster.json")
     assert read_cluster(tmp_path / "cluster.json") == measured.cluster

@@ -300,6 +300,7 @@ def _sensible(entry: OpProfile) -> bool:
     return entry.forward_s >= 0 and entry.samples >= 2 and entry.total_s < 1.0
 
 
+@pytest.mark.nightly
 def test_a_second_run_goes_on_where_the_first_one_was(
     done: tuple[Path, Path, Profiled, list[str]],
 ) -> None:

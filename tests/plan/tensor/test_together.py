@@ -199,6 +199,7 @@ def test_replicas_of_groups_are_compared_where_both_are_open() -> None:
         assert not any("replicas of" in each.what for each in others)
 
 
+@pytest.mark.nightly
 def test_a_number_of_replicas_goes_with_any_groups() -> None:
     four, found = cluster(1, 1, 1, 1), work(graph())
     given = {"micro_batches": 2, "tensor": 0, "replicas": 2, "partitioner": "naive"}

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from tests.support import nightly, recording
+from tests.support.examples import quick
 from tests.support.slices import LONGEST_S, Slice, SliceError, of_day, parsed, rotated, selected
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,6 +40,7 @@ def test_make_refuses_a_slice_with_a_sentence() -> None:
     assert "slice 9/8 does not exist" in done.stderr
 
 
+@quick(100)
 @given(
     st.integers(1, 12),
     st.integers(0, 5),

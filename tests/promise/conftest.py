@@ -83,9 +83,10 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> Outside:
 
 def typed_in_bash(script: str, folder: Path, limit_s: float = 900.0, **more: str) -> str:
     """Type commands in a folder, where bigbrain-fx is this one; return what they print."""
+    (folder / "typed.sh").write_text(script)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
-        ["bash", "-ec", script],
+        ["bash", "-e", "typed.sh"],  # of -c, a job that has ended is no job to wait for
         cwd=folder,
         env={**os.environ, "PATH": path, **more},
         stdin=subprocess.DEVNULL,

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         write_record as write_record,
         write_shard as write_shard,
     )
-    from .compiler import require_compiler as require_compiler
+    from .compiler import CompilerError as CompilerError, require_compiler as require_compiler
     from .data import Stream as Stream
     from .deferred import DeferringDevice as DeferringDevice
     from .deferred_layers import (
@@ -60,7 +60,6 @@ if TYPE_CHECKING:
         said as said,
     )
     from .example_data import example_batches as example_batches
-    from .finite import are_finite as are_finite
     from .fixed_entries import APART as APART, overlap as overlap
     from .gradients import clipped as clipped, laid_out as laid_out, norm as norm
     from .group import (
@@ -99,7 +98,6 @@ if TYPE_CHECKING:
     from .limits import (
         LONGEST_COMPILE_S as LONGEST_COMPILE_S,
         MEMORY as MEMORY,
-        CompilerError as CompilerError,
         is_of_memory as is_of_memory,
         memory_remedy as memory_remedy,
     )
@@ -110,7 +108,7 @@ if TYPE_CHECKING:
         load_shard as load_shard,
     )
     from .local import Hub as Hub, LocalTransport as LocalTransport
-    from .loss_scale import unscaled as unscaled
+    from .loss_scale import are_finite as are_finite, unscaled as unscaled
     from .loss_shares import mean_loss as mean_loss, share_of as share_of
     from .loss_weight import LossWeight as LossWeight, mapped as mapped
     from .malloc import keep_freed_memory as keep_freed_memory
@@ -136,21 +134,21 @@ if TYPE_CHECKING:
         current as current,
         keep_sparse_apart as keep_sparse_apart,
         loss_in as loss_in,
+        needs_metrics as needs_metrics,
         own_loss as own_loss,
     )
     from .optimizer_state import (
         StateError as StateError,
         decoded as decoded,
         needs_closure as needs_closure,
-        needs_metrics as needs_metrics,
         optimizer_facts as optimizer_facts,
         optimizer_tensors as optimizer_tensors,
         restore_optimizer as restore_optimizer,
     )
-    from .own_dice import left_alone as left_alone
     from .own_lines import Shell as Shell, forward_of as forward_of
     from .promises import AgainError as AgainError, MakingAgain as MakingAgain, again as again
     from .rates import RewindableRates as RewindableRates
+    from .read_apart import left_alone as left_alone
     from .recipe import LearningRates as LearningRates, Training as Training, adamw as adamw
     from .records import (
         BrokenError as BrokenError,

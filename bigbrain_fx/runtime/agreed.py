@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 from .channel import Transport
-from .coded import CodedError
+from .coded import InputError
 from .stream import BatchError
 
 
@@ -26,7 +26,7 @@ class Subject(NamedTuple):
         return after if self.of else f"the batch of step {self.step}"
 
 
-class CopiesError(CodedError, RuntimeError):
+class CopiesError(InputError, RuntimeError):
     """Report that devices hold other numbers of one weight, which each of them updates."""
 
 

@@ -6,17 +6,20 @@ No device waits for a dead one: what the dead one owes, its replacement does or 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from .committing import Committer
 from .ledger import Ledger
-from .peers import HeadLostError
-from .records import Told, part_key, told_of
+from .loading import Loadable
+from .packets import HeadLostError
+from .protocol import DISK
+from .records import CommitError, Record, Told, part_key, told_of
 from .replay import ReplayTransport
 
 if TYPE_CHECKING:
     from .checked_device import CheckedDevice
-    from .committing import Committer
+    from .state import State
 
 
 class Board(Ledger):
@@ -32,7 +35,7 @@ class Board(Ledger):
         self.deadline_s = deadline_s
 
     @property
-    def may_begin_again(self) -> bool:  # type: ignore[override]
+    def may_begin_again(self) -> bool:
         """Whether some device has no snapshot, and no peer, yet."""
         return self.control.epoch < 0
 
@@ -74,7 +77,8 @@ class Board(Ledger):
 
     def until(self, is_done: Callable[[], bool]) -> None:
         """Wait for the disk; before the first meeting there is nobody to meet meanwhile."""
-        while not is_done() and self.control.wait_for_disk(is_done, self.transport.generation):
+        about = "the disk", DISK
+        while not is_done() and not self.control.until(is_done, self.transport.generation, *about):
             if self.transport.generation < 0:
                 return
             self.transport.form()
@@ -87,6 +91,52 @@ class Board(Ledger):
         """Tell the supervisor, as a note: one that is older than events of devices keeps it."""
         self.post(f"event/{step}/{device}-{event}", json.dumps(facts))
         return False
+
+
+class SupervisedCommitter(Committer):
+    """A device's part in commits, of which a process before this one may have done some."""
+
+    ledger: Board
+    is_written = True  # by its thread
+
+    @property
+    def needed(self) -> Collection[str]:  # type: ignore[override]
+        """The commit that the run has begun with, as long as a process may yet start from it."""
+        return (self.begun_with,) if self.ledger.may_begin_again else ()
+
+    def _gathered(self, record: Record, mine: Loadable) -> list[Loadable]:
+        before = self.ledger.look(f"load/{record.folder}/{self.name}")
+        if before is not None and mine.broken and not Loadable(**json.loads(before)).broken:
+            # the others have begun: they say nothing of an older commit
+            raise CommitError(
+                f"{mine.broken}: the run has begun with this commit, and there is no snapshot "
+                "yet: go on from the newest one with --resume",
+                code="BX5169",
+            )
+        return super()._gathered(record, mine)
+
+    def settle(self) -> None:
+        """Wait for the commit that is being written, and meet the others anew meanwhile."""
+        self.ledger.until(lambda: self.is_written)
+        super().settle()
+
+    def commit(self, device: CheckedDevice) -> None:
+        """Begin a commit of where a device is, unless its part is written."""
+        step = device.finished
+        if self.ledger.has_part(self.name, step) and (not self.leads or self.newest() >= step):
+            self.begun = step
+        super().commit(device)
+
+    def _copy(self, device: CheckedDevice, state: State) -> None:
+        self.is_written = False
+        super()._copy(device, state)
+
+    def _write(self, state: State) -> None:
+        try:
+            super()._write(state)
+        finally:
+            self.is_written = True
+            self.ledger.wake()
 
 
 def make_up_for(committer: Committer, device: CheckedDevice, names: Iterable[str]) -> None:

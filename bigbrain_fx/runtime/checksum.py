@@ -42,33 +42,6 @@ NARROW, WIDE = 65, 513  # words of a row
 WIDE_FROM = 1 << 14  # words
 
 
-def sealed_length(nbytes: int) -> int:
-    """Return the bytes that a sealed payload of `nbytes` takes."""
-    return -(-nbytes // WORD) * WORD + WORD
-
-
-def seal(payload: Tensor) -> Tensor:
-    """Return a copy of a 1-d tensor of bytes, with its checksum."""
-    length = payload.numel()
-    end = sealed_length(length) - WORD
-    sealed = torch.empty(end + WORD, dtype=torch.uint8)
-    sealed[:length].copy_(payload)
-    if end > length:
-        sealed[length:end].zero_()
-    ctypes.memmove(sealed.data_ptr() + end, _checksum(sealed, length), WORD)
-    return sealed
-
-
-def is_whole(sealed: Tensor, nbytes: int) -> bool:
-    """Whether what `seal` made of `nbytes` bytes has arrived as it left."""
-    end = sealed.numel() - WORD
-    return ctypes.string_at(sealed.data_ptr() + end, WORD) == _checksum(sealed, nbytes)
-
-
-def _checksum(sealed: Tensor, nbytes: int) -> bytes:
-    return _hashed(sealed.view(torch.int64), sealed.numel() // WORD - 1, nbytes)
-
-
 def checksum(tensor: Tensor) -> str:
     """Return the checksum of a tensor's elements, row by row, in hexadecimal digits."""
     dense = tensor.detach().cpu().contiguous()
@@ -78,10 +51,11 @@ def checksum(tensor: Tensor) -> str:
     count, rest = divmod(flat.numel(), WORD)
     words = flat[: count * WORD].view(torch.int64)
     tail = ctypes.string_at(flat.data_ptr() + count * WORD, rest)
-    return _hashed(words, count, flat.numel(), tail).hex()
+    return hashed(words, count, flat.numel(), tail).hex()
 
 
-def _hashed(words: Tensor, count: int, nbytes: int, tail: bytes = b"") -> bytes:
+def hashed(words: Tensor, count: int, nbytes: int, tail: bytes = b"") -> bytes:
+    """Return the checksum of so many words and a tail, of a payload of so many bytes."""
     state = hashlib.blake2b(digest_size=WORD)
     for start in range(0, count, TABLE):
         for part in _parts(words, start, min(count - start, TABLE)):

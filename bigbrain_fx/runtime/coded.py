@@ -11,5 +11,9 @@ class CodedError(Exception):
         self.code = code
 
 
+class InputError(CodedError):
+    """Report what a run was given and cannot use; for the user to act on."""
+
+
 class MisuseError(CodedError, RuntimeError):
     """Report a bundle, or a part of one, that is used otherwise than it can be."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -157,6 +158,16 @@ class CollectiveReplicas(Replicas):
                 if place != bucket.place:
                     self._take_weights(bucket, place, bucket.piece(flat, place))
         self._called = {}
+
+
+def new_groups(
+    ranks: Mapping[str, int], deadline: timedelta, devices: Sequence[Sequence[str]]
+) -> list[dist.ProcessGroup]:
+    """Make a process group of each of these, of which this device may be none.
+
+    torch numbers groups, so all devices must ask for the same ones in one order.
+    """
+    return [dist.new_group([ranks[name] for name in each], timeout=deadline) for each in devices]
 
 
 def process_groups(listed: Listed, make: MakeGroups) -> dict[str, dist.ProcessGroup]:

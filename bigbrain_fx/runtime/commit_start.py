@@ -24,7 +24,7 @@ from .commits import (
 from .disk import Disk
 from .launcher import as_called
 from .loading import committed
-from .records import CommitError, read_records
+from .records import CommitError, Say, read_records
 
 
 @dataclass(frozen=True)
@@ -45,49 +45,35 @@ class Start:
     code: str = ""
 
 
-@dataclass(frozen=True)
-class CommitStart:
-    """What the devices of a run are to begin with.
-
-    Attributes:
-        folder: of all commits.
-        keep: how many commits stay; None: as many as the run kept that this goes on with.
-        say: tells people.
-    """
-
-    folder: Path
-    keep: int | None
-    disk: Disk
-    say: Callable[[str], None]
-
-    def decided(self, resume: bool, restarted: bool) -> Start:
-        """Look at the folder, for all devices."""
-        try:
-            if resume:
-                found = committed(self.folder, self.say)
-                warn_of_others(self.folder, self.say)
-            else:
-                open_folder(self.folder, self.say)
-                found = read_records(self.folder, self.say)
-            ours = restarted and launcher_of(self.folder) == launcher()
-            if found and not (resume or ours):
-                raise CommitError(
-                    f"{self.folder} has commits up to step {found[0].step}: add --resume to go on "
-                    "from there, or give an empty folder",
-                    code="BX5012",
-                )
-            if restarted:
-                self.say("restarted: all devices go on from the last commit; none kept its state")
-            before = number_kept(self.folder) if resume or ours else KEPT
-            keep = self.keep or before
-            generation = open_generation(self.folder, self.disk, launcher(), keep)
-        except CommitError as error:
-            return Start(error=str(error), code=error.code)
-        except OSError as error:
-            where = error.filename or self.folder
-            why = f"commits cannot be written, {where}: {reason_of(error)}: give another folder"
-            return Start(error=why, code="BX5903")
-        return Start(generation, keep, tuple(record.text for record in found))
+def decided(
+    folder: Path, wanted: int | None, disk: Disk, say: Say, *, resume: bool, restarted: bool
+) -> Start:
+    """Look at a folder of commits, for all devices; `wanted`: how many are to stay there."""
+    try:
+        if resume:
+            found = committed(folder, say)
+            warn_of_others(folder, say)
+        else:
+            open_folder(folder, say)
+            found = read_records(folder, say)
+        ours = resume or (restarted and launcher_of(folder) == launcher())
+        if found and not ours:
+            raise CommitError(
+                f"{folder} has commits up to step {found[0].step}: add --resume to go on from "
+                "there, or give an empty folder",
+                code="BX5012",
+            )
+        if restarted:
+            say("restarted: all devices go on from the last commit; none kept its state")
+        keep = wanted or (number_kept(folder) if ours else KEPT)
+        generation = open_generation(folder, disk, launcher(), keep)
+    except CommitError as error:
+        return Start(error=str(error), code=error.code)
+    except OSError as error:
+        where = error.filename or folder
+        why = f"commits cannot be written, {where}: {reason_of(error)}: give another folder"
+        return Start(error=why, code="BX5903")
+    return Start(generation, keep, tuple(record.text for record in found))
 
 
 def make_folder(folder: Path) -> None:
@@ -136,29 +122,15 @@ class CommitOptions:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that `options_of` reads."""
-    parser.add_argument(
-        "--checkpoint-dir",
-        dest="commits",
-        type=as_called,
-        help="write checkpoints to this folder, from which a run can go on",
-    )
-    parser.add_argument(
-        "--checkpoint-every",
-        dest="commit_every",
-        type=int,
-        default=COMMIT_EVERY,
-        help=f"steps between two of them (default {COMMIT_EVERY}); 0: at the start and end only",
-    )
-    parser.add_argument(
-        "--keep",
-        type=int,
-        help=f"how many checkpoints stay there, {KEPT} or more (default {KEPT}, or with --resume "
-        "what "
-        "it was)",
-    )
-    parser.add_argument(
-        "--resume", action="store_true", help="go on from the last checkpoint in --checkpoint-dir"
-    )
+    add = parser.add_argument
+    text = "write checkpoints to this folder, from which a run can go on"
+    add("--checkpoint-dir", dest="commits", type=as_called, help=text)
+    text = f"steps between two of them (default {COMMIT_EVERY}); 0: at the start and end only"
+    add("--checkpoint-every", dest="commit_every", type=int, default=COMMIT_EVERY, help=text)
+    least = f"{KEPT} or more (default {KEPT}, or with --resume what it was)"
+    add("--keep", type=int, help=f"how many checkpoints stay there, {least}")
+    text = "go on from the last checkpoint in --checkpoint-dir"
+    add("--resume", action="store_true", help=text)
     add_earlier(parser, "--commits", as_called)  # earlier name
     add_earlier(parser, "--commit-every", int)  # earlier name
 
@@ -197,7 +169,7 @@ class Misses:
             not printed.
     """
 
-    def __init__(self, say: Callable[[str], None], tell: OnEvent) -> None:
+    def __init__(self, say: Say, tell: OnEvent) -> None:
         self.say, self.tell = say, tell
         self.count = 0  # in a row
         self.newest = -1  # step of the newest commit
@@ -205,25 +177,26 @@ class Misses:
     def miss(self, step: int, why: str) -> None:
         """Hear that a commit was not written."""
         self.count += 1
-        facts = {"step": step, "text": why, "row": self.count, "newest": self.newest}
-        if not self.tell("missed", step, facts):
-            self.say(f"WARNING: no commit at step {step}: {why}; training goes on, older ones stay")
+        line = f"WARNING: no commit at step {step}: {why}; training goes on, older ones stay"
+        self._report("missed", step, line, text=why, row=self.count, newest=self.newest)
 
     def hit(self, step: int) -> None:
         """Hear that a commit was written."""
-        facts = {"step": step, "missed": self.count}
-        if self.count and not self.tell("committed_again", step, facts):
-            self.say(f"commits are written again: step {step}, after {self.count} were missed")
-        self.count, self.newest = 0, step
+        missed, self.count, self.newest = self.count, 0, step
+        if missed:
+            line = f"commits are written again: step {step}, after {missed} were missed"
+            self._report("committed_again", step, line, missed=missed)
 
     def end(self, step: int) -> None:
         """Hear that the run ends at a step; warn of what is on no disk."""
-        if not self.count or self.newest == step:
-            return
-        facts = {"step": step, "missed": self.count, "newest": self.newest}
-        if not self.tell("at_risk", step, facts):
-            self.say(
+        if self.count and self.newest != step:
+            line = (
                 f"WARNING: the last {self.count} commits were missed, the newest is of step "
                 f"{self.newest} (-1: there is none): what was trained up to step {step} is in the "
                 "files of --save only, or nowhere"
             )
+            self._report("at_risk", step, line, missed=self.count, newest=self.newest)
+
+    def _report(self, event: str, step: int, line: str, **facts: object) -> None:
+        if not self.tell(event, step, {"step": step, **facts}):
+            self.say(line)

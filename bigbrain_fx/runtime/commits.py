@@ -35,7 +35,6 @@ from .records import (
     folder_name,
     manifest_of,
     read_records,
-    record_of,
     refuse_link,
     sealed,
     unsealed,
@@ -229,78 +228,47 @@ def prune(
     """
     with locked(folder):
         require_newest(folder, generation)
-        bad = {(record.step, record.generation) for record in unusable}
-        found = [
-            r for r in read_records(folder, lambda _: None) if (r.step, r.generation) not in bad
-        ]
+        bad = {record.folder for record in unusable}
+        found = [r for r in read_records(folder, lambda _: None) if r.folder not in bad]
         kept = [r for number, r in enumerate(found) if number < keep or r.folder in needed]
         steps = {record.step for record in kept}
         for path in listed(folder, "commit-*.json"):
             if (m := RECORD.fullmatch(path.name)) and int(m[1]) not in steps:
                 disk.remove(path)
         disk.sync(folder)
-        _remove_folders(folder, kept, generation, disk)
-        _remove_aside(folder, disk)
+        prune_folders(folder, [record.folder for record in kept], disk, generation)
+        for path in listed(folder, ".*.tmp"):
+            disk.remove(path)
+        for path in listed(folder, f"commit-*.json{ASIDE}"):  # nobody can go back to these
+            if not listed(folder, f"{path.name.removesuffix(f'.json{ASIDE}')}-g*"):
+                disk.remove(path)
         return kept
 
 
-def drop_parts(folder: Path, step: int, generation: int, disk: Disk = DISK) -> None:
-    """Remove what was written of a commit that was missed: the next one needs the room.
+def prune_folders(
+    folder: Path, kept: Sequence[str], disk: Disk = DISK, generation: int = 0
+) -> None:
+    """Remove folders of states that are older than the newest of `kept`, or than a generation.
 
-    Raises:
-        OSError: it cannot be removed.
-    """
-    place = folder / folder_name(step, generation)
-    if place.is_symlink() or not place.is_dir():
-        return
-    _remove_all(place, disk)
-
-
-def _remove_all(place: Path, disk: Disk) -> None:
-    for path in sorted(place.iterdir()):
-        disk.remove(path)
-    disk.remove(place)
-
-
-def prune_own(folder: Path, device: str, kept: Sequence[str], disk: Disk = DISK) -> None:
-    """Remove one device's files of commits that are older than the kept ones.
-
-    That is for a disk that the writer of the record does not see.
+    Every device does, for a disk that the writer of the record does not see.
     """
     newest = max((int(m[1]) for name in kept if (m := FOLDER.fullmatch(name))), default=-1)
     for place in listed(folder, "commit-*-g*"):
         found = FOLDER.fullmatch(place.name)
-        old = found is not None and int(found[1]) < newest and place.name not in kept
-        if old and place.is_dir() and not place.is_symlink():
-            for ending in (".json", ".safetensors"):
-                disk.remove(place / f"{device}{ending}")
-            if not any(place.iterdir()):
-                disk.remove(place)
-
-
-def _remove_folders(folder: Path, kept: Sequence[Record], generation: int, disk: Disk) -> None:
-    """Remove folders and parts of files that no commit needs and nobody is writing any more."""
-    needed = {record.folder for record in kept}
-    newest = max((record.step for record in kept), default=-1)
-    for place in listed(folder, "commit-*-g*"):
-        found = FOLDER.fullmatch(place.name)
-        if not found or place.name in needed or place.is_symlink() or not place.is_dir():
+        if found is None or place.name in kept:
             continue
-        if int(found[2]) < generation or int(found[1]) < newest:
-            _remove_all(place, disk)
-    for path in listed(folder, ".*.tmp"):
+        if int(found[1]) < newest or int(found[2]) < generation:
+            drop(place, disk)
+
+
+def drop(place: Path, disk: Disk = DISK) -> None:
+    """Remove a folder of states, which no record names.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    if place.is_symlink() or not place.is_dir():
+        return
+    for path in sorted(place.iterdir()):
         disk.remove(path)
-
-
-def _remove_aside(folder: Path, disk: Disk) -> None:
-    """Remove records that were set aside and whose states are gone: nobody can go back to them."""
-    for path in listed(folder, f"commit-*.json{ASIDE}"):
-        if RECORD.fullmatch(path.name.removesuffix(ASIDE)) and not _has_states(folder, path):
-            disk.remove(path)
-
-
-def _has_states(folder: Path, record: Path) -> bool:
-    try:
-        return (folder / record_of(read_regular(record), str(record)).folder).is_dir()
-    except (OSError, BrokenError, CommitError):
-        return False
+    disk.remove(place)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from .commit_start import CommitOptions, CommitStart, Misses, Start, make_folder, reason_of
-from .commits import KEPT, drop_parts, prune, prune_own, write_record, write_shard
+from .commit_start import CommitOptions, Misses, Start, decided, make_folder, reason_of
+from .commits import KEPT, drop, prune, prune_folders, write_record, write_shard
 from .disk import Disk
 from .image import Buffer
 from .ledger import Ledger
@@ -36,6 +36,7 @@ from .records import (
     Shard,
     Told,
     about_of,
+    folder_name,
     graph_in,
     part_key,
     read_records,
@@ -93,7 +94,8 @@ class Committer:
         self.warned = 0  # times
         self.fenced: FencedError | None = None
         self.thread: threading.Thread | None = None
-        self.is_written = True  # by the thread
+
+    needed: Collection[str] = ()  # folders of commits that stay, however old
 
     @property
     def leads(self) -> bool:
@@ -130,24 +132,18 @@ class Committer:
         said = self.ledger.look("begin")
         is_first = said is None or bool(Start(**json.loads(said)).error)
         if self.leads and is_first:
-            looks = CommitStart(self.folder, self.wanted_keep, self.disk, self._warn)
-            self.ledger.post("begin", json.dumps(asdict(looks.decided(resume, restarted))))
+            place = self.folder, self.wanted_keep, self.disk, self._warn
+            begin = decided(*place, resume=resume, restarted=restarted)
+            self.ledger.post("begin", json.dumps(asdict(begin)))
         start = Start(**json.loads(self.ledger.wait("begin")))
         if start.error:
             raise CommitError(start.error, code=start.code)
         self.generation, self.keep = start.generation, start.keep
         if self.leads and not is_first:
             self.misses.newest = self.newest()
-        self._make_folder(is_first)
-        return start, is_first
-
-    def _make_folder(self, is_first: bool) -> None:
-        """Make the folder, on this host; who comes later only misses commits without it."""
-        try:
+        with suppress(*() if is_first else (CommitError,)):  # who comes later only misses commits
             make_folder(self.folder)
-        except CommitError:
-            if is_first:
-                raise
+        return start, is_first
 
     def newest(self) -> int:
         """Return the step of the newest commit; -1: there is none, or none can be seen now."""
@@ -189,20 +185,8 @@ class Committer:
         return Loadable()
 
     def _gathered(self, record: Record, mine: Loadable) -> list[Loadable]:
-        """Tell the others what this device can load; return what all can.
-
-        Raises:
-            CommitError: the process before this one could begin with what is not whole any more.
-                The others have begun: they say nothing of an older commit.
-        """
+        """Tell the others what this device can load; return what all can."""
         what = f"load/{record.folder}"
-        before = self.ledger.look(f"{what}/{self.name}")
-        if before is not None and mine.broken and not Loadable(**json.loads(before)).broken:
-            raise CommitError(
-                f"{mine.broken}: the run has begun with this commit, and there is no snapshot "
-                "yet: go on from the newest one with --resume",
-                code="BX5169",
-            )
         self.ledger.post(f"{what}/{self.name}", json.dumps(asdict(mine)))
         told = [self.ledger.wait(f"{what}/{name}") for name in self.names]
         return [Loadable(**json.loads(text)) for text in told]
@@ -238,7 +222,6 @@ class Committer:
             FencedError: as `after_step`.
         """
         if self.thread is not None:
-            self.ledger.until(lambda: self.is_written)
             self.thread.join()
             self.thread = None
         if self.fenced is not None:
@@ -248,9 +231,6 @@ class Committer:
         """Begin a commit of where a device is, unless its part is written."""
         if device.finished == self.begun:
             return
-        if self._was_written(device.finished):
-            self.begun = device.finished
-            return
         self.settle()  # it has the buffer
         state = state_of(device, self.about)
         self._copy(device, state)
@@ -258,18 +238,12 @@ class Committer:
         if not self.in_background:
             self._write(state)
             return
-        self.is_written = False
         self.thread = threading.Thread(target=self._write, args=(state,), daemon=True)
         try:
             self.thread.start()
         except RuntimeError:  # the system gives no thread: this one has to wait
             self.thread = None
             self._write(state)
-
-    def _was_written(self, step: int) -> bool:
-        """Whether the process before this one, if there was one, has done this one's part."""
-        done = self.ledger.has_part(self.name, step)
-        return done and (not self.leads or self.newest() >= step)
 
     def _copy(self, device: CheckedDevice, state: State) -> None:
         if len(self.buffer) < state.nbytes:
@@ -278,16 +252,12 @@ class Committer:
 
     def _write(self, state: State) -> None:
         """Write this device's part and say so; of `state` only step and facts are still right."""
-        try:
-            self._write_part(state.step)
-            if not self.in_background:
-                self._record_last(state)
-            elif self.leads:
-                self._record_all(state)
-            self._prune_own()
-        finally:
-            self.is_written = True
-            self.ledger.wake()
+        self._write_part(state.step)
+        if not self.in_background:
+            self._record_last(state)
+        elif self.leads:
+            self._record_all(state)
+        self._prune_own()
 
     def _write_part(self, step: int) -> None:
         """Write this device's part of a commit, and tell all whether that went well.
@@ -353,13 +323,12 @@ class Committer:
         """Remove the parts of a commit of which all have said how theirs went, and one missed."""
         with suppress(OSError):
             if not any(record.step == step for record in read_records(self.folder, _nobody)):
-                drop_parts(self.folder, step, self.generation, self.disk)
+                drop(self.folder / folder_name(step, self.generation), self.disk)
 
     def _prune(self) -> None:
         """Remove older commits; those that cannot be removed stay, and go another time."""
-        needed = (self.begun_with,) if self.ledger.may_begin_again else ()
         with suppress(OSError, FencedError):
-            how = self.unusable, self.disk, self.keep, needed
+            how = self.unusable, self.disk, self.keep, self.needed
             kept = prune(self.folder, self.generation, *how)
             self.ledger.post("kept", json.dumps([record.folder for record in kept]))
 
@@ -367,7 +336,7 @@ class Committer:
         kept = self.ledger.look("kept")
         if kept is not None and not self.leads:
             with suppress(OSError):
-                prune_own(self.folder, self.name, json.loads(kept), self.disk)
+                prune_folders(self.folder, json.loads(kept), self.disk)
 
     # ------------------------------------------------------------------ what people hear
 

@@ -10,7 +10,11 @@ import shutil
 import sysconfig
 from pathlib import Path
 
-from .limits import CompilerError
+from .coded import InputError
+
+
+class CompilerError(InputError, RuntimeError):
+    """Report a host on which stages cannot be compiled; says what to install."""
 
 
 def require_compiler(device: str) -> None:

@@ -7,6 +7,7 @@ and then this process ends. This file knows neither torch nor steps.
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import socket
@@ -16,18 +17,48 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import MappingProxyType
 from typing import Any, NoReturn
 
 from .coded import CodedError
 from .launcher import end_with_parent
 from .limits import SHORT, is_of_memory, shown, told
-from .lost_prints import let_prints_be_lost
-from .packets import LATER, LATER_S, Duty, JsonLine, Meeting
-from .peers import PEER_LOST, HeadLostError, PeerLostError
-from .process import CONTROL, log_limit
-from .protocol import DISK, LastWord, Wait
+from .packets import LATER, LATER_S, Duty, HeadLostError, JsonLine, Meeting
+from .peers import CONTROL, PEER_LOST, PeerLostError
+from .protocol import LastWord, Wait
+
+
+class _Log(io.RawIOBase):
+    """A file to write to; what a full disk does not take is dropped: no print ends a training."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self.fd
+
+    def write(self, data: Any) -> int:  # noqa: ANN401  # any buffer
+        rest = memoryview(data).cast("B")
+        with suppress(OSError):
+            while rest:
+                rest = rest[os.write(self.fd, rest) :]
+        return len(memoryview(data).cast("B"))
+
+
+def let_prints_be_lost() -> None:
+    """Let prints of this process be lost, rather than raise, where its log cannot take them."""
+    for name in ("stdout", "stderr"):
+        old = getattr(sys, name)
+        if old is not None:
+            fd = old.fileno()
+            setattr(
+                sys, name, io.TextIOWrapper(_Log(fd), old.encoding, "replace", None, True, True)
+            )
+
 
 LONGEST_TEXT = 2_000  # characters of an error that travel
 
@@ -37,6 +68,12 @@ def last_word(error: BaseException, exit_code: int) -> LastWord:
     code = error.code if isinstance(error, CodedError) else ""
     words = told(error)[:LONGEST_TEXT]
     return LastWord(words, exit_code, type(error).__name__, code, is_of_memory(error))
+
+
+def log_limit() -> int | None:
+    """Return how many bytes of sent messages this process may keep; None: nobody has said."""
+    given = os.environ.pop("BIGBRAIN_LOG_BYTES", None)
+    return None if given is None else int(given)
 
 
 def said(error: BaseException) -> str:
@@ -154,7 +191,7 @@ class Control:
         One that `has_begun`, in the step before, is run: the next that has not is where it stops.
         """
         with self.changed:
-            self._until(lambda: not self._paused or self.stop_at is not None)
+            self._until_decided(lambda: not self._paused or self.stop_at is not None)
             if self.stop_at is not None and step >= self.stop_at and not has_begun:
                 return False
             self._step = step
@@ -184,7 +221,7 @@ class Control:
         more = {} if lacks is None else {"lacks": lacks}
         self.say("ready", generation=generation, expected=expected, layouts=layouts, **more)
         with self.changed:
-            self._until(
+            self._until_decided(
                 lambda: (
                     self.generation > generation
                     or (self.meeting is not None and self.meeting.generation == generation)
@@ -196,7 +233,7 @@ class Control:
         """Tell all devices of the newest generation a value."""
         self.say("put", key=key, value=value.hex())
 
-    def _until(self, is_so: Callable[[], bool]) -> None:
+    def _until_decided(self, is_so: Callable[[], bool]) -> None:
         """Wait for what only the supervisor that decides brings about.
 
         Raises:
@@ -243,30 +280,11 @@ class Control:
         """Put something on the board of all processes, also of those that start later."""
         self.say("post", key=key, text=text)
 
-    def wait_for_disk(self, is_done: Callable[[], bool], generation: int) -> bool:
-        """Wait until something is written; return whether all meet anew before."""
-        with self.waiting("the disk", kind=DISK), self.changed:
-            self.changed.wait_for(lambda: is_done() or self.generation > generation)
-            return not is_done()
-
-    def wait_epoch(self, step: int, generation: int) -> bool:
-        """Wait until all devices have a snapshot of `step` or later; False if they meet anew."""
-        with self.waiting("all devices' snapshots"), self.changed:
-            self.changed.wait_for(lambda: self.epoch >= step or self.generation > generation)
-            return self.epoch >= step
-
-    def wait_vote(self, step: int, generation: int) -> bool | None:
-        """Wait for what all devices say of a step; None if they meet anew before."""
-        with self.waiting(f"all devices' votes on step {step}"), self.changed:
-            self.changed.wait_for(lambda: step in self.voted or self.generation > generation)
-            self.voted.pop(step - 1, None)
-            return self.voted.get(step)
-
-    def wait_every(self, generation: int) -> bool:
-        """Wait until the interval of snapshots is known; False if they meet anew before."""
-        with self.waiting("all devices' costs"), self.changed:
-            self.changed.wait_for(lambda: self.every is not None or self.generation > generation)
-            return self.every is not None
+    def until(self, is_so: Callable[[], bool], generation: int, text: str, kind: str = "") -> bool:
+        """Wait until something is so; False if the devices meet anew before it is."""
+        with self.waiting(text, kind=kind), self.changed:
+            self.changed.wait_for(lambda: is_so() or self.generation > generation)
+            return is_so()
 
     @property
     def stops(self) -> bool:

@@ -17,10 +17,6 @@ from torch import Tensor
 from .stream import BatchError, Key
 
 
-class AssumptionError(BatchError):
-    """Report data for which the model would have taken another path than the one written here."""
-
-
 def names_of(batch: object) -> Any:  # noqa: ANN401  # a nest of any kind
     """Return the nest of a batch without what it holds: keys, positions, and of arrays the kind."""
     if isinstance(batch, Mapping):

@@ -54,11 +54,6 @@ def not_finite(
     return None
 
 
-def are_finite(tensors: Iterable[Tensor]) -> bool:
-    """Whether every number is finite."""
-    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
-
-
 def _have_finite_sums(tensors: Iterable[Tensor]) -> bool:
     """Return whether all sums are finite: reads each tensor once, and waits once for each dtype."""
     alike: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}

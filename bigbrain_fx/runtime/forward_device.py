@@ -69,8 +69,7 @@ class ForwardDevice:
 
     def state(self) -> dict[str, Tensor]:
         """Return this device's tensors by their names in the model."""
-        states = [module.state_dict() for module in self.modules.values()]
-        return {name: tensor.detach() for state in states for name, tensor in state.items()}
+        return {n: t.detach() for m in self.modules.values() for n, t in m.state_dict().items()}
 
     def run_step(self, step: int) -> Tensor | None:
         """Run one step; return its loss, the mean over its rows, where one is reported."""

@@ -17,12 +17,17 @@ import torch
 import torch.distributed as dist
 
 from .channel import Channel
+from .coded import InputError
 from .gloo import AHEAD, ChannelEnd
-from .limits import SHARE_GPUS, NoGpuError
+from .limits import SHARE_GPUS
 from .network import Background, NetworkTransport, SendQueue, to_a_living_peer
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
+
+
+class NoGpuError(InputError, RuntimeError):
+    """Report a plan for more GPUs than this host has."""
 
 
 class NcclTransport(NetworkTransport):

@@ -33,9 +33,8 @@ def summed(parts: Parts, stages_of: Mapping[str, Sequence[int]]) -> dict[str, Te
     found = {}
     for name, stages in stages_of.items():
         total = None
-        for part in (parts.get((name, stage)) for stage in stages):
-            if part is not None:
-                total = part if total is None else total + part
+        for part in (parts[name, stage] for stage in stages if (name, stage) in parts):
+            total = part if total is None else total + part
         if total is not None:
             found[name] = total
     return found

@@ -6,13 +6,13 @@ from collections.abc import Collection, Mapping
 
 from torch import Tensor, nn
 
-from .coded import CodedError
+from .coded import InputError
 from .modules import Stage, set_parameter
 
 AGAIN = "copy the bundle again, or put a checkpoint into it with `bigbrain-fx load`"
 
 
-class WeightsError(CodedError, ValueError):
+class WeightsError(InputError, ValueError):
     """Report weights that must not be used: which file and tensor, and what to do."""
 
 
@@ -75,10 +75,10 @@ class HeldWeights:
 def fill(module: nn.Module, tensors: Mapping[str, Tensor], but: Collection[str] = ()) -> None:
     """Copy tensors into a module's state, one at a time, by their names in it, `but` for some."""
     for name, held in module.state_dict().items():
+        if name in but:
+            continue
         if name not in tensors and name.endswith(".num_batches_tracked"):
             held.zero_()  # a counter of batch norms that inference does not read
-            continue
-        if name in but:
             continue
         found = tensors[name]
         if found.shape != held.shape:

@@ -23,12 +23,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .agreed import AgreeingTransport
-from .held_weights import WeightsError
+from .coded import InputError
 from .launcher import words
-from .limits import LONGEST_COMPILE_S, CompilerError, NoGpuError, saying_limits
+from .limits import LONGEST_COMPILE_S, saying_limits
 from .local import Hub, LocalTransport
 from .malloc import keep_freed_memory
-from .peers import blaming_peers
+from .peers import BAD_INPUT, blaming_peers
 from .planned_device import PlannedDevice
 from .rendezvous import (
     environment_number,
@@ -48,12 +48,11 @@ from .rows import (
     require_whole,
 )
 from .serving import ENDLESS, ServedError, SlotPipes
-from .stream import BatchError, Spec
+from .stream import Spec
 from .telling import headline, show, tell
 from .tensor_file import SaveError, write_tensors
 from .weights import checked_weights
 
-BAD_INPUT = 2  # exit code; as argparse's
 DEFAULT_STEPS = 10
 Outputs = dict[str, Tensor]
 OnBatch = Callable[[int, int, Outputs, float], None]  # number, rows, outputs, seconds
@@ -274,7 +273,7 @@ def infer_main(inference: Inference) -> None:
             run_here(inference, batches, places, steps, seed, shown.batch)
         else:
             _run(inference, batches, places, steps, seed, options, shown.batch)
-    except (BatchError, CompilerError, NoGpuError, WeightsError, SaveError) as error:
+    except (InputError, SaveError) as error:
         tell(headline(error))
         sys.exit(1 if isinstance(error, SaveError) else BAD_INPUT)
     shown.end()

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .board import last_due, miss
-from .committing import Committer
+from .board import SupervisedCommitter, last_due, miss
 from .records import part_key
 from .state import State
 from .state_parts import part_of_state
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from .checked_device import CheckedDevice
 
 
-class InheritingCommitter(Committer):
+class InheritingCommitter(SupervisedCommitter):
     """A device's part in commits, and those of devices that are lost; see `Committer`."""
 
     def __init__(self, *given: Any, **more: Any) -> None:  # noqa: ANN401  # as a Committer's

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -79,11 +80,12 @@ def replicas_of(device: Device, listed: Listed) -> Replicas:
     sums = _sums(listed)
     found = [*buckets_of(sums, device.name, tuple(device.stages), device.channels)]
     about = device.micros, device.parameters, device.transport
-    make = getattr(device.transport, "groups", None)  # one process has none: it sends messages
-    if device.sum_order == "backend" and make is not None:
-        from .collectives import CollectiveReplicas, process_groups  # only such bundles have it
+    over: Any = device.transport
+    if device.sum_order == "backend" and hasattr(over, "ranks"):  # one process sends messages
+        from .collectives import CollectiveReplicas, new_groups, process_groups  # such bundles'
 
-        return CollectiveReplicas(found, *about, process_groups(sums, make), device.zero_stage)
+        groups = process_groups(sums, partial(new_groups, over.ranks, over.deadline))
+        return CollectiveReplicas(found, *about, groups, device.zero_stage)
     order = "replica" if device.sum_order == "backend" else device.sum_order
     each = device.sum_order == "micro" or device.zero_stage >= 2
     return Replicas(found, order, *about, each)

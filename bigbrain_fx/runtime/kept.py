@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from .entries import AssumptionError
 from .modules import default_types
+from .stream import BatchError
 
 _ANSWERED = (
     "{place}: this was {answer} for the example batch, and is {other} for these data, for which "
@@ -21,6 +21,10 @@ _ANSWERED = (
     "factor that is 0), or put the lines that ask into a module of their own, which "
     "`split --opaque CLASS` keeps whole; split again"
 )
+
+
+class AssumptionError(BatchError):
+    """Report data for which the model would have taken another path than the one written here."""
 
 
 def assume(condition: Tensor, place: str) -> None:

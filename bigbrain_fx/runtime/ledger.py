@@ -7,7 +7,7 @@ device finds what the one before it has said.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +25,6 @@ class Ledger:
         deadline_s: longest wait for a word.
         as_json: whoever started this process reads events, as JSON, from what it writes.
     """
-
-    may_begin_again = False  # a process may yet start from what the run has begun with
 
     def __init__(self, store: Store, deadline_s: float, *, as_json: bool = False) -> None:
         self.store: Any = store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
@@ -48,16 +46,6 @@ class Ledger:
     def claim(self, key: str) -> bool:
         """Return whether this is the first to ask for something."""
         return bool(self.store.add(f"commits/claim/{key}", 1) == 1)
-
-    def has_part(self, device: str, step: int) -> bool:
-        """Whether a process before this one has done a device's part of a commit."""
-        return False
-
-    def until(self, is_done: Callable[[], bool]) -> None:
-        """Let others be met while a thread of this process works; here nobody is met again."""
-
-    def wake(self) -> None:
-        """Let `until` look again."""
 
     def report(self, event: str, device: str, step: int, facts: Mapping[str, object]) -> bool:
         """Tell who started the run of an event; return whether people hear it from there alone."""

@@ -33,14 +33,6 @@ LONGEST_COMPILE_S = 1800.0  # of a wait for a device whose first step compiles
 SHARE_GPUS = "BIGBRAIN_SHARE_GPUS"  # in the environment: processes take a host's GPUs in turn
 
 
-class NoGpuError(CodedError, RuntimeError):
-    """Report a plan for more GPUs than this host has."""
-
-
-class CompilerError(CodedError, RuntimeError):
-    """Report a host on which stages cannot be compiled; says what to install."""
-
-
 def is_of_memory(error: BaseException) -> bool:
     """Whether there was no memory left for it."""
     if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:

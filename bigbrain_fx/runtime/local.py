@@ -21,7 +21,7 @@ from .channel import Channel
 from .coded import MisuseError
 from .layout import Layout, unpack
 from .limits import require_threads
-from .relayout import pack
+from .network import pack
 
 T = TypeVar("T")
 COMPARED = 64  # digests that are kept: no device is so many steps behind another

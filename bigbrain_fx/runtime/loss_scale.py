@@ -16,10 +16,11 @@ import struct
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from .feature import Feature
-from .finite import NotFiniteError, are_finite
+from .finite import NotFiniteError
 
 if TYPE_CHECKING:
     from .device import Device
@@ -132,3 +133,8 @@ def _single(value: float) -> float:
         return float(struct.unpack("f", struct.pack("f", value))[0])
     except OverflowError:
         return math.inf
+
+
+def are_finite(tensors: Iterable[Tensor]) -> bool:
+    """Whether every number is finite."""
+    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)

@@ -22,9 +22,10 @@ import torch
 from torch import Tensor
 
 from .agreed import Subject
-from .board import Board, make_up_for
+from .board import Board, SupervisedCommitter, make_up_for
 from .bundle import Bundle, make_device, save_first_gradients
 from .channel import Channel
+from .coded import InputError
 from .commit_start import CommitOptions
 from .committing import Committer, committer_of
 from .control import Control
@@ -32,9 +33,8 @@ from .finite import NOT_FINITE, NotFiniteError
 from .held_weights import WeightsError
 from .limits import code_of
 from .mesh import MeshTransport, PassedOn, form_mesh
-from .packets import Duty
-from .peers import HeadLostError, StepAgainError
-from .process import BAD_INPUT, INPUT_ERRORS, NOT_SAVED, TAKEN_OVER
+from .packets import Duty, HeadLostError, StepAgainError
+from .peers import BAD_INPUT, NOT_SAVED, TAKEN_OVER
 from .records import FencedError
 from .rendezvous import own_device, require_gpu, write_report
 from .replay import ReplayTransport
@@ -51,7 +51,7 @@ CODES = {
     NotFiniteError: NOT_FINITE,
     FencedError: TAKEN_OVER,
     SaveError: NOT_SAVED,
-    **dict.fromkeys(INPUT_ERRORS, BAD_INPUT),
+    InputError: BAD_INPUT,
 }
 LISTENING = ("feeding", "hosts", "suspicion")  # files of features with orders of their own
 SAID = frozenset(CODES.values())  # errors that are said in a line
@@ -219,7 +219,7 @@ def _train(
         survivor = Survivor(bundle, device, transport, connecting, board, commits)
         committer, bundle = survivor.committer, survivor.begin()
     elif commits is not None:
-        committer = committer_of(bundle, device, board, commits, kind=Committer)
+        committer = committer_of(bundle, device, board, commits, kind=SupervisedCommitter)
     snapshots = OwnSnapshots(transport, control, duty)
     _take_state(bundle, device, snapshots, duty.epoch)
     first = max(duty.epoch, 0)

@@ -23,12 +23,14 @@ from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from .channel import Channel
-from .checksum import is_whole, seal, sealed_length
 from .gloo import ChannelEnd
+from .layout import Layout
 from .limits import remedy_of, require_threads
-from .network import NetworkTransport
-from .peers import PeerLostError, SpoiledError
+from .network import Background, NetworkTransport
+from .packets import SpoiledError
+from .peers import PeerLostError
 from .rendezvous import MESH_THREADS, NoAddressError
+from .sealed import is_whole, seal, sealed_length
 
 if TYPE_CHECKING:
     from .control import Control
@@ -45,6 +47,8 @@ class MeshTransport(NetworkTransport):
         ranks, device, deadline_s, store: as of a NetworkTransport.
         mesh: the group.
     """
+
+    background: MeshSends
 
     def __init__(
         self,
@@ -79,6 +83,13 @@ class MeshTransport(NetworkTransport):
         self.alarms = []
         self.mesh = None
 
+    def _sends(self) -> MeshSends:
+        return MeshSends(self.deadline)
+
+    def layout(self, channel: Channel) -> Layout | None:
+        """Return how a channel's messages lie in memory; None before its first one."""
+        return self._line(channel).layout
+
     def _rank(self) -> int:
         return self._open().rank()
 
@@ -107,6 +118,21 @@ class MeshTransport(NetworkTransport):
         if not is_whole(arrived, nbytes):
             raise SpoiledError(f"a message's checksum is wrong: {channel}", code="BX5087")
         return arrived[:nbytes].view(dtype)
+
+
+class MeshSends(Background):
+    """What is leaving over a mesh, which may be given up."""
+
+    @property
+    def current(self) -> Channel | None:
+        """The message that has been leaving for longest."""
+        leaving = [found for sends in self.queues.copy().values() if (found := sends.leaving)]
+        return min(leaving, key=lambda entry: entry[0])[1] if leaving else None
+
+    def stop(self) -> None:
+        """End the threads once they have let go of everything."""
+        for sends in self.queues.copy().values():
+            sends.under_way.put(None)
 
 
 def _alarms(mesh: dist.ProcessGroup) -> list[tuple[Tensor, Any]]:
@@ -197,38 +223,17 @@ def _listening_place() -> tuple[tuple[str, str], ...]:
 
 @lru_cache(maxsize=1)
 def _gloo_device(place: tuple[tuple[str, str], ...]) -> Any:  # noqa: ANN401  # torch has no name
+    [(kind, name)] = place
     try:
-        return dist.ProcessGroupGloo.create_device(**dict(place))
+        return dist.ProcessGroupGloo.create_device(**{kind: name})
     except RuntimeError as error:
-        [(kind, name)] = place
-        if remedy_of(error) is not None:
-            raise
-        if not _is_unknown(kind, name):
-            if "find address" in str(error):
-                raise NoAddressError(
-                    _DOWN.get(name, _NO_ADDRESS.format(name=name)), code="BX5132"
-                ) from error
+        if kind != "interface" or remedy_of(error) is not None:
             raise
         there = ", ".join(name for _, name in socket.if_nameindex())
         raise NoAddressError(
-            f"GLOO_SOCKET_IFNAME is {name!r}, and this host has {there}: unset it, or name the one "
-            "by which the other hosts are reached",
+            f"processes connect by the interface {name!r} (GLOO_SOCKET_IFNAME, else lo), which is "
+            f"down, has no address, or is none of this host's ({there}): bring it up (`ip link set "
+            "lo up` as root), or name the one by which the other hosts are reached; or train in "
+            "one process: `python train.py --in-process`",
             code="BX5133",
         ) from error
-
-
-_DOWN = {
-    "lo": "the loopback interface lo is down, by which processes of one host connect: `ip link set "
-    "lo up` as root (a new network namespace, as of `unshare -n`, has it down); or train in one "
-    "process: `python train.py --in-process`"
-}
-_NO_ADDRESS = (
-    "GLOO_SOCKET_IFNAME is {name!r}, which has no address: bring it up (`ip address` shows all), "
-    "unset it, or name the one by which the other hosts are reached"
-)
-
-
-def _is_unknown(kind: str, name: str) -> bool:
-    """Whether an interface is none of this host's; gloo takes a list of them, too."""
-    here = {known for _, known in socket.if_nameindex()}
-    return kind == "interface" and here.isdisjoint(name.split(","))

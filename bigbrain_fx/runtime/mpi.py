@@ -16,14 +16,18 @@ import torch
 from torch import Tensor
 
 from .bundle import Bundle
+from .coded import InputError
 from .gloo import ChannelEnd
 from .network import NetworkTransport
-from .process import MpiError
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 FIRST_LOOK_S, LONGEST_LOOK_S = 20e-6, 2e-3
+
+
+class MpiError(InputError, ValueError):
+    """Report processes that cannot send over MPI, and what to do."""
 
 
 class MpiTransport(NetworkTransport):

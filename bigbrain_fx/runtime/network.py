@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -20,15 +20,69 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from . import layout as same
 from .agreed import Subject, require_same
 from .channel import Channel
 from .gloo import ChannelEnd, GlooTransport
-from .layout import Layout
+from .layout import Layout, LayoutError, stored
 from .peers import LateMessageError, PeerLostError
-from .relayout import pack
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
+
+
+def pack(tensor: Tensor, layout: Layout) -> Tensor:
+    """Return the elements to send as one dense 1-d tensor, without a copy where the layout allows.
+
+    `layout` is the channel's; a tensor of other strides is first copied into it.
+
+    Raises:
+        LayoutError: the channel's layout repeats elements that differ in this tensor.
+    """
+    tensor = tensor.resolve_conj().resolve_neg()  # numbers travel, no note to turn a sign
+    if Layout.of(tensor) == layout:
+        return same.pack(tensor, layout)
+    _require_room(tensor, layout)
+    fresh = torch.empty_strided(
+        layout.stored, _dense_strides(layout), dtype=tensor.dtype, device=tensor.device
+    )
+    return fresh.copy_(stored(tensor, layout)).as_strided((layout.numel,), (1,))
+
+
+def _overlaps(layout: Layout) -> bool:
+    """Whether stored elements may share memory, as the windows that `unfold` gives do."""
+    reach = 0
+    for step, size in sorted(zip(layout.strides, layout.stored, strict=True)):
+        if size != 1 and step <= reach:
+            return True
+        reach += (size - 1) * step
+    return False
+
+
+def _require_room(tensor: Tensor, layout: Layout) -> None:
+    """Refuse a tensor whose elements are not repeated where the channel's layout repeats them."""
+    repeated = any(
+        planned == 0 and size > 1 and step != 0
+        for planned, step, size in zip(layout.strides, tensor.stride(), layout.shape, strict=True)
+    )
+    if repeated or (layout.numel > 0 and not layout.is_dense and _overlaps(layout)):
+        raise LayoutError(
+            f"the first message had strides {layout.strides}, which repeat elements; "
+            f"this one has {tuple(tensor.stride())}: make the value contiguous in the model",
+            code="BX5010",
+        )
+
+
+def _dense_strides(layout: Layout) -> tuple[int, ...]:
+    """Strides of a dense tensor whose dimensions lie in the same order as the layout's."""
+    if layout.is_dense:
+        return layout.strides
+    strides, step = [], 1
+    for size in reversed(layout.stored):
+        strides.append(step)
+        step *= size
+    return tuple(reversed(strides))
+
 
 COMPARED = 64  # digests that a device leaves in the store: none is so many steps behind another
 
@@ -76,30 +130,12 @@ class NetworkTransport(GlooTransport):
         self.store.delete_key(f"vote/{step - 2}/{device}")  # all have voted on the next one
         return all([self.store.get(f"vote/{step}/{name}") == b"yes" for name in names])
 
-    def groups(self, devices: Sequence[Sequence[str]]) -> list[dist.ProcessGroup | None]:
-        """Make a process group of each of these, of which this device may be none.
-
-        torch numbers groups, so all devices must ask for the same ones in one order.
-        """
-        return [
-            dist.new_group([self.ranks[name] for name in names], timeout=self.deadline)
-            for names in devices
-        ]
-
     def finish(self) -> None:
         """Wait until everything sent has been received."""
         self.background.drain()
 
     def leave(self) -> None:
         """End what carries messages, with all other processes; the group itself is the caller's."""
-
-    def layout(self, channel: Channel) -> Layout | None:
-        """Return how a channel's messages lie in memory; None before its first one."""
-        return self._line(channel).layout
-
-    def sending(self) -> Channel | None:
-        """Return the channel whose message has been leaving for longest, if any."""
-        return self.background.current
 
     def _peer(self, channel: Channel) -> int:
         return self.ranks[channel.sender] + self.ranks[channel.receiver] - self._rank()
@@ -164,12 +200,6 @@ class Background:
         self.failed: tuple[Channel, BaseException] | None = None
         self._making = threading.Lock()  # messages that were lost are sent by other threads
 
-    @property
-    def current(self) -> Channel | None:
-        """The message that has been leaving for longest."""
-        leaving = [found for sends in self.queues.copy().values() if (found := sends.leaving)]
-        return min(leaving, key=lambda entry: entry[0])[1] if leaving else None
-
     def keep(self, work: Any, payload: Tensor, channel: Channel) -> None:  # noqa: ANN401  # as below
         """Hold a message until it has left."""
         self.check()
@@ -189,11 +219,6 @@ class Background:
         for sends in self.queues.copy().values():
             sends.under_way.join()
         self.check()
-
-    def stop(self) -> None:
-        """End the threads once they have let go of everything."""
-        for sends in self.queues.copy().values():
-            sends.under_way.put(None)
 
     def _queue(self, channel: Channel) -> SendQueue:
         key = self._key(channel)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 from typing import TYPE_CHECKING
 
+from .commit_start import add_earlier
+from .launcher import as_called
 from .stores import StoredState, StoreRoom, room_of
 
 if TYPE_CHECKING:
@@ -40,3 +43,10 @@ def offload_to(device: Device, folder: str | None) -> None:
 
         device.saved = ActivationStore(room)
         device.add(device.saved)
+
+
+def add_store(parser: argparse.ArgumentParser) -> None:
+    """Add the option for where a device's store is."""
+    add_earlier(parser, "--store", as_called)  # earlier name
+    text = "a folder for what is offloaded (default: the plan's), on this host"
+    parser.add_argument("--offload-dir", dest="store", type=as_called, help=text)

@@ -9,6 +9,7 @@ random numbers are keyed by step and micro-batch, so that a step computed again 
 from __future__ import annotations
 
 import copy
+import inspect
 import random
 import sys
 from collections.abc import Callable, Mapping
@@ -26,7 +27,7 @@ from .held_weights import AGAIN, WeightsError
 from .loss_shares import share_of
 from .modules import reseed, seed_of
 from .opaque_state import ObjectStates
-from .optimizer_state import needs_closure, needs_metrics
+from .optimizer_state import needs_closure
 from .recipe import Optimizer, Training
 from .weights import require_owners
 from .whole_batches import WholeBatches
@@ -285,3 +286,9 @@ def _fill_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
                 code="BX5193",
             )
         held.copy_(found)
+
+
+def needs_metrics(scheduler: Any) -> bool:  # noqa: ANN401  # of any kind
+    """Whether `step` of a scheduler asks for the loss, as that of ReduceLROnPlateau does."""
+    metrics = inspect.signature(scheduler.step).parameters.get("metrics")
+    return metrics is not None and metrics.default is inspect.Parameter.empty

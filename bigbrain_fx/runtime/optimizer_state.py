@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .coded import CodedError
+from .coded import InputError
 from .recipe import Optimizer
 
 Parameters = Mapping[str, nn.Parameter]
@@ -28,7 +28,7 @@ NOT_HYPER = ("params", "param_names")
 OLDER = "optimizer:older_"  # "optimizer:older_1:NAME" are the weights of one update ago
 
 
-class StateError(CodedError, ValueError):
+class StateError(InputError, ValueError):
     """Report a state that cannot be taken, or that does not fit; names what."""
 
 
@@ -366,9 +366,3 @@ def needs_closure(optimizer: Optimizer) -> bool:
     """Whether `step` asks for a closure that computes the loss again, as LBFGS does."""
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty
-
-
-def needs_metrics(scheduler: Any) -> bool:  # noqa: ANN401  # of any kind
-    """Whether `step` of a scheduler asks for the loss, as that of ReduceLROnPlateau does."""
-    metrics = inspect.signature(scheduler.step).parameters.get("metrics")
-    return metrics is not None and metrics.default is inspect.Parameter.empty

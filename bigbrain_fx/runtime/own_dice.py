@@ -4,8 +4,7 @@
     loader = DataLoader(data, shuffle=True, generator=gen)
 
 Every process of a run draws with its own, from where the top has left it; where several devices are
-in one process, each has a state of them for itself (`data.Stream`). Whoever reads a batch for
-another purpose leaves them as they were (`left_alone`).
+in one process, each has a state of them for itself (`data.Stream`).
 """
 
 from __future__ import annotations
@@ -58,17 +57,6 @@ def set_states(dice: Sequence[Any], states: Sequence[Any]) -> None:
             each.bit_generator.state = state
         else:  # torch's, and NumPy's older ones
             each.set_state(state)
-
-
-@contextmanager
-def left_alone(function: object) -> Iterator[None]:
-    """Let what is drawn within move none of a file's own generators."""
-    dice = own_dice(function)
-    states = states_of(dice)
-    try:
-        yield
-    finally:
-        set_states(dice, states)
 
 
 def _state(dice: Any) -> Any:  # noqa: ANN401  # torch's, Python's or NumPy's

@@ -18,8 +18,7 @@ from threading import Lock
 import torch
 from torch import Tensor, nn
 
-from .entries import AssumptionError
-from .kept import built, flat
+from .kept import AssumptionError, built, flat
 
 Answers = Mapping[str, Sequence[object]]
 """Path of a module inside -> what its calls gave, in order."""

@@ -15,6 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .coded import CodedError
+from .peers import PeerLostError
+
 LONGEST_ORDER = 1 << 20  # bytes
 MOST_FILES = 8
 PART = 1 << 15  # characters of an object that travel in one packet: kernels allow that many
@@ -94,6 +97,18 @@ def _packets(text: str) -> list[bytes]:
         json.dumps({"say": "part", "text": text[at : at + PART], "last": at == starts[-1]}).encode()
         for at in starts
     ]
+
+
+class SpoiledError(PeerLostError):
+    """A message is not as it was sent: nobody has died, but it must be sent again."""
+
+
+class StepAgainError(Exception):
+    """Report that a step is begun again, by fewer devices: what this one has of it is gone."""
+
+
+class HeadLostError(CodedError, RuntimeError):
+    """Report that the supervisor that decides is lost: nobody takes another step."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,4 @@
-"""How a process ends when it is another that failed.
-
-The launcher tells such an end by its exit code, and looks for the reason elsewhere.
-"""
+"""How a process ends: exit codes, by which its launcher tells whether to look elsewhere for why."""
 
 from __future__ import annotations
 
@@ -14,23 +11,15 @@ import torch.distributed as dist
 from .coded import CodedError
 from .telling import headline
 
-PEER_LOST = 75  # exit code: EX_TEMPFAIL of sysexits.h
+CONTROL = "BIGBRAIN_CONTROL"  # in the environment: the file descriptor of a supervisor's line
+BAD_INPUT = 2  # exit code; as argparse's
+NOT_SAVED = 73  # where the files of --save cannot be written: EX_CANTCREAT of sysexits.h
+PEER_LOST = 75  # where it is another that failed: EX_TEMPFAIL
+TAKEN_OVER = 77  # where another run or a rollback owns its commits: EX_NOPERM
 
 
 class PeerLostError(CodedError, ConnectionError):
     """The process at the other end of a channel is gone: look for the reason there."""
-
-
-class SpoiledError(PeerLostError):
-    """A message is not as it was sent: nobody has died, but it must be sent again."""
-
-
-class StepAgainError(Exception):
-    """Report that a step is begun again, by fewer devices: what this one has of it is gone."""
-
-
-class HeadLostError(CodedError, RuntimeError):
-    """Report that the supervisor that decides is lost: nobody takes another step."""
 
 
 class LateMessageError(CodedError, TimeoutError):

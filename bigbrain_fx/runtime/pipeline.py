@@ -69,10 +69,9 @@ def _joined(bundle: Pipeline, deadline_s: float) -> int:
     if world != len(bundle.devices):
         need = f"this bundle needs {len(bundle.devices)} processes, one per device"
         raise MisuseError(f"{need}; WORLD_SIZE is {world}: start it by torchrun", code="BX5205")
-    host = os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "29500")
-    if host in ("127.0.0.1", "localhost"):  # gloo by itself listens at this host's own name
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if os.environ.setdefault("MASTER_ADDR", "127.0.0.1") in ("127.0.0.1", "localhost"):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo's own choice: this host's name
     dist.init_process_group("gloo", timeout=timedelta(seconds=deadline_s))
     mine = torch.tensor([int(bundle.plan, 16) >> 1])
     plans = [torch.zeros_like(mine) for _ in range(world)]
@@ -120,8 +119,7 @@ def _save(device: PipelineDevice, folder: Path, facts: Mapping[str, int]) -> Non
         head[name] = {**about, "data_offsets": [start, end]}
     text = json.dumps(head).encode()
     folder.mkdir(parents=True, exist_ok=True)
-    part = folder / f"{device.name}.part"
-    with part.open("wb") as file:
+    with (part := folder / f"{device.name}.part").open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for tensor in tensors.values():
             file.write(ctypes.string_at(tensor.data_ptr(), tensor.nbytes))

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .coded import CodedError
+from .coded import CodedError, InputError
 from .disk import listed, read_regular
 from .image import Buffer, ImageLayout
 from .json_once import once
@@ -28,7 +28,7 @@ AGREED = ("plan", "graph", "seed", "torch", "micro_batches")
 Say = Callable[[str], None]
 
 
-class CommitError(CodedError, ValueError):
+class CommitError(InputError, ValueError):
     """Report commits that must not be used, or that there are none; for the user to act on."""
 
 

@@ -25,14 +25,14 @@ from torch import Tensor
 
 from .agreed import Subject, require_same
 from .channel import Channel
-from .checksum import seal
 from .coded import CodedError
 from .control import Control, said
 from .layout import Layout
 from .mesh import MeshTransport
-from .packets import Meeting
-from .peers import PeerLostError, SpoiledError, StepAgainError
-from .relayout import pack
+from .network import pack
+from .packets import Meeting, SpoiledError, StepAgainError
+from .peers import PeerLostError
+from .sealed import seal
 
 if TYPE_CHECKING:
     from .peer_states import PeerStates
@@ -218,8 +218,11 @@ class ReplayTransport:
         """
         about = {} if self.peers is None else self.peers.so_far()
         self.control.say("vote", step=step, yes=yes, **about)
-        while (all_say := self.control.wait_vote(step, self.generation)) is None:
+        voted, text = self.control.voted, f"all devices' votes on step {step}"
+        while not self.control.until(lambda: step in voted, self.generation, text):
             self._form_in_step()
+        voted.pop(step - 1, None)
+        all_say = voted[step]
         if self.tape is not None:
             self.tape.votes.append(all_say)
         return all_say
@@ -234,7 +237,7 @@ class ReplayTransport:
         while True:
             try:
                 inner = self._living()
-                slow = inner.sending()
+                slow = inner.background.current
                 with self.control.waiting(str(slow), slow.receiver if slow else ""):
                     inner.finish()
                 return

@@ -10,6 +10,7 @@ import fcntl
 import mmap
 import os
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from .control import Control
@@ -67,15 +68,18 @@ class OwnSnapshots:
 
     def _agreed(self) -> int | None:
         """Wait for the interval: who heard of it a step later would lack a snapshot for ever."""
-        while self.control.every is None:
-            if not self.control.wait_every(self.transport.generation):
-                self.transport.form()
+        self._wait(lambda: self.control.every is not None, "all devices' costs")
         return self.control.every
 
+    def _wait(self, is_so: Callable[[], bool], text: str) -> None:
+        """Wait until something is so, and meet the others anew meanwhile."""
+        while not is_so() and not self.control.until(is_so, self.transport.generation, text):
+            self.transport.form()
+
     def _take(self, device: CheckedDevice, step: int) -> None:
-        while (number := self._free()) is None:
-            if not self.control.wait_epoch(max(self.slots), self.transport.generation):
-                self.transport.form()
+        self._wait(lambda: self._free() is not None, "all devices' snapshots")
+        number = self._free()
+        assert number is not None
         self.slots[number] = -1
         size = self._copy(device, number)
         self.slots[number] = step

@@ -110,11 +110,6 @@ class State:
             tensors.update(_places(room, layout))
         return cls(int(facts.pop("step")), tensors, facts)
 
-    def kept(self) -> State:
-        """Return a copy that later steps do not change."""
-        tensors = {name: tensor.detach().clone() for name, tensor in self.tensors.items()}
-        return State(self.step, tensors, self.facts)
-
 
 def _places(room: Tensor, layout: ImageLayout) -> Iterator[tuple[str, Tensor]]:
     """Yield each tensor's place in the bytes after the header."""

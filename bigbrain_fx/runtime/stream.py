@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .coded import CodedError
+from .coded import InputError
 
 Spec = tuple[str, tuple[int, ...]]  # element type and shape
 Key = tuple[str | int, ...]  # what leads to an entry of a batch: dict keys and positions
 
 
-class BatchError(CodedError, ValueError):
+class BatchError(InputError, ValueError):
     """Report a batch that is not like the one the model was split with; names step and entry."""
 
 

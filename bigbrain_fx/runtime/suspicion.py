@@ -28,12 +28,13 @@ from torch import Tensor
 from .agreed import Subject
 from .bundle import Bundle, make_device
 from .channel import Channel
-from .checksum import WORD, checksum, seal
+from .checksum import WORD, checksum
 from .control import Control
 from .hooked_device import Hooks
 from .layout import Layout, unpack
+from .network import pack
 from .packets import Duty
-from .relayout import pack
+from .sealed import seal
 from .state import State, StateError, restore, state_of
 
 if TYPE_CHECKING:

@@ -21,7 +21,8 @@ import torch
 import torch.distributed as dist
 
 from .bundle import Bundle, make_device, save_first_gradients
-from .commit_start import CommitOptions, add_earlier, add_options, is_restart, options_of
+from .coded import InputError
+from .commit_start import CommitOptions, add_options, is_restart, options_of
 from .committing import Committer, begin_together, committer_of
 from .finite import NOT_FINITE, POLICIES, NotFiniteError
 from .launcher import as_called, words
@@ -30,8 +31,7 @@ from .limits import LONGEST_COMPILE_S, saying_limits
 from .local import Hub, LocalTransport
 from .malloc import keep_freed_memory
 from .network import NetworkTransport
-from .peers import blaming_peers
-from .process import BAD_INPUT, CONTROL, INPUT_ERRORS, TAKEN_OVER, MpiError
+from .peers import BAD_INPUT, CONTROL, TAKEN_OVER, blaming_peers
 from .records import FencedError
 from .rendezvous import (
     all_cuda,
@@ -39,7 +39,6 @@ from .rendezvous import (
     join,
     leave_together,
     own_device,
-    require_address,
     require_gpu,
     transport_of,
     write_report,
@@ -86,9 +85,14 @@ def main(bundle: Bundle) -> None:
     torch.set_num_threads(options.threads or bundle.threads[rank])
     with _stopping_on_bad_input():
         require_gpu(bundle.kinds, rank)
-        require_address(bundle.folder)
-        if options.transport == "mpi":
-            _require_mpi(bundle)
+        if (bundle.folder / "runtime" / "addresses.py").is_file():  # the plan has several hosts
+            from .addresses import require_address
+
+            require_address(bundle.folder)
+        if options.transport == "mpi" and not (bundle.folder / "runtime" / "mpi.py").is_file():
+            raise InputError(
+                "--transport mpi needs a bundle that was split with `--with mpi`", code="BX5199"
+            )
     with blaming_peers():
         backend = options.transport if options.transport in ("gloo", "nccl") else ""
         store = join(bundle.plan, bundle.kinds, rank, options.deadline, backend)
@@ -123,7 +127,7 @@ def _run_here(
 def _stopping_on_bad_input() -> Iterator[None]:
     try:
         yield
-    except (*INPUT_ERRORS, FencedError, NotFiniteError, SaveError) as error:
+    except (InputError, FencedError, NotFiniteError, SaveError) as error:
         tell(headline(error))
         codes = {FencedError: TAKEN_OVER, SaveError: 1, NotFiniteError: NOT_FINITE}
         sys.exit(codes.get(type(error), BAD_INPUT))
@@ -198,15 +202,6 @@ def _goes_on(steps: int, committer: Committer | None, step: int) -> bool:
     return step + 1 < steps and not (committer is not None and committer.is_due(step))
 
 
-def _require_mpi(bundle: Bundle) -> None:
-    if not (bundle.folder / "runtime" / "mpi.py").is_file():
-        raise MpiError(
-            "--transport mpi needs runtime/mpi.py, and this bundle was split without it: split it "
-            "again with `--with mpi`",
-            code="BX5199",
-        )
-
-
 def _run(
     bundle: Bundle,
     rank: int,
@@ -254,64 +249,36 @@ def _printer(as_json: bool) -> Report:
 
 
 def _parser(bundle: Bundle) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="train.py", description=f"Train on {len(bundle.devices)} devices."
+    about = f"Train on {len(bundle.devices)} devices."
+    parser = argparse.ArgumentParser(prog="train.py", description=about)
+    add = parser.add_argument
+    add("--steps", type=int, default=10, help="training steps (default 10)")
+    add("--seed", type=int, help=f"seed of data and dropout (default {bundle.seed})")
+    add("--json", action="store_true", help="print one JSON object a step")
+    here = "one safetensors file per device, to this folder"
+    add("--save", type=as_called, help=f"write the trained tensors, {here}")
+    add("--first-gradients", type=as_called, help=f"write the gradients of step 0, {here}")
+    add("--threads", type=int, help="threads of every process (default: the plan's)")
+    text = "stop the run, skip the update on all devices, or ignore it (default stop)"
+    text = f"at a loss or gradient that is not finite: {text}"
+    add("--on-nan", choices=POLICIES, default="stop", help=text)
+    add("--report", type=as_called, help="write each device's peak memory to this folder")
+    wait_s = LONGEST_COMPILE_S if any(device.compiled for device in bundle.devices) else 300.0
+    text = "longest wait for any message, in seconds (default %(default)g)"
+    add("--deadline", type=float, default=wait_s, help=text)
+    add("--rank", type=int, help="this process's device (default: $RANK)")
+    add("--in-process", action="store_true", help="run all devices in this process, for pdb")
+    text = (
+        "what carries messages: gloo, through host memory; nccl, where all devices are GPUs; or "
+        "MPI, where mpirun has started this (default torch: nccl where it can be, else gloo)"
     )
-    parser.add_argument("--steps", type=int, default=10, help="training steps (default 10)")
-    parser.add_argument(
-        "--seed", type=int, default=None, help=f"seed of data and dropout (default {bundle.seed})"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object a step")
-    parser.add_argument(
-        "--save",
-        type=as_called,
-        help="write the trained tensors, one safetensors file per device, to this folder",
-    )
-    parser.add_argument(
-        "--first-gradients", type=as_called, help="write the gradients of step 0 to this folder"
-    )
-    parser.add_argument(
-        "--threads", type=int, default=None, help="threads of every process (default: the plan's)"
-    )
-    parser.add_argument(
-        "--on-nan",
-        choices=POLICIES,
-        default="stop",
-        help="at a loss or gradient that is not finite: stop the run, skip the update on all "
-        "devices, or ignore it (default stop)",
-    )
-    parser.add_argument(
-        "--report", type=as_called, help="write each device's peak memory to this folder"
-    )
-    parser.add_argument(
-        "--deadline",
-        type=float,
-        default=LONGEST_COMPILE_S if any(device.compiled for device in bundle.devices) else 300.0,
-        help="longest wait for any message, in seconds (default %(default)g)",
-    )
-    parser.add_argument(
-        "--rank", type=int, default=None, help="this process's device (default: $RANK)"
-    )
-    parser.add_argument(
-        "--in-process", action="store_true", help="run all devices in this process, for pdb"
-    )
-    parser.add_argument(
-        "--transport",
-        choices=("torch", "gloo", "nccl", "mpi"),
-        default="torch",
-        help="what carries messages: gloo, through host memory; nccl, where all devices are GPUs; "
-        "or MPI, where mpirun has started this (default torch: nccl where it can be, else gloo)",
-    )
+    add("--transport", choices=("torch", "gloo", "nccl", "mpi"), default="torch", help=text)
     add_options(parser)
     parser.set_defaults(store=None)
     if any(device.offload for device in bundle.devices):
-        add_earlier(parser, "--store", as_called)  # earlier name
-        parser.add_argument(
-            "--offload-dir",
-            dest="store",
-            type=as_called,
-            help="a folder for what is offloaded (default: the plan's), on this host",
-        )
+        from .offloading import add_store  # only bundles that offload have it
+
+        add_store(parser)
     return parser
 
 

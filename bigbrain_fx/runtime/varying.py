@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .channel import HEADER_BYTES, Channel
 from .layout import Layout, LayoutError, unpack
-from .relayout import pack
+from .network import pack
 
 _NOTHING = -1  # dimensions of None
 

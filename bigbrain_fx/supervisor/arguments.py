@@ -156,38 +156,25 @@ def _folder(text: str) -> Path:
     return Path(text)
 
 
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"expected 0 or more, found {number}")
-    return number
+def _number(
+    name: str, kind: type[int] | type[float], is_fine: Callable[[float], bool], expected: str
+) -> Callable[[str], float]:
+    """Return what reads a number of a kind, `expected` in words."""
 
+    def read(text: str) -> float:
+        number = kind(text)
+        if not is_fine(number):
+            raise argparse.ArgumentTypeError(f"expected {expected}, found {text}")
+        return number
 
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected 1 or more, found {number}")
-    return number
-
-
-def _share(text: str) -> float:
-    number = float(text)
-    if not 0 <= number <= 1:
-        raise argparse.ArgumentTypeError(f"expected a share from 0 to 1, found {text}")
-    return number
-
-
-def _seconds(text: str) -> float:
-    number = float(text)
-    if not 0 < number < MOST_SECONDS:
-        raise argparse.ArgumentTypeError(f"expected more than 0 seconds, found {text}")
-    return number
+    read.__name__ = name  # argparse says it of what is no number
+    return read
 
 
 KINDS: dict[str, Callable[[str], object]] = {
-    "count": _count,
-    "positive": _positive,
-    "seconds": _seconds,
+    "count": _number("count", int, lambda n: n >= 0, "0 or more"),
+    "positive": _number("count", int, lambda n: n >= 1, "1 or more"),
+    "seconds": _number("seconds", float, lambda n: 0 < n < MOST_SECONDS, "more than 0 seconds"),
     "folder": _folder,
-    "share": _share,
+    "share": _number("share", float, lambda n: 0 <= n <= 1, "a share from 0 to 1"),
 }

@@ -20,41 +20,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)  # may pass; a folder that is none, or anoth
 
 
 class EventLog:
-    """Write events to a file, a JSON object a line, and hand each on.
-
-    Every event has `time` (seconds since 1970), `generation` and `event`:
-
-        started, spare_ready        device or spare, pid
-        died                        device, pid, step, how, text: its own error, silent_s
-        took_state                  device, step, peers that it came from, bytes
-        state_lost                  text: nobody has a device's state; all begin again
-        assigned                    device, pid, warm, step that it starts from; -1: `rolled_back`
-                                    says it
-        formed                      after_s since the first death, or since the start
-        caught_up                   device, step, after_s since its death, steps replayed
-        hang, slow                  device, seconds in one instruction or silent
-        starved                     device, seconds of an instruction in which it had no processor
-        links_lost                  text: connections failed though nobody died; device that
-                                    reported it, unless all wait for each other
-        snapshot                    step that all devices now have, every: steps between
-        snapshots_large             bytes of memory that they will take, left: of this host's now
-        skipped                     step whose update was left out, devices with bad numbers
-        log_dropped                 device, step, bytes: too much to keep; log_whole: no more
-        missed                      step without a commit, text, row: how many now, newest: step
-        committed_again             step, missed: how many were
-        rescued                     step, folder: where the commit is instead
-        at_risk                     step at which the run ended, missed, newest: what was committed
-        rolled_back                 step from which all devices start again
-        moved                       step, devices, bundle: goes on without a device
-        replica_lost                replica, devices, left: "1 of 2", step that the others begin
-                                    again, text
-        standing                    at the end, after that: replicas ("1 of 2"), devices, lost
-        suspect                     device, step, text: what a spare computes otherwise
-        unchecked                   device, step, text: why no spare has computed it again
-        log_lost, no_spare          text: what a process writes is not kept; there is no spare
-        left                        device, pid: a process that could not be ended
-        events_lost                 path, text: this file takes no more; each next one is tried
-        stopping, stopped, failed, finished
+    """Write events to a file, a JSON object a line, and hand each on; the docs list them.
 
     An event that the file does not take is lost, and the run goes on; the first time that is an
     event of its own, for `hear`.

@@ -16,7 +16,7 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from .catch_up import CatchUp, CaughtUp, ToldSteps
-from .crew import Crew, StartError
+from .crew import Crew, Spares, StartError
 from .events import EventLog
 from .job import FailedError, Job, OnStep, Outcome, Rescue
 from .judging import Death, Failure, Judge, MemoryKills, Stop
@@ -26,7 +26,6 @@ from .processes import Member, Start, popen
 from .protocol import LastWord, wait_of
 from .rendezvous import Rendezvous
 from .snapshots import LogLoss, Snapshots, Snapshotting
-from .spares import Spares
 from .stopping import Ending, Stopping
 from .votes import Posting, Votes
 from .watching import Watch

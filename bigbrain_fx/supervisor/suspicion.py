@@ -13,13 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .crew import Crew
+from .crew import Crew, Spares
 from .job import FailedError
 from .judging import Death
 from .policies import Act, Acts, SpareChecks
 from .processes import Member
 from .snapshots import nameless
-from .spares import Spares
 
 if TYPE_CHECKING:
     from .host import Supervisor

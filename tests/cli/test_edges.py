@@ -14,7 +14,7 @@ from bigbrain_fx.core import Cluster, Costs, Graph, Placement
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Options
 from bigbrain_fx.runtime import rendezvous
-from bigbrain_fx.runtime.limits import NoGpuError
+from bigbrain_fx.runtime.gpus import NoGpuError
 from tests.support.command_line import CHOICES, call, write_cluster, write_model
 from tests.support.synthetic import device
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bigbrain_fx.runtime.channel import HEADER_LENGTH, Channel
 from bigbrain_fx.runtime.layout import MAX_DIMS, Layout, unpack
-from bigbrain_fx.runtime.relayout import pack
+from bigbrain_fx.runtime.network import pack
 from bigbrain_fx.runtime.varying import disclose, enclose, enclose_nothing
 from tests.support.examples import examples
 

@@ -17,10 +17,8 @@ from bigbrain_fx.runtime.checksum import (
     WIDE,
     WIDE_FROM,
     checksum,
-    is_whole,
-    seal,
-    sealed_length,
 )
+from bigbrain_fx.runtime.sealed import is_whole, seal, sealed_length
 
 PAYLOADS = st.binary(max_size=100)
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from bigbrain_fx.bundles.launch import free_port
-from bigbrain_fx.runtime.mpi import require_messages
-from bigbrain_fx.runtime.process import MpiError
+from bigbrain_fx.runtime.mpi import MpiError, require_messages
 
 LIMIT_S = 300
 ROOT = Path(__file__).resolve().parents[2]

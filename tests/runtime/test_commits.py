@@ -18,7 +18,7 @@ from bigbrain_fx.runtime.commits import (
     launcher_of,
     newest_generation,
     open_generation,
-    prune_own,
+    prune_folders,
     write_record,
     write_shard,
 )
@@ -96,15 +96,12 @@ def test_a_record_names_one_step_only() -> None:
         write_record(Path(), shards, 1, {})
 
 
-def test_a_device_removes_its_own_old_files_where_nobody_else_does(tmp_path: Path) -> None:
+def test_a_device_removes_old_states_where_nobody_else_does(tmp_path: Path) -> None:
     generation = with_two_commits(folder := tmp_path / "commits")
-    for device in DEVICES:
-        write_shard(folder, device, image(30, device), generation)
-    prune_own(folder, "d1", ["commit-20-g1"])
-    assert not (folder / "commit-10-g1" / "d1.safetensors").exists()
-    assert (folder / "commit-10-g1" / "d0.safetensors").exists()
-    prune_own(folder, "d0", ["commit-20-g1"])
+    write_shard(folder, "d1", image(30, "d1"), generation)
+    prune_folders(folder, ["commit-20-g1"])
     assert not (folder / "commit-10-g1").exists()
+    assert (folder / "commit-20-g1" / "d0.safetensors").exists()
     assert (folder / "commit-30-g1" / "d1.safetensors").exists()  # it may be being written
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bigbrain_fx.runtime.commits import (
-    drop_parts,
+    drop,
     newest_generation,
     open_folder,
     open_generation,
@@ -260,8 +260,8 @@ def test_parts_of_a_commit_that_was_missed_go(tmp_path: Path) -> None:
     """The next one needs the room, which the parts of some devices would take for ever."""
     generation = with_two_commits(folder := tmp_path / "commits")
     write_shard(folder, "d1", image(30, "d1"), generation)
-    drop_parts(folder, 30, generation)
-    drop_parts(folder, 40, generation)  # of which nothing was written
+    drop(folder / "commit-30-g1")
+    drop(folder / "commit-40-g1")  # of which nothing was written
     assert not (folder / "commit-30-g1").exists()
     assert loaded_step(folder) == 20
 

@@ -9,8 +9,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import nn
 
-from bigbrain_fx.runtime.finite import are_finite
-from bigbrain_fx.runtime.loss_scale import LossScale, unscaled
+from bigbrain_fx.runtime.loss_scale import LossScale, are_finite, unscaled
 from bigbrain_fx.runtime.loss_shares import share_of
 
 OPTIONS = st.fixed_dictionaries(

@@ -14,8 +14,7 @@ import pytest
 import torch
 
 import bigbrain_fx as bb
-from bigbrain_fx.runtime.mpi import MpiWires, MpiWork
-from bigbrain_fx.runtime.process import MpiError
+from bigbrain_fx.runtime.mpi import MpiError, MpiWires, MpiWork
 from tests.support.bundles import MODEL, cluster
 
 MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")

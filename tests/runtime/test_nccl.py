@@ -28,6 +28,7 @@ from bigbrain_fx.runtime.channel import Channel
 from bigbrain_fx.runtime.gloo import AHEAD, ChannelEnd
 from bigbrain_fx.runtime.gpus import GpuBackground, NcclTransport, prepare_cuda
 from bigbrain_fx.runtime.layout import Layout
+from bigbrain_fx.runtime.network import Background
 from tests.support.bundles import cluster, split_small
 from tests.support.nccl_like import NCCL_LIKE
 
@@ -145,6 +146,12 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     return Gpu(monkeypatch)
 
 
+def stop(background: Background) -> None:
+    """End its threads."""
+    for sends in background.queues.values():
+        sends.under_way.put(None)
+
+
 def test_sends_are_waited_for_on_a_stream_of_their_own(gpu: Gpu) -> None:
     """nccl's `wait` makes the current stream wait, the computing one unless another is."""
     background = GpuBackground(timedelta(seconds=20), torch.device("cuda", 1))
@@ -156,7 +163,7 @@ def test_sends_are_waited_for_on_a_stream_of_their_own(gpu: Gpu) -> None:
     gpu.may_leave.set()
     drained.join(20)
     assert not drained.is_alive()
-    background.stop()
+    stop(background)
     assert gpu.waits == [("a stream of cuda:1", ())]
     assert gpu.recorded == ["a stream of cuda:1"]
 
@@ -191,7 +198,7 @@ def test_a_receive_is_waited_for_by_the_stream_that_computes(
         assert gpu.reached == list(range(max(0, count - AHEAD)))
     assert gpu.waits == [("computes", ())] * (AHEAD + 2)
     assert set(wires) == {torch.device("cuda", 1)}
-    transport.background.stop()
+    stop(transport.background)
 
 
 # --------------------------------------------------------------------------- before CUDA starts

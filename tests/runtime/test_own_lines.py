@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from bigbrain_fx.runtime import forward_of
-from bigbrain_fx.runtime.entries import AssumptionError
+from bigbrain_fx.runtime.kept import AssumptionError
 
 
 class Net(nn.Module):

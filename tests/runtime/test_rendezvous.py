@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from bigbrain_fx.runtime.gpus import own_gpu
-from bigbrain_fx.runtime.limits import SHARE_GPUS, NoGpuError
-from bigbrain_fx.runtime.process import log_limit
+from bigbrain_fx.runtime.control import log_limit
+from bigbrain_fx.runtime.gpus import NoGpuError, own_gpu
+from bigbrain_fx.runtime.limits import SHARE_GPUS
 from bigbrain_fx.runtime.rendezvous import (
     LAUNCHERS,
     _interface_to,

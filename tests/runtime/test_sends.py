@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from bigbrain_fx.runtime.channel import Channel
-from bigbrain_fx.runtime.network import Background
+from bigbrain_fx.runtime.mesh import MeshSends
 from bigbrain_fx.runtime.peers import PeerLostError
 
 GATHER = Channel(4, "gather", "bucket0", 0, 1, "a", "b", (2,), torch.float32, on_demand=True)
@@ -35,11 +35,11 @@ class Work:
 
 
 @pytest.fixture
-def background() -> Background:
-    return Background(timedelta(seconds=20))
+def background() -> MeshSends:
+    return MeshSends(timedelta(seconds=20))
 
 
-def send(background: Background, channel: Channel, work: Any) -> weakref.ref[Any]:
+def send(background: MeshSends, channel: Channel, work: Any) -> weakref.ref[Any]:
     """Send a tensor that nobody else holds; return whether it is there, as a weak reference."""
     payload = torch.zeros(2)
     background.keep(work, payload, channel)
@@ -55,7 +55,7 @@ def comes(true: Callable[[], bool]) -> bool:
 
 
 def test_a_part_that_is_taken_late_keeps_no_weights_that_were_taken(
-    background: Background,
+    background: MeshSends,
 ) -> None:
     late, soon = Work(), Work()
     part, weights = send(background, PART, late), send(background, GATHER, soon)
@@ -71,7 +71,7 @@ def test_a_part_that_is_taken_late_keeps_no_weights_that_were_taken(
 
 
 def test_a_message_that_cannot_leave_ends_the_run_and_no_other_waits_for_it(
-    background: Background,
+    background: MeshSends,
 ) -> None:
     gone, other = Work("closed"), Work()
     send(background, PART, gone)

@@ -16,6 +16,7 @@ from bigbrain_fx.runtime.data import Stream
 from bigbrain_fx.runtime.image import ImageError, read_layout
 from bigbrain_fx.runtime.modules import buffer, parameter
 from bigbrain_fx.runtime.state import State, StateError, restore, state_of
+from tests.support.states import kept_state
 
 ROWS, STEPS = 4, 6
 Make = Callable[[Any], torch.optim.Optimizer]
@@ -201,7 +202,7 @@ def test_a_gpu_goes_on_bit_for_bit(flag: str) -> None:
 def test_a_device_goes_back_to_its_own_snapshot() -> None:
     made = device(OPTIMIZERS["adamw"])
     run(made, 0, 2)
-    kept = state_of(made).kept()
+    kept = kept_state(state_of(made))
     losses = run(made, 2, 5)
     restore(made, kept)
     assert run(made, 2, 5) == losses
@@ -212,7 +213,7 @@ def test_state_that_is_absent_stays_absent() -> None:
     assert state_of(made).facts["optimizer"]["scalars"] == {}
     other = device(OPTIMIZERS["sgd momentum"])
     run(other, 0, 1)
-    restore(other, state_of(made).kept())
+    restore(other, kept_state(state_of(made)))
     assert other.optimizer is not None
     assert not other.optimizer.state
 

@@ -22,6 +22,7 @@ from bigbrain_fx.runtime.recompute import Read
 from bigbrain_fx.runtime.state import restore, state_of
 from bigbrain_fx.runtime.stored_activations import ActivationStore
 from bigbrain_fx.runtime.stores import DiskRoom
+from tests.support.states import kept_state
 
 ROWS, DIM, MICRO_BATCHES = 4, 64, 3
 SIZES = {"embed": (DIM, DIM), "up": (DIM, DIM), "bias": (DIM,), "fixed": (DIM, DIM)}
@@ -238,10 +239,10 @@ def test_a_state_goes_between_stores_and_memory(tmp_path: Path) -> None:
     first = made(Stored, tmp_path)
     trained(first, 0, 2)
     second = made(Kept, tmp_path)
-    restore(second, state_of(first).kept())
+    restore(second, kept_state(state_of(first)))
     trained(second, 2, 3)
     third = made(Stored, tmp_path)
-    restore(third, state_of(second).kept())
+    restore(third, kept_state(state_of(second)))
     found = trained(third, 3, 4)
     assert all(torch.equal(found[name], whole[name]) for name in found)
 

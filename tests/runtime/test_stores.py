@@ -21,6 +21,7 @@ from bigbrain_fx.runtime.stores import DiskRoom, HostRoom
 from bigbrain_fx.runtime.update_pieces import pieces
 from tests.runtime.test_committing import NAMES, committers, train
 from tests.runtime.test_state import OPTIMIZERS, Make, One, device, everything, run
+from tests.support.states import kept_state
 
 
 def offloading(make: Make, folder: Path) -> One:
@@ -64,11 +65,11 @@ def test_between_two_steps_nothing_of_it_is_in_memory(tmp_path: Path) -> None:
 def test_a_state_goes_between_stores_and_memory(tmp_path: Path) -> None:
     whole = device(OPTIMIZERS["adamw"])
     run(whole, 0, 3)
-    kept = state_of(whole).kept()
+    kept = kept_state(state_of(whole))
     stored, back = offloading(OPTIMIZERS["adamw"], tmp_path), device(OPTIMIZERS["adamw"])
     restore(stored, kept)
     run(stored, 3, 5)
-    restore(back, state_of(stored).kept())
+    restore(back, kept_state(state_of(stored)))
     run(back, 5, 6)
     run(whole, 3, 6)
     assert everything(back) == everything(whole)

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bigbrain_fx.runtime.board import Board, make_up_for
+from bigbrain_fx.runtime.board import Board, SupervisedCommitter, make_up_for
 from bigbrain_fx.runtime.commit_start import Start
-from bigbrain_fx.runtime.committing import Committer
 from bigbrain_fx.runtime.control import Control
 from bigbrain_fx.runtime.device import Device
 from bigbrain_fx.runtime.loading import Loadable
@@ -63,8 +62,8 @@ def unconnected(generation: int) -> MeshTransport:
     raise AssertionError(generation)
 
 
-def committer(board: Board, folder: Path) -> Committer:
-    return Committer(folder, 2, "d1", ("d0", "d1"), board, {"plan": "p", "graph": "g"})
+def committer(board: Board, folder: Path) -> SupervisedCommitter:
+    return SupervisedCommitter(folder, 2, "d1", ("d0", "d1"), board, {"plan": "p", "graph": "g"})
 
 
 def test_a_commit_whose_note_is_gone_is_not_written_again(board: Board) -> None:

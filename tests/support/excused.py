@@ -25,12 +25,11 @@ RUNTIME = excused(
             "tensor_file.py put .rename",
         ),
         "only where hosts have folders of their own; OSError is heard by the caller": (
-            "commits.py _has_states .is_dir",
-            "commits.py prune_own .is_dir",
-            "commits.py prune_own .is_symlink",
-            "commits.py prune_own .iterdir",
+            "commits.py drop .is_dir",
+            "commits.py drop .is_symlink",
+            "commits.py drop .iterdir",
         ),
-        "prints, which `lost_prints` or `show` let be lost": (
+        "prints, which `let_prints_be_lost` or `show` let be lost": (
             "control.py fail print",
             "peers.py blaming_peers print",
             "telling.py _let_go open",
@@ -47,7 +46,6 @@ RUNTIME = excused(
             "mesh.py _gloo_device socket.if_nameindex",
             "rendezvous.py _interface_to socket.if_nameindex",
             "rendezvous.py _interface_to socket.socket",
-            "mesh.py _is_unknown socket.if_nameindex",
             "rendezvous.py _tcp_store .bind",
             "rendezvous.py _tcp_store .listen",
             "rendezvous.py _tcp_store socket.socket",

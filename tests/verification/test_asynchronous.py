@@ -17,6 +17,7 @@ from bigbrain_fx.plan import Plan
 from bigbrain_fx.runtime.optimizer_state import OLDER
 from tests.support.bundles import MODEL
 from tests.support.stale_weights import Stale, behind_of
+from tests.support.states import kept_state
 from tests.verification.test_replicas import BATCH_NORM, bench_of, cluster, planned, trained
 from tools.matrix import Bench, imported
 
@@ -146,7 +147,7 @@ def test_a_run_that_goes_on_from_a_commit_has_the_same_bits(
         again = options(tmp_path / "commits", every=2, resume=True)
         resumed = run(bundle, 6, commits=again)
         state = importlib.import_module("runtime.state")
-        kept = state.state_of(resumed["d0"]).kept()
+        kept = kept_state(state.state_of(resumed["d0"]))
         older = [name for name in kept.tensors if name.startswith(OLDER)]
         assert len(older) == (plan.stages.versions(0) - 1) * len(resumed["d0"].parameters)
         lacking = {n: t for n, t in kept.tensors.items() if n != older[0]}

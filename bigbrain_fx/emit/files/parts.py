@@ -78,6 +78,11 @@ def _varies(bundle: Copied) -> bool:
     return bundle.plan.source.varies or bool(may_be_ungiven(bundle.plan.graph))
 
 
+def _has_hosts(bundle: Copied) -> bool:
+    device = bundle.plan.cluster.device
+    return len({device[name].host for name in bundle.plan.stages.devices}) > 1
+
+
 def _has_gpus(bundle: Copied) -> bool:
     device = bundle.plan.cluster.device
     return any(device[name].kind != "cpu" for name in bundle.plan.stages.devices)
@@ -135,6 +140,7 @@ PARTS = (
     Part("batches of several lengths", lambda b: b.plan.source.lengths, ("lengths",)),
     Part("batches that are split by rules", _has_rules, ("splitting",)),
     Part("a training step that runs as it is", lambda b: b.plan.graph.is_opaque_step),
+    Part("devices of several hosts", _has_hosts, ("addresses",), is_check=True, is_in_device=False),
     Part("GPUs", _has_gpus, ("gpus",), is_in_device=False),
     Part(
         "several hosts",

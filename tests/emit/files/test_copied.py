@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -111,3 +112,12 @@ def test_a_feature_of_steps_brings_the_whole_device() -> None:
     asked = Copied(plan, supervised=False, extras=("pipelining",))
     assert "device" not in left_out(asked, "runtime")
     assert "device" in left_out(Copied(plan, supervised=False, extras=("mpi",)), "runtime")
+
+
+def test_only_a_plan_of_several_hosts_asks_where_they_meet() -> None:
+    plan = samples.plan("digits")
+    assert "addresses" in left_out(Copied(plan, supervised=False), "runtime")
+    apart = tuple(replace(device, host=device.name) for device in plan.cluster.devices)
+    plan = replace(plan, cluster=replace(plan.cluster, devices=apart))
+    without = left_out(Copied(plan, supervised=False), "runtime")
+    assert "addresses.py" in runtime_files(ROOMS / "runtime", [STEPS], without=without)

@@ -40,21 +40,7 @@ def plan(graph: Graph, cluster: Cluster, name: str) -> Plan:
         pytest.skip(f"{name} needs an extra: {error.help}")
 
 
-@pytest.mark.gate(
-    "chain-dp-branches",
-    "chain-dp-chain",
-    "m-etf-branches",
-    "m-etf-chain",
-    "m-sct-branches",
-    "m-sct-chain",
-    "m-topo-branches",
-    "m-topo-chain",
-    "mcmc-chain",
-    "naive-branches",
-    "naive-chain",
-    "scattered-branches",
-    "scattered-chain",
-)
+@pytest.mark.gate("chain-dp-branches", "naive-chain")
 @pytest.mark.parametrize("shape", sorted(SHAPES))
 @pytest.mark.parametrize("name", [*plugins.names("partitioner"), AUTO])
 def test_planning(benchmark: BenchmarkFixture, name: str, shape: str, measuring: bool) -> None:

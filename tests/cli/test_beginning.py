@@ -14,17 +14,12 @@ from pathlib import Path
 import pytest
 
 from bigbrain_fx.runtime import limits
-from tests.support.command_line import tiny_bundle, write_cluster, write_model
+from tests.support.command_line import write_cluster, write_model
 
 LIMIT_BYTES = 600 << 20  # torch is mapped, and what comes after it is not
 DEADLINE_S = 120.0
 TRAINS = ("train.py", "--in-process", "--steps", "1")
 LAUNCHES = ("launch.py", "--steps", "1")
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_bundle(tmp_path_factory.getbasetemp())
 
 
 def _limited(limit: int) -> None:

@@ -18,7 +18,7 @@ from bigbrain_fx.core import Link
 from bigbrain_fx.measure import host as doctor
 from bigbrain_fx.measure.host import HostProbe, Rates
 from bigbrain_fx.plan import read_plan
-from tests.support.command_line import CHOICES, call, files, tiny_bundle, write_cluster, write_model
+from tests.support.command_line import CHOICES, call, files, write_cluster, write_model
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = (
@@ -35,11 +35,6 @@ COMMANDS = (
     "doctor",
     "profile",
 )
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_bundle(tmp_path_factory.getbasetemp())
 
 
 def python(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:

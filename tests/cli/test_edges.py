@@ -15,7 +15,7 @@ from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Options
 from bigbrain_fx.runtime import rendezvous
 from bigbrain_fx.runtime.gpus import NoGpuError
-from tests.support.command_line import CHOICES, call, tiny_bundle, write_cluster, write_model
+from tests.support.command_line import CHOICES, call, write_cluster, write_model
 from tests.support.synthetic import device
 
 MINE = '''
@@ -40,11 +40,6 @@ class Half:
     def partition(self, graph, cluster, costs):
         return Placement({graph.ops[0].name: cluster.devices[0].name})
 '''
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_bundle(tmp_path_factory.getbasetemp())
 
 
 @pytest.fixture
@@ -165,12 +160,6 @@ def test_what_is_not_installed_is_said_before_the_model_runs(
     done = call("estimate", "model.py", "-d", "cluster.json", "--partitioner", "needy.py:Needy")
     assert done.code == 2
     assert "needs ortools, which is not installed\n  help: pip install ortools" in done.err
-
-
-def test_plugins_lists_what_can_be_set() -> None:
-    found = {entry["name"]: entry for entry in call("plugins", "--json").objects}
-    assert found["mcmc"]["settings"] == ["proposals", "unaided"]
-    assert found["naive"]["settings"] == []
 
 
 # --------------------------------------------------------------------------- flags and files

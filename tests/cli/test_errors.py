@@ -16,7 +16,6 @@ from tests.support.command_line import (
     Called,
     call,
     files,
-    tiny_bundle,
     write_cluster,
     write_model,
 )
@@ -73,66 +72,29 @@ def example_batch():
 """
 
 _BAD_MODELS = {
-    "syntax error": (
-        "def model(:\n    pass\n",
-        2,
-        "BX2186",
-    ),
-    "import error": (
-        "import torch\nimport no_such_module\n",
-        2,
-        "BX2188",
-    ),
-    "raises in __init__": (
-        MODEL.replace("super().__init__()", "super().__init__(); 1 / 0"),
-        2,
-        "BX2189",
-    ),
-    "no model": (
-        "import torch\n",
-        2,
-        "BX2072",
-    ),
-    "no module": (
-        "def model():\n    return 3\n",
-        2,
-        "BX2075",
-    ),
+    "syntax error": ("def model(:\n    pass\n", "BX2186"),
+    "import error": ("import torch\nimport no_such_module\n", "BX2188"),
+    "raises in __init__": (MODEL.replace("__init__()", "__init__(); 1 / 0"), "BX2189"),
+    "no model": ("import torch\n", "BX2072"),
+    "no module": ("def model():\n    return 3\n", "BX2075"),
     "several candidates": (
         "from torch import nn\n\n\nclass A(nn.Module): ...\n\n\nclass B(nn.Module): ...\n",
-        2,
         "BX2073",
     ),
-    "sys.exit": (
-        "import sys\nsys.exit(0)\n",
-        2,
-        "BX2187",
-    ),
-    "control flow": (
-        _CONTROL_FLOW,
-        4,
-        "BX0101b",
-    ),
-    "no example_batch": (
-        MODEL.replace("def example_batch", "def batch"),
-        2,
-        "BX2077",
-    ),
-    "inconsistent example_batch": (
-        MODEL.replace("torch.ones(8, 8)", "torch.ones(8, 7)"),
-        2,
-        "BX2105",
-    ),
+    "sys.exit": ("import sys\nsys.exit(0)\n", "BX2187"),
+    "control flow": (_CONTROL_FLOW, "BX0101b"),
+    "no example_batch": (MODEL.replace("def example_batch", "def batch"), "BX2077"),
+    "inconsistent example_batch": (MODEL.replace("ones(8, 8)", "ones(8, 7)"), "BX2105"),
 }
 
 
 @pytest.mark.gate("import error")
 @pytest.mark.parametrize("case", _BAD_MODELS)
 def test_bad_model_file(here: Path, case: str) -> None:
-    text, exit_code, code = _BAD_MODELS[case]
+    text, code = _BAD_MODELS[case]
     write_model(here, text)
     done = refused(here, "--strict")
-    assert done.code == exit_code
+    assert done.code == (4 if case == "control flow" else 2)
     shows(code, done.err)
     assert "\n  help: " in done.err
 
@@ -169,40 +131,15 @@ def test_batch_that_micro_batches_do_not_divide(here: Path) -> None:
 
 # --------------------------------------------------------------------------- the cluster file
 
-_WHOLE = (
-    '{"name": "d0", "kind": "cpu", "memory": "1GiB", "flops": "1GFLOP/s", '
-    '"memory_bandwidth": "1GB/s"}'
-)
-
-
-def _one(device: str) -> str:
-    return f'{{"devices": [{device}]}}'
-
-
 _BAD_CLUSTERS = {
     "not JSON": ("devices: d0", r"JSON"),
-    "trailing comma": (f'{{"devices": [{_WHOLE},]}}', r"comma|JSON"),
-    "NaN": ('{"devices": [{"name": "d0", "memory": NaN}]}', r"NaN"),
-    "duplicate key": (
-        f'{{"devices": [{_WHOLE}], "devices": []}}',
-        r"devices.*twice|twice.*devices",
-    ),
     "unknown field": (
-        _one(_WHOLE.replace("bandwidth", "bandwith")),
+        '{"devices": [{"name": "d0", "memory_bandwith": "1GB/s"}]}',
         r"memory_bandwith(.|\n)*memory_bandwidth",
-    ),
-    "negative memory": (
-        _one(_WHOLE.replace("1GiB", "-1GiB")),
-        r"-1GiB(.|\n)*devices\[0\]\.memory",
-    ),
-    "no devices": ('{"devices": []}', r"device"),
-    "duplicate names": (f'{{"devices": [{_WHOLE}, {_WHOLE}]}}', r"d0(.|\n)*devices\[[01]\]"),
-    "shell in a host": (
-        _one(_WHOLE.replace('"kind"', '"host": "a; rm -rf b", "kind"')),
-        r"not a host name or address(.|\n)*devices\[0\]\.host",
     ),
     "huge": (" " * (70 * 2**20), r"MiB|large|big"),
 }
+"""Faults of each kind are in tests/cluster; here, what the command makes of some."""
 
 
 @pytest.mark.parametrize("case", _BAD_CLUSTERS)
@@ -357,10 +294,7 @@ def test_bad_plan(tmp_path: Path, command: str, case: str) -> None:
     assert "Traceback" not in done.err
 
 
-def test_a_plan_of_another_type_or_for_another_cluster(
-    here: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    bundle = tiny_bundle(tmp_path_factory.getbasetemp())
+def test_a_plan_of_another_type_or_for_another_cluster(here: Path, bundle: Path) -> None:
     plan = json.loads((bundle / "plan.json").read_text())
     (here / "bad.json").write_text(json.dumps({**plan, "micro_batches": "many"}))
     done = call("explain", "bad.json")

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 import bigbrain_fx as bb
 from bigbrain_fx.bundles.verifying import Check
 from bigbrain_fx.core import Cluster, Device, Link, Shown
-from tests.support.command_line import tiny_bundle
 
 
-@pytest.fixture(scope="module")
-def plan(tmp_path_factory: pytest.TempPathFactory) -> bb.Plan:
-    return bb.read_plan(tiny_bundle(tmp_path_factory.getbasetemp()))
-
-
-def test_every_noun_has_one_line_and_a_text(plan: bb.Plan) -> None:
+def test_every_noun_has_one_line_and_a_text(bundle: Path) -> None:
+    plan = bb.read_plan(bundle)
     run = bb.Run(
         (bb.StepLine(0, 2.5, 1.0), bb.StepLine(1, 2.0, 0.5)), {"d0": 3 << 20}, Path("logs")
     )

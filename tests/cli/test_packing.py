@@ -5,18 +5,14 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-import pytest
-
 from bigbrain_fx.cli.packing import split_command
 from bigbrain_fx.cluster import read_cluster
 from bigbrain_fx.plan import read_plan
-from tests.support.command_line import call, tiny_bundle, write_cluster, write_model
+from tests.support.command_line import call, write_cluster, write_model
 
 
-def test_a_bundle_and_a_model_share_a_cluster(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    bundle, model = tiny_bundle(tmp_path_factory.getbasetemp()), write_model(tmp_path)
+def test_a_bundle_and_a_model_share_a_cluster(bundle: Path, tmp_path: Path) -> None:
+    model = write_model(tmp_path)
     words = ("pack", bundle, model, "-d", write_cluster(tmp_path), "--steps", "10", "--steps", "20")
     done = call(*words, "--json", "--out", tmp_path / "parts")
     assert done.code == 0, done.err
@@ -32,10 +28,7 @@ def test_a_bundle_and_a_model_share_a_cluster(
     assert "exists already" in again.err
 
 
-def test_what_is_typed_next_splits_the_model_of_a_bundle(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    bundle = tiny_bundle(tmp_path_factory.getbasetemp())
+def test_what_is_typed_next_splits_the_model_of_a_bundle(bundle: Path) -> None:
     said = split_command(str(bundle), "a b", Path("parts/a b.json"))
     model = read_plan(bundle).source.path
     assert shlex.split(said)[:5] == ["bigbrain-fx", "split", model, "--devices", "parts/a b.json"]

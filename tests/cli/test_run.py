@@ -14,27 +14,18 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from bigbrain_fx.bundles.launch import Run
-from bigbrain_fx.runtime.data import Stream
-from bigbrain_fx.runtime.stream import BatchError
 from tests.support.command_line import (
     CHOICES,
     MODEL,
     call,
     files,
-    tiny_bundle,
     write_cluster,
     write_model,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_bundle(tmp_path_factory.getbasetemp())
 
 
 # --------------------------------------------------------------------------- ports
@@ -177,39 +168,6 @@ def test_a_batch_unlike_the_example_is_named(
     assert re.match(pattern, error), done.err
     assert "help: every batch must be like example_batch()" in error
     assert "Traceback" not in error
-
-
-def _stream(batch: object) -> Stream:
-    inputs = {"x": ("a", 0), "scale": ("scale",)}
-    specs = {"x": ("float32", (4, 2)), "scale": ("float32", ())}
-    where = torch.device("cpu")
-    return Stream(lambda seed: iter([batch]), 0, inputs, ("scale",), 2, where, specs)
-
-
-@pytest.mark.parametrize(
-    ("batch", "message"),
-    [
-        ({"a": []}, "step 0: the batch has no entry 'a.0'"),
-        ({"b": 1}, "step 0: the batch has no entry 'a.0'"),
-        (None, r"step 0: batches\(seed\) gave None: yield a batch, or leave it out"),
-        ({"a": ["text"]}, "step 0: batch entry 'x' is of type str, but the model was split for "),
-        ({"a": [torch.zeros(2, 2)]}, r"step 0: batch entry 'x' is float32\[2, 2\], but"),
-        ({"a": [torch.zeros(4, 2)], "scale": "1"}, "step 0: batch entry 'scale' is of type str"),
-    ],
-)
-def test_batches_of_another_structure(batch: object, message: str) -> None:
-    with pytest.raises(BatchError, match=message):
-        _stream(batch).advance(0)
-
-
-def test_a_good_batch_is_split() -> None:
-    stream = _stream({"a": [torch.arange(8.0).view(4, 2)], "scale": torch.tensor(2.0)})
-    stream.advance(0)
-    assert stream.get("x", 1).tolist() == [[4, 5], [6, 7]]
-    assert stream.get("scale", 1).item() == 2.0
-    number = _stream({"a": [torch.zeros(4, 2)], "scale": 2.0})
-    number.advance(0)
-    assert number.get("scale", 1).item() == 2.0
 
 
 # --------------------------------------------------------------------------- stopped

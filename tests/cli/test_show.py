@@ -1,9 +1,10 @@
-"""What is printed of a plan: exact text in a pipe, never markup, JSON that every parser reads."""
+"""What is printed of a plan: its limits first, exact text in a pipe, traces, JSON."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,9 @@ from bigbrain_fx.cli.console import (
     show_verification,
 )
 from bigbrain_fx.cli.output import json_line
+from bigbrain_fx.cli.tracing import print_trace
+from bigbrain_fx.cli.verdict import rate_text, verdict
+from bigbrain_fx.plan import explain
 from bigbrain_fx.plan.explain import Cut, DevicePart, Explanation
 from tests.plan.test_explain import hand_made_costs, placed, stack, two
 
@@ -115,3 +119,44 @@ def test_a_verification(capsys: Capture) -> None:
 def test_json_has_no_words_of_its_own() -> None:
     text = json_line({"loss": float("nan"), "all": (1.5, float("inf")), "in": {"x": -1.0}})
     assert text == '{"loss": null, "all": [1.5, null], "in": {"x": -1.0}}'
+
+
+def test_speed_comes_first_and_limits_name_their_device() -> None:
+    speed, limits, better = verdict(placed(stack(), "aabbb", two()))
+    assert speed == "fits 2 devices: 18 s a step, 0.222 rows/s (90 % interval 14.04 to 23.04 s)"
+    assert limits.startswith("limits: b is busy 50 % of a step (all devices 42 %); b is fullest, ")
+    assert better.startswith("better: --partitioner auto ")
+
+
+def test_a_faster_neighbour_of_a_cut_is_named_with_its_pin() -> None:
+    plan = placed(stack(), "aaaab", two())
+    found = explain(plan)
+    slower = replace(plan, forecast=replace(plan.forecast, step_s=plan.forecast.step_s * 2))
+    *_, better = verdict(slower, replace(found, step_s=found.step_s * 2))
+    assert better.startswith("better: --pin ")
+    assert "=" in better
+
+
+@pytest.mark.parametrize(("rate", "text"), [(0.2222, "0.222 rows/s"), (2436.7, "2,437 rows/s")])
+def test_a_model_without_tokens_is_counted_in_rows(rate: float, text: str) -> None:
+    assert rate_text(stack(), rate) == text
+
+
+def test_a_trace_is_followed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = replace(two(), prices=(("a", 1.0), ("b", 2.0)))
+    plan = replace(placed(stack(), "aabbb", two()), cluster=where)  # 4 rows in 18 s
+    path = tmp_path / "trace.json"
+    changes = [{"from_h": 0, "devices": ["a", "b"]}, {"from_h": 1, "devices": ["b"]}]
+    path.write_text(json.dumps({"format": "availability-1", "until_h": 2, "changes": changes}))
+    print_trace(plan, path, as_json=False)
+    first, second, total, planning = capsys.readouterr().out.splitlines()
+    assert first == "0 to 1 h: start on a, b: 18 s a step, 800 rows, 3 USD"
+    assert second.startswith("1 to 2 h: resplit on b: 15 s a step, ")
+    assert "15 s stopped" in second
+    assert total.startswith("in all: ")
+    assert "rows for 5 USD" in total
+    assert planning.startswith("planning anew took ")
+    print_trace(plan, path, as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    assert found["usd"] == 5.0
+    assert [each["how"] for each in found["periods"]] == ["start", "resplit"]

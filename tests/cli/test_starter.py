@@ -1,8 +1,9 @@
-"""The files of `init`: they are written whole or not at all, and they work."""
+"""The files of `init`: written whole or not at all, they work, as the tutorial shows."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,8 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from bigbrain_fx.cli import cli
-from bigbrain_fx.cli.templates import EXAMPLES, write_starter
-from bigbrain_fx.cluster import read_cluster
+from bigbrain_fx.cli.templates import CLUSTER, EXAMPLES, is_made_up, write_starter
+from bigbrain_fx.cluster import parse_cluster, read_cluster
 from bigbrain_fx.errors import InputError
 from tests.support.command_line import call
 
@@ -70,6 +71,10 @@ def test_a_cluster_that_was_measured_is_kept(tmp_path: Path) -> None:
 
 def test_an_existing_model_stays(tmp_path: Path) -> None:
     name = "model.py"
+    (tmp_path / name).symlink_to(tmp_path / "nowhere")  # a link that dangles is a file, too
+    with pytest.raises(InputError, match=f"{name} exists already"):
+        write_starter(tmp_path)
+    (tmp_path / name).unlink()
     (tmp_path / name).write_text("mine", encoding="utf-8")
     with pytest.raises(InputError, match=f"{name} exists already") as caught:
         write_starter(tmp_path)
@@ -92,12 +97,6 @@ def test_force_replaces_files_and_does_not_follow_links(tmp_path: Path) -> None:
     assert not (folder / "model.py").is_symlink()
     assert len(read_cluster(folder / "cluster.json").devices) == 2
     assert sorted(path.name for path in folder.iterdir()) == ["cluster.json", "model.py"]
-
-
-def test_a_dangling_link_counts_as_a_file(tmp_path: Path) -> None:
-    (tmp_path / "model.py").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(InputError, match=r"model\.py exists already"):
-        write_starter(tmp_path)
 
 
 def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
@@ -132,3 +131,50 @@ def test_names_are_completed() -> None:
         (["split", "m.py", "--schedule"], "1", ["1f1b"]),
     ):
         assert [found.value for found in shell.get_completions(words, begun)] == wanted
+
+
+PAGE = Path(__file__).resolve().parents[2] / "docs/tutorials/first-split.md"
+
+
+def rounded(text: str) -> list[list[str]]:
+    """Return the words of each line, with decimals of a forecast left out."""
+    return [re.sub(r"\d+\.\d+", "#", line).split() for line in text.strip().splitlines()]
+
+
+def shown_after(command: str) -> str:
+    """Return the first block of output below a command of the page."""
+    text = PAGE.read_text(encoding="utf-8")
+    after = text[text.index(f"```sh\nbigbrain-fx {command}") :]
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", after, re.MULTILINE | re.DOTALL)
+    return next(block for language, block in blocks if not language)
+
+
+def test_the_forecast_of_the_starter_is_as_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_starter(".")
+    done = call("estimate", "model.py", "--devices", "cluster.json")
+    assert done.code == 0, done.err
+    assert rounded(done.out) == rounded(shown_after("estimate"))
+
+
+def test_init_says_that_its_rates_are_made_up(tmp_path: Path) -> None:
+    done = call("init", tmp_path)
+    assert "bigbrain-fx doctor --write cluster.json" in done.err
+    (tmp_path / "model.py").unlink()
+    assert "bigbrain-fx doctor" not in call("init", tmp_path).err  # its cluster.json stays
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "made_up"),
+    [
+        ("An example", "Of this machine", True),  # a comment measures nothing
+        ('"flops": "60GFLOP/s"', '"flops": "61GFLOP/s"', False),
+        ('"latency": "50us"', '"latency": "51us"', False),
+    ],
+)
+def test_the_example_is_known_by_its_rates(old: str, new: str, made_up: bool) -> None:
+    assert old in CLUSTER
+    cluster = parse_cluster(CLUSTER.replace(old, new), "cluster.json")
+    assert is_made_up(cluster) == made_up

@@ -22,24 +22,24 @@ def shown(
     return [int(line.split()[1]) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_few_steps_have_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
-    assert shown(capsys, range(20), 20) == [*range(20)]
-
-
-def test_many_steps_have_one_in_ten_and_the_last(capsys: pytest.CaptureFixture[str]) -> None:
-    assert shown(capsys, range(25), 25) == [0, 10, 20, 24]
-    assert len(shown(capsys, range(100), 100)) == 11
-
-
-def test_the_first_step_after_a_resume_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert shown(capsys, range(37, 45), 45) == [37, 40, 44]
-
-
-@pytest.mark.parametrize(("every", "expected"), [(1, [*range(25)]), (12, [0, 12, 24])])
-def test_a_choice_stands(
-    capsys: pytest.CaptureFixture[str], every: int, expected: list[int]
+@pytest.mark.parametrize(
+    ("ran", "steps", "every", "expected"),
+    [
+        (range(20), 20, None, [*range(20)]),
+        (range(25), 25, None, [0, 10, 20, 24]),
+        (range(37, 45), 45, None, [37, 40, 44]),  # after a resume
+        (range(25), 25, 1, [*range(25)]),
+        (range(25), 25, 12, [0, 12, 24]),
+    ],
+)
+def test_few_steps_have_a_line_each_and_many_one_in_ten(
+    capsys: pytest.CaptureFixture[str],
+    ran: Iterable[int],
+    steps: int,
+    every: int | None,
+    expected: list[int],
 ) -> None:
-    assert shown(capsys, range(25), 25, every=every) == expected
+    assert shown(capsys, ran, steps, every=every) == expected
 
 
 def test_json_has_every_step(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,12 +20,7 @@ from bigbrain_fx.bundles.launch import Run, StepLine
 from bigbrain_fx.bundles.launch.status import Status, StatusKeeper
 from bigbrain_fx.bundles.launch.step_files import step_files
 from bigbrain_fx.errors import InputError
-from tests.support.command_line import call, tiny_bundle
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_bundle(tmp_path_factory.getbasetemp())
+from tests.support.command_line import call
 
 
 def test_a_run_says_its_pace_and_writes_its_steps(bundle: Path, tmp_path: Path) -> None:

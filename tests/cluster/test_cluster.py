@@ -69,47 +69,32 @@ def test_the_file_of_the_readme() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("field", "text", "expected"),
     [
-        ("24GiB", 24 * 2**30),
-        ("1.5GiB", 3 * 2**29),
-        ("80GB", 80 * 10**9),
-        ("512 MiB", 2**29),
-        ("7B", 7),
+        ("memory_bytes", "24GiB", 24 * 2**30),
+        ("memory_bytes", "1.5GiB", 3 * 2**29),
+        ("memory_bytes", "80GB", 80 * 10**9),
+        ("memory_bytes", "512 MiB", 2**29),
+        ("memory_bytes", "7B", 7),
+        ("memory_bytes_per_s", "10Gbit/s", 1.25e9),
+        ("memory_bytes_per_s", "1GB/s", 1e9),
+        ("memory_bytes_per_s", "1GiB/s", 2.0**30),
+        ("memory_bytes_per_s", "8bit/s", 1.0),
+        ("memory_bytes_per_s", "3.35TB/s", 3.35e12),
+        ("launch_s", "0.2ms", 2e-4),
+        ("launch_s", "50us", 5e-5),
+        ("launch_s", "3s", 3.0),
+        ("launch_s", "700ns", 7e-7),
+        ("launch_s", "0us", 0.0),
+        ("flops_per_s", "312TFLOP/s", 312e12),
+        ("flops_per_s", "60GFLOP/s", 60e9),
+        ("flops_per_s", "1.5PFLOP/s", 1.5e15),
     ],
 )
-def test_memory(text: str, expected: int) -> None:
-    fields = CPU.replace("4GiB", text)
-    assert one(fields).memory_bytes == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("10Gbit/s", 1.25e9),
-        ("1GB/s", 1e9),
-        ("1GiB/s", 2.0**30),
-        ("8bit/s", 1.0),
-        ("3.35TB/s", 3.35e12),
-    ],
-)
-def test_bandwidth(text: str, expected: float) -> None:
-    assert one(CPU.replace("12GB/s", text)).memory_bytes_per_s == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("0.2ms", 2e-4), ("50us", 5e-5), ("3s", 3.0), ("700ns", 7e-7), ("0us", 0.0)],
-)
-def test_time(text: str, expected: float) -> None:
-    assert one(f'{CPU}, "launch": "{text}"').launch_s == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"), [("312TFLOP/s", 312e12), ("60GFLOP/s", 60e9), ("1.5PFLOP/s", 1.5e15)]
-)
-def test_compute(text: str, expected: float) -> None:
-    assert one(CPU.replace("60GFLOP/s", text)).flops_per_s == expected
+def test_quantities_have_units(field: str, text: str, expected: float) -> None:
+    usual = {"memory_bytes": "4GiB", "memory_bytes_per_s": "12GB/s", "flops_per_s": "60GFLOP/s"}
+    fields = f'{CPU}, "launch": "5us"'.replace(usual.get(field, "5us"), text)
+    assert getattr(one(fields), field) == expected
 
 
 @pytest.mark.parametrize("name", ["rtx-3090", "RTX 3090", "rtx3090", "RTX_3090"])
@@ -245,19 +230,20 @@ def entry(ends: str, speed: int) -> str:
 SAME_HOST = entry('"$comment": "x"', 8)
 
 
-def test_no_links_means_slow_ethernet_and_loopback() -> None:
-    assert speeds(cluster_of("")) == [1.0, 0.125, 0.125, 0.125, 0.125, 1.0]
-    assert speeds(cluster_of(', "links": {}')) == [1.0, 0.125, 0.125, 0.125, 0.125, 1.0]
-
-
-def test_the_default_holds_inside_a_host_too() -> None:
-    links = f', "links": {{"default": {{{LINK}}}}}'
-    assert speeds(cluster_of(links)) == [1.0] * 6
-
-
-def test_same_host_is_an_exception() -> None:
-    links = f', "links": {{"default": {{{LINK}}}, "same_host": {SAME_HOST}}}'
-    assert speeds(cluster_of(links)) == [8.0, 1.0, 1.0, 1.0, 1.0, 8.0]
+@pytest.mark.parametrize(
+    ("links", "expected"),
+    [
+        ("", [1.0, 0.125, 0.125, 0.125, 0.125, 1.0]),  # slow Ethernet and loopback
+        (', "links": {}', [1.0, 0.125, 0.125, 0.125, 0.125, 1.0]),
+        (f', "links": {{"default": {{{LINK}}}}}', [1.0] * 6),  # inside a host, too
+        (
+            f', "links": {{"default": {{{LINK}}}, "same_host": {SAME_HOST}}}',
+            [8.0, 1.0, 1.0, 1.0, 1.0, 8.0],
+        ),
+    ],
+)
+def test_links_within_hosts_and_between_them(links: str, expected: list[float]) -> None:
+    assert speeds(cluster_of(links)) == expected
 
 
 def test_devices_win_over_hosts_and_hosts_over_same_host() -> None:

@@ -1,14 +1,15 @@
-"""Zones, prices and the rate of a link by size of a message."""
+"""Zones, prices, the rate of a link by size of a message, and timed kernels."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from bigbrain_fx.cluster import parse_cluster, to_json
-from bigbrain_fx.core import Cluster, Link, Zone
+from bigbrain_fx.core import KERNELS, Cluster, Link, Zone
 from tests.support.messages import refused
 
 CPU = {"kind": "cpu", "memory": "4GiB", "flops": "60GFLOP/s", "memory_bandwidth": "12GB/s"}
@@ -133,3 +134,30 @@ def test_a_table_that_cannot_be_is_refused(table: dict[str, object], code: str) 
     with refused(code) as caught:
         parse_cluster(file_of("a0", {"default": {**NEAR, "bandwidth_by_size": table}}), "c.json")
     assert "links.default.bandwidth_by_size" in str(caught.value.at)
+
+
+def _text(kernels: Mapping[str, object]) -> str:
+    return json.dumps({"devices": [{"name": "a", "preset": "l4", "kernels": kernels}]})
+
+
+def test_timed_kernels_come_back_in_their_own_order() -> None:
+    given = {KERNELS[3].name: "12ms", KERNELS[0].name: "3.2ms"}
+    cluster = parse_cluster(_text(given), "x")
+    found = cluster.devices[0].kernels
+    assert [name for name, _ in found] == [KERNELS[0].name, KERNELS[3].name]
+    assert [took_s for _, took_s in found] == pytest.approx([3.2e-3, 12e-3])
+    assert parse_cluster(to_json(cluster), "y") == cluster
+
+
+@pytest.mark.parametrize(
+    ("kernels", "code"),
+    [
+        ({"linear-half-8192x4096x409": "4ms"}, "BX1049"),
+        ({KERNELS[0].name: "0s"}, "BX1050"),
+        ({KERNELS[0].name: "-1ms"}, "BX1031"),
+        ({KERNELS[0].name: 0.004}, "BX1029"),
+    ],
+)
+def test_what_is_no_timed_kernel_is_refused(kernels: dict[str, object], code: str) -> None:
+    with refused(code):
+        parse_cluster(_text(kernels), "x")

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import random
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Link, Partitioner, Placement
 from bigbrain_fx.errors import NoPlanError
@@ -21,21 +19,15 @@ from bigbrain_fx.plan.schedule import build, stage_costs
 from bigbrain_fx.plan.simulate import simulate
 from bigbrain_fx.planning import registry as plugins
 from bigbrain_fx.planning.units import units
-from tests.support.examples import examples
+from tests.support.examples import quick
+from tests.support.hash_seeds import printed_under_hash_seeds
 from tests.support.placements import simulated_s, unlike as unlike_links
 from tests.support.synthetic import GIB, chain_graph, cluster_of, device, random_costs, random_graph
 
 MICRO = 4
-ROOT = Path(__file__).resolve().parents[2]
 NAMES = plugins.names("partitioner")
 
 pytestmark = pytest.mark.parametrize("name", NAMES)
-quick = settings(
-    max_examples=examples(15),
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=list(HealthCheck),
-)
 seeds = st.integers(0, 10_000)
 
 
@@ -71,27 +63,21 @@ def placed(
 
 
 @pytest.mark.gate("chain-dp", "m-etf", "m-sct", "m-topo", "naive", "scattered")
-@quick
+@quick(15)
 @given(seed=seeds, count=st.integers(1, 30), devices=st.integers(1, 4))
-def test_every_op_gets_a_known_device(name: str, seed: int, count: int, devices: int) -> None:
-    graph, cluster, _, placement = placed(name, seed, count, devices)
+def test_every_op_gets_a_known_device_beside_those_of_its_unit_and_again(
+    name: str, seed: int, count: int, devices: int
+) -> None:
+    graph, cluster, costs, placement = placed(name, seed, count, devices)
     assert set(placement.device_of) == {op.name for op in graph.ops}
     assert set(placement.device_of.values()) <= set(cluster.device)
     assert placement.reason
-
-
-@pytest.mark.gate("chain-dp", "m-etf", "m-sct", "m-topo", "naive", "scattered")
-@quick
-@given(seed=seeds, count=st.integers(1, 30), devices=st.integers(2, 4))
-def test_what_must_stay_together_stays_together(
-    name: str, seed: int, count: int, devices: int
-) -> None:
-    graph, _, _, placement = placed(name, seed, count, devices)
     for group in units(graph).groups:
         assert len({placement.device_of[op] for op in group}) == 1
+    assert make(name).partition(graph, cluster, costs) == placement
 
 
-@quick
+@quick(15)
 @given(seed=seeds, count=st.integers(1, 30))
 def test_one_device_takes_it_all(name: str, seed: int, count: int) -> None:
     _, _, _, placement = placed(name, seed, count, 1)
@@ -99,15 +85,7 @@ def test_one_device_takes_it_all(name: str, seed: int, count: int) -> None:
 
 
 @pytest.mark.gate("chain-dp", "m-etf", "m-sct", "m-topo", "naive", "scattered")
-@quick
-@given(seed=seeds, count=st.integers(1, 20), devices=st.integers(1, 4))
-def test_the_same_again(name: str, seed: int, count: int, devices: int) -> None:
-    graph, cluster, costs, placement = placed(name, seed, count, devices)
-    assert make(name).partition(graph, cluster, costs) == placement
-
-
-@pytest.mark.gate("chain-dp", "m-etf", "m-sct", "m-topo", "naive", "scattered")
-@settings(quick, max_examples=examples(40))
+@quick(40)
 @given(seed=seeds, count=st.integers(1, 20), devices=st.integers(1, 4), kib=st.integers(2, 200))
 def test_memory_is_kept_or_no_plan_made(
     name: str, seed: int, count: int, devices: int, kib: int
@@ -130,7 +108,7 @@ def test_memory_is_kept_or_no_plan_made(
 
 
 @pytest.mark.gate("chain-dp", "m-etf", "m-sct", "m-topo", "scattered")
-@settings(quick, max_examples=examples(4))
+@quick(4)
 @given(seed=seeds, count=st.integers(1, 20), devices=st.integers(2, 4))
 def test_the_order_of_the_list_does_not_matter(
     name: str, seed: int, count: int, devices: int
@@ -164,25 +142,8 @@ def test_no_memory_at_all_says_what_is_missing(name: str) -> None:
 
 @pytest.mark.nightly
 def test_same_placement_under_four_hash_seeds(name: str) -> None:
-    runs = [_digest(name, str(seed)) for seed in (0, 1, 42, 4711)]
-    digests = [process.communicate(timeout=60)[0].strip() for process in runs]
-    assert all(process.returncode == 0 for process in runs)
-    assert len(set(digests)) == 1
-    assert digests[0]
-
-
-def _digest(name: str, hash_seed: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, str(Path(__file__).resolve()), name],
-        env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": _path()},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-
-def _path() -> str:
-    """Return ours, and what the tests were given: a third party's package may lie there."""
-    return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    (digest,) = printed_under_hash_seeds(str(Path(__file__).resolve()), name)
+    assert digest
 
 
 def _main(name: str) -> None:

@@ -1,4 +1,4 @@
-"""A base corrected by a few ops of a new device: what it says there, and what is refused."""
+"""A base corrected by a few ops of a new device, and what is expected of an op alone."""
 
 from __future__ import annotations
 
@@ -10,11 +10,19 @@ import pytest
 
 from bigbrain_fx.costs.correct import FEWEST, OF_DEVICE, correct, correct_file
 from bigbrain_fx.costs.fit import Row, fit, work_of
-from bigbrain_fx.costs.model import CostModel, read_model, write_model
+from bigbrain_fx.costs.model import (
+    LEAST_S,
+    CostModel,
+    device_of,
+    expected_s,
+    graph_of,
+    read_model,
+    write_model,
+)
 from bigbrain_fx.costs.profiles import ProfileStore
 from bigbrain_fx.errors import InputError
 from tests.support.command_line import call
-from tests.support.fitted import CPU, GPU, rows
+from tests.support.fitted import CPU, GPU, linear_op, pointwise_op, rows
 
 NEW = replace(CPU, processor="Another CPU")
 
@@ -118,3 +126,23 @@ def test_the_command_corrects_the_shipped_base(tmp_path: Path) -> None:
     )
     assert both.code == 2
     assert "--base corrects one" in both.err
+
+
+def test_an_op_of_a_profile_is_an_op_of_a_graph() -> None:
+    work = work_of(linear_op(4, 8, 16))
+    (op,) = graph_of(work).ops
+    assert (op.target, op.flops) == ("aten.linear.default", 2 * 4 * 8 * 16)
+    assert op.requires_grad
+    assert str(op.outputs[0]) == "float32[4, 16]"
+    assert graph_of(work).param["p1"].spec.shape == (16, 8)
+    assert device_of(CPU).flops_per_s == CPU.flops_per_s
+
+
+def test_analytical_is_asked_about_one_op() -> None:
+    found = expected_s(work_of(linear_op(64, 256, 256)), CPU)
+    flops_s = 2 * 64 * 256 * 256 / CPU.flops_per_s
+    assert flops_s < found["forward"] < 1.5 * flops_s
+    assert found["backward_input"] > flops_s
+    assert found["backward_weight"] > flops_s
+    relu = expected_s(work_of(pointwise_op("relu", 64, 256)), CPU)
+    assert relu["backward_weight"] == LEAST_S  # it has none

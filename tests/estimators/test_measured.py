@@ -79,13 +79,16 @@ def test_what_starting_costs_scales_with_launches(tmp_path: Path) -> None:
     assert cost.backward_s == pytest.approx(2e-3 + 10 * BACKWARD_LAUNCHES * MACHINE.launch_s)
 
 
-def test_what_is_absent_is_analytical(tmp_path: Path) -> None:
+def test_what_is_absent_is_analytical_and_so_is_an_optimizer(tmp_path: Path) -> None:
     graph = two_ops()
-    costs = estimated(stored(tmp_path / "p.sqlite", graph, "a"), graph, SAME)
+    path = stored(tmp_path / "p.sqlite", graph, "a", machine=with_optimizer(0.0, 0.0))
+    costs = estimated(path, graph, SAME)
     known = plugins.estimator("analytical").estimate(graph, cluster_of(SAME))
     assert costs.measured == {"same": ("a",)}
     assert costs.op_cost("b", "same") == known.op_cost("b", "same")
     assert costs.op_cost("a", "same").saved_bytes == known.op_cost("a", "same").saved_bytes
+    assert costs.optimizer_s_per_tensor == known.optimizer_s_per_tensor
+    assert costs.optimizer_s_per_byte == known.optimizer_s_per_byte
 
 
 def test_another_kind_of_device_is_analytical(tmp_path: Path) -> None:
@@ -201,15 +204,6 @@ def test_the_optimizer_is_that_of_the_model_with_most_of_the_ops(tmp_path: Path)
     strange = graph_of([op("z", "aten.tanh.default", Ref("x"))])
     middle = estimated(path, strange, SAME)
     assert middle.optimizer_s_per_byte == {"same": MACHINE.optimizer_s_per_byte}
-
-
-def test_an_optimizer_that_nobody_measured_is_analytical(tmp_path: Path) -> None:
-    graph = two_ops()
-    path = stored(tmp_path / "p.sqlite", graph, machine=with_optimizer(0.0, 0.0))
-    known = plugins.estimator("analytical").estimate(graph, cluster_of(SAME))
-    costs = estimated(path, graph, SAME)
-    assert costs.optimizer_s_per_tensor == known.optimizer_s_per_tensor
-    assert costs.optimizer_s_per_byte == known.optimizer_s_per_byte
 
 
 def test_a_plan_says_how_much_of_its_time_was_measured(

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise, product
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, strategies as st
 
-from bigbrain_fx.core import Cluster, Costs, Graph, Link, Op, OpCost, Ref
+from bigbrain_fx.core import Cluster, Costs, Graph, Link, Op, OpCost, Partitioner, Ref
 from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.planning.unit_work import work
 from partitioners.baechi import fused, prepared
+from partitioners.chain_dp import ChainDP
 from partitioners.favorite_children import favorite_children
 from partitioners.jobs import Jobs, Timetable, timetable
 from partitioners.m_etf import METF
 from partitioners.m_sct import MSCT
 from partitioners.m_topo import MTopo, filled
+from partitioners.mcmc import MCMC
 from partitioners.memory_bound import Ledger
-from tests.support.examples import examples
+from tests.support.examples import quick
 from tests.support.synthetic import (
     GIB,
     chain_graph,
@@ -35,12 +37,6 @@ from tests.support.synthetic import (
     tensor,
 )
 
-quick = settings(
-    max_examples=examples(60),
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=list(HealthCheck),
-)
 seeds = st.integers(0, 10_000)
 
 
@@ -100,7 +96,7 @@ def least_makespan(jobs: Jobs) -> float:
 # --------------------------------------------------------------------------- the list scheduler
 
 
-@quick
+@quick(60)
 @given(seed=seeds, count=st.integers(1, 7), devices=st.integers(1, 3))
 def test_is_within_the_bound_when_moving_is_free(seed: int, count: int, devices: int) -> None:
     jobs = drawn(seed, count, devices, 0.0)
@@ -109,7 +105,7 @@ def test_is_within_the_bound_when_moving_is_free(seed: int, count: int, devices:
         assert run(jobs, favourite).makespan <= (2 - 1 / devices) * best * (1 + 1e-9)
 
 
-@quick
+@quick(60)
 @given(
     seed=seeds, count=st.integers(1, 20), devices=st.integers(1, 3), move=st.sampled_from((0, 1, 9))
 )
@@ -178,7 +174,7 @@ def test_a_device_waits_for_the_favourite_of_what_it_ran() -> None:
 # --------------------------------------------------------------------------- favourite children
 
 
-@quick
+@quick(60)
 @given(seed=seeds, count=st.integers(1, 25))
 def test_favourites_are_a_matching_of_edges(seed: int, count: int) -> None:
     jobs = drawn(seed, count, 2, 1.0)
@@ -237,7 +233,7 @@ def test_memory_makes_a_chain_go_on_elsewhere(method: type[METF] | type[MSCT]) -
     assert any("has 1.0 MiB" in note for note in caught.value.notes)
 
 
-@quick
+@quick(60)
 @given(seed=seeds, count=st.integers(1, 25))
 def test_no_fused_unit_is_placed_where_it_does_not_fit(seed: int, count: int) -> None:
     graph = random_graph(seed, count)
@@ -261,7 +257,7 @@ def test_fusion_joins_chains_and_leaves_branches() -> None:
     assert [len(group) for group in found.groups] == [7]  # no branch is worth sending
 
 
-@quick
+@quick(60)
 @given(seed=seeds, count=st.integers(1, 25))
 def test_fusion_makes_no_cycle(seed: int, count: int) -> None:
     graph = random_graph(seed, count)
@@ -274,10 +270,11 @@ def test_fusion_makes_no_cycle(seed: int, count: int) -> None:
     assert sorted(names) == sorted(name for group in known.groups for name in group)
 
 
-def test_micro_batches_must_be_positive() -> None:
+@pytest.mark.parametrize("method", [ChainDP, MCMC, METF, MSCT])
+def test_micro_batches_must_be_positive(method: Callable[[int], Partitioner]) -> None:
     graph, cluster = chain_graph(1, 2), cluster_of(device("d0"))
     with pytest.raises(InputError, match="at least 1"):
-        METF(0).partition(graph, cluster, random_costs(1, graph, cluster))
+        method(0).partition(graph, cluster, random_costs(1, graph, cluster))
 
 
 @pytest.mark.gate("METF")

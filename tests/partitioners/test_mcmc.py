@@ -5,17 +5,16 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from bigbrain_fx.core import Link, Ref
-from bigbrain_fx.errors import InputError
 from bigbrain_fx.planning.unit_work import work
 from partitioners.chain_dp import ChainDP
 from partitioners.delta_clock import DeltaClock, Timing
 from partitioners.evaluate import Evaluator
 from partitioners.mcmc import MCMC
 from partitioners.walk import coarse, improve
-from tests.support.examples import examples
+from tests.support.examples import quick
 from tests.support.placements import case, drawn_homes, simulated_s, unlike
 from tests.support.synthetic import (
     chain_graph,
@@ -27,16 +26,10 @@ from tests.support.synthetic import (
     tensor,
 )
 
-quick = settings(
-    max_examples=examples(40),
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=list(HealthCheck),
-)
 seeds = st.integers(0, 10_000)
 
 
-@quick
+@quick(40)
 @given(seed=seeds, count=st.integers(1, 30), devices=st.integers(1, 4), handling=st.booleans())
 def test_a_delta_equals_a_full_simulation(
     seed: int, count: int, devices: int, handling: bool
@@ -78,7 +71,7 @@ def test_only_what_comes_after_a_move_is_simulated_again(monkeypatch: pytest.Mon
     assert len(seen) == 14
 
 
-@settings(quick, max_examples=examples(12))
+@quick(12)
 @given(seed=seeds, count=st.integers(2, 25), devices=st.integers(1, 3))
 def test_is_never_worse_than_its_start(seed: int, count: int, devices: int) -> None:
     cluster = unlike(seed, devices)
@@ -141,8 +134,3 @@ def test_runs_have_one_home() -> None:
     assert [unit for run in runs for unit in run] == list(range(len(homes)))
     assert all(len({homes[unit] for unit in run}) == 1 for run in runs)
     assert len(merged.groups) == len(runs)
-
-
-def test_micro_batches_must_be_positive() -> None:
-    with pytest.raises(InputError, match="at least 1 micro-batch"):
-        MCMC(0)

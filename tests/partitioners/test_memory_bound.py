@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from bigbrain_fx.core import Graph, Ref
 from bigbrain_fx.plan.cut import cut, trained
@@ -13,20 +13,14 @@ from bigbrain_fx.plan.schedule import build, stage_costs
 from bigbrain_fx.plan.simulate import simulate
 from bigbrain_fx.planning.unit_work import work
 from partitioners.memory_bound import Ledger, MemoryBound, is_acyclic, upstream
-from tests.support.examples import examples
+from tests.support.examples import quick
 from tests.support.placements import case, drawn_homes, placed, unlike
 from tests.support.synthetic import graph_of, op, random_costs
 
-quick = settings(
-    max_examples=examples(40),
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=list(HealthCheck),
-)
 seeds = st.integers(0, 10_000)
 
 
-@quick
+@quick(40)
 @given(seed=seeds, count=st.integers(1, 30), micro=st.sampled_from((1, 2, 4)), trains=st.booleans())
 def test_is_never_below_the_ledger_of_the_plan(
     seed: int, count: int, micro: int, trains: bool
@@ -55,7 +49,7 @@ def _without_views(graph: Graph) -> Graph:
     return replace(graph, ops=tuple(replace(op, view_of=None) for op in graph.ops))
 
 
-@quick
+@quick(40)
 @given(seed=seeds, count=st.integers(1, 25), devices=st.integers(2, 3))
 def test_a_ledger_that_was_moved_is_one_made_anew(seed: int, count: int, devices: int) -> None:
     cluster, dice = unlike(seed, devices), random.Random(seed)

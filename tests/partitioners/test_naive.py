@@ -34,21 +34,20 @@ def homes(graph: Graph, method: Partitioner, cluster: Cluster, costs: Costs) -> 
     return " ".join(placement.device_of[entry.name] for entry in graph.ops)
 
 
-def test_equal_numbers_in_the_given_order_whatever_the_speed() -> None:
-    graph, cluster, costs = row(6, 3)
-    assert homes(graph, Naive(), cluster, costs) == "d0 d0 d1 d1 d2 d2"
-
-
-def test_the_order_is_the_lists() -> None:
-    graph, cluster, costs = row(6, 3)
-    backwards = replace(cluster, devices=cluster.devices[::-1])
-    costs = replace(costs, cluster=backwards)
-    assert homes(graph, Naive(), backwards, costs) == "d2 d2 d1 d1 d0 d0"
-
-
-def test_what_does_not_divide_is_spread() -> None:
-    graph, cluster, costs = row(7, 3)
-    assert homes(graph, Naive(), cluster, costs) == "d0 d0 d0 d1 d1 d2 d2"
+@pytest.mark.parametrize(
+    ("count", "backwards", "expected"),
+    [
+        (6, False, "d0 d0 d1 d1 d2 d2"),
+        (6, True, "d2 d2 d1 d1 d0 d0"),
+        (7, False, "d0 d0 d0 d1 d1 d2 d2"),
+    ],
+)
+def test_equal_numbers_in_the_order_of_the_list_whatever_the_speed(
+    count: int, backwards: bool, expected: str
+) -> None:
+    graph, cluster, costs = row(count, 3)
+    listed = replace(cluster, devices=cluster.devices[:: -1 if backwards else 1])
+    assert homes(graph, Naive(), listed, replace(costs, cluster=listed)) == expected
 
 
 def test_a_replicated_op_goes_to_its_first_reader() -> None:

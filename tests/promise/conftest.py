@@ -81,6 +81,25 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> Outside:
     return Outside({**kept, **ours})
 
 
+def typed_in_bash(script: str, folder: Path, limit_s: float = 900.0, **more: str) -> str:
+    """Type commands in a folder, where bigbrain-fx is this one; return what they print."""
+    (folder / "typed.sh").write_text(script)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-e", "typed.sh"],  # of -c, a job that has ended is no job to wait for
+        cwd=folder,
+        env={**os.environ, "PATH": path, **more},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=limit_s,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-6000:]
+    return done.stdout
+
+
 @pytest.fixture(scope="session")
 def letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with letters.py and its bundle: a chain of two stages, with dropout and a tie."""

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.promise.conftest import NUMPY, Outside
+from tests.promise.conftest import Outside
 
-# Both programs run where bigbrain-fx cannot be imported; letters.py is the user's own file.
+# It runs where bigbrain-fx cannot be imported; letters.py is the user's own file.
 LOOP = """
 import importlib, sys
 import torch
@@ -109,68 +109,3 @@ def test_stages_in_a_foreign_loop(
 ) -> None:
     home = letters if count == 2 else three
     assert outside.python(tmp_path, script(LOOP), str(home), prefix, str(count)) == "ok 28\n"
-
-
-PIPELINE = """
-import importlib, sys
-import torch
-import torch.distributed as dist
-from datetime import timedelta
-from safetensors.torch import load_file
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
-
-home, rank, store = sys.argv[1], int(sys.argv[2]), sys.argv[4]
-schedule = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}[sys.argv[3]]
-sys.path[:0] = [home, home + "/bundle"]
-import letters
-
-torch.nn.functional.dropout = lambda x, *rest, **more: x
-torch.set_num_threads(1)
-limit = timedelta(seconds=60)
-shared = dist.FileStore(store, 2)
-dist.init_process_group("gloo", store=shared, rank=rank, world_size=2, timeout=limit)
-weights = {}
-for i in range(2):
-    weights.update(load_file(f"{home}/bundle/weights/d{i}.safetensors"))
-module = getattr(importlib.import_module(f"device_d{rank}"), f"Stage{rank}")()
-module.load_state_dict(weights, strict=False)
-batch = letters.example_batch()
-stage = PipelineStage(module, rank, 2, torch.device("cpu"))
-steps = schedule(stage, 4, loss_fn=lambda loss, target: loss)
-losses = []
-if rank == 0:
-    steps.step(batch["letters"], return_outputs=False)
-else:
-    unused = torch.zeros(8)
-    steps.step(targets=batch["targets"], target=unused, losses=losses, return_outputs=False)
-tied = module.embed.weight if rank == 0 else module.head.weight
-dist.all_reduce(tied.grad)
-
-model = letters.model().eval()
-model.load_state_dict(weights)
-parts = []
-for x, y in zip(batch["letters"].split(2), batch["targets"].split(2)):
-    loss = letters.loss(model(x), {"targets": y})
-    (loss / 4).backward()
-    parts.append(loss.detach())
-for name, parameter in module.named_parameters():
-    want = model.get_parameter(name).grad
-    error = (parameter.grad - want).abs().max() / want.abs().max()
-    assert error <= (1e-6 if parameter is tied else 0), (name, error)
-if rank == 1:
-    assert torch.equal(torch.stack(losses), torch.stack(parts)), (losses, parts)
-print("ok")
-dist.destroy_process_group()
-"""
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("schedule", [pytest.param("gpipe", marks=pytest.mark.nightly), "1f1b"])
-def test_stages_under_torchs_own_pipeline(
-    schedule: str, letters: Path, outside: Outside, tmp_path: Path, script: Callable[[str], str]
-) -> None:
-    """Two processes of torch.distributed.pipelining: losses and gradients of the unsplit model."""
-    program, store = script(PIPELINE), str(tmp_path / "store")
-    words = [[program, str(letters), str(rank), schedule, store] for rank in range(2)]
-    processes = [outside.start(tmp_path, line, NUMPY) for line in words]
-    assert outside.results(*processes) == ["ok\n", "ok\n"]

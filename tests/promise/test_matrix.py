@@ -84,17 +84,15 @@ def test_real_processes_are_equal_too(cell: str) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.usefixtures("_one_thread")
-@pytest.mark.parametrize("cell", RECOMPUTING)
-def test_stages_that_run_forward_again_are_equal_too(cell: str) -> None:
-    (found,) = matrix.rows([parse_cell(cell)], STEPS, recompute="all")
-    assert found.fault == ""
-
-
-@pytest.mark.nightly
-@pytest.mark.usefixtures("_one_thread")
-@pytest.mark.parametrize("cell", OFFLOADING)
-def test_what_lies_in_stores_is_equal_too(cell: str) -> None:
-    (found,) = matrix.rows([parse_cell(cell)], STEPS, offload=("state",))
+@pytest.mark.parametrize(
+    ("cell", "more"),
+    [
+        *((cell, {"recompute": "all"}) for cell in RECOMPUTING),
+        *((cell, {"offload": ("state",)}) for cell in OFFLOADING),
+    ],
+)
+def test_recomputed_stages_and_stores_are_equal_too(cell: str, more: dict[str, Any]) -> None:
+    (found,) = matrix.rows([parse_cell(cell)], STEPS, **more)
     assert found.fault == ""
 
 

@@ -6,27 +6,24 @@ Those of tutorials are typed in `test_tutorial`. What is not typed is listed wit
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from tests.promise.conftest import typed_in_bash
 from tests.support.bundles import MODEL
 
 ROOT = Path(__file__).resolve().parents[2]
 HOW_TO = sorted(page.relative_to(ROOT).as_posix() for page in ROOT.glob("docs/how-to/*.md"))
 UNTYPED = (
     "docs/how-to/hugging-face.md",  # a checkpoint and a corpus of one's own
-    "docs/how-to/rent.md",  # test_rent
+    "docs/how-to/rent.md",  # test_tutorial
 )
 PAGES = ("README.md", *(page for page in HOW_TO if page not in UNTYPED))
-LIMIT_S = 900.0
 NOT_TYPED = {
     "make ": "sets up an environment, or measures for many minutes",
     "pip ": "installs",
@@ -156,23 +153,6 @@ def made_first(lines: list[str]) -> Iterator[str]:
         read |= set(words)
 
 
-def shell(script: str, folder: Path) -> str:
-    (folder / "typed.sh").write_text(script)
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "typed.sh"],
-        cwd=folder,
-        env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
 def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with all that the pages take to be there."""
@@ -187,7 +167,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (mine,) = re.findall(r"```python\n(from dataclasses.*?)```", design, re.S)
     (folder / "mine.py").write_text(mine)
     (folder / "checkpoint").mkdir()
-    shell(WORKSHOP, folder)
+    typed_in_bash(WORKSHOP, folder, OMP_NUM_THREADS="1")
     return folder
 
 
@@ -202,16 +182,17 @@ def test_what_a_page_says_can_be_typed(name: str, workshop: Path, tmp_path: Path
         shutil.rmtree(folder / made, ignore_errors=True)
     for word, commands in MADE_BEFORE.items():
         if word in BLOCKS[name]:
-            shell(f"set -ex\n{commands}", folder)
+            typed_in_bash(f"set -x\n{commands}", folder, OMP_NUM_THREADS="1")
     if not name.endswith(":python"):
         if any("init ." in line for line in lines):  # it makes them
             for file in ("model.py", "cluster.json"):
                 (folder / file).unlink()
-        shell("\n".join(["set -ex", *lines]), folder)
+        typed_in_bash("\n".join(["set -x", *lines]), folder, OMP_NUM_THREADS="1")
         return
     prelude = next((text for word, text in PRELUDES.items() if word in BLOCKS[name]), "")
     body = "\n".join(f"    {line}" for line in (prelude + "\n".join(lines)).splitlines())
-    shell(f"python - <<'EOF'\nif __name__ == '__main__':\n{body}\nEOF", folder)
+    script = f"python - <<'EOF'\nif __name__ == '__main__':\n{body}\nEOF"
+    typed_in_bash(script, folder, OMP_NUM_THREADS="1")
 
 
 def test_the_blocks_of_all_pages_are_found() -> None:

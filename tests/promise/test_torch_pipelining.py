@@ -57,18 +57,6 @@ def test_torch_cannot_split_a_rope_model() -> None:
     assert "Expected positional argument for parameter" in refusal(model, *inputs), MENDED
 
 
-@pytest.mark.nightly
-def test_a_bundle_of_the_rope_model_gives_its_loss(tmp_path: Path) -> None:
-    """The same model in two stages, as two processes: the loss of the unsplit one."""
-    source = Path(llama.__file__)
-    made = bigbrain_fx.split(source, cluster(), tmp_path / "b", Options("naive", micro_batches=1))
-    done = run(made.bundle, RunOptions(1, deadline_s=60.0))
-    torch.manual_seed(0)
-    batch = next(llama.batches(0))
-    expected = llama.model()(batch["tokens"], batch["targets"]).loss
-    assert done.steps[0].loss == pytest.approx(expected.item(), rel=1e-6)
-
-
 @pytest.fixture(scope="module")
 def tied() -> tuple[nn.Module, dict[str, Tensor], Tensor]:
     """A GPT, a batch, and the gradient of its embedding, which is its head too."""

@@ -1,19 +1,19 @@
-"""Tutorials, typed by the letter."""
+"""Tutorials and the page on renting, typed by the letter."""
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
+import resource
 from pathlib import Path
 
 import pytest
 
 from bigbrain_fx.bundles.launch import free_port
 from bigbrain_fx.cli.templates import CLUSTER, example
+from tests.promise.conftest import typed_in_bash
 
-TUTORIALS = Path(__file__).resolve().parents[2] / "docs/tutorials"
+ROOT = Path(__file__).resolve().parents[2]
+TUTORIALS = ROOT / "docs/tutorials"
 PAGE = TUTORIALS / "first-split.md"
 OWN = TUTORIALS / "your-own-training-script.md"
 TWO = TUTORIALS / "two-machines.md"
@@ -25,23 +25,7 @@ def commands(page: Path = PAGE) -> str:
 
 def typed(page: Path, folder: Path) -> str:
     """Type the commands of a page in a folder; return what they print."""
-    return shell(commands(page), folder)
-
-
-def shell(script: str, folder: Path) -> str:
-    (folder / "typed.sh").write_text(f"set -ex\n{script}")
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "typed.sh"],
-        cwd=folder,
-        env={**os.environ, "PATH": path},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
+    return typed_in_bash(f"set -x\n{commands(page)}", folder)
 
 
 @pytest.mark.nightly
@@ -84,7 +68,7 @@ cp -r bundle second
 wait %1
 ls bundle/saved/d0.safetensors second/saved/d1.safetensors
 """
-    printed = shell(script.replace(":29500", f":{port}"), tmp_path)
+    printed = typed_in_bash(f"set -x\n{script}".replace(":29500", f":{port}"), tmp_path)
     for line in re.findall(r"^127.*$", text, re.M):
         assert line.replace(":29500", f":{port}") in printed.replace(":29500", f":{port}")
     assert "step    19" in printed
@@ -96,3 +80,31 @@ def device_files(bundle: Path) -> list[Path]:
 
 def test_the_tutorial_has_commands() -> None:
     assert commands().count("bigbrain-fx ") >= 9
+
+
+RENT = (ROOT / "docs/how-to/rent.md").read_text(encoding="utf-8")
+QUESTIONS = re.findall(r"^## ([^\n]*)\n.*?^```sh\n(.*?)^```", RENT, re.M | re.S)
+PROCESSOR_S = {"LoRA": 60.0}  # 80 layers are traced; of other questions 30 s
+
+
+def used_s() -> float:
+    """Return the processor seconds of all processes that were started and have ended."""
+    found = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return found.ru_utime + found.ru_stime
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("name", "script"), QUESTIONS, ids=[name for name, _ in QUESTIONS])
+def test_a_question_of_the_page_is_answered(name: str, script: str, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    *files, command = script.rstrip().split("\nbigbrain-fx ")
+    typed_in_bash("\n".join(files), tmp_path, OMP_NUM_THREADS="1")
+    begun_s = used_s()
+    said = typed_in_bash(f"bigbrain-fx {command}", tmp_path, OMP_NUM_THREADS="1")
+    for word in (" tokens/s", "money: ", " USD a million tokens", "better: "):
+        assert word in said
+    assert used_s() - begun_s < PROCESSOR_S.get(name.split()[0], 30.0)
+
+
+def test_the_page_asks_three_questions() -> None:
+    assert len(QUESTIONS) == 3

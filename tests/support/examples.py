@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 GATE, NIGHTLY = "gate", "nightly"
 FEWEST = 4
@@ -19,6 +19,15 @@ def register() -> None:
 def examples(count: int) -> int:
     """Return the `max_examples` of a test that draws `count` examples under the nightly profile."""
     return _fewer(count) if settings.get_current_profile_name() == GATE else count
+
+
+def quick(count: int) -> settings:
+    """Draw so many examples, the same ones every time, however long one takes."""
+    every = list(HealthCheck)
+    drawn = examples(count)
+    return settings(
+        max_examples=drawn, deadline=None, derandomize=True, suppress_health_check=every
+    )
 
 
 def _fewer(count: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,30 +31,35 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def edit(checkout: Path, old: str, new: str) -> None:
+TWO_LINES = "- run: an entry that\n  goes on.\n"
+
+
+def with_an_edited_line(text: str) -> str:
+    line = sections(text)["0.2.0"].splitlines()[4]
+    return text.replace(line, f"{line} And more.", 1)
+
+
+EDITS: dict[str, tuple[Callable[[str], str], int]] = {
+    "a released section is edited": (with_an_edited_line, 1),
+    "released sections are lost": (lambda text: text[: text.index("## [0.2.0]")], len(RELEASED)),
+    "an entry has two lines": (
+        lambda text: text.replace(
+            "### Added\n\n", "### Added\n\n- run: an entry that\n  goes on.\n", 1
+        ),
+        2,
+    ),
+}
+
+
+@pytest.mark.parametrize(("edit", "count"), EDITS.values(), ids=EDITS)
+def test_each_fault_of_the_changelog_is_found(
+    checkout: Path, edit: Callable[[str], str], count: int
+) -> None:
     path = checkout / "CHANGELOG.md"
     text = path.read_text(encoding="utf-8")
-    assert old in text
-    path.write_text(text.replace(old, new, 1), encoding="utf-8")
-
-
-def test_an_edited_released_section_is_a_fault(checkout: Path) -> None:
-    released = sections((checkout / "CHANGELOG.md").read_text(encoding="utf-8"))["0.2.0"]
-    line = released.splitlines()[4]
-    edit(checkout, line, line + " And more.")
-    assert len(faults(checkout)) == 1
-
-
-def test_a_lost_released_section_is_a_fault(checkout: Path) -> None:
-    path = checkout / "CHANGELOG.md"
-    text = path.read_text(encoding="utf-8")
-    path.write_text(text[: text.index("## [0.2.0]")], encoding="utf-8")
-    assert len(faults(checkout)) == len(RELEASED)
-
-
-def test_an_entry_of_two_lines_is_a_fault(checkout: Path) -> None:
-    edit(checkout, "### Added\n\n- ", "### Added\n\n- run: an entry that\n  goes on.\n- ")
-    assert len(faults(checkout)) == 2
+    assert edit(text) != text
+    path.write_text(edit(text), encoding="utf-8")
+    assert len(faults(checkout)) == count
 
 
 @pytest.mark.parametrize(

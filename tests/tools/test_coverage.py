@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -14,33 +13,15 @@ import torch
 from bigbrain_fx.core import Placement
 from bigbrain_fx.emit.files.texts import bundle_texts
 from bigbrain_fx.plan import Options, Source, plan_placed
-from tools.coverage import Row, summary
-from tools.coverage_case import Bench, check, cluster, device_lines, examine, in_fork
+from tools.coverage_case import Bench, check, cluster, examine, in_fork
 from tools.zoo import FAMILIES, cases, find
 
 pytestmark = pytest.mark.filterwarnings("default")  # libraries of models deprecate their own
 
 VERIFIED = (
-    "unet-skips",
-    "recommender",
-    "lstm",
-    "custom-function",
-    "checkpoint",
-    "no-grad",
-    "autocast-whole",
-    "in-place",
-    "buffer",
-    "dict-output",
-    "keyword-only",
-    "gpt2",
-    "llama-tied",
-    "bert",
-    "bart",
-    "vit",
-    "resnet",
-    "blip",
-    "ast",
-    "dit",
+    *("unet-skips", "recommender", "lstm", "custom-function", "checkpoint", "no-grad"),
+    *("autocast-whole", "in-place", "buffer", "dict-output", "keyword-only"),
+    *("gpt2", "llama-tied", "bert", "bart", "vit", "resnet", "blip", "ast", "dit"),
 )
 REFUSED = ("python-dice", "rows-by-data")
 
@@ -129,21 +110,3 @@ def test_the_zoo_names_each_case_once_and_has_every_family() -> None:
     assert {case.family for case in found} == set(FAMILIES)
     with pytest.raises(KeyError, match="no case is called 'gpt9'"):
         find("gpt9")
-
-
-def test_the_summary_counts() -> None:
-    rows = [
-        Row("a", "plain", "verified", capture_s=1.0, grows=False),
-        Row("b", "plain", "refused", capture_s=0.0),
-        Row("c", "plain", "failed", False, capture_s=3.0, grows=True),
-    ]
-    assert summary(rows) == (
-        "3 cases: 1 verified, 1 refused, 1 failed, capture median 2.00 s, "
-        "lines do not grow with layers in 1 of 2"
-    )
-    assert json.loads(json.dumps(vars(rows[0])))["case"] == "a"
-
-
-def test_lines_are_counted_for_each_device() -> None:
-    texts = {"device_d0.py": "a\nb\n", "device_d1.py": "a\n", "train.py": "a\n" * 9}
-    assert device_lines(texts) == [2, 1]

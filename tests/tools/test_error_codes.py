@@ -63,16 +63,8 @@ def codes() -> Codes:
     return collected(ROOT)
 
 
-def test_every_error_has_a_literal_code(codes: Codes) -> None:
-    assert codes.uncoded == ()
-
-
-def test_no_code_stands_at_two_places(codes: Codes) -> None:
-    assert codes.repeated == ()
-
-
-def test_code_that_is_compared_with_exists(codes: Codes) -> None:
-    assert codes.unknown == ()
+def test_every_error_has_a_literal_code_of_its_own_and_comparisons_name_such(codes: Codes) -> None:
+    assert (codes.uncoded, codes.repeated, codes.unknown) == ((), (), ())
 
 
 def test_the_page_of_errors_is_that_of_the_code(codes: Codes) -> None:

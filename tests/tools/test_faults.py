@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,13 +18,8 @@ from tools.faulting.jobs import Run
 from tools.faulting.matrix import ROWS, Result, Row, results
 from tools.faulting.report import (
     END,
-    OTHERS,
     START,
-    cells,
-    line,
     summary,
-    table,
-    with_others,
     write_page,
 )
 from tools.faulting.verdicts import (
@@ -150,14 +144,6 @@ def test_what_is_not_built_or_raises_is_never_passed(
     assert found.verdict.problems == ("OSError: no such disk",)
 
 
-def test_the_table_has_a_cell_for_every_heading() -> None:
-    found = Result(ROW, Verdict(BROKEN, "a|b", problems=("other bits at the end",)), 1.0)
-    rows = table([found]).splitlines()
-    assert len({row.count("|") for row in rows}) == 1
-    assert len(cells(found)) == rows[0].count("|") - 1
-    assert "other bits at the end" in line(found)
-
-
 def test_a_page_keeps_what_is_written_around_the_table(tmp_path: Path) -> None:
     page = tmp_path / "replay.md"
     write_page(
@@ -170,22 +156,6 @@ def test_a_page_keeps_what_is_written_around_the_table(tmp_path: Path) -> None:
     assert "on a host" not in text
     assert "| --- |\n| 1 | a |\n| 2 | c |\n| 10 | d |\n" in text
     assert text.index(START) < text.index("on another") < text.index("good") < text.index(END)
-
-
-def test_rows_of_other_schedules_are_added_to_those_that_a_page_has(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    broken = replace(ROW, number=3, run=lambda _: Verdict(BROKEN, "other bits"))
-    for name, row in (("zb-v", ROW), ("2bw", broken), ("zb-v", replace(ROW, number=12))):
-        result = Result(row, row.run(None), 1.0)  # type: ignore[arg-type]
-        write_page(page, {OTHERS: with_others(page, name, [result])})
-    text = page.read_text()
-    assert "| `zb-v` | 1, 12 | - | 2 / 2 |\n| `2bw` | - | 3 | 1 / 0 |\n" in text
-    assert "| in all |  |  | 3 / 2 |" in text
-    again = Result(replace(broken, run=ROW.run), ROW.run(None), 1.0)  # type: ignore[arg-type]
-    page.write_text(text.replace("| struck |", "On a busy machine.\n\n| struck |", 1))
-    write_page(page, {OTHERS: with_others(page, "2bw", [again])})
-    assert "| `2bw` | 3 | - | 1 / 1 |" in page.read_text()
-    assert "\n\nOn a busy machine.\n\n| struck |" in page.read_text()
 
 
 LEFT_OUT = [*(("2bw", row) for row in range(32, 39)), *(("offload", n) for n in (34, 35, 36, 38))]
@@ -223,10 +193,6 @@ def test_what_differs_breaks_a_row(changes: dict[str, object]) -> None:
 def test_a_fault_that_did_not_strike_breaks_a_row() -> None:
     verdict = judged(finished(), finished(), [Fault("d0", 1, "forward")], "")
     assert verdict.problems == ("faults [0] did not strike",)
-
-
-def test_a_bound_that_was_not_measured_is_broken() -> None:
-    assert judged(finished(), finished(), (), "", 1.0).status == BROKEN
 
 
 def test_survivors_do_nothing_twice_and_keep_their_process() -> None:

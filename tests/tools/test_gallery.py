@@ -1,6 +1,10 @@
-"""The pictures of docs/reference/schedules.md are what the simulator and the emitter say today."""
+"""Pictures, golden code and the site are what the simulator and the emitter say today."""
 
 from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +18,7 @@ from tools.gallery import (
     with_code,
     with_pictures,
 )
+from tools.readme_picture import PICTURE, drawn
 
 
 @pytest.mark.nightly
@@ -47,8 +52,21 @@ def test_the_gallery_shows_what_is_emitted() -> None:
     assert with_code(text) == text, "python -m tools.gallery"
 
 
-def test_a_picture_shows_every_unit() -> None:
-    lines = picture("zb-h1").splitlines()[1:5]
-    assert [line.split()[0] for line in lines] == ["d0", "d1", "d2", "d3"]
-    assert all(len(line.split()) == 1 + 27 for line in lines)
-    assert all(sum(cell != "." for cell in line.split()[1:]) == 24 for line in lines)
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.nightly
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    for package in ("sphinx", "myst_parser", "furo", "sphinx_click"):
+        pytest.importorskip(package, reason="pip install '.[docs]'")
+    words = ("-W", "--keep-going", "-n", "-q", "-b", "html", ROOT / "docs", tmp_path)
+    command = [sys.executable, "-m", "sphinx", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "--micro-batches" in (tmp_path / "reference/cli.html").read_text()
+    assert "NextByte" in (tmp_path / "tutorials/first-split.html").read_text()
+
+
+@pytest.mark.nightly
+def test_the_picture_is_that_of_the_plan() -> None:
+    assert PICTURE.read_text(encoding="utf-8") == drawn(), "run `python -m tools.readme_picture`"

@@ -11,7 +11,6 @@ from tools.line_coverage import (
     Recorded,
     by_package,
     node_of,
-    ranges,
     read,
     redundant_tests,
     uncovered_lines,
@@ -34,11 +33,6 @@ def test_shares_are_of_statements_by_package() -> None:
 
 def test_uncovered_lines_are_listed_by_file() -> None:
     assert [*uncovered_lines(_recorded())] == [f"{A}: 3", f"{B}: 1"]
-
-
-def test_lines_in_a_row_are_one_range() -> None:
-    assert [*ranges([1, 2, 3, 7, 9, 10])] == ["1-3", "7", "9-10"]
-    assert [*ranges([])] == []
 
 
 def test_redundant_tests_are_those_whose_lines_the_rest_still_run() -> None:

@@ -13,8 +13,6 @@ import pytest
 from click.testing import CliRunner
 
 from tools.published_gpus.__main__ import main, said_of
-from tools.published_gpus.balances import BALANCES, balanced
-from tools.published_gpus.graphs import FOLDER, read_graphs
 from tools.published_gpus.rows import FILES, data_folder, read_rows
 from tools.published_gpus.table import spearman
 
@@ -85,32 +83,6 @@ def test_without_data_nothing_is_compared(monkeypatch: pytest.MonkeyPatch) -> No
     done = CliRunner().invoke(main, [])
     assert done.exit_code == 0
     assert "nothing is compared" in done.output
-
-
-def test_a_pipeline_is_cut_where_torchgpipe_cut_it() -> None:
-    """Every layer of its code is counted: the last op is of the last one, and every GPU has ops."""
-    graphs = {key.name: graph for key, graph in read_graphs(FOLDER / "torchgpipe.json.xz")}
-    for name, runs in BALANCES.items():
-        for (gpus, micro_batches), layers in runs.items():
-            placement = balanced(graphs[name], name, gpus, micro_batches)
-            assert placement is not None
-            assert list(dict.fromkeys(placement.device_of.values())) == [
-                f"d{i}" for i in range(gpus)
-            ]
-            assert sum(layers) in (24, 241, 370)
-    halves = balanced(graphs["resnet101"], "resnet101", 2, 1667)
-    assert halves is not None  # 135 layers: four, eleven blocks of eleven, and ten of the twelfth
-    own = [op for op in graphs["resnet101"].ops if halves.device_of[op.name] == "d0"]
-    assert own[-1].target == "aten.add.Tensor"  # its residual; the relu is the eleventh
-    assert own[-2].params[0] == "layer3.4.bn3.weight"
-    assert balanced(graphs["resnet101"], "resnet101", 2, 3) is None
-
-
-def test_ranks() -> None:
-    assert spearman([1, 2, 3, 4], [10, 20, 30, 40]) == pytest.approx(1.0)
-    assert spearman([1, 2, 3, 4], [4, 3, 2, 1]) == pytest.approx(-1.0)
-    assert spearman([1, 1, 2], [1, 2, 3]) == pytest.approx(0.866, abs=1e-3)
-    assert spearman([1, 2], [1, 2]) is None
 
 
 @published

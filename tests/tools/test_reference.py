@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
 import bigbrain_fx
 from tools import cluster_page, figures_page
 from tools.reference import (
@@ -16,9 +21,18 @@ from tools.reference import (
     files_page,
 )
 
+PAGES: dict[Path, Callable[[], str]] = {
+    API: api_page,
+    FILES: files_page,
+    COMPATIBILITY: compatibility_page,
+    CLUSTER: cluster_page.page,
+    FIGURES: lambda: figures_page.page(figures_page.ROWS.read_text()),
+}
 
-def test_the_api_page_is_that_of_the_code() -> None:
-    assert API.read_text() == api_page(), "run `python -m tools.reference`"
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_a_page_is_that_of_the_code(path: Path) -> None:
+    assert path.read_text() == PAGES[path](), "run `python -m tools.reference`"
 
 
 def test_every_public_name_is_on_it() -> None:
@@ -27,22 +41,8 @@ def test_every_public_name_is_on_it() -> None:
 
 
 def test_every_copied_file_has_its_line() -> None:
-    page = files_page()
-    assert FILES.read_text() == page, "run `python -m tools.reference`"
+    page = FILES.read_text()
     for room in ("runtime", "supervisor"):
         for file in (ROOMS / room).glob("*.py"):
             row = next(line for line in page.splitlines() if line.startswith(f"| `{file.name}` |"))
             assert row.split("|")[2].strip().endswith("."), row
-
-
-def test_the_page_of_compatibility_is_that_of_the_rules() -> None:
-    assert COMPATIBILITY.read_text() == compatibility_page(), "run `python -m tools.reference`"
-
-
-def test_the_page_of_the_cluster_file_is_that_of_its_models() -> None:
-    assert CLUSTER.read_text() == cluster_page.page(), "run `python -m tools.reference`"
-
-
-def test_the_page_of_figures_is_that_of_its_rows() -> None:
-    rows = figures_page.ROWS.read_text()
-    assert FIGURES.read_text() == figures_page.page(rows), "run `python -m tools.reference`"

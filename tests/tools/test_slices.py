@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from tests.support import nightly, recording
+from tests.support.examples import quick
 from tests.support.slices import LONGEST_S, Slice, SliceError, of_day, parsed, rotated, selected
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,15 +23,11 @@ TESTS = [f"tests/test_{file}.py::test_it[{case}]" for file in range(9) for case 
 SECONDS = {f"tests/test_{file}.py": 40.0 * file for file in range(9)}
 
 
-@pytest.mark.parametrize("text", ["", "3", "3/", "/8", "3/8/9", "-1/8", "1.5/8", "a/b", "3 / 8"])
-def test_a_malformed_slice_is_refused(text: str) -> None:
-    with pytest.raises(SliceError) as caught:
-        parsed(text)
-    assert repr(text) in str(caught.value)
-
-
-@pytest.mark.parametrize("text", ["0/8", "9/8", "1/0"])
-def test_a_slice_out_of_range_is_refused(text: str) -> None:
+@pytest.mark.parametrize(
+    "text",
+    ["", "3", "3/", "/8", "3/8/9", "-1/8", "1.5/8", "a/b", "3 / 8", "0/8", "9/8", "1/0"],
+)
+def test_a_slice_that_is_malformed_or_out_of_range_is_refused(text: str) -> None:
     with pytest.raises(SliceError) as caught:
         parsed(text)
     assert text in str(caught.value)
@@ -43,6 +40,7 @@ def test_make_refuses_a_slice_with_a_sentence() -> None:
     assert "slice 9/8 does not exist" in done.stderr
 
 
+@quick(100)
 @given(
     st.integers(1, 12),
     st.integers(0, 5),

@@ -63,11 +63,8 @@ def test_numbers_are_cast_as_torch_casts_them(source: str, target: str) -> None:
     given = numbers.to(getattr(torch, source))
     wanted = given.to(getattr(torch, target))
     assert cast(raw(given), source, target) == raw(wanted)
-
-
-def test_not_a_number_stays_one() -> None:
-    found = cast(raw(torch.tensor([float("nan")])), "float32", "bfloat16")
-    assert torch.frombuffer(bytearray(found), dtype=torch.bfloat16).isnan().all()
+    nan = cast(raw(torch.tensor([float("nan")])), "float32", "bfloat16")
+    assert torch.frombuffer(bytearray(nan), dtype=torch.bfloat16).isnan().all()
 
 
 def test_a_streamed_file_is_what_safetensors_reads(
@@ -90,21 +87,6 @@ def test_a_streamed_file_is_what_safetensors_reads(
     for name, tensor in tensors.items():
         assert found[name].dtype == tensor.dtype
         assert torch.equal(found[name], tensor)
-
-
-def test_a_damaged_file_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "x.safetensors"
-    save_file({"a": torch.ones(100)}, path)
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-1])
-    with refused("BX3743"):
-        read_header(path)
-    path.write_bytes(b"PK\x03\x04 a pickled file of torch.save, which is a zip")
-    with refused("BX3738"):
-        read_header(path)
-    path.write_bytes(whole[:8] + b"[" + whole[9:])
-    with refused("BX3740"):
-        read_header(path)
 
 
 # --------------------------------------------------------------------------- checkpoints

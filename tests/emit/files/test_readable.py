@@ -1,14 +1,11 @@
-"""The promise of readable files: short, and no longer for more micro-batches or more layers."""
+"""Files that can be read: short, with a picture, no longer for more layers or micro-batches."""
 
 from __future__ import annotations
 
 import ast
 import re
-import shutil
-import subprocess
-import sys
 from functools import lru_cache
-from pathlib import Path
+from itertools import groupby
 
 import pytest
 import torch
@@ -138,14 +135,31 @@ def test_classes_have_the_names_of_the_model(model: str) -> None:
         assert blocks <= own
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_a_linter_finds_nothing(model: str, tmp_path: Path) -> None:
-    """No unused import or variable, no unknown name: ruff's rules F."""
-    ruff = shutil.which("ruff", path=str(Path(sys.executable).parent)) or shutil.which("ruff")
-    if ruff is None:
-        pytest.skip("ruff is not installed")
-    for number, text in enumerate(device_files(model)):
-        (tmp_path / f"{model}_{number}.py").write_text(text)
-    command = [ruff, "check", "--isolated", "--select", "F", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stdout
+def chain(text: str) -> list[str]:
+    """Return the devices of a file's picture; its own stands in brackets."""
+    paragraph = text.split("\n\n")[1]
+    return re.findall(r"\[?d\d+\]?(?= -->|     |\n|$)", paragraph)
+
+
+@pytest.mark.parametrize(
+    ("devices", "schedule", "expected"),
+    [
+        (2, "1f1b", ["d0", "[d1]"]),
+        (2, "zb-v", ["d0", "[d1]", "d0"]),
+        (4, "zb-v", ["d0", "[d1]", "d2", "d3", "d2", "[d1]", "d0"]),
+        (2, "interleaved", ["d0", "[d1]", "d0", "[d1]"]),
+    ],
+)
+def test_a_device_is_drawn_once_per_visit(devices: int, schedule: str, expected: list[str]) -> None:
+    texts = samples.texts("gpt", "naive", devices, schedule, 4)
+    assert chain(texts["device_d1.py"]) == expected
+
+
+def test_a_long_chain_is_wrapped() -> None:
+    plan = samples.plan("gpt", "scattered")
+    text = samples.texts("gpt", "scattered")["device_d0.py"]
+    visits = [name for name, _ in groupby(stage.device for stage in plan.stages.stages)]
+    assert chain(text) == [f"[{name}]" if name == "d0" else name for name in visits]
+    paragraph = text.split("\n\n")[1]
+    assert len(paragraph.splitlines()) > 1
+    assert all(len(line) <= COLUMNS for line in paragraph.splitlines())

@@ -84,13 +84,31 @@ def optimizer(named_params):  # any
     assert ran(found)["optimizer"](()) == "/"
 
 
-def test_names_in_the_order_of_the_file(tmp_path: Path) -> None:
-    """A name bound twice keeps both, in order; a base class comes before its child."""
-    text = (
-        "A = 1\nA = A + 1\nclass B:\n    a = A\nclass C(B): pass\nA += 1\n"
-        "def optimizer(p):\n    return C.a, A\n"
-    )
-    assert ran(sliced(tmp_path, text))["optimizer"](()) == (2, 3)
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (
+            "A = 1\nA = A + 1\nclass B:\n    a = A\nclass C(B): pass\nA += 1\n"
+            "def optimizer(p): return C.a, A\n",
+            (2, 3),
+        ),
+        (
+            "class Settings:\n    rate = 1\nSettings.rate = 0.5\n"
+            "def optimizer(p): return Settings.rate\n",
+            0.5,
+        ),
+        (
+            "try:\n    import no_such_module as fast\nexcept ImportError:\n    fast = None\n"
+            "if fast is None:\n    def step(): return 1\nelse:\n    def step(): return 2\n"
+            "def optimizer(p): return step()\n",
+            1,
+        ),
+        ("seen = []; seen.append(1); other = 2\ndef optimizer(p): return seen, other\n", ([1], 2)),
+    ],
+    ids=["bound twice, in order", "attributes", "try and if", "several on a line"],
+)
+def test_what_the_top_of_a_file_does_comes_along(tmp_path: Path, text: str, found: object) -> None:
+    assert ran(sliced(tmp_path, text))["optimizer"](()) == found
 
 
 @pytest.mark.parametrize(
@@ -112,38 +130,6 @@ def test_a_table_is_copied_as_it_is_filled(tmp_path: Path, change: str) -> None:
     text += f"TABLE = {{'rate': 1}}\n{change}\n"
     text += "def optimizer(p):\n    return TABLE['rate']\n"
     assert ran(sliced(tmp_path, text))["optimizer"](()) == 0.5
-
-
-def test_attributes_set_at_the_top_come_along(tmp_path: Path) -> None:
-    text = """\
-class Settings:
-    rate = 1
-Settings.rate = 0.5
-def optimizer(p):
-    return Settings.rate
-"""
-    assert ran(sliced(tmp_path, text))["optimizer"](()) == 0.5
-
-
-def test_names_bound_in_try_and_if(tmp_path: Path) -> None:
-    text = """\
-try:
-    import no_such_module as fast
-except ImportError:
-    fast = None
-if fast is None:
-    def step(): return 1
-else:
-    def step(): return 2
-def optimizer(p):
-    return step()
-"""
-    assert ran(sliced(tmp_path, text))["optimizer"](()) == 1
-
-
-def test_several_statements_on_a_line_run_once(tmp_path: Path) -> None:
-    text = "seen = []; seen.append(1); other = 2\ndef optimizer(p): return seen, other\n"
-    assert ran(sliced(tmp_path, text))["optimizer"](()) == ([1], 2)
 
 
 def test_a_future_import_stays_first_and_on_one_line(tmp_path: Path) -> None:

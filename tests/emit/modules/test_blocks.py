@@ -41,6 +41,12 @@ def captured(module: nn.Module) -> Sample:
     return samples.of_module(module, {"x": torch.randn(8, 4)}, lambda y, _: y.square().mean())
 
 
+def assert_computes(text: str, module: nn.Module) -> None:
+    stage, x = samples.loaded(text, "device_d0").Stage0(), torch.randn(8, 4)
+    stage.load_state_dict({name: module.state_dict()[name] for name in stage.state_dict()})
+    assert torch.equal(stage(x), module(x).square().mean())
+
+
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
@@ -119,6 +125,8 @@ def test_literals_become_arguments() -> None:
     assert classes(text) == ["Mix"]
     assert "Mix(0.1)" in text
     assert "Mix(0.2)" in text
+    (once,) = emitted(captured(Pair(Mix, count=1)))
+    assert classes(once) == ["Mix"]
 
 
 def test_numbers_inside_a_region_make_another_class() -> None:
@@ -135,9 +143,7 @@ def test_numbers_inside_a_region_make_another_class() -> None:
     module = Pair(lambda: Scaled(next(slopes)))
     (text,) = emitted(captured(module))
     assert classes(text) == ["Scaled", "Scaled2"]
-    stage, x = samples.loaded(text, "device_d0").Stage0(), torch.randn(8, 4)
-    stage.load_state_dict({name: module.state_dict()[name] for name in stage.state_dict()})
-    assert torch.equal(stage(x), module(x).square().mean())
+    assert_computes(text, module)
 
 
 @pytest.mark.nightly
@@ -150,11 +156,6 @@ def test_other_ops_are_another_class_or_none() -> None:
     (text,) = emitted(captured(Pair(lambda: next(kinds)(), count=4)))
     assert classes(text) == ["Mix", "Other"]
     assert "Mix(0.1) if i % 2 == 0 else Other(0.1)" in text or "Mix() if i % 2 == 0" in text
-
-
-def test_a_module_stays_a_class_where_it_occurs_once() -> None:
-    (text,) = emitted(captured(Pair(Mix, count=1)))
-    assert classes(text) == ["Mix"]
 
 
 def test_what_only_passes_on_needs_no_class() -> None:
@@ -248,11 +249,7 @@ def test_a_block_that_is_told_which_call_it_is_can_be_told() -> None:
 
 
 def test_two_classes_of_one_name_get_two_names() -> None:
-    class Inner(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a = nn.Linear(4, 4)
-
+    class Inner(Mix):
         def forward(self, x: Tensor) -> Tensor:
             return torch.tanh(self.a(x)) * x
 
@@ -311,9 +308,7 @@ def test_a_class_named_as_the_file_names_torchs_gets_another_name() -> None:
     module = Pair(lambda: kind(0.1))
     (text,) = emitted(captured(module))
     assert classes(text) == ["Tensor2"]
-    stage, x = samples.loaded(text, "device_d0").Stage0(), torch.randn(8, 4)
-    stage.load_state_dict({name: module.state_dict()[name] for name in stage.state_dict()})
-    assert torch.equal(stage(x), module(x).square().mean())
+    assert_computes(text, module)
 
 
 class Joined(nn.Module):
@@ -342,6 +337,4 @@ def test_a_class_serves_a_call_that_hands_one_value_twice() -> None:
     (text,) = emitted(captured(module))
     assert classes(text) == ["Joined"]
     assert "self.first(x, x)" in text
-    stage, x = samples.loaded(text, "device_d0").Stage0(), torch.randn(8, 4)
-    stage.load_state_dict({name: module.state_dict()[name] for name in stage.state_dict()})
-    assert torch.equal(stage(x), module(x).square().mean())
+    assert_computes(text, module)

@@ -1,9 +1,12 @@
-"""Values that wait to be folded keep the variables that they read."""
+"""Values that wait keep the variables that they read; expressions that are made again."""
 
 from __future__ import annotations
 
 import ast
 
+import pytest
+
+from bigbrain_fx.emit.modules.again import made_again
 from bigbrain_fx.emit.modules.folding import Folding, Piece
 
 
@@ -34,3 +37,34 @@ def test_an_expression_at_hand_keeps_its_variables_while_others_are_written() ->
     assert "memory" in folding.names()
     folding.hold(None)
     assert "memory" not in folding.names()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("F.gelu(h)", "again(F.gelu, h)"),
+        ("self.norm(x)", "again(self.norm, x)"),
+        ("self.blocks[0].norm(x)", "again(self.blocks[0].norm, x)"),
+        (
+            "F.layer_norm(x, (64,), self.norm.weight, None, 1e-05)",
+            "again(F.layer_norm, x, (64,), self.norm.weight, None, 1e-05)",
+        ),
+        ("gate * up", "again(lambda gate, up: gate * up, gate, up)"),
+        ("x * x", "again(lambda x: x * x, x)"),
+        ("torch.cat([a, b], 1)", "again(lambda a, b: torch.cat([a, b], 1), a, b)"),
+        ("x.pow(2)", "again(lambda x: x.pow(2), x)"),
+        ("F.softmax(x, dim=-1)", "again(lambda x: F.softmax(x, dim=-1), x)"),
+        # a loop's module is an argument: a later turn would change the name
+        ("block.norm(x)", "again(lambda block, x: block.norm(x), block, x)"),
+        ("x * block.scale", "again(lambda x, block: x * block.scale, x, block)"),
+    ],
+)
+def test_what_an_expression_becomes(text: str, expected: str) -> None:
+    found = made_again(ast.parse(text, mode="eval").body)
+    assert ast.unparse(ast.fix_missing_locations(found)) == expected
+
+
+def test_a_value_without_a_name_yet_gets_a_letter() -> None:
+    product = ast.BinOp(ast.Name("<silu>"), ast.Mult(), ast.Name("a"))
+    found = made_again(product)
+    assert ast.unparse(ast.fix_missing_locations(found)) == "again(lambda b, a: b * a, <silu>, a)"

@@ -54,11 +54,6 @@ def test_a_value_has_the_name_it_is_assigned_to(code: str, expected: str) -> Non
     assert named(line("v", "relu", code)) == [expected]
 
 
-def test_the_last_op_of_a_line_is_what_is_assigned() -> None:
-    code = "mixed = self.drop(F.relu(x))"
-    assert named(line("a", "relu", code), line("b", "dropout", code, "a")) == ["relu", "mixed"]
-
-
 def test_parts_of_a_tuple_have_the_names_they_are_unpacked_to() -> None:
     code = "q, k = x.chunk(2)"
     whole = replace(line("t", "chunk", code), is_tuple=True)
@@ -69,8 +64,9 @@ def test_parts_of_a_tuple_have_the_names_they_are_unpacked_to() -> None:
     assert named(whole, *parts) == ["chunk", "q", "k"]
 
 
-def test_two_calls_of_a_line_both_count() -> None:
-    """Each call of a module is a line of its own."""
+def test_the_last_op_of_a_line_is_what_is_assigned_and_each_call_is_a_line() -> None:
+    code = "mixed = self.drop(F.relu(x))"
+    assert named(line("a", "relu", code), line("b", "dropout", code, "a")) == ["relu", "mixed"]
     first = line("a", "relu", "y = F.relu(x)")
     second = replace(line("b", "relu", "y = F.relu(x)"), modules=(replace(MINE, call=1),))
     assert named(first, second) == ["y", "y"]
@@ -82,10 +78,7 @@ def test_two_calls_of_a_line_both_count() -> None:
 )
 def test_the_result_of_a_layer_is_called_like_the_layer(path: str, expected: str) -> None:
     assert named(layer("v", path)) == [expected]
-
-
-def test_a_module_of_the_users_gives_no_layer_name() -> None:
-    assert named(layer("v", "blocks.0.attention", "model.Attention")) == ["linear"]
+    assert named(layer("v", path, "model.OfTheUsers")) == ["linear"]
 
 
 def test_sizes_and_parts() -> None:

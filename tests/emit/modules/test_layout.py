@@ -83,24 +83,19 @@ def test_calls_of_names_keep_the_width(calls: list[tuple[str, list[str]]]) -> No
     )
 
 
-def test_short_statements_stay_on_their_line() -> None:
-    assert wrapped("x = F.relu(x)", 8) == ["        x = F.relu(x)"]
+X, W, B = "x" * 50, "w" * 50, "b" * 30
 
 
-def test_items_move_to_a_line_of_their_own_when_that_is_enough() -> None:
-    text = f"query = F.linear({'x' * 30}, {'w' * 30}, {'b' * 30})"
-    assert wrapped(text, 0) == ["query = F.linear(", f"    {'x' * 30}, {'w' * 30}, {'b' * 30}", ")"]
-
-
-def test_else_one_item_a_line() -> None:
-    text = f"y = f({'x' * 50}, g({'w' * 50}), dim=1)"
-    assert wrapped(text, 0) == [
-        "y = f(",
-        f"    {'x' * 50},",
-        f"    g({'w' * 50}),",
-        "    dim=1,",
-        ")",
-    ]
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("x = F.relu(x)", ["x = F.relu(x)"]),
+        (f"query = F.linear({B}, {B}, {B})", ["query = F.linear(", f"    {B}, {B}, {B}", ")"]),
+        (f"y = f({X}, g({W}), dim=1)", ["y = f(", f"    {X},", f"    g({W}),", "    dim=1,", ")"]),
+    ],
+)
+def test_items_move_to_one_line_or_to_a_line_each(text: str, lines: list[str]) -> None:
+    assert wrapped(text, 0) == lines
 
 
 @pytest.mark.parametrize(

@@ -100,17 +100,24 @@ def loops(text: str) -> list[str]:
     ]
 
 
-@pytest.mark.nightly
+ROW = "layer in self.layers"
+
+
+@pytest.mark.gate("all_are_kept-expected4")
 @pytest.mark.parametrize(
-    "run", [in_a_row, with_the_first, the_input_is_needed_again], ids=lambda run: run.__name__
+    ("run", "expected"),
+    [
+        (in_a_row, [ROW]),
+        (with_the_first, [ROW]),
+        (the_input_is_needed_again, [ROW]),
+        (two_at_a_time, [ROW]),
+        (all_are_kept, []),
+    ],
 )
-def test_layers_in_a_row_are_a_loop(run: Callable[[nn.ModuleList, Tensor], Tensor]) -> None:
-    assert loops(text_of([Mix() for _ in range(4)], run)) == ["layer in self.layers"]
-
-
-@pytest.mark.nightly
-def test_two_carried_values_are_a_loop() -> None:
-    assert len(loops(text_of([Mix() for _ in range(4)], two_at_a_time))) == 1
+def test_layers_in_a_row_are_a_loop_unless_each_is_read_later(
+    run: Callable[[nn.ModuleList, Tensor], Tensor], expected: list[str]
+) -> None:
+    assert loops(text_of([Mix() for _ in range(4)], run)) == expected
 
 
 @pytest.mark.nightly
@@ -125,10 +132,6 @@ def test_numbers_that_differ_need_no_other_loop() -> None:
     text = text_of([Mix(float(i)) for i in range(4)], in_a_row)
     assert loops(text) == ["layer in self.layers"]
     assert "Mix(3.0)" in text
-
-
-def test_what_is_read_after_a_turn_is_no_loop() -> None:
-    assert loops(text_of([Mix() for _ in range(3)], all_are_kept)) == []
 
 
 @pytest.mark.nightly

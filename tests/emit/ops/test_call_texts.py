@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import operator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,156 +18,29 @@ from bigbrain_fx.emit.ops.call_table_tensor import NUMBERS
 from bigbrain_fx.emit.ops.calls import call_expression
 from bigbrain_fx.errors import InputError
 from tests.support.allowed_calls import ALLOWED_CALLS, RESERVED_NAMES, is_allowed_call
-
-LEAVES = (bool, int, float, str, core.Ref, core.ParamRef, core.Const)
-
-
-def as_arg(value: Any) -> core.Arg:
-    """Say a Python value as capture does."""
-    if isinstance(value, list | tuple):
-        return tuple(as_arg(item) for item in value)
-    if isinstance(value, torch.device):
-        return core.Const("device")
-    if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
-        return core.Const(str(value))
-    if isinstance(value, float) and str(value) in ("inf", "-inf", "nan"):
-        return core.Const(str(value))
-    assert value is None or isinstance(value, LEAVES), value
-    return value
-
-
-def op_of(target: str, *args: Any, **kwargs: Any) -> core.Op:
-    named = tuple((name, as_arg(value)) for name, value in kwargs.items())
-    return core.Op("y", target, tuple(as_arg(arg) for arg in args), named)
-
-
-def name_of(ref: core.Ref | core.ParamRef) -> ast.expr:
-    name = ref.value if isinstance(ref, core.Ref) else f"self.{ref.param}"
-    return ast.parse(name, mode="eval").body
-
-
-def text_of(op: core.Op, device: str | None = "device") -> str:
-    """Write a call, checking that its text is what its tree says and calls only what it may."""
-    place = None if device is None else ast.Name(device, ast.Load())
-    expression = call_expression(op, name_of, place)
-    text = ast.unparse(expression)
-    assert ast.dump(ast.parse(text, mode="eval").body) == ast.dump(expression)
-    calls = (node for node in ast.walk(expression) if isinstance(node, ast.Call))
-    assert all(is_allowed_call(call.func) for call in calls), text
-    return text
-
+from tests.support.written_calls import name_of, op_of, text_of
 
 x, y, z, w = (core.Ref(name) for name in "xyzw")
-INT_MAX = 9223372036854775807
 
-TEXTS = [
-    ("x + y", op_of("aten.add.Tensor", x, y)),
-    ("torch.add(x, y, alpha=2)", op_of("aten.add.Tensor", x, y, alpha=2)),
-    ("1 - x", op_of("aten.rsub.Scalar", x, 1)),
-    ("x * -0.5", op_of("aten.mul.Tensor", x, -0.5)),
-    ("x ** 2", op_of("aten.pow.Tensor_Scalar", x, 2)),
-    (
-        "torch.div(x, 2, rounding_mode='floor')",
-        op_of("aten.div.Tensor_mode", x, 2, rounding_mode="floor"),
-    ),
-    ("torch.ops.aten.div.Tensor(2, x)", op_of("aten.div.Tensor", 2, x)),
-    ("x <= y", op_of("aten.le.Tensor", x, y)),
-    ("~x", op_of("aten.bitwise_not.default", x)),
-    ("x & y", op_of("aten.__and__.Tensor", x, y)),
-    ("x @ y", op_of("aten.matmul.default", x, y)),
-    ("x[0]", op_of("operator.getitem", x, 0)),
-    ("b * 4", op_of("operator.mul", core.Ref("b"), 4)),
-    ("b // 2", op_of("operator.floordiv", core.Ref("b"), 2)),
-    ("max(b, 1)", op_of("torch.sym_max", core.Ref("b"), 1)),
-    ("x.size(0)", op_of("aten.sym_size.int", x, 0)),
-    ("x[1:]", op_of("aten.slice.Tensor", x, 0, 1, INT_MAX)),
-    ("x[:, 1:3]", op_of("aten.slice.Tensor", x, 1, 1, 3)),
-    ("x[:, :, ::2]", op_of("aten.slice.Tensor", x, 2, 0, INT_MAX, 2)),
-    ("x[..., :-1]", op_of("aten.slice.Tensor", x, -1, 0, -1)),
-    ("x[..., 1:3, :]", op_of("aten.slice.Tensor", x, -2, 1, 3)),
-    ("x[:n]", op_of("aten.slice.Tensor", x, 0, None, core.Ref("n"))),
-    ("x[:, 0]", op_of("aten.select.int", x, 1, 0)),
-    ("x[..., -1]", op_of("aten.select.int", x, -1, -1)),
-    ("x[y]", op_of("aten.index.Tensor", x, [y])),
-    ("x[:, y, z]", op_of("aten.index.Tensor", x, [None, y, z])),
-    ("x.unsqueeze(1)", op_of("aten.unsqueeze.default", x, 1)),
-    ("x.view(b, 32, 4)", op_of("aten.view.default", x, [core.Ref("b"), 32, 4])),
-    ("x.view(())", op_of("aten.view.default", x, [])),
-    ("x.expand(-1, 4)", op_of("aten.expand.default", x, [-1, 4])),
-    ("x.transpose(1, 2)", op_of("aten.transpose.int", x, 1, 2)),
-    ("x.flatten(1)", op_of("aten.flatten.using_ints", x, 1)),
-    ("x.flatten(0, 1)", op_of("aten.flatten.using_ints", x, 0, 1)),
-    ("x.chunk(3, dim=-1)", op_of("aten.chunk.default", x, 3, -1)),
-    ("x.split([2, 3])", op_of("aten.split_with_sizes.default", x, [2, 3])),
-    ("x.contiguous()", op_of("aten.contiguous.default", x)),
-    ("x.float()", op_of("aten.to.dtype", x, torch.float32)),
-    ("x.to(torch.bfloat16)", op_of("aten.to.dtype", x, torch.bfloat16)),
-    ("x.to(device)", op_of("aten.to.dtype_layout", x, device=torch.device("cpu"))),
-    ("x.mean(dim=-1, keepdim=True)", op_of("aten.mean.dim", x, [-1], True)),
-    ("x.masked_fill(y, float('-inf'))", op_of("aten.masked_fill.Scalar", x, y, float("-inf"))),
-    ("torch.clamp(x, min=0.0)", op_of("aten.clamp.default", x, 0.0)),
-    ("torch.cat([x, y], dim=1)", op_of("aten.cat.default", [x, y], 1)),
-    ("torch.einsum('ij,jk->ik', x, y)", op_of("aten.einsum.default", "ij,jk->ik", [x, y])),
-    ("F.linear(x, self.weight)", op_of("aten.linear.default", x, core.ParamRef("weight"))),
-    (
-        "F.embedding(x, self.wte.weight)",
-        op_of("aten.embedding.default", core.ParamRef("wte.weight"), x),
-    ),
-    ("F.layer_norm(x, (8,), y, z)", op_of("aten.layer_norm.default", x, [8], y, z, 1e-5)),
-    ("F.rms_norm(x, (8,), y, eps=1e-06)", op_of("aten.rms_norm.default", x, [8], y, 1e-6)),
-    (
-        "F.batch_norm(x, z, w, y, None, training=True, momentum=0.1, eps=1e-05)",
-        op_of("aten.batch_norm.default", x, y, None, z, w, True, 0.1, 1e-5, True),
-    ),
-    ("F.dropout(x, 0.1)", op_of("aten.dropout.default", x, 0.1, True)),
-    ("F.dropout(x, 0.1, training=False)", op_of("aten.dropout.default", x, 0.1, False)),
-    (
-        "F.conv2d(x, y, stride=2, padding=1)",
-        op_of("aten.conv2d.default", x, y, None, [2, 2], [1, 1]),
-    ),
-    ("F.max_pool2d(x, (3, 2), stride=2)", op_of("aten.max_pool2d.default", x, [3, 2], [2, 2])),
-    (
-        "F.interpolate(x, scale_factor=2.0, mode='nearest')",
-        op_of("aten.upsample_nearest2d.vec", x, None, [2.0, 2.0]),
-    ),
-    (
-        "F.scaled_dot_product_attention(x, y, z, dropout_p=0.1, is_causal=True)",
-        op_of("aten.scaled_dot_product_attention.default", x, y, z, None, 0.1, True),
-    ),
-    ("F.gelu(x, approximate='tanh')", op_of("aten.gelu.default", x, approximate="tanh")),
-    ("F.relu(x, inplace=True)", op_of("aten.relu_.default", x)),
-    ("F.softmax(x, dim=-1, dtype=torch.float32)", op_of("aten.softmax.int", x, -1, torch.float32)),
-    (
-        "F.cross_entropy(x, y, reduction='sum', label_smoothing=0.1)",
-        op_of("aten.cross_entropy_loss.default", x, y, None, 2, -100, 0.1),
-    ),
-    ("F.pad(x, (1, 1), value=-1.0)", op_of("aten.pad.default", x, [1, 1], "constant", -1.0)),
-    (
-        "torch.arange(n, dtype=torch.int64, device=device)",
-        op_of(
-            "aten.arange.default",
-            core.Ref("n"),
-            dtype=torch.int64,
-            layout=torch.strided,
-            device=torch.device("cpu"),
-            pin_memory=False,
-        ),
-    ),
-    (
-        "torch.ops.aten.zeros.default((2, 3), layout=torch.sparse_coo)",
-        op_of("aten.zeros.default", [2, 3], layout=torch.sparse_coo),
-    ),
-    ("torch.ops.aten.index.Tensor(x, (None, None))", op_of("aten.index.Tensor", x, [None, None])),
-    ("torch.zeros(b, 4)", op_of("aten.zeros.default", [core.Ref("b"), 4], pin_memory=False)),
-    ("x.new_ones((2, 3))", op_of("aten.new_ones.default", x, [2, 3], pin_memory=False)),
-    ("self.running.add_(1)", op_of("aten.add_.Tensor", core.ParamRef("running"), 1)),
-    ("x.uniform_(-1.0, 2.0)", op_of("aten.uniform_.default", x, -1.0, 2.0)),
-    ("torch.ops.aten.renorm.default(x, 2, 0, 1.0)", op_of("aten.renorm.default", x, 2, 0, 1.0)),
-    (
-        "torch.ops.aten.empty_strided.default((2,), (1,), device=device)",
-        op_of("aten.empty_strided.default", [2], [1], device=torch.device("cpu")),
-    ),
-]
+SPACE = {
+    **{name: core.Ref(name) for name in "xyzwbn"},
+    "P": core.ParamRef,
+    "CPU": torch.device("cpu"),
+    "INT_MAX": 9223372036854775807,
+    "torch": torch,
+    "op_of": op_of,
+}
+
+
+def read_texts() -> Iterator[tuple[str, core.Op]]:
+    for line in Path(__file__).with_name("call_texts.txt").read_text().splitlines():
+        if not line.startswith("#"):
+            text, call = line.split("  <-  ")
+            target, arguments = call.split("(", 1)
+            yield text, eval(f"op_of({target!r}, {arguments}", SPACE)
+
+
+TEXTS = tuple(read_texts())
 
 
 @pytest.mark.parametrize(("text", "op"), TEXTS, ids=[text for text, _ in TEXTS])

@@ -5,7 +5,6 @@ The calls are rows of tests/emit_calls/*.txt, one a line; README.txt there says 
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,8 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bigbrain_fx import core
 from bigbrain_fx.emit.ops.call_template import short
-from bigbrain_fx.emit.ops.calls import FORMS, call_expression
-from tests.support.allowed_calls import is_allowed_call
+from bigbrain_fx.emit.ops.calls import FORMS
+from tests.support.written_calls import as_arg, op_of, text_of
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*reduction. 'mean' divides the total loss",
@@ -53,9 +52,6 @@ def read_rows() -> Iterator[Row]:
 
 
 ROWS = tuple(read_rows())
-
-
-# --------------------------------------------------------------------------- arguments
 
 
 def evaluate(row: Row) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -100,44 +96,6 @@ def with_tensors(value: Any, tensors: Iterator[Any]) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(with_tensors(item, tensors) for item in value)
     return value
-
-
-LEAVES = (bool, int, float, str, core.Ref, core.ParamRef, core.Const)
-
-
-def as_arg(value: Any) -> core.Arg:
-    """Say a Python value as capture does."""
-    if isinstance(value, list | tuple):
-        return tuple(as_arg(item) for item in value)
-    if isinstance(value, torch.device):
-        return core.Const("device")
-    if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
-        return core.Const(str(value))
-    if isinstance(value, float) and str(value) in ("inf", "-inf", "nan"):
-        return core.Const(str(value))
-    assert value is None or isinstance(value, LEAVES), value
-    return value
-
-
-def op_of(target: str, *args: Any, **kwargs: Any) -> core.Op:
-    named = tuple((name, as_arg(value)) for name, value in kwargs.items())
-    return core.Op("y", target, tuple(as_arg(arg) for arg in args), named)
-
-
-def name_of(ref: core.Ref | core.ParamRef) -> ast.expr:
-    name = ref.value if isinstance(ref, core.Ref) else f"self.{ref.param}"
-    return ast.parse(name, mode="eval").body
-
-
-def text_of(op: core.Op, device: str | None = "device") -> str:
-    """Write a call, checking that its text is what its tree says and calls only what it may."""
-    place = None if device is None else ast.Name(device, ast.Load())
-    expression = call_expression(op, name_of, place)
-    text = ast.unparse(expression)
-    assert ast.dump(ast.parse(text, mode="eval").body) == ast.dump(expression)
-    calls = (node for node in ast.walk(expression) if isinstance(node, ast.Call))
-    assert all(is_allowed_call(call.func) for call in calls), text
-    return text
 
 
 # --------------------------------------------------------------------------- the same numbers

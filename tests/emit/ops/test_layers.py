@@ -9,11 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bigbrain_fx.core import Stage
-from bigbrain_fx.emit.files.texts import bundle_texts
-from bigbrain_fx.emit.modules.classes import Classes
-from bigbrain_fx.frontend import capture
-from tests.support import samples
+from tests.support.emitted_stages import emitted_stage, stage_text
 
 
 class Holder(nn.Module):
@@ -28,16 +24,6 @@ class Holder(nn.Module):
         return self.call_it(self.layer, x)
 
 
-def stage_of(module: nn.Module, x: Tensor, *, training: bool = True) -> str:
-    """Return the class of a stage that runs all of a module."""
-    graph = capture(module, {"x": x}, training=training).graph
-    params = tuple(name for op in graph.ops for name in op.params)
-    ops = tuple(op.name for op in graph.ops)
-    stage = Stage(0, "d0", ops, params=tuple(dict.fromkeys(params)), inputs=("x",))
-    text = Classes(graph, [stage], [graph.outputs]).stage_text(stage)
-    return "\n".join(text.lines)
-
-
 def plainly(layer: nn.Module, x: Tensor) -> Tensor:
     result: Tensor = layer(x)
     return result
@@ -46,61 +32,45 @@ def plainly(layer: nn.Module, x: Tensor) -> Tensor:
 ROWS, IMAGE, WORDS = torch.randn(4, 8), torch.randn(4, 8, 6, 6), torch.randint(5, (4, 3))
 
 
-@pytest.mark.parametrize(
-    ("layer", "x", "made"),
-    [
-        (nn.Linear(8, 3), ROWS, "nn.Linear(8, 3)"),
-        (nn.Linear(8, 3, bias=False), ROWS, "nn.Linear(8, 3, bias=False)"),
-        (nn.Embedding(5, 2), WORDS, "nn.Embedding(5, 2)"),
-        (nn.Embedding(5, 2, padding_idx=0), WORDS, "nn.Embedding(5, 2, padding_idx=0)"),
-        (nn.LayerNorm(8), ROWS, "nn.LayerNorm(8)"),
-        (nn.LayerNorm(8, eps=1e-6, bias=False), ROWS, "nn.LayerNorm(8, eps=1e-06, bias=False)"),
-        (
-            nn.LayerNorm((6, 6), elementwise_affine=False),
-            IMAGE,
-            "nn.LayerNorm((6, 6), elementwise_affine=False)",
-        ),
-        (nn.RMSNorm(8, eps=1e-5), ROWS, "nn.RMSNorm(8, eps=1e-05)"),
-        (nn.GroupNorm(2, 8), IMAGE, "nn.GroupNorm(2, 8)"),
-        (nn.GroupNorm(2, 8, affine=False), IMAGE, "nn.GroupNorm(2, 8, affine=False)"),
-        (nn.BatchNorm2d(8, momentum=0.2), IMAGE, "nn.BatchNorm2d(8, momentum=0.2)"),
-        (
-            nn.Conv2d(8, 4, 3, padding=1, groups=2),
-            IMAGE,
-            "nn.Conv2d(8, 4, 3, padding=1, groups=2)",
-        ),
-        (
-            nn.Conv2d(8, 4, (3, 1), stride=2, bias=False),
-            IMAGE,
-            "nn.Conv2d(8, 4, (3, 1), stride=2, bias=False)",
-        ),
-        (nn.ConvTranspose2d(8, 4, 2, stride=2), IMAGE, "nn.ConvTranspose2d(8, 4, 2, stride=2)"),
-        (nn.Dropout(0.3), ROWS, "nn.Dropout(0.3)"),
-        (nn.GELU(approximate="tanh"), ROWS, "nn.GELU(approximate='tanh')"),
-        (nn.ReLU(inplace=True), ROWS, "nn.ReLU()"),
-        (nn.LeakyReLU(0.2), ROWS, "nn.LeakyReLU(negative_slope=0.2)"),
-        (nn.PReLU(8), IMAGE, "nn.PReLU(num_parameters=8)"),
-        (nn.Softmax(dim=-1), ROWS, "nn.Softmax(dim=-1)"),
-        (nn.MaxPool2d(2), IMAGE, "nn.MaxPool2d(2)"),
-        (nn.MaxPool2d(3, 2, padding=1), IMAGE, "nn.MaxPool2d(3, stride=2, padding=1)"),
-        (nn.AvgPool2d(2), IMAGE, "nn.AvgPool2d(2)"),
-        (nn.AdaptiveAvgPool2d(1), IMAGE, "nn.AdaptiveAvgPool2d(1)"),
-        (nn.Flatten(), IMAGE, "nn.Flatten()"),
-        (
-            nn.Sequential(nn.Linear(8, 4), nn.GELU(), nn.Linear(4, 8)),
-            ROWS,
-            "nn.Sequential(nn.Linear(8, 4), nn.GELU(), nn.Linear(4, 8))",
-        ),
-        (nn.Linear(8, 2, dtype=torch.float64), ROWS.double(), "dtype=torch.float64)"),
-        (nn.Linear(8, 3).requires_grad_(False), ROWS, "nn.Linear(8, 3).requires_grad_(False)"),
-    ],
-)
-def test_a_layer_is_made_and_called_as_its_author_did(
-    layer: nn.Module, x: Tensor, made: str
-) -> None:
-    text = stage_of(Holder(layer, plainly), x)
-    assert f"self.layer = {made}" in text or made in text.partition("def forward")[0]
-    assert "self.layer(x)" in text.partition("def forward")[2]
+AS_WRITTEN = {
+    "nn.Linear(8, 3)": ROWS,
+    "nn.Linear(8, 3, bias=False)": ROWS,
+    "nn.Linear(8, 3).requires_grad_(False)": ROWS,
+    "nn.Linear(8, 2, dtype=torch.float64)": ROWS.double(),
+    "nn.Embedding(5, 2)": WORDS,
+    "nn.Embedding(5, 2, padding_idx=0)": WORDS,
+    "nn.LayerNorm(8)": ROWS,
+    "nn.LayerNorm(8, eps=1e-06, bias=False)": ROWS,
+    "nn.LayerNorm((6, 6), elementwise_affine=False)": IMAGE,
+    "nn.RMSNorm(8, eps=1e-05)": ROWS,
+    "nn.GroupNorm(2, 8)": IMAGE,
+    "nn.GroupNorm(2, 8, affine=False)": IMAGE,
+    "nn.BatchNorm2d(8, momentum=0.2)": IMAGE,
+    "nn.Conv2d(8, 4, 3, padding=1, groups=2)": IMAGE,
+    "nn.Conv2d(8, 4, (3, 1), stride=2, bias=False)": IMAGE,
+    "nn.ConvTranspose2d(8, 4, 2, stride=2)": IMAGE,
+    "nn.Dropout(0.3)": ROWS,
+    "nn.GELU(approximate='tanh')": ROWS,
+    "nn.ReLU(inplace=True)": ROWS,
+    "nn.LeakyReLU(negative_slope=0.2)": ROWS,
+    "nn.PReLU(num_parameters=8)": IMAGE,
+    "nn.Softmax(dim=-1)": ROWS,
+    "nn.MaxPool2d(2)": IMAGE,
+    "nn.MaxPool2d(3, stride=2, padding=1)": IMAGE,
+    "nn.AvgPool2d(2)": IMAGE,
+    "nn.AdaptiveAvgPool2d(1)": IMAGE,
+    "nn.Flatten()": IMAGE,
+    "nn.Sequential(nn.Linear(8, 4), nn.GELU(), nn.Linear(4, 8))": ROWS,
+}
+
+
+@pytest.mark.parametrize("written", AS_WRITTEN)
+def test_a_layer_is_made_and_called_as_its_author_did(written: str) -> None:
+    layer: nn.Module = eval(written)
+    text = stage_text(Holder(layer, plainly), AS_WRITTEN[written])
+    init, _, forward = text.partition("def forward")
+    assert f"self.layer = {written.replace('inplace=True', '')}" in init
+    assert "self.layer(x)" in forward
 
 
 def half_frozen() -> nn.Linear:
@@ -124,18 +94,12 @@ def test_another_use_of_its_tensors_gives_the_same_numbers(
 ) -> None:
     """Whatever is written for it, the emitted stage computes what the module computes."""
     module = Holder(layer, call)
-    found = samples.of_module(module, {"x": x}, lambda y, _: y.square().mean())
-    plan = samples.planned(found, "naive", 1, "gpipe", 1)
-    texts = bundle_texts(plan)
-    stage = samples.loaded(texts["device_d0.py"], "device_d0").Stage0()
-    state = {**module.state_dict(), **found.tensors}
-    stage.load_state_dict({name: state[name] for name in stage.state_dict()})
-    assert torch.equal(stage(x), module.train()(x).square().mean())
+    assert torch.equal(emitted_stage(module, x)(x), module.train()(x).square().mean())
 
 
 def test_dropout_and_batch_norm_follow_the_mode() -> None:
     layers = nn.Sequential(nn.Dropout(0.5), nn.Linear(8, 8))
-    text = stage_of(Holder(layers, lambda m, x: F.dropout(m(x), 0.1, m.training)), ROWS)
+    text = stage_text(Holder(layers, lambda m, x: F.dropout(m(x), 0.1, m.training)), ROWS)
     assert "self.layer[0](x)" in text
     assert "F.dropout(" in text
     assert "training=self.training)" in text
@@ -143,6 +107,6 @@ def test_dropout_and_batch_norm_follow_the_mode() -> None:
 
 
 def test_a_stage_of_an_evaluated_model_is_in_eval_mode() -> None:
-    text = stage_of(Holder(nn.BatchNorm2d(8), plainly), IMAGE, training=False)
+    text = stage_text(Holder(nn.BatchNorm2d(8), plainly), IMAGE, training=False)
     assert "self.layer = nn.BatchNorm2d(8)" in text
     assert "self.eval()" in text

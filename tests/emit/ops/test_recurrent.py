@@ -9,11 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bigbrain_fx.core import Stage
-from bigbrain_fx.emit.files.texts import bundle_texts
-from bigbrain_fx.emit.modules.classes import Classes
-from bigbrain_fx.frontend import capture
-from tests.support import samples
+from tests.support.emitted_stages import emitted_stage, stage_text
 
 WORDS = torch.randn(4, 5, 8)
 STATE = torch.randn(2, 4, 6)
@@ -70,16 +66,6 @@ def by_hand(cells: Any, x: Tensor) -> Tensor:
     return made
 
 
-def stage_of(module: nn.Module, *, training: bool = True) -> str:
-    """Return the class of a stage that runs all of a module."""
-    graph = capture(module, {"x": WORDS}, training=training).graph
-    params = tuple(dict.fromkeys(name for op in graph.ops for name in op.params))
-    ops = tuple(op.name for op in graph.ops)
-    stage = Stage(0, "d0", ops, params=params, inputs=("x",))
-    classes = Classes(graph, [stage], [graph.outputs])
-    return "\n".join(classes.stage_text(stage).lines)
-
-
 STANDARD: list[tuple[nn.Module, Callable[[Any, Tensor], Tensor], str, str]] = [
     (nn.LSTM(8, 6, batch_first=True), output, "LSTM(8, 6, batch_first=True)", "made, _ ="),
     (nn.LSTM(8, 6, 3, bias=False), output, "LSTM(8, 6, num_layers=3, bias=False)", "made, _ ="),
@@ -98,7 +84,7 @@ STANDARD: list[tuple[nn.Module, Callable[[Any, Tensor], Tensor], str, str]] = [
 def test_a_layer_is_made_and_called_as_its_author_did(
     cells: nn.Module, read: Callable[[Any, Tensor], Tensor], made: str, called: str
 ) -> None:
-    text = stage_of(Reader(cells, read))
+    text = stage_text(Reader(cells, read), WORDS)
     assert f"nn.{made}" in text or made in text
     assert called in text
     assert "torch.zeros" not in text
@@ -125,12 +111,7 @@ def test_the_emitted_stage_computes_what_the_module_computes(
     cells: nn.Module, read: Callable[[Any, Tensor], Tensor]
 ) -> None:
     module = Reader(cells, read)
-    found = samples.of_module(module, {"x": WORDS}, lambda y, _: y.square().mean())
-    plan = samples.planned(found, "naive", 1, "gpipe", 1)
-    texts = bundle_texts(plan)
-    stage = samples.loaded(texts["device_d0.py"], "device_d0").Stage0()
-    state = {**module.state_dict(), **found.tensors}
-    stage.load_state_dict({name: state[name] for name in stage.state_dict()})
+    stage = emitted_stage(module, WORDS)
     made, wanted = stage(WORDS), module.train()(WORDS).square().mean()
     assert torch.equal(made, wanted)
     made.backward()
@@ -145,14 +126,14 @@ def test_the_emitted_stage_computes_what_the_module_computes(
 
 @pytest.mark.nightly
 def test_layers_in_a_row_are_a_loop() -> None:
-    text = stage_of(Reader(nn.ModuleList(nn.LSTM(8, 8) for _ in range(5)), one_by_one))
+    text = stage_text(Reader(nn.ModuleList(nn.LSTM(8, 8) for _ in range(5)), one_by_one), WORDS)
     assert "nn.ModuleList(nn.LSTM(8, 8) for _ in range(5))" in text
     assert text.count("cell(") == 1
 
 
 @pytest.mark.nightly
 def test_text_does_not_grow_with_levels() -> None:
-    texts = [stage_of(Reader(nn.LSTM(8, 6, n, dropout=0.1), output)) for n in (2, 9)]
+    texts = [stage_text(Reader(nn.LSTM(8, 6, n, dropout=0.1), output), WORDS) for n in (2, 9)]
     assert len(texts[0].splitlines()) == len(texts[1].splitlines())
     assert "with self.seeded('cells'):" in texts[0]
 
@@ -162,7 +143,7 @@ def test_dropout_of_one_level_is_not_written() -> None:
     """It would do nothing, and torch warns of it whenever the layer is made."""
     with pytest.warns(UserWarning, match="num_layers greater than 1"):
         cells = nn.GRU(8, 6, dropout=0.5)
-    assert "nn.GRU(8, 6)" in stage_of(Reader(cells, output))
+    assert "nn.GRU(8, 6)" in stage_text(Reader(cells, output), WORDS)
 
 
 def test_a_layer_in_another_mode_than_the_model_stays_a_function() -> None:
@@ -172,12 +153,12 @@ def test_a_layer_in_another_mode_than_the_model_stays_a_function() -> None:
             self.cells.eval()
             return self
 
-    text = stage_of(Frozen(nn.GRU(8, 6, 2, dropout=0.5), output))
+    text = stage_text(Frozen(nn.GRU(8, 6, 2, dropout=0.5), output), WORDS)
     assert "nn.GRU(" not in text
 
 
 @pytest.mark.nightly
 def test_a_stage_of_an_evaluated_model_is_in_eval_mode() -> None:
-    text = stage_of(Reader(nn.GRU(8, 6, 2, dropout=0.5), output), training=False)
+    text = stage_text(Reader(nn.GRU(8, 6, 2, dropout=0.5), output), WORDS, training=False)
     assert "dropout=0.5)" in text
     assert "self.eval()" in text

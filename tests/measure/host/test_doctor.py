@@ -10,6 +10,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -184,26 +185,33 @@ def test_a_survey_is_a_cluster_of_unlike_devices(tmp_path: Path) -> None:
     assert "a-b       1012 us, 0.12 GB/s" in str(found).splitlines()
 
 
-def test_it_notes_that_devices_share_cores() -> None:
-    assert CPU.notes == ()
-    assert replace(CPU, devices=4).notes == ("4 threads share 2 cores: each gets what it got here",)
+SHARED = "4 threads share 2 cores: each gets what it got here"
+BUSY = "the host was busy (load 1.5 on 2 cores): probe again when it is quiet"
+FEW = (
+    "1 of 2 devices could be GPUs, so all are CPU devices: "
+    "`--devices 1 --kind cuda` describes the GPUs"
+)
 
 
-def test_it_notes_that_the_host_was_busy() -> None:
-    assert replace(CPU, load=0.9).notes == ()
-    busy = "the host was busy (load 1.5 on 2 cores): probe again when it is quiet"
-    assert replace(CPU, load=1.5).notes == (busy,)
-
-
-def test_it_notes_that_there_are_fewer_gpus_than_devices() -> None:
-    few = replace(CPU, devices=2, gpus=GPUS.gpus[:1])
-    note = (
-        "1 of 2 devices could be GPUs, so all are CPU devices: "
-        "`--devices 1 --kind cuda` describes the GPUs"
-    )
-    assert few.notes == (note,)
-    assert f"note      {note}" in str(few).splitlines()
-    assert replace(CPU, gpus=GPUS.gpus).notes == GPUS.notes == ()  # asked for, as there are enough
+@pytest.mark.parametrize(
+    ("changes", "notes"),
+    [
+        ({}, ()),
+        ({"devices": 4}, (SHARED,)),
+        ({"load": 0.9}, ()),
+        ({"load": 1.5}, (BUSY,)),
+        ({"gpus": GPUS.gpus[:1]}, (FEW,)),
+        ({"gpus": GPUS.gpus}, ()),  # asked for, as there are enough
+    ],
+)
+def test_it_notes_what_makes_figures_doubtful(
+    changes: dict[str, Any], notes: tuple[str, ...]
+) -> None:
+    found = replace(CPU, **changes)
+    assert found.notes == notes
+    assert [line for line in str(found).splitlines() if line.startswith("note ")] == [
+        f"note      {note}" for note in notes
+    ]
 
 
 def test_an_existing_file_stays(tmp_path: Path) -> None:
@@ -215,9 +223,6 @@ def test_an_existing_file_stays(tmp_path: Path) -> None:
     assert path.read_text(encoding="utf-8") == "mine"
     CPU.write(path, force=True)
     assert read_cluster(path) == CPU.cluster
-
-
-def test_a_missing_folder(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot write the cluster file: No such file"):
         CPU.write(tmp_path / "no" / "cluster.json")
 

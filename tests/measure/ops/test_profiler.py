@@ -249,15 +249,11 @@ def test_an_optimizer_begins_with_an_empty_queue() -> None:
 # ------------------------------------------------------------------------------- averages
 
 
-def test_a_trimmed_mean_forgets_what_is_far_off() -> None:
+def test_a_trimmed_mean_forgets_what_is_far_off_and_a_spread_says_how_far() -> None:
     assert trimmed_mean([5.0]) == 5.0
     assert trimmed_mean([1.0, 3.0]) == 2.0
     assert trimmed_mean([*[2.0] * 8, -100.0, 100.0]) == 2.0
-
-
-def test_spread() -> None:
-    assert relative_spread([3.0]) == 0.0
-    assert relative_spread([2.0] * 5) == 0.0
+    assert relative_spread([3.0]) == relative_spread([2.0] * 5) == 0.0
     assert relative_spread([1.0, 2.0, 3.0]) == pytest.approx(1.0)
 
 
@@ -276,12 +272,8 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Profiled
     folder = tmp_path_factory.mktemp("profile")
     model, said = write_model(folder), list[str]()
     options = ProfileOptions(rows=(2, 4), rounds=2, time_limit_s=120.0, device="cpu")
-    return (
-        model,
-        folder / "p.sqlite",
-        profile(model, folder / "p.sqlite", options, said.append),
-        said,
-    )
+    store = folder / "p.sqlite"
+    return model, store, profile(model, store, options, said.append), said
 
 
 def test_a_run_fills_the_database(done: tuple[Path, Path, Profiled, list[str]]) -> None:
@@ -314,19 +306,8 @@ def test_a_second_run_goes_on_where_the_first_one_was(
 ) -> None:
     model, path, first, _ = done
     before = {profile for _, profile in ProfileStore(path).rows()}
-    ran = call(
-        "profile",
-        model,
-        "--db",
-        path,
-        "--rows",
-        "2,8",
-        "--rounds",
-        "2",
-        "--device",
-        "cpu",
-        "--json",
-    )
+    more = ("--rows", "2,8", "--rounds", "2", "--device", "cpu", "--json")
+    ran = call("profile", model, "--db", path, *more)
     assert ran.code == 0, ran.err
     two, eight = ran.objects
     assert (two["rows"], two["lacking"], two["agreement"]) == (2, 0, None)
@@ -342,16 +323,16 @@ def test_a_run_that_is_killed_keeps_what_it_wrote(
 ) -> None:
     """Killed in the sixth round of very many; the database has that of the first and the sixth."""
     model, store = done[0], tmp_path / "ops.sqlite"
-    wanted = {"location": f"{model}:model", "store": str(store), "rows": [2], "threads": 1}
+    wanted: dict[str, object] = {
+        "location": f"{model}:model",
+        "store": str(store),
+        "rows": [2],
+        "threads": 1,
+    }
     wanted |= {"rounds": 100_000, "seed": 0, "training": True, "device": "cpu"}
-    words = [sys.executable, "-m", "bigbrain_fx.measure.ops.child"]
+    wanted |= {"assume": {}, "leaves": [], "tensor_shares": [], "tensor_axes": []}
     with subprocess.Popen(
-        [
-            *words,
-            json.dumps(
-                {**wanted, "assume": {}, "leaves": [], "tensor_shares": [], "tensor_axes": []}
-            ),
-        ],
+        [sys.executable, "-m", "bigbrain_fx.measure.ops.child", json.dumps(wanted)],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     ) as child:

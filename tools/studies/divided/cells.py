@@ -9,7 +9,7 @@ from typing import Any
 
 from bigbrain_fx.core import Cluster
 from bigbrain_fx.plan import Options
-from tools.emulation.models import MODELS, SITES, Site
+from tools.studies.emulated_models import MODELS, SITES, Site
 
 TIMES = 3  # the rows of tools.studies.fidelity
 MICRO_BATCHES = (

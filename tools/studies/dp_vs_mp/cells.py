@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 from bigbrain_fx.plan import Options
-from tools.emulation.models import CNN, Model, Site
+from tools.studies.emulated_models import CNN, Model, Site
 
 MICRO_BATCHES = 4
 DEVICES = 4  # of the emulated cluster; fewer are used of the same

@@ -22,7 +22,7 @@ from tools.faulting.bundle import Size
 from tools.faulting.figures import Figures
 from tools.faulting.jobs import Live, Run, launch_words, run_job
 from tools.faulting.verdicts import Ground, ground
-from tools.peer_jobs import processor_s
+from tools.studies.peers.peer_jobs import processor_s
 
 PLAIN = Path(__file__).resolve().parents[2] / "faulting" / "plain.py"
 BLOCK = 4  # steps

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from bigbrain_fx.core import Cluster, Costs, Graph, OpCost, Placement
 from bigbrain_fx.planning.units import units
-from tools.emulation.models import MODELS, SITES
+from tools.studies.emulated_models import MODELS, SITES
 
 
 @dataclass(frozen=True)

@@ -31,15 +31,15 @@ from pathlib import Path
 import click
 
 from bigbrain_fx.bundles import free_port
-from tools.bench_peer import QUIET
-from tools.peer_jobs import Meter
+from tools.studies.peers.bench_peer import QUIET
+from tools.studies.peers.peer_jobs import Meter
 
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
 ROOT = SCRIPTS.parents[3]
 STEPS, KILLED_AFTER = 72, 4
 SETTLED = 40  # the first step that is timed: before it the spare process of ours still starts
-ROWS = 8  # of a step, over all ranks; `tools/peer_model.py` has them
-BLOCKS, DIM = 4, 128  # of the GPT in `tools/peer_model.py`: a step is short
+ROWS = 8  # of a step, over all ranks; `peer_model.py` has them
+BLOCKS, DIM = 4, 128  # of the GPT in `peer_model.py`: a step is short
 DEADLINE_S = 900.0
 BEGINS_S = 5.0
 ROUNDING = 1e-4  # of a loss: sums in another order

@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from tools import peer_model as gpt
+from tools.studies.peers import peer_model as gpt
 from tools.studies.peers.scripts.told import RANK, STEPS, tell
 
 torch.manual_seed(0)

@@ -5,7 +5,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from tools import peer_model as gpt
+from tools.studies.peers import peer_model as gpt
 from tools.studies.peers.scripts.told import RANK, STEPS, tell
 
 torch.manual_seed(0)

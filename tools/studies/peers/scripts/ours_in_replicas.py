@@ -3,7 +3,7 @@
 import torch
 
 import bigbrain_fx as bb
-from tools import peer_model as gpt
+from tools.studies.peers import peer_model as gpt
 from tools.studies.peers.scripts.told import RANK, STEPS, tell
 
 torch.manual_seed(0)

@@ -2,7 +2,7 @@
 
 import torch
 
-from tools import peer_model as gpt
+from tools.studies.peers import peer_model as gpt
 from tools.studies.peers.scripts.told import RANK, STEPS, tell
 
 torch.manual_seed(0)

@@ -3,7 +3,7 @@
 import torch
 from accelerate import Accelerator  # type: ignore[import-not-found]  # it need not be here
 
-from tools import peer_model as gpt
+from tools.studies.peers import peer_model as gpt
 from tools.studies.peers.scripts.told import RANK, STEPS, tell
 
 torch.manual_seed(0)

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from bigbrain_fx.core import TensorSpec, quantised_weights
-from bigbrain_fx.frontend import LEAF, LOSS, Call, be_quiet, end_with_parent
+from bigbrain_fx.frontend import Call, be_quiet, end_with_parent
 from bigbrain_fx.plan import Plan, plain_params, read_plan
 from bigbrain_fx.supervisor import left_bytes
-from bigbrain_fx.verification import eager, laid_tensors
+from bigbrain_fx.verification import laid_tensors
 from bigbrain_fx.verification.eager import Wanted, load_there
 from bigbrain_fx.verification.loop_service import Load, serve
 from bigbrain_fx.weights import Scratch, source_of_weights, trained_steps
@@ -189,15 +189,11 @@ def _wanted(asked: Mapping[str, Any]) -> Wanted:
 
 def wanted_of(plan: Plan, location: str, start: str = "") -> Wanted:
     """Return the loop that a plan's bundle is compared with; `start` has other weights for it."""
-    targets = [op.target for op in plan.graph.ops]
     is_opaque, dims = plan.graph.is_opaque_step, plan.source.batch_dims
-    whole = [target.removeprefix(LEAF) for target in targets if target.startswith(LEAF)]
     return Wanted(
         location,
         plan.seed,
         plan.micro_batches,
-        random=any(op.random for op in plan.graph.ops) and not is_opaque,
-        whole=(*dict.fromkeys(whole), *([eager.LOSS] if LOSS in targets else [])),
         start=start,
         rounded=quantised_weights(plan.graph) if plan.source.quantize else (),
         loss_count=plan.source.loss_count,

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         seeded as seeded,
         training_of as training_of,
     )
-    from bigbrain_fx.frontend.elsewhere import Elsewhere as Elsewhere, told_of_gpus as told_of_gpus
+    from bigbrain_fx.frontend.device_dependence import told_of_gpus as told_of_gpus
     from bigbrain_fx.frontend.file_checks import module_name as module_name
     from bigbrain_fx.frontend.first_batches import BatchReading as BatchReading
     from bigbrain_fx.frontend.forked import apart as apart, be_quiet as be_quiet

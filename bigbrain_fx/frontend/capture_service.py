@@ -149,7 +149,6 @@ class CaptureService:
 
         file, parameters = self.file, {id(p): p for p in self.file.model.parameters()}
         optimizer = self.optimizer_facts()
-        elsewhere = self.captured.elsewhere
         facts = {
             "path": file.location if file.is_data else str(file.path),
             "name": file.name,
@@ -176,7 +175,7 @@ class CaptureService:
             "fixed": self.fixed,
             "parameters": sum(p.numel() for p in parameters.values()),
             "functions": sorted(self.captured.functions),
-            "elsewhere": elsewhere and asdict(elsewhere),
+            "device_lines": self.captured.device_lines,
             "optimizer_state": optimizer.state,
             "optimizer_temporaries": optimizer.temporaries,
             "optimizer_leftover": optimizer.leftover,

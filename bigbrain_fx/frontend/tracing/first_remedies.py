@@ -5,7 +5,7 @@ This file knows exceptions; it knows no trace.
 
 from __future__ import annotations
 
-from bigbrain_fx.frontend.elsewhere import help_without_gpu
+from bigbrain_fx.frontend.device_dependence import help_without_gpu
 from bigbrain_fx.frontend.translation.refusals import asks_a_compiler
 from bigbrain_fx.frontend.translation.trace_refusals import CHOICE
 

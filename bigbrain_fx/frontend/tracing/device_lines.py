@@ -1,4 +1,8 @@
-"""The lines of the user's own files that have a word: what a model may ask, without running it."""
+"""The lines of the user's own files that ask for the device, by their words: nothing is run.
+
+A rehearsal on CPUs sees nothing of them. Public code that has it: attention of Stable Diffusion,
+which takes `torch.autocast(enabled=False, device_type='cuda')` round its scores.
+"""
 
 from __future__ import annotations
 
@@ -14,23 +18,25 @@ from torch import nn
 from bigbrain_fx.frontend.translation.sources import is_own
 
 _HERE = f"{Path(__file__).parents[2]}/"
+_ASKS = re.compile(
+    r"\.is_(cuda|cpu)\b|\.device\.type\s*(==|!=|in\b|not\b)|\.device\s*[!=]=|str\([\w.]*device\)"
+    r"|\bcuda\.(is_available|device_count)\(|\bcuda\.amp\b|\bis_autocast_\w*enabled\("
+    r"|\bautocast\(.*(?<!\w)['\"](cuda|cpu)\b"
+)
 
 
-def mentions(model: nn.Module, loss: object, words: re.Pattern[str]) -> bool:
-    """Whether one of the user's files that these come from has such a word at all."""
+def device_lines(model: nn.Module, loss: object) -> tuple[str, ...]:
+    """Return the lines that ask what device it is, or whether there is a GPU: "model.py:3"."""
     names = {kind.__module__ for part in model.modules() for kind in type(part).__mro__}
     files = _own_files([*names, str(getattr(loss, "__module__", ""))])
-    return any(_has(words, file) for file in files)
+    return tuple(line for file in files for line in _asking(file))
 
 
-def lines_with(model: nn.Module, loss: object, words: re.Pattern[str]) -> Iterator[str]:
-    """Yield the lines of those files that have such a word, "model.py:3"."""
-    names = {kind.__module__ for part in model.modules() for kind in type(part).__mro__}
-    for file in _own_files([*names, str(getattr(loss, "__module__", ""))]):
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            lines = Path(file).read_text(encoding="utf-8").splitlines()
-            found = (n for n, line in enumerate(lines, 1) if words.search(line.partition("#")[0]))
-            yield from (f"{Path(file).name}:{number}" for number in found)
+def _asking(file: str) -> Iterator[str]:
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        lines = Path(file).read_text(encoding="utf-8").splitlines()
+        found = (n for n, line in enumerate(lines, 1) if _ASKS.search(line.partition("#")[0]))
+        yield from (f"{Path(file).name}:{number}" for number in found)
 
 
 def _own_files(names: list[str]) -> Iterator[str]:
@@ -51,10 +57,3 @@ def _origin(value: object) -> str:
     with contextlib.suppress(Exception):  # the user's own objects
         return str(getattr(value, name, ""))
     return ""
-
-
-def _has(words: re.Pattern[str], file: str) -> bool:
-    try:
-        return bool(words.search(Path(file).read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError):
-        return True

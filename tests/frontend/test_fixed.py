@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.frontend.tracing.fixed import fixed_entries
-from bigbrain_fx.frontend.tracing.values import require_steady
+from bigbrain_fx.frontend.tracing.batches.constants import require_steady
+from bigbrain_fx.frontend.tracing.batches.fixed_entries import fixed_entries
 
 
 class Net(nn.Module):

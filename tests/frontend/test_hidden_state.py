@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend import capture
 from bigbrain_fx.frontend.tracing import check
-from bigbrain_fx.frontend.tracing.attributes import Attributes
-from bigbrain_fx.frontend.tracing.counters import decision
+from bigbrain_fx.frontend.tracing.state.attributes import Attributes
+from bigbrain_fx.frontend.tracing.state.counters import decision
 from tests.support.captured import assert_same
 
 LOCAL = threading.local()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend import capture
-from bigbrain_fx.frontend.tracing.attributes import Attributes
+from bigbrain_fx.frontend.tracing.state.attributes import Attributes
 from tests.frontend.test_hidden_state import Net, batch
 from tests.support.captured import assert_same
 from tests.support.messages import refused

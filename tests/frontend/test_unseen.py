@@ -16,7 +16,7 @@ from torch.compiler import is_compiling
 
 from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend import Captured, capture
-from bigbrain_fx.frontend.tracing.unseen import Asked, both
+from bigbrain_fx.frontend.tracing.lines.untraced_queries import Asked, both
 from bigbrain_fx.frontend.translation.oracle import Oracle
 from tests.support.messages import refused
 

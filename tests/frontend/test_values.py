@@ -14,7 +14,7 @@ from torch.func import vmap
 
 from bigbrain_fx.errors import BigBrainError, CaptureError, InputError
 from bigbrain_fx.frontend import capture
-from bigbrain_fx.frontend.tracing.values import require_steady
+from bigbrain_fx.frontend.tracing.batches.constants import require_steady
 from tests.support.captured import assert_same, run
 
 

@@ -15,10 +15,15 @@ from torch import Tensor
 
 from bigbrain_fx.core import Dim, Graph, Op, size_of
 from bigbrain_fx.errors import CaptureError, InputError
+from bigbrain_fx.frontend.tracing.executor.graph_executor import run_graph
+from bigbrain_fx.frontend.tracing.executor.tolerance import (
+    Gradients,
+    coarsest,
+    differences,
+    exact_gradients,
+)
 from bigbrain_fx.frontend.tracing.export import ambient, quiet
-from bigbrain_fx.frontend.tracing.interpret import run_graph
 from bigbrain_fx.frontend.tracing.plain import same_numbers, seed_python, state_kept
-from bigbrain_fx.frontend.tracing.rounding import Gradients, coarsest, differences, exact_gradients
 from bigbrain_fx.frontend.tracing.step import Step
 from bigbrain_fx.frontend.translation.opaque import PREFIX
 from bigbrain_fx.frontend.translation.oracle import WrongAnswerError

@@ -19,18 +19,18 @@ from bigbrain_fx.frontend.tracing.blank import is_blank
 from bigbrain_fx.frontend.tracing.capture_job import CaptureJob
 from bigbrain_fx.frontend.tracing.captured import Captured
 from bigbrain_fx.frontend.tracing.device_lines import device_lines
-from bigbrain_fx.frontend.tracing.enclosing import KeptWhole, enclosing
 from bigbrain_fx.frontend.tracing.export import Lengths, without_gc
-from bigbrain_fx.frontend.tracing.hidden_state import require_steady_calls
 from bigbrain_fx.frontend.tracing.ladder import Ladder
-from bigbrain_fx.frontend.tracing.leaf_trace import Leaves
 from bigbrain_fx.frontend.tracing.objective import (
     require_loss,
     require_names,
     require_python,
     require_sizes,
 )
+from bigbrain_fx.frontend.tracing.opaque.enclosing_module import KeptWhole, enclosing
+from bigbrain_fx.frontend.tracing.opaque.recording import Leaves
 from bigbrain_fx.frontend.tracing.plain import Plain
+from bigbrain_fx.frontend.tracing.state.hidden_state import require_steady_calls
 from bigbrain_fx.frontend.tracing.step import (
     Loss,
     Route,

@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 
 from bigbrain_fx.core import TensorSpec, quantised_weights
-from bigbrain_fx.frontend import Call, be_quiet, end_with_parent
+from bigbrain_fx.frontend import Call, ModelFile, be_quiet, end_with_parent, where
 from bigbrain_fx.plan import Plan, plain_params, read_plan
 from bigbrain_fx.supervisor import left_bytes
 from bigbrain_fx.verification import laid_tensors
-from bigbrain_fx.verification.eager import Wanted, load_there
-from bigbrain_fx.verification.loop_service import Load, serve
+from bigbrain_fx.verification.eager import TrainingLoop, Wanted, load_there
+from bigbrain_fx.verification.opaque_loop import OpaqueLoop
 from bigbrain_fx.weights import Scratch, source_of_weights, trained_steps
 
 
@@ -260,3 +260,31 @@ def save_start(plan: Plan, numbers: Mapping[str, Tensor], path: Path) -> None:
     own = {param.name for param in plain_params(plan.graph)}
     held = own & {name for stage in plan.stages.stages for name in stage.params}
     laid_tensors.save({name: numbers[name] for name in sorted(held)}, path)
+
+
+Load = Callable[[Wanted], ModelFile]
+
+
+def serve(wanted: Wanted, load: Load, requests: IO[str], answers: IO[str]) -> None:
+    """Run steps as asked, one JSON object a line each way, until the requests end."""
+    loop: list[TrainingLoop] = []
+    for line in requests:
+        try:
+            kind = OpaqueLoop if wanted.call else TrainingLoop
+            loop = loop or [kind(wanted, load)]
+            answer = _answer(loop[0], json.loads(line))
+        except StopIteration:
+            answer = {"ended": True}
+        except Exception as error:  # the user's own code
+            first = (str(error).splitlines() or [""])[0]
+            at = where(error) or Path(wanted.location).name
+            answer = {"error": f"{type(error).__name__}: {first} ({at})"}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+def _answer(loop: TrainingLoop, request: Mapping[str, Any]) -> dict[str, object]:
+    folder = Path(request["folder"])
+    if "state" in request:
+        return loop.run_exactly(request["step"], request["state"], folder)
+    return loop.run_step(folder)

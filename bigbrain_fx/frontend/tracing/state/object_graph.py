@@ -2,29 +2,28 @@
 
     model ─▶ attributes, slots, classes, hooks ─▶ functions ─▶ closures, defaults, names of the file
 
-This file knows Python's objects; it runs nothing.
+A place is a path from a root, so that an object which a call binds anew is followed. This file
+knows Python's objects; it runs nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import itertools
 import numbers
 import types
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bigbrain_fx.frontend.tracing.state.attributes import OF_TORCH, file_of
-from bigbrain_fx.frontend.translation.sources import is_own, is_users
+from bigbrain_fx.frontend.translation.sources import is_own
 
 _DEEP = 12  # levels that are looked into
 _FOREIGN = 4  # levels of those that a library's object takes
@@ -32,15 +31,70 @@ _MANY = 50_000  # places
 _LONG = 512  # entries: of a longer container the length alone counts
 _FEW = 16  # elements: a larger tensor is no counter
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_OF_CALLS = ("__func__", "__self__", "func", "args", "keywords", "__wrapped__", "fget")
+_CALLS = (types.MethodType, functools.partial, functools._lru_cache_wrapper)
+_WRAPPED = (property, staticmethod, classmethod)
+_OF_CLASSES = ("__dict__", "__weakref__", "__doc__", "__slots__")
+Part = tuple[str, Any, str]  # how an object holds a value, by which key, and how that is shown
 
 
 @dataclass(frozen=True)
 class Place:
-    """Something that holds a value: where, and how the value is read and set there."""
+    """Something that holds a value, by the path from a root.
+
+    Attributes:
+        name: how it is shown.
+        holder: the place of the object that holds the value; None: `key` is the value itself.
+        kind: "attribute", "item", "module", "cell" or "global".
+    """
 
     name: str
-    get: Callable[[], Any]
-    put: Callable[[Any], Any]
+    holder: Place | None
+    kind: str
+    key: Any
+
+    def get(self) -> Any:  # noqa: ANN401  # any value
+        """Return the value that is there now."""
+        if self.holder is None:
+            return self.key
+        held = self.holder.get()
+        match self.kind:
+            case "item" if isinstance(held, list | tuple):
+                return held[self.key] if self.key < len(held) else None
+            case "cell":
+                return held.__closure__[self.key].cell_contents
+        entries = self._entries(held)
+        return getattr(held, self.key, None) if entries is None else entries.get(self.key)
+
+    def put(self, value: object) -> None:
+        """Set the value; a tuple that holds it is bound anew."""
+        if self.holder is None:
+            return
+        held = self.holder.get()
+        entries = self._entries(held)
+        if isinstance(held, tuple):
+            items = [*held[: self.key], value, *held[self.key + 1 :]]
+            self.holder.put(getattr(type(held), "_make", tuple)(items))
+        elif self.kind == "cell":
+            held.__closure__[self.key].cell_contents = value
+        elif isinstance(held, list):
+            held[self.key] = value
+        elif entries is None or isinstance(held, type):
+            setattr(held, self.key, value)
+        else:
+            entries[self.key] = value
+
+    def _entries(self, held: Any) -> Any:  # noqa: ANN401  # a mapping of any kind, or None
+        """Return the mapping in which the value is; None: a slot or a property has it."""
+        match self.kind:
+            case "item":
+                return held
+            case "module":
+                return held._modules
+            case "global":
+                return held.__globals__
+        own = getattr(held, "__dict__", {})
+        return own if self.key in own else None
 
 
 def places(roots: Iterable[object], leaving: Iterable[object] = ()) -> Iterator[Place]:
@@ -48,50 +102,19 @@ def places(roots: Iterable[object], leaving: Iterable[object] = ()) -> Iterator[
 
     What is in `leaving` is not looked into.
     """
-    yield from holding(roots, is_leaf, leaving)
-
-
-def holding(
-    roots: Iterable[object], wanted: Callable[[object], bool], leaving: Iterable[object] = ()
-) -> Iterator[Place]:
-    """Yield the places whose values are wanted, of all that objects reach."""
-    walk = _Walk({id(value) for value in leaving}, wanted)
+    walk = _Walk({id(value) for value in leaving})
     for root in roots:
-        name = "" if isinstance(root, nn.Module) else _called(root)
-        yield from walk.into(Place(name, partial(_itself, root), _refuse), 0)
+        yield from (place for place in walk.from_root(root) if is_leaf(place.get()))
 
 
 def tensors(roots: Iterable[object]) -> list[Tensor]:
     """Return all tensors that objects reach, those of modules that no other module holds, too."""
     walk = _Walk()
     for root in roots:
-        deque(walk.into(Place("", partial(_itself, root), _refuse), 0), maxlen=0)
+        deque(walk.from_root(root), maxlen=0)
     held = [part for part in walk.kept if isinstance(part, nn.Module)]
     own = (t for part in held for t in (*part._parameters.values(), *part._buffers.values()))
     return list({id(t): t for t in (*walk.tensors, *own) if t is not None}.values())
-
-
-def known(function: types.FunctionType) -> Mapping[str, object]:
-    """Return what the names of a user's function outside it stand for."""
-    if not is_users(function.__code__.co_filename):
-        return {}
-    named = set(itertools.chain.from_iterable(c.co_names for c in codes(function.__code__)))
-    found = {name: function.__globals__[name] for name in named & function.__globals__.keys()}
-    return found | {name: cell.cell_contents for name, cell in _cells(function)}
-
-
-def codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Yield a function's code and that of the functions in it."""
-    yield code
-    for inner in code.co_consts:
-        if isinstance(inner, types.CodeType):
-            yield from codes(inner)
-
-
-def _cells(function: types.FunctionType) -> Iterator[tuple[str, types.CellType]]:
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        if cell != types.CellType():  # an empty one
-            yield name, cell
 
 
 @dataclass
@@ -99,31 +122,36 @@ class _Walk:
     """A way through objects that meets each once."""
 
     seen: set[int] = field(default_factory=set)
-    wanted: Callable[[object], bool] = lambda _value: False
     kept: list[object] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)
 
-    def into(self, home: Place, depth: int) -> Iterator[Place]:
-        """Yield the places in what a place holds, and in what is in that."""
-        value = home.get()
+    def from_root(self, root: object) -> Iterator[Place]:
+        """Yield all places that an object reaches."""
+        is_module = isinstance(root, nn.Module)
+        name = "" if is_module else str(getattr(root, "__qualname__", type(root).__qualname__))
+        return self._into(Place(name, None, "", root), root, 0)
+
+    def _into(self, home: Place, value: object, depth: int) -> Iterator[Place]:
         if depth > _DEEP or id(value) in self.seen or len(self.seen) > _MANY:
             return
         self.seen.add(id(value))
         self.kept.append(value)  # or its number in memory might be another's
         for place, held in _read_all(home, value):
-            if self.wanted(held):
-                yield place
+            yield place
             if isinstance(held, Tensor):
                 self.tensors.append(held)
             elif not isinstance(held, numbers.Number | str | bytes | None):
                 step = 1 if _is_near(held) else _FOREIGN
-                yield from self.into(place, depth + step)
+                yield from self._into(place, held, depth + step)
 
 
 def _read_all(home: Place, value: object) -> list[tuple[Place, Any]]:
     found: list[tuple[Place, Any]] = []
     with contextlib.suppress(Exception):  # the user's own properties, or a library's
-        found.extend((place, place.get()) for place in _inside(home, value))
+        for kind, key, shown in _parts(value):
+            name = f"{home.name}{shown}".removeprefix(".") if shown[:1] in ".[" else shown
+            place = Place(name, home if kind else None, kind, key)
+            found.append((place, place.get()))
     return found
 
 
@@ -145,143 +173,68 @@ def _is_near(value: object) -> bool:
     return kind.__module__ == "builtins" or isinstance(value, nn.Module) or is_own(file_of(kind))
 
 
-# --------------------------------------------------------------------------- what is in a value
-
-
-def _inside(home: Place, value: Any) -> Iterator[Place]:  # noqa: ANN401  # any object
-    """Yield the places right in a value, by its kind."""
-    name = home.name
+def _parts(value: Any) -> Iterator[Part]:  # noqa: ANN401  # any object
+    """Yield what an object holds, by its kind."""
     if isinstance(value, nn.Module):
-        yield from _in_module(name, value)
+        yield from _attributes(key for key in vars(value) if key not in OF_TORCH)
+        yield from _attributes(hooks for hooks in _HOOKS if getattr(value, hooks))
+        yield from (("module", key, f".{key}") for key in value._modules)
+        yield from _classes(type(value).__mro__)
     elif isinstance(value, types.FunctionType):
-        yield from _in_function(name, value)
-    elif isinstance(value, types.MethodType | functools.partial | functools._lru_cache_wrapper):
-        yield from _read(name, value, ("__func__", "__self__", "func", "args", "keywords"))
-        yield from _read(name, value, ("__wrapped__",))
-    elif isinstance(value, property):
-        yield from _read(name, value, ("fget",))
-    elif isinstance(value, staticmethod | classmethod):
-        yield from _read(name, value, ("__func__",))
+        yield from _of_function(value)
+    elif isinstance(value, (*_CALLS, *_WRAPPED)):
+        yield from _attributes(key for key in _OF_CALLS if hasattr(value, key))
     elif isinstance(value, type):
-        yield from _in_class(name, value)
+        own = vars(value) if is_own(file_of(value)) else {}
+        yield from _attributes(key for key in own if key not in _OF_CLASSES)
+        yield from _classes([type(value)] if own and type(value) is not type else [])
     elif isinstance(value, types.ModuleType):
-        if is_own(str(getattr(value, "__file__", None) or "")):
-            yield from _entries(f"{name}.", vars(value))
+        is_file = is_own(str(getattr(value, "__file__", None) or ""))
+        yield from _attributes(vars(value) if is_file else ())
     else:
-        yield from _in_object(home, value)
+        yield from _of_object(value)
 
 
-def _in_object(home: Place, value: Any) -> Iterator[Place]:  # noqa: ANN401  # any object
-    """Yield places in what a place holds: in whatever it holds then, for it may be bound anew."""
-    name = home.name
-    if isinstance(value, MutableMapping) and len(value) <= _LONG:
-        yield from (_kept_by(home, key, f"[{key!r}]", _itself) for key in list(value))
-    elif isinstance(value, list | tuple) and len(value) <= _LONG:
-        put = partial(_put_item, home)
-        for index in range(len(value)):
-            get = partial(_item_of, home, index)
-            yield Place(f"{name}[{index}]", get, partial(put, index))
-    elif isinstance(value, deque | set | frozenset) and len(value) <= _LONG:
-        items = enumerate(value)
-        yield from (Place(f"{name}[{i}]", partial(_itself, item), _refuse) for i, item in items)
-    if type(value).__module__.partition(".")[0] != "torch":
-        inner = getattr(value, "__dict__", None)
-        keys = list(inner) if isinstance(inner, dict) else []
-        yield from (_kept_by(home, key, f".{key}", vars) for key in keys)
-    if is_own(file_of(type(value))):
-        yield Place(type(value).__qualname__, partial(type, value), _refuse)
-        slots = (vars(kind).get("__slots__", ()) for kind in type(value).__mro__)
-        named = itertools.chain.from_iterable([s] if isinstance(s, str) else s for s in slots)
-        yield from _read(name, value, tuple(named))
+def _attributes(keys: Iterable[str]) -> Iterator[Part]:
+    return (("attribute", key, f".{key}") for key in list(keys))
 
 
-def _kept_by(home: Place, key: Any, shown: str, entries: Callable[[Any], Any]) -> Place:  # noqa: ANN401
-    """Return the place of an entry of what a place holds."""
-    return Place(
-        f"{home.name}{shown}",
-        lambda: entries(home.get()).get(key),
-        lambda value: entries(home.get()).__setitem__(key, value),
-    )
+def _classes(kinds: Iterable[type]) -> Iterator[Part]:
+    return (("", kind, kind.__qualname__) for kind in kinds if is_own(file_of(kind)))
 
 
-def _item_of(home: Place, index: int) -> object:
-    held = home.get()
-    return held[index] if index < len(held) else None
-
-
-def _put_item(home: Place, index: int, value: object) -> None:
-    """Set an item of a list; a tuple is bound anew."""
-    held = home.get()
-    if isinstance(held, list):
-        held[index] = value
-        return
-    items = [*held[:index], value, *held[index + 1 :]]
-    home.put(getattr(type(held), "_make", tuple)(items))
-
-
-def _in_module(name: str, part: nn.Module) -> Iterator[Place]:
-    before = f"{name}." if name else ""
-    yield from _entries(before, {k: v for k, v in vars(part).items() if k not in OF_TORCH}, of=part)
-    for hooks in _HOOKS:
-        yield from _entries(f"{before}{hooks}[", getattr(part, hooks), "]")
-    yield from _entries(before, part._modules)
-    for kind in type(part).__mro__:
-        if is_own(file_of(kind)):
-            yield Place(kind.__qualname__, partial(_itself, kind), _refuse)
-
-
-def _in_class(name: str, kind: type) -> Iterator[Place]:
-    if not is_own(file_of(kind)):
-        return
-    if type(kind) is not type:
-        yield Place(type(kind).__qualname__, partial(type, kind), _refuse)
-    for key in vars(kind):
-        if key not in ("__dict__", "__weakref__", "__doc__", "__slots__"):
-            get = partial(lambda k: vars(kind).get(k), key)
-            yield Place(f"{name}.{key}", get, partial(setattr, kind, key))
-
-
-def _in_function(name: str, function: types.FunctionType) -> Iterator[Place]:
-    for key, cell in _cells(function):
-        get, put = partial(getattr, cell, "cell_contents"), partial(setattr, cell, "cell_contents")
-        yield Place(f"{key} in {function.__qualname__}", get, put)
-    yield Place(f"{name}'s defaults", lambda: function.__defaults__, _refuse)
-    yield Place(f"{name}'s defaults", lambda: function.__kwdefaults__, _refuse)
-    yield from _entries(f"{name}.", vars(function))
+def _of_function(function: types.FunctionType) -> Iterator[Part]:
+    names, cells = function.__code__.co_freevars, function.__closure__ or ()
+    for number, (name, cell) in enumerate(zip(names, cells, strict=True)):
+        if cell != types.CellType():  # an empty one
+            yield "cell", number, f"{name} in {function.__qualname__}"
+    yield from _attributes(("__defaults__", "__kwdefaults__", *vars(function)))
     if is_own(function.__code__.co_filename):
-        names = known(function).keys() & function.__globals__.keys()
-        scope = function.__globals__
-        yield from (_entry("", scope, key) for key in sorted(names))
+        named = set(itertools.chain.from_iterable(c.co_names for c in _codes(function.__code__)))
+        yield from (("global", name, name) for name in sorted(named & function.__globals__.keys()))
 
 
-def _read(name: str, value: object, attributes: tuple[str, ...]) -> Iterator[Place]:
-    for key in attributes:
-        if inspect.getattr_static(value, key, None) is not None and hasattr(value, key):
-            get, put = partial(getattr, value, key, None), partial(setattr, value, key)
-            yield Place(f"{name}.{key}", get, put)
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yield a function's code and that of the functions in it."""
+    yield code
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _codes(inner)
 
 
-def _entries(
-    before: str, held: MutableMapping[Any, Any], after: str = "", of: object = None
-) -> Iterator[Place]:
-    """Yield the places of a mapping's entries; of an object's when it is a copy of `of`'s."""
-    owner = vars(of) if of is not None else held
-    for key in list(held):
-        yield _entry(before, owner, key, after)
-
-
-def _entry(before: str, held: MutableMapping[Any, Any], key: object, after: str = "") -> Place:
-    shown = repr(key) if after else str(key)
-    return Place(f"{before}{shown}{after}", partial(held.get, key), partial(held.__setitem__, key))
-
-
-def _called(root: object) -> str:
-    return str(getattr(root, "__qualname__", type(root).__qualname__))
-
-
-def _itself(value: object) -> object:
-    return value
-
-
-def _refuse(_value: object) -> None:
-    """Leave what cannot be set as it is."""
+def _of_object(value: Any) -> Iterator[Part]:  # noqa: ANN401  # any object
+    if isinstance(value, MutableMapping) and len(value) <= _LONG:
+        yield from (("item", key, f"[{key!r}]") for key in list(value))
+    elif isinstance(value, list | tuple) and len(value) <= _LONG:
+        yield from (("item", number, f"[{number}]") for number in range(len(value)))
+    elif isinstance(value, deque | set | frozenset) and len(value) <= _LONG:
+        yield from (("", held, f"[{number}]") for number, held in enumerate(value))
+    kind = type(value)
+    if kind.__module__.partition(".")[0] != "torch":
+        inner = getattr(value, "__dict__", None)
+        yield from _attributes(inner if isinstance(inner, dict) else ())
+    if is_own(file_of(kind)):
+        yield from _classes([kind])
+        slots = (vars(base).get("__slots__", ()) for base in kind.__mro__)
+        named = itertools.chain.from_iterable([s] if isinstance(s, str) else s for s in slots)
+        yield from _attributes(key for key in named if hasattr(value, key))

@@ -1,7 +1,4 @@
-"""One capture in the making: with a free batch size or a fixed one, compared, or refused.
-
-It exports, translates and compares; how the batch reaches forward is settled before.
-"""
+"""One capture in the making: exported with a free batch size or a fixed one, and compared."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from bigbrain_fx.frontend.notes import OF_ONE_LENGTH, TOO_LARGE
 from bigbrain_fx.frontend.tracing.batches.fixed_entries import on_written
 from bigbrain_fx.frontend.tracing.batches.row_independence import asked_for_inference
 from bigbrain_fx.frontend.tracing.captured import Captured
-from bigbrain_fx.frontend.tracing.check import BACKWARD, CheckRun, affordable
+from bigbrain_fx.frontend.tracing.check import BACKWARD, CheckRun, affordable, module_apart
 from bigbrain_fx.frontend.tracing.executor.activation_memory import with_saves
 from bigbrain_fx.frontend.tracing.export import ambient, export_step, lengths_in, quiet
 from bigbrain_fx.frontend.tracing.hooks import (
@@ -198,6 +195,8 @@ class CaptureJob:
         error = self.diagnosed(error)
         if self.by_data and error.family == "BX0201":
             error.at, error.help = self.by_data[0], BY_DATA
+        if isinstance(error, CaptureError) and error.family == "BX0201":
+            error.inside = module_apart(self.step, found, self.batch)
         return error
 
     def diagnosed(self, error: BigBrainError) -> BigBrainError:

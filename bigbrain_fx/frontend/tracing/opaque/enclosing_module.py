@@ -16,11 +16,13 @@ from typing import Protocol, TypeVar
 from torch import nn
 
 from bigbrain_fx.errors import BigBrainError, CaptureError
+from bigbrain_fx.frontend.tracing.hooks import hooked_modules
 from bigbrain_fx.frontend.tracing.opaque.forward_lines import KeptLines
 from bigbrain_fx.frontend.translation.refusals import may_stay_whole, modules_of
 
 _MOST = 6  # attempts
 _WHEREVER = ("BX0120", "BX0160", "BX0170")  # dice, state and hooks: kept whole or not
+_HOOKED = "BX0172a"  # modules with hooks: each is opaque, and no other one of its class
 
 
 class _Warned(Protocol):
@@ -99,6 +101,9 @@ def _more(
         path = (*own, "")[0].rpartition(".")[0]  # the one around it
     else:
         path = _path_of(model, error)
+        path = path.rpartition(".")[0] if path in own else path  # it did not do
+    if error.code == _HOOKED and path:
+        return KeptWhole((*whole.leaves, *filter(None, hooked_modules(model))))
     if not path or _is_most(model, path):
         return replace(whole, lines=path)
     return _with_leaf(model, whole, path, given)

@@ -106,14 +106,6 @@ def test_in_the_middle_of_the_models_own_forward_it_is_refused(guard: Guard) -> 
     assert (caught.value.at or "").startswith("test_unseen.py:")
 
 
-@pytest.mark.gate("swallowed")
-@pytest.mark.parametrize("guard", [swallowed, told], ids=lambda guard: guard.__name__)
-def test_a_part_that_asks_is_kept_whole(guard: Guard) -> None:
-    found = of(Model(guard, part=True))
-    assert any(op.target == "leaf.part" for op in found.graph.ops)
-    assert "a trace gets past" in found.warnings[-1]
-
-
 class Noting(nn.Module):
     """Keeps a number as text: torch's strict tracer alone follows that."""
 

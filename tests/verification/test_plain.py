@@ -419,6 +419,7 @@ def test_the_loop_knows_no_graph() -> None:
         *("Call", "UserStep"),  # the same, where the step is opaque
         *("Key", "reseed", "seed_of"),  # how a key becomes a seed
         *("needs_closure", "needs_metrics"),  # what step() of an optimizer or scheduler asks for
+        "keep_sparse_apart",  # which buffers of a model no state dict of a bundle has
         "LossCount",  # by which count micro-batches weigh
         *("LOOP", "TrainingLoop", "laid_tensors", "plain_batches"),
     }

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from bigbrain_fx.bundles.launch import Command, Process, RunOptions, Spawn, popen, run
-from bigbrain_fx.frontend.tracing.live import LiveBytes
+from bigbrain_fx.frontend.tracing.executor.allocations import LiveBytes
 from bigbrain_fx.plan import Plan, read_plan
 from tools.forked import fork
 

@@ -39,7 +39,7 @@ from bigbrain_fx.core import Cluster, Device, DeviceStore, Link, Offloaded
 from bigbrain_fx.emit import write_bundle
 from bigbrain_fx.errors import BigBrainError
 from bigbrain_fx.frontend import Captured, ModelFile, capture, load_model_file
-from bigbrain_fx.frontend.tracing.optimizer import optimizer_facts
+from bigbrain_fx.frontend.tracing.optimizers.memory import optimizer_facts
 from bigbrain_fx.plan import Options, Plan, Source, make_plan
 from bigbrain_fx.plan.offloading import read_offload
 from bigbrain_fx.plan.recompute import Wanted, read_recompute

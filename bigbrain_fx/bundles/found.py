@@ -296,7 +296,7 @@ def captured_model(
             facts.parameters,
             session.capture_s,
             session,
-            elsewhere=facts.elsewhere,
+            device_lines=facts.device_lines,
             compare=session.micro_batch_effect,
             rehearse=session.rehearse if is_rehearsed else None,
         )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from bigbrain_fx.core import Graph, RewriteProof, RewriteTrial, RuleTrial
 from bigbrain_fx.emit import Weights
-from bigbrain_fx.frontend import CaptureSession, Elsewhere, MicroBatchEffect
+from bigbrain_fx.frontend import CaptureSession, MicroBatchEffect
 from bigbrain_fx.plan import Options, Source
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class FoundModel:
     session: CaptureSession | None = None
     module: nn.Module | None = None
     recipe: Recipe | None = None
-    elsewhere: Elsewhere | None = None
+    device_lines: tuple[str, ...] = ()
     compare: Callable[[int], MicroBatchEffect] = MicroBatchEffect
     rehearse: Rehearse | None = None
 

@@ -155,7 +155,7 @@ def _found(
         count,
         module=module,
         recipe=recipe,
-        elsewhere=captured.elsewhere,
+        device_lines=captured.device_lines,
         compare=weights.compare,
         rehearse=rehearse(captured) if rehearse else None,
     )

@@ -44,7 +44,7 @@ def planned(
 ) -> tuple[Plan, tuple[str, ...]]:
     """Plan a captured model; return what the user should know, too."""
     gpus = [device.name for device in cluster.devices if device.kind == "cuda"]
-    there = told_of_gpus(found.elsewhere, gpus)
+    there = told_of_gpus(found.device_lines, gpus)
     make = partial(_said_plan, make=partial(tried_plan, cluster=cluster, followed=followed))
     if refusal is not None:
         return planned_whole(found, options, make, refusal)

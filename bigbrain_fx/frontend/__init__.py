@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         seeded as seeded,
         training_of as training_of,
     )
-    from bigbrain_fx.frontend.elsewhere import Elsewhere as Elsewhere, told_of_gpus as told_of_gpus
+    from bigbrain_fx.frontend.device_dependence import told_of_gpus as told_of_gpus
     from bigbrain_fx.frontend.file_checks import module_name as module_name
     from bigbrain_fx.frontend.first_batches import BatchReading as BatchReading
     from bigbrain_fx.frontend.forked import apart as apart, be_quiet as be_quiet
@@ -78,27 +78,48 @@ if TYPE_CHECKING:
         ask_rules as ask_rules,
         capture_file as capture_file,
     )
-    from bigbrain_fx.frontend.tracing.captured import Captured as Captured
-    from bigbrain_fx.frontend.tracing.changed_module import Copied as Copied
-    from bigbrain_fx.frontend.tracing.check import CheckRun as CheckRun, unit_of as unit_of
-    from bigbrain_fx.frontend.tracing.export import ambient as ambient, without_gc as without_gc
-    from bigbrain_fx.frontend.tracing.filled import fill as fill
-    from bigbrain_fx.frontend.tracing.interpret import run_graph as run_graph
-    from bigbrain_fx.frontend.tracing.lockstep import run_members as run_members, taken as taken
-    from bigbrain_fx.frontend.tracing.optimizer import optimizer_facts as optimizer_facts
-    from bigbrain_fx.frontend.tracing.per_device_optimizer import (
-        require_made_per_device as require_made_per_device,
+    from bigbrain_fx.frontend.tracing.batches.constants import (
+        plain_values as plain_values,
+        require_steady as require_steady,
     )
-    from bigbrain_fx.frontend.tracing.plain import Plain as Plain
-    from bigbrain_fx.frontend.tracing.rewrites import laid_out as laid_out, prove as prove
-    from bigbrain_fx.frontend.tracing.rounding import (
+    from bigbrain_fx.frontend.tracing.batches.row_independence import rows_mixed as rows_mixed
+    from bigbrain_fx.frontend.tracing.batches.uneven import (
+        pads as pads,
+        require_padding as require_padding,
+        require_rows as require_rows,
+    )
+    from bigbrain_fx.frontend.tracing.blank import fill as fill
+    from bigbrain_fx.frontend.tracing.captured import Captured as Captured
+    from bigbrain_fx.frontend.tracing.check import CheckRun as CheckRun, unit_of as unit_of
+    from bigbrain_fx.frontend.tracing.executor.graph_executor import run_graph as run_graph
+    from bigbrain_fx.frontend.tracing.executor.rewrite_proof import (
+        laid_out as laid_out,
+        prove as prove,
+    )
+    from bigbrain_fx.frontend.tracing.executor.shard_rule_trial import (
+        failed_rules as failed_rules,
+        in_float64 as in_float64,
+        try_rule as try_rule,
+        widened as widened,
+    )
+    from bigbrain_fx.frontend.tracing.executor.tensor_parallel import (
+        run_members as run_members,
+        taken as taken,
+    )
+    from bigbrain_fx.frontend.tracing.executor.tolerance import (
         allowed as allowed,
         differences as differences,
         distance as distance,
         relative as relative,
     )
-    from bigbrain_fx.frontend.tracing.rows_apart import rows_mixed as rows_mixed
-    from bigbrain_fx.frontend.tracing.sharded_optimizer import require_divided as require_divided
+    from bigbrain_fx.frontend.tracing.export import ambient as ambient, without_gc as without_gc
+    from bigbrain_fx.frontend.tracing.optimizers.memory import optimizer_facts as optimizer_facts
+    from bigbrain_fx.frontend.tracing.optimizers.per_device import (
+        require_made_per_device as require_made_per_device,
+    )
+    from bigbrain_fx.frontend.tracing.optimizers.sharded import require_divided as require_divided
+    from bigbrain_fx.frontend.tracing.plain import Plain as Plain
+    from bigbrain_fx.frontend.tracing.state.changed_module import Copied as Copied
     from bigbrain_fx.frontend.tracing.step import (
         Route as Route,
         Step as Step,
@@ -107,21 +128,6 @@ if TYPE_CHECKING:
         without_fast_path as without_fast_path,
     )
     from bigbrain_fx.frontend.tracing.trace import capture as capture
-    from bigbrain_fx.frontend.tracing.trying import (
-        failed_rules as failed_rules,
-        in_float64 as in_float64,
-        try_rule as try_rule,
-        widened as widened,
-    )
-    from bigbrain_fx.frontend.tracing.uneven import (
-        pads as pads,
-        require_padding as require_padding,
-        require_rows as require_rows,
-    )
-    from bigbrain_fx.frontend.tracing.values import (
-        plain_values as plain_values,
-        require_steady as require_steady,
-    )
     from bigbrain_fx.frontend.translation.batch import (
         graph_inputs as graph_inputs,
         take_apart as take_apart,

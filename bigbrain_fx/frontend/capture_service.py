@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from bigbrain_fx.frontend.micro_batches.effect import MicroBatchEffect
     from bigbrain_fx.frontend.modelfile import Example, ModelFile
     from bigbrain_fx.frontend.tracing.captured import Captured
-    from bigbrain_fx.frontend.tracing.optimizer import OptimizerFacts
+    from bigbrain_fx.frontend.tracing.optimizers.memory import OptimizerFacts
 
 _Result = TypeVar("_Result")
 
@@ -145,11 +145,10 @@ class CaptureService:
 
     def _reported(self) -> Mapping[str, object]:
         from bigbrain_fx.frontend.contract import marks_of
-        from bigbrain_fx.frontend.tracing.uneven import pads
+        from bigbrain_fx.frontend.tracing.batches.uneven import pads
 
         file, parameters = self.file, {id(p): p for p in self.file.model.parameters()}
         optimizer = self.optimizer_facts()
-        elsewhere = self.captured.elsewhere
         facts = {
             "path": file.location if file.is_data else str(file.path),
             "name": file.name,
@@ -176,7 +175,7 @@ class CaptureService:
             "fixed": self.fixed,
             "parameters": sum(p.numel() for p in parameters.values()),
             "functions": sorted(self.captured.functions),
-            "elsewhere": elsewhere and asdict(elsewhere),
+            "device_lines": self.captured.device_lines,
             "optimizer_state": optimizer.state,
             "optimizer_temporaries": optimizer.temporaries,
             "optimizer_leftover": optimizer.leftover,
@@ -191,7 +190,7 @@ class CaptureService:
 
     def optimizer_facts(self) -> OptimizerFacts:
         """Measure what the file's optimizer holds."""
-        from bigbrain_fx.frontend.tracing.optimizer import optimizer_facts
+        from bigbrain_fx.frontend.tracing.optimizers.memory import optimizer_facts
 
         return optimizer_facts(self.file.model, self.file.optimizer)
 
@@ -247,7 +246,7 @@ class CaptureService:
         elif request["do"] == "batches":
             self.read_batches(request["reading"])
         elif request["do"] == "rules":
-            from bigbrain_fx.frontend.tracing.trying import failed_rules
+            from bigbrain_fx.frontend.tracing.executor.shard_rule_trial import failed_rules
 
             return {"failed": failed_rules(Path(str(request["path"])))}
         elif request["do"] in ("lay", "prove"):
@@ -294,7 +293,7 @@ class CaptureService:
         self, held: Mapping[str, list[str]], shards: object, *, here: bool, by_pieces: bool
     ) -> str | None:
         """Require that the optimizer and its scheduler can be made once per device."""
-        from bigbrain_fx.frontend.tracing.per_device_optimizer import require_made_per_device
+        from bigbrain_fx.frontend.tracing.optimizers.per_device import require_made_per_device
 
         file = self.file
         if file.optimizer is not None and shards:
@@ -351,7 +350,7 @@ class CaptureService:
 
 def rewriting(do: str, path: Path) -> Mapping[str, object]:
     """Lay out the rewritten graph that a file has, in the same file; or prove its places."""
-    from bigbrain_fx.frontend.tracing.rewrites import laid_file, proofs
+    from bigbrain_fx.frontend.tracing.executor.rewrite_proof import laid_file, proofs
 
     if do == "lay":
         return {"why": laid_file(path)}

@@ -116,7 +116,7 @@ def require_divided_optimizer(model: Module, make: Callable[..., object], shards
     from pydantic import TypeAdapter
 
     from bigbrain_fx.core import Shard
-    from bigbrain_fx.frontend.tracing.sharded_optimizer import require_divided
+    from bigbrain_fx.frontend.tracing.optimizers.sharded import require_divided
 
     found = TypeAdapter(tuple[Shard, ...]).validate_python(shards)
     require_divided(model, make, found)
@@ -124,8 +124,8 @@ def require_divided_optimizer(model: Module, make: Callable[..., object], shards
 
 def require_optimizer(file: ModelFile) -> None:
     """Refuse an optimizer whose code fails: `estimate` asks how much it holds, and no more."""
-    from bigbrain_fx.frontend.tracing.optimizer import optimizer_facts
-    from bigbrain_fx.frontend.tracing.per_device_optimizer import require_runnable
+    from bigbrain_fx.frontend.tracing.optimizers.memory import optimizer_facts
+    from bigbrain_fx.frontend.tracing.optimizers.per_device import require_runnable
 
     if file.optimizer is not None and not optimizer_facts(file.model, file.optimizer).measured:
         require_runnable(file.model, file.optimizer)
@@ -133,7 +133,7 @@ def require_optimizer(file: ModelFile) -> None:
 
 def require_steady_file(file: ModelFile, seed: int) -> None:
     """Refuse batches that change what a trace keeps."""
-    from bigbrain_fx.frontend.tracing.values import require_steady
+    from bigbrain_fx.frontend.tracing.batches.constants import require_steady
     from bigbrain_fx.frontend.user_cut import as_traced
 
     if file.batches is not None:
@@ -147,7 +147,7 @@ def require_steady_file(file: ModelFile, seed: int) -> None:
 
 def fixed_parts(file: ModelFile) -> tuple[object, ...]:
     """Return what else than tensors the model goes by in a batch."""
-    from bigbrain_fx.frontend.tracing.fixed import fixed_entries
+    from bigbrain_fx.frontend.tracing.batches.fixed_entries import fixed_entries
 
     if file.batches is None:
         return ()  # the example again and again
@@ -182,7 +182,7 @@ def on_lengths(file: ModelFile, captured: Captured) -> Captured:
 
 def require_uneven(file: ModelFile, captured: Captured, training: bool) -> Captured:
     """Require that unequal batches are trained as the file says; note what to know of it."""
-    from bigbrain_fx.frontend.tracing.uneven import require_padding, require_rows
+    from bigbrain_fx.frontend.tracing.batches.uneven import require_padding, require_rows
 
     require_rows(file.drop_last, captured, training)
     said = require_padding(file.model, file.loss, file.pad, captured, file.autocast)
@@ -202,7 +202,7 @@ def second_batch(file: ModelFile, seed: int) -> object:
     from itertools import islice
 
     from bigbrain_fx.frontend.number_entries import with_numbers
-    from bigbrain_fx.frontend.tracing.dice import random_state_kept
+    from bigbrain_fx.frontend.tracing.state.python_rng import random_state_kept
     from bigbrain_fx.runtime import left_alone
 
     assert file.batches is not None

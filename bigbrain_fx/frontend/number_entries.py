@@ -21,14 +21,14 @@ import torch
 
 from bigbrain_fx.core import Graph
 from bigbrain_fx.frontend.forked import apart
-from bigbrain_fx.frontend.tracing.plain import same_numbers
-from bigbrain_fx.frontend.tracing.values import (
+from bigbrain_fx.frontend.tracing.batches.constants import (
     numbers_of,
     plain_values,
     require_steady,
     unlike,
     with_value,
 )
+from bigbrain_fx.frontend.tracing.plain import same_numbers
 from bigbrain_fx.frontend.translation.batch import Key
 from bigbrain_fx.runtime import as_scalar
 

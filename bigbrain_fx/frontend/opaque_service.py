@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from bigbrain_fx.frontend.micro_batches.effect import MicroBatchEffect
     from bigbrain_fx.frontend.modelfile import Example
     from bigbrain_fx.frontend.opaque_step.user_step import Call
-    from bigbrain_fx.frontend.tracing.optimizer import OptimizerFacts
+    from bigbrain_fx.frontend.tracing.optimizers.memory import OptimizerFacts
 
 
 def service_of(wanted: Mapping[str, object]) -> CaptureService:
@@ -40,7 +40,7 @@ class OpaqueService(CaptureService):
     def optimizer_facts(self) -> OptimizerFacts:
         """Measure in a fork: an optimizer may step other parameters than it is given."""
         from bigbrain_fx.frontend.opaque_step.trial import done_apart
-        from bigbrain_fx.frontend.tracing.optimizer import OptimizerFacts
+        from bigbrain_fx.frontend.tracing.optimizers.memory import OptimizerFacts
 
         return done_apart(super().optimizer_facts, OptimizerFacts(measured=False))
 

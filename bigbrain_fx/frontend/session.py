@@ -17,7 +17,6 @@ from bigbrain_fx.core import Graph, RewriteProof, RewriteTrial, RuleTrial, Shard
 from bigbrain_fx.errors import BigBrainError, CaptureError, InputError
 from bigbrain_fx.frontend.capture_cache.table import environment, folder, is_off
 from bigbrain_fx.frontend.client import Child, EndedError, Message, Task
-from bigbrain_fx.frontend.elsewhere import Elsewhere
 from bigbrain_fx.frontend.first_batches import BatchReading
 from bigbrain_fx.frontend.location import resolved
 from bigbrain_fx.frontend.micro_batches.effect import MicroBatchEffect
@@ -43,7 +42,7 @@ class ModelFacts:
             optimizer holds, see `Source` of a plan.
         quantize, quantize_error: what frozen weights were put into, and the most that one is off.
         ships_file: see `Source` of a plan.
-        elsewhere: what asks for the device.
+        device_lines: the user's lines that ask for the device.
     """
 
     path: str
@@ -78,7 +77,7 @@ class ModelFacts:
     quantize: Literal["int8"] | None = None
     quantize_error: float | None = None
     ships_file: bool = False
-    elsewhere: Elsewhere | None = None
+    device_lines: tuple[str, ...] = ()
 
 
 class TrialEndedError(InputError):

@@ -19,7 +19,7 @@ import torch
 
 from bigbrain_fx.core import module_of, run_module
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.frontend.elsewhere import help_without_gpu
+from bigbrain_fx.frontend.device_dependence import help_without_gpu
 from bigbrain_fx.frontend.translation.sources import where
 
 

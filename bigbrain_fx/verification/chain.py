@@ -25,9 +25,11 @@ from bigbrain_fx.verification.imported_bundle import (
     weights_of,
 )
 from bigbrain_fx.verification.links import (
+    as_written,
     same_grouping,
     same_loop,
     same_module,
+    same_rewritten,
     same_training,
     same_weights,
 )
@@ -39,7 +41,6 @@ from bigbrain_fx.verification.members import (
 )
 from bigbrain_fx.verification.plain import STEPS, Own, looped_link
 from bigbrain_fx.verification.reference import MembersReference, Reference, rows_of
-from bigbrain_fx.verification.rewritten import as_written, same_rewritten
 from bigbrain_fx.verification.roundly import same_to_rounding
 from bigbrain_fx.verification.stale import trained_once
 from bigbrain_fx.verification.trace import Trace

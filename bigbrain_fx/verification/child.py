@@ -42,10 +42,10 @@ from bigbrain_fx.verification.imported_bundle import (
 )
 from bigbrain_fx.verification.inference import inference_checks
 from bigbrain_fx.verification.links import (
+    same_objective,
     same_weights,
 )
 from bigbrain_fx.verification.loop import PlainLoop, plain_loop
-from bigbrain_fx.verification.micro_batches import same_objective
 from bigbrain_fx.verification.opaque import opaque_chain
 from bigbrain_fx.verification.trace import Trace
 from bigbrain_fx.weights import source_of_weights

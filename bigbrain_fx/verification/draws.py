@@ -7,6 +7,7 @@ import hashlib
 import torch
 
 Key = tuple[int, int, int]  # seed, step, micro-batch
+LOOP = "loop"  # the place of all draws of a micro-batch in the user's own loop
 
 
 def seed_of(key: Key, place: str) -> int:

@@ -32,7 +32,7 @@ from bigbrain_fx.frontend import (
     take_apart,
 )
 from bigbrain_fx.verification import laid_tensors, plain_batches
-from bigbrain_fx.verification.dice import KeyedDice
+from bigbrain_fx.verification.draws import LOOP, reseed
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,6 @@ class Wanted:
         location: of the model file.
         seed: of model, data and draws.
         micro_batches: parts of a batch.
-        random: whether the model is known to draw; else nothing watches it.
-        whole: modules that a bundle keeps whole: all their draws have one key.
         start: a safetensors file with numbers to put into the model first, by name.
         exact: in float64, one step at a time from a given state, without an optimizer.
         rounded: weights, by name, that a bundle has in int8: rounded as such before anything else.
@@ -61,8 +59,6 @@ class Wanted:
     location: str
     seed: int
     micro_batches: int
-    random: bool
-    whole: tuple[str, ...] = ()
     start: str = ""
     exact: bool = False
     rounded: tuple[str, ...] = ()
@@ -90,18 +86,13 @@ class TrainingLoop:
 
     Args:
         wanted: what loop.
-        load: returns what is trained; it is called under the loop's own dice.
+        load: returns what is trained.
     """
 
     def __init__(self, wanted: Wanted, load: Callable[[Wanted], ModelFile] = load_there) -> None:
         self.wanted = wanted
-        self.dice = KeyedDice() if wanted.random else None
-        if self.dice is not None:
-            self.dice.install()
         self.file = load(wanted)
         self.model = self.file.model
-        if self.dice is not None:
-            self.dice.know(self.model, wanted.whole)
         _round_weights(self.model, wanted.rounded)
         if wanted.exact:
             self.model.double()
@@ -158,13 +149,13 @@ class TrainingLoop:
         laid_tensors.save(self.state(), folder / "state")
         batches = self.micro_batches(self.step + 1)
         laid_tensors.save(plain_batches.inputs(batches), folder / "inputs")
-        losses, places = self.forward_and_backward(batches)
+        losses = self.forward_and_backward(batches)
         weights = self._step_weights(batches) if self._counts() else None
         laid_tensors.save(self.gradients(), folder / "gradients")
         scale = self.scaler.get_scale() if self.scaler.is_enabled() else None
         self._update()
         laid_tensors.save(self.state(), folder / "after")
-        return {"losses": losses, "places": places, "scale": scale, "weights": weights}
+        return {"losses": losses, "scale": scale, "weights": weights}
 
     def run_exactly(self, step: int, state: str, folder: Path) -> dict[str, object]:
         """Leave the gradients of one step in float64, from the given tensors."""
@@ -174,7 +165,7 @@ class TrainingLoop:
             plain_batches.tensors_of(batch, plain_batches.wide)
             for batch in self.micro_batches(step)
         ]
-        losses, _ = self.forward_and_backward(batches)
+        losses = self.forward_and_backward(batches)
         laid_tensors.save(self.gradients(), folder / "exact")
         return {"losses": losses}
 
@@ -250,24 +241,20 @@ class TrainingLoop:
             batch = next(self.data)
         return plain_batches.tensors_of(batch, self.pad)
 
-    def forward_and_backward(self, batches: Sequence[object]) -> tuple[list[float], list[str]]:
-        """Return the losses of the micro-batches, and where the first of them drew."""
-        losses, places = [], []
-        weights = self._step_weights(batches)
+    def forward_and_backward(self, batches: Sequence[object]) -> list[float]:
+        """Return the mean loss, and those of the micro-batches; each draws by a seed of its own."""
+        losses, weights = [], self._step_weights(batches)
         for micro, batch in enumerate(batches):
-            key = self.wanted.seed, self.step, micro
-            with self.dice.rolling(key) if self.dice is not None else contextlib.nullcontext():
-                loss = self._loss(batch)
-                self.scaler.scale(plain_batches.share(loss, weights, micro)).backward()
+            reseed((self.wanted.seed, self.step, micro), LOOP)
+            loss = self._loss(batch)
+            self.scaler.scale(plain_batches.share(loss, weights, micro)).backward()
             losses.append(loss.detach())
-            if self.dice is not None and not micro:
-                places = list(self.dice.places)
-        return [float(loss) for loss in (plain_batches.mean(losses, weights), *losses)], places
+        return [float(loss) for loss in (plain_batches.mean(losses, weights), *losses)]
 
     def _loss(self, batch: object) -> Tensor:
         how = route(self.model, batch, self.file.loss is not None)
         apart = take_apart(batch)
-        step = Step(self.model, self._own_loss(), apart, how)
+        step = Step(self.model, self.file.loss, apart, how)
         step.watch.keeps = True  # what a call leaves in attributes is the user's own
         tensors = [entry.tensor for entry in apart.entries]
         with self._autocast():
@@ -277,26 +264,11 @@ class TrainingLoop:
         loss: Tensor = found[0]
         return loss
 
-    def _own_loss(self) -> Callable[[Any, Any], Any] | None:
-        """Return the user's loss; one that a bundle keeps whole draws under one key."""
-        own, dice = self.file.loss, self.dice
-        if own is None or dice is None or LOSS not in self.wanted.whole:
-            return own
-
-        def whole(output: object, batch: object) -> Any:  # noqa: ANN401  # as the user's
-            with dice.one_draw():
-                return own(output, batch)
-
-        return whole
-
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
         kind = self.file.autocast
         if kind is None or self.wanted.exact:
             return contextlib.nullcontext()
-        made = torch.autocast("cpu", dtype=getattr(torch, kind))
-        if self.dice is not None:
-            self.dice.ambient = made
-        return made
+        return torch.autocast("cpu", dtype=getattr(torch, kind))
 
     def _update(self) -> None:
         self._clip()
@@ -339,9 +311,6 @@ class TrainingLoop:
         """Return what gradients there are, by the parameter's first name."""
         named = self.model.named_parameters()
         return {name: p.grad.to_dense() for name, p in named if p.grad is not None}
-
-
-LOSS = "loss"  # among the modules that are kept whole: the loss function
 
 
 def _scaler(file: ModelFile | None) -> torch.amp.GradScaler:

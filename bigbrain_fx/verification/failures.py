@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import where
-from bigbrain_fx.verification.readings import OTHER
+from bigbrain_fx.verification.imported_bundle import OTHER
 
 _OURS = str(Path(__file__).resolve().parents[2])
 _LIKE_THE_EXAMPLE = (

@@ -36,6 +36,7 @@ from bigbrain_fx.frontend import (
 )
 from bigbrain_fx.plan import Plan, live_ops
 from bigbrain_fx.runtime import left_alone
+from bigbrain_fx.verification.links import same_rewritten
 from bigbrain_fx.verification.members import same_outputs
 from bigbrain_fx.verification.module import (
     SEEDS,
@@ -48,7 +49,6 @@ from bigbrain_fx.verification.module import (
     step_of,
 )
 from bigbrain_fx.verification.reference import keyed
-from bigbrain_fx.verification.rewritten import same_rewritten
 from bigbrain_fx.verification.roundly import outputs_to_rounding
 from bigbrain_fx.weights import part_name
 

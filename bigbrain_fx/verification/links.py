@@ -8,24 +8,33 @@ It runs what it is given; what is compared in which order, `child` says.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 from torch import Tensor
 
 from bigbrain_fx.core import Input
+from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import (
     Captured,
+    MicroBatchEffect,
     ModelFile,
+    Training,
     allowed,
     as_traced,
+    effect_of_parts,
     graph_inputs,
+    micro_batch_effect,
     unit_of,
+    with_divided,
 )
 from bigbrain_fx.plan import Plan, half_sums, half_sums_text, turned_text
 from bigbrain_fx.runtime import filled_up, left_alone
 from bigbrain_fx.verification.imported_bundle import weights_of
 from bigbrain_fx.verification.loop import PlainLoop, lacking, plain_loop
+from bigbrain_fx.verification.members import close_link, whole_plan
 from bigbrain_fx.verification.module import (
     SEEDS,
     another_size,
@@ -38,6 +47,11 @@ from bigbrain_fx.verification.module import (
 )
 from bigbrain_fx.verification.plain import Own, not_run, plain_link
 from bigbrain_fx.verification.reference import Reference
+from bigbrain_fx.verification.sharding import (
+    outputs_rounding,
+    own_rounding,
+    rewritten_apart,
+)
 from bigbrain_fx.verification.trace import Trace, same_run
 from bigbrain_fx.weights import part_name, trained_steps
 
@@ -157,3 +171,65 @@ def _unless_left_out(check: dict[str, object], expected: Trace) -> dict[str, obj
     what = "all updates" if every else "the update of step 0"
     detail = f"the loss scale left out {what}: give grad_scaler a smaller init_scale to compare it"
     return {**check, "passed": None, "detail": detail}
+
+
+def as_written(captured: Captured, plan: Plan) -> Plan:
+    """Return the plan; of a rewritten graph, one of the captured graph in one stage."""
+    if not plan.source.rewritten:
+        return plan
+    return whole_plan(replace(plan, graph=captured.graph))
+
+
+def same_rewritten(captured: Captured, plan: Plan) -> list[dict[str, object]]:
+    """Compare a rewritten graph with the captured one; no check where nothing is rewritten."""
+    if not plan.source.rewritten:
+        return []
+    rows, found = captured.graph.static_batch or plan.rows, [(0.0, 0)]
+
+    def apart(exact: bool) -> float:
+        found.append(rewritten_apart(captured, plan.graph, rows, exact=exact))
+        return found[-1][0]
+
+    def said() -> tuple[str, str]:
+        what = f"{found[-1][1]} tensors, {len(plan.source.rewritten)} places rewritten"
+        return "a loss, gradient or output", what
+
+    own = own_rounding if captured.graph.training else outputs_rounding
+    name = "captured graph ≈ rewritten graph"
+    link = close_link(name, apart, partial(own, captured, rows), said)
+    return [{**link, "rounded": any(most for most, _ in found)}]
+
+
+WHOLE_BATCH = "whole batch = micro-batches"
+
+
+def same_objective(file: ModelFile, captured: Captured, plan: Plan) -> list[dict[str, object]]:
+    """Compare loss and gradients by plain PyTorch; no link where there is one micro-batch.
+
+    A difference fails nothing: whoever split the model was warned of it, and the bundle computes
+    what was asked for.
+    """
+    if plan.micro_batches < 2:
+        return []
+    if file.parts > 1:
+        with left_alone(file.batches):
+            later = next(islice(file.batches(plan.seed), 1, None)) if file.batches else None
+        return [_of_effect(effect_of_parts(file, file.whole_batch if later is None else later))]
+    found = plan.source.loss_count
+    weight = file.loss_weight or (found.of if found is not None else None)
+    batch = with_divided(captured.batch, plan.source.divided)
+    captured = replace(captured, batch=batch)
+    training = Training(file.model, file.loss, file.autocast, weight)
+    try:
+        effect = micro_batch_effect(training, captured, plan.micro_batches)
+    except InputError as error:  # a loss_weight that no longer counts
+        return [{"name": WHOLE_BATCH, "passed": None, "detail": error.what}]
+    return [_of_effect(effect)]
+
+
+def _of_effect(effect: MicroBatchEffect) -> dict[str, object]:
+    if effect.differs:
+        return {"name": WHOLE_BATCH, "passed": None, "warns": True, "detail": effect.warning}
+    if effect.not_compared:
+        return {"name": WHOLE_BATCH, "passed": None, "detail": effect.not_compared}
+    return {"name": WHOLE_BATCH, "passed": True, "rounded": True, "detail": effect.difference}

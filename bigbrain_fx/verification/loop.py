@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 
 from bigbrain_fx.core import TensorSpec, quantised_weights
-from bigbrain_fx.frontend import LEAF, LOSS, Call, be_quiet, end_with_parent
+from bigbrain_fx.frontend import Call, ModelFile, be_quiet, end_with_parent, where
 from bigbrain_fx.plan import Plan, plain_params, read_plan
 from bigbrain_fx.supervisor import left_bytes
-from bigbrain_fx.verification import eager, laid_tensors
-from bigbrain_fx.verification.eager import Wanted, load_there
-from bigbrain_fx.verification.loop_service import Load, serve
+from bigbrain_fx.verification import laid_tensors
+from bigbrain_fx.verification.eager import TrainingLoop, Wanted, load_there
+from bigbrain_fx.verification.opaque_loop import OpaqueLoop
 from bigbrain_fx.weights import Scratch, source_of_weights, trained_steps
 
 
@@ -189,15 +189,11 @@ def _wanted(asked: Mapping[str, Any]) -> Wanted:
 
 def wanted_of(plan: Plan, location: str, start: str = "") -> Wanted:
     """Return the loop that a plan's bundle is compared with; `start` has other weights for it."""
-    targets = [op.target for op in plan.graph.ops]
     is_opaque, dims = plan.graph.is_opaque_step, plan.source.batch_dims
-    whole = [target.removeprefix(LEAF) for target in targets if target.startswith(LEAF)]
     return Wanted(
         location,
         plan.seed,
         plan.micro_batches,
-        random=any(op.random for op in plan.graph.ops) and not is_opaque,
-        whole=(*dict.fromkeys(whole), *([eager.LOSS] if LOSS in targets else [])),
         start=start,
         rounded=quantised_weights(plan.graph) if plan.source.quantize else (),
         loss_count=plan.source.loss_count,
@@ -264,3 +260,31 @@ def save_start(plan: Plan, numbers: Mapping[str, Tensor], path: Path) -> None:
     own = {param.name for param in plain_params(plan.graph)}
     held = own & {name for stage in plan.stages.stages for name in stage.params}
     laid_tensors.save({name: numbers[name] for name in sorted(held)}, path)
+
+
+Load = Callable[[Wanted], ModelFile]
+
+
+def serve(wanted: Wanted, load: Load, requests: IO[str], answers: IO[str]) -> None:
+    """Run steps as asked, one JSON object a line each way, until the requests end."""
+    loop: list[TrainingLoop] = []
+    for line in requests:
+        try:
+            kind = OpaqueLoop if wanted.call else TrainingLoop
+            loop = loop or [kind(wanted, load)]
+            answer = _answer(loop[0], json.loads(line))
+        except StopIteration:
+            answer = {"ended": True}
+        except Exception as error:  # the user's own code
+            first = (str(error).splitlines() or [""])[0]
+            at = where(error) or Path(wanted.location).name
+            answer = {"error": f"{type(error).__name__}: {first} ({at})"}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+def _answer(loop: TrainingLoop, request: Mapping[str, Any]) -> dict[str, object]:
+    folder = Path(request["folder"])
+    if "state" in request:
+        return loop.run_exactly(request["step"], request["state"], folder)
+    return loop.run_step(folder)

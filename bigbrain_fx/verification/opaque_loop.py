@@ -41,7 +41,7 @@ class OpaqueLoop(TrainingLoop):
 
         def compute() -> Tensor:
             self.model.zero_grad(set_to_none=True)
-            found, _ = self.forward_and_backward(batches)
+            found = self.forward_and_backward(batches)
             self._clip()
             if not losses:
                 losses.extend(found)
@@ -74,7 +74,7 @@ class OpaqueLoop(TrainingLoop):
         found: float | None = getattr(module, "clip_norm", None)
         return found
 
-    def forward_and_backward(self, batches: Sequence[object]) -> tuple[list[float], list[str]]:
+    def forward_and_backward(self, batches: Sequence[object]) -> list[float]:
         """Return the losses of the micro-batches."""
         losses, weights = [], self._step_weights(batches)
         for micro, batch in enumerate(batches):
@@ -88,7 +88,7 @@ class OpaqueLoop(TrainingLoop):
                 self._take_gradients(micro)
         if self.wanted.replicas:
             self._add_gradients()
-        return [float(loss) for loss in (plain_batches.mean(losses, weights), *losses)], []
+        return [float(loss) for loss in (plain_batches.mean(losses, weights), *losses)]
 
     def _take_gradients(self, micro: int) -> None:
         """Add a micro-batch's gradients to those of its replica."""

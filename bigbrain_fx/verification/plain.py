@@ -24,9 +24,7 @@ from bigbrain_fx.frontend import (
     Captured,
     ModelFile,
     differences,
-    draw_places,
     in_float64,
-    place_name,
     relative,
     unit_of,
     widened,
@@ -34,8 +32,8 @@ from bigbrain_fx.frontend import (
 from bigbrain_fx.plan import Plan, in_turn_text, plain_params
 from bigbrain_fx.verification import laid_tensors, plain_batches
 from bigbrain_fx.verification.loop import DataEndedError, NoLoopError, PlainLoop
+from bigbrain_fx.verification.loop_reference import LoopReference
 from bigbrain_fx.verification.module import equal, link
-from bigbrain_fx.verification.reference import Reference
 from bigbrain_fx.verification.training import Recipe
 from bigbrain_fx.verification.updates import Updates
 
@@ -129,7 +127,6 @@ class _Comparison:
         }
         self.updates = Updates(self.file, held, self.own.training)
         self.constants: dict[str, Tensor] = {}
-        self.unmatched = ""  # draws of the module alone: where nothing differs, nothing read them
         self.rounded = frozenset(quantised_weights(self.plan.graph))
 
     def compare(self, steps: int, enough_s: float = math.inf) -> str:
@@ -157,8 +154,6 @@ class _Comparison:
         state, inputs = laid_tensors.read(folder / "state"), laid_tensors.read(folder / "inputs")
         want, after = laid_tensors.read(folder / "gradients"), laid_tensors.read(folder / "after")
         reference = self._reference(state)
-        if not step:
-            self._require_places(reference, made["places"])
         batches = [self._inputs(inputs, m) for m in range(len(made["losses"]) - 1)]
         if made["weights"] is not None:
             pairs = zip(batches, made["weights"], strict=True)
@@ -181,7 +176,6 @@ class _Comparison:
             self.updated += 1
         elif fine or same:
             self.lines.append(f"step {step}: loop or graph alone has gradients that are not finite")
-        self._require_matched()
         self.updates.take(step, state, given, after, folder)
         for name in ("inputs", "gradients", "after", "exact", *(["state"] if step else [])):
             (folder / name).unlink(missing_ok=True)
@@ -208,7 +202,7 @@ class _Comparison:
         except (RuntimeError, TypeError, ValueError):  # an op that knows its own types alone
             return None
 
-    def _reference(self, state: Mapping[str, Tensor], *, wide: bool = False) -> Reference:
+    def _reference(self, state: Mapping[str, Tensor], *, wide: bool = False) -> LoopReference:
         """Return the graph with the loop's tensors; a parameter has one leaf, as there."""
         tensors = dict(self.captured.tensors) | self.constants
         for p in plain_params(self.plan.graph):
@@ -218,36 +212,7 @@ class _Comparison:
         if wide:
             graph = replace(widened(graph), autocast=None)
             tensors = {name: _wide(tensor) for name, tensor in tensors.items()}
-        return Reference(graph, stages, tensors, self.captured.functions, leaves_per_stage=False)
-
-    def _require_places(self, reference: Reference, places: Sequence[str]) -> None:
-        """Look whether module and graph draw at the same places: else their masks differ.
-
-        Raises:
-            NoLoopError: the graph draws where the module does not.
-        """
-        known = draw_places(self.plan.graph)
-        ours = [place_name(*known[name]) for name in reference.cuts[0].order if name in known]
-        theirs = set(places)
-        if theirs == set(ours):
-            return
-        more = sorted(theirs - set(ours)), sorted(set(ours) - theirs)
-        said = [
-            f"{who} at {', '.join(map(_place, names[:3]))}"
-            for who, names in zip(
-                ("only the module draws", "only the graph draws"), more, strict=True
-            )
-            if names
-        ]
-        self.unmatched = f"draws of random numbers cannot be matched: {'; '.join(said)}"
-        if more[1]:
-            raise NoLoopError(self.unmatched)
-
-    def _require_matched(self) -> None:
-        """Raise NoLoopError where numbers differ and places of draws do, too: that may be why."""
-        if self.lines and self.unmatched:
-            self.lines.clear()
-            raise NoLoopError(self.unmatched)
+        return LoopReference(graph, stages, tensors, self.captured.functions)
 
     def _inputs(self, inputs: Mapping[str, Tensor], micro: int) -> Mapping[str, Tensor]:
         entries = self.plan.graph.inputs
@@ -290,7 +255,7 @@ class _Comparison:
         step: int,
         state: Mapping[str, Tensor],
         after: Mapping[str, Tensor],
-        reference: Reference,
+        reference: LoopReference,
     ) -> None:
         """Compare what is not trained, and what the graph does not know at all."""
         for name, value in after.items():
@@ -344,12 +309,7 @@ def _require_type(entry: Input, value: Tensor) -> None:
         )
 
 
-def _place(place: str) -> str:
-    path, _, count = place.partition("#")
-    return f"{path or 'the model'}" + (f" (draw {int(count) + 1})" if count else "")
-
-
-def _fed(reference: Reference, want: Gradients, have: Gradients) -> dict[str, Tensor]:
+def _fed(reference: LoopReference, want: Gradients, have: Gradients) -> dict[str, Tensor]:
     """Return the loop's gradients where the graph has one: none is not zero to an optimizer."""
     return {
         name: want[name] if name in want else torch.zeros_like(have[name])

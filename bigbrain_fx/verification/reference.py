@@ -30,6 +30,7 @@ from bigbrain_fx.weights import part_name
 Leaf = tuple[str, int]  # a parameter, and which of the stages that give it a gradient
 Gradients = dict[Leaf, Tensor]
 Tensors = Mapping[str, Tensor]
+Draws = Callable[[Op], AbstractContextManager[None]]
 SIZE = "aten.sym_size.int"
 
 
@@ -154,7 +155,7 @@ def _powers(count: int) -> Iterator[tuple[int, int]]:
         first += size
 
 
-def keyed(graph: Graph, key: Key) -> Callable[[Op], AbstractContextManager[None]]:
+def keyed(graph: Graph, key: Key) -> Draws:
     """Return what seeds each op of a graph that draws, by its place in the model."""
     places = draw_places(graph)
 
@@ -233,6 +234,10 @@ class _Members:
         """Return the name under which a member's tensor is kept."""
         return part_name(name, member) if (name, member) in self.shards else name
 
+    def seeded(self, _inputs: Tensors, key: Key) -> Draws:
+        """Return what seeds each op that draws: by its place, as a bundle does."""
+        return keyed(self.graphs[0], key)
+
     def weight(self, member: int, name: str, _stage: int) -> Tensor:
         """Return the numbers of a parameter that a stage computes with."""
         return self.trained[member][name]
@@ -290,8 +295,12 @@ class _Members:
         given = [partial(self._leaf, own, m, cut) for m, own in enumerate(leaves)]
         name = self.graphs[0].loss
         assert name is not None
-        seeded = keyed(self.graphs[0], key)
-        how = {"order": cut.order, "key": seeded, "values": [name], "functions": self.functions}
+        how = {
+            "order": cut.order,
+            "key": self.seeded(inputs, key),
+            "values": [name],
+            "functions": self.functions,
+        }
         if len(self.graphs) == 1:
             found = [run_graph(self.runs[0], self.fixed[0], inputs, leaf=given[0], **how)]  # type: ignore[arg-type]
         else:

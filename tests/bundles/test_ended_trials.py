@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bigbrain_fx.frontend.tracing import trying
+from bigbrain_fx.frontend.tracing.executor import shard_rule_trial
 
-_run_members = trying.run_members
+_run_members = shard_rule_trial.run_members
 
 
 def run_members(graphs, tensors, inputs, **more):
@@ -32,7 +32,7 @@ def run_members(graphs, tensors, inputs, **more):
     return _run_members(graphs, tensors, inputs, **more)
 
 
-trying.run_members = run_members
+shard_rule_trial.run_members = run_members
 
 
 class Net(nn.Module):

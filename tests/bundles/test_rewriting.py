@@ -22,8 +22,7 @@ from bigbrain_fx.frontend import capture, load_model_file
 from bigbrain_fx.measure.comparison import compare
 from bigbrain_fx.plan import Options, Plan, Source, explain, make_plan
 from bigbrain_fx.verification.imported_bundle import run_bundle
-from bigbrain_fx.verification.links import same_training
-from bigbrain_fx.verification.rewritten import same_rewritten
+from bigbrain_fx.verification.links import same_rewritten, same_training
 from tools.matrix import Bench, imported, other_bytes
 
 STEPS = 3

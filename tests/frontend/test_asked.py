@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend import capture
-from bigbrain_fx.frontend.tracing.asked import asks_within
+from bigbrain_fx.frontend.tracing.opaque.rules import asks_within
 from tests.support.captured import assert_same
 from tests.support.messages import refused
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.frontend.tracing.fixed import fixed_entries
-from bigbrain_fx.frontend.tracing.values import require_steady
+from bigbrain_fx.frontend.tracing.batches.constants import require_steady
+from bigbrain_fx.frontend.tracing.batches.fixed_entries import fixed_entries
 
 
 class Net(nn.Module):
@@ -62,22 +60,6 @@ def test_of_tensors_in_their_places_nothing_is_fixed() -> None:
     assert not fixed_entries(Pair(), example, None, None)
 
 
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        ({"mask": torch.zeros(4, 2)}, r"changes mask from None to a tensor of shape \[4, 2\]"),
-        ({"views": [torch.ones(4, 3)] * 3}, "changes views from 2 entries to 3 entries"),
-        ({"phase": "main"}, "changes phase from 'warm' to 'main'"),
-    ],
-)
-def test_early_batches_that_have_it_otherwise_are_refused(more: Any, said: str) -> None:
-    def given() -> Iterator[object]:
-        return iter([batch(), batch(**more)])
-
-    with pytest.raises(InputError, match=said):
-        require_steady(Net(), batch(), lambda out, _: out, given)
-
-
 class Phase(enum.Enum):
     """Of training."""
 
@@ -108,23 +90,6 @@ def _as_input(example: dict[str, Any]) -> dict[str, Any]:
     return {"input": example["x"], "odd": example["odd"]}
 
 
-def test_an_object_that_repr_does_not_tell_is_refused_where_it_is_read() -> None:
-    class Note:
-        scale = 2.0
-
-    example = {"input": torch.ones(4, 3), "note": Note(), "table": np.ones(2)}
-    assert not fixed_entries(nn.Linear(3, 2), example, lambda out, _: out.mean(), None)
-    for name in ("note", "table"):
-
-        def by(output: Tensor, batch: Any, name: str = name) -> Tensor:
-            held = batch[name]
-            return output.mean() * (held.scale if name == "note" else float(held.sum()))
-
-        with pytest.raises(InputError, match=f"goes by {name} of the batch, an object") as caught:
-            fixed_entries(nn.Linear(3, 2), example, by, None)
-        assert "torch.from_numpy" in (caught.value.help or "")
-
-
 def test_numbers_in_a_tuple_are_counted() -> None:
     class Scaled(nn.Linear):
         def forward(self, x: Tensor, scales: tuple[float, ...]) -> Tensor:  # type: ignore[override]
@@ -132,17 +97,6 @@ def test_numbers_in_a_tuple_are_counted() -> None:
 
     example = {"x": torch.ones(4, 3), "scales": (1.0, 2.0)}
     assert (("scales",), 2) in fixed_entries(Scaled(3, 2), example, None, None)
-
-
-def test_an_entry_that_an_early_batch_has_more_is_refused_where_it_counts() -> None:
-    def weighed(output: Tensor, batch: Any) -> Tensor:
-        return (output * batch.get("weight", 1.0)).mean()
-
-    example = {"input": torch.ones(4, 3)}
-    more = {**example, "weight": torch.full((4, 1), 2.0)}
-    with pytest.raises(InputError, match="changes weight from nothing"):
-        require_steady(nn.Linear(3, 2), example, weighed, lambda: iter([example, more]))
-    require_steady(nn.Linear(3, 2), example, lambda o, _: o.mean(), lambda: iter([example, more]))
 
 
 class Walks(nn.Module):

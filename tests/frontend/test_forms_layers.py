@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bigbrain_fx.core import Const, ParamRef
-from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend import capture
 from tests.support.captured import assert_same
 
@@ -40,83 +35,6 @@ def test_returned_parameter_is_a_value() -> None:
     last = found.graph.op[found.graph.outputs[1]]
     assert last.args == (ParamRef("scale"),)
     assert last.view_of == "scale"
-
-
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(8, 8, 2, dropout=0.1, batch_first=True)
-        self.gru = nn.GRU(8, 8, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.gru(self.lstm(x)[0])[0].sum()
-
-
-class Transformer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-        self.decoder = nn.TransformerDecoderLayer(8, 2, 16, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
-        return self.decoder(self.encoder(x, src_mask=mask, is_causal=True), x).sum()
-
-
-class Norms(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.spectral = nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8))
-        self.weighted = nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))
-        self.instance = nn.InstanceNorm1d(5, track_running_stats=True, affine=True)
-        self.group = nn.GroupNorm(5, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.group(self.instance(self.weighted(self.spectral(x)))).square().sum()
-
-
-@dataclass
-class Output:
-    loss: Tensor
-    hidden: Tensor
-
-
-class Tricks(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(8, 8)
-        self.register_buffer("bank", torch.zeros(4, 8))
-
-    def forward(self, x: Tensor) -> Output:
-        keep = x.new_empty((x.shape[0], 1, 1)).bernoulli_(0.7).div_(0.7)
-        h = self.linear(x) * keep
-        h = h.masked_fill_(h < 0, 0.1)
-        values, indices = h.topk(2, -1)
-        spread = torch.zeros_like(h).scatter(-1, indices, values)
-        hot = F.one_hot(indices, 8).sum(2)
-        mixed = torch.einsum("bti,bto->bio", spread, h * hot)
-        scale = x.size(0) / x.size(1)
-        noise = torch.rand(x.shape[0] * x.shape[1] // 2).sum()
-        with torch.no_grad():
-            self.bank[0] = h.mean((0, 1))  # type: ignore[operator]  # a buffer
-        return Output(mixed.cumsum(1).mean() * scale + noise, h)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("kind", [Recurrent, Transformer, Norms, Tricks])
-def test_layers_of_torch(kind: type[nn.Module]) -> None:
-    torch.manual_seed(0)
-    model = kind()
-    found = capture(model, (torch.randn(4, 5, 8),))
-
-    def eager(x: Tensor) -> Tensor:
-        output = model(x)
-        return output.loss if isinstance(output, Output) else output
-
-    assert_same(model, found, eager)
-    about_layers = [each for each in found.warnings if " loss" not in each]  # a sum over rows
-    assert not about_layers
-    assert found.graph.static_batch is None
 
 
 class Nested(nn.Module):
@@ -217,28 +135,3 @@ def test_complex_numbers_are_arguments() -> None:
     assert_same(model, found, model)
     assert Const("1j") in [arg for op in found.graph.ops for arg in op.args]
     assert Const("(2-1j)").number == 2 - 1j
-
-
-def test_a_backward_that_draws_is_refused_with_its_line() -> None:
-    class Noisy(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: Any, gradient: Tensor) -> Tensor:
-            return gradient + torch.randn_like(gradient)
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.one = nn.Linear(6, 8)
-
-        def forward(self, x: Tensor) -> Tensor:
-            found: Tensor = Noisy.apply(self.one(x)).square().mean()  # type: ignore[no-untyped-call]
-            return found
-
-    with pytest.raises(CaptureError, match="the backward pass draws random numbers") as caught:
-        capture(Net(), (torch.randn(4, 6),))
-    assert "test_forms_layers.py" in (caught.value.at or "")
-    assert "ctx.save_for_backward(noise)" in (caught.value.help or "")

@@ -16,7 +16,7 @@ from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend import capture
 from bigbrain_fx.plan import Options
 from tests.support.bundles import cluster
-from tests.support.captured import assert_same, run
+from tests.support.captured import run
 
 
 @dataclass
@@ -56,63 +56,11 @@ def loss_op(graph: Graph) -> Op:
     return next(op for op in graph.ops if op.target == "user.loss")
 
 
-@pytest.mark.nightly
-def test_ctc_is_one_op_that_gets_what_it_reads() -> None:
-    model, batch = Speech(), speech_batch()
-    found = capture(model, batch, ctc)
-    op = loss_op(found.graph)
-    assert found.graph.static_batch is None
-    assert found.graph.loss == op.name
-    assert op.refs[1:] == ("letters", "lengths")
-    assert len(op.refs) == 3  # logits; the hidden states are not read
-    assert op.outputs[0].shape == ()
-    assert op.requires_grad
-    assert found.warnings[0].startswith("BX0150: the loss cannot be traced (")
-    assert found.functions["user.loss"] is ctc
-
-    def eager(sound: Tensor, letters: Tensor, lengths: Tensor) -> Tensor:
-        return ctc(model(sound), {"letters": letters, "lengths": lengths})
-
-    assert_same(model, found, eager)
-    assert_same(model, found, eager, 3)
-
-
 def matcher(output: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
     """Match rows to targets as DETR does: numbers leave torch, indices come back."""
     cost = torch.cdist(output, batch[1]).detach().numpy()
     order = torch.as_tensor(cost.argmin(-1))
     return (output - batch[1][order]).square().mean()
-
-
-def test_a_matcher_in_numpy() -> None:
-    model = nn.Linear(4, 4)
-    found = capture(model, (torch.randn(6, 4), torch.randn(6, 4)), matcher)
-    x, y = (entry.name for entry in found.graph.inputs)
-    assert loss_op(found.graph).refs == ("linear", x, y)  # it asks data: it may come to read x
-    assert_same(model, found, lambda x, y: matcher(model(x), (x, y)))
-
-
-def by_halves(output: tuple[Tensor, Tensor], batch: tuple[Tensor, Tensor]) -> Tensor:
-    found = output[0].square().mean()
-    return found + output[1].mean() if batch[1].sum().item() > 100 else found
-
-
-class TwoHeads(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.one(x), self.other(x)
-
-
-def test_a_loss_that_asks_data_gets_what_it_may_come_to_read() -> None:
-    model, x, y = TwoHeads(), torch.randn(6, 4), torch.zeros(6, 4)
-    found = capture(model, (x, y), by_halves)
-    assert len(loss_op(found.graph).refs) == 4
-    names = [entry.name for entry in found.graph.inputs]
-    made = run(found, dict(zip(names, (x, y + 100), strict=True)))
-    assert torch.equal(made[str(found.graph.loss)], by_halves(model(x), (x, y + 100)))
 
 
 def test_a_loss_that_can_be_traced_is_not_kept() -> None:

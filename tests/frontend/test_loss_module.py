@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from bigbrain_fx.errors import BigBrainError, CaptureError, InputError
 from bigbrain_fx.frontend import capture
-from tests.support.captured import assert_same
 
 
 class Criterion(nn.Module):
@@ -31,13 +30,6 @@ class Criterion(nn.Module):
 
 def example() -> dict[str, Tensor]:
     return {"input": torch.randn(6, 4), "label": torch.arange(6) % 3}
-
-
-def test_class_weights_in_a_buffer_of_the_loss() -> None:
-    model, loss = nn.Sequential(nn.Linear(4, 3)), Criterion()
-    made = capture(model, example(), loss)
-    assert "user.loss" not in {op.target for op in made.graph.ops}
-    assert_same(model, made, lambda x, label: loss(model(x), {"label": label}))
 
 
 def test_a_loss_that_writes_its_buffer_is_refused_with_its_line() -> None:

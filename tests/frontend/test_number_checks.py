@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bigbrain_fx.frontend import capture
-from bigbrain_fx.frontend.translation.number_checks import only_compares
-from bigbrain_fx.frontend.translation.oracle import WrongAnswerError
+from bigbrain_fx.frontend.translation.oracle import WrongAnswerError, only_compares
 from tests.support.captured import assert_same, run
 
 COMPARED = (

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bigbrain_fx.errors import CaptureError, InputError
-from bigbrain_fx.frontend import capture, leaf_paths
+from bigbrain_fx.frontend import capture
 from bigbrain_fx.frontend.translation.refusals import explain
 from tests.support.captured import assert_same
 from tests.support.messages import refused
@@ -129,29 +129,6 @@ def test_sparse_gradients_are_refused_at_their_line(kind: type[Any]) -> None:
     capture(nn.Sequential(kind(16, 8)), tokens()[:1], loss)
 
 
-class Force(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.energy = nn.Linear(4, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.detach().requires_grad_(True)
-        energy = torch.tanh(self.energy(x)).sum()
-        return torch.autograd.grad(energy, x, create_graph=True)[0].square().mean()
-
-
-def test_a_part_that_asks_autograd_is_kept_whole() -> None:
-    found = capture(nn.Sequential(Plain(), Force()), (torch.randn(8, 4),))
-    assert leaf_paths(found.graph) == ("1",)
-    assert "forward asks autograd for gradients" in found.warnings[0]
-
-
-def test_a_model_that_asks_autograd_itself_is_told_of_leaves() -> None:
-    with refused("BX0185", CaptureError) as caught:
-        capture(Force(), (torch.randn(8, 4),))
-    assert (caught.value.at or "").startswith("test_objective.py:")
-
-
 class ByMath(nn.Module):
     """Attention by the plain formula: the processor's own code has other bits."""
 
@@ -161,42 +138,12 @@ class ByMath(nn.Module):
             return F.scaled_dot_product_attention(x, x, x, is_causal=True).reshape(-1, 4)
 
 
-@pytest.mark.nightly
-def test_a_part_that_changes_how_torch_computes_is_kept_whole() -> None:
-    torch.manual_seed(0)
-    found = capture(nn.Sequential(Plain(), ByMath()), (torch.randn(8, 4),))
-    assert leaf_paths(found.graph) == ("1",)
-    assert "changes how torch computes" in found.warnings[0]
-
-
 @pytest.mark.gate("41")
 @pytest.mark.parametrize("seed", [0, 24, 41])  # of the last two one and three rows are alike
 def test_a_model_that_changes_how_torch_computes_is_told_of_leaves(seed: int) -> None:
     torch.manual_seed(seed)
     with refused("BX0187", CaptureError):
         capture(ByMath(), (torch.randn(8, 4),))
-
-
-class Graphs(nn.Module):
-    """Three graphs of eight nodes as one: edges point into all of them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor, edges: Tensor, y: Tensor) -> Tensor:
-        h = self.up(x)
-        h = h + torch.zeros_like(h).index_add(0, edges[1], h[edges[0]])
-        return (h.view(3, -1, 4).sum(1) - y).square().mean()
-
-
-def test_a_batch_that_cannot_be_cut_is_traced_whole() -> None:
-    model, dice = Graphs(), torch.Generator().manual_seed(0)
-    edges = torch.randint(24, (2, 80), generator=dice)
-    found = capture(model, {"x": torch.randn(24, 4), "edges": edges, "y": torch.randn(3, 4)})
-    assert found.graph.static_batch == 24
-    assert "dimension 0 of x (24 rows) is taken for the batch; edges, y goes" in found.warnings[0]
-    assert_same(model, found, model)
 
 
 def test_a_norm_that_wants_more_rows_than_a_probe_has() -> None:

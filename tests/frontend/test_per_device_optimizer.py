@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import bigbrain_fx as bb
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.frontend.tracing import optimizer_trial
-from bigbrain_fx.frontend.tracing.per_device_optimizer import require_per_device
+from bigbrain_fx.frontend.tracing.optimizers import trial
+from bigbrain_fx.frontend.tracing.optimizers.per_device import require_per_device
 from tests.support.bundles import MODEL, cluster
 
 Named = Iterable[tuple[str, nn.Parameter]]
@@ -297,7 +297,7 @@ def test_a_large_model_is_tried_small(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with torch.device("meta"):
         model = net()
-    monkeypatch.setattr(optimizer_trial, "MOST_NUMBERS", 40)
+    monkeypatch.setattr(trial, "MOST_NUMBERS", 40)
     require_per_device(model, make, HELD)
     assert sum(seen[0]) <= 40
     assert len(seen[0]) == 6

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bigbrain_fx.frontend.tracing.rounding import (
+from bigbrain_fx.frontend.tracing.executor.tolerance import (
     allowed,
     coarsest,
     differences,

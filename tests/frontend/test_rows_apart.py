@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bigbrain_fx.core import Graph
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import Captured, capture
-from bigbrain_fx.frontend.tracing.rows_apart import are_near
+from bigbrain_fx.frontend.tracing.batches.row_independence import are_near
 from bigbrain_fx.plan import Options
 from bigbrain_fx.plan.one import counts
 from tests.support import samples

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.frontend.tracing.scheduler_trial import require_scheduler
+from bigbrain_fx.frontend.tracing.optimizers.per_device import require_scheduler
 
 S = torch.optim.lr_scheduler
 TRAINED = dict(nn.Linear(3, 4).named_parameters())

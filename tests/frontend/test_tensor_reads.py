@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bigbrain_fx.frontend.tracing.tensor_reads import TensorReads
+from bigbrain_fx.frontend.tracing.opaque.tensor_access import TensorReads
 
 
 def after(lines: Callable[[Tensor], object]) -> TensorReads:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import Captured, capture
-from bigbrain_fx.frontend.tracing.uneven import pads, require_padding, require_rows
+from bigbrain_fx.frontend.tracing.batches.uneven import pads, require_padding, require_rows
 from bigbrain_fx.frontend.translation.batch import fill, take_apart
 
 ROWS = 6

@@ -16,7 +16,7 @@ from torch.compiler import is_compiling
 
 from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend import Captured, capture
-from bigbrain_fx.frontend.tracing.unseen import Asked, both
+from bigbrain_fx.frontend.tracing.lines.untraced_queries import Asked, both
 from bigbrain_fx.frontend.translation.oracle import Oracle
 from tests.support.messages import refused
 
@@ -104,14 +104,6 @@ def test_in_the_middle_of_the_models_own_forward_it_is_refused(guard: Guard) -> 
     with refused("BX0130a", CaptureError) as caught:
         of(Model(guard))
     assert (caught.value.at or "").startswith("test_unseen.py:")
-
-
-@pytest.mark.gate("swallowed")
-@pytest.mark.parametrize("guard", [swallowed, told], ids=lambda guard: guard.__name__)
-def test_a_part_that_asks_is_kept_whole(guard: Guard) -> None:
-    found = of(Model(guard, part=True))
-    assert any(op.target == "leaf.part" for op in found.graph.ops)
-    assert "a trace gets past" in found.warnings[-1]
 
 
 class Noting(nn.Module):

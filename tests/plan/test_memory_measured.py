@@ -18,8 +18,8 @@ from bigbrain_fx.core import (
 )
 from bigbrain_fx.errors import NoPlanError
 from bigbrain_fx.frontend import capture
-from bigbrain_fx.frontend.tracing.live import LiveBytes
-from bigbrain_fx.frontend.tracing.optimizer import optimizer_facts
+from bigbrain_fx.frontend.tracing.executor.allocations import LiveBytes
+from bigbrain_fx.frontend.tracing.optimizers.memory import optimizer_facts
 from bigbrain_fx.plan import Options, Source, make_plan
 from bigbrain_fx.plan.cut import cut
 from bigbrain_fx.plan.memory_check import PROCESS, needed_bytes

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bigbrain_fx.frontend.tracing.live import LiveBytes
+from bigbrain_fx.frontend.tracing.executor.allocations import LiveBytes
 from bigbrain_fx.runtime import AgainError, again
 from bigbrain_fx.runtime.promises import making_again
 

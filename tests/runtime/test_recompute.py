@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bigbrain_fx.frontend.tracing.live import LiveBytes
+from bigbrain_fx.frontend.tracing.executor.allocations import LiveBytes
 from bigbrain_fx.runtime import Device, Stage, Training, adamw, buffer
 from bigbrain_fx.runtime.data import Stream
 from bigbrain_fx.runtime.local import Hub, LocalTransport

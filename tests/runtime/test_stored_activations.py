@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bigbrain_fx.frontend.tracing.live import LiveBytes
+from bigbrain_fx.frontend.tracing.executor.allocations import LiveBytes
 from bigbrain_fx.runtime import HostRoom, StoreError
 from bigbrain_fx.runtime.stored_activations import TRIMS_EVERY, ActivationStore
 from bigbrain_fx.runtime.stores import DiskRoom

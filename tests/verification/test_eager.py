@@ -71,7 +71,7 @@ def loss(output, batch):
 def test_what_a_call_leaves_is_there_for_the_next(tmp_path: Path) -> None:
     path = tmp_path / "cached_first.py"
     path.write_text(CACHED)
-    loop = eager.TrainingLoop(eager.Wanted(str(path), 0, 2, random=False))
+    loop = eager.TrainingLoop(eager.Wanted(str(path), 0, 2))
     for step in ("0", "1"):
         (tmp_path / step).mkdir()
         loop.run_step(tmp_path / step)

@@ -16,7 +16,7 @@ from bigbrain_fx.core import Cluster, Device, Link, Shard
 from bigbrain_fx.emit import bundle_texts, write_bundle
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import ModelFile, capture, load_model_file
-from bigbrain_fx.frontend.tracing.sharded_optimizer import require_divided
+from bigbrain_fx.frontend.tracing.optimizers.sharded import require_divided
 from bigbrain_fx.plan import (
     Options,
     Plan,
@@ -191,10 +191,10 @@ def test_a_wrong_share_of_a_sum_is_not_rounding(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The link that is not bitwise still tells a sum that lacks a part."""
-    from bigbrain_fx.frontend.tracing import lockstep
+    from bigbrain_fx.frontend.tracing.executor import tensor_parallel
 
     plan = planned(bench, 2)
-    monkeypatch.setattr(lockstep, "added", lambda parts: parts[0] + 0.999 * parts[1])
+    monkeypatch.setattr(tensor_parallel, "added", lambda parts: parts[0] + 0.999 * parts[1])
     assert same_graph(bench.captured, plan)["passed"] is False
 
 

@@ -57,9 +57,9 @@ def test_only_one_member_collects_and_nothing_is_said_of_gradients(
 
 
 def test_a_wrong_sum_is_no_rounding(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    from bigbrain_fx.frontend.tracing import lockstep
+    from bigbrain_fx.frontend.tracing.executor import tensor_parallel
 
     plan = planned(bench, 2)
     assert same_outputs(bench.captured, plan)["passed"] is True
-    monkeypatch.setattr(lockstep, "added", lambda parts: parts[0] + 0.999 * parts[1])
+    monkeypatch.setattr(tensor_parallel, "added", lambda parts: parts[0] + 0.999 * parts[1])
     assert same_outputs(bench.captured, plan)["passed"] is False

@@ -1,35 +1,54 @@
-"""What a model draws in the first link of `verify`: by whom, and in regions of autocast."""
+"""What a model draws in the first link of `verify`: in its order, however a plan orders ops."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 from bigbrain_fx.bundles.verifying import verify
-from bigbrain_fx.verification.dice import KeyedDice
+from bigbrain_fx.core import Stage, Stages
+from bigbrain_fx.frontend import capture
+from bigbrain_fx.verification.draws import LOOP, reseed
+from bigbrain_fx.verification.loop_reference import LoopReference
 from tests.verification.test_plain import first, split
 
 
-class TwoHolders(nn.Module):
-    """Two parts hold one module that draws."""
+class Branches(nn.Module):
+    """Two parts draw, and neither waits for the other."""
 
     def __init__(self) -> None:
         super().__init__()
-        drop = nn.Dropout(0.5)
-        self.a, self.b = nn.Sequential(drop), nn.Sequential(drop)
+        self.a, self.b = nn.Linear(6, 4), nn.Linear(6, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.b(self.a(x))
+        a = self.a(x) * torch.rand(4)
+        return (a + nn.functional.dropout(self.b(x))).square().sum()
 
 
-def test_a_module_of_two_names_draws_under_the_name_that_it_is_called_by() -> None:
-    dice, model = KeyedDice(), TwoHolders()
-    dice.know(model)
-    assert dice._path_of(model.a[0]) == "a.0"
-    dice.stack.append("b")
-    assert dice._path_of(model.a[0]) == "b.0"
+def test_ops_in_another_order_draw_as_the_loop_does() -> None:
+    x, model = torch.randn(3, 6), Branches()
+    captured = capture(model, x)
+    names = [op.name for op in captured.graph.ops]
+    last = [op.name for op in captured.graph.ops if op.module_path == "b" or "dropout" in op.target]
+    others = [name for name in names if name not in last]
+    draws = [op.name for op in captured.graph.ops if op.random]
+    params = tuple(p.name for p in captured.graph.params)
+    order = (*last, *others)
+    assert [n for n in order if n in draws] == draws[::-1]
+    key = 0, 0, 0
+    reseed(key, LOOP)
+    loss = model(x)
+    loss.backward()
+    stages = Stages((Stage(0, "d0", order, params=params),), ())
+    made = LoopReference(captured.graph, stages, captured.tensors, {})
+    found, gradients = made.gradients([{captured.graph.inputs[0].name: x}], 0, 0)
+    assert torch.equal(found, loss.detach())
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        assert torch.equal(gradients[name], parameter.grad)
 
 
 CAST = """

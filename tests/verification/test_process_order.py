@@ -8,7 +8,7 @@ import pytest
 
 import bigbrain_fx as bb
 from bigbrain_fx.errors import CaptureError
-from bigbrain_fx.verification.process_order import (
+from bigbrain_fx.verification.rehearsal import (
     HASH_SEED,
     line_of_draw,
     line_of_set,

@@ -22,7 +22,7 @@ from bigbrain_fx.frontend import session
 from bigbrain_fx.plan import read_plan
 from bigbrain_fx.verification.child import verify_here
 from bigbrain_fx.verification.imported_bundle import import_bundle, run_bundle
-from bigbrain_fx.verification.micro_batches import NAME as WHOLE_BATCH
+from bigbrain_fx.verification.links import WHOLE_BATCH
 from tools.apart import apart, child_here
 from tools.pairs import loops, running
 from tools.pairs.calling import called, refusal

@@ -27,7 +27,7 @@ import torch
 
 from bigbrain_fx.frontend.digests import digest
 from bigbrain_fx.frontend.forked import is_of
-from bigbrain_fx.frontend.tracing.dice import random_state_kept
+from bigbrain_fx.frontend.tracing.state.python_rng import random_state_kept
 from bigbrain_fx.runtime import left_alone
 
 if TYPE_CHECKING:

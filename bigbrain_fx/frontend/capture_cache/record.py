@@ -7,7 +7,7 @@ constants that the trace made, and its batch is taken apart alike.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +15,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from bigbrain_fx.core import Graph
 from bigbrain_fx.errors import BigBrainError
-from bigbrain_fx.frontend.elsewhere import Elsewhere
 from bigbrain_fx.frontend.tracing.captured import Captured
 from bigbrain_fx.frontend.translation.batch import Batch, take_apart
 from bigbrain_fx.frontend.translation.params import store, tensor_names
@@ -34,7 +33,7 @@ def record_of(captured: Captured, file: ModelFile) -> Record | None:
         "names": [[list(entry.key), entry.name] for entry in captured.batch.entries],
         "warnings": list(captured.warnings),
         "written": list(captured.written),
-        "elsewhere": captured.elsewhere and asdict(captured.elsewhere),
+        "device_lines": list(captured.device_lines),
     }
     if captured.functions or file.numbers or file.parts > 1:
         return None
@@ -46,14 +45,14 @@ def captured_of(record: Record, file: ModelFile) -> Captured | None:
     """Return a capture of a model file that was loaded; None where the record does not fit it."""
     try:
         graph = TypeAdapter(Graph).validate_python(record["graph"])
-        elsewhere = TypeAdapter(Elsewhere | None).validate_python(record["elsewhere"])
+        device_lines = tuple(map(str, record["device_lines"]))
         batch = _batch(record, file).with_lengths(file.free if graph.lengths else {})
         told = tuple(map(str, record["warnings"])), batch, tuple(map(str, record["written"]))
     except (ValidationError, BigBrainError, LookupError, TypeError):
         return None
     tensors = store(file.model, {}).tensors
     fits = tensors.keys() == {param.name for param in graph.params}
-    return Captured(graph, tensors, {}, *told, elsewhere) if fits else None
+    return Captured(graph, tensors, {}, *told, device_lines) if fits else None
 
 
 def _batch(record: Record, file: ModelFile) -> Batch:

@@ -19,7 +19,7 @@ from torch import Tensor
 from bigbrain_fx.core import Op
 from bigbrain_fx.frontend.micro_batches.gradients import Tensors
 from bigbrain_fx.frontend.tracing.captured import Captured
-from bigbrain_fx.frontend.tracing.interpret import run_graph
+from bigbrain_fx.frontend.tracing.executor.graph_executor import run_graph
 from bigbrain_fx.frontend.translation.kept import LOSS
 
 _MEMORY = 2**30  # bytes of values that may be held

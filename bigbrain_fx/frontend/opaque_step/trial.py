@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend.forked import apart
 from bigbrain_fx.frontend.opaque_step.user_step import Call, UserStep, call_of
-from bigbrain_fx.frontend.tracing.live import LiveBytes
+from bigbrain_fx.frontend.tracing.executor.allocations import LiveBytes
 from bigbrain_fx.frontend.tracing.plain import seed_python
 from bigbrain_fx.frontend.tracing.step import Route, parameters_of, route
 from bigbrain_fx.frontend.translation.sources import where

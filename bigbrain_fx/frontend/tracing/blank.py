@@ -1,4 +1,4 @@
-"""Models without numbers: their tensors have shapes, types and addresses, and no memory.
+"""Models without numbers: tensors of shapes and addresses, filled later from a checkpoint.
 
 `unmade()` builds a model with its parameters on the meta device and all else as it is; `reserve`
 then gives every meta tensor an address range that nothing has touched: the system backs no page of
@@ -13,9 +13,15 @@ import contextlib
 import math
 import mmap
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
+
+from bigbrain_fx.frontend.hf.weights import converted
+from bigbrain_fx.frontend.translation.params import store
+from bigbrain_fx.weights import Checkpoint, Scratch, match, read_checkpoint
 
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # the number on Linux; named in Python 3.13
 _ON_META = torch.device("meta")
@@ -117,3 +123,25 @@ def _range(tensor: Tensor) -> Tensor:
     memory = mmap.mmap(-1, count * tensor.element_size(), flags=flags)
     flat = torch.frombuffer(memory, dtype=tensor.dtype, count=count)
     return flat.as_strided(tensor.shape, tensor.stride())
+
+
+def fill(model: nn.Module, path: Path) -> None:
+    """Read a checkpoint into a model, as `split --weights` does into a bundle.
+
+    Raises:
+        InputError: the checkpoint does not fit the model, or is gone.
+    """
+    checkpoint = read_checkpoint(path)
+    kept = store(model, {})
+    with Scratch("weights") as scratch:
+        named = Checkpoint(checkpoint.path, converted(model, checkpoint, Path(scratch)))
+        for name, stored in match(kept.params, named).sources.items():
+            tensor = kept.tensors[name]
+            with safe_open(stored.file, framework="pt") as file:
+                found = file.get_tensor(stored.key).to(tensor.dtype)
+            if tensor.device.type == "meta":
+                supply(tensor, found)
+                continue
+            with torch.no_grad():
+                tensor.copy_(found)  # its reserved memory becomes real
+            unmark(tensor)

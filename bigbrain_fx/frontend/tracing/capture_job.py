@@ -1,7 +1,4 @@
-"""One capture in the making: with a free batch size or a fixed one, compared, or refused.
-
-It exports, translates and compares; how the batch reaches forward is settled before.
-"""
+"""One capture in the making: exported with a free batch size or a fixed one, and compared."""
 
 from __future__ import annotations
 
@@ -16,15 +13,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from bigbrain_fx.core import longest
 from bigbrain_fx.errors import BigBrainError, CaptureError, InputError
 from bigbrain_fx.frontend.notes import OF_ONE_LENGTH, TOO_LARGE
-from bigbrain_fx.frontend.tracing import asked_rows
-from bigbrain_fx.frontend.tracing.advice import BY_DATA, COMPILED, advice, where_differs
-from bigbrain_fx.frontend.tracing.by_data import data_seen
+from bigbrain_fx.frontend.tracing.batches.fixed_entries import on_written
+from bigbrain_fx.frontend.tracing.batches.row_independence import asked_for_inference
 from bigbrain_fx.frontend.tracing.captured import Captured
-from bigbrain_fx.frontend.tracing.check import BACKWARD, CheckRun, affordable
-from bigbrain_fx.frontend.tracing.dice import random_state_kept, rolls
+from bigbrain_fx.frontend.tracing.check import BACKWARD, CheckRun, affordable, module_apart
+from bigbrain_fx.frontend.tracing.executor.activation_memory import with_saves
 from bigbrain_fx.frontend.tracing.export import ambient, export_step, lengths_in, quiet
-from bigbrain_fx.frontend.tracing.first_remedies import OF_CRITERION, first_remedy
-from bigbrain_fx.frontend.tracing.for_inference import asked_for_inference
 from bigbrain_fx.frontend.tracing.hooks import (
     FUNCTION,
     WITHOUT_GRADIENT,
@@ -35,6 +29,17 @@ from bigbrain_fx.frontend.tracing.hooks import (
     suspect,
 )
 from bigbrain_fx.frontend.tracing.ladder import Ladder
+from bigbrain_fx.frontend.tracing.lines import size_guards
+from bigbrain_fx.frontend.tracing.lines.advice import (
+    BY_DATA,
+    COMPILED,
+    OF_CRITERION,
+    advice,
+    first_remedy,
+    where_differs,
+)
+from bigbrain_fx.frontend.tracing.lines.patches import data_seen
+from bigbrain_fx.frontend.tracing.lines.random_branches import without_settled, wrong_bet
 from bigbrain_fx.frontend.tracing.objective import (
     is_one_value,
     made_of_weights,
@@ -44,11 +49,9 @@ from bigbrain_fx.frontend.tracing.objective import (
     require_numbers,
     require_parameters_unwritten,
 )
-from bigbrain_fx.frontend.tracing.odds import without_settled, wrong_bet
 from bigbrain_fx.frontend.tracing.plain import state_kept
-from bigbrain_fx.frontend.tracing.saves import with_saves
+from bigbrain_fx.frontend.tracing.state.python_rng import random_state_kept, rolls
 from bigbrain_fx.frontend.tracing.step import Step, is_compiled
-from bigbrain_fx.frontend.tracing.written_batch import on_written
 from bigbrain_fx.frontend.translation.arguments import noting_arguments, with_hints
 from bigbrain_fx.frontend.translation.batch import Batch, Entry
 from bigbrain_fx.frontend.translation.opaque import recording
@@ -87,8 +90,8 @@ class CaptureJob:
     ladder: Ladder
     warnings: list[str] = field(default_factory=list)
     by_data: list[str] = field(default_factory=list)  # lines that go by `.data`
-    asked: tuple[asked_rows.Asked, ...] = ()  # of the number of rows
-    asked_of_lengths: tuple[asked_rows.AskedOfLengths, ...] = ()
+    asked: tuple[size_guards.Asked, ...] = ()  # of the number of rows
+    asked_of_lengths: tuple[size_guards.AskedOfLengths, ...] = ()
 
     def run(self, micro_batch: int | None) -> Captured:
         """Try a free batch size, then a fixed one."""
@@ -162,7 +165,7 @@ class CaptureJob:
                 raise
             return None, str(explain(error).what)
         rows = (1, 3) if self.batch.rows != 3 else (1, 4)
-        asks = asked_rows.goes_by_rows(self.asked, self.batch.rows, self.own_fault)
+        asks = size_guards.goes_by_rows(self.asked, self.batch.rows, self.own_fault)
         problem = asks or self.unlike_rows(found) or self.problem(found, rows)
         problem = problem or self.unlike_lengths(found)
         return (found, "") if problem is None else (None, problem)
@@ -192,6 +195,8 @@ class CaptureJob:
         error = self.diagnosed(error)
         if self.by_data and error.family == "BX0201":
             error.at, error.help = self.by_data[0], BY_DATA
+        if isinstance(error, CaptureError) and error.family == "BX0201":
+            error.inside = module_apart(self.step, found, self.batch)
         return error
 
     def diagnosed(self, error: BigBrainError) -> BigBrainError:
@@ -246,8 +251,8 @@ class CaptureJob:
                 lengths=lengths,
             )
         symbols = lengths_in(program, lengths)
-        self.asked = asked_rows.in_guards(program, symbols)
-        self.asked_of_lengths = asked_rows.of_lengths(program, symbols, rows)
+        self.asked = size_guards.in_guards(program, symbols)
+        self.asked_of_lengths = size_guards.of_lengths(program, symbols, rows)
         self.ladder.hear(program)
         unseen = rolled or self.ladder.leaves  # what is kept whole was not run here
         said = self.ladder.judge_dice(tensors, self._quiet_run) if unseen else None
@@ -315,7 +320,7 @@ class CaptureJob:
     def unlike_lengths(self, found: Captured) -> str | None:
         """Say why the trace does not hold for shorter batches."""
         names = self.batch.lengths
-        asks = asked_rows.goes_by_length(self.asked_of_lengths, names)
+        asks = size_guards.goes_by_length(self.asked_of_lengths, names)
         if asks is not None or self.on_meta or not names:
             return asks
         if not affordable(found.graph, (self.batch.rows,), share=BACKWARD):

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from bigbrain_fx.core import Graph
-from bigbrain_fx.frontend.elsewhere import Elsewhere
 from bigbrain_fx.frontend.translation.batch import Batch
 
 
@@ -23,7 +22,7 @@ class Captured:
         warnings: what the user should know, one sentence each.
         batch: the example batch, taken apart.
         written: entries of the batch that forward or loss write into.
-        elsewhere: what asks for the device, and what comes of it on a GPU.
+        device_lines: the user's lines that ask for the device.
     """
 
     graph: Graph
@@ -32,7 +31,7 @@ class Captured:
     warnings: tuple[str, ...]
     batch: Batch
     written: tuple[str, ...] = ()
-    elsewhere: Elsewhere | None = None
+    device_lines: tuple[str, ...] = ()
 
     def inputs(self, rows: int | None = None) -> dict[str, Tensor]:
         """Return the example batch by input name, with `rows` rows (its own when left out)."""

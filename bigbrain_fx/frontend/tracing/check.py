@@ -6,20 +6,30 @@ This file runs both; it knows nothing of tracing.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
-from bigbrain_fx.core import Dim, Graph, Op, size_of
+from bigbrain_fx.core import CallArguments, Dim, Graph, Op, size_of
 from bigbrain_fx.errors import CaptureError, InputError
+from bigbrain_fx.frontend.tracing.captured import Captured
+from bigbrain_fx.frontend.tracing.executor.graph_executor import run_graph
+from bigbrain_fx.frontend.tracing.executor.tolerance import (
+    Gradients,
+    coarsest,
+    differences,
+    exact_gradients,
+)
 from bigbrain_fx.frontend.tracing.export import ambient, quiet
-from bigbrain_fx.frontend.tracing.interpret import run_graph
 from bigbrain_fx.frontend.tracing.plain import same_numbers, seed_python, state_kept
-from bigbrain_fx.frontend.tracing.rounding import Gradients, coarsest, differences, exact_gradients
 from bigbrain_fx.frontend.tracing.step import Step
+from bigbrain_fx.frontend.translation.batch import Batch
 from bigbrain_fx.frontend.translation.opaque import PREFIX
 from bigbrain_fx.frontend.translation.oracle import WrongAnswerError
 from bigbrain_fx.frontend.translation.params import dtype_name
@@ -68,13 +78,13 @@ class CheckRun:
         """
         asked = gradients and self.graph.loss is not None
         try:
-            with self._kept(seed):
-                expected = self._eager(inputs, asked)
+            with self.kept(seed):
+                expected = self.eager(inputs, asked)
         except _REFUSALS:
             return None  # the module itself refuses this size: nothing to compare
         self.ran.append(seed)
         try:
-            with self._kept(seed):
+            with self.kept(seed):
                 found = self._captured(inputs, asked and expected.gradients is not None)
         except WrongAnswerError:
             raise
@@ -105,7 +115,8 @@ class CheckRun:
         outputs = [value for _, value in self.graph.output_names] or self.graph.outputs
         return [*([self.graph.loss] if self.graph.loss else []), *outputs]
 
-    def _eager(self, inputs: Mapping[str, Tensor], asked: bool) -> StepOutcome:
+    def eager(self, inputs: Mapping[str, Tensor], asked: bool) -> StepOutcome:
+        """Run the module on a batch, with its gradients where they are asked for."""
         tensors = [tensor.clone() for tensor in inputs.values()]
         with torch.set_grad_enabled(asked), ambient(self.graph.autocast, tensors):
             values = self.step(*tensors)
@@ -209,12 +220,79 @@ class CheckRun:
                     self.tensors[name].copy_(tensor)
 
     @contextlib.contextmanager
-    def _kept(self, seed: int) -> Iterator[None]:
+    def kept(self, seed: int) -> Iterator[None]:
+        """Seed all generators; put every buffer and every random state back at the end."""
         written = {name: self.tensors[name].detach().clone() for name in self._written()}
         with state_kept(self.step.model), _one_thread(), quiet(), self._put_back(written):
             torch.default_generator.manual_seed(seed)
             seed_python(seed)  # a trace that kept one draw differs under another seed
             yield
+
+
+def module_apart(step: Step, found: Captured, batch: Batch) -> str:
+    """Return the path of the module that first gives another result; empty: none is known.
+
+    It is none where other modules draw random numbers: what moved the generator is unknown.
+    """
+    graph, wanted, values = found.graph, dict[_Call, list[Tensor]](), dict[str, object]()
+
+    def note(op: Op, value: object) -> None:
+        values[op.name] = _copied(value)
+
+    run = CheckRun(step, graph, found.tensors, found.functions)
+    inputs = batch.sized(graph.static_batch or batch.rows)
+    cloned = {name: tensor.clone() for name, tensor in inputs.items()}
+    with contextlib.suppress(Exception), torch.no_grad():  # the user's code, which fails here
+        with run.kept(0), _results_noted(step.model, wanted):
+            run.eager(inputs, asked=False)
+        with run.kept(0):
+            run_graph(graph, found.tensors, cloned, functions=found.functions, watch=note)
+    path = next((call.path for call in _calls(graph) if _is_apart(call, wanted, values)), "")
+    draws = any(op.random and not f"{op.module_path}.".startswith(f"{path}.") for op in graph.ops)
+    return "" if draws else path
+
+
+_Call = tuple[str, int]
+
+
+def _calls(graph: Graph) -> list[CallArguments]:
+    """Return the calls of the model's modules, in the order in which they end."""
+    place = {op.name: number for number, op in enumerate(graph.ops)}
+    found = (call for call in graph.arguments if call.path and call.results)
+    return sorted(found, key=lambda call: max(place.get(name, -1) for name in call.results))
+
+
+def _is_apart(
+    call: CallArguments, wanted: Mapping[_Call, list[Tensor]], values: Mapping[str, object]
+) -> bool:
+    """Whether a call gives other tensors in the graph; one that is not known does not."""
+    want = wanted.get((call.path, call.call), [])
+    have = [values.get(name) for name in call.results]
+    known = len(have) == len(want) and all(isinstance(tensor, Tensor) for tensor in have)
+    return known and not all(map(same_numbers, have, want))
+
+
+@contextlib.contextmanager
+def _results_noted(model: nn.Module, found: dict[tuple[str, int], list[Tensor]]) -> Iterator[None]:
+    """Note what calls of a model's modules give meanwhile, by path and number of the call."""
+    paths = {id(part): path for path, part in model.named_modules()}
+    calls: Counter[str] = Counter()
+
+    def note(part: nn.Module, _args: object, result: object) -> None:
+        path = paths.get(id(part), "")
+        tensors = (leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
+        found[path, calls[path]] = [_copied(tensor) for tensor in tensors]
+        calls[path] += 1
+
+    handle = nn.modules.module.register_module_forward_hook(note)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _copied(value: object) -> Any:  # noqa: ANN401  # a tensor, or what an op gives besides
+    return value.detach().clone() if isinstance(value, Tensor) else value
 
 
 def _require_unwritten(error: RuntimeError) -> None:

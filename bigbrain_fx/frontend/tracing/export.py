@@ -26,8 +26,8 @@ from torch.utils import _traceback as torch_frames, checkpoint as checkpoints
 
 from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend.tracing import step as step_file
-from bigbrain_fx.frontend.tracing.attributes import file_of
-from bigbrain_fx.frontend.tracing.casts import idle_casts
+from bigbrain_fx.frontend.tracing.lines.patches import idle_casts
+from bigbrain_fx.frontend.tracing.state.attributes import file_of
 from bigbrain_fx.frontend.translation.lines import trail
 from bigbrain_fx.frontend.translation.sizes import env_of, know_lengths
 from bigbrain_fx.frontend.translation.sources import is_own, is_users

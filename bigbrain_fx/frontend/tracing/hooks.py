@@ -1,7 +1,7 @@
-"""Gradient hooks of the user: refused, for a bundle's backward pass runs without them.
+"""Gradient hooks of the user: a bundle's backward pass would run without them.
 
-A hook is code that sees, and may change, a gradient on its way. The graph has ops only, so a hook
-would be left out without a word. This file knows hooks; it knows no graphs.
+A hook is code that sees, and may change, a gradient on its way. A module that has one, or whose
+forward sets one, is opaque; a hook on a parameter is refused. This file knows hooks, and no graphs.
 """
 
 from __future__ import annotations
@@ -63,13 +63,17 @@ def check_hooks(model: nn.Module, leaves: Collection[nn.Module] = ()) -> None:
     for name, parameter in model.named_parameters():
         for hook in _hooks(parameter, ("_backward_hooks", "_post_accumulate_grad_hooks")):
             raise _refused(f"parameter {name}", hook, ON_PARAMETER)
-    inside = {id(part) for leaf in leaves for part in leaf.modules()}
-    for path, part in model.named_modules():
-        for hook in () if id(part) in inside else _hooks(part, _ON_MODULES):
-            kind = type(part).__name__
-            raise _refused(f"module {path or 'model'} ({kind})", hook, _on_module(part, path))
+    for path in hooked_modules(model, leaves):
+        raise _on_module(model.get_submodule(path), path)
     for hook in _hooks(torch_modules, _OF_ALL):
         raise _refused("every module of torch", hook, f"take that hook out, or {FUNCTION}")
+
+
+def hooked_modules(model: nn.Module, leaves: Collection[nn.Module] = ()) -> list[str]:
+    """Return the paths of the modules with backward hooks, those within opaque modules left out."""
+    inside = {id(part) for leaf in leaves for part in leaf.modules()}
+    named = ((path, part) for path, part in model.named_modules() if id(part) not in inside)
+    return [path for path, part in named if any(_hooks(part, _ON_MODULES))]
 
 
 def check_global_hooks() -> None:
@@ -110,9 +114,19 @@ def check_global_hooks() -> None:
         )
 
 
-def _on_module(part: nn.Module, path: str) -> str:
-    keep = f"keep the module and its hook whole: --opaque {path}, or " if path else ""
-    return f"{keep}{FUNCTION}"
+def _on_module(part: nn.Module, path: str) -> CaptureError:
+    hook = next(_hooks(part, _ON_MODULES))
+    error = CaptureError(
+        f"module {path or 'model'} ({type(part).__name__}) has a gradient hook{_named(hook)}, and "
+        "a bundle's backward pass would run without it",
+        code="BX0172a",
+        at=_line(hook),
+        help=f"keep the module and its hook whole: --opaque {path}, or {FUNCTION}"
+        if path
+        else FUNCTION,
+    )
+    error.inside = path
+    return error
 
 
 def _hooks(owner: object, names: Collection[str]) -> Iterator[object]:
@@ -139,15 +153,24 @@ def refusing_hooks() -> Iterator[None]:
 
 def _refusing(own: Callable[..., object]) -> Callable[..., object]:
     def register(self: Tensor, hook: object) -> object:
-        at = _user_of_autograd(sys._getframe(1))
-        return own(self, hook) if at is None else _refuse_here(hook, at)
+        cause = _user_of_autograd(sys._getframe(1))
+        return own(self, hook) if cause is None else _refuse_here(hook, cause)
 
     return register
 
 
-def _refuse_here(hook: object, at: str) -> NoReturn:
-    whole = "keep the module whose forward sets the hook whole: --opaque with its class"
-    raise _refused("a tensor in forward", hook, f"{FUNCTION}; or {whole}", at)
+def _refuse_here(hook: object, frame: FrameType) -> NoReturn:
+    error = CaptureError(
+        f"a tensor in forward has a gradient hook{_named(hook)}, and a bundle's backward pass "
+        "would run without it",
+        code="BX0172b",
+        at=f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}",
+        help=f"{FUNCTION}; or keep the module whose forward sets the hook whole: --opaque with its "
+        "class",
+    )
+    owner = frame.f_locals.get("self")
+    error.inside = [owner] if isinstance(owner, nn.Module) else None
+    raise error
 
 
 @dataclass(frozen=True)
@@ -262,21 +285,19 @@ def _suspect(what: str, frame: FrameType | None) -> Suspect | None:
     return Suspect(what, f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}", kind)
 
 
-def _user_of_autograd(frame: FrameType | None) -> str | None:
-    """Return the user's line that sets a hook; None where torch itself needs one."""
+def _user_of_autograd(frame: FrameType | None) -> FrameType | None:
+    """Return the frame of the user's line that sets a hook; None where torch itself needs one."""
     while frame is not None and frame.f_code.co_filename == torch.autograd.graph.__file__:
         frame = frame.f_back
-    if frame is None or not is_users(frame.f_code.co_filename):
-        return None
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+    return frame if frame is not None and is_users(frame.f_code.co_filename) else None
 
 
-def _refused(owner: str, hook: object, remedy: str, at: str | None = None) -> CaptureError:
+def _refused(owner: str, hook: object, remedy: str) -> CaptureError:
     return CaptureError(
         f"{owner} has a gradient hook{_named(hook)}, and a bundle's backward pass would "
         "run without it",
         code="BX0170d",
-        at=at or _line(hook),
+        at=_line(hook),
         help=remedy,
     )
 

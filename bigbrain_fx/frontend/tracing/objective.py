@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from bigbrain_fx.core import Graph, Op
 from bigbrain_fx.errors import CaptureError, InputError
-from bigbrain_fx.frontend.tracing.reached import tensors as reached_tensors
+from bigbrain_fx.frontend.tracing.state.object_graph import tensors as reached_tensors
 from bigbrain_fx.frontend.translation.sources import forward_line
 from bigbrain_fx.frontend.translation.trace_refusals import BY_DATA
 

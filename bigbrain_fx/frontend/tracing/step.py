@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from bigbrain_fx.errors import CaptureError, InputError
-from bigbrain_fx.frontend.tracing.attributes import Attributes
+from bigbrain_fx.frontend.tracing.state.attributes import Attributes
 from bigbrain_fx.frontend.translation.batch import Batch, Key, fill, named_tensors
 from bigbrain_fx.runtime import loss_in
 

@@ -15,23 +15,22 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from bigbrain_fx.frontend.elsewhere import Elsewhere
-from bigbrain_fx.frontend.tracing.asking import ASKING, AT_IMPORT, asked_of_device
 from bigbrain_fx.frontend.tracing.blank import is_blank
 from bigbrain_fx.frontend.tracing.capture_job import CaptureJob
 from bigbrain_fx.frontend.tracing.captured import Captured
-from bigbrain_fx.frontend.tracing.enclosing import KeptWhole, enclosing
+from bigbrain_fx.frontend.tracing.device_lines import device_lines
 from bigbrain_fx.frontend.tracing.export import Lengths, without_gc
-from bigbrain_fx.frontend.tracing.hidden_state import is_costly, require_steady_calls
 from bigbrain_fx.frontend.tracing.ladder import Ladder
-from bigbrain_fx.frontend.tracing.leaf_trace import Leaves
 from bigbrain_fx.frontend.tracing.objective import (
     require_loss,
     require_names,
     require_python,
     require_sizes,
 )
+from bigbrain_fx.frontend.tracing.opaque.enclosing_module import KeptWhole, enclosing
+from bigbrain_fx.frontend.tracing.opaque.recording import Leaves
 from bigbrain_fx.frontend.tracing.plain import Plain
+from bigbrain_fx.frontend.tracing.state.hidden_state import require_steady_calls
 from bigbrain_fx.frontend.tracing.step import (
     Loss,
     Route,
@@ -41,7 +40,6 @@ from bigbrain_fx.frontend.tracing.step import (
     settle,
     without_fast_path,
 )
-from bigbrain_fx.frontend.tracing.user_words import lines_with, mentions
 from bigbrain_fx.frontend.translation.batch import Batch, BatchDims, Key, take_apart, to_meta
 from bigbrain_fx.frontend.translation.leaf import find_leaves
 from bigbrain_fx.frontend.translation.library import library_remedies
@@ -99,7 +97,7 @@ def capture(
     """
     on_meta = _require_traceable(module, loss)
     example_batch = to_meta(example_batch) if on_meta else example_batch
-    how, elsewhere = _asked(module, loss, example_batch, training, autocast)
+    how = _route(module, loss, example_batch, training, autocast)
     names = input_names(module, example_batch, how)
     batch = take_apart(example_batch, names, tensor_names(module), batch_dims)
     batch = batch.with_lengths(lengths or {})
@@ -114,13 +112,13 @@ def capture(
         captured = attempt(KeptWhole(own)) if strict else enclosing(module, own, attempt)
     if training and loss_needed:
         require_loss(captured.graph)
-    return replace(captured, elsewhere=elsewhere)
+    return replace(captured, device_lines=device_lines(module, loss))
 
 
-def _asked(
+def _route(
     module: nn.Module, loss: Loss | None, example: object, training: bool, autocast: str | None
-) -> tuple[Route, Elsewhere | None]:
-    """Return how a batch reaches forward, and what its lines ask of the device.
+) -> Route:
+    """Return how a batch reaches forward.
 
     Raises:
         CaptureError: calls keep what later ones go by.
@@ -129,27 +127,8 @@ def _asked(
     if loss is not None and training:
         how = settle(module, how, example, partial(_has_loss, module, loss, example))
     with _in_mode(module, training):
-        about = module, loss, take_apart(example), how, autocast
-        require_steady_calls(*about)
-        return how, _elsewhere(*about)
-
-
-def _elsewhere(
-    module: nn.Module, loss: Loss | None, batch: Batch, how: Route, autocast: str | None
-) -> Elsewhere | None:
-    """Return what asks for the device; by the words of the files, where it may not be run."""
-    example = list(batch.sized(batch.rows).values())
-    found = None
-    if is_costly(module, example):
-        lines = (*lines_with(module, loss, ASKING),)
-        found = Elsewhere(lines, None) if lines else None
-    elif mentions(module, loss, ASKING):
-        plain = Plain(Step(module, loss, batch, how), module, autocast)
-        found = asked_of_device(plain, example)
-    known = found or Elsewhere()
-    at_import = () if torch.cuda.is_available() else lines_with(module, loss, AT_IMPORT)
-    others = tuple(line for line in at_import if line not in known.lines)
-    return replace(known, at_import=others) if others else found
+        require_steady_calls(module, loss, take_apart(example), how, autocast)
+    return how
 
 
 def _require_traceable(module: nn.Module, loss: Loss | None) -> bool:

@@ -4,7 +4,8 @@
     BX0110 a custom autograd.Function         BX0130 a tensor's number read in Python
     BX0140 a leaf module                      BX0150 a loss that cannot be traced
     BX0121 a torch.Generator of its own       BX0151 a loss that is no scalar tensor
-    BX0160 state in a plain attribute         BX0170 a hook on gradients
+    BX0160 state in a plain attribute         BX0170 a hook on gradients of parameters
+    BX0172 a module's hook on gradients, or one that its forward sets
     BX0199 anything else that torch.export cannot follow
     BX0201 a graph that computes something else   BX0202 ... numbers of another type
 

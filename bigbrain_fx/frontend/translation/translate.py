@@ -6,10 +6,11 @@ This file puts the pieces together; `scope` translates the calls.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
+import torch
 from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
@@ -24,7 +25,6 @@ from bigbrain_fx.frontend.translation.opaque import Call
 from bigbrain_fx.frontend.translation.params import Store, store, tensor_names
 from bigbrain_fx.frontend.translation.regions import without_dead
 from bigbrain_fx.frontend.translation.scope import Scope, World
-from bigbrain_fx.frontend.translation.simplify import without_empty_parts
 from bigbrain_fx.frontend.translation.snapshots import with_copies
 from bigbrain_fx.frontend.translation.sources import inside
 
@@ -216,3 +216,49 @@ def with_grown(ops: Sequence[Op], world: World) -> list[Op]:
         else op
         for op in ops
     ]
+
+
+def without_empty_parts(nodes: Sequence[fx.Node], written: Collection[int]) -> None:
+    """Leave tensors without elements out of `torch.cat`, in place; bodies of regions too.
+
+    Args:
+        nodes: of a trace.
+        written: storages that some call writes into: what is one of them is left alone.
+    """
+    for node in nodes:
+        body = _body(node)
+        if body is not None:
+            without_empty_parts(list(body.graph.nodes), written)
+        elif node.op == "call_function" and node.target is torch.ops.aten.cat.default:
+            _simplify(node, written)
+
+
+def _body(node: fx.Node) -> fx.GraphModule | None:
+    found = getattr(node.graph.owning_module, str(node.target), None)
+    return found if node.op == "get_attr" and isinstance(found, fx.GraphModule) else None
+
+
+def _simplify(node: fx.Node, written: Collection[int]) -> None:
+    parts = cast("Sequence[fx.Node]", node.args[0])
+    left = [part for part in parts if not _is_empty(part)]
+    kinds = {cast("Tensor", part.meta["val"]).dtype for part in parts}
+    if len(left) == len(parts) or not left or len(kinds) > 1:  # cat promotes to a common dtype
+        return
+    if len(left) > 1:
+        node.args = (left, *node.args[1:])
+    elif not {storage(node), storage(left[0])} & set(written):
+        _copy(node, left[0])
+
+
+def _is_empty(node: fx.Node) -> bool:
+    """Whether it is a vector of no elements, which `torch.cat` skips whatever the others' shape."""
+    return tuple(cast("Tensor", node.meta["val"]).shape) == (0,)
+
+
+def _copy(node: fx.Node, source: fx.Node) -> None:
+    """Make a node a copy of another; nothing of it where nobody could tell them apart."""
+    new, old = spec_of(node.meta["val"], False), spec_of(source.meta["val"], False)
+    if new.strides == old.strides:
+        node.replace_all_uses_with(source)
+    elif cast("Tensor", node.meta["val"]).is_contiguous():
+        node.target, node.args, node.kwargs = torch.ops.aten.contiguous.default, (source,), {}

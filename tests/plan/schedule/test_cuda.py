@@ -19,7 +19,7 @@ from bigbrain_fx.core import (
     Ref,
     blas_bytes,
 )
-from bigbrain_fx.frontend.tracing.live import LiveBytes
+from bigbrain_fx.frontend.tracing.executor.allocations import LiveBytes
 from bigbrain_fx.plan import Options, Plan, Source, make_plan
 from bigbrain_fx.plan.memory_check import PROCESS, beside_tensors, data_bytes, for_tensors
 from bigbrain_fx.plan.schedule import build, held, rounded

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bigbrain_fx.core import Graph, RuleTrial
 from bigbrain_fx.frontend import capture, try_rule
-from bigbrain_fx.frontend.tracing import trying
+from bigbrain_fx.frontend.tracing.executor import shard_rule_trial
 from bigbrain_fx.plan import axes, chosen_axes, priced_axes
 from bigbrain_fx.plan.shard.trials import trials
 
@@ -68,7 +68,7 @@ def test_no_large_trial_is_run_at_its_own_size() -> None:
     assert large
     for trial in large:
         assert trial.reduced is not None
-        ran = trying._at_small_sizes(trial)
+        ran = shard_rule_trial._at_small_sizes(trial)
         assert numbers(ran.whole) <= LARGE, trial.ops
         assert try_rule(trial) is None
 
@@ -102,4 +102,4 @@ def test_sizes_at_which_an_op_does_not_compute_are_not_used(size: int) -> None:
     whole, sharded = trial.reduced
     wrong = tuple(replace(p, spec=replace(p.spec, shape=(size, 3))) for p in whole.params)
     broken = replace(trial, reduced=(replace(whole, params=wrong), sharded))
-    assert trying._at_small_sizes(broken) is broken
+    assert shard_rule_trial._at_small_sizes(broken) is broken

@@ -24,7 +24,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from torch.utils._pytree import tree_leaves, tree_map
 
 from bigbrain_fx.frontend import ModelFile, Step, route, take_apart
-from bigbrain_fx.frontend.tracing.live import LiveBytes
+from bigbrain_fx.frontend.tracing.executor.allocations import LiveBytes
 from bigbrain_fx.planning.registry import load
 from tools.matrix import MICRO_BATCHES, Bench, Cell
 from tools.memory import measure

@@ -32,7 +32,7 @@ from bigbrain_fx.core import (
     RewriteTrial,
 )
 from bigbrain_fx.frontend import capture, laid_out, prove
-from bigbrain_fx.frontend.tracing.interpret import resolve
+from bigbrain_fx.frontend.tracing.executor.graph_executor import resolve
 from bigbrain_fx.plan import rewrite_places, rewrite_trial, rewritten_graph
 from estimators.analytical import Analytical
 

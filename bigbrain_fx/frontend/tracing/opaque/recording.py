@@ -1,0 +1,391 @@
+"""What leaf modules do while a model is run, and what stands in for them while it is traced.
+
+    plain runs at two batch sizes ─▶ Facts of each call ─▶ sizes as arithmetic over the batch
+
+Without weights nothing can be run: the leaf then runs on shapes. This file knows leaves and traces;
+it knows nothing of graphs.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor, nn
+
+from bigbrain_fx.core import Arg
+from bigbrain_fx.errors import CaptureError
+from bigbrain_fx.frontend.tracing.opaque.rules import asks_within, require_found, require_unread
+from bigbrain_fx.frontend.tracing.state.attributes import FORWARD_HOOKS
+from bigbrain_fx.frontend.translation.kept import LEAF, Keeper, KeptCall, place, placed
+from bigbrain_fx.frontend.translation.leaf import call_leaf, own_tensors
+from bigbrain_fx.frontend.translation.nests import decode
+from bigbrain_fx.frontend.translation.opaque import Dice
+
+if TYPE_CHECKING:
+    from bigbrain_fx.frontend.tracing.opaque.forward_lines import KeptLines
+
+Size = int | torch.SymInt
+Spec = tuple[tuple[Size, ...], tuple[Size, ...], torch.dtype]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What one call of a leaf was given and gave.
+
+    Attributes:
+        given: shapes of the tensors that it was given, its own left out.
+        result: what came out, encoded. tensors: shape, strides and type of each tensor in it.
+        random: it drew random numbers. written: numbers of the tensors that it wrote into.
+        views: for each output tensor the number of the given one whose storage it shares, or None.
+        fixed: numbers of output tensors that carry no gradient.
+    """
+
+    given: tuple[tuple[Size, ...], ...]
+    result: Arg
+    tensors: tuple[Spec, ...]
+    random: bool
+    written: tuple[int, ...]
+    views: tuple[int | None, ...]
+    fixed: frozenset[int]
+
+
+@dataclass
+class Leaves:
+    """The leaf modules of one capture, by path, and the facts of their calls.
+
+    `lines` are of a forward that is kept whole but for the modules that it calls.
+    `known` has for each number of rows the facts of every call, by path.
+    """
+
+    modules: Mapping[str, nn.Module]
+    lines: KeptLines | None = None
+    known: dict[int, dict[str, list[Facts]]] = field(default_factory=dict)
+    seen: dict[str, list[Facts]] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        """Whether anything is kept whole."""
+        return bool(self.modules or self.lines)
+
+    @contextmanager
+    def observed(self, rows: int) -> Iterator[None]:
+        """Note every call of a leaf in a plain run of so many rows."""
+        self.seen = {path: [] for path in self.modules}
+        with ExitStack() as stack:
+            if self.lines is not None:
+                stack.enter_context(self.lines.observed(rows))
+            for path, module in self.modules.items():
+                observer = partial(_Observer, facts=self.seen[path])
+                stack.enter_context(_in_place(module, observer))
+            yield
+        before = self.known.get(rows)
+        if before is not None and before != self.seen:
+            raise _unsteady(before, self.seen)
+        self.known[rows] = self.seen
+
+    @contextmanager
+    def stood_in(self, keeper: Keeper, sizes: Sequence[int]) -> Iterator[None]:
+        """Make one node of every call of a leaf that is traced meanwhile.
+
+        `sizes` are the batch sizes whose facts hold for the trace.
+        """
+        with ExitStack() as stack:
+            if self.lines is not None:
+                stack.enter_context(self.lines.stood_in(keeper, sizes))
+            for path, module in self.modules.items():
+                facts = [self.known[rows][path] for rows in sizes]
+                stand_in = partial(_StandIn, path=path, keeper=keeper, facts=facts)
+                stack.enter_context(_in_place(module, stand_in))
+            yield
+
+
+def _unsteady(before: Mapping[str, list[Facts]], now: Mapping[str, list[Facts]]) -> CaptureError:
+    path = next(path for path in before if before[path] != now[path])
+    pairs = [*zip(before[path], now[path], strict=False)]
+    alike = len(before[path]) == len(now[path])
+    if alike and all(one.tensors == other.tensors for one, other in pairs):
+        what, how = _other_than_shapes(pairs)
+    else:
+        what, how = (
+            "gives other shapes for other data",
+            "return tensors of a fixed shape (pad them)",
+        )
+    return CaptureError(
+        f"the leaf {path} {what} of the same batch size",
+        code="BX0140g",
+        help=f"let it {how}, or make a larger module the leaf",
+    )
+
+
+def _other_than_shapes(pairs: Sequence[tuple[Facts, Facts]]) -> tuple[str, str]:
+    """Say what runs differ in that give tensors of the same shapes, and what to do."""
+    if any(one.views != other.views for one, other in pairs):
+        return (
+            "gives back what it is given for some data, and new tensors for other data",
+            "return a copy (return h.clone()) where it gives h back",
+        )
+    if any(one.fixed != other.fixed for one, other in pairs):
+        return (
+            "gives what needs no gradient for some data, and what needs one for other data",
+            "return h + 0 * self.weight.sum() where it has used no weight",
+        )
+    if any(one.random != other.random for one, other in pairs):
+        return (
+            "draws random numbers for some data, and none for other data",
+            "draw in either case: keep = torch.rand(n) before the branch",
+        )
+    return "does other things for other data", "write into the same tensors in either case"
+
+
+@dataclass
+class _Own:
+    """A leaf as the user made it: its own forward and hooks come back for a call."""
+
+    module: nn.Module
+    forward: Callable[..., object]
+    hooks: Mapping[str, object]
+
+    def call(
+        self, tensors: Mapping[str, Tensor], args: tuple[object, ...], kwargs: Mapping[str, object]
+    ) -> object:
+        """Call it with these tensors in the place of its own."""
+        now = {name: self.module.__dict__[name] for name in ("forward", *FORWARD_HOOKS)}
+        del self.module.__dict__["forward"]
+        self.module.__dict__.update(self.hooks)
+        try:
+            return call_leaf(self.module, tensors, args, kwargs)
+        finally:
+            self.module.__dict__.update(now)
+
+
+@contextmanager
+def _in_place(
+    module: nn.Module, stand_in: Callable[[_Own], Callable[..., object]]
+) -> Iterator[None]:
+    """Put something in the place of a module's forward; its hooks rest meanwhile."""
+    hooks = {name: module.__dict__[name] for name in FORWARD_HOOKS}
+    had = module.__dict__.get("forward")
+    own = _Own(module, module.forward, hooks if had is None else {**hooks, "forward": had})
+    module.__dict__.update({name: OrderedDict() for name in FORWARD_HOOKS})
+    module.__dict__["forward"] = stand_in(own)
+    try:
+        yield
+    finally:
+        del module.__dict__["forward"]
+        module.__dict__.update(own.hooks)
+
+
+@dataclass
+class _Observer:
+    """Runs a leaf and notes the facts."""
+
+    own: _Own
+    facts: list[Facts]
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        """Run the leaf as it is."""
+        tensors = own_tensors(self.own.module)
+        versions = {name: tensor._version for name, tensor in tensors.items()}
+        run = lambda: self.own.call(tensors, args, kwargs)  # noqa: E731  # one use
+        result, facts = facts_of(run, (args, kwargs), list(tensors.values()))
+        self.facts.append(facts)
+        require_found(self.own.module, tensors)
+        written = [name for name, tensor in tensors.items() if tensor._version != versions[name]]
+        require_unread(self.own.module, {name: tensors[name] for name in written}, result)
+        return result
+
+
+def facts_of(
+    run: Callable[[], object], nest: object, own: Sequence[Tensor]
+) -> tuple[object, Facts]:
+    """Run a leaf and note what it does to what it is given."""
+    given: list[Tensor] = []
+    place(nest, given)
+    tensors = [*given, *own]
+    versions = [tensor._version for tensor in tensors]
+    before = [_numbers(tensor) for tensor in tensors]
+    storages = [tensor.untyped_storage()._cdata for tensor in tensors]
+    with Dice() as dice, asks_within(given, "a module that is kept whole"):
+        result = run()
+    found: list[Tensor] = []
+    encoded = place(result, found)
+    written = [
+        i
+        for i, tensor in enumerate(tensors)
+        if tensor._version != versions[i] or _differ(before[i], _numbers(tensor))
+    ]
+    shared = [tensor.untyped_storage()._cdata for tensor in found]
+    facts = Facts(
+        tuple(tuple(tensor.shape) for tensor in given),
+        encoded,
+        tuple((tuple(t.shape), tuple(t.stride()), t.dtype) for t in found),
+        dice.thrown,
+        tuple(written),
+        tuple(storages.index(s) if s in storages else None for s in shared),
+        frozenset(i for i, tensor in enumerate(found) if not tensor.requires_grad),
+    )
+    return result, facts
+
+
+def _differ(before: Tensor | None, now: Tensor | None) -> bool:
+    return before is not None and now is not None and not torch.equal(before, now)
+
+
+def _numbers(tensor: Tensor) -> Tensor | None:
+    """Return a copy of a buffer's bytes; None of what has a gradient, or no numbers.
+
+    torch does not note in a tensor's version that F.batch_norm writes its running statistics.
+    """
+    if tensor.requires_grad or tensor.is_meta or type(tensor) is not Tensor:
+        return None
+    return tensor.detach().reshape(-1).view(torch.uint8).clone()
+
+
+@dataclass
+class _StandIn:
+    """Makes one node of each call of a leaf; `facts` has a list of calls for each batch size."""
+
+    own: _Own
+    path: str
+    keeper: Keeper
+    facts: Sequence[Sequence[Facts]]
+    calls: int = 0
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        """Make the node."""
+        given: list[Tensor] = []
+        nest = place((args, kwargs), given)
+        own = own_tensors(self.own.module)
+        number, self.calls = self.calls, self.calls + 1
+
+        def shapes(call: KeptCall, tensors: list[Tensor]) -> list[Tensor]:
+            facts = self._learn(call, tensors[: len(given)], tensors[len(given) :], number)
+            return applied(call, facts, tensors, len(given))
+
+        last = self.path.rpartition(".")[2]
+        name = last if last.isidentifier() else type(self.own.module).__name__.lower()
+        params = tuple(f"{self.path}.{key}" for key in own)
+        call = KeptCall(f"{LEAF}{self.path}", name, nest, params, shapes)
+        return self.keeper.call(call, [*given, *own.values()])
+
+    def _learn(self, call: KeptCall, given: list[Tensor], own: list[Tensor], number: int) -> Facts:
+        if not self.facts:
+            return self._on_shapes(call, given, own)
+        if any(len(calls) <= number for calls in self.facts):
+            raise CaptureError(f"the leaf {self.path} is called in the trace only", code="BX0140h")
+        shapes = [tuple(tensor.shape) for tensor in given]
+        return fitted([calls[number] for calls in self.facts], shapes, self.path)
+
+    def _on_shapes(self, call: KeptCall, given: list[Tensor], own: list[Tensor]) -> Facts:
+        names = dict(zip(own_tensors(self.own.module), own, strict=True))
+        nest = decode(call.args, lambda arg: placed(arg, given))
+        args, kwargs = cast("tuple[tuple[object, ...], Mapping[str, object]]", nest)
+        try:
+            with torch.no_grad():
+                _, facts = facts_of(lambda: self.own.call(names, args, kwargs), nest, own)
+        except Exception as error:
+            raise CaptureError(
+                f"the leaf {self.path} cannot run on shapes alone: "
+                f"{type(error).__name__}: {str(error).splitlines()[0]}",
+                code="BX0140i",
+                help="capture the model with its weights (split), not without (estimate)",
+            ) from error
+        return replace(facts, fixed=frozenset())  # nothing carries a gradient here
+
+
+def applied(call: KeptCall, facts: Facts, tensors: Sequence[Tensor], given: int) -> list[Tensor]:
+    """Note the facts in the call; return what comes out as tensors without numbers."""
+    inputs = [i for i in facts.written if i < given]
+    if inputs:
+        raise CaptureError(
+            f"the leaf {call.target.removeprefix(LEAF)} writes into what it is given",
+            code="BX0140j",
+            help="let it write into a copy: x = x.clone()",
+        )
+    call.result, call.outputs = facts.result, len(facts.tensors)
+    call.random = facts.random
+    call.mutates = tuple(call.params[i - given] for i in facts.written)
+    call.views = tuple(i if i is not None and i < given else None for i in facts.views)
+    call.fixed = facts.fixed
+    device = tensors[0].device if tensors else None
+    return [torch.empty_strided(*sizes, dtype=dt, device=device) for *sizes, dt in facts.tensors]
+
+
+# --------------------------------------------------------------------------- sizes over the batch
+
+
+def fitted(runs: Sequence[Facts], shapes: Sequence[tuple[Size, ...]], path: str) -> Facts:
+    """Return the facts with every size as arithmetic over the batch.
+
+    Args:
+        runs: the same call at one batch size, or at three.
+        shapes: of what the call is given in the trace.
+        path: of the leaf, for errors.
+
+    Raises:
+        CaptureError: a size does not grow evenly with the batch.
+    """
+    free = any(isinstance(size, torch.SymInt) for shape in shapes for size in shape)
+    same = [replace(facts, given=(), tensors=_no_sizes(facts)) for facts in runs]
+    if (free and len(runs) < 3) or any(facts != same[0] for facts in same):
+        raise _uneven(path)
+    known = list(_known(runs, shapes))
+    tensors = tuple(
+        (
+            tuple(
+                _size(sizes, known, path) for sizes in zip(*(one[0] for one in ones), strict=True)
+            ),
+            tuple(
+                _size(sizes, known, path) for sizes in zip(*(one[1] for one in ones), strict=True)
+            ),
+            ones[0][2],
+        )
+        for ones in zip(*(facts.tensors for facts in runs), strict=True)
+    )
+    return replace(runs[0], given=tuple(shapes), tensors=tensors)
+
+
+def _no_sizes(facts: Facts) -> tuple[Spec, ...]:
+    return tuple((tuple(0 for _ in shape), (), dtype) for shape, _, dtype in facts.tensors)
+
+
+def _known(
+    runs: Sequence[Facts], shapes: Sequence[tuple[Size, ...]]
+) -> Iterator[tuple[tuple[int, ...], Size]]:
+    """Yield how big each given size was in the runs and what it is in the trace, where it grows."""
+    for i, here in enumerate(shapes):
+        for j, size in enumerate(here):
+            sizes = tuple(int(facts.given[i][j]) for facts in runs)
+            if len(set(sizes)) == len(sizes) > 1:
+                yield sizes, size
+
+
+def _size(
+    sizes: tuple[Size, ...], known: Sequence[tuple[tuple[int, ...], Size]], path: str
+) -> Size:
+    """Write a size in terms of a given one: a multiple and a rest, or an even part."""
+    wanted = [int(size) for size in sizes]
+    if len(set(wanted)) == 1:
+        return wanted[0]
+    for given, here in known:
+        step, grown = given[1] - given[0], wanted[1] - wanted[0]
+        times, parts = grown // step, step // grown if grown else 0
+        rest = wanted[0] - times * given[0]
+        if [times * g + rest for g in given] == wanted:
+            return here * times + rest
+        if parts > 1 and [g / parts for g in given] == wanted:
+            return here // parts
+    raise _uneven(path)
+
+
+def _uneven(path: str) -> CaptureError:
+    return CaptureError(
+        f"what the leaf {path} gives does not grow evenly with the batch",
+        code="BX0140k",
+        help="let it return tensors whose sizes are a multiple of the batch's, or pad them",
+    )

@@ -1,0 +1,154 @@
+"""Rules for an opaque module, checked in a plain run: its own tensors, and what it asks autograd.
+
+    buffers written in place, read as copies  ─▶ kept      anything else ─▶ refused
+
+This file knows modules and what autograd saves; it knows no traces and no graphs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bigbrain_fx.errors import CaptureError
+from bigbrain_fx.frontend.translation.kept import place
+from bigbrain_fx.frontend.translation.leaf import own_tensors
+
+
+def require_found(module: nn.Module, before: Mapping[str, Tensor]) -> None:
+    """Refuse a leaf that keeps state where a bundle cannot find it.
+
+    Raises:
+        CaptureError: names the tensor.
+    """
+    now = own_tensors(module)
+    moved = [name for name, tensor in before.items() if now.get(name) is not tensor]
+    held = [pair for part in module.modules() for pair in vars(part).items()]
+    plain = {name: value for name, value in held if isinstance(value, Tensor)}
+    name = next(iter((*moved, *plain)), None)
+    if name is not None:
+        dense = plain[name].layout is torch.strided if name in plain else True
+        raise CaptureError(
+            f"the leaf {type(module).__name__} keeps the tensor {name!r} where no state "
+            "dict finds it",
+            code="BX0140e",
+            help=_BUFFER if dense else _SPARSE_BUFFERS,
+        )
+
+
+_BUFFER = "register_buffer() it, and write into it in place (self.count.add_(1))"
+_SPARSE_BUFFERS = (
+    "no trace holds a sparse one: hold coo.indices().clone() and coo.values().clone() as "
+    "buffers, of coo = adj.to_sparse_coo().coalesce(), and compute "
+    "torch.zeros_like(h).index_add(1, index[0], h[:, index[1]] * value)"
+)
+
+
+def require_unread(module: nn.Module, written: Mapping[str, Tensor], result: object) -> None:
+    """Refuse a leaf whose backward reads what the next micro-batch's forward would write.
+
+    Args:
+        module: the leaf.
+        written: its own tensors that a call has written into, by name.
+        result: what the call gave.
+
+    Raises:
+        CaptureError: names the tensor.
+    """
+    if not written:
+        return
+    found: list[Tensor] = []
+    place(result, found)
+    saved = {tensor.untyped_storage()._cdata for tensor in _saved_by(found)}
+    name = next((n for n, t in written.items() if t.untyped_storage()._cdata in saved), None)
+    if name is None:
+        return
+    raise CaptureError(
+        f"the leaf {type(module).__name__} writes into {name!r}, and its backward reads "
+        "it: forwards of several micro-batches run before the first backward",
+        code="BX0140f",
+        help=f"compute with a copy: self.{name}.clone(), where what follows uses self.{name}",
+    )
+
+
+def _saved_by(results: list[Tensor]) -> Iterator[Tensor]:
+    """Yield what the nodes behind some results have saved.
+
+    Not by saved_tensors_hooks: torch.func, which a leaf may use, takes none around it.
+    """
+    for node in behind([tensor.grad_fn for tensor in results]):
+        for name in ("saved_tensors", *(n for n in dir(node) if n.startswith("_saved_"))):
+            with contextlib.suppress(Exception):  # written since: a plain backward fails, too
+                held = getattr(node, name, None)
+                each = held if isinstance(held, tuple) else (held,)
+                yield from (tensor for tensor in each if isinstance(tensor, Tensor))
+
+
+_INPUTS = 3  # of the arguments of torch's engine after the first
+
+
+@contextmanager
+def asks_within(given: Sequence[Tensor], what: str) -> Iterator[None]:
+    """Refuse gradients that go through what a part is given to what that was computed from.
+
+    Raises:
+        CaptureError: such a gradient was asked for.
+    """
+    autograd: Any = torch.autograd
+    original = autograd._engine_run_backward
+    before = [tensor.grad_fn for tensor in given if tensor.grad_fn is not None]
+
+    def run(outputs: Sequence[Any], *args: Any, **named: Any) -> Any:  # noqa: ANN401  # torch's own
+        inputs = args[_INPUTS] if len(args) > _INPUTS else named.get("inputs", ())
+        if _goes_past(outputs, before, inputs):
+            raise CaptureError(
+                f"{what} asks autograd for gradients of what it is given, with respect to "
+                "what that was computed from outside of it: on its device nobody knows how",
+                code="BX0186",
+                help="put what asks, with the modules that it asks about, into a module of its own "
+                'and keep that whole: --opaque with its class (or leaves = ["Class"] in the model '
+                "file)",
+            )
+        return original(outputs, *args, **named)
+
+    autograd._engine_run_backward = run  # put back
+    try:
+        yield
+    finally:
+        autograd._engine_run_backward = original
+
+
+def _goes_past(outputs: Sequence[Any], given: Sequence[Any], inputs: Sequence[Any]) -> bool:
+    """Whether outputs come from a given tensor that comes from an input, or no input is named."""
+    reached = behind([tensor.grad_fn for tensor in outputs if isinstance(tensor, Tensor)])
+    wanted = [tensor for tensor in inputs if isinstance(tensor, Tensor)]
+    for node in given:
+        if node not in reached:
+            continue
+        past = behind([each for each, _ in node.next_functions])
+        if not inputs or any(_is_in(tensor, past) for tensor in wanted):
+            return True
+    return False
+
+
+def _is_in(tensor: Tensor, nodes: set[Any]) -> bool:
+    if tensor.grad_fn is not None:
+        return tensor.grad_fn in nodes
+    return any(getattr(node, "variable", None) is tensor for node in nodes)
+
+
+def behind(starts: Sequence[Any]) -> set[Any]:
+    """Return the nodes of autograd's graph that some lead to, themselves among them."""
+    found: set[Any] = set()
+    waiting = [node for node in starts if node is not None]
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting += [each for each, _ in node.next_functions if each is not None]
+    return found

@@ -1,0 +1,93 @@
+"""A loss that cannot be traced, kept whole: the last device calls the user's function as it is.
+
+A plain run shows which tensors of the output and of the batch the loss reads; the op is given those
+alone, unless the loss asks data, which may lead it to others. Gradients through it are ordinary
+autograd. This file knows losses; it knows no graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from bigbrain_fx.core import Arg
+from bigbrain_fx.errors import CaptureError
+from bigbrain_fx.frontend.tracing.opaque.rules import asks_within
+from bigbrain_fx.frontend.tracing.opaque.tensor_access import TensorReads
+from bigbrain_fx.frontend.tracing.step import Loss
+from bigbrain_fx.frontend.translation.kept import LOSS, Keeper, KeptCall, place, placed
+from bigbrain_fx.frontend.translation.nests import decode, replaced
+from bigbrain_fx.frontend.translation.opaque import Dice, TensorSlot
+
+
+@dataclass
+class KeptLoss:
+    """The user's loss, and what plain runs showed of it.
+
+    Attributes:
+        reads: numbers of the tensors in (output, batch) that it reads; None when nothing was run,
+            or when it asks data: for another batch it may read others.
+        dtype: of the loss. random: it draws random numbers.
+    """
+
+    loss: Loss
+    reads: set[int] | None = None
+    dtype: torch.dtype = torch.float32
+    random: bool = False
+
+    def observed(self, output: object, batch: object) -> Tensor:
+        """Compute the loss and note what it reads; takes the place of the loss in a plain run.
+
+        Of what a bundle gives it: an output that is no nest of tensors, a distribution, say, it
+        lacks there, and fails here.
+        """
+        given: list[Tensor] = []
+        nest = place((output, batch), given, lenient=True)
+        own = cast("tuple[object, object]", decode(nest, lambda arg: placed(arg, given)))
+        with asks_within(given, "the loss"), TensorReads() as touched, Dice() as dice:
+            found = self.loss(*own)
+        self.reads = (self.reads or set()) | touched.numbers(given)
+        self.random |= dice.thrown
+        if not isinstance(found, Tensor):
+            raise TypeError("a loss that is kept whole returns a tensor alone")
+        self.dtype = found.dtype
+        return found
+
+    def traced(self, keeper: Keeper) -> Loss:
+        """Return what stands in for the loss in a trace: one node."""
+
+        def stand_in(output: object, batch: object) -> Tensor:
+            given: list[Tensor] = []
+            nest = place((output, batch), given, lenient=True)
+            kept = [t for i, t in enumerate(given) if self.reads is None or i in self.reads]
+            if not kept:
+                raise CaptureError(
+                    "the loss reads no tensor", code="BX0150", help="let it read the output"
+                )
+            numbers = [i for i in range(len(given)) if self.reads is None or i in self.reads]
+            call = KeptCall(LOSS, "loss", fewer(nest, numbers), (), self._shapes)
+            found = keeper.call(call, kept)
+            assert isinstance(found, Tensor)
+            return found
+
+        return stand_in
+
+    def _shapes(self, call: KeptCall, tensors: list[Tensor]) -> list[Tensor]:
+        call.result, call.outputs, call.random = cast("Arg", TensorSlot(0)), 1, self.random
+        call.views = (None,)
+        return [torch.empty((), dtype=self.dtype, device=tensors[0].device)]
+
+
+def fewer(nest: Arg, numbers: Sequence[int]) -> Arg:
+    """Return what a call is given with these of its tensors alone, None in the others' place."""
+    places = {old: TensorSlot(new) for new, old in enumerate(numbers)}
+    return replaced(nest, lambda leaf: _moved(leaf, places))
+
+
+def _moved(leaf: object, places: Mapping[int, TensorSlot]) -> object:
+    """Give a tensor its number among those that are read; what is not read becomes None."""
+    return places.get(leaf.index) if isinstance(leaf, TensorSlot) else leaf

@@ -1,0 +1,355 @@
+"""A trial of the optimizer and its scheduler, once a device and again after a device died.
+
+    with all parameters = with those of each device = a new one that has the state of the old
+
+A rehearsal steps the real one on the real bundle for three steps. Tried here, on a few made-up
+numbers of each parameter, is what three steps do not show: gradients that are not as usual, a
+replaced process, what counts on. This file knows the contracts of both; it knows no graph.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import nn
+
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.frontend.tracing.optimizers.refusals import (
+    CLIP_OR_SCALE,
+    COUNTS,
+    DRAWS,
+    FAILS,
+    FAILS_ON_PART,
+    GROUP_FOR_EACH,
+    KEEPS,
+    NO_SCHEDULER,
+    ONCE_A_STEP,
+    SCHEDULER_FAILS,
+    SCHEDULER_NEEDS_NUMBER,
+    TOGETHER,
+    TOGETHER_WHERE,
+)
+from bigbrain_fx.frontend.tracing.optimizers.trial import (
+    ALIKE,
+    ODD,
+    USUAL,
+    Gradients,
+    Make,
+    Numbers,
+    Shape,
+    Trial,
+    cut_short,
+    dice_kept,
+    in_float64,
+    needed_arguments,
+    numbers_of,
+    place_of,
+    run_trial,
+    shapes_of,
+    unlike,
+    worst,
+)
+from bigbrain_fx.frontend.tracing.state.counters import Counter, look, moves, moving
+from bigbrain_fx.frontend.translation.sources import where
+from bigbrain_fx.runtime import StateError
+
+Shapes = Mapping[str, Shape]
+_SCHEDULER_STEPS = 3
+_OF_CODE = (NameError, AttributeError, TypeError, LookupError, ValueError)
+
+
+def require_made_per_device(
+    model: nn.Module,
+    make: Make | None,
+    scheduler: Make | None,
+    held: Mapping[str, Sequence[str]],
+    *,
+    here: bool,
+    by_pieces: bool = False,
+) -> str | None:
+    """Require that an optimizer and its scheduler can be made once a device.
+
+    Args:
+        model: whose parameters they are for.
+        make: None: AdamW as it comes.
+        scheduler: None: there is none.
+        held: device -> the names of its trained parameters.
+        here: whether the devices are of this host's kind.
+        by_pieces: whether the optimizer is stepped over a few parameters at a time.
+
+    Returns:
+        Why it could not be tried, if so.
+
+    Raises:
+        InputError: they cannot.
+    """
+    how = {"here": here, "by_pieces": by_pieces}
+    note = None if make is None else require_per_device(model, make, held, **how)
+    if scheduler is not None and not note:
+        require_scheduler(_trained(model, held), make, scheduler)
+    return note
+
+
+def require_per_device(
+    model: nn.Module,
+    make: Make,
+    held: Mapping[str, Sequence[str]],
+    *,
+    here: bool = True,
+    by_pieces: bool = False,
+) -> str | None:
+    """Try an optimizer with all parameters of a model, and with those of each device.
+
+    Args:
+        model: whose parameters it is for; of them only names, shapes and types are looked at.
+        make: `optimizer` of the model file.
+        held: device -> the names of its trained parameters.
+        here: whether the devices are of this host's kind; one that fails here may need the others.
+        by_pieces: whether it is stepped over a few parameters at a time: see `runtime.stores`.
+
+    Returns:
+        Why it could not be tried, if so.
+
+    Raises:
+        InputError: it needs a closure, fails, or updates a parameter otherwise.
+    """
+    shapes = shapes_of(_trained(model, held))
+    parts = {device: [n for n in shapes if n in set(names)] for device, names in held.items()}
+    parts = {device: names for device, names in parts.items() if names}
+    if not parts:
+        return None
+    with dice_kept():
+        try:
+            _require_run(make, shapes)
+        except InputError as error:
+            if here:
+                raise
+            return f"the optimizer could not be tried on this host's CPU: {error.what}"
+        few = cut_short(shapes)
+        if _runs(make, few):  # else it wants the shapes that it is made for
+            _require_all(make, few, parts if len(parts) > 1 else {}, by_pieces)
+    return None
+
+
+def _trained(model: nn.Module, held: Mapping[str, Sequence[str]]) -> dict[str, nn.Parameter]:
+    everything = {name for names in held.values() for name in names}
+    return {n: p for n, p in model.named_parameters() if p.requires_grad and n in everything}
+
+
+def _require_all(
+    make: Make, few: Shapes, parts: Mapping[str, Sequence[str]], by_pieces: bool
+) -> None:
+    _require_renewable(make, few)
+    _require_counts_kept(make, few)
+    if by_pieces:
+        _require_pieces(make, few)
+    for device, names in parts.items():
+        share = f"device {device}, which has {len(names)} of the {len(few)} parameters"
+        _require_alike(make, few, names, share)
+
+
+def require_runnable(model: nn.Module, make: Make) -> None:
+    """Refuse an optimizer whose code fails anywhere, on a few numbers of each parameter.
+
+    A missing package or a kernel that a CPU lacks may be there where the model trains.
+
+    Raises:
+        InputError: it raises what its own code is to blame for, or is none.
+    """
+    shapes = cut_short(shapes_of({n: p for n, p in model.named_parameters() if p.requires_grad}))
+    with dice_kept():
+        try:
+            _require_run(make, shapes)
+        except InputError as error:
+            if error.__cause__ is None or isinstance(error.__cause__, _OF_CODE):
+                raise
+
+
+def _runs(make: Make, shapes: Shapes) -> bool:
+    try:
+        run_trial(make, shapes, list(shapes))
+    except Exception:  # the user's own code
+        return False
+    return True
+
+
+def _require_run(make: Make, shapes: Shapes) -> None:
+    """Run a trial of all parameters; say what the user's code raises there."""
+    try:
+        run_trial(make, shapes, list(shapes))
+    except InputError:
+        raise
+    except Exception as error:  # the user's own code
+        raise FAILS.error(where(error) or place_of(make), error=_first_line(error)) from error
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
+# --------------------------------------------------------------------------- a replaced process
+
+
+def _require_renewable(make: Make, few: Shapes) -> None:
+    """Refuse one whose steps need more than its state: random numbers, or what it keeps elsewhere.
+
+    Raises:
+        InputError: another seed, or a new optimizer with the state of the old, updates otherwise.
+    """
+    at, names = place_of(make), list(few)
+    try:
+        first, second, thrown = (run_trial(make, few, names, seed=seed) for seed in (0, 0, 1))
+        renewed = run_trial(make, few, names, renewed_at=1)
+    except StateError as error:
+        raise KEEPS.error(at, what=error) from error
+    if unlike(first, second):
+        raise KEEPS.error(at, what="the second one that is made here updates otherwise")
+    if unlike(first, thrown):
+        raise DRAWS.error(at)
+    if unlike(first, renewed):
+        raise KEEPS.error(at, what="a new one that is given its state goes on otherwise")
+
+
+def _require_counts_kept(make: Make, few: Shapes) -> None:
+    """Refuse one that updates otherwise when it has made more steps than its state says.
+
+    Lookahead counts to its k in an attribute, a warm-up ends after a thousand steps.
+
+    Raises:
+        InputError: names what it counts.
+    """
+    found = _counted(Trial(make, few, list(few)), Trial(make, few, list(few)))
+    if found is not None:
+        raise COUNTS.error(place_of(make), name=found[0].place.name, runs=found[1])
+
+
+def _counted(one: Trial, other: Trial) -> tuple[Counter, int] | None:
+    """Return what only one of two has counted on, and how many steps later it decides."""
+    kept = [getattr(other.made, name, None) for name in ("state", "param_groups")]
+    looks = []
+    for _ in range(3):  # what begins to count is there after the first
+        one.step()
+        other.step()
+        looks.append(look((other.made,), kept))
+    counters = moving(*looks)
+    for runs, change, times in moves() if counters else ():
+        for counter in counters:
+            change(counter)
+        for _ in range(times):
+            one.step()
+            other.step()
+            if unlike(one.numbers, other.numbers):
+                return counters[0], runs
+    return None
+
+
+# --------------------------------------------------------------------------- parts of parameters
+
+
+def _require_pieces(make: Make, few: Shapes) -> None:
+    """Refuse one that does something once a step, such as to divide by the norm of all gradients.
+
+    Raises:
+        InputError: stepped over a piece of them at a time, it updates otherwise, or it fails.
+    """
+    largest = max(few, key=lambda name: math.prod(few[name].size))  # a piece of its own
+    ours = {name for name in few if name != largest}
+    for given, want in _wanted(make, few, ours):
+        for does in _done_once(make, few, given, ours, want):
+            raise ONCE_A_STEP.error(place_of(make), does=does)
+
+
+def _wanted(
+    make: Make, shapes: Shapes, ours: Collection[str]
+) -> Iterator[tuple[Gradients, Numbers]]:
+    """Yield gradients, and what one with all parameters makes of them, where it runs so at all."""
+    for given in (USUAL, *ODD):
+        with suppress(Exception):  # the user's own code: it divides by what is too small, say
+            found = run_trial(make, shapes, list(shapes), given, ours)
+            yield given, found
+
+
+def _done_once(
+    make: Make, few: Shapes, given: Gradients, ours: set[str], want: Numbers
+) -> Iterator[str]:
+    """Yield what steps by pieces do otherwise."""
+    try:
+        found = run_trial(make, few, list(few), given, ours, by_pieces=True)
+    except Exception as error:  # the user's own code, or groups that depend on the piece
+        yield f"fails: {_first_line(error)}"
+        return
+    when = f" where gradients {given.when}" if given.when else ""
+    yield from (f"updates {name} otherwise{when}" for name in unlike(found, want))
+
+
+def _require_alike(make: Make, few: Shapes, names: Sequence[str], share: str) -> None:
+    """Refuse one that a device's parameters are not enough for; in float64, not to meet rounding.
+
+    Raises:
+        InputError: with gradients as usual, or odd ones, it fails or updates otherwise there.
+    """
+    wide = in_float64(few)
+    start = {name: numbers_of(name, wide[name]) for name in names}
+    for given, want in _wanted(make, wide, names):
+        try:
+            found = run_trial(make, wide, names, given, names)
+        except InputError:
+            raise
+        except Exception as error:  # the user's own code
+            at = where(error) or place_of(make)
+            raise FAILS_ON_PART.error(at, share=share, error=_first_line(error)) from error
+        name, error_of = worst(found, want, start)
+        if error_of > ALIKE:
+            raise _together(make, given, share, name, error_of)
+
+
+def _together(make: Make, given: Gradients, share: str, name: str, error: float) -> InputError:
+    at, about = place_of(make), {"share": share, "name": name}
+    if given is USUAL:
+        return TOGETHER.error(at, **about, error=error)
+    instead = GROUP_FOR_EACH if given.steady else CLIP_OR_SCALE
+    return TOGETHER_WHERE.error(at, when=given.when, instead=instead, **about)
+
+
+# --------------------------------------------------------------------------- the scheduler
+
+
+def require_scheduler(trained: Mapping[str, nn.Parameter], make: Make | None, own: Make) -> None:
+    """Step a scheduler on the optimizer of all trained parameters.
+
+    Args:
+        trained: of them only names, shapes and types are looked at.
+        make: `optimizer` of the model file; None: AdamW as it comes.
+        own: `scheduler` of the model file.
+
+    Raises:
+        InputError: it fails, wants a metric, or is none.
+    """
+    shapes = cut_short(shapes_of(trained))
+    few = [(n, nn.Parameter(torch.zeros(s.size, dtype=s.dtype))) for n, s in shapes.items()]
+    try:
+        made = own((make or torch.optim.AdamW)(few))
+        _require_steps(made, place_of(own))
+        with warnings.catch_warnings():  # nothing is updated here
+            warnings.simplefilter("ignore")
+            for _ in range(_SCHEDULER_STEPS):
+                made.step()
+    except InputError:
+        raise
+    except Exception as error:  # the user's own code
+        said = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        raise SCHEDULER_FAILS.error(where(error) or place_of(own), error=said) from error
+
+
+def _require_steps(made: Any, at: str) -> None:  # noqa: ANN401  # of any kind
+    kind = type(made).__name__
+    if not callable(getattr(made, "step", None)):
+        raise NO_SCHEDULER.error(at, kind=kind)
+    needed = needed_arguments(made.step)
+    if needed:
+        raise SCHEDULER_NEEDS_NUMBER.error(at, kind=kind, needed=", ".join(needed))

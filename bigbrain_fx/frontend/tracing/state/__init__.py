@@ -1,0 +1,1 @@
+"""State in Python objects: snapshots of attributes, counters, random generators."""

@@ -1,0 +1,80 @@
+"""A module of the caller's that devices have copies of: has it changed since it was copied?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.frontend.tracing.plain import Numbers, Plain, alike
+from bigbrain_fx.frontend.tracing.state.attributes import Attributes
+from bigbrain_fx.frontend.tracing.step import Loss, Step, route
+from bigbrain_fx.frontend.translation.batch import take_apart
+
+
+class Copied:
+    """A module that devices have copies of: what its owner changes in it later does not reach them.
+
+    Args:
+        model: the caller's, as it was copied.
+        example: the batch it was captured with.
+        loss: likewise.
+        autocast: as it was captured.
+    """
+
+    def __init__(
+        self, model: nn.Module, example: object, loss: Loss | None, autocast: str | None
+    ) -> None:
+        self.model = model
+        self.loss = loss
+        self.numbers = _numbers(model, example, loss, autocast)
+        self.before = Attributes.of(model, loss)
+        self.let_be: set[str] = set()  # what moved, and counts nothing
+
+    def require(self) -> None:
+        """Refuse to go on where the module is another one: frozen, with another dropout rate.
+
+        Raises:
+            InputError: names what was changed.
+        """
+        now = Attributes.of(self.model, self.loss, numbers=False)
+        moved = [n for n in self.before.moved(now) if _is_within(n, now) and n not in self.let_be]
+        if moved and self._counts(moved):
+            name = moved[0]
+            raise InputError(
+                f"the module's {name} has changed since the session began (it was "
+                f"{self.before.said(name)}, it is {now.said(name)}), and devices train what it was",
+                code="BX2152",
+                help="change the module first, and make a session of it then; rates change by "
+                "lr_scale, numbers of each step are entries of the batch",
+            )
+        self.let_be.update(moved)
+
+    def _counts(self, moved: list[str]) -> bool:
+        now = Attributes.of(self.model, self.loss)
+        if any(n.endswith(".requires_grad") or now.is_part(n) for n in moved):
+            return True
+        try:
+            found = self.numbers()
+            self.before.put_back()
+            return not alike(self.numbers(), found)
+        except Exception:  # the caller's own code
+            return False
+        finally:
+            now.put_back()
+
+
+def _is_within(name: str, now: Attributes) -> bool:
+    """Whether an attribute is a module's, of the model, and not a file's or a class's."""
+    return name.removesuffix(".requires_grad").rpartition(".")[0] in now.paths
+
+
+def _numbers(
+    model: nn.Module, example: object, loss: Loss | None, autocast: str | None
+) -> Callable[[], Numbers]:
+    """Return what computes the example's results and gradients."""
+    taken = take_apart(example)
+    step = Step(model, loss, taken, route(model, example, loss is not None))
+    plain = Plain(step, model, autocast)
+    return lambda: plain.gradients(list(taken.sized(taken.rows).values()), 0)

@@ -1,0 +1,194 @@
+"""State that calls of forward leave where no state dict finds it, and that later calls go by.
+
+    a fork: forward(x), forward(x), ... under one seed ─▶ the same numbers?
+    what moved ─▶ as it is 50, 1000, 5040000000 calls later ─▶ forward(x): the same numbers?
+
+A cache that changes nothing is let be; a hidden state or a counter would be a constant of the
+trace. What acts in the first steps a rehearsal finds at any size; here it is what acts later, and
+what a bundle for inference, which has no rehearsal, goes by. The fork keeps all that calls leave.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from bigbrain_fx.errors import BigBrainError, CaptureError, from_fields
+from bigbrain_fx.frontend.forked import apart
+from bigbrain_fx.frontend.tracing.blank import is_blank
+from bigbrain_fx.frontend.tracing.check import CHECK_FLOPS
+from bigbrain_fx.frontend.tracing.plain import Numbers, Plain
+from bigbrain_fx.frontend.tracing.state.attributes import Attributes
+from bigbrain_fx.frontend.tracing.state.counters import Decision, decision, look
+from bigbrain_fx.frontend.tracing.state.object_graph import tensors
+from bigbrain_fx.frontend.tracing.state.python_rng import where_changed
+from bigbrain_fx.frontend.tracing.step import Loss, Route, Step
+from bigbrain_fx.frontend.translation.batch import Batch
+from bigbrain_fx.frontend.translation.sources import forward_line
+
+_STRIDED = (Tensor, nn.Parameter)
+_Held = list[tuple[Tensor, Tensor]]  # tensors, and their numbers
+_MOST = 2**28  # bytes of weights, for which a few calls take long
+_REMEDY = (
+    "let the model hold it in a buffer, self.register_buffer('calls', torch.zeros(())) in "
+    "__init__, write into it in place (self.calls += 1), and read it as a tensor "
+    "(torch.clamp(self.calls / 100, max=1.0), or torch.where(self.calls % 100 == 0, new, old) for "
+    "if); or let the batch bring it: an entry of batches() with a number for each row. Parameters "
+    "and modules are made in __init__; what only a first call changes (a cache for longer texts) "
+    "is there when model() has run the model once; a loss that is a module with buffers is held by "
+    "the model, whose forward returns the loss"
+)
+
+
+def require_steady_calls(
+    model: nn.Module, loss: Loss | None, batch: Batch, how: Route, autocast: str | None
+) -> None:
+    """Refuse a model whose calls give unlike numbers for the same batch, now or later.
+
+    Raises:
+        CaptureError: they do.
+    """
+    example = list(batch.sized(batch.rows).values())
+    if is_costly(model, example):
+        return
+    step = Step(model, loss, batch, how)
+    step.watch.keeps = True
+    plain = Plain(step, model, autocast)
+    if _leaves_nothing(step, plain, example):
+        return
+    found = apart(partial(_refused, step, plain, example)) or {}
+    if "error" in found:
+        raise from_fields(json.loads(found["error"]))
+
+
+def _leaves_nothing(step: Step, plain: Plain, example: Sequence[Tensor]) -> bool:
+    """Whether a call leaves all as it was that is looked at: then no later call goes by it."""
+    roots = step.model, step.own_loss
+    before, seen = Attributes.of(*roots), _seen(roots)
+    try:
+        plain.run(example, 0)
+    except Exception as error:
+        if isinstance(error, CaptureError) and error.family == "BX0160":
+            raise  # a buffer is not what it was, and cannot be put back
+        return True  # `trace` says what is wrong with the example
+    try:
+        now = Attributes.of(*roots, numbers=False)
+        return not before.moved(now) and seen == _seen(roots)
+    finally:
+        before.put_back()
+
+
+def _seen(roots: tuple[nn.Module, object]) -> object:
+    """Return what counters read, and which tensors were written; buffers are put back anyway."""
+    own = {id(buffer) for buffer in roots[0].buffers()}
+    held = [t for t in tensors(roots) if id(t) not in own and not t.is_inference()]
+    counts = {name: number for name, (_, number) in look(roots).items()}
+    return counts, [t._version for t in held]
+
+
+def _refused(step: Step, plain: Plain, example: Sequence[Tensor]) -> Mapping[str, str]:
+    """Return the refusal of what calls go by as "error"; this process is no other one's."""
+    trained = [p for p in step.model.parameters() if p.requires_grad]
+    _move(trained)  # what calls copy of the weights is to be unlike what they have copied before
+    before = [p.detach().clone() for p in trained]
+    roots = step.model, step.own_loss
+    try:
+        found = decision(partial(_left, plain, example, _held(step.model)), roots)
+        if found is None or not all(map(torch.equal, trained, before)):
+            return {}  # `objective` refuses writes into weights
+        error: BigBrainError = _refusal(step, plain, example, found)
+    except CaptureError as refused:
+        error = refused
+    except Exception:
+        return {}  # `trace` says what is wrong with the example
+    of_state = error.family == "BX0160"  # or a buffer is not what it was, and cannot be put back
+    return {"error": json.dumps(error.fields)} if of_state else {}
+
+
+def _held(model: nn.Module) -> _Held:
+    """Return the tensors that a trace finds, a teacher in a list, say, and their numbers now.
+
+    What calls write into them is the graph's state as a buffer is, and no hidden one.
+    """
+    held = [t for t in tensors((model,)) if type(t) in _STRIDED and not t.is_inference()]
+    return [(t, t.detach().clone()) for t in held] if sum(t.nbytes for t in held) <= _MOST else []
+
+
+def _left(plain: Plain, example: Sequence[Tensor], held: _Held) -> Numbers:
+    """Return what a call leaves, from the same numbers in all tensors that a trace finds."""
+    with torch.no_grad():
+        for tensor, numbers in held:
+            if not torch.equal(tensor, numbers):
+                tensor.copy_(numbers)
+    return plain.left(example, 0)
+
+
+def _move(trained: Sequence[nn.Parameter]) -> None:
+    """Move each trained weight a little in a direction of its own, as training does."""
+    dice = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in trained:
+            noise = torch.randn(p.shape, generator=dice).to(p.dtype)
+            p.add_(noise, alpha=0.05 * float(p.abs().mean().nan_to_num()) + 0.01)
+
+
+def _refusal(step: Step, plain: Plain, example: Sequence[Tensor], found: Decision) -> CaptureError:
+    at = _line(step, plain, example, found) or forward_line(step.model)
+    if found.runs < 1:
+        named = f" (it moves {found.name})" if found.name else ""
+        return CaptureError(
+            "a later call of forward gives other numbers than the first, with the same batch, "
+            f"buffers and seed: something in no state dict goes on from call to call{named}, and a "
+            "trace would keep what it is now for ever",
+            code="BX0160g",
+            at=at,
+            help=_REMEDY,
+        )
+    return CaptureError(
+        f"forward leaves {found.name} for the next call where no state dict finds it, and "
+        f"{found.runs} calls later the same batch, weights, buffers and seed give other numbers: a "
+        "trace would keep what it is now for ever",
+        code="BX0160i",
+        at=at,
+        help=_REMEDY,
+    )
+
+
+def _line(step: Step, plain: Plain, example: Sequence[Tensor], found: Decision) -> str | None:
+    """Find the line that writes into what decides later; of what does at once, into anything."""
+    roots = step.model, step.own_loss
+    held = [t for t in tensors(roots) if not t.is_inference()]
+
+    def counts() -> Mapping[str, object]:
+        return {name: number for name, (_, number) in look(roots).items()}
+
+    def seen() -> object:
+        if found.runs:
+            return counts().get(found.name)
+        marks = Attributes.of(*roots, numbers=False).marks
+        return marks, counts(), [t._version for t in held]
+
+    return where_changed(lambda: plain.run(example, 0), seen)
+
+
+def is_costly(model: nn.Module, example: Sequence[Tensor]) -> bool:
+    """Whether a few calls may take long: by the numbers of weights, and the places of a batch."""
+    weights = [*model.parameters(), *model.buffers()]
+    if any(is_lazy(t) or t.device.type == "meta" or is_blank(t) for t in weights):
+        return True
+    if sum(t.nbytes for t in weights) > _MOST:
+        return True
+    places = max((_places(tensor) for tensor in example), default=1)
+    return 2 * sum(p.numel() for p in model.parameters()) * places > CHECK_FLOPS
+
+
+def _places(tensor: Tensor) -> int:
+    """Return how often a batch may pass by a weight: features at the end are no places."""
+    shape = tensor.shape[:-1] if tensor.is_floating_point() else tensor.shape
+    return math.prod(shape)

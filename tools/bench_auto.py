@@ -44,7 +44,7 @@ from bigbrain_fx.core import (
 from bigbrain_fx.frontend import capture_file
 from bigbrain_fx.frontend.location import resolved
 from bigbrain_fx.plan import Options, Plan, Source, make_plan
-from tools.studies.published_clusters.models import graph_of
+from tools.published_models import graph_of
 
 PUBLISHED_BATCH = 1024
 WIDTH, TOKENS, HEADS, BATCH = 256, 64, 8, 32
@@ -118,7 +118,7 @@ class Row:
     "--on", default="equal:4", show_default=True, help="equal, unlike or a100s: how many; or cards."
 )
 @click.option("--gpt", type=click.Choice(list(SIZES)), help="Plan a GPT instead.")
-@click.option("--published", help="Plan a model of tools.studies.published_clusters instead.")
+@click.option("--published", help="Plan a model of tools.published_models instead.")
 @click.option("--tensor", type=int, help="As in `split`; 0: auto.")
 @click.option("--replicas", type=int, help="As in `split`; 0: auto.")
 @click.option("--json", "as_json", is_flag=True)

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from bigbrain_fx.errors import CaptureError, InputError
-from bigbrain_fx.frontend.tracing.plain import budget
+from bigbrain_fx.frontend.budget import budget
 
 if TYPE_CHECKING:
     from bigbrain_fx.frontend.micro_batches.effect import MicroBatchEffect

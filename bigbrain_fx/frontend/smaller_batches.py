@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from bigbrain_fx.frontend.budget import budget
 from bigbrain_fx.frontend.first_batches import FEW, MOST, READ_S
 from bigbrain_fx.frontend.forked import apart
 from bigbrain_fx.frontend.tracing.batches.constants import nodes
-from bigbrain_fx.frontend.tracing.plain import budget
 
 if TYPE_CHECKING:
     from bigbrain_fx.frontend.modelfile import ModelFile

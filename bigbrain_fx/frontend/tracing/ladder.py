@@ -19,6 +19,7 @@ from torch.export import ExportedProgram
 
 from bigbrain_fx.core import Graph
 from bigbrain_fx.errors import BigBrainError
+from bigbrain_fx.frontend.budget import budget
 from bigbrain_fx.frontend.tracing.lines.untraced_queries import (
     Asked,
     asked_in,
@@ -29,7 +30,7 @@ from bigbrain_fx.frontend.tracing.lines.untraced_queries import (
 )
 from bigbrain_fx.frontend.tracing.opaque.recording import Leaves
 from bigbrain_fx.frontend.tracing.opaque.whole_loss import KeptLoss
-from bigbrain_fx.frontend.tracing.plain import Plain, another, budget, same_numbers
+from bigbrain_fx.frontend.tracing.plain import Plain, another, same_numbers
 from bigbrain_fx.frontend.tracing.state.python_rng import where_rolled
 from bigbrain_fx.frontend.tracing.step import Step
 from bigbrain_fx.frontend.translation import oracle as questions

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -258,12 +257,3 @@ def same_numbers(found: object, want: object) -> bool:
     return torch.equal(found, want) or bool(
         ((found == want) | ((found != found) & (want != want))).all()
     )
-
-
-_BUSY = 5  # times as long on the clock, where others use the processors or a call waits
-
-
-def budget(most_s: float) -> Callable[[], bool]:
-    """Return what says whether so many seconds of this thread are over, from now on."""
-    own_s, end_s = time.thread_time() + most_s, time.perf_counter() + _BUSY * most_s
-    return lambda: time.thread_time() > own_s or time.perf_counter() > end_s

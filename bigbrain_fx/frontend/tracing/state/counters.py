@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bigbrain_fx.frontend.tracing.plain import Numbers, alike, budget
+from bigbrain_fx.frontend.budget import budget
+from bigbrain_fx.frontend.tracing.plain import Numbers, alike
 from bigbrain_fx.frontend.tracing.state.object_graph import Place, is_leaf, places
 
 _ROUND = 5_040_000, 5_040_000_000  # multiples of any number after which people let things happen

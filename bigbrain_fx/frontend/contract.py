@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.frontend.translation.batch import RAGGED
+from bigbrain_fx.frontend.translation.batch_dims import RAGGED
 from bigbrain_fx.frontend.users_code import definition
 from bigbrain_fx.runtime import marking
 

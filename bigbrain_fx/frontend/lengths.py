@@ -22,14 +22,8 @@ from bigbrain_fx.frontend.forked import apart
 from bigbrain_fx.frontend.tracing.blank import is_blank
 from bigbrain_fx.frontend.tracing.plain import Plain
 from bigbrain_fx.frontend.tracing.step import Step, route
-from bigbrain_fx.frontend.translation.batch import (
-    Batch,
-    Entry,
-    Key,
-    fill,
-    named_tensors,
-    take_apart,
-)
+from bigbrain_fx.frontend.translation.batch import Batch, Entry, fill, named_tensors, take_apart
+from bigbrain_fx.frontend.translation.batch_dims import Key
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -29,7 +29,7 @@ from bigbrain_fx.frontend.tracing.batches.constants import (
     with_value,
 )
 from bigbrain_fx.frontend.tracing.plain import same_numbers
-from bigbrain_fx.frontend.translation.batch import Key
+from bigbrain_fx.frontend.translation.batch_dims import Key
 from bigbrain_fx.runtime import as_scalar
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from bigbrain_fx.frontend.cached.row import Row, row_of
 from bigbrain_fx.frontend.cached.trial import require_same
 from bigbrain_fx.frontend.tracing.blank import lent
 from bigbrain_fx.frontend.tracing.step import Loss
-from bigbrain_fx.frontend.translation.batch import BatchDims
+from bigbrain_fx.frontend.translation.batch_dims import BatchDims
 
 TRIED = 2  # rows of the trial
 COPIES = 4  # of the caches, while a capture compares the module with its graph

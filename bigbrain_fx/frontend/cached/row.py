@@ -18,7 +18,8 @@ from torch.export.graph_signature import InputKind
 from bigbrain_fx.errors import CaptureError, InputError
 from bigbrain_fx.frontend.tracing.export import export_step
 from bigbrain_fx.frontend.tracing.step import Loss, Step, input_names, route, without_fast_path
-from bigbrain_fx.frontend.translation.batch import Batch, BatchDims, take_apart
+from bigbrain_fx.frontend.translation.batch import Batch, take_apart
+from bigbrain_fx.frontend.translation.batch_dims import BatchDims
 from bigbrain_fx.frontend.translation.params import tensor_names
 from bigbrain_fx.frontend.translation.sources import inside, line_of
 

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from bigbrain_fx.errors import CaptureError, InputError
 from bigbrain_fx.frontend.tracing.state.attributes import Attributes
-from bigbrain_fx.frontend.translation.batch import Batch, Key, fill, named_tensors
+from bigbrain_fx.frontend.translation.batch import Batch, fill, named_tensors
+from bigbrain_fx.frontend.translation.batch_dims import Key
 from bigbrain_fx.runtime import loss_in
 
 Loss = Callable[[Any, Any], Any]  # (output, batch), of whatever kinds the user has

@@ -40,7 +40,8 @@ from bigbrain_fx.frontend.tracing.step import (
     settle,
     without_fast_path,
 )
-from bigbrain_fx.frontend.translation.batch import Batch, BatchDims, Key, take_apart, to_meta
+from bigbrain_fx.frontend.translation.batch import Batch, take_apart, to_meta
+from bigbrain_fx.frontend.translation.batch_dims import BatchDims, Key
 from bigbrain_fx.frontend.translation.leaf import find_leaves
 from bigbrain_fx.frontend.translation.library import library_remedies
 from bigbrain_fx.frontend.translation.oracle import Oracle

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend.tracing.plain import Numbers, Plain, alike
 from bigbrain_fx.frontend.tracing.step import Loss, Step, route
-from bigbrain_fx.frontend.translation.batch import Key, take_apart
+from bigbrain_fx.frontend.translation.batch import take_apart
+from bigbrain_fx.frontend.translation.batch_dims import Key
 
 _BATCHES = 3
 _PLAIN = (type(None), bool, int, float, str)

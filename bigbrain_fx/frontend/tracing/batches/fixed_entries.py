@@ -27,7 +27,8 @@ from bigbrain_fx.frontend.tracing.batches.constants import (
 from bigbrain_fx.frontend.tracing.plain import Numbers, alike
 from bigbrain_fx.frontend.tracing.state.hidden_state import is_costly
 from bigbrain_fx.frontend.tracing.step import Loss, Route, route
-from bigbrain_fx.frontend.translation.batch import Batch, Key, take_apart
+from bigbrain_fx.frontend.translation.batch import Batch, take_apart
+from bigbrain_fx.frontend.translation.batch_dims import Key
 
 PlainValue = None | bool | int | float | str
 Fixed = tuple[Key, PlainValue]

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend.tracing.plain import Plain
 from bigbrain_fx.frontend.tracing.step import Loss, Route, Step, route
-from bigbrain_fx.frontend.translation.batch import Batch, Entry, fill, named
+from bigbrain_fx.frontend.translation.batch import Batch, Entry, fill
+from bigbrain_fx.frontend.translation.batch_dims import named
 from bigbrain_fx.frontend.translation.trace_refusals import FROM_THE_INPUT
 
 if TYPE_CHECKING:

@@ -1,0 +1,93 @@
+"""What a model file says of the entries of its batches: which dimension is the batch, if any.
+
+This file knows tensors by key; it knows no nests and no models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.frontend.translation.offsets import no_offsets, row_positions
+
+Key = tuple[str | int, ...]
+BatchDims = Mapping[str | int, int | str | None]
+"""An entry of a batch -> its dimension that is the batch; None; or "ragged:x", offsets into x."""
+RAGGED = "ragged:"
+
+
+def dims_of(found: Sequence[tuple[Key, Tensor]], dims: BatchDims) -> dict[Key, int | None]:
+    """Return the dimension that is the batch of each tensor of which the user has said it.
+
+    Raises:
+        InputError: an entry is not there, or has no such dimension, or another number of rows.
+    """
+    said: dict[Key, int | None] = {}
+    for name, dim in dims.items():
+        for key, tensor in named(found, name, "batch_dims"):
+            if isinstance(dim, str):
+                continue
+            if dim is not None and not dim < tensor.dim():
+                raise InputError(
+                    f"batch_dims says dimension {dim} of {name!r}, which has the shape "
+                    f"{list(tensor.shape)}",
+                    code="BX2170",
+                    help="count from 0; None where every micro-batch gets all of it",
+                )
+            said[key] = dim
+    rows = {t.shape[d] for key, t in found if (d := said.get(key)) is not None}
+    if len(rows) > 1:
+        raise InputError(
+            f"batch_dims gives the example batch {', '.join(map(str, sorted(rows)))} rows",
+            code="BX2171",
+            help="name the dimension of each entry that is the batch: its length is that of all",
+        )
+    return said
+
+
+def offsets_of(found: Sequence[tuple[Key, Tensor]], dims: BatchDims, rows: int) -> dict[Key, int]:
+    """Return the positions of a row of each entry that holds offsets into rows laid end to end.
+
+    Whole numbers that begin with 0, rise, and end at the length of another entry's leading
+    dimensions are such; the user may say of which entry, or (any other word) that they are none.
+
+    Raises:
+        InputError: offsets that the user has declared do not end at that length.
+    """
+    declared = {
+        key: dim for name, dim in dims.items() for key, _ in named(found, name, "batch_dims")
+    }
+    offsets: dict[Key, int] = {}
+    for key, tensor in found:
+        said = declared.get(key, RAGGED)
+        if isinstance(said, str):
+            into = said.removeprefix(RAGGED)
+            others = named(found, into, "batch_dims") if into else found
+            per_row = row_positions(tensor, [t for k, t in others if k != key], rows)
+            if into and not per_row:
+                shapes = [list(other.shape) for _, other in others]
+                raise no_offsets(".".join(map(str, key)), tensor, into, shapes)
+            offsets |= {key: per_row} if per_row else {}
+    return offsets
+
+
+def named(
+    found: Sequence[tuple[Key, Tensor]], name: str | int, what: str
+) -> list[tuple[Key, Tensor]]:
+    """Return the tensors of an entry that the model file names: "x", 0, "pair.0".
+
+    Raises:
+        InputError: there is none.
+    """
+    path = tuple(str(name).split("."))
+    own = [(key, t) for key, t in found if tuple(map(str, key))[: len(path)] == path]
+    if not own:
+        known = ", ".join(repr(".".join(map(str, key))) for key, _ in found)
+        raise InputError(
+            f"{what} names {name!r}, and example_batch() has no such tensor",
+            code="BX2172",
+            help=f"name one of {known}",
+        )
+    return own

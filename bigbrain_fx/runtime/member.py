@@ -45,6 +45,7 @@ from .tensor_file import SaveError
 
 if TYPE_CHECKING:
     from .device import Device  # a plain pipeline has `checked_device` for it
+    from .surviving import Survivor
     from .suspicion import TapeRecorder
 
 CODES = {
@@ -201,8 +202,7 @@ def _train(
     cls = bundle.devices[duty.rank]
     connecting = partial(_connect, options, where, control)
     connect = partial(connecting, bundle, duty.rank)
-    count = cls.own_micro_batches()
-    transport = ReplayTransport(cls.name, cls.channels, count, control, connect)
+    transport = ReplayTransport(cls.name, cls.channels, cls.own_micro_batches(), control, connect)
     device = make_device(bundle, duty.rank, transport, seed, where)
     device.on_nan = options.on_nan
     device.of_run = {"steps": options.steps, "seed": seed}
@@ -224,15 +224,8 @@ def _train(
     _take_state(bundle, device, snapshots, duty.epoch)
     first = max(duty.epoch, 0)
     if commits is not None and committer is not None:
-        resume = commits.resume or (duty.again and committer.newest() >= 0)
-        if duty.epoch < 0:
-            first = committer.begin(device, resume=resume)
-        else:
-            committer.enter(resume=resume)
-            make_up_for(committer, device, survivor.writes_for() if survivor else [device.name])
-    if first and device.objects is not None:
-        note = json.dumps({"text": device.objects.restored})
-        control.post(f"event/{first}/{device.name}-warned", note)
+        first = _committed(device, committer, commits, duty, survivor)
+    _tell_restored(device, control, first)
     if duty.again or (duty.epoch < 0 and first):
         control.say("begins", step=first)
     if duty.epoch < 0:
@@ -244,6 +237,29 @@ def _train(
     except HeadLostError:
         none = {"text": "no other host has all that the first one had"}
         control.say("kept", **(none if survivor is None else survivor.keep_last()))
+
+
+def _committed(
+    device: Device,
+    committer: Committer,
+    commits: CommitOptions,
+    duty: Duty,
+    survivor: Survivor | None,
+) -> int:
+    """Let the device take part in commits; return its first step, the newest one's on resuming."""
+    resume = commits.resume or (duty.again and committer.newest() >= 0)
+    if duty.epoch < 0:
+        return committer.begin(device, resume=resume)
+    committer.enter(resume=resume)
+    make_up_for(committer, device, survivor.writes_for() if survivor else [device.name])
+    return duty.epoch
+
+
+def _tell_restored(device: Device, control: Control, first: int) -> None:
+    """Say what the user's own objects have kept, and what no state holds."""
+    if first and device.objects is not None:
+        note = json.dumps({"text": device.objects.restored})
+        control.post(f"event/{first}/{device.name}-warned", note)
 
 
 def _run_to_end(

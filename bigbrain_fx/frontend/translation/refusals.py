@@ -236,7 +236,7 @@ def as_whole(entry: Entry) -> str:
     return f"batch_dims = {{{entry.said_name!r}: None}}"
 
 
-def transformed(error: NotImplementedError, at: str, code: str) -> CaptureError:
+def without_memory(error: NotImplementedError, at: str, code: str) -> CaptureError:
     """Refuse tensors without memory where a trace meets them: sparse ones, torch.vmap's."""
     return (rows.SPARSE if "Sparse" in str(error) else rows.TRANSFORMED).error(at, code=code)
 

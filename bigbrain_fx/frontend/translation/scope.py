@@ -35,7 +35,7 @@ from bigbrain_fx.frontend.translation.numbers import translate_number
 from bigbrain_fx.frontend.translation.opaque import Call, TensorSlot
 from bigbrain_fx.frontend.translation.oracle import ASSUME, translate_assumption
 from bigbrain_fx.frontend.translation.params import Store
-from bigbrain_fx.frontend.translation.refusals import transformed
+from bigbrain_fx.frontend.translation.refusals import without_memory
 from bigbrain_fx.frontend.translation.sources import line_of
 from bigbrain_fx.frontend.translation.trace_refusals import CUSTOM_OPERATOR
 
@@ -111,7 +111,7 @@ class Scope:
                     self._call(node)
                 except NotImplementedError as error:  # of a sparse tensor, or of vmap
                     line = line_of(node.meta.get("stack_trace"))
-                    raise inside(node, transformed(error, *line)) from error
+                    raise inside(node, without_memory(error, *line)) from error
                 except CaptureError as error:
                     error.at = error.at or line_of(node.meta.get("stack_trace"))[0] or None
                     raise

@@ -179,21 +179,17 @@ def take_apart(
         InputError: it holds no tensor with a dimension 0; or `dims` does not fit it.
     """
     found = [(key, value) for key, value in _walk(batch, ()) if isinstance(value, Tensor)]
-    _require_strided(found)
-    _require_plain_keys([key for key, _ in found])
+    with about_code():  # a step that runs whole takes any batch
+        _require_strided(found)
+        _require_plain_keys([key for key, _ in found])
     said = dims_of(found, dims or {})
     found = [(key, _first(value, said.get(key) or 0)) for key, value in found]
     own = [tensor.shape[0] for key, tensor in found if said.get(key) is not None]
     asked = [tensor.shape[0] for key, tensor in found if tensor.dim() and key not in said]
     lengths = Counter(own or asked)
     if not lengths:
-        raise InputError(
-            f"example_batch() must hold a tensor with a batch dimension, found {_said(batch)}",
-            code="BX2166",
-            help="return a dict or a tuple of tensors, e.g. "
-            '{"tokens": torch.zeros(8, 128).long()}; '
-            "arrays become tensors by torch.from_numpy(array), in batches() as well",
-        )
+        with about_code():
+            raise _no_rows(batch)
     rows = lengths.most_common(1)[0][0]
     if rows == 0:
         raise InputError(
@@ -214,6 +210,15 @@ def take_apart(
     return Batch(_template(batch, (), slots), entries, rows)
 
 
+def _no_rows(batch: object) -> InputError:
+    return InputError(
+        f"example_batch() must hold a tensor with a batch dimension, found {_said(batch)}",
+        code="BX2166",
+        help='return a dict or a tuple of tensors, e.g. {"tokens": torch.zeros(8, 128).long()}; '
+        "arrays become tensors by torch.from_numpy(array), in batches() as well",
+    )
+
+
 def _require_plain_keys(keys: Sequence[Key]) -> None:
     """Refuse keys that no plan, and no copy of one, can write: a tuple, an enum, a tensor."""
     for step in itertools.chain.from_iterable(keys):
@@ -230,9 +235,7 @@ def _require_plain_keys(keys: Sequence[Key]) -> None:
 def _require_strided(found: Sequence[tuple[Key, Tensor]]) -> None:
     for key, tensor in found:
         kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
-        if not tensor.is_nested and tensor.layout == torch.strided:
-            continue
-        with about_code():
+        if tensor.is_nested or tensor.layout != torch.strided:
             raise InputError(
                 f"batch entry {'.'.join(map(str, key)) or 'x'!r} is a {kind} tensor, and only "
                 "tensors of plain memory (strided) are split by rows and sent",

@@ -31,8 +31,8 @@ from bigbrain_fx.frontend import CaptureSession, capture_file
 from bigbrain_fx.plan import Options, Plan, make_plan
 from bigbrain_fx.planning.registry import load, preset
 from tools.emulation import Network, emulated, missing
+from tools.json_lines import read_lines
 from tools.studies.emulated_models import CNN, MODELS, Model, Site
-from tools.studies.json_lines import read_lines
 
 PATH = click.Path(path_type=Path)
 ROOT = Path(__file__).resolve().parents[3]

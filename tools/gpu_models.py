@@ -1,4 +1,4 @@
-"""The models of this study, as data: GPT, Llama and ResNet at three sizes, and in bfloat16.
+"""The models of `tools.gpu`, as data: GPT, Llama and ResNet at three sizes, and in bfloat16.
 
 Sizes are chosen for a card of 16 GiB and some 15 TFLOP/s in float32: with AdamW the largest ones
 take most of its memory, and a step takes some tenths of a second. The tiny ones are for tests.
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parent.parent
 SIZES = ("small", "medium", "large")
 TINY = "tiny"
 
@@ -46,7 +46,7 @@ class Model:
 
 
 _FIELDS = ("name", "size", "module", "names", "built", "batch")
-_TEMPLATE = '''"""{name}, of the size that tools/studies/gpu calls {size}."""
+_TEMPLATE = '''"""{name}, of the size that tools/gpu.py calls {size}."""
 import sys
 
 import torch

@@ -1,4 +1,4 @@
-"""The device that this study measures: its name, its rates, and the datasheet of it."""
+"""The device that `tools.gpu` measures: its name, its rates, and the datasheet of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bigbrain_fx.cluster.presets import PRESETS, Preset, preset_name
 from bigbrain_fx.core import Cluster, Device
 from bigbrain_fx.costs.profiles import Machine
 from bigbrain_fx.measure.ops.machine import processor_name
-from tools.studies.gpu.rows import Rates
+from tools.gpu_rows import Rates
 
 Kind = Literal["cuda", "cpu"]
 

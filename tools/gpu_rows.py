@@ -1,4 +1,4 @@
-"""Rows of this study: what was forecast and measured of one model on one card, as JSON lines."""
+"""Rows of `tools.gpu`: what was forecast and measured of one model on one card, as JSON lines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tools.studies.json_lines import append_line, read_lines
+from tools.json_lines import append_line, read_lines
 
 Key: TypeAlias = tuple[str, str, str, str]
 
@@ -116,7 +116,7 @@ class Row:
 
 def read_rows(path: Path) -> Sequence[Row]:
     """Read the rows of a file, the last of each key: see `read_lines`."""
-    return list({row.key: row for row in read_lines(path, "tools.studies.gpu", _row)}.values())
+    return list({row.key: row for row in read_lines(path, "tools.gpu", _row)}.values())
 
 
 def _row(content: dict[str, Any]) -> Row:

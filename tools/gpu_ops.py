@@ -9,9 +9,9 @@ from bigbrain_fx.costs.model import family
 from bigbrain_fx.costs.profiles import Machine, signature
 from bigbrain_fx.plan import Plan
 from bigbrain_fx.planning.registry import estimator
-from tools.studies.gpu.card import as_profiled
-from tools.studies.gpu.report import families
-from tools.studies.gpu.rows import Family
+from tools.gpu_card import as_profiled
+from tools.gpu_report import families
+from tools.gpu_rows import Family
 
 _ATTENTION = "scaled_dot_product_attention"
 _ATTENTION_BACKWARD = 2.5  # five matrix products backward to two forward

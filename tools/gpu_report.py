@@ -1,4 +1,4 @@
-"""What rows of this study come to: tables for a terminal, and the page. It measures nothing."""
+"""What rows of `tools.gpu` come to: tables for a terminal, and the page. It measures nothing."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from tools.studies.gpu.rows import Family, Rates, Row
+from tools.gpu_rows import Family, Rates, Row
 
 STEP_GOAL, MEMORY_GOAL = 0.10, 0.05
 ESTIMATORS = ("measured", "analytical", "preset")
-COMMAND = "python -m tools.studies.gpu --out rows.jsonl --write gpu_measured.md"
+COMMAND = "python -m tools.gpu --out rows.jsonl --write gpu_measured.md"
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Forecast against measured on one GPU: GPT, Llama and ResNet, each at three sizes.
 
-    python -m tools.studies.gpu [--sizes small] [--models gpt] [--out rows.jsonl] [--write FILE.md]
+    python -m tools.gpu [--sizes small] [--models gpt] [--out rows.jsonl] [--write gpu_measured.md]
 
 `doctor` describes the GPU, `profile` measures each model's ops on it, and the plan on the one
 device is forecast by `measured`, `analytical` and, where a preset speaks of the card, by its
@@ -34,8 +34,7 @@ from bigbrain_fx.frontend import CaptureSession, capture_file
 from bigbrain_fx.measure.host import probe
 from bigbrain_fx.measure.ops import ProfileOptions, profile
 from bigbrain_fx.plan import Options, Plan, make_plan, measured_share
-from tools.live_bytes import tracked_bytes
-from tools.studies.gpu.card import (
+from tools.gpu_card import (
     Card,
     Kind,
     as_profiled,
@@ -47,10 +46,11 @@ from tools.studies.gpu.card import (
     rates,
     sheet_rates,
 )
-from tools.studies.gpu.models import MODELS, NAMES, SIZES, TINY, Model
-from tools.studies.gpu.ops import op_table
-from tools.studies.gpu.report import report, summary, write_page
-from tools.studies.gpu.rows import Row, append_row, read_rows
+from tools.gpu_models import MODELS, NAMES, SIZES, TINY, Model
+from tools.gpu_ops import op_table
+from tools.gpu_report import report, summary, write_page
+from tools.gpu_rows import Row, append_row, read_rows
+from tools.live_bytes import tracked_bytes
 
 PATH = click.Path(path_type=Path)
 WARM_UP = 3

@@ -1,0 +1,350 @@
+"""The tool that measures one GPU: on the CPU, on made-up rows, and on a GPU that is not there."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+from bigbrain_fx.bundles.launch import Run
+from bigbrain_fx.cluster.presets import PRESETS
+from bigbrain_fx.core import Cluster, Device, Link, Ref
+from bigbrain_fx.costs.profiles import ProfileStore, signatures
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.frontend import capture_file
+from tests.support.profiled import MACHINE
+from tests.support.synthetic import op, tensor
+from tools import gpu
+from tools.gpu_card import Card, blas_bytes, lacking, preset_of
+from tools.gpu_models import MODELS, NAMES, SIZES, TINY, Model
+from tools.gpu_ops import roofline_s
+from tools.gpu_report import families, report, summary
+from tools.gpu_rows import Family, Rates, Row, append_row, read_rows
+
+CPU = '{"name": "d0", "host": "a", "kind": "cpu", "threads": 1, "memory": "4GiB", "flops": '
+CLUSTER = f'{{"devices": [{CPU}"60GFLOP/s", "memory_bandwidth": "12GB/s"}}]}}'
+GPU = Device("d0", "h", "cuda", 1 << 34, 1e12, 1e11, half_flops_per_s=8e12)
+SHEET = Rates(2e12, 16e12, 2e11, 1 << 34)
+LINEAR = Family("linear", 3, 0.03, 0.06, 0.02, 0.04, 0.015, 0.03)
+
+
+def made_row(**changes: Any) -> Row:
+    """A row of 0.1 s and 1000 bytes."""
+    whole: dict[str, Any] = {
+        "model": "gpt",
+        "size": "small",
+        "card": "Some GPU",
+        "kind": "cuda",
+        "torch": "2.13",
+        "date": "2026-01-01",
+        "rows": 8,
+        "micro_batches": 2,
+        "step_s": [0.09, 0.1, 0.3],
+        "forecast_s": {"measured": 0.105, "analytical": 0.08},
+        "covered": 1.0,
+        "forecast_bytes": 1040,
+        "measured_bytes": 1000,
+        "doctor": Rates(1e12, 8e12, 1e11, 1 << 34, 5e-6),
+        "ops": [LINEAR],
+    }
+    return Row(**{**whole, **changes})
+
+
+def called(*words: str) -> Result:
+    return CliRunner().invoke(gpu.main, list(words), catch_exceptions=False)
+
+
+# --------------------------------------------------------------------------- without a GPU
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_without_a_gpu_it_says_so_in_one_line(
+    as_json: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    out = tmp_path / "rows.jsonl"
+    done = called("--out", str(out), *(["--json"] if as_json else []))
+    (line,) = done.stdout.splitlines()
+    said = json.loads(line)["skipped"] if as_json else line
+    assert (done.exit_code, said) == (0, lacking("cuda"))
+    assert said.startswith("no CUDA device was found")
+    assert not out.exists()
+
+
+def test_what_cannot_be_asked_for_is_refused() -> None:
+    assert "'huge' is none of small" in called("--sizes", "huge").stderr
+    assert "'bert' is none of gpt" in called("--models", "gpt,bert").stderr
+
+
+# --------------------------------------------------------------------------- one CPU, for real
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which one tiny model was measured on the CPU."""
+    folder = tmp_path_factory.mktemp("gpu")
+    (folder / "cluster.json").write_text(CLUSTER)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tiny(place: Path) -> tuple[Result, Row]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BIGBRAIN_PROFILES", "")  # the tool sets it; here it goes back
+        done = called(*words(place), "--json")
+    (row,) = read_rows(place / "rows.jsonl")
+    return done, row
+
+
+def words(place: Path) -> tuple[str, ...]:
+    given = {"--cluster": "cluster.json", "--out": "rows.jsonl", "--write": "page.md"}
+    paths = (text for flag, name in given.items() for text in (flag, str(place / name)))
+    return ("--device", "cpu", "--sizes", TINY, "--models", "gpt", "--steps", "4", *paths)
+
+
+@pytest.mark.nightly
+def test_the_whole_tool_on_the_cpu(tiny: tuple[Result, Row], place: Path) -> None:
+    done, row = tiny
+    assert done.exit_code == 0
+    first, last = map(json.loads, done.stdout.splitlines())
+    assert first == json.loads(json.dumps(asdict(row)))
+    assert (last["rows"], last["step_goal"], last["memory_goal"]) == (1, 0.10, 0.05)
+    assert len(row.step_s) == 4
+    assert row.forecast_s.keys() == {"measured", "analytical"}  # no datasheet speaks of a CPU
+    assert row.covered > 0.99  # it profiled the very ops
+    assert abs(row.memory_error) < 0.06
+    assert (row.preset, row.datasheet, row.blas_bytes) == ("", None, 0)
+    assert row.products_use_tf32 is None
+    assert row.profiled_launch_s is not None
+    assert "| gpt | tiny |" in (place / "page.md").read_text()
+
+
+@pytest.mark.nightly
+def test_the_op_table_is_what_the_database_has(tiny: tuple[Result, Row], place: Path) -> None:
+    _, row = tiny
+    store = ProfileStore(place / "rows.work" / "profiles.sqlite", read_only=True)
+    (machine,) = store.machines()
+    model = MODELS["gpt", TINY]
+    with capture_file(place / "rows.work" / "gpt_tiny.py") as session:
+        graph = session.graph.at(model.micro_rows)
+    each = (store.get(machine.key, signature.key) for _, signature in signatures(graph))
+    total_s = model.micro_batches * sum(profile.total_s for profile in each if profile)
+    assert sum(family.measured_s for family in row.ops) == pytest.approx(total_s)
+    by_name = {family.name: family for family in row.ops}
+    linear = [made for made in graph.ops if made.target == "aten.linear.default"]
+    assert by_name["linear"].ops == len(linear)
+    assert row.ops == families(row.ops)  # the dearest first
+
+
+@pytest.mark.nightly
+def test_rows_that_are_there_are_not_measured_again(
+    tiny: tuple[Result, Row], place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "measure", None)
+    before = (place / "rows.jsonl").read_text()
+    assert called(*words(place)).exit_code == 0
+    assert (place / "rows.jsonl").read_text() == before
+
+
+# --------------------------------------------------------------------------- a GPU, made up
+
+
+@pytest.mark.nightly
+def test_a_model_is_planned_by_the_ops_by_the_roofline_and_by_the_datasheet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = tmp_path / "profiles.sqlite"
+    ProfileStore(store)
+    monkeypatch.setenv("BIGBRAIN_PROFILES", str(store))
+    model, card = MODELS["resnet", TINY], Card("NVIDIA H200", "h200")
+    place = gpu.Place("cuda", card, Cluster((GPU,), Link(0.0, 1e9)), store, 4, tmp_path)
+    path = tmp_path / "model.py"
+    path.write_text(model.text())
+    with capture_file(path) as session:
+        plans = gpu.planned(place, model, session, replace(MACHINE, kind="cuda", launch_s=3e-6))
+    assert plans.keys() == {"measured", "analytical", "preset"}
+    rates = [plan.cluster.devices[0].flops_per_s for plan in plans.values()]
+    assert rates == [MACHINE.flops_per_s, 1e12, PRESETS["h200"].sustained_flops_per_s]
+    (profiled,) = plans["measured"].cluster.devices
+    assert (profiled.launch_s, profiled.half_flops_per_s) == (3e-6, GPU.half_flops_per_s)
+    assert {plan.micro_batches for plan in plans.values()} == {model.micro_batches}
+    assert plans["preset"].cluster.devices[0].memory_bytes == GPU.memory_bytes
+
+
+def test_a_torch_that_does_not_say_what_cublas_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cuda, "cublas_workspace_size", lambda: 7, raising=False)
+    assert (blas_bytes("cuda"), blas_bytes("cpu")) == (7, 0)
+    monkeypatch.delattr(torch.backends.cuda, "cublas_workspace_size")
+    assert blas_bytes("cuda") == 0
+
+
+def test_on_a_gpu_the_process_says_what_its_tensors_took(tmp_path: Path) -> None:
+    place = gpu.Place("cuda", Card(""), Cluster((GPU,), Link(0.0, 1e9)), tmp_path, 1, tmp_path)
+    done = Run((), {"d0": 9}, tmp_path, max_allocated_bytes={"d0": 4321})
+    assert gpu.peak_bytes(place, tmp_path, done) == 4321
+
+
+def test_doctor_is_asked_for_one_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[Mapping[str, Any]] = []
+
+    def probe(**given: object) -> SimpleNamespace:
+        asked.append(given)
+        return SimpleNamespace(cluster=Cluster((GPU,), Link(0.0, 1e9)))
+
+    monkeypatch.setattr(gpu, "probe", probe)
+    assert gpu._one_device("cuda", None).devices == (GPU,)
+    assert asked == [{"devices": 1, "kind": "cuda"}]
+    path = tmp_path / "cluster.json"
+    path.write_text(CLUSTER)
+    with pytest.raises(InputError, match="expected a cluster of one cuda device, found 1 of cpu"):
+        gpu._one_device("cuda", path)
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA A100-SXM4-40GB", "a100-40"),
+        ("NVIDIA A100 80GB PCIe", "a100-80-pcie"),
+        ("Tesla V100-SXM2-16GB", "v100-16"),
+        ("Tesla T4", "t4"),
+        ("NVIDIA L4", "l4"),
+        ("NVIDIA GeForce RTX 3090", "rtx-3090"),
+        ("NVIDIA RTX A6000", "a6000"),
+        ("NVIDIA GeForce RTX 3090 Ti", "rtx-3090-ti"),
+        ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada"),
+        ("NVIDIA GeForce RTX 3060", None),
+        ("NVIDIA L40S", "l40s"),
+        ("AMD EPYC", None),
+    ],
+)
+def test_a_card_finds_its_datasheet(name: str, preset: str | None) -> None:
+    assert preset_of(name) == preset
+
+
+def test_a_model_that_fails_is_said_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measure(_: object, model: Model) -> Row:
+        if model.size == "large":
+            raise RuntimeError("CUDA out of memory")
+        return made_row(model=model.name, size=model.size)
+
+    monkeypatch.setattr(gpu, "measure", measure)
+    place = gpu.Place("cuda", Card(""), Cluster((GPU,), Link(0.0, 1e9)), tmp_path, 1, tmp_path)
+    models = [MODELS["gpt", size] for size in ("large", "small")]
+    assert [row.size for row in gpu.measured(place, models)] == ["small"]
+    assert "gpt large failed: CUDA out of memory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_kind_of_model_computes_on_its_batch(name: str) -> None:
+    space: dict[str, Any] = {}
+    exec(compile(MODELS[name, TINY].text(), name, "exec"), space)
+    model, batch = space["model"](), space["example_batch"]()
+    if isinstance(batch, dict):
+        wanted = inspect.signature(model.forward).parameters
+        model(**{key: value for key, value in batch.items() if key in wanted})
+    else:
+        model(batch[0])
+
+
+# --------------------------------------------------------------------------- numbers
+
+
+def test_the_sizes_are_there_for_every_model() -> None:
+    assert set(MODELS) == {(name, size) for name in NAMES for size in (*SIZES, TINY)}
+    for model in MODELS.values():
+        assert model.rows % model.micro_batches == 0
+        compile(model.text(), model.name, "exec")
+
+
+def test_a_roofline_takes_the_longer_of_flops_and_bytes() -> None:
+    product = replace(
+        op("y", "aten.mm.default", Ref("x"), out=tensor(100)),
+        flops=10**9,
+        reads_bytes=10**6,
+        writes_bytes=0,
+    )
+    assert roofline_s(product, GPU, 1.0) == 1e-3
+    assert roofline_s(product, GPU, 2.0) == 2e-3
+    copying = replace(product, flops=0, writes_bytes=10**6)
+    assert roofline_s(copying, GPU, 2.0) == 2e6 / 1e11
+    half = replace(product, outputs=(replace(product.outputs[0], dtype="bfloat16"),))
+    assert roofline_s(half, GPU, 1.0) == 1e9 / 8e12
+    assert roofline_s(replace(product, view_of="x"), GPU, 1.0) == 0.0
+
+
+def test_errors_are_of_the_median_step_and_of_the_peak() -> None:
+    row = made_row()
+    assert row.measured_s == 0.1
+    assert row.error("measured") == pytest.approx(0.05)
+    assert row.error("analytical") == pytest.approx(-0.2)
+    assert row.memory_error == pytest.approx(0.04)
+    found = summary([row, made_row(size="large", step_s=[0.2], measured_bytes=1300)])
+    assert found.step_within == {"measured": 1, "analytical": 0}
+    assert found.step_worst["measured"] == pytest.approx(-0.475)
+    assert found.step_mape["measured"] == pytest.approx((0.05 + 0.475) / 2)
+    assert found.memory_within == 1
+    assert found.memory_worst == pytest.approx(-0.2)
+
+
+def test_families_of_several_models_are_added_up() -> None:
+    other = replace(LINEAR, name="add", forward_s=1.0)
+    assert families([LINEAR, other, LINEAR]) == [
+        other,
+        Family("linear", 6, 0.06, 0.12, 0.04, 0.08, 0.03, 0.06),
+    ]
+
+
+def test_the_page_has_the_goals_the_rates_and_the_families() -> None:
+    facts = {"blas_bytes": 32 << 20, "profiled_launch_s": 4e-6, "products_use_tf32": False}
+    row = made_row(preset="h200", datasheet=SHEET, **facts)
+    text = "\n".join(report([row]))
+    assert "A workspace of cuBLAS has 32.0 MiB. Products in float32 do not use TF32." in text
+    assert "An op's start took 5.00 us by doctor, 4.00 us by the profile." in text
+    may = "\n".join(report([replace(row, products_use_tf32=True)]))
+    assert "Products in float32 may use TF32." in may
+    assert "## Some GPU" in text
+    assert "goal: within 10%" in text
+    assert "| gpt | small | 100.00 ms | 105.00 ms (+5.0 %) | 80.00 ms (-20.0 %) | 100% |" in text
+    assert "| float32 products | 1 TFLOP/s | 2 TFLOP/s | 0.50 |" in text
+    assert "| linear | 3 | 90.00 ms | 100.0% | 60.00 ms | -33.3 % | 0.50 | 0.50 |" in text
+
+
+def test_rows_survive_a_file_and_a_line_that_was_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    row = made_row(preset="h200", datasheet=SHEET)
+    append_row(path, row)
+    with path.open("a") as file:
+        file.write('{"model": "gp')
+    assert read_rows(path) == [row]
+    append_row(path, replace(row, size="large"))
+    assert [found.size for found in read_rows(path)] == ["small", "large"]
+    done = called("--out", str(path), "--report", "--json")
+    assert (done.exit_code, json.loads(done.stdout.splitlines()[-1])["rows"]) == (0, 2)
+    path.write_text('{"model": "gpt"}\n')
+    with pytest.raises(InputError, match=r"not a row of tools\.gpu"):
+        read_rows(path)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_the_whole_tool_on_a_gpu(tmp_path: Path) -> None:
+    out = tmp_path / "rows.jsonl"
+    done = called("--sizes", TINY, "--models", "gpt", "--steps", "4", "--out", str(out))
+    assert done.exit_code == 0
+    (row,) = read_rows(out)
+    assert (row.kind, row.card) == ("cuda", torch.cuda.get_device_name(0))
+    assert row.measured_bytes > row.blas_bytes > 0

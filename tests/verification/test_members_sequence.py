@@ -50,7 +50,7 @@ def test_a_bundle_has_the_bits_of_its_members_in_lockstep(
     plan = planned(bench, devices, **AXES, **choices)
     assert sequences(plan)
     actual, fault = trained(bench, plan, tmp_path / "bundle")
-    text = "\n".join(path.read_text() for path in (tmp_path / "bundle").glob("device_*.py"))
+    text = "\n".join(path.read_text() for path in (tmp_path / "bundle").glob("*.py"))
     assert fault == ""
     assert not actual.unlike
     assert "reduce_scatter(" in text

@@ -121,6 +121,7 @@ from bigbrain_fx.plan.recovery import (
 )
 from bigbrain_fx.plan.remedy import plan_or_remedy as plan_or_remedy
 from bigbrain_fx.plan.replanning import replan as replan, with_placement as with_placement
+from bigbrain_fx.plan.replica_cut import piece_messages as piece_messages
 from bigbrain_fx.plan.replica_text import (
     left_out_text as left_out_text,
     replicas_text as replicas_text,

@@ -9,7 +9,7 @@ This file knows parameters and stages; it knows no schedule and no time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise, permutations
 
@@ -24,6 +24,8 @@ LEAST_BUCKET = 256 << 10
 """Bytes below which a bucket's message would cost more in latency than it hides."""
 BUCKETS = 8
 """Into so many, about, the gradients of a stage are divided."""
+
+_Ways = Callable[[EdgeKind, Sequence[int]], Iterator[tuple[int, int, int]]]
 
 Leaf = tuple[str, int]  # a parameter, and which of the stages that make a gradient of it
 
@@ -90,7 +92,7 @@ def _joined(
         for edge in part.edges
     ]
     within = [edge for edge in within if _is_taken(graph, joined, edge, updates)]
-    between = (*_pieces(graph, joined), *statistics_edges(graph, joined), *_losses(graph, joined))
+    between = (*_pieces(joined), *statistics_edges(graph, joined), *_losses(graph, joined))
     edges = (*within, *between, *(norms(graph, joined) if clip else ()))
     return replace(joined, edges=edges)
 
@@ -335,9 +337,23 @@ def _divided(
 # --------------------------------------------------------------------------- edges
 
 
-def _pieces(graph: Graph, stages: Stages) -> Iterator[Edge]:
+def _pieces(stages: Stages) -> Iterator[Edge]:
     """Yield the way of each piece to who sums it, and back; of collectives, to the next one."""
-    between = _to_next if stages.by_backend else _to_all
+    yield from _between(stages, _to_next if stages.by_backend else _to_all)
+
+
+def piece_messages(stages: Stages) -> tuple[Edge, ...]:
+    """Return the messages of a bundle's replicas that sum by themselves.
+
+    They are the edges of the plan, but with `backend`: there an edge is what a collective sends
+    round its ring, and a bundle in one process has no collectives.
+    """
+    if not stages.by_backend:
+        return tuple(edge for edge in stages.edges if edge.kind in ("reduce", "gather"))
+    return tuple(_between(stages, _to_all))
+
+
+def _between(stages: Stages, between: _Ways) -> Iterator[Edge]:
     for bucket in stages.buckets:
         size = DTYPE_BYTES[bucket.dtype]
         for kind in ("reduce", "gather"):

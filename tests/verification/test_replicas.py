@@ -88,7 +88,7 @@ def trained(bench: Bench, plan: Plan) -> tuple[Trace, str]:
     return actual, found or other_bytes(expected, actual)
 
 
-@pytest.mark.gate("1-1-0-tree")
+@pytest.mark.gate("3-3-1-backend")
 @pytest.mark.parametrize(
     ("devices", "replicas", "zero", "order"),
     [
@@ -100,7 +100,7 @@ def trained(bench: Bench, plan: Plan) -> tuple[Trace, str]:
         pytest.param(4, 2, 2, "micro", marks=pytest.mark.nightly),
         (3, 3, 2, "tree"),
         (1, 1, 0, "tree"),
-        pytest.param(3, 3, 1, "backend", marks=pytest.mark.nightly),
+        (3, 3, 1, "backend"),
         (4, 2, 2, "backend"),
     ],
 )

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import ast
 import json
+from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-from bigbrain_fx.core import DTYPE_BYTES, Bucket, Stages, Statistics
+from bigbrain_fx.core import DTYPE_BYTES, Bucket, Edge, Stages, Statistics
 from bigbrain_fx.emit.files.again import shipped_like, texts_like
 from bigbrain_fx.emit.files.blocks import blocks_text
 from bigbrain_fx.emit.files.channels import DeviceFile
@@ -31,6 +33,7 @@ from bigbrain_fx.plan import (
     messages,
     norm_specs,
     part_channels,
+    piece_messages,
     roots,
 )
 from bigbrain_fx.weights import unused_file
@@ -155,13 +158,12 @@ def buckets_json(plan: Plan) -> str:
     both: list[Bucket | Statistics] = [*stages.buckets, *stages.statistics]
     dtype = {each.name: each.dtype for each in both}
     channels: dict[str, list[object]] = {each.name: [] for each in both}
-    for tag, edge in enumerate(stages.edges):
-        if edge.kind in ("reduce", "gather", "statistics"):
-            ends = edge.source, edge.target
-            devices = [stages.stages[end].device for end in ends]
-            elements = edge.nbytes // DTYPE_BYTES[dtype[edge.value]]
-            row = (tag, edge.kind, ends, devices, elements, messages(stages, edge))
-            channels[edge.value].append(row)
+    for tag, edge in _listed(plan):
+        ends = edge.source, edge.target
+        devices = [stages.stages[end].device for end in ends]
+        elements = edge.nbytes // DTYPE_BYTES[dtype[edge.value]]
+        row = (tag, edge.kind, ends, devices, elements, messages(stages, edge))
+        channels[edge.value].append(row)
     gathers = _gathers(plan) if stages.gathers else {}
     lines = (
         f'"{each.name}": '
@@ -178,6 +180,16 @@ def buckets_json(plan: Plan) -> str:
         for each in both
     )
     return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _listed(plan: Plan) -> Iterator[tuple[int, Edge]]:
+    """Yield the channels of buckets.json by number: those of no edge come after all others."""
+    tags = {edge: tag for tag, edge in enumerate(plan.stages.edges)}
+    more = count(len(tags) + len(part_channels(plan)))
+    pieces = piece_messages(plan.stages)
+    statistics = (edge for edge in tags if edge.kind == "statistics")
+    numbered = [(tags[e] if e in tags else next(more), e) for e in (*pieces, *statistics)]
+    yield from sorted(numbered, key=lambda each: each[0])
 
 
 def _devices(stages: Stages, each: Bucket | Statistics) -> list[str]:

@@ -44,7 +44,7 @@ def planned(where: Cluster, found: Graph | None = None, **choices: Any) -> Plan:
 @pytest.mark.nightly
 def test_one_that_the_closed_form_puts_first_is_planned_and_all_others_are_named() -> None:
     where = cluster(35)
-    plan = planned(where, graph(1, batch=35))
+    plan = planned(where, graph(2, batch=35))
     assert plan.compared[0].why == "chosen"
     assert {each.what for each in plan.compared} >= {"one pipeline", "35 replicas"}
     left = [each for each in plan.compared if each.step_s is None]

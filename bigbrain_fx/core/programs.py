@@ -101,6 +101,8 @@ class DeviceForecast:
 
     `peak_bytes` is the sum of the parts; `data_bytes` are the batch's. `stored_bytes` are the most
     that lies in its store, and no part of it; `moved_s` is what moving it takes of a step.
+
+    `held` is kept with the timeline: when each instruction begins, and what it holds while it runs.
     """
 
     device: str
@@ -115,6 +117,7 @@ class DeviceForecast:
     data_bytes: int = 0
     stored_bytes: int = 0
     moved_s: float = 0.0
+    held: tuple[tuple[float, int], ...] = ()
 
 
 @dataclass(frozen=True, repr=False)

@@ -9,11 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from bigbrain_fx.core import Slice
-from bigbrain_fx.plan.making import costs_of, timeline
+from bigbrain_fx.core import Forecast, Slice
+from bigbrain_fx.plan.making import timeline
 from bigbrain_fx.plan.nouns import Plan
-from bigbrain_fx.plan.schedule import stage_costs
-from bigbrain_fx.plan.simulate import memory_timeline
 
 Event: TypeAlias = dict[str, object]
 Held: TypeAlias = Mapping[str, Sequence[tuple[float, int]]]  # device -> (seconds, bytes)
@@ -42,12 +40,17 @@ class MeasuredRun:
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """One step of a run, in seconds since its beginning; `peak_bytes` where that was measured."""
+    """One step of a run, in seconds since its beginning; what was held where that was measured."""
 
     step: int
     step_s: float
     bars: tuple[Slice, ...]
-    peak_bytes: Mapping[str, int]
+    held: Held
+
+    @property
+    def peak_bytes(self) -> Mapping[str, int]:
+        """The most that each device held."""
+        return {name: max(nbytes for _, nbytes in found) for name, found in self.held.items()}
 
     def busy_s(self, device: str) -> float:
         """Return how long a device computed; waiting for messages and sending are left out."""
@@ -71,7 +74,7 @@ def typical_step(measured: MeasuredRun, devices: Sequence[str]) -> MeasuredStep 
         return None
     step_s, step = lengths[(len(lengths) - 1) // 2]
     around = {bar.device: bar for bar in whole[step]}
-    return MeasuredStep(step, step_s, _within(measured, around), _peaks(measured.held, around))
+    return MeasuredStep(step, step_s, _within(measured, around), _held(measured.held, around))
 
 
 def _is_whole(found: Sequence[Slice], devices: Sequence[str]) -> bool:
@@ -99,25 +102,14 @@ def _is_in(bar: Slice, when_s: float) -> bool:
     return bar.start_s <= when_s <= bar.end_s
 
 
-def _peaks(held: Held, around: Mapping[str, Slice]) -> dict[str, int]:
+def _held(held: Held, around: Mapping[str, Slice]) -> Held:
+    zero_s = _start_s([*around.values()])
     of_step = {
-        name: [nbytes for when_s, nbytes in held.get(name, ()) if _is_in(bar, when_s)]
+        name: [(when_s - zero_s, nbytes) for when_s, nbytes in entries if _is_in(bar, when_s)]
         for name, bar in around.items()
+        for entries in (held.get(name, ()),)
     }
-    return {name: max(found) for name, found in of_step.items() if found}
-
-
-def forecast_held(plan: Plan) -> Held:
-    """Return what each device holds over a step by forecast; of tensor groups nobody says."""
-    if plan.placement.tensor is not None:
-        return {}
-    costs = stage_costs(plan.graph.at(plan.rows), plan.stages, costs_of(plan))
-    data_bytes = {entry.device: entry.data_bytes for entry in plan.forecast.devices}
-    found = memory_timeline(plan.programs, plan.stages, costs)
-    return {
-        name: tuple((when_s, nbytes + data_bytes[name]) for when_s, nbytes in entries)
-        for name, entries in found.items()
-    }
+    return {name: found for name, found in of_step.items() if found}
 
 
 def run_trace(plan: Plan, measured: MeasuredRun) -> list[Event]:
@@ -128,13 +120,14 @@ def run_trace(plan: Plan, measured: MeasuredRun) -> list[Event]:
     """
     devices = plan.stages.devices
     pids = {name: number for number, name in enumerate(devices, start=1)}
-    begins = _begins(measured)
+    begins, forecast = _begins(measured), timeline(plan)
+    held = {entry.device: entry.held for entry in forecast.devices}
     return [
         *_names(pids),
         *(_bar(bar, pids[bar.device], MEASURED, bar.start_s) for bar in measured.bars),
-        *_forecast(plan, pids, begins),
+        *_forecast(forecast, pids, begins),
         *_counters(measured.held, pids, "bytes held, measured", (0.0,)),
-        *_counters(forecast_held(plan), pids, "bytes held, forecast", begins),
+        *_counters(held, pids, "bytes held, forecast", begins),
         *(_mark(when_s, what) for when_s, what in measured.marks),
     ]
 
@@ -165,8 +158,10 @@ def _bar(bar: Slice, pid: int, tid: int, start_s: float) -> Event:
     return {"ph": "X", **about, "ts": start_s * US, "dur": (bar.end_s - bar.start_s) * US}
 
 
-def _forecast(plan: Plan, pids: Mapping[str, int], begins: Sequence[float]) -> Iterator[Event]:
-    bars = timeline(plan).timeline
+def _forecast(
+    forecast: Forecast, pids: Mapping[str, int], begins: Sequence[float]
+) -> Iterator[Event]:
+    bars = forecast.timeline
     links = list(dict.fromkeys(bar.device for bar in bars if bar.device not in pids))
     places = {name: (pid, FORECAST) for name, pid in pids.items()}
     places |= {name: (len(pids) + 1, number) for number, name in enumerate(links, start=1)}

@@ -82,7 +82,8 @@ def with_data(
         device = cluster.device[entry.device]
         data = data_bytes(graph, stages, micro_batches, device.kind)
         more = data + (device.process_bytes or 0)
-        return replace(entry, data_bytes=data, peak_bytes=entry.peak_bytes + more)
+        held = tuple((when_s, nbytes + more) for when_s, nbytes in entry.held)
+        return replace(entry, data_bytes=data, peak_bytes=entry.peak_bytes + more, held=held)
 
     return replace(forecast, devices=tuple(map(counted, forecast.devices)))
 

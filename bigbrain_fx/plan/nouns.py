@@ -374,9 +374,11 @@ def to_json(plan: Plan) -> bytes:
         left_out["source"] |= {"marks"}
     left_out["stages"] = set() if plan.stages.asynchronous else {"asynchronous"}
     left_out["stages"] |= set() if plan.stages.compiled else {"compiled"}
+    of_device = {"held"}
     if not plan.stages.offload:
         left_out["stages"] |= {"offload", "saves"}
-        left_out["forecast"] = {"devices": {"__all__": {"stored_bytes", "moved_s"}}}
+        of_device |= {"stored_bytes", "moved_s"}
+    left_out["forecast"] = {"devices": {"__all__": of_device}}
     if not plan.rented:
         left_out["rented"] = True
     return plan_adapter().dump_json(plan, indent=None, exclude=left_out or None) + b"\n"

@@ -1,4 +1,4 @@
-"""A forecast step as a drawing: devices and links as lanes, a time axis, micro-batches in the bars.
+"""A step as drawings: who computes what when, and what each device holds, over one time axis.
 
 Plain SVG that scales with its page. This room knows timelines; it knows nothing of plans or pages.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 
 from bigbrain_fx.core import Slice
@@ -17,6 +18,8 @@ ROW = 26
 AXIS = 24
 MOST_BARS = 2500  # a page of more opens slowly; timeline.json has them all
 NARROW = 14.0  # bars below it have no room for a number
+TALL = 64  # of a row with a curve
+FILLED, LINE, LIMIT = "#c3d3e8", "#e45756", "#222"
 COLOURS = {
     "forward": "#4c78a8",
     "backward": "#f58518",
@@ -43,6 +46,77 @@ def gantt(timeline: Sequence[Slice], devices: Sequence[str], step_s: float) -> s
     return (
         key(shown) + svg(shapes, height + AXIS) + _left_out(len(devices) + len(set(links)), lanes)
     )
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What one device holds over a step.
+
+    Attributes:
+        device: whose memory it is.
+        limit: bytes that the device has.
+        said: stands at the end of its row.
+        filled: by forecast: seconds, and the bytes held from then on.
+        line: likewise as measured; empty where it was not.
+    """
+
+    device: str
+    limit: int
+    said: str
+    filled: Sequence[tuple[float, float]]
+    line: Sequence[tuple[float, float]] = ()
+
+
+def curves(rows: Sequence[Curve], step_s: float) -> str:
+    """Draw what devices hold over a step against what they have.
+
+    A row is as high as the device's memory, or, where less than a quarter of it is used, as the
+    most that is held.
+    """
+    label, said = 12 + 7.0 * max(len(row.device) for row in rows), 190
+    scale, height = (WIDTH - label - said) / (step_s or 1.0), len(rows) * TALL
+    shapes = [_tick(at, unit, label + at * scale, height) for at, unit in ticks(step_s)]
+    for number, row in enumerate(rows):
+        shapes += _curve(row, number * TALL, label, WIDTH - said, step_s)
+    shown = {"forecast": FILLED, **({"measured": LINE} if any(row.line for row in rows) else {})}
+    return key(shown) + svg(shapes, height + AXIS)
+
+
+def _curve(row: Curve, y: float, left: float, right: float, step_s: float) -> list[str]:
+    peak = max((held for _, held in (*row.filled, *row.line)), default=0)
+    top = row.limit if peak > row.limit / 4 else peak
+    scale = (TALL - 14) / (max(top, peak) or 1)
+    floor = y + TALL - 4
+
+    def path(held: Sequence[tuple[float, float]]) -> str:
+        points = _columns(held, step_s, int(right - left))
+        return " ".join(f"{left + x:.0f},{floor - high * scale:.1f}" for x, high in points)
+
+    area = f"{left:.0f},{floor:.0f} {path(row.filled)} {right:.0f},{floor:.0f}"
+    shapes = [f'<polygon points="{area}" fill="{FILLED}"/>'] if row.filled else []
+    if row.line:
+        shapes.append(f'<polyline points="{path(row.line)}" fill="none" stroke="{LINE}"/>')
+    if top == row.limit:
+        at = f'x1="{left:.0f}" x2="{right:.0f}" y1="{floor - top * scale:.1f}"'
+        dashed = f'y2="{floor - top * scale:.1f}" stroke="{LIMIT}" stroke-dasharray="5 3"'
+        shapes.append(f"<line {at} {dashed}><title>memory of {escape(row.device)}</title></line>")
+    middle = y + (TALL - ROW) / 2
+    return [*shapes, text(0, middle, row.device), text(right + 8, middle, row.said)]
+
+
+def _columns(
+    held: Sequence[tuple[float, float]], step_s: float, count: int
+) -> list[tuple[int, float]]:
+    """Return the corners of a curve of so many columns, each as high as the most in it."""
+    tops = [0.0] * (count + 1)
+    starts = [0.0, *(start_s for start_s, _ in held[1:])]  # as before the first note
+    for (_, nbytes), start_s, end_s in zip(held, starts, [*starts[1:], step_s], strict=True):
+        first, last = (min(count, int(at / (step_s or 1.0) * count)) for at in (start_s, end_s))
+        for column in range(first, last + 1):
+            tops[column] = max(tops[column], nbytes)
+    turns = [i for i, top in enumerate(tops) if not i or top != tops[i - 1]]
+    corners = [(i, tops[at]) for i in turns for at in ((i, i) if not i else (i - 1, i))]
+    return [*corners, (count, tops[-1])]
 
 
 def ticks(step_s: float) -> list[tuple[float, str]]:

@@ -6,15 +6,15 @@ and forecasts; it draws what they say and measures nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
-from bigbrain_fx.core import DeviceForecast, Forecast, micro_text
+from bigbrain_fx.core import DeviceForecast, Forecast, Slice, micro_text
 from bigbrain_fx.plan.explain import Cut, Explanation, explain, size_text
 from bigbrain_fx.plan.making import timeline
 from bigbrain_fx.plan.measured import COMPUTES, MeasuredStep
 from bigbrain_fx.plan.nouns import Plan
-from bigbrain_fx.plan.picture import ROW, WIDTH, gantt, key, rect, svg, text
+from bigbrain_fx.plan.picture import ROW, WIDTH, Curve, curves, gantt, key, rect, svg, text
 from bigbrain_fx.plan.search import Candidate, Search
 
 MOST_ROWS = 24  # of a table or a drawing; plan.json and `explain` have all
@@ -74,6 +74,9 @@ def report(
             *(_measured(plan, measured, forecast) if measured else ()),
             "<h2>Devices</h2>",
             _devices(plan, found),
+            *(("<h2>Links</h2>", _links(plan, forecast)) if len(plan.stages.devices) > 1 else ()),
+            "<h2>Memory over a step</h2>",
+            _over_time(plan, measured, forecast),
             "<h2>Memory at the peak</h2>",
             _memory(plan, forecast),
             *(("<h2>Cuts</h2>", _cuts(found)) if found.cuts else ()),
@@ -130,6 +133,56 @@ def _devices(plan: Plan, found: Explanation) -> str:
     rates = "computes", "reads memory"
     head = ("device", *rates, "stages", "modules", "ops", "busy", "idle", "memory at the peak")
     return _table(head, rows, MOST_ROWS)
+
+
+def _links(plan: Plan, forecast: Forecast) -> str:
+    """Return how busy each link is, the busiest first."""
+    bars: dict[str, list[Slice]] = {}
+    for bar in forecast.timeline:
+        if bar.device not in plan.stages.devices:
+            bars.setdefault(bar.device, []).append(bar)
+    busy_s = {link: _taken_s(own) for link, own in bars.items()}
+    rows = [
+        (link, str(len(bars[link])), f"{1e3 * busy_s[link]:.2f} ms", _share(link, busy_s, forecast))
+        for link in sorted(bars, key=lambda link: -busy_s[link])
+    ]
+    head = ("link", "messages a step", "busy", "of the step")
+    note = "<p>Exchanges inside of tensor groups count as computation.</p>"
+    return _table(head, rows, MOST_ROWS) + (note if plan.stages.members > 1 else "")
+
+
+def _share(link: str, busy_s: Mapping[str, float], forecast: Forecast) -> str:
+    return f"{busy_s[link] / (forecast.step_s or 1.0):.1%}"
+
+
+def _taken_s(bars: Sequence[Slice]) -> float:
+    """Return how long any of these lasts; messages may share a link."""
+    total_s = end_s = 0.0
+    for bar in sorted(bars, key=lambda bar: bar.start_s):
+        total_s += max(0.0, bar.end_s - max(bar.start_s, end_s))
+        end_s = max(end_s, bar.end_s)
+    return total_s
+
+
+def _over_time(plan: Plan, measured: MeasuredStep | None, forecast: Forecast) -> str:
+    """Draw what devices hold; a measured step is drawn as long as the forecast one."""
+    stretch = forecast.step_s / measured.step_s if measured else 1.0
+    held = measured.held if measured else {}
+    rows = [
+        Curve(
+            entry.device,
+            plan.cluster.device[entry.device].memory_bytes,
+            _said_of(entry, plan.cluster.device[entry.device].memory_bytes),
+            entry.held,
+            [(when_s * stretch, nbytes) for when_s, nbytes in held.get(entry.device, ())],
+        )
+        for entry in forecast.devices[:MOST_ROWS]
+    ]
+    return curves(rows, forecast.step_s) + _left_out(len(forecast.devices), MOST_ROWS)
+
+
+def _said_of(entry: DeviceForecast, has: int) -> str:
+    return f"{size_text(entry.peak_bytes)}, {entry.peak_bytes / has:.1%} of {size_text(has)}"
 
 
 def _speed(per_s: float, unit: str) -> str:
@@ -211,8 +264,7 @@ def _memory(plan: Plan, forecast: Forecast) -> str:
             shapes.append(rect(x, y, nbytes * scale, colour, f"{name} {size_text(nbytes)}"))
             x += nbytes * scale
         has = plan.cluster.device[entry.device].memory_bytes
-        share = f"{size_text(entry.peak_bytes)}, {entry.peak_bytes / has:.1%} of {size_text(has)}"
-        shapes.append(text(x + 8, y, share))
+        shapes.append(text(x + 8, y, _said_of(entry, has)))
     colours = {name: colour for name, _, colour in parts}
     rest = _left_out(len(forecast.devices), MOST_ROWS)
     return key(colours) + svg(shapes, len(shown) * ROW) + rest

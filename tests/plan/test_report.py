@@ -7,7 +7,7 @@ import re
 import pytest
 
 from bigbrain_fx.core import Slice
-from bigbrain_fx.plan.picture import MOST_BARS, gantt, ticks
+from bigbrain_fx.plan.picture import MOST_BARS, Curve, curves, gantt, ticks
 from bigbrain_fx.plan.report import report
 from tests.support import samples
 
@@ -20,6 +20,7 @@ def test_a_step_has_an_axis_numbers_and_links() -> None:
     assert all(f">{lane}</text>" in page for lane in ("d0", "d0-&gt;d1", "d2-&gt;d1"))
     assert page.count("60 GFLOP/s") == page.count("12 GB/s") == 3
     assert page.count(" of 4.0 GiB</td>") == 3
+    assert re.search(r"<td>d0-&gt;d1</td><td>\d+</td><td>[\d.]+ ms</td><td>[\d.]+%</td>", page)
     assert "What auto compared" not in page
 
 
@@ -35,6 +36,32 @@ def test_ticks_are_round_and_few() -> None:
     assert ticks(2.4)[-1] == (2.0, "2 s")
     assert all(3 <= len(ticks(0.9**n)) <= 9 for n in range(100))
     assert ticks(0.0) == []
+
+
+def test_memory_is_drawn_over_a_step_against_what_a_device_has() -> None:
+    forecast, measured = [(0.0, 2.0), (1.0, 8.0), (3.0, 4.0)], [(0.0, 3.0), (2.0, 9.0)]
+    drawn = curves([Curve("d0", 10, "8 of 10", forecast, measured)], 4.0)
+    (filled,) = re.findall(r'polygon points="([^"]*)"', drawn)
+    (line,) = re.findall(r'polyline points="([^"]*)"', drawn)
+    dashed = float(re.findall(r'<line [^>]*y1="([\d.]+)"[^>]*stroke-dasharray', drawn)[0])
+    floor, tops = heights(filled)[0], sorted(set(heights(filled)))
+    assert [round(10 * (floor - y) / (floor - dashed)) for y in tops] == [8, 4, 2, 0]
+    assert [round(10 * (floor - y) / (floor - dashed)) for y in sorted(set(heights(line)))] == [
+        9,
+        3,
+    ]
+    assert all(words in drawn for words in (">8 of 10<", "forecast", "measured", ">4 s<"))
+
+
+def test_little_of_a_large_memory_is_drawn_without_its_limit() -> None:
+    drawn = curves([Curve("d0", 1000, "", [(0.0, 10.0)])], 1.0)
+    assert "stroke-dasharray" not in drawn
+    assert "polyline" not in drawn
+    assert len(set(heights(re.findall(r'polygon points="([^"]*)"', drawn)[0]))) == 2
+
+
+def heights(points: str) -> list[float]:
+    return [float(point.partition(",")[2]) for point in points.split()]
 
 
 def test_300_stages_stay_a_small_page() -> None:

@@ -5,7 +5,6 @@ no torch and knows nothing of how programs came to be, or of how they are writte
 """
 
 from bigbrain_fx.plan.simulate.forecast import (
-    memory_timeline as memory_timeline,
     simulate as simulate,
 )
 from bigbrain_fx.plan.simulate.in_a_row import (

@@ -37,7 +37,8 @@ def simulate(
         programs: one per device.
         stages: what they run.
         costs: of these stages, at the micro-batch of these programs; `stage_costs` makes them.
-        timeline: whether to keep every bar; a search that compares thousands of plans need not.
+        timeline: whether to keep every bar, and what is held when; a search that compares
+            thousands of plans need not.
 
     Returns:
         Seconds for one step; per device what it computes, and what it holds at its peak (the parts
@@ -50,39 +51,11 @@ def simulate(
     execution = execute(programs, stages, costs)
     step_s, sent = execution.step_s, _sent(programs, stages, execution)
     devices = tuple(
-        _device(program, stages, costs, execution, step_s, sent.get(program.device, ()))
+        _device(program, stages, costs, execution, step_s, sent.get(program.device, ()), timeline)
         for program in programs
     )
     bars = tuple(_bars(programs, stages, execution)) if timeline else ()
     return Forecast(step_s, devices, bars)
-
-
-def memory_timeline(
-    programs: Sequence[Program], stages: Stages, costs: StageCosts
-) -> Mapping[str, tuple[tuple[float, int], ...]]:
-    """Return what each device holds over the step: (start in seconds, bytes) for each instruction.
-
-    Raises:
-        ScheduleError: the programs cannot run; shows them.
-    """
-    execution = execute(programs, stages, costs)
-    sent = _sent(programs, stages, execution)
-    return {
-        program.device: tuple(
-            (start_s, sum(fixed_bytes(program, costs)) + entry.total_bytes)
-            for (start_s, _), entry in zip(
-                execution.spans[program.device],
-                held(
-                    program,
-                    stages,
-                    costs,
-                    _left(program, execution, sent.get(program.device, ())),
-                ),
-                strict=True,
-            )
-        )
-        for program in programs
-    }
 
 
 def _device(
@@ -92,24 +65,33 @@ def _device(
     execution: Execution,
     step_s: float,
     sent: Sequence[Flight],
+    timeline: bool,
 ) -> DeviceForecast:
     entries = [*held(program, stages, costs, _left(program, execution, sent))]
     peak = max(entries, key=lambda entry: entry.total_bytes, default=Held())
     weights_bytes, optimizer_bytes = fixed_bytes(program, costs)
-    spans = zip(program.instructions, execution.spans[program.device], strict=True)
+    spans = execution.spans[program.device]
     busy_s = sum(
-        end_s - start_s for instruction, (start_s, end_s) in spans if _computes(instruction)
+        end_s - start_s
+        for instruction, (start_s, end_s) in zip(program.instructions, spans, strict=True)
+        if _computes(instruction)
+    )
+    always_bytes = weights_bytes + optimizer_bytes
+    over_time = (
+        (start_s, always_bytes + entry.total_bytes)
+        for (start_s, _), entry in zip(spans, entries, strict=True)
     )
     return DeviceForecast(
         device=program.device,
         busy_s=busy_s,
         idle_s=step_s - busy_s,
-        peak_bytes=weights_bytes + optimizer_bytes + peak.total_bytes,
+        peak_bytes=always_bytes + peak.total_bytes,
         weights_bytes=weights_bytes,
         gradients_bytes=peak.gradients_bytes,
         optimizer_bytes=optimizer_bytes,
         activations_bytes=peak.activations_bytes,
         messages_bytes=peak.messages_bytes,
+        held=tuple(over_time) if timeline else (),
         **_stored(program, stages, costs, entries),
     )
 

@@ -417,6 +417,7 @@ def _in_group(entry: DeviceForecast, more_s: float, more_bytes: int) -> DeviceFo
         idle_s=entry.idle_s + more_s,
         peak_bytes=entry.peak_bytes + more_bytes,
         messages_bytes=entry.messages_bytes + more_bytes,
+        held=tuple((when_s, nbytes + more_bytes) for when_s, nbytes in entry.held),
     )
 
 

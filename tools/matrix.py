@@ -199,6 +199,7 @@ class Bench:
             optimizer_temporaries=held.temporaries,
             optimizer_leftover=held.leftover,
             optimizer_states=held.states,
+            optimizer_at_once=held.at_once,
         )
         partitioner, estimator = preset(cell.partitioner)
         options = Options(

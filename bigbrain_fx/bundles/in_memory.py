@@ -142,6 +142,9 @@ def _found(
         _carried(given, captured, scratch),
         optimizer_state=facts.state,
         optimizer_temporaries=facts.temporaries,
+        optimizer_leftover=facts.leftover,
+        optimizer_states=facts.states,
+        optimizer_at_once=facts.at_once,
     )
     count = sum(p.numel() for p in {id(p): p for p in module.parameters()}.values())
     narrow = facts.note if captured.graph.training else None

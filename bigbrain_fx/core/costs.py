@@ -49,6 +49,7 @@ class Costs:
     optimizer_temporaries: float = 2.0  # Adam's: a root, and a quotient
     optimizer_leftover: float = 0.0  # of the parameter before: Python's loop still names it
     optimizer_states: Mapping[str, float] = field(default_factory=dict)
+    optimizer_at_once: bool = True  # all parameters together on a GPU, as torch's `foreach` does
     measured: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     scaled: Mapping[str, str] = field(default_factory=dict)
     optimizer_s_per_tensor: Mapping[str, float] = field(default_factory=dict)

@@ -180,6 +180,7 @@ class CaptureService:
             "optimizer_temporaries": optimizer.temporaries,
             "optimizer_leftover": optimizer.leftover,
             "optimizer_states": optimizer.states,
+            "optimizer_at_once": optimizer.at_once,
         }
         note = optimizer.note if self.captured.graph.training else None
         warnings = (*self.captured.warnings, *filter(None, [note]))

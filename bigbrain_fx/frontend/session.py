@@ -38,8 +38,8 @@ class ModelFacts:
         fixed: what else than tensors the model goes by in a batch, see `Source` of a plan.
         cache, positions: rows of keys and values that are kept, and tokens of each; 0 for a model
             of whole rows.
-        optimizer_state, optimizer_temporaries, optimizer_leftover, optimizer_states: what its
-            optimizer holds, see `Source` of a plan.
+        optimizer_state, optimizer_temporaries, optimizer_leftover, optimizer_states,
+            optimizer_at_once: what its optimizer holds, see `Source` of a plan.
         quantize, quantize_error: what frozen weights were put into, and the most that one is off.
         ships_file: see `Source` of a plan.
         device_lines: the user's lines that ask for the device.
@@ -72,6 +72,7 @@ class ModelFacts:
     optimizer_temporaries: float = 2.0
     optimizer_leftover: float = 0.0
     optimizer_states: dict[str, float] = field(default_factory=dict)
+    optimizer_at_once: bool = True
     cache: int = 0
     positions: int = 0
     quantize: Literal["int8"] | None = None

@@ -178,7 +178,8 @@ class Source:
     A module in memory has no `path`; `module` is the model file's name as a module. The optimizer
     keeps `optimizer_state` bytes per byte of parameters (of those that it keeps unlike ones of,
     `optimizer_states` by name), and for a moment `optimizer_temporaries` tensors of a parameter's
-    size and `optimizer_leftover` of the one's before it; AdamW's are 2, 2 and 1. `batch_dims` are
+    size and `optimizer_leftover` of the one's before it; AdamW's are 2, 2 and 1. On a GPU it
+    updates all at once (`optimizer_at_once`) or, as on a CPU, one by one. `batch_dims` are
     those other than 0, `offsets` the positions of a row that entries of offsets count, `pad` what
     shorter ones are filled up with, by model input. `fixed` is what
     else the model goes by in a batch: its place and value, of a list its length. With a `cache` of
@@ -208,6 +209,7 @@ class Source:
     grad_scaler: dict[str, int | float] | None = None
     optimizer_leftover: float = 0.0
     optimizer_states: dict[str, float] = field(default_factory=dict)
+    optimizer_at_once: bool = True
     drop_last: bool | None = None
     batch_dims: dict[str, int] = field(default_factory=dict)
     pad: dict[str, int | float] = field(default_factory=dict)
@@ -372,6 +374,8 @@ def to_json(plan: Plan) -> bytes:
         left_out["source"] |= {"has_micro"}
     if not plan.source.marks:
         left_out["source"] |= {"marks"}
+    if plan.source.optimizer_at_once:
+        left_out["source"] |= {"optimizer_at_once"}
     left_out["stages"] = set() if plan.stages.asynchronous else {"asynchronous"}
     left_out["stages"] |= set() if plan.stages.compiled else {"compiled"}
     of_device = {"held"}

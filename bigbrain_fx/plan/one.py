@@ -242,6 +242,7 @@ def _estimated(graph: Graph, cluster: Cluster, source: Source, name: str, member
         optimizer_temporaries=source.optimizer_temporaries,
         optimizer_leftover=source.optimizer_leftover,
         optimizer_states=source.optimizer_states,
+        optimizer_at_once=source.optimizer_at_once,
     )
 
 

@@ -54,12 +54,12 @@ def library_bytes(device: Device, ops: Iterable[Op], trains: bool) -> int:
 
 
 def optimizer_temporary_bytes(
-    sizes: Sequence[int], temporaries: float, leftover: float, kind: str
+    sizes: Sequence[int], temporaries: float, leftover: float, *, at_once: bool
 ) -> int:
     """Return what an optimizer's step holds for a moment, besides gradients and state.
 
-    On a CPU optimizers go parameter by parameter: the temporaries of one, and what Python's loop
-    has not let go of the one before. On CUDA they
+    On a CPU optimizers go parameter by parameter, as on CUDA with `foreach=False`: the temporaries
+    of one, and what Python's loop has not let go of the one before. On CUDA they
     update all at once (`foreach` is the default there): AdamW has the roots of all second moments
     (torch/optim/adam.py, `_multi_tensor_adam`), SGD with weight decay the sums with all parameters.
     One for each byte of parameters holds for these, NAdam, RAdam, Adamax and RMSprop; Adagrad,
@@ -70,9 +70,9 @@ def optimizer_temporary_bytes(
         sizes: bytes of each trained parameter of a device, as allocated, in their order.
         temporaries: measured as on a CPU, in the parameter's size.
         leftover: the same, of the parameter before, in its size.
-        kind: of the device.
+        at_once: whether all parameters are updated together.
     """
-    if kind == "cuda":
+    if at_once:
         return int(min(1.0, temporaries) * sum(sizes))
     pairs = zip(sizes, (0, *sizes), strict=False)
     return int(max((temporaries * own + leftover * last for own, last in pairs), default=0))

@@ -86,9 +86,12 @@ def optimizer_workspace(graph: Graph, stages: Stages, costs: Costs) -> Mapping[s
         if "weights" in stages.offload:  # a piece of them, with gradients, as large as the largest
             copies = (3 if clips else 2) * max(map(pages_bytes, sizes), default=0)
         copies += bytes_of((graph.param[name] for name, where in tied if where == device), kind)
-        at_once = [max(sizes)] if here_bytes and kind == "cuda" else sizes
+        together = [max(sizes)] if here_bytes and kind == "cuda" else sizes
         temporary = optimizer_temporary_bytes(
-            at_once, costs.optimizer_temporaries, costs.optimizer_leftover, kind
+            together,
+            costs.optimizer_temporaries,
+            costs.optimizer_leftover,
+            at_once=kind == "cuda" and costs.optimizer_at_once,
         )
         found[device] = copies + temporary + here_bytes
     return found

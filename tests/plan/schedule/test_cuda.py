@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from bigbrain_fx.core import (
     Ref,
     blas_bytes,
 )
+from bigbrain_fx.frontend import optimizer_facts
 from bigbrain_fx.frontend.tracing.executor.allocations import LiveBytes
 from bigbrain_fx.plan import Options, Plan, Source, make_plan
 from bigbrain_fx.plan.memory_check import PROCESS, beside_tensors, data_bytes, for_tensors
@@ -75,9 +77,42 @@ def test_what_an_optimizer_holds_for_a_moment_where_it_updates_all_at_once(name:
     """What it holds parameter by parameter was measured; the rule says what it holds on CUDA."""
     sizes = [4 * torch.Size(shape).numel() for shape in SHAPES]
     alone = temporary_bytes(OPTIMIZERS[name], at_once=False) / max(sizes)
-    found = optimizer_temporary_bytes(sizes, alone, 0.0, "cuda")
+    found = optimizer_temporary_bytes(sizes, alone, 0.0, at_once=True)
     assert found == temporary_bytes(OPTIMIZERS[name], at_once=True)
-    assert optimizer_temporary_bytes(sizes, 2.0, 0.0, "cpu") == 2 * max(sizes)
+    assert optimizer_temporary_bytes(sizes, 2.0, 0.0, at_once=False) == 2 * max(sizes)
+
+
+class OneByOne(torch.optim.Optimizer):
+    """A loop of one's own: it knows no `foreach`."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data.sub_(0.1 * parameter.grad)
+
+
+@pytest.mark.parametrize(
+    ("make", "at_once", "temporaries", "state"),
+    [
+        (torch.optim.AdamW, True, 2.0, 2.0),
+        (partial(torch.optim.AdamW, foreach=True), True, 1.0, 2.0),
+        (partial(torch.optim.AdamW, foreach=False), False, 2.0, 2.0),
+        (partial(torch.optim.AdamW, fused=True), False, 0.0, 2.0),
+        (partial(torch.optim.SGD, lr=0.1, momentum=0.9, fused=True), False, 0.0, 1.0),
+        (OneByOne, False, 1.0, 0.0),
+    ],
+)
+def test_an_optimizer_updates_on_cuda_as_it_was_made_to(
+    make: Any, at_once: bool, temporaries: float, state: float
+) -> None:
+    net = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
+    facts = optimizer_facts(net, lambda named: make([p for _, p in named]))
+    assert facts.measured
+    found = facts.at_once, facts.temporaries, facts.state
+    assert found == (at_once, temporaries, state)
 
 
 def test_updating_all_at_once_is_what_torch_does_on_cuda() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import torch
@@ -31,6 +31,8 @@ class OptimizerFacts:
         states: by parameter, of what one keeps per byte; empty where all keep the same.
         measured: whether it could be; else all this is what AdamW holds.
         narrow: the types of sixteen bits in which state is kept, "bfloat16".
+        at_once: whether a step on a GPU updates all parameters together, as torch's optimizers do
+            there by themselves (`foreach`); a loop of one's own goes one by one.
     """
 
     state: float = 2.0
@@ -39,6 +41,7 @@ class OptimizerFacts:
     states: dict[str, float] = field(default_factory=dict)
     measured: bool = True
     narrow: tuple[str, ...] = ()
+    at_once: bool = True
 
     @property
     def note(self) -> str | None:
@@ -70,7 +73,13 @@ def optimizer_facts(
         return OptimizerFacts(0.0, 0.0, 0.0)
     try:
         made = torch.optim.AdamW(named) if optimizer is None else optimizer(list(named))
-        return _measured(made, named)
+        groups = made.param_groups
+        at_once = any(g.get("foreach", False) is not False and not g.get("fused") for g in groups)
+        is_fused = all(group.get("fused") for group in groups)
+        for group in (each for each in groups if each.get("fused")):
+            group["fused"] = False  # not for tensors without numbers; its state is the same
+        found = replace(_measured(made, named), at_once=at_once)
+        return replace(found, temporaries=0.0, leftover=0.0) if is_fused else found
     except Exception:  # the user's own code, on tensors without numbers
         return OptimizerFacts(measured=False, narrow=_narrow(p for _, p in named))
 

@@ -45,6 +45,8 @@ from .processes import (
     Group as Group,
     Order as Order,
     Start as Start,
+    log_limit as log_limit,
+    opened_log as opened_log,
     popen as popen,
     uncached as uncached,
 )

@@ -20,6 +20,7 @@ from bigbrain_fx.bundles.launch.program import (
     peaks,
     reporter,
 )
+from bigbrain_fx.bundles.launch.warm import Warm
 from bigbrain_fx.emit import extras_of
 from bigbrain_fx.errors import BigBrainError, InputError, os_error_as
 from bigbrain_fx.plan import Plan
@@ -33,6 +34,7 @@ from bigbrain_fx.supervisor import (
     Job,
     Order,
     Rescue,
+    Start,
     Supervisor,
     popen,
     stopped_by_sigterm,
@@ -170,10 +172,10 @@ def run_supervised(
         if on_step is not None:
             on_step(steps[-1])
 
-    with event_log(options.events, on_event) as events:
+    with event_log(options.events, on_event) as events, _starting(plan) as start:
         try:
             supervisor = Supervisor(
-                _job(plan, bundle, options, logs), start_supervised, hear, events, rescue, feed
+                _job(plan, bundle, options, logs), start, hear, events, rescue, feed
             )
             with stopped_by_sigterm(supervisor):
                 outcome = supervisor.run()
@@ -245,6 +247,16 @@ def _disk_of(plan: Plan, options: RunOptions) -> Path | None:
     stores = (plan.cluster.store.get(name) for name in plan.stages.devices)
     folders = [store.folder for store in stores if store is not None and store.folder]
     return options.store or next(map(Path, folders), None)
+
+
+@contextmanager
+def _starting(plan: Plan) -> Iterator[Start]:
+    """Give what starts the processes of a run."""
+    if any(plan.cluster.device[name].kind != "cpu" for name in plan.stages.devices):
+        yield start_supervised
+        return
+    with Warm() as start:
+        yield start
 
 
 def start_supervised(order: Order) -> DeviceProcess:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from .device_sums import DeviceSums
+from .gradients import StepSums
 from .loss_shares import mean_loss
 
 if TYPE_CHECKING:  # a bundle has the files of what its plan uses
@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # a bundle has the files of what its plan uses
 
 
 @dataclass
-class PlannedSums(DeviceSums):
+class PlannedSums(StepSums):
     """One step's sums on a device of any plan.
 
     Attributes:
@@ -32,10 +32,6 @@ class PlannedSums(DeviceSums):
     def loss(self) -> Tensor:
         """Return the mean loss of the step's micro-batches by their weights."""
         return mean_loss([self.losses[micro] for micro in sorted(self.losses)], self.weights)
-
-    def _own_all(self) -> None:
-        if self.stored is None:  # offloaded, each has its place
-            super()._own_all()
 
     def summed(self) -> dict[str, Tensor]:
         """Return this device's gradients; tied ones with what other devices have sent."""

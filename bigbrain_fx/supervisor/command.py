@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .arguments import parser_of
+from .arguments import FLAGS, parser_of
 from .console import Console, hold_streams
 from .events import Event, EventLog, status
 from .host import Supervisor
 from .job import FailedError, Job, OnStep
 from .judging import BAD_INPUT, Death, Failure
 from .limits import THREADS, headline, of_abort, require_limit, with_remedy
+from .policies import IS_WATCHED
 from .processes import CALLED_IN, popen
 from .stopping import stopped_by_sigterm
 
@@ -119,6 +120,9 @@ def _require_hosts(
         parser.error("--suspect needs --standby 1 or more, and all devices on one host")
     if options.suspect and not (folder / "runtime" / "suspicion.py").is_file():
         parser.error("--suspect needs a bundle that was split with `--with suspicion`")
+    for flag in FLAGS:
+        if flag.watches and not IS_WATCHED and getattr(options, flag.field) != flag.value:
+            parser.error(f"{flag.name} needs a bundle that was split with `--with watch`")
     if not (options.listen or options.join):
         return
     if not hosts:

@@ -14,7 +14,7 @@ from bigbrain_fx.supervisor import Death, EventLog, FailedError, status
 from bigbrain_fx.supervisor.judging import Judge, Stop
 from bigbrain_fx.supervisor.pipe import Orders, hear, line_pair
 from bigbrain_fx.supervisor.protocol import Wait
-from bigbrain_fx.supervisor.pulse import Pulse, hung, locked, slow
+from bigbrain_fx.supervisor.pulse import Pulse
 from bigbrain_fx.supervisor.snapshots import (
     SnapshotCost,
     SnapshotMemory,
@@ -22,6 +22,7 @@ from bigbrain_fx.supervisor.snapshots import (
     common,
     interval,
 )
+from bigbrain_fx.supervisor.watch import hung, locked, slow
 
 GIB = 2**30
 
@@ -169,16 +170,13 @@ def test_two_logs_fit_into_memory() -> None:
     assert interval([SnapshotCost(GIB, 1000, 1.0, 1.0)], available_bytes=160_000) == 10
 
 
-def test_snapshots_that_would_take_what_is_left_are_told_of(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("bigbrain_fx.supervisor.snapshots.available_bytes", lambda: 3 * GIB)
+def test_snapshots_that_would_take_what_is_left_are_told_of() -> None:
     found = Snapshots(["d0", "d1"], None)
     try:
         for device in ("d0", "d1"):
-            found.measure(device, SnapshotCost(GIB, 1000, 1.0, 1.0))
-        assert found.too_large(["d0", "d1"]) == (2 * GIB, 3 * GIB)
-        assert found.too_large(["d0"]) is None
+            found.measure(device, SnapshotCost(GIB, 1000, 1.0, 1.0), 3 * GIB)
+        assert found.too_large(["d0", "d1"], 3 * GIB) == 2 * GIB
+        assert found.too_large(["d0"], 3 * GIB) is None
     finally:
         found.close()
     told = status({"event": "snapshots_large", "generation": 0, "bytes": 4 * GIB, "left": 3 * GIB})

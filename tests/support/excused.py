@@ -168,9 +168,9 @@ SUPERVISOR = excused(
         ),
         "beside a file that is read there, which is struck": (
             "host_memory.py text_of .read",
-            "pulse.py _waited_ns .iterdir",
-            "pulse.py is_stopped .iterdir",
-            "pulse.py is_stopped .read_text",
+            "starving.py _waited_ns .iterdir",
+            "starving.py is_stopped .iterdir",
+            "starving.py is_stopped .read_text",
         ),
     }
 )

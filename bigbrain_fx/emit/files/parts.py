@@ -88,7 +88,7 @@ def _has_gpus(bundle: Copied) -> bool:
     return any(device[name].kind != "cpu" for name in bundle.plan.stages.devices)
 
 
-EXTRAS = ("hosts", "mpi", "pipelining", "suspicion")  # parts that are asked for, by their file
+EXTRAS = ("hosts", "mpi", "pipelining", "suspicion", "watch")  # asked for, by their file
 SESSION = "feeding"  # a part that only `Machine` asks for
 
 
@@ -143,6 +143,13 @@ PARTS = (
     Part("devices of several hosts", _has_hosts, ("addresses",), is_check=True, is_in_device=False),
     Part("GPUs", _has_gpus, ("gpus",), is_in_device=False),
     Part(
+        "a watch over processes and memory",
+        lambda b: {"watch", "hosts"} & {*b.extras},
+        (),
+        ("aside", "host_memory", "outliving", "watch"),
+        is_in_device=False,
+    ),
+    Part(
         "several hosts",
         lambda b: "hosts" in b.extras,
         _OF_HOSTS,
@@ -175,8 +182,8 @@ def is_chain(plan: Plan) -> bool:
 
 def extras_of(bundle: Path) -> tuple[str, ...]:
     """Return the extras that a bundle has."""
-    known = (*EXTRAS, SESSION)
-    return tuple(name for name in known if (bundle / "runtime" / f"{name}.py").is_file())
+    known, rooms = (*EXTRAS, SESSION), ("runtime", "supervisor")
+    return tuple(n for n in known if any((bundle / at / f"{n}.py").is_file() for at in rooms))
 
 
 def left_out(bundle: Copied, room: str) -> frozenset[str]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .agreed import AgreeingTransport
-from .data import Stream
+from .compared_stream import ComparedStream
 from .finite import NotFiniteError, not_finite
 from .hooked_device import HookedDevice
 from .pipeline_device import PipelineDevice
@@ -64,7 +64,7 @@ class CheckedDevice(HookedDevice, PipelineDevice):
     objects: ObjectStates | None = None  # of the user's, where no stage is traced
 
     def __init__(
-        self, transport: AgreeingTransport, stream: Stream, seed: int, device: torch.device
+        self, transport: AgreeingTransport, stream: ComparedStream, seed: int, device: torch.device
     ) -> None:
         super().__init__(transport, stream, seed, device)
         self.on_nan = "stop"  # or another of `finite.POLICIES`

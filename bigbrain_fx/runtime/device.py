@@ -54,6 +54,7 @@ class Device(PlannedDevice, CheckedDevice):
     store: str | None = None
     store_bytes = 0
     _now: PlannedSums
+    stream: Stream
 
     def __init__(
         self, transport: AgreeingTransport, stream: Stream, seed: int, device: torch.device

@@ -7,13 +7,12 @@ import select
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import IO, TYPE_CHECKING
+
+from .policies import IS_WATCHED
 
 if TYPE_CHECKING:
     from .aside import Aside
-
-ASIDE = Path(__file__).with_name("aside.py")  # bundles of --with watch have it
 
 
 class AtOnce:
@@ -33,9 +32,9 @@ class AtOnce:
 
 
 def _aside() -> Aside | AtOnce:
-    if not ASIDE.is_file():
+    if not IS_WATCHED:
         return AtOnce()
-    from .aside import Aside
+    from .aside import Aside  # only bundles of --with watch have it
 
     return Aside()
 

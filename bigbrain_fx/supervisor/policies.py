@@ -16,11 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .judging import Death, Stop
-from .processes import Member
-
 if TYPE_CHECKING:
     from .catch_up import CatchUp
+    from .judging import Death, Stop
+    from .processes import Member
     from .snapshots import Snapshots
 
 IS_WATCHED = Path(__file__).with_name("watch.py").is_file()  # the bundle has it
@@ -73,6 +72,9 @@ class Health:
     def left_bytes(self) -> int:
         """Return the memory that can still be taken: here, what this whole host has free."""
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+    def mind(self, snapshots: Snapshots, left: int) -> None:
+        """Hear what snapshots take, where so many bytes of memory are left."""
 
     def move(self, now: float) -> None:
         """Hear of something that brings the end of a run nearer."""

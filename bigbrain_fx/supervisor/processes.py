@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from .pipe import Ears, Orders
+from .policies import IS_WATCHED
 from .protocol import LastWord
 from .pulse import Pulse
 
@@ -31,7 +32,6 @@ LOG_SHARERS = "BIGBRAIN_LOG_SHARERS"  # among how many devices its host's free m
 TUNABLES = "GLIBC_TUNABLES"
 UNCACHED = "glibc.malloc.tcache_count=0:glibc.malloc.mxfast=0"  # no small freed block is kept
 STORES_ACTIVATIONS = Path("runtime", "stored_activations.py")  # a bundle has it that does
-OUTLIVES = Path(__file__).with_name("outliving.py")  # bundles of --with watch have it
 END_S = 10.0  # longest wait for a process that was killed
 LOOK_S = 0.005
 
@@ -180,9 +180,9 @@ class Group:
 
 def _outliving() -> Outliving | None:
     """Return what knows of groups that are to end with this process; None: nothing does."""
-    if not OUTLIVES.is_file():
+    if not IS_WATCHED:
         return None
-    from .outliving import OUTLIVING
+    from .outliving import OUTLIVING  # only bundles of --with watch have it
 
     return OUTLIVING
 

@@ -115,15 +115,6 @@ class Snapshots:
         self.every = interval(self.costs.values(), left)
         return True
 
-    def too_large(self, here: Collection[str], left: int) -> int | None:
-        """Return what the second slots of some devices will take.
-
-        None where that is less than half of the memory that is left, or on a disk. First slots have
-        theirs by now.
-        """
-        wanted = sum(self.costs[name].state for name in here)
-        return wanted if self.in_memory and 2 * wanted > left else None
-
     def close(self) -> None:
         """Give the memory back."""
         for slots in self.slots.values():
@@ -244,14 +235,7 @@ class Snapshotting:
         cost, left = SnapshotCost(state, log, copy_s, step_s), self.health.left_bytes()
         if self.snapshots.measure(member.device, cost, left):
             self.crew.tell("every", steps=self.snapshots.every)
-            self._warn(left)
-
-    def _warn(self, left: int) -> None:
-        """Say where snapshots take so much of this host's memory that it may run out."""
-        here = [n for n in self.snapshots.slots if not self.crew.job.host_of(n)]
-        wanted = self.snapshots.too_large(here, left)
-        if wanted is not None:
-            self.crew.report("snapshots_large", bytes=2 * wanted, left=left)
+            self.health.mind(self.snapshots, left)
 
     def hear_snapshot(self, member: Member, step: int, slot: int, bytes: int) -> None:
         """Hear of a device's whole snapshot; it counts when its step is clean."""

@@ -20,6 +20,7 @@ from .policies import Health
 from .processes import END_S, LOG_BYTES, LOG_SHARERS, Member
 from .protocol import BATCH
 from .pulse import Pulse
+from .snapshots import Snapshots
 from .starving import Starves, starving_of
 from .stopping import Stopping
 
@@ -95,6 +96,13 @@ class Watch(Health):
     def left_bytes(self) -> int:
         """Return the memory that can still be taken."""
         return available_bytes()
+
+    def mind(self, snapshots: Snapshots, left: int) -> None:
+        """Say where second slots take more than half of this host's memory: it may run out."""
+        here = [n for n in snapshots.slots if not self.crew.job.host_of(n)]
+        wanted = sum(snapshots.costs[name].state for name in here)  # first slots have theirs
+        if snapshots.in_memory and 2 * wanted > left:
+            self.crew.report("snapshots_large", bytes=2 * wanted, left=left)
 
     def move(self, now: float) -> None:
         """Hear of something that brings the end of a run nearer."""

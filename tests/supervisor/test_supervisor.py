@@ -7,6 +7,8 @@ import signal
 import socket
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -22,7 +24,7 @@ from bigbrain_fx.supervisor.snapshots import (
     common,
     interval,
 )
-from bigbrain_fx.supervisor.watch import hung, locked, slow
+from bigbrain_fx.supervisor.watch import Watch, hung, locked, slow
 
 GIB = 2**30
 
@@ -175,10 +177,17 @@ def test_snapshots_that_would_take_what_is_left_are_told_of() -> None:
     try:
         for device in ("d0", "d1"):
             found.measure(device, SnapshotCost(GIB, 1000, 1.0, 1.0), 3 * GIB)
-        assert found.too_large(["d0", "d1"], 3 * GIB) == 2 * GIB
-        assert found.too_large(["d0"], 3 * GIB) is None
+        reported: list[dict[str, object]] = []
+        crew = SimpleNamespace(
+            job=SimpleNamespace(host_of=lambda _name: ""),
+            report=lambda event, **facts: reported.append({"event": event, **facts}),
+        )
+        watch: Any = SimpleNamespace(crew=crew)
+        for left in (3 * GIB, 4 * GIB):
+            Watch.mind(watch, found, left)
     finally:
         found.close()
+    assert reported == [{"event": "snapshots_large", "bytes": 4 * GIB, "left": 3 * GIB}]
     told = status({"event": "snapshots_large", "generation": 0, "bytes": 4 * GIB, "left": 3 * GIB})
     assert told is not None
     assert "--no-replay" in told

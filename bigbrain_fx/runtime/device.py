@@ -21,11 +21,10 @@ from .data import Stream
 from .feature import Compute
 from .finite import not_finite
 from .held_weights import fill
-from .loss_shares import nothing_of, share_of
 from .modules import Stage
 from .pipeline_device import Saved
 from .planned_device import PlannedDevice
-from .planned_sums import PlannedSums
+from .planned_sums import PlannedSums, nothing_of, share_of
 from .recipe import Optimizer, Training
 from .released import is_released, left_out, release
 

@@ -32,9 +32,9 @@ RUNTIME = excused(
         "prints, which `let_prints_be_lost` or `show` let be lost": (
             "control.py fail print",
             "peers.py blaming_peers print",
-            "telling.py _let_go open",
-            "telling.py _let_go os.dup2",
-            "telling.py show print",
+            "limits.py _let_go open",
+            "limits.py _let_go os.dup2",
+            "limits.py show print",
         ),
         "before the run is under way, or of no supervised process": (
             "control.py inherited socket.socket",

@@ -111,7 +111,7 @@ def test_a_plain_pipeline_has_the_checked_device_only(supervised: bool) -> None:
     without = left_out(Copied(plan, supervised=supervised), "runtime")
     held = runtime_files(ROOMS / "runtime", [STEPS], without=without)
     assert "checked_device.py" in held
-    assert not held & {"device.py", "planned_device.py", "planned_sums.py", "loss_shares.py"}
+    assert not held & {"device.py", "planned_device.py", "planned_sums.py"}
     assert "import CheckedDevice as Device" in door(ROOMS / "runtime", [STEPS], held)
 
 

@@ -52,9 +52,8 @@ RUNTIME = excused(
         "reads what was opened there, which is struck": ("disk.py read_regular .read",),
         "of files that a user gives, with tests of their own (inputs, checkpoints, resplit)": (
             "compiler.py require_compiler .is_file",
-            "loading.py _mapped .open",
-            "loading.py _mapped mmap.mmap",
-            "loading.py _require_file .is_file",
+            "loading.py load_shard .open",
+            "loading.py load_shard mmap.mmap",
             "loading.py committed .exists",
             "loading.py committed .is_dir",
             "plain.py load_optimizer safe_open",

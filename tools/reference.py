@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import bigbrain_fx
 from bigbrain_fx.emit import (
+    CHECKS,
     PARTS,
     REPLACING,
     UNIMPORTED,
     WHOLE_DEVICE,
+    Part,
     room_files,
     runtime_files,
     ways_into,
@@ -122,31 +125,49 @@ def _first(named: object) -> str:
 def files_page() -> str:
     """Return docs/reference/bundle-files.md."""
     runtime = ROOMS / "runtime"
-    rare = [WHOLE_DEVICE, *(part for part in PARTS if part != REPLACING)]
-    train = runtime_files(runtime, [TRAIN], without=ways_into(rare, "runtime"))
-    lean = runtime_files(runtime, [TRAIN], without=ways_into((WHOLE_DEVICE, *PARTS), "runtime"))
-    infer = runtime_files(runtime, [INFER], without=ways_into(rare, "runtime"))
-    programs, elsewhere = UNIMPORTED["supervisor"], ways_into(rare, "supervisor")
-    launch = room_files(ROOMS / "supervisor", programs, elsewhere)
+    of_plan = [WHOLE_DEVICE, *(part for part in PARTS if part != REPLACING)]
+    rare = ways_into(of_plan, "runtime")
+    held = {
+        "train": runtime_files(runtime, [TRAIN], without=rare),
+        "lean": runtime_files(
+            runtime, [TRAIN], without=ways_into((WHOLE_DEVICE, CHECKS, *PARTS), "runtime")
+        ),
+        "infer": runtime_files(runtime, [INFER], without=rare),
+    }
+    supervisor = room_files(
+        ROOMS / "supervisor", UNIMPORTED["supervisor"], ways_into(of_plan, "supervisor")
+    )
     lines = [
         "# Files that a bundle copies",
         "",
         "Written by `python -m tools.reference`. A bundle copies what its own files import:",
         "a training bundle all with `train`, one of `split --lean` those with `lean`, one for",
-        "inference those with `infer`; the others when the model or the plan needs them.",
-        "",
-        "| file of `runtime/` | what it is for | in |",
-        "|---|---|---|",
+        "inference those with `infer`; others where its plan, or `--with`, has the feature named.",
+        *_table("runtime", held),
+        *_table("supervisor", {"train": supervisor}),
     ]
-    for file in sorted(runtime.glob("*.py")):
-        held = {"train": train, "lean": lean, "infer": infer}
-        where = ", ".join(word for word, names in held.items() if file.name in names)
-        lines.append(f"| `{file.name}` | {_purpose(file)} | {where or 'when needed'} |")
-    lines += ["", "| file of `supervisor/` | what it is for | in |", "|---|---|---|"]
-    for file in sorted((ROOMS / "supervisor").glob("*.py")):
-        where = "train" if file.name in launch else "when needed"
-        lines.append(f"| `{file.name}` | {_purpose(file)} | {where} |")
     return "\n".join(lines) + "\n"
+
+
+def _table(room: str, held: Mapping[str, Collection[str]]) -> Iterator[str]:
+    yield from ("", f"| file of `{room}/` | what it is for | in |", "|---|---|---|")
+    of_feature = {file: part.name for part in PARTS for file in _only_of(part, room)}
+    for file in sorted((ROOMS / room).glob("*.py")):
+        where = ", ".join(word for word, names in held.items() if file.name in names)
+        where = where or of_feature.get(file.name, "features of a plan")
+        yield f"| `{file.name}` | {_purpose(file)} | {where} |"
+
+
+def _only_of(part: Part, room: str) -> frozenset[str]:
+    """Return the files that a bundle has for one feature alone."""
+
+    def files(without: Collection[str]) -> frozenset[str]:
+        if room == "supervisor":
+            return room_files(ROOMS / room, ("command",), without)
+        names = re.findall(r" as (\w+)", (ROOMS / room / "__init__.py").read_text())
+        return runtime_files(ROOMS / room, [f"from runtime import {', '.join(names)}"], (), without)
+
+    return files(()) - files(ways_into([part], room))
 
 
 def _purpose(file: Path) -> str:

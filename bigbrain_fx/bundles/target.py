@@ -79,7 +79,7 @@ class Target:
             )
 
     def _require_extras(self, plan: Plan) -> None:
-        supervised = [name for name in ("hosts", "suspicion") if name in self.extras]
+        supervised = [name for name in ("hosts", "suspicion", "watch") if name in self.extras]
         if supervised and self.lean:
             raise InputError(
                 f"--with {supervised[0]} is for processes that are replaced, and a lean bundle "

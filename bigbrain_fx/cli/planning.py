@@ -90,7 +90,9 @@ def split_warnings() -> Iterator[None]:
         metavar="NAME,...",
         callback=reads("read_names", GIVEN),
         help="Add files for options of a run: hosts (launch.py --listen), mpi (--transport mpi), "
-        "suspicion (--suspect), pipelining (for torch's own runner).",
+        "suspicion (--suspect), pipelining (for torch's own runner), watch (launch.py --hang: it "
+        "ends processes that hang, and minds memory, as bigbrain-fx run always does), checks (of "
+        "batches beyond shape and type, in bundles of --lean, too).",
     ),
     option(
         "--no-rehearse",

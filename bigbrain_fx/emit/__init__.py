@@ -21,12 +21,14 @@ from bigbrain_fx.emit.files.model_file import (
     training_texts as training_texts,
 )
 from bigbrain_fx.emit.files.parts import (
+    CHECKS as CHECKS,
     EXTRAS as EXTRAS,
     PARTS as PARTS,
     REPLACING as REPLACING,
     SESSION as SESSION,
     UNIMPORTED as UNIMPORTED,
     WHOLE_DEVICE as WHOLE_DEVICE,
+    Part as Part,
     extras_of as extras_of,
     is_chain as is_chain,
     ways_into as ways_into,

@@ -109,7 +109,6 @@ if TYPE_CHECKING:
     )
     from .local import Hub as Hub, LocalTransport as LocalTransport
     from .loss_scale import are_finite as are_finite, unscaled as unscaled
-    from .loss_shares import mean_loss as mean_loss, share_of as share_of
     from .loss_weight import LossWeight as LossWeight, mapped as mapped
     from .malloc import keep_freed_memory as keep_freed_memory
     from .marks import marking as marking
@@ -146,6 +145,7 @@ if TYPE_CHECKING:
         restore_optimizer as restore_optimizer,
     )
     from .own_lines import Shell as Shell, forward_of as forward_of
+    from .planned_sums import mean_loss as mean_loss, share_of as share_of
     from .promises import AgainError as AgainError, MakingAgain as MakingAgain, again as again
     from .rates import RewindableRates as RewindableRates
     from .read_apart import left_alone as left_alone

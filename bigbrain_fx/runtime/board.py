@@ -9,8 +9,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from .committing import Committer
-from .ledger import Ledger
+from .committing import Committer, Ledger
 from .loading import Loadable
 from .packets import HeadLostError
 from .protocol import DISK

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
 from .agreed import AgreeingTransport
+from .compared_stream import ComparedStream
 from .held_weights import AGAIN, WeightsError
 from .hooked_device import Hooks
 from .recipe import Training
@@ -21,6 +22,8 @@ if TYPE_CHECKING:  # a bundle has the files of what its plan uses
     from .data import Stream
     from .device import Device  # a plain pipeline has `checked_device` for it
     from .splitting import Splitting
+
+CHECKS = Path(__file__).with_name("data.py")  # plain lean bundles have it with --with checks
 
 
 @dataclass(frozen=True)
@@ -82,8 +85,17 @@ def make_device(
 def _stream(bundle: Bundle, cls: type[Device], seed: int, where: torch.device) -> Stream:
     about = bundle.batches, seed, bundle.inputs, bundle.whole, cls.micro_batches, where
     if bundle.splitting is None:
-        return cls.stream_type(*about, bundle.specs)
-    return bundle.splitting.stream(cls.stream_type, *about, bundle.specs)
+        return _stream_type(cls)(*about, bundle.specs)
+    return bundle.splitting.stream(_stream_type(cls), *about, bundle.specs)
+
+
+def _stream_type(cls: type[Device]) -> type[Stream]:
+    """Return what reads batches for a device: it checks them, where the bundle can."""
+    if cls.stream_type is not ComparedStream or not CHECKS.is_file():
+        return cast("type[Stream]", cls.stream_type)
+    from .data import Stream
+
+    return Stream
 
 
 def _owners(bundle: Bundle) -> Mapping[str, str]:

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from .agreed import AgreeingTransport
-from .data import Stream
-from .device_sums import DeviceSums
+from .compared_stream import ComparedStream
 from .finite import NotFiniteError, not_finite
 from .hooked_device import HookedDevice
 from .pipeline_device import PipelineDevice
@@ -63,13 +62,11 @@ class CheckedDevice(HookedDevice, PipelineDevice):
     stored: StoredState | None = None
     versions: Versions | None = None
     objects: ObjectStates | None = None  # of the user's, where no stage is traced
-    _now: DeviceSums
 
     def __init__(
-        self, transport: AgreeingTransport, stream: Stream, seed: int, device: torch.device
+        self, transport: AgreeingTransport, stream: ComparedStream, seed: int, device: torch.device
     ) -> None:
         super().__init__(transport, stream, seed, device)
-        self._now = self._sums()
         self.on_nan = "stop"  # or another of `finite.POLICIES`
         self.updates_together = False  # not before all have all of a step's messages
         self.first_gradients: dict[str, Tensor] | None = None
@@ -120,9 +117,6 @@ class CheckedDevice(HookedDevice, PipelineDevice):
     def _begin(self, step: int) -> None:
         super()._begin(step)
         self.first_gradients = None  # for `verify`; as large as the weights, so not kept for long
-
-    def _sums(self) -> DeviceSums:
-        return DeviceSums(self.held)
 
     def _run(self) -> None:
         super()._run()

@@ -17,6 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,7 +27,7 @@ from .commit_start import CommitOptions, Misses, Start, decided, make_folder, re
 from .commits import KEPT, drop, prune, prune_folders, write_record, write_shard
 from .disk import Disk
 from .image import Buffer
-from .ledger import Ledger
+from .limits import tell
 from .loading import Loadable, Loaded, first_loadable, load_shard
 from .records import (
     BrokenError,
@@ -44,11 +45,49 @@ from .records import (
     told_of,
 )
 from .state import State, restore, state_of
-from .telling import tell
 
 if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
     from .bundle import Bundle
     from .checked_device import CheckedDevice
+
+
+class Ledger:
+    """What devices have said, by key.
+
+    Args:
+        store: of all processes, or of the threads of one.
+        deadline_s: longest wait for a word.
+        as_json: whoever started this process reads events, as JSON, from what it writes.
+    """
+
+    def __init__(self, store: Store, deadline_s: float, *, as_json: bool = False) -> None:
+        self.store: Any = store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
+        self.store.set_timeout(timedelta(seconds=deadline_s))
+        self.as_json = as_json
+
+    def post(self, key: str, text: str) -> None:
+        """Say something."""
+        self.store.set(f"commits/{key}", text)
+
+    def look(self, key: str) -> str | None:
+        """Return what was said, if it was."""
+        return self.wait(key) if self.store.check([f"commits/{key}"]) else None
+
+    def wait(self, key: str) -> str:
+        """Return what was said, as soon as it is."""
+        return str(self.store.get(f"commits/{key}").decode())
+
+    def claim(self, key: str) -> bool:
+        """Return whether this is the first to ask for something."""
+        return bool(self.store.add(f"commits/claim/{key}", 1) == 1)
+
+    def report(self, event: str, device: str, step: int, facts: Mapping[str, object]) -> bool:
+        """Tell who started the run of an event; return whether people hear it from there alone."""
+        if self.as_json:
+            tell(json.dumps({"event": event, "device": device, **facts}))
+        return self.as_json
 
 
 class Committer:

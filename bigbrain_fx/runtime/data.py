@@ -1,21 +1,19 @@
 """Data by step number, checked: every batch is like the first one, and all devices have the same.
 
-Micro-batches are equal; what a model file says of other batches is `splitting`'s. The stream has
-random state of its own, of generators that the user's file has made, too (`own_dice`): drawing data
-never moves the generators of the model, nor those of another device in this process.
+Micro-batches are equal; what a model file says of other batches is `splitting`'s. Bundles that
+replace processes have this file, and lean ones of `split --with checks`.
 """
 
 from __future__ import annotations
 
-import hashlib
-import inspect
-import json
-from collections.abc import Sequence
-from typing import Any
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 
 from torch import Tensor
 
 from .checksum import checksum
+from .compared_stream import ComparedStream
 from .entries import (
     as_scalar,
     names_of,
@@ -25,17 +23,13 @@ from .entries import (
     said,
     spelled,
 )
-from .own_dice import OwnRandomState, in_words, own_dice
-from .stream import BatchError as BatchError, BatchStream, Spec
+from .stream import BatchError as BatchError, Spec
 
 _END = object()
 
 
-class Stream(BatchStream):
+class Stream(ComparedStream):
     """The batches of one run, by step, in equal micro-batches; args as of a BatchStream.
-
-    `batches(seed, start)`, if it takes that, gives the batches from number `start` on, which must
-    depend on no random state of before.
 
     Attributes:
         sizes: rows of each micro-batch of this step, as far as they count.
@@ -49,36 +43,14 @@ class Stream(BatchStream):
     names: object = None  # of the first batch's entries
 
     def _start(self, step: int = 0) -> None:
-        self.step = step - 1
-        self.parts = {}
         self.sizes: tuple[int, ...] = ()
         self.weights: Sequence[float] = ()
-        self.digests: dict[str, str] = {}
-        self.random = OwnRandomState(self.seed, self._generators())
-        with self.random, in_words(step):
-            batches = self.batches(self.seed, start=step) if step else self.batches(self.seed)
-            self.iterator = iter(batches)
+        super()._start(step)
 
-    def _generators(self) -> list[Any]:
-        """Return the file's own generators, of which the stream has states for itself."""
-        return own_dice(self.batches)
-
-    def rewind(self, step: int) -> None:
-        """Be ready for `step`, which may have been read already.
-
-        `batches(seed, start)` starts there; a function without `start` is read up to it.
-        """
-        if self._starts_anywhere():
-            self._note_first()
-            self._start(step)
-        elif step < self.step:
-            self._start()
-
-    def _starts_anywhere(self) -> bool:
-        return "start" in inspect.signature(self.batches).parameters
+    def _calling(self, step: int) -> AbstractContextManager[None]:
+        return in_words(step)
 
     def _note_first(self) -> None:
-        """Learn what the first batch has: a run that goes on from a commit begins with another."""
         stay = getattr(self.batches, "names_stay", False)  # of those that the caller sends
         if self.names is None and self.step < 0 and not stay:
             with self.random, in_words(0):
@@ -123,11 +95,6 @@ class Stream(BatchStream):
         if not (self.sizes and of_all):
             return 1, 1
         return max(1, self.sizes[micro]), of_all[0] // self.micro_batches
-
-    def digest(self) -> str:
-        """Return a hash of the current batch: shapes, types, and a checksum of every entry."""
-        text = json.dumps(self.digests, sort_keys=True)
-        return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
     def _split(self, name: str, batch: object) -> list[Tensor]:
         """Return one tensor per micro-batch, each in memory of its own.
@@ -233,3 +200,38 @@ def _pad(name: str, wanted: tuple[int, ...], found: tuple[int, ...]) -> str:
         f"pad dimension {dim} to {length} in batches(), x = torch.nn.functional.pad(x, ({pads})), "
         "with a value that your loss leaves out"
     )
+
+
+COMES_AGAIN = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
+
+
+@contextmanager
+def in_words(step: int) -> Iterator[None]:
+    """Say of an error of the user's code that would come again what it is, and end the run so.
+
+    Raises:
+        BatchError: as it does.
+    """
+    try:
+        yield
+    except BatchError:
+        raise
+    except Exception as error:
+        if not _comes_again(error):
+            raise
+        lines = str(error).strip().splitlines() or [""]
+        caught = lines[0].startswith("Caught ")  # in a worker process: the error is the last line
+        text = lines[-1] if caught else f"{type(error).__name__}: {lines[0]}"
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames[1:] if "site-packages" not in frame.filename]
+        at = f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
+        raise BatchError(
+            f"batches(seed) fails at the batch of step {step}: {text}{at}", code="BX5030"
+        ) from error
+
+
+def _comes_again(error: Exception) -> bool:
+    """Whether a new process would meet it, too: no fault of a disk, a network or a worker's end."""
+    if isinstance(error, OSError):
+        return isinstance(error, COMES_AGAIN)
+    return not isinstance(error, MemoryError) and "DataLoader worker (pid" not in str(error)

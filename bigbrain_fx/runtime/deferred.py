@@ -5,7 +5,7 @@
     backward_weight    (x, gradient of y) ──▶ gradients of weight and bias, later
 
 A layer runs with an alias of its weight (`deferred_layers`); what is made later is made by the same
-products, so that it is the same bits (`deferred_gradients`).
+products, so that it is the same bits (`deferred_layers`).
 
 Copied into bundles of which a stage defers. It knows no schedule.
 
@@ -22,8 +22,7 @@ from torch import Tensor, nn
 
 from .agreed import AgreeingTransport
 from .data import Stream
-from .deferred_gradients import DeferredError, WaitingTap, made, tensors_of, waiting_tap
-from .deferred_layers import Tap, tapping
+from .deferred_layers import DeferredError, Tap, WaitingTap, made, tapping, tensors_of, waiting_tap
 from .device import Device
 from .finite import NotFiniteError
 from .gradients import gradients

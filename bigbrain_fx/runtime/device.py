@@ -21,11 +21,10 @@ from .data import Stream
 from .feature import Compute
 from .finite import not_finite
 from .held_weights import fill
-from .loss_shares import nothing_of, share_of
 from .modules import Stage
 from .pipeline_device import Saved
 from .planned_device import PlannedDevice
-from .planned_sums import PlannedSums
+from .planned_sums import PlannedSums, nothing_of, share_of
 from .recipe import Optimizer, Training
 from .released import is_released, left_out, release
 
@@ -54,6 +53,7 @@ class Device(PlannedDevice, CheckedDevice):
     store: str | None = None
     store_bytes = 0
     _now: PlannedSums
+    stream: Stream
 
     def __init__(
         self, transport: AgreeingTransport, stream: Stream, seed: int, device: torch.device

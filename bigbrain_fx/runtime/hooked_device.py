@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .agreed import AgreeingTransport, Subject
 from .channel import Channel
-from .data import Stream
+from .compared_stream import ComparedStream
 from .forward_device import ForwardDevice
 
 AtStep = Callable[[Any, int], None]  # a Device (of an inference bundle, an InferenceDevice), step
@@ -49,16 +49,16 @@ class HookedDevice(ForwardDevice):
 
     Attributes:
         names: all devices, by rank.
-        stream_type: what gives it its batches.
+        stream_type: what gives it its batches; checked ones, where the bundle has `data`.
     """
 
     names: tuple[str, ...] = ()
-    stream_type: type[Stream] = Stream
+    stream_type: type[ComparedStream] = ComparedStream
     transport: AgreeingTransport
-    stream: Stream
+    stream: ComparedStream
 
     def __init__(
-        self, transport: AgreeingTransport, stream: Stream, seed: int, device: torch.device
+        self, transport: AgreeingTransport, stream: ComparedStream, seed: int, device: torch.device
     ) -> None:
         super().__init__(transport, stream, seed, device)
         self.finished = 0  # steps

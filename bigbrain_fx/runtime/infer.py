@@ -25,7 +25,7 @@ from torch import Tensor
 from .agreed import AgreeingTransport
 from .coded import InputError
 from .launcher import words
-from .limits import LONGEST_COMPILE_S, saying_limits
+from .limits import LONGEST_COMPILE_S, headline, saying_limits, show, tell
 from .local import Hub, LocalTransport
 from .malloc import keep_freed_memory
 from .peers import BAD_INPUT, blaming_peers
@@ -49,7 +49,6 @@ from .rows import (
 )
 from .serving import ENDLESS, ServedError, SlotPipes
 from .stream import Spec
-from .telling import headline, show, tell
 from .tensor_file import SaveError, write_tensors
 from .weights import checked_weights
 

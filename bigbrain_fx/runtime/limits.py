@@ -1,17 +1,58 @@
 """What a host lacks: memory, threads, room in a file, a GPU, a compiler; and what to do about it.
 
-This file is stdlib only.
+What is printed of that, or of anything else, stops no training where a log is full or a reader is
+gone. This file is stdlib only.
 """
 
 from __future__ import annotations
 
 import errno
+import os
+import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import TextIO
 
 from .coded import CodedError
-from .telling import headline, note_code, tell
+
+
+def tell(text: str) -> None:
+    """Print a line for people on stderr, if there is room for it."""
+    show(text, sys.stderr)
+
+
+def show(text: str, stream: TextIO) -> None:
+    """Print a line, if there is room for it; never raises.
+
+    Where nobody reads any more, whatever comes goes to nowhere: else it would fail once more, in a
+    thread or when Python ends.
+    """
+    try:
+        print(text, file=stream, flush=True)
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            _let_go(stream)
+    except ValueError:  # it is closed
+        pass
+
+
+def _let_go(stream: TextIO) -> None:
+    with suppress(OSError, ValueError), open(os.devnull, "wb") as nothing:
+        os.dup2(nothing.fileno(), stream.fileno())
+
+
+def headline(error: BaseException, text: str | None = None) -> str:
+    """Return what a terminal shows of an error: its code, and its own words or `text`."""
+    said = str(error) if text is None else text
+    return f"error[{error.code}]: {said}" if isinstance(error, CodedError) else f"error: {said}"
+
+
+def note_code(error: BaseException) -> None:
+    """Let a traceback end with the error's code; Python 3.10 has no notes."""
+    if isinstance(error, CodedError) and hasattr(error, "add_note"):
+        error.add_note(f"code: {error.code}")
+
 
 SHORT = 71  # exit code where the system gives no thread or no memory: EX_OSERR of sysexits.h
 TOO_LONG = 74  # and where a file may not grow as it must: EX_IOERR

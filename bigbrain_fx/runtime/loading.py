@@ -7,13 +7,14 @@ scratch by itself. This file is stdlib only and writes nothing.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .disk import read_regular
-from .image import ImageError, ImageLayout, read_layout
+from .disk import read_regular, require_regular
+from .image import ImageLayout, read_layout
 from .records import (
     BrokenError,
     CommitError,
@@ -125,35 +126,41 @@ def load_shard(
         )
     place = folder / record.folder
     refuse_link(place)
-    path = place / f"{device}.json"
-    manifest = _manifest(path, record.devices[device])
+    with _reading(path := place / f"{device}.json"):
+        text = read_regular(path)
+        manifest = unsealed(text, str(path))
+        if digest(text) != record.devices[device]:
+            raise ValueError("it is not the one that the commit's record names")
+        checks = {str(name): str(at["sha256"]) for name, at in manifest["tensors"].items()}
+        head = str(manifest["head"]["sha256"])
     _require_same(manifest, expected, place, say)
-    head, checks = _checks(manifest, path)
-    file = place / f"{device}.safetensors"
-    image = _mapped(file)
-    try:
-        layout = _whole(image, head, checks, file)
-    except ImageError as error:
-        raise BrokenError(f"{file}: {error}", code="BX5056") from error
-    if (step := layout.facts.get("step")) != record.step:
-        raise BrokenError(
-            f"{file}: it is of step {step}, and the record of step {record.step}", code="BX5057"
-        )
+    with _reading(file := place / f"{device}.safetensors"):
+        require_regular(file)
+        with file.open("rb") as opened:  # writing to the map changes no file
+            image = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
+        layout = _whole(image, head, checks)
+        if (step := layout.facts.get("step")) != record.step:
+            raise ValueError(f"it is of step {step}, and the record of step {record.step}")
     return Loaded(record, image, layout, checks)
 
 
-def _manifest(path: Path, check: str) -> dict[str, Any]:
-    _require_file(path)
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Let a file with which anything is wrong make way for an older commit.
+
+    Raises:
+        BrokenError: names it.
+        CommitError: it is a symbolic link, or of a newer format.
+    """
+    refuse_link(path)
     try:
-        text = read_regular(path)
-    except OSError as error:
-        raise BrokenError(f"{path}: {error.strerror or error}", code="BX5058") from error
-    found = unsealed(text, str(path))
-    if digest(text) != check:
-        raise BrokenError(
-            f"{path}: it is not the one that the commit's record names", code="BX5059"
-        )
-    return found
+        yield
+    except (BrokenError, CommitError):
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        is_said = isinstance(error, OSError | ValueError)
+        why = getattr(error, "strerror", None) or error if is_said else "it is no part of a commit"
+        raise BrokenError(f"{path}: {why}", code="BX5058") from error
 
 
 def _require_same(
@@ -181,38 +188,7 @@ def _minor(version: str) -> list[str]:
     return version.split("+")[0].split(".")[:2]
 
 
-def _require_file(path: Path) -> None:
-    refuse_link(path)
-    if not path.is_file():
-        raise BrokenError(f"{path}: the file is missing", code="BX5061")
-
-
-def _mapped(path: Path) -> mmap.mmap:
-    """Map a file; writing to the map changes no file."""
-    _require_file(path)
-    try:
-        with path.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    except (OSError, ValueError) as error:  # ValueError: it is empty
-        raise BrokenError(
-            f"{path}: {getattr(error, 'strerror', None) or error}", code="BX5062"
-        ) from error
-
-
-def _checks(manifest: Mapping[str, Any], path: Path) -> tuple[str, dict[str, str]]:
-    """Return the checksums of the header and, by name, of the tensors.
-
-    Raises:
-        BrokenError: they are not there.
-    """
-    try:
-        checks = {str(name): str(at["sha256"]) for name, at in manifest["tensors"].items()}
-        return str(manifest["head"]["sha256"]), checks
-    except (KeyError, TypeError, AttributeError) as error:
-        raise BrokenError(f"{path}: it is no manifest of a commit", code="BX5063") from error
-
-
-def _whole(image: mmap.mmap, head: str, checks: Mapping[str, str], file: Path) -> ImageLayout:
+def _whole(image: mmap.mmap, head: str, checks: Mapping[str, str]) -> ImageLayout:
     """Compare every byte's checksum; name the tensor that is not as it was written.
 
     What is loaded is what the header says, so it is the header's tensors that must have one each.
@@ -220,13 +196,11 @@ def _whole(image: mmap.mmap, head: str, checks: Mapping[str, str], file: Path) -
     view = memoryview(image)
     layout = read_layout(view)
     if digest(layout.head) != head:
-        raise BrokenError(f"{file}: its header is not as it was written", code="BX5064")
+        raise ValueError("its header is not as it was written")
     if set(layout.entries) != set(checks):
         name = min(set(layout.entries) ^ set(checks))
-        raise BrokenError(
-            f"{file}: its manifest and its header differ in tensor {name!r}", code="BX5065"
-        )
+        raise ValueError(f"its manifest and its header differ in tensor {name!r}")
     for name, entry in layout.entries.items():
         if digest(view[entry.start : entry.end]) != checks[name]:
-            raise BrokenError(f"{file}: tensor {name!r} is not as it was written", code="BX5066")
+            raise ValueError(f"tensor {name!r} is not as it was written")
     return layout

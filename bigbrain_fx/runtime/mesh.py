@@ -6,6 +6,7 @@ to connect anew can ask for one again.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
 import threading
@@ -23,6 +24,7 @@ from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from .channel import Channel
+from .checksum import WORD, hashed
 from .gloo import ChannelEnd
 from .layout import Layout
 from .limits import remedy_of, require_threads
@@ -30,10 +32,37 @@ from .network import Background, NetworkTransport
 from .packets import SpoiledError
 from .peers import PeerLostError
 from .rendezvous import MESH_THREADS, NoAddressError
-from .sealed import is_whole, seal, sealed_length
 
 if TYPE_CHECKING:
     from .control import Control
+
+
+def sealed_length(nbytes: int) -> int:
+    """Return the bytes that a sealed payload of `nbytes` takes."""
+    return -(-nbytes // WORD) * WORD + WORD
+
+
+def seal(payload: Tensor) -> Tensor:
+    """Return a copy of a 1-d tensor of bytes, with its checksum."""
+    length = payload.numel()
+    end = sealed_length(length) - WORD
+    sealed = torch.empty(end + WORD, dtype=torch.uint8)
+    sealed[:length].copy_(payload)
+    if end > length:
+        sealed[length:end].zero_()
+    ctypes.memmove(sealed.data_ptr() + end, _checksum(sealed, length), WORD)
+    return sealed
+
+
+def is_whole(sealed: Tensor, nbytes: int) -> bool:
+    """Whether what `seal` made of `nbytes` bytes has arrived as it left."""
+    end = sealed.numel() - WORD
+    return ctypes.string_at(sealed.data_ptr() + end, WORD) == _checksum(sealed, nbytes)
+
+
+def _checksum(sealed: Tensor, nbytes: int) -> bytes:
+    return hashed(sealed.view(torch.int64), sealed.numel() // WORD - 1, nbytes)
+
 
 FORM_S = 10.0  # longest time in which connections of a generation are made
 GLOO_PATIENCE = 5  # gloo waits for connections five times as long as its timeout says

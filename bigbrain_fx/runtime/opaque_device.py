@@ -24,10 +24,10 @@ from .data import Stream
 from .device import Device
 from .forward_device import ForwardDevice
 from .held_weights import AGAIN, WeightsError
-from .loss_shares import share_of
 from .modules import reseed, seed_of
 from .opaque_state import ObjectStates
 from .optimizer_state import needs_closure
+from .planned_sums import share_of
 from .recipe import Optimizer, Training
 from .weights import require_owners
 from .whole_batches import WholeBatches

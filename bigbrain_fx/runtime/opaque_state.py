@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from .limits import tell
 from .modules import owner_of
 from .own_dice import own_dice, set_states, states_of
-from .telling import tell
 
 if TYPE_CHECKING:
     from .opaque_device import OpaqueDevice

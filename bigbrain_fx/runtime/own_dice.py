@@ -1,4 +1,4 @@
-"""Generators of random numbers that a file has made for itself, and how its batches() is run.
+"""Generators of random numbers that a file has made for itself.
 
     gen = torch.Generator().manual_seed(0)           # at the top of the file
     loader = DataLoader(data, shuffle=True, generator=gen)
@@ -13,16 +13,14 @@ import functools
 import os
 import random
 import sys
-import traceback
 import types
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from .stream import BatchError, RandomState
+from .stream import RandomState
 
 _MANY, _LONG = 20_000, 64  # objects, and entries of one container, that are looked at
 _BULK = str, bytes, bool, int, float, complex, type(None), torch.Tensor, type, types.ModuleType
@@ -96,41 +94,6 @@ def _is_users(function: types.FunctionType) -> bool:
     """Whether a function stands in a file of the user's, and not in a library."""
     name = function.__code__.co_filename
     return "site-packages" not in name and not name.startswith(os.path.dirname(os.__file__))
-
-
-COMES_AGAIN = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
-
-
-@contextmanager
-def in_words(step: int) -> Iterator[None]:
-    """Say of an error of the user's code that would come again what it is, and end the run so.
-
-    Raises:
-        BatchError: as it does.
-    """
-    try:
-        yield
-    except BatchError:
-        raise
-    except Exception as error:
-        if not _comes_again(error):
-            raise
-        lines = str(error).strip().splitlines() or [""]
-        caught = lines[0].startswith("Caught ")  # in a worker process: the error is the last line
-        text = lines[-1] if caught else f"{type(error).__name__}: {lines[0]}"
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames[1:] if "site-packages" not in frame.filename]
-        at = f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
-        raise BatchError(
-            f"batches(seed) fails at the batch of step {step}: {text}{at}", code="BX5030"
-        ) from error
-
-
-def _comes_again(error: Exception) -> bool:
-    """Whether a new process would meet it, too: no fault of a disk, a network or a worker's end."""
-    if isinstance(error, OSError):
-        return isinstance(error, COMES_AGAIN)
-    return not isinstance(error, MemoryError) and "DataLoader worker (pid" not in str(error)
 
 
 class OwnRandomState(RandomState):

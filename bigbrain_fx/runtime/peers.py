@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch.distributed as dist
 
 from .coded import CodedError
-from .telling import headline
+from .limits import headline
 
 CONTROL = "BIGBRAIN_CONTROL"  # in the environment: the file descriptor of a supervisor's line
 BAD_INPUT = 2  # exit code; as argparse's

@@ -12,6 +12,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -176,22 +177,18 @@ def record_of(text: bytes, where: str) -> Record:
         CommitError: it is of a newer format.
     """
     found = unsealed(text, where)
-    try:
+    with suppress(KeyError, TypeError, AttributeError):
         record = Record(**{name: found[name] for name in Record.__slots__})
-        if record.folder != folder_name(record.step, record.generation):
-            raise BrokenError(f"{where}: it names the folder {record.folder!r}", code="BX5121")
-        is_sound = _is_sound(record)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise BrokenError(f"{where}: it is no record of a commit", code="BX5122") from error
-    if not is_sound:
-        raise BrokenError(f"{where}: it is no record of a commit", code="BX5123")
-    return record
+        if _is_sound(record):
+            return record
+    raise BrokenError(f"{where}: it is no record of a commit", code="BX5122")
 
 
 def _is_sound(record: Record) -> bool:
     numbers = type(record.step) is int and type(record.generation) is int
     checks = all(isinstance(check, str) for check in record.devices.values())
-    return numbers and checks and isinstance(record.about, dict)
+    is_its_own = record.folder == folder_name(record.step, record.generation)
+    return numbers and checks and is_its_own and isinstance(record.about, dict)
 
 
 def read_records(folder: Path, say: Say) -> list[Record]:

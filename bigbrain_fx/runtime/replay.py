@@ -28,11 +28,10 @@ from .channel import Channel
 from .coded import CodedError
 from .control import Control, said
 from .layout import Layout
-from .mesh import MeshTransport
+from .mesh import MeshTransport, seal
 from .network import pack
 from .packets import Meeting, SpoiledError, StepAgainError
 from .peers import PeerLostError
-from .sealed import seal
 
 if TYPE_CHECKING:
     from .peer_states import PeerStates

@@ -32,9 +32,9 @@ from .checksum import WORD, checksum
 from .control import Control
 from .hooked_device import Hooks
 from .layout import Layout, unpack
+from .mesh import seal
 from .network import pack
 from .packets import Duty
-from .sealed import seal
 from .state import State, StateError, restore, state_of
 
 if TYPE_CHECKING:

@@ -23,11 +23,10 @@ import torch.distributed as dist
 from .bundle import Bundle, make_device, save_first_gradients
 from .coded import InputError
 from .commit_start import CommitOptions, add_options, is_restart, options_of
-from .committing import Committer, begin_together, committer_of
+from .committing import Committer, Ledger, begin_together, committer_of
 from .finite import NOT_FINITE, POLICIES, NotFiniteError
 from .launcher import as_called, words
-from .ledger import Ledger
-from .limits import LONGEST_COMPILE_S, saying_limits
+from .limits import LONGEST_COMPILE_S, headline, saying_limits, show, tell
 from .local import Hub, LocalTransport
 from .malloc import keep_freed_memory
 from .network import NetworkTransport
@@ -44,7 +43,6 @@ from .rendezvous import (
     write_report,
 )
 from .saving import contents, require_room, save_aside, save_together, say_contents
-from .telling import headline, show, tell
 from .tensor_file import SaveError
 
 if TYPE_CHECKING:

@@ -14,12 +14,13 @@ if sys.version_info < (3, 10):  # noqa: UP036  # whoever takes an old one reads 
     sys.exit(2)
 
 from .arguments import FLAGS as FLAGS, Flag as Flag
+from .aside import Aside as Aside
 from .command import (
     last_lines as last_lines,
     main as main,
     tail as tail,
 )
-from .console import Aside as Aside, hold_streams as hold_streams, warn as warn
+from .console import hold_streams as hold_streams, warn as warn
 from .events import Event as Event, EventLog as EventLog, status as status
 from .host import Supervisor as Supervisor
 from .host_memory import (

@@ -41,6 +41,7 @@ class Flag:
         help: what it does.
         value: what it is where it is not given.
         default: what the help says of that, where it is no number.
+        needs: launch.py has it only in bundles of `split --with` this.
         earlier: the name that it had until 0.3.0, which works and is shown nowhere.
     """
 
@@ -51,6 +52,7 @@ class Flag:
     value: float | None = None
     default: str = ""
     earlier: str = ""
+    needs: str = ""
 
     @property
     def default_text(self) -> str:
@@ -75,6 +77,7 @@ FLAGS = (
         "end a process that makes no progress, and give up a host that says nothing, for so many "
         "seconds; time in which a busy host gave it no processor does not count",
         60.0,
+        needs="watch",
     ),
     Flag(
         "--grace",
@@ -82,6 +85,7 @@ FLAGS = (
         "seconds",
         "when asked to stop, wait so many seconds for the end of a step and the last checkpoint",
         default="3 times the longest recent step, at least --hang and 30",
+        needs="watch",
     ),
     Flag(
         "--suspect",
@@ -90,6 +94,7 @@ FLAGS = (
         "let a standby worker recompute this fraction of all devices' steps, and go back where "
         "results differ (silent data corruption)",
         0.0,
+        needs="suspicion",
     ),
     Flag(
         "--memory-checkpoint-every",
@@ -113,6 +118,7 @@ FLAGS = (
         "count",
         "memory for sent messages on each device",
         default="a share of half of what is free",
+        needs="watch",
     ),
 )
 """How processes are replaced, and how long they may take."""

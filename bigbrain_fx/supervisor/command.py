@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .arguments import parser_of
+from .arguments import FLAGS, Flag, parser_of
 from .console import Console, hold_streams
 from .events import Event, EventLog, status
 from .host import Supervisor
@@ -51,7 +51,7 @@ def main(
     hold_streams()
     parser = parser_of(program)
     options, words = parser.parse_known_args()
-    _require_hosts(parser, options, hosts, folder)
+    _require_parts(parser, options, hosts)
     logs = _logs(parser, options)
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", CALLED_IN: _called_in()}
     head: Head | None = None
@@ -104,30 +104,32 @@ def _called_in() -> str:
         return ""
 
 
-def _require_hosts(
-    parser: argparse.ArgumentParser,
-    options: argparse.Namespace,
-    hosts: Sequence[str],
-    folder: Path,
+def _require_parts(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, hosts: Sequence[str]
 ) -> None:
-    """Refuse what no supervisor of another host could be found by."""
+    """Refuse what this bundle has no files for, or no supervisor of another host be found by."""
     if sys.platform != "linux":
         parser.exit(
             BAD_INPUT, "error[BX6901]: this needs Linux; elsewhere start it with torchrun\n"
         )
     if options.suspect and (hosts or not options.spares):
         parser.error("--suspect needs --standby 1 or more, and all devices on one host")
-    if options.suspect and not (folder / "runtime" / "suspicion.py").is_file():
-        parser.error("--suspect needs a bundle that was split with `--with suspicion`")
+    if (options.listen or options.join) and not hosts:
+        parser.error("--listen and --join are for plans with several hosts")
+    wanted = {flag.name: flag.needs for flag in FLAGS if _is_given(options, flag)}
+    wanted |= {"--listen": "hosts" * bool(options.listen), "--join": "hosts" * bool(options.join)}
+    for name, extra in wanted.items():
+        if extra and not Path(__file__).with_name(f"{extra}.py").is_file():
+            parser.error(f"{name} needs a bundle that was split with `--with {extra}`")
     if not (options.listen or options.join):
         return
-    if not hosts:
-        parser.error("--listen and --join are for plans with several hosts")
-    if not Path(__file__).with_name("multi_host.py").is_file():
-        parser.error("--listen and --join need a bundle that was split with `--with hosts`")
     from .multi_host import require_hosts  # only bundles of --with hosts have it
 
     require_hosts(parser, options, hosts)
+
+
+def _is_given(options: argparse.Namespace, flag: Flag) -> bool:
+    return bool(getattr(options, flag.field) != flag.value)
 
 
 def _run(job: Job, head: Head | None, events: Path | None, as_json: bool) -> int:

@@ -1,116 +1,54 @@
-"""What a run tells people, told aside: whoever does not listen, or is gone, does not hold it up.
-
-supervisor ── give ──▶ queue, of a bounded length ──▶ a thread ──▶ terminal, pipe, the caller
-"""
+"""What a run tells people: lines that are lost where nobody reads them any more."""
 
 from __future__ import annotations
 
 import os
 import select
 import sys
-import threading
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
-from typing import IO, TypeVar
+from typing import IO, TYPE_CHECKING
 
-Told = TypeVar("Told")
+from .policies import IS_WATCHED
 
-ROOM = 10_000  # calls that may wait
-LAST_S = 5.0  # longest wait at the end for what has not been told yet
+if TYPE_CHECKING:
+    from .aside import Aside
 
 
-class Aside:
-    """Make calls in a thread of its own, in their order; the oldest are dropped where many wait.
+class AtOnce:
+    """Make calls as they come: a reader that is stopped holds the run up; see `aside`."""
 
-    A call that raises OSError is the last one: its terminal or pipe is gone. Any other error is the
-    caller's, and comes out of the next `give` or `close`.
-
-    Attributes:
-        dropped: how many calls were never made.
-    """
-
-    def __init__(self, room: int = ROOM) -> None:
-        self.waiting: deque[Callable[[], object]] = deque()
-        self.room = room
-        self.dropped = 0
-        self._changed = threading.Condition()
-        self._is_gone = self._is_over = self._is_busy = False
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True, name="aside")
-        self._thread.start()
+    dropped = 0
 
     def give(self, call: Callable[[], object]) -> None:
-        """Let a call be made soon."""
-        self._raise()
-        with self._changed:
-            if self._is_gone or len(self.waiting) >= self.room:
-                self.dropped += 1
-            if self._is_gone:
-                return
-            if len(self.waiting) >= self.room:
-                self.waiting.popleft()
-            self.waiting.append(call)
-            self._changed.notify_all()
+        """Make a call; what nobody reads is lost."""
+        try:
+            call()
+        except OSError:
+            self.dropped += 1
 
-    def of(self, call: Callable[[Told], object] | None) -> Callable[[Told], None] | None:
-        """Return what makes the same call in the thread; None: there is none to make."""
-        return None if call is None else lambda told: self.give(partial(call, told))
+    def close(self) -> None:
+        """Nothing waits."""
 
-    def close(self, wait_s: float = LAST_S) -> None:
-        """Wait for what has been given, though not for ever."""
-        with self._changed:
-            self._is_over = True
-            self._changed.notify_all()
-            self._changed.wait_for(self._is_done, wait_s)
-            self.dropped += len(self.waiting)
-            self.waiting.clear()
-        self._raise()
 
-    def _is_done(self) -> bool:
-        return self._is_gone or (not self.waiting and not self._is_busy)
+def _aside() -> Aside | AtOnce:
+    if not IS_WATCHED:
+        return AtOnce()
+    from .aside import Aside  # only bundles of --with watch have it
 
-    def _raise(self) -> None:
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._is_busy = False
-                self._changed.notify_all()
-                self._changed.wait_for(lambda: self.waiting or self._is_over)
-                if not self.waiting:
-                    return
-                call, self._is_busy = self.waiting.popleft(), True
-            try:
-                call()
-            except BaseException as error:
-                self._give_up(error)
-                return
-
-    def _give_up(self, error: BaseException) -> None:
-        with self._changed:
-            self._is_gone = True
-            self.dropped += 1 + len(self.waiting)
-            self.waiting.clear()
-            if not isinstance(error, OSError):
-                self._error = error
-            self._changed.notify_all()
+    return Aside()
 
 
 class Console:
-    """Lines to one of this process's streams, written aside.
+    """Lines to one of this process's streams, written aside where a bundle can.
 
     Args:
         stream: `sys.stdout` or `sys.stderr`; None, as Python has it where it is closed, takes all.
     """
 
-    def __init__(self, stream: IO[str] | None) -> None:
+    def __init__(self, stream: IO[str] | None, aside: Aside | AtOnce | None = None) -> None:
         self.stream = stream
-        self.aside = Aside()
+        self.aside = aside or _aside()
 
     def say(self, line: str) -> None:
         """Let a line be written soon."""

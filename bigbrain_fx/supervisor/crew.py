@@ -21,14 +21,11 @@ from .limits import with_remedy
 from .pipe import Ears, Orders, Said, line_pair
 from .processes import (
     CONTROL,
-    LOG_BYTES,
-    LOG_SHARERS,
     Member,
     Order,
     Start,
     end_now,
     end_of,
-    starving_of,
 )
 from .protocol import LastWord
 from .pulse import AwakeClock, Pulse
@@ -109,6 +106,7 @@ class Crew:
         generation: the newest that was announced.
         devices: that are left; others were lost for good, with their replicas.
         ending: they have been told to end.
+        limits: says what a process of a host is told of memory, in its environment.
     """
 
     def __init__(
@@ -125,6 +123,7 @@ class Crew:
         self.generation = 0
         self.devices = job.devices
         self.ending = False
+        self.limits: Callable[[str], dict[str, str]] = lambda _host: {}
         self.members: list[Member] = []
         self._start = start
         self._hear = hear
@@ -259,7 +258,7 @@ class Crew:
     def _start_once(self, name: str, own: str, host: str) -> Member:
         environment = {
             **self.job.environment,
-            **self._log_limit(host),
+            **self.limits(host),
             CONTROL: "0",
             "BIGBRAIN_BEAT_S": str(self.job.beat_s),
         }
@@ -272,7 +271,7 @@ class Crew:
                 process = self._start(given)
             on_failure.callback(end_now, process)
             now = self.clock.now()
-            about = Orders(ours), Ears(ours), starving_of(process), host
+            about = Orders(ours), Ears(ours), host
             member = Member(own, process, ours, log, Pulse(now, now), now, *about)
             self._selector.register(end_of(process), selectors.EVENT_READ, (self._ended, member))
             self._selector.register(ours, selectors.EVENT_READ, (self._listen, member))
@@ -283,13 +282,6 @@ class Crew:
         if no_log is not None:
             self.report("log_lost", device=own, text=no_log)
         return member
-
-    def _log_limit(self, host: str) -> dict[str, str]:
-        """Say how much a process may keep of sent messages, or with how many it shares a host."""
-        if self.job.log_bytes is not None:
-            return {LOG_BYTES: str(self.job.log_bytes)}
-        alike = [name for name in self.job.devices if self.job.host_of(name) == host]
-        return {LOG_SHARERS: str(max(1, len(alike)))}
 
     def _ended(self, member: Member) -> None:
         code = member.process.poll()

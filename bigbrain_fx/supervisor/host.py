@@ -19,16 +19,15 @@ from .catch_up import CatchUp, CaughtUp, ToldSteps
 from .crew import Crew, Spares, StartError
 from .events import EventLog
 from .job import FailedError, Job, OnStep, Outcome, Rescue
-from .judging import Death, Failure, Judge, MemoryKills, Stop
+from .judging import Death, Failure, Judge, Stop
 from .pipe import PARTS, Said
-from .policies import END, LostReplicas, PeerStates, SpareChecks
+from .policies import END, IS_WATCHED, Health, LostReplicas, PeerStates, SpareChecks
 from .processes import Member, Start, popen
 from .protocol import LastWord, wait_of
 from .rendezvous import Rendezvous
-from .snapshots import LogLoss, Snapshots, Snapshotting
+from .snapshots import Snapshots, Snapshotting
 from .stopping import Ending, Stopping
 from .votes import Posting, Votes
-from .watching import Watch
 
 if TYPE_CHECKING:
     from .feeding import Feed, Feeding
@@ -61,10 +60,11 @@ class Supervisor:
         self.rescue = rescue
         self.snapshots = Snapshots(job.devices, job.every, job.snapshots)
         self.crew = Crew(job, start, events or EventLog(None), self._hear, self._ended)
-        self.watch = Watch(self.crew)
+        self.stopping = Stopping()
+        self.health = self._health()
+        self.crew.limits = self.health.limits
         self.spares = Spares(self.crew)
         self.votes = Votes(frozenset(job.devices))
-        self.log_loss = LogLoss()
         self.catch_up = CatchUp()
         self.suspicion = self._suspicion() if job.suspect else SpareChecks()
         self.peering, self.losing = PeerStates(self.snapshots, self.catch_up), LostReplicas()
@@ -72,17 +72,22 @@ class Supervisor:
             is_wanted = feed is None and job.every is None and not job.suspect
             self._have_replicas(is_wanted, is_elastic=job.elastic or rescue is not None)
         self.rendezvous = Rendezvous(self.crew, self.peering)
-        self.stopping = Stopping()
-        self.ending = Ending(job, self.crew, self.stopping, self.snapshots, self.told)
-        common = self.crew, self.votes, self.stopping, self.suspicion, self.peering
+        self.ending = Ending(self.crew, self.stopping, self.snapshots, self.told)
+        common = self.crew, self.votes, self.health, self.suspicion, self.peering
         self.posting = Posting(*common)
-        kept = self.crew, self.snapshots, self.votes, self.log_loss, self.suspicion
+        kept = self.crew, self.snapshots, self.votes, self.health, self.suspicion
         self.snapshotting = Snapshotting(*kept)
         self.judge = Judge(job.restarts, job.window_s)
-        self.memory_kills = MemoryKills()
         self.feeding = None if feed is None else self._feeding(feed)
         self.restarts = 0
         self.acts = self._acts()
+
+    def _health(self) -> Health:
+        if not IS_WATCHED:
+            return Health()
+        from .watch import Watch  # only bundles of --with watch have it
+
+        return Watch(self.crew, self.stopping)
 
     def _suspicion(self) -> SpareChecks:
         from .suspicion import Suspicion, go_back  # only bundles of --with suspicion have it
@@ -93,7 +98,7 @@ class Supervisor:
         from .losing import Losing  # only bundles with replicas have these
         from .peering import Peering
 
-        parts = self.crew, self.snapshots, self.votes, self.log_loss, self.catch_up
+        parts = self.crew, self.snapshots, self.votes, self.health.log_loss, self.catch_up
         tell = self.told.tell
         self.peering = peering = Peering(*parts, tell, is_elastic=is_elastic, is_wanted=is_wanted)
         self.losing = Losing(self.crew, self.votes, self.catch_up, peering)
@@ -110,6 +115,7 @@ class Supervisor:
             **fed,
             **self.peering.acts(),
             **self.suspicion.acts(),
+            **self.health.log_loss.acts(),
             "hello": self._hear_hello,
             "warm": self.spares.hear_warm,
             "beat": self._hear_beat,
@@ -123,7 +129,6 @@ class Supervisor:
             "step": self._hear_step,
             "cost": self.snapshotting.hear_cost,
             "snapshot": self.snapshotting.hear_snapshot,
-            "log_dropped": self.snapshotting.hear_log_dropped,
             "at": self.ending.hear_at,
             "failed": self._hear_failed,
             "finished": self._hear_finished,
@@ -178,24 +183,22 @@ class Supervisor:
         """Wait for the next thing to happen and act on it, and on what has not happened."""
         self.crew.turn(self.job.beat_s)
         now = self.crew.clock.now()
-        starved_s = self.watch.look(now)
-        self.memory_kills.look(now)
-        if self.job.grace_s is None:
-            self.stopping.wait_longer(starved_s, now)
+        self.health.look(now)
         if not self.crew.ending:
             self.suspicion.look()
         if self.feeding is not None:
             self.feeding.look(self.snapshots)
-        if self.rendezvous.all_formed() and self.watch.is_locked(now):
+        if self.rendezvous.all_formed() and self.health.is_locked(now):
             self.rendezvous.lock(now)
         if not self.crew.ending and self.rendezvous.must_meet_anew(now):
             self._next_generation()
         if not self.crew.ending:
-            self.ending.look(now)
+            self.ending.look()
+            self.health.require_end(now)
 
     def _next_generation(self) -> None:
         self.crew.generation += 1
-        if self.log_loss.take_back(self.snapshots.start):
+        if self.health.log_loss.take_back(self.snapshots.start):
             self.take_all_back()
         self.rendezvous.announce()
 
@@ -261,9 +264,7 @@ class Supervisor:
     def _replace(self, dead: Member, device: str, code: int) -> None:
         """Let another process go on as a device whose process has ended, if that is worth it."""
         now = self.crew.clock.now()
-        death = replace(
-            _death_of(dead, device, code), for_memory=self.memory_kills.meant(code, now)
-        )
+        death = replace(_death_of(dead, device, code), for_memory=self.health.meant(code, now))
         self.rendezvous.break_up(now)
         self._report_death(dead, death, now)
         stop = self._stop_for(dead, death, now)
@@ -276,7 +277,7 @@ class Supervisor:
         self.snapshots.fall_back(device)
         self.peering.take_over(device)
         self.catch_up.fall_back(device, dead.done, self.snapshots.start, now)
-        self.stopping.move(now)
+        self.health.move(now)
         self._next_generation()
         try:
             chosen = self.spares.take(device)
@@ -299,7 +300,7 @@ class Supervisor:
             how = {"moves": stop.moves, "is_short": stop.is_short}
             raise FailedError(death, self.losing.why_not(stop), code="BX6005", **how)
         self.losing.leave_out(death, stop.reason)
-        self.stopping.move(self.crew.clock.now())
+        self.health.move(self.crew.clock.now())
         self.ending.look_where()
         self._look_for_end()
         if not self.crew.ending:
@@ -388,7 +389,7 @@ class Supervisor:
         assert member.device is not None
         member.done = step
         member.step = max(member.step, step)
-        self.stopping.step_took(step_s, self.crew.clock.now())
+        self.health.step_took(step_s, self.crew.clock.now())
         self.judge.born(member.device)
         found = self.catch_up.reach(member.device, step + 1, self.crew.clock.now())
         if found is not None:

@@ -37,10 +37,10 @@ from .processes import (
     end_of,
     popen,
 )
-from .pulse import Starving
 from .remaining import Places, Remaining, RemoteProcess, said_of
 from .secured import SILENCE_S, Mouth, Pair, Secured, SilentError, StrangerError
 from .snapshots import SnapshotMemory
+from .starving import Starving
 
 LOST = -9  # exit code of processes whose host is lost
 NOT_STARTED = 71  # and of those that could not be started there; EX_OSERR of sysexits.h

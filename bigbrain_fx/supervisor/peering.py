@@ -12,9 +12,9 @@ from typing import Any
 
 from .catch_up import CatchUp
 from .crew import Crew
-from .policies import Acts, PeerStates
+from .policies import Acts, KeptMessages, PeerStates
 from .processes import Member
-from .snapshots import LogLoss, Snapshots
+from .snapshots import Snapshots
 from .votes import Votes
 
 TellStep = Callable[[int, float, float], None]  # step, loss, seconds
@@ -34,7 +34,7 @@ class Peering(PeerStates):
         crew: Crew,
         snapshots: Snapshots,
         votes: Votes,
-        log_loss: LogLoss,
+        log_loss: KeptMessages,
         catch_up: CatchUp,
         tell_step: TellStep,
         *,

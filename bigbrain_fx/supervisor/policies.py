@@ -1,5 +1,7 @@
 """Parts of a supervisor that only some runs have, as they are in a run that has them not.
 
+    Health        `split --with watch`: `watch.Watch`
+    KeptMessages  the same: `log_loss.LogLoss`
     SpareChecks   `--suspect`: `suspicion.Suspicion`
     PeerStates    replicas: `peering.Peering`
     LostReplicas  replicas: `losing.Losing`
@@ -9,18 +11,79 @@ A supervisor speaks to these; a bundle has the files of those that its plan or i
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from .catch_up import CatchUp
-from .judging import Death, Stop
-from .processes import Member
-from .snapshots import Snapshots
+if TYPE_CHECKING:
+    from .catch_up import CatchUp
+    from .judging import Death, Stop
+    from .processes import Member
+    from .snapshots import Snapshots
 
+IS_WATCHED = Path(__file__).with_name("watch.py").is_file()  # the bundle has it
 END = 1 << 62  # a step after all others
 
 Act = Callable[[], None]
 Acts = dict[str, Callable[..., object]]
+
+
+class KeptMessages:
+    """Sent messages are kept for as long as a replacement may want them."""
+
+    def acts(self) -> Acts:
+        """Return the methods that follow from messages of processes, by message."""
+        return {}
+
+    def end_step(self) -> None:
+        """Hear that nobody wants a message of the step that ends, nor of those before it."""
+
+    def snapshot(self, step: int) -> bool:
+        """Hear of a snapshot of all devices; return whether it makes up for what was missing."""
+        return False
+
+    def take_back(self, step: int) -> bool:
+        """Return whether all must start again with one that starts at `step`."""
+        return False
+
+
+class Health:
+    """Nothing is watched: a process that hangs stays, and none is told how much memory is left."""
+
+    def __init__(self) -> None:
+        self.log_loss = KeptMessages()
+
+    def look(self, now: float) -> None:
+        """Look after all processes, from time to time."""
+
+    def is_locked(self, now: float) -> bool:
+        """Return whether all devices wait for each other."""
+        return False
+
+    def meant(self, code: int, now: float) -> bool:
+        """Whether a process that ended with this code was ended for want of memory."""
+        return False
+
+    def limits(self, host: str) -> dict[str, str]:
+        """Return what a process is told of memory, in its environment."""
+        return {}
+
+    def left_bytes(self) -> int:
+        """Return the memory that can still be taken: here, what this whole host has free."""
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+    def mind(self, snapshots: Snapshots, left: int) -> None:
+        """Hear what snapshots take, where so many bytes of memory are left."""
+
+    def move(self, now: float) -> None:
+        """Hear of something that brings the end of a run nearer."""
+
+    def step_took(self, step_s: float, now: float) -> None:
+        """Hear that a device has ended a step."""
+
+    def require_end(self, now: float) -> None:
+        """Refuse to wait any longer for the end of a run that is to stop."""
 
 
 class SpareChecks:

@@ -11,13 +11,15 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
-from .host_memory import available_bytes
-from .outliving import OUTLIVING, Outliving
 from .pipe import Ears, Orders
+from .policies import IS_WATCHED
 from .protocol import LastWord
-from .pulse import Pulse, Starves, Starving
+from .pulse import Pulse
+
+if TYPE_CHECKING:
+    from .outliving import Outliving
 
 CALLED_IN = (
     "BIGBRAIN_CALLED_IN"  # where the user called it: paths of the command line are from there
@@ -116,7 +118,7 @@ class Group:
     """A process that leads a group of its own, as `subprocess.Popen` shows it.
 
     When it ends, or is ended, so are all processes of its group: what it has started. So they are
-    when this process is killed.
+    when this process is killed, where there is `outliving`.
 
     Args:
         leader: the process; nobody else waits for it.
@@ -128,20 +130,22 @@ class Group:
         self,
         leader: DeviceProcess,
         no_log: str | None = None,
-        outliving: Outliving = OUTLIVING,
+        outliving: Outliving | None = None,
     ) -> None:
         self.leader = leader
-        self.outliving = outliving
+        self.outliving = outliving or _outliving()
         self.pid = leader.pid
         self.no_log = no_log
         self.code: int | None = None
-        outliving.add(self.pid)
+        if self.outliving is not None:
+            self.outliving.add(self.pid)
 
     def poll(self) -> int | None:
         """Look whether it has ended; return its exit code, negative for a signal."""
         if self.code is None and self._has_ended():
             self._end_group()  # its number is nobody else's until it is waited for
-            self.outliving.drop(self.pid)
+            if self.outliving is not None:
+                self.outliving.drop(self.pid)
             self.code = self.leader.poll()
         return self.code
 
@@ -174,13 +178,26 @@ class Group:
         return True
 
 
+def _outliving() -> Outliving | None:
+    """Return what knows of groups that are to end with this process; None: nothing does."""
+    if not IS_WATCHED:
+        return None
+    from .outliving import OUTLIVING  # only bundles of --with watch have it
+
+    return OUTLIVING
+
+
 def log_limit(environment: Mapping[str, str]) -> dict[str, str]:
     """Return what a process may keep of sent messages, where only the number of sharers is said.
 
     Half of what is free is for all of them, on the host that starts the process: this one.
     """
     sharers = environment.get(LOG_SHARERS)
-    return {} if sharers is None else {LOG_BYTES: str(available_bytes() // (2 * int(sharers)))}
+    if sharers is None:
+        return {}
+    from .host_memory import available_bytes  # only bundles of --with watch have it
+
+    return {LOG_BYTES: str(available_bytes() // (2 * int(sharers)))}
 
 
 def uncached(folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
@@ -195,7 +212,7 @@ def uncached(folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
     return {**environment, TUNABLES: ":".join(filter(None, (given, UNCACHED)))}
 
 
-@dataclass
+@dataclass(eq=False)
 class Member:
     """One process and what it has told.
 
@@ -211,9 +228,6 @@ class Member:
         began: the step that it was to begin with.
         failure: the error that it told.
         recalled: it was ended so that all devices start again.
-        starving, starved_s: tells how long it had no processor; what it said last.
-        excused: the instruction of which that was reported.
-        stopped_at: since when it is stopped, of one that has not greeted yet; None: it is not.
         ended_at: when it was ended here because it hung, on a monotonic clock; None: it was not.
         knows: the orders that it takes, of those that older bundles do not.
         replicas: the devices of each, where a run can go on without one of them.
@@ -227,7 +241,6 @@ class Member:
     since: float
     orders: Orders
     ears: Ears
-    starving: Starves
     host: str = ""
     greeted: bool = False
     device: str | None = None
@@ -241,11 +254,7 @@ class Member:
     done: int = -1
     finished: bool = False
     failure: LastWord | None = None
-    warned: int = -1
-    starved_s: float = 0.0
-    excused: int = -2
     recalled: bool = False
-    stopped_at: float | None = None
     ended_at: float | None = None
     knows: frozenset[str] = frozenset()
     replicas: list[list[str]] = field(default_factory=list)
@@ -260,12 +269,6 @@ def end_of(process: DeviceProcess) -> int:
     """Return a descriptor that can be read once the process has ended (Linux)."""
     end = getattr(process, "end", None)
     return os.dup(end) if isinstance(end, int) else os.pidfd_open(process.pid)
-
-
-def starving_of(process: DeviceProcess) -> Starves:
-    """Return what tells how long a process had no processor; on another host its agent does."""
-    told = getattr(process, "starving", None)
-    return Starving(process.pid) if told is None else told
 
 
 def end_now(process: DeviceProcess) -> bool:

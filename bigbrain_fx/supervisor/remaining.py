@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .pipe import Orders
-from .pulse import ToldStarving
+from .starving import ToldStarving
 
 LAST_COMMIT = "last_commit"  # the order, and what a program must know to be given it
 MOST_PEEKED = 1 << 16  # bytes of a word; longer ones are none of those looked for

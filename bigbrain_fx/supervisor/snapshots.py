@@ -18,11 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .host_memory import available_bytes
-
 if TYPE_CHECKING:
     from .crew import Crew
-    from .policies import SpareChecks
+    from .policies import Health, SpareChecks
     from .processes import Member
     from .votes import Votes
 
@@ -106,23 +104,16 @@ class Snapshots:
         """Hear that nobody has a device's state any more."""
         self.epoch = -1
 
-    def measure(self, device: str, cost: SnapshotCost) -> bool:
-        """Hear what snapshots cost a device; return whether `every` is now known by that."""
+    def measure(self, device: str, cost: SnapshotCost, left: int) -> bool:
+        """Hear what snapshots cost a device; return whether `every` is now known by that.
+
+        left: bytes of memory that can still be taken.
+        """
         self.costs[device] = cost
         if self.every is not None or len(self.costs) < len(self.slots):
             return False
-        self.every = interval(self.costs.values(), available_bytes())
+        self.every = interval(self.costs.values(), left)
         return True
-
-    def too_large(self, here: Collection[str]) -> tuple[int, int] | None:
-        """Return what the second slots of some devices will take, and what is left of memory.
-
-        None where that is less than half of it, or on a disk. First slots have theirs by now.
-        """
-        if not self.in_memory:
-            return None
-        wanted, left = sum(self.costs[name].state for name in here), available_bytes()
-        return (wanted, left) if 2 * wanted > left else None
 
     def close(self) -> None:
         """Give the memory back."""
@@ -223,7 +214,7 @@ class Snapshotting:
         crew: the processes.
         snapshots: of all devices.
         votes: of steps that nobody runs again.
-        log_loss: messages that were dropped, which a snapshot makes up for.
+        health: knows of memory, and of messages that were dropped.
         suspicion: knows which steps are clean.
     """
 
@@ -232,26 +223,19 @@ class Snapshotting:
         crew: Crew,
         snapshots: Snapshots,
         votes: Votes,
-        log_loss: LogLoss,
+        health: Health,
         suspicion: SpareChecks,
     ) -> None:
         self.crew, self.snapshots, self.votes = crew, snapshots, votes
-        self.log_loss, self.suspicion = log_loss, suspicion
+        self.health, self.suspicion = health, suspicion
 
     def hear_cost(self, member: Member, state: int, log: int, copy_s: float, step_s: float) -> None:
         """Hear what a snapshot costs a device."""
         assert member.device is not None
-        if self.snapshots.measure(member.device, SnapshotCost(state, log, copy_s, step_s)):
+        cost, left = SnapshotCost(state, log, copy_s, step_s), self.health.left_bytes()
+        if self.snapshots.measure(member.device, cost, left):
             self.crew.tell("every", steps=self.snapshots.every)
-            self._warn()
-
-    def _warn(self) -> None:
-        """Say where snapshots take so much of this host's memory that it may run out."""
-        job = self.crew.job
-        found = self.snapshots.too_large([n for n in self.snapshots.slots if not job.host_of(n)])
-        if found is not None:
-            wanted, left = found
-            self.crew.report("snapshots_large", bytes=2 * wanted, left=left)
+            self.health.mind(self.snapshots, left)
 
     def hear_snapshot(self, member: Member, step: int, slot: int, bytes: int) -> None:
         """Hear of a device's whole snapshot; it counts when its step is clean."""
@@ -266,49 +250,6 @@ class Snapshotting:
         newest = self.snapshots.epoch
         self.crew.tell("epoch", step=newest)
         self.votes.forget_steps(before=newest)
-        if self.log_loss.snapshot(newest):
+        if self.health.log_loss.snapshot(newest):
             self.crew.report("log_whole", step=newest)
         self.crew.report("snapshot", step=newest, every=self.snapshots.every)
-
-    def hear_log_dropped(self, member: Member, step: int, bytes: int) -> None:
-        """Hear that a device has dropped messages up to a step."""
-        if member.recalled:  # an old word of one that starts again anyway
-            return
-        if self.log_loss.drop(step):
-            self.crew.report("log_dropped", device=member.device, step=step, bytes=bytes)
-
-
-@dataclass
-class LogLoss:
-    """The messages that some device has dropped: those up to `step`; -1: none is missing."""
-
-    step: int = -1
-    is_told: bool = False  # once is enough, where every step may drop some
-
-    def drop(self, step: int) -> bool:
-        """Hear that those up to a step are gone; return whether none was missing before."""
-        is_first = self.step < 0 and not self.is_told
-        self.step = max(self.step, step)
-        return is_first
-
-    def end_step(self) -> None:
-        """Hear that nobody wants a message of the step that ends, nor of those before it."""
-        self.is_told = self.is_told or self.step >= 0
-        self.step = -1
-
-    def snapshot(self, step: int) -> bool:
-        """Hear of a snapshot of all devices; return whether it makes up for what was missing."""
-        if not 0 <= self.step < step:
-            return False
-        self.step = -1
-        return True
-
-    def take_back(self, step: int) -> bool:
-        """Return whether all must start again with one that starts at `step`.
-
-        They then send all that was missing again.
-        """
-        if self.step < step:
-            return False
-        self.step = -1
-        return True

@@ -13,9 +13,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from .crew import Crew
-from .policies import END, PeerStates, SpareChecks
+from .policies import END, Health, PeerStates, SpareChecks
 from .processes import Member
-from .stopping import Stopping
 
 OLDER = re.compile(r"the (batch|copies) of .*step (\d+)")  # so bundles said it until 0.2.0
 KEPT = 4  # numbers of a kind; one commit is written at a time, and a replacement asks for two
@@ -137,7 +136,7 @@ class Posting:
     Args:
         crew: the processes.
         votes: keeps the board, for those that start later.
-        stopping: hears that the run comes nearer to its end.
+        health: hears that the run comes nearer to its end.
         suspicion: knows what is clean.
         peering: knows whether all devices begin again.
     """
@@ -146,11 +145,11 @@ class Posting:
         self,
         crew: Crew,
         votes: Votes,
-        stopping: Stopping,
+        health: Health,
         suspicion: SpareChecks,
         peering: PeerStates,
     ) -> None:
-        self.crew, self.votes, self.stopping = crew, votes, stopping
+        self.crew, self.votes, self.health = crew, votes, health
         self.suspicion, self.peering = suspicion, peering
 
     def hear_first(self, member: Member, what: str, text: str) -> None:
@@ -159,7 +158,7 @@ class Posting:
 
     def hear_post(self, member: Member, key: str, text: str) -> None:
         """Put a note on the board of all, as soon as it counts."""
-        self.stopping.move(self.crew.clock.now())
+        self.health.move(self.crew.clock.now())
         if member.recalled and self.peering.begins_again:  # of commits that are no more under way
             return
         kind, _, rest = key.partition("/")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib
+import importlib.util
 import inspect
 import os
 import sys
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file
@@ -102,18 +103,29 @@ def _inputs_of(stream: Stream, micro: int) -> Mapping[str, Tensor]:
 
 
 def _new_stream(bundle: ModuleType, plan: Plan) -> Stream:
-    data = importlib.import_module("runtime.data")  # the bundle's own copy
+    kind = _stream_type()
     b = bundle.BUNDLE
     about = b.batches, plan.seed, b.inputs, b.whole, plan.micro_batches, torch.device("cpu")
     own = getattr(b, "splitting", None)
     stream: Stream
     if own is not None and hasattr(own, "stream"):
-        stream = own.stream(data.Stream, *about, b.specs)
+        stream = own.stream(kind, *about, b.specs)
     elif own is not None:  # of a bundle of 0.2.0
-        stream = data.Stream(*about, splitting=own, specs=b.specs)
+        stream = kind(*about, splitting=own, specs=b.specs)
     else:  # an older bundle has no specs
-        stream = data.Stream(*about, **({"specs": b.specs} if hasattr(b, "specs") else {}))
+        stream = kind(*about, **({"specs": b.specs} if hasattr(b, "specs") else {}))
     return stream
+
+
+def _stream_type() -> Any:  # noqa: ANN401  # a class of the bundle's own
+    """Return what reads batches in the bundle's own runtime; a plain lean one checks little."""
+    if _has_checks():
+        return importlib.import_module("runtime.data").Stream
+    return importlib.import_module("runtime.compared_stream").ComparedStream
+
+
+def _has_checks() -> bool:
+    return importlib.util.find_spec("runtime.data") is not None
 
 
 def run_bundle(bundle: ModuleType, plan: Plan, steps: int, seed: int) -> Trace:
@@ -193,7 +205,8 @@ class _Alike:
 
 def _batch_error() -> Callable[..., Exception]:
     """Return the class that the bundle's own runtime refuses batches with."""
-    refused: Callable[..., Exception] = importlib.import_module("runtime.data").BatchError
+    home = "runtime.data" if _has_checks() else "runtime.stream"
+    refused: Callable[..., Exception] = importlib.import_module(home).BatchError
     return refused
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from bigbrain_fx import InputError, Options, RunOptions, resplit, run, run_elastic, split
-from bigbrain_fx.emit import PARTS, ways_into
+from bigbrain_fx.emit import PARTS, extras_of, ways_into
 from tests.support.bundles import MODEL, cluster
 from tests.support.command_line import call
 
@@ -42,6 +45,25 @@ def test_run_starts_it_and_resplit_keeps_it_lean(lean: Path, tmp_path: Path) -> 
     assert not (moved / "launch.py").exists()
     assert not (moved / "runtime" / "member.py").exists()
     assert "launch.py" not in (moved / "README.md").read_text()
+
+
+def test_it_compares_batches_and_checks_them_where_it_was_asked_to(
+    lean: Path, tmp_path: Path
+) -> None:
+    assert extras_of(lean) == ()
+    assert not (lean / "runtime" / "data.py").exists()
+    model = lean.parent / "letters.py"
+    given = {"lean": True, "extras": ("checks",)}
+    checked = split(model, cluster(), tmp_path / "checked", CHOICES, **given).bundle  # type: ignore[arg-type]
+    assert extras_of(checked) == ("checks",)
+    assert {path.name for path in (checked / "runtime").iterdir()} >= {"data.py", "entries.py"}
+    losses = []
+    for bundle in (lean, checked):
+        words = [sys.executable, "train.py", "--in-process", "--steps", "2", "--json"]
+        done = subprocess.run(words, cwd=bundle, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        losses.append([json.loads(line)["loss"] for line in done.stdout.splitlines()])
+    assert losses[0] == losses[1]
 
 
 def test_spares_are_refused(lean: Path) -> None:

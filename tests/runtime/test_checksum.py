@@ -18,7 +18,7 @@ from bigbrain_fx.runtime.checksum import (
     WIDE_FROM,
     checksum,
 )
-from bigbrain_fx.runtime.sealed import is_whole, seal, sealed_length
+from bigbrain_fx.runtime.mesh import is_whole, seal, sealed_length
 
 PAYLOADS = st.binary(max_size=100)
 

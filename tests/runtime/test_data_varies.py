@@ -12,7 +12,7 @@ import torch
 
 from bigbrain_fx.runtime.data import Stream
 from bigbrain_fx.runtime.feeding import FedBatches
-from bigbrain_fx.runtime.loss_shares import mean_loss, share_of
+from bigbrain_fx.runtime.planned_sums import mean_loss, share_of
 from bigbrain_fx.runtime.splitting import Splitting
 from bigbrain_fx.runtime.stream import BatchError
 from tests.runtime.test_data import counted, stream

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bigbrain_fx.runtime import deferred_layers
-from bigbrain_fx.runtime.deferred_gradients import DeferredError, made, waiting_tap
-from bigbrain_fx.runtime.deferred_layers import tapping
+from bigbrain_fx.runtime.deferred_layers import DeferredError, made, tapping, waiting_tap
 
 TYPES = (torch.float32, torch.float64, torch.bfloat16)
 Found = Sequence[Tensor | None]

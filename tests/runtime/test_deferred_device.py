@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from bigbrain_fx.runtime import Device, Stage, Training, adamw, deferred_layers
 from bigbrain_fx.runtime.data import Stream
 from bigbrain_fx.runtime.deferred import DeferringDevice
-from bigbrain_fx.runtime.deferred_gradients import DeferredError
+from bigbrain_fx.runtime.deferred_layers import DeferredError
 from bigbrain_fx.runtime.finite import NotFiniteError
 from bigbrain_fx.runtime.local import Hub, LocalTransport
 

@@ -25,6 +25,7 @@ from bigbrain_fx.runtime.limits import (
     THREADS,
     TOO_LONG,
     code_of,
+    headline,
     remedy_of,
     require_threads,
     saying_limits,
@@ -33,7 +34,6 @@ from bigbrain_fx.runtime.local import Hub
 from bigbrain_fx.runtime.mesh import _gloo_device, _listening_place
 from bigbrain_fx.runtime.peers import CONTROL, PeerLostError
 from bigbrain_fx.runtime.rendezvous import NoAddressError
-from bigbrain_fx.runtime.telling import headline
 from bigbrain_fx.supervisor.pipe import Ears, line_pair
 from tests.runtime.test_every_call_fails import ABOUT, NAMES, newest_loads
 from tests.runtime.test_state import OPTIMIZERS, device

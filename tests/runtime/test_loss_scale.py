@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 from torch import nn
 
 from bigbrain_fx.runtime.loss_scale import LossScale, are_finite, unscaled
-from bigbrain_fx.runtime.loss_shares import share_of
+from bigbrain_fx.runtime.planned_sums import share_of
 
 OPTIONS = st.fixed_dictionaries(
     {

@@ -22,8 +22,8 @@ from bigbrain_fx.errors import InputError
 from bigbrain_fx.runtime import saving
 from bigbrain_fx.runtime.disk import Disk
 from bigbrain_fx.runtime.image import Buffer
+from bigbrain_fx.runtime.limits import show
 from bigbrain_fx.runtime.saving import save_together
-from bigbrain_fx.runtime.telling import show
 from bigbrain_fx.runtime.tensor_file import SaveError, UnnamedFile, write_tensors
 from bigbrain_fx.supervisor import FailedError
 from bigbrain_fx.weights import read_checkpoint, require_one_save

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bigbrain_fx.supervisor import FailedError, pulse, watching
+from bigbrain_fx.supervisor import FailedError, pulse, watch
 from bigbrain_fx.supervisor.pulse import AwakeClock
 from tests.support.puppets import Stage, stage
 
@@ -113,7 +113,7 @@ def test_who_has_finished_may_take_its_time_to_leave(tmp_path: Path, pause: Paus
         seen.turn_until(lambda: all("end" in puppet.hear() for puppet in seen.puppets))
         for puppet in seen.puppets:
             puppet.is_silent = True
-        for _ in range(int(watching.LEAVE_S / 0.5) - 4):
+        for _ in range(int(watch.LEAVE_S / 0.5) - 4):
             pause.stop(0.4)
             seen.supervisor._turn()
         assert not seen.of("hang")

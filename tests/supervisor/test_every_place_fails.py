@@ -89,7 +89,7 @@ BY_CALL = {  # how the calls that are read in a file are met
 }
 
 ENDING = {  # without these a run cannot begin, or a process cannot be replaced
-    ("console.py", "__init__"),
+    ("aside.py", "__init__"),
     ("events.py", "__init__"),
     ("snapshots.py", "nameless"),
     ("crew.py", "__init__"),

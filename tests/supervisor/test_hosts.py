@@ -19,7 +19,6 @@ from bigbrain_fx.bundles.launch import start_supervised
 from bigbrain_fx.plan import Options
 from bigbrain_fx.supervisor import FailedError, Supervisor, admission, hosts
 from bigbrain_fx.supervisor.hosts import Agent, Bridge, admit, start_on
-from bigbrain_fx.supervisor.pulse import Starving
 from bigbrain_fx.supervisor.secured import (
     Mouth,
     Pair,
@@ -27,6 +26,7 @@ from bigbrain_fx.supervisor.secured import (
     SilentError,
     StrangerError,
 )
+from bigbrain_fx.supervisor.starving import Starving
 from tests.supervisor.test_peer_states import plain, split
 from tests.support.bundles import cluster, split_small
 from tests.support.certificates import make, pair

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from bigbrain_fx.supervisor import EventLog
-from bigbrain_fx.supervisor.console import Aside, Console
+from bigbrain_fx.supervisor.aside import Aside
+from bigbrain_fx.supervisor.console import AtOnce, Console
 from tests.supervisor.test_failing_lines import LIMIT_S, until
 
 NOT_READ = 200  # lines
@@ -53,6 +54,7 @@ def test_a_console_whose_reader_is_stopped_does_not_hold_up_the_end() -> None:
         for _ in range(NOT_READ):
             console.say("x" * 10_000)
         assert time.monotonic() - start < 5.0
+        assert isinstance(console.aside, Aside)
         console.aside.close(0.1)
         assert 0 < console.aside.dropped < NOT_READ
         there.read(1 << 20)
@@ -104,3 +106,12 @@ def test_events_where_no_file_can_be_are_refused_at_once(tmp_path: Path) -> None
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(OSError, match="No such device"):  # nobody reads it
         EventLog(tmp_path / "fifo")
+
+
+def test_lines_that_are_written_at_once_are_lost_where_nobody_reads() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stream:
+        console = Console(stream, AtOnce())
+        console.say("x")
+        assert console.close() == 1

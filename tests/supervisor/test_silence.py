@@ -14,7 +14,7 @@ import pytest
 
 from bigbrain_fx.bundles.launch import start_supervised
 from bigbrain_fx.plan import Options
-from bigbrain_fx.supervisor import DeviceProcess, FailedError, Supervisor, watching
+from bigbrain_fx.supervisor import DeviceProcess, FailedError, Supervisor, watch
 from bigbrain_fx.supervisor.admission import Door
 from bigbrain_fx.supervisor.hosts import Agent, Bridge, admit, start_on
 from bigbrain_fx.supervisor.secured import Mouth, Secured, SilentError, StrangerError
@@ -163,7 +163,7 @@ def test_a_silent_host_ends_the_run_on_both_sides(
 def test_a_death_that_does_not_come_is_not_told_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "END_S", 0.3)
+    monkeypatch.setattr(watch, "END_S", 0.3)
     with stage(tmp_path) as seen:
         seen.begin()
         stuck = seen.puppets[1]

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bigbrain_fx.supervisor.pulse import Starving
-from bigbrain_fx.supervisor.stopping import Stopping
+from bigbrain_fx.supervisor.starving import Starving
 from tests.support.puppets import Puppet, stage
 
 HANG_S = 0.4
@@ -123,13 +122,3 @@ def test_the_kernel_tells_of_this_process_and_of_none_that_has_ended() -> None:
     starving = Starving(os.getpid())
     assert 0.0 <= starving.look() <= starving.look()
     assert Starving(2**22 + 1).look() == 0.0
-
-
-def test_a_request_to_stop_waits_longer_for_starved_processes() -> None:
-    stopping = Stopping()
-    stopping.wait_longer(5.0, 100.0)
-    stopping.ask(100.0)
-    assert stopping.is_late(131.0, 30.0)
-    stopping.wait_longer(20.0, 131.0)
-    assert not stopping.is_late(149.0, 30.0)
-    assert stopping.is_late(151.0, 30.0)

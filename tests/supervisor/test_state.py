@@ -9,8 +9,11 @@ import pytest
 
 from bigbrain_fx.supervisor import Job
 from bigbrain_fx.supervisor.catch_up import CatchUp, CaughtUp
-from bigbrain_fx.supervisor.snapshots import LogLoss, SnapshotCost, Snapshots
+from bigbrain_fx.supervisor.log_loss import LogLoss
+from bigbrain_fx.supervisor.snapshots import SnapshotCost, Snapshots
 from bigbrain_fx.supervisor.votes import Decision, Votes
+
+GIB = 2**30
 
 BOTH = frozenset({"a", "b"})
 
@@ -94,7 +97,7 @@ def test_the_newest_snapshot_is_that_of_all(snapshots: Snapshots) -> None:
 
 def test_the_interval_is_chosen_once_all_know_their_costs(snapshots: Snapshots) -> None:
     cost = SnapshotCost(state=1, log=1, copy_s=0.01, step_s=0.1)
-    assert not snapshots.measure("a", cost)
-    assert snapshots.measure("b", cost)
+    assert not snapshots.measure("a", cost, GIB)
+    assert snapshots.measure("b", cost, GIB)
     assert snapshots.every == 10
-    assert not snapshots.measure("b", cost)
+    assert not snapshots.measure("b", cost, GIB)

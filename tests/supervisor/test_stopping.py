@@ -50,34 +50,6 @@ def test_a_replacement_is_where_it_starts_and_nobody_stops_before_what_was_told(
     assert stopping.at == 7
 
 
-def test_the_grace_is_long_enough_for_the_steps_of_the_run() -> None:
-    stopping = Stopping()
-    assert stopping.grace_s(untimed_s=300.0, hang_s=5.0) == 300.0
-    stopping.step_took(2.0, now=1.0)
-    assert stopping.grace_s(300.0, 5.0) == 30.0
-    stopping.step_took(45.0, now=2.0)
-    assert stopping.grace_s(300.0, 5.0) == 135.0
-
-
-def test_the_grace_is_long_enough_for_a_step_that_is_longer_than_all_before() -> None:
-    stopping = Stopping()
-    stopping.step_took(0.1, now=1.0)
-    assert stopping.grace_s(300.0, hang_s=60.0) == 60.0  # it may have begun just now
-    stopping.ask(now=101.0)
-    stopping.ask(now=201.0)  # a second request changes nothing
-    assert stopping.grace_s(300.0, hang_s=60.0) == 300.0
-
-
-def test_the_grace_begins_anew_with_what_brings_the_end_nearer() -> None:
-    stopping = Stopping()
-    stopping.move(5.0)
-    assert not stopping.is_late(100.0, 2.0)  # nobody has asked
-    stopping.ask(10.0)
-    assert [stopping.is_late(now, grace_s=2.0) for now in (12.0, 12.5)] == [False, True]
-    stopping.move(12.0)
-    assert [stopping.is_late(now, grace_s=2.0) for now in (12.5, 14.5)] == [False, True]
-
-
 # ----------------------------------------------------- a death at the same time, move by move
 
 

@@ -7,6 +7,8 @@ import signal
 import socket
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,7 +16,7 @@ from bigbrain_fx.supervisor import Death, EventLog, FailedError, status
 from bigbrain_fx.supervisor.judging import Judge, Stop
 from bigbrain_fx.supervisor.pipe import Orders, hear, line_pair
 from bigbrain_fx.supervisor.protocol import Wait
-from bigbrain_fx.supervisor.pulse import Pulse, hung, locked, slow
+from bigbrain_fx.supervisor.pulse import Pulse
 from bigbrain_fx.supervisor.snapshots import (
     SnapshotCost,
     SnapshotMemory,
@@ -22,6 +24,7 @@ from bigbrain_fx.supervisor.snapshots import (
     common,
     interval,
 )
+from bigbrain_fx.supervisor.watch import Watch, hung, locked, slow
 
 GIB = 2**30
 
@@ -169,18 +172,22 @@ def test_two_logs_fit_into_memory() -> None:
     assert interval([SnapshotCost(GIB, 1000, 1.0, 1.0)], available_bytes=160_000) == 10
 
 
-def test_snapshots_that_would_take_what_is_left_are_told_of(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("bigbrain_fx.supervisor.snapshots.available_bytes", lambda: 3 * GIB)
+def test_snapshots_that_would_take_what_is_left_are_told_of() -> None:
     found = Snapshots(["d0", "d1"], None)
     try:
         for device in ("d0", "d1"):
-            found.measure(device, SnapshotCost(GIB, 1000, 1.0, 1.0))
-        assert found.too_large(["d0", "d1"]) == (2 * GIB, 3 * GIB)
-        assert found.too_large(["d0"]) is None
+            found.measure(device, SnapshotCost(GIB, 1000, 1.0, 1.0), 3 * GIB)
+        reported: list[dict[str, object]] = []
+        crew = SimpleNamespace(
+            job=SimpleNamespace(host_of=lambda _name: ""),
+            report=lambda event, **facts: reported.append({"event": event, **facts}),
+        )
+        watch: Any = SimpleNamespace(crew=crew)
+        for left in (3 * GIB, 4 * GIB):
+            Watch.mind(watch, found, left)
     finally:
         found.close()
+    assert reported == [{"event": "snapshots_large", "bytes": 4 * GIB, "left": 3 * GIB}]
     told = status({"event": "snapshots_large", "generation": 0, "bytes": 4 * GIB, "left": 3 * GIB})
     assert told is not None
     assert "--no-replay" in told

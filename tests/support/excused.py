@@ -32,15 +32,14 @@ RUNTIME = excused(
         "prints, which `let_prints_be_lost` or `show` let be lost": (
             "control.py fail print",
             "peers.py blaming_peers print",
-            "telling.py _let_go open",
-            "telling.py _let_go os.dup2",
-            "telling.py show print",
+            "limits.py _let_go open",
+            "limits.py _let_go os.dup2",
+            "limits.py show print",
         ),
         "before the run is under way, or of no supervised process": (
             "control.py inherited socket.socket",
             "launcher.py _is_there os.kill",
             "local.py run .start",
-            "malloc.py caches_small_blocks .read_bytes",
             "rendezvous.py _interface_to .connect",
             "rendezvous.py _interface_to fcntl.ioctl",
             "mesh.py _gloo_device socket.if_nameindex",
@@ -53,14 +52,12 @@ RUNTIME = excused(
         "reads what was opened there, which is struck": ("disk.py read_regular .read",),
         "of files that a user gives, with tests of their own (inputs, checkpoints, resplit)": (
             "compiler.py require_compiler .is_file",
-            "loading.py _mapped .open",
-            "loading.py _mapped mmap.mmap",
-            "loading.py _require_file .is_file",
+            "loading.py load_shard .open",
+            "loading.py load_shard mmap.mmap",
             "loading.py committed .exists",
             "loading.py committed .is_dir",
             "plain.py load_optimizer safe_open",
             "rows.py _opened safe_open",
-            "train.py _again_and_again load_file",
         ),
         "of offloaded bundles: tests/runtime/test_stores.py and tests/supervisor/test_stores.py": (
             "stores.py _folder .is_dir",
@@ -138,7 +135,8 @@ SUPERVISOR = excused(
             "command.py last_lines .read",
             "command.py last_lines .stat",
             "command.py _logs .mkdir",
-            "command.py _require_hosts .is_file",
+            "command.py _require_parts .is_file",
+            "policies.py - .is_file",
             "arguments.py _folder .is_dir",
             "command.py _logs tempfile.mkdtemp",
             "console.py _is_open os.fstat",
@@ -168,9 +166,9 @@ SUPERVISOR = excused(
         ),
         "beside a file that is read there, which is struck": (
             "host_memory.py text_of .read",
-            "pulse.py _waited_ns .iterdir",
-            "pulse.py is_stopped .iterdir",
-            "pulse.py is_stopped .read_text",
+            "starving.py _waited_ns .iterdir",
+            "starving.py is_stopped .iterdir",
+            "starving.py is_stopped .read_text",
         ),
     }
 )

@@ -88,7 +88,8 @@ def _has_gpus(bundle: Copied) -> bool:
     return any(device[name].kind != "cpu" for name in bundle.plan.stages.devices)
 
 
-EXTRAS = ("hosts", "mpi", "pipelining", "suspicion")  # parts that are asked for, by their file
+EXTRAS = ("checks", "hosts", "mpi", "pipelining", "suspicion", "watch")  # asked for
+_FILES = {"checks": "data"}  # by which an extra is known, where not by its own
 SESSION = "feeding"  # a part that only `Machine` asks for
 
 
@@ -143,6 +144,13 @@ PARTS = (
     Part("devices of several hosts", _has_hosts, ("addresses",), is_check=True, is_in_device=False),
     Part("GPUs", _has_gpus, ("gpus",), is_in_device=False),
     Part(
+        "a watch over processes and memory",
+        lambda b: {"watch", "hosts"} & {*b.extras},
+        (),
+        ("aside", "host_memory", "outliving", "watch"),
+        is_in_device=False,
+    ),
+    Part(
         "several hosts",
         lambda b: "hosts" in b.extras,
         _OF_HOSTS,
@@ -152,10 +160,18 @@ PARTS = (
     Part("sessions", lambda b: SESSION in b.extras, ("feeding",), is_in_device=False),
     Part("the caller of sessions", lambda b: False, (), ("feeding",)),  # who opens one has ours
 )
-WHOLE_DEVICE = Part(
-    "a device of any plan",
-    lambda b: any(part.is_in(b) for part in PARTS if part.is_in_device),
-    ("device",),
+
+
+def _is_whole(bundle: Copied) -> bool:
+    return any(part.is_in(bundle) for part in PARTS if part.is_in_device)
+
+
+WHOLE_DEVICE = Part("a device of any plan", _is_whole, ("device",))
+CHECKS = Part(
+    "checks of batches beyond shape and type",
+    lambda b: b.supervised or "checks" in b.extras or b.plan.mode != "train" or _is_whole(b),
+    ("data",),
+    is_check=True,
 )
 UNIMPORTED = {  # files that nothing of a bundle imports, and that it has all the same
     "runtime": ("hosts", "pipelining"),  # `member` does by its name, a user's own loop
@@ -175,13 +191,18 @@ def is_chain(plan: Plan) -> bool:
 
 def extras_of(bundle: Path) -> tuple[str, ...]:
     """Return the extras that a bundle has."""
-    known = (*EXTRAS, SESSION)
-    return tuple(name for name in known if (bundle / "runtime" / f"{name}.py").is_file())
+    is_lean = not (bundle / "launch.py").is_file()
+    known = (*(name for name in EXTRAS if is_lean or name not in _FILES), SESSION)
+    files = ((name, f"{_FILES.get(name, name)}.py") for name in known)
+    rooms = bundle / "runtime", bundle / "supervisor"
+    return tuple(name for name, file in files if any((room / file).is_file() for room in rooms))
 
 
 def left_out(bundle: Copied, room: str) -> frozenset[str]:
     """Return the files of a room that a bundle never runs: the ways into parts it has not."""
-    return ways_into((part for part in (*PARTS, WHOLE_DEVICE) if not part.is_in(bundle)), room)
+    return ways_into(
+        (part for part in (*PARTS, WHOLE_DEVICE, CHECKS) if not part.is_in(bundle)), room
+    )
 
 
 def ways_into(parts: Iterable[Part], room: str) -> frozenset[str]:

@@ -36,8 +36,7 @@ class BackwardWalk:
     """One backward, after a forward: bytes on top of what was alive before it.
 
     That of the first micro-batch keeps its parameter gradients; later ones are added to those in
-    place (runtime/device_sums.py: unless something else holds one, as where autograd has handed out
-    parts of one memory). Those that replicas sum are copied into buckets: `bucket_room`.
+    place (runtime/gradients.py). Those that replicas sum are copied into buckets: `bucket_room`.
     """
 
     def __init__(self, part: Part, forward: ForwardWalk, *, is_first: bool) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import bigbrain_fx
-from bigbrain_fx.emit.files.copied import door, room_files, runtime_files
+from bigbrain_fx.emit.files.copied import door, room_files, runtime_files, supervisors_door
 from bigbrain_fx.emit.files.parts import PARTS, UNIMPORTED, Copied, Part, left_out, ways_into
 from tests.support import samples
 
@@ -80,7 +80,13 @@ def _supervisor(*extras: str) -> frozenset[str]:
 
 def test_only_who_asks_has_the_files_of_several_hosts() -> None:
     assert not OF_HOSTS & _supervisor()
-    assert _supervisor("hosts") - _supervisor() == OF_HOSTS
+    assert _supervisor("hosts") - _supervisor("watch") == OF_HOSTS
+
+
+def test_only_who_asks_has_the_watch_over_processes_and_memory() -> None:
+    watch = {"aside.py", "grace.py", "host_memory.py", "log_loss.py", "memory_kills.py"}
+    watch |= {"outliving.py", "starving.py", "watch.py"}
+    assert _supervisor("watch") - _supervisor() == watch
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
@@ -92,7 +98,9 @@ def test_no_file_needs_a_part_that_is_left_out(room: str, part: Part) -> None:
     texts = [STEPS] if room == "runtime" else []
     held = runtime_files(ROOMS / room, texts, without=without)
     for name in held:
-        tree = ast.parse((ROOMS / room / name).read_text())
+        own_door = (room, name) == ("supervisor", "__init__.py")
+        text = supervisors_door(ROOMS / room) if own_door else (ROOMS / room / name).read_text()
+        tree = ast.parse(text)
         top = [n for n in tree.body if isinstance(n, ast.ImportFrom) and n.level == 1]
         assert {f"{n.module}.py" for n in top if n.module} <= held, name
 
@@ -103,7 +111,7 @@ def test_a_plain_pipeline_has_the_checked_device_only(supervised: bool) -> None:
     without = left_out(Copied(plan, supervised=supervised), "runtime")
     held = runtime_files(ROOMS / "runtime", [STEPS], without=without)
     assert "checked_device.py" in held
-    assert not held & {"device.py", "planned_device.py", "planned_sums.py", "loss_shares.py"}
+    assert not held & {"device.py", "planned_device.py", "planned_sums.py"}
     assert "import CheckedDevice as Device" in door(ROOMS / "runtime", [STEPS], held)
 
 

@@ -22,7 +22,7 @@ from bigbrain_fx.plan.fastest import counted_s
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
 from bigbrain_fx.plan.objective import best_for, charges_for_bytes
 from bigbrain_fx.plan.progress import is_stopped, tell, until_stopped
-from bigbrain_fx.plan.replicas import FEW_MESSAGES, halved, has_many_messages
+from bigbrain_fx.plan.replicas import halved
 from bigbrain_fx.plan.search import Compared
 from bigbrain_fx.plan.strategy.bound import Bound, Priced
 from bigbrain_fx.plan.strategy.micro_batches import fastest_number
@@ -198,19 +198,8 @@ class _Chooser:
                 self._plan_beside(each.strategy)
 
     def _promising(self, priced: Sequence[Priced]) -> list[Priced]:
-        """Return what fits, then what does not, each by about how long it takes.
-
-        Of those that are as fast as the first, those whose sums are soon planned come first.
-        """
-        first_s = min((each.about_s for each in priced if each.fits), default=0.0)
-        near_s = first_s * (1 + self._gap)
-
-        def key(each: Priced) -> tuple[bool, bool, float]:
-            is_short = not has_many_messages(each.strategy.replicas, FEW_MESSAGES)
-            is_first = each.fits and each.about_s <= near_s and is_short
-            return not each.fits, not is_first, each.about_s
-
-        return sorted(priced, key=key)
+        """Return what fits, then what does not, each by about how long it takes."""
+        return sorted(priced, key=lambda each: (not each.fits, each.about_s))
 
     def _climb(self) -> None:
         """Change one thing of the fastest groups, while that is faster and the budget lasts."""

@@ -24,6 +24,7 @@ from bigbrain_fx.plan.objective import best_for, charges_for_bytes
 from bigbrain_fx.plan.progress import is_stopped, tell, until_stopped
 from bigbrain_fx.plan.replicas import halved
 from bigbrain_fx.plan.search import Compared
+from bigbrain_fx.plan.strategy.as_cut import as_cut_s
 from bigbrain_fx.plan.strategy.bound import Bound, Priced
 from bigbrain_fx.plan.strategy.micro_batches import fastest_number
 from bigbrain_fx.plan.strategy.space import (
@@ -263,6 +264,11 @@ class _Chooser:
         best_s = min((counted_s(plan) for _, plan in self.plans), default=float("inf"))
         return least_s * (1 + self._gap) < best_s
 
+    def _as_cut_s(self, plan: Plan, micro_batches: int) -> float:
+        """Return about a plan's step with another number of micro-batches; 0.0: nobody knows."""
+        is_plain = plan.stages.members == 1 and not plan.stages.again
+        return as_cut_s(plan, micro_batches, self._bound.costs) if is_plain else 0.0
+
     def _beside(self, strategy: Strategy) -> Iterator[Strategy]:
         """Yield what has more room than one without a plan, or may be faster than one with it."""
         failed = self.failures[-1] if self.failures else None
@@ -308,7 +314,7 @@ class _Chooser:
         # whole backwards for each number, split ones for the best alone
         whole = asked if asked.defer is not None else replace(asked, defer=())
         each = [*map(self._bound.of, with_micro_batches(strategy, self.graph, where, asked))]
-        best = fastest_number(each, partial(make, whole), self._may_be_faster)
+        best = fastest_number(each, partial(make, whole), self._may_be_faster, self._as_cut_s)
         return halved(best, self.graph, where, asked, make)
 
     def _leave(self, what: str, why: str) -> None:

@@ -12,7 +12,6 @@ from .chain_dp import ChainDP
 from .m_etf import METF
 from .m_sct import MSCT
 from .m_topo import MTopo
-from .mcmc import MCMC
 from .naive import Naive
 from .scattered import Scattered
 
@@ -22,7 +21,6 @@ TABLE: Mapping[str, Callable[..., object]] = {
     MTopo.name: MTopo,
     METF.name: METF,
     MSCT.name: MSCT,
-    MCMC.name: MCMC,
     Scattered.name: Scattered,
 }
 """Every method by its name; the registry checks that what it makes keeps the protocol."""

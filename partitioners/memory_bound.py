@@ -233,13 +233,8 @@ class Ledger:
             self.move(unit, home)
 
     def move(self, unit: int, to: int) -> None:
-        """Put a unit on a device, from where it is."""
-        at = self.homes[unit]
-        if at == to:
-            return
+        """Put a unit that is nowhere yet on a device."""
         self.homes[unit] = to
-        if at >= 0:
-            self._leave(unit, at)
         here, held = self._here[to], self._held[to] + self._own[to][unit]
         for number in self._touches[unit]:
             held += 0 if here[number] else self._shared[number]
@@ -266,14 +261,3 @@ class Ledger:
         for unit in set(units):
             self._touches[unit].append(len(self._shared))
         self._shared.append(nbytes)
-
-    def _leave(self, unit: int, device: int) -> None:
-        here, held = self._here[device], self._held[device] - self._own[device][unit]
-        for number in self._touches[unit]:
-            here[number] -= 1
-            held -= 0 if here[number] else self._shared[number]
-        self._held[device] = held
-        work = self._work[device]
-        if work[unit] == self._most[device]:
-            own = (work[other] for other, home in enumerate(self.homes) if home == device)
-            self._most[device] = max(own, default=0)

@@ -8,6 +8,10 @@ from functools import cached_property
 from typing import Literal, TypeAlias
 
 from bigbrain_fx.core.placement import Asynchronous, Offloaded, SumOrder, ZeroStage, sums_each
+from bigbrain_fx.core.sizes import DTYPE_BYTES
+
+MOST_IN_PAIRS = 8
+"""Replicas whose messages a plan lists pair by pair; of more, a bucket's are one exchange."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,8 @@ class Edge:
       device holds too.
     - "norm", once a step, carries the norms of one device's gradients, for clipping.
     - "reduce" carries a replica's part of a bucket of gradients to the replica that sums the piece;
-      of collectives all that a replica sends the next one, as "gather" does.
+      of collectives all that a replica sends the next one, as "gather" does; of many replicas all
+      that a replica gets: see `has_exchanges`.
     - "gather", once a step, carries a summed piece back; with ZeRO, the piece's updated weights;
       with ZeRO 3 the piece's weights before each Forward and each Backward of the target.
     - "statistics", once a step, carries what a replica's micro-batches add to running statistics.
@@ -223,6 +228,28 @@ class Stages:
         """Whether torch.distributed's collectives add: processes find no two runs' bits alike."""
         return self.sum_order == "backend" and bool(self.buckets)
 
+    @property
+    def has_exchanges(self) -> bool:
+        """Whether all messages of a bucket are one exchange: an edge for each replica, not a pair.
+
+        A collective is one, and a sum of many replicas that each send their parts once a step.
+        """
+        is_once = self.sum_order == "replica" and not self.sums_each
+        return self.by_backend or (is_once and len(self.micros) > MOST_IN_PAIRS)
+
+    @cached_property
+    def piece_bytes(self) -> Mapping[tuple[str, EdgeKind], tuple[int, ...]]:
+        """By bucket and kind of edge, the bytes of each replica's piece as it travels."""
+        ways: tuple[EdgeKind, ...] = ("reduce", "gather")
+        return {
+            (each.name, kind): self._pieces(each, kind) for each in self.buckets for kind in ways
+        }
+
+    def _pieces(self, bucket: Bucket, kind: EdgeKind) -> tuple[int, ...]:
+        marks = 0 if kind == "gather" and self.gathers else bucket.marks
+        size, places = DTYPE_BYTES[bucket.dtype], range(self.replicas)
+        return tuple(size * (self.piece_elements(bucket, place) + marks) for place in places)
+
     def piece_elements(self, bucket: Bucket, place: int) -> int:
         """Return how many elements of a bucket travel to or from one replica.
 
@@ -261,7 +288,7 @@ class Stages:
 
     def of_replica(self, replica: int) -> tuple[Stage, ...]:
         """Return the stages of one replica, in order."""
-        return tuple(stage for stage in self.stages if stage.replica == replica)
+        return self._of_replica.get(replica, ())
 
     def of_member(self, member: int) -> tuple[Stage, ...]:
         """Return the stages of which a member of each tensor group runs its part, in order."""
@@ -302,6 +329,13 @@ class Stages:
     def out_of(self, stage: int, kind: EdgeKind) -> tuple[Edge, ...]:
         """Return the edges of one kind that start at a stage, in the order they are sent."""
         return self._out_of.get((stage, kind), ())
+
+    @cached_property
+    def _of_replica(self) -> Mapping[int, tuple[Stage, ...]]:
+        found: dict[int, list[Stage]] = {}
+        for stage in self.stages:
+            found.setdefault(stage.replica, []).append(stage)
+        return {replica: tuple(own) for replica, own in found.items()}
 
     @cached_property
     def _on(self) -> Mapping[str, tuple[Stage, ...]]:

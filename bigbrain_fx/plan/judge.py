@@ -23,7 +23,6 @@ from bigbrain_fx.plan.offloading import as_planners_see
 from bigbrain_fx.plan.one import counts, estimated, more_counts, placed, placement_of, planned_as
 from bigbrain_fx.plan.process_clock import held_up
 from bigbrain_fx.plan.progress import stop, tell
-from bigbrain_fx.plan.schedule import require_sound
 from bigbrain_fx.plan.search import (
     MANY_DEVICES,
     MOST_OTHERS,
@@ -168,8 +167,6 @@ class Judge:
         if found.stopped:
             stop()
         plan = self._whole(trial)
-        if sum(len(each.instructions) for each in plan.programs) <= MOST_KEPT:
-            require_sound(plan.programs, plan.stages)  # of larger ones one column was, as all run
         if (
             plan.stages.deferring and found.bounds
         ):  # the other bounds are of pipelines of whole backwards

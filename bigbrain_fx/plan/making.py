@@ -24,7 +24,7 @@ from bigbrain_fx.plan.by_hand import (
 )
 from bigbrain_fx.plan.compatibility import Request, require_compatible
 from bigbrain_fx.plan.fastest import fastest, fastest_number
-from bigbrain_fx.plan.judge import Maker, PipelineMaker, by_partitioner
+from bigbrain_fx.plan.judge import MOST_KEPT, Maker, PipelineMaker, by_partitioner
 from bigbrain_fx.plan.layer_by_layer import layer_by_layer
 from bigbrain_fx.plan.least_memory import require_enough
 from bigbrain_fx.plan.memory_check import with_data
@@ -40,7 +40,7 @@ from bigbrain_fx.plan.replicas import (
     wants_mirror,
     with_replica_of,
 )
-from bigbrain_fx.plan.schedule import stage_costs
+from bigbrain_fx.plan.schedule import require_sound, stage_costs
 from bigbrain_fx.plan.simulate import simulate
 from bigbrain_fx.plan.strategy import is_open, plan_strategies
 from bigbrain_fx.plan.tensor import (
@@ -79,9 +79,20 @@ def make_plan(
         NoPlanError: nothing fits in memory; the arithmetic per device.
         InputError: the batch cannot be split as asked.
     """
+    on_all = partial(_on_all, known=known)
     if options.chooses_devices:
-        return plan_rented(graph, cluster, source, options, partial(_on_all, known=known))
-    return _on_all(graph, cluster, source, options, known)
+        return _checked(plan_rented(graph, cluster, source, options, on_all))
+    return _checked(on_all(graph, cluster, source, options))
+
+
+def _checked(plan: Plan) -> Plan:
+    """Return a plan whose programs are sound: trials were not checked, nor replicas by themselves.
+
+    Of very large groups one column was, as all of them run.
+    """
+    if sum(len(each.instructions) for each in plan.programs) <= MOST_KEPT:
+        require_sound(plan.programs, plan.stages)
+    return plan
 
 
 def _on_all(

@@ -11,6 +11,7 @@ from math import ceil
 
 from bigbrain_fx.core import Graph, Send
 from bigbrain_fx.plan.nouns import Plan
+from bigbrain_fx.plan.replica_cut import piece_messages
 from bigbrain_fx.plan.tensor import part_channels
 
 HOUR_S = 3600.0
@@ -68,11 +69,15 @@ def _sent_usd(plan: Plan, among: frozenset[str]) -> Iterator[float]:
 
 def _sent(plan: Plan) -> Iterator[tuple[str, str, int]]:
     """Yield both ends of each message of a step, and its bytes."""
-    stages = plan.stages.stages
-    for program in plan.programs:
-        for each in program.instructions:
-            if isinstance(each, Send):
-                yield program.device, stages[each.edge.target].device, each.edge.nbytes
+    stages = plan.stages
+    sends = (i for program in plan.programs for i in program.instructions if isinstance(i, Send))
+    edges = [each.edge for each in sends]
+    if stages.has_exchanges and not stages.by_backend:
+        edges = [edge for edge in edges if edge.kind not in ("reduce", "gather")]
+        edges += piece_messages(stages)
+    for edge in edges:
+        sender, receiver = (stages.stages[end].device for end in (edge.source, edge.target))
+        yield sender, receiver, edge.nbytes
     for part in part_channels(plan):
         yield part.sender, part.receiver, part.nbytes
 

@@ -338,43 +338,50 @@ def _divided(
 
 
 def _pieces(stages: Stages) -> Iterator[Edge]:
-    """Yield the way of each piece to who sums it, and back; of collectives, to the next one."""
-    yield from _between(stages, _to_next if stages.by_backend else _to_all)
+    """Yield the way of each piece to who sums it, and back; of an exchange, an edge a replica."""
+    exchanged = _to_next if stages.by_backend else _to_one
+    yield from _between(stages, exchanged if stages.has_exchanges else _to_all)
 
 
 def piece_messages(stages: Stages) -> tuple[Edge, ...]:
     """Return the messages of a bundle's replicas that sum by themselves.
 
-    They are the edges of the plan, but with `backend`: there an edge is what a collective sends
-    round its ring, and a bundle in one process has no collectives.
+    They are the edges of the plan, but of exchanges: there an edge is what a collective sends round
+    its ring, and a bundle in one process has no collectives; or all that one of many replicas gets.
     """
-    if not stages.by_backend:
+    if not stages.has_exchanges:
         return tuple(edge for edge in stages.edges if edge.kind in ("reduce", "gather"))
     return tuple(_between(stages, _to_all))
 
 
 def _between(stages: Stages, between: _Ways) -> Iterator[Edge]:
-    for bucket in stages.buckets:
-        size = DTYPE_BYTES[bucket.dtype]
-        for kind in ("reduce", "gather"):
-            marks = 0 if kind == "gather" and stages.gathers else bucket.marks
-            pieces = [stages.piece_elements(bucket, place) for place in range(stages.replicas)]
-            for a, b, elements in between(kind, [piece + marks for piece in pieces]):
-                if elements:
-                    source, target = bucket.stages[a], bucket.stages[b]
-                    yield Edge(bucket.name, source, target, kind, size * elements)
+    for (name, kind), pieces in stages.piece_bytes.items():
+        ends = stages.bucket[name].stages
+        for a, b, nbytes in between(kind, pieces):
+            yield Edge(name, ends[a], ends[b], kind, nbytes)
 
 
 def _to_all(kind: EdgeKind, pieces: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Yield what each replica sends each other one: from, to, elements."""
+    """Yield what each replica sends each other one: from, to, bytes."""
     for a, b in permutations(range(len(pieces)), 2):
-        yield a, b, pieces[b if kind == "reduce" else a]
+        nbytes = pieces[b if kind == "reduce" else a]
+        if nbytes:
+            yield a, b, nbytes
+
+
+def _to_one(kind: EdgeKind, pieces: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Yield all that each replica gets of an exchange, as if the one before it had sent it."""
+    others, total = len(pieces) - 1, sum(pieces)
+    for place, piece in enumerate(pieces):
+        nbytes = others * piece if kind == "reduce" else total - piece
+        yield (place - 1) % len(pieces), place, nbytes
 
 
 def _to_next(_: EdgeKind, pieces: Sequence[int]) -> Iterator[tuple[int, int, int]]:
     """Yield what each replica of a ring sends the next one: pieces of all others, of one size."""
     count, most = len(pieces), max(pieces)
-    yield from ((a, (a + 1) % count, (count - 1) * most) for a in range(count))
+    if most:
+        yield from ((a, (a + 1) % count, (count - 1) * most) for a in range(count))
 
 
 def _losses(graph: Graph, stages: Stages) -> Iterator[Edge]:

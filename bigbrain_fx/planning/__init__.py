@@ -59,13 +59,7 @@ from bigbrain_fx.planning.units import (
 if TYPE_CHECKING:
     from bigbrain_fx.planning.best_first import BestFirst as BestFirst
     from bigbrain_fx.planning.chain import Crossing as Crossing, Line as Line, Split as Split
-    from bigbrain_fx.planning.clock import (
-        Message as Message,
-        TimedStages as TimedStages,
-        alternating as alternating,
-        forwards as forwards,
-        played_s as played_s,
-    )
+    from bigbrain_fx.planning.clock import Message as Message, TimedStages as TimedStages
     from bigbrain_fx.planning.cut_setting import (
         InFlight as InFlight,
         Setting as Setting,

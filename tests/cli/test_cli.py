@@ -225,7 +225,7 @@ def test_help_is_readable(command: str) -> None:
 
 def test_help_lists_the_plug_ins() -> None:
     text = " ".join(call("split", "--help").out.split())
-    ours = "analytical, auto, chain-dp, learned, m-etf, m-sct, m-topo, mcmc, measured, naive"
+    ours = "analytical, auto, chain-dp, learned, m-etf, m-sct, m-topo, measured, naive"
     assert f"One of {ours}, scattered." in text
     schedules = "1f1b, auto, dualpipe-v, forward, gems, gpipe, interleaved, list, zb-h1, zb-v"
     assert f"One of {schedules} [default: for chains 1f1b, or forward to" in text

@@ -96,7 +96,7 @@ def test_plugins_are_listed() -> None:
     done = call("plugins", "--json")
     assert done.code == 0, done.err
     found = {(entry["kind"], entry["name"]): entry for entry in done.objects}
-    assert found["partitioner", "mcmc"]["settings"] == ["proposals", "unaided"]
+    assert found["partitioner", "chain-dp"]["settings"] == ["block_gap", "gap", "use_all"]
     assert found["partitioner", "naive"]["settings"] == []
     assert found["preset", "analytical"]["what"] == "chain-dp with analytical"
     assert "micro_batches" in found["partitioner", "chain-dp"]["options"]

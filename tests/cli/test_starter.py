@@ -127,7 +127,7 @@ def test_names_are_completed() -> None:
         (["split", "m.py", "--partitioner"], "m-", ["m-etf", "m-sct", "m-topo"]),
         (["compare", "m.py", "--partitioners"], "naive,ch", ["naive,chain-dp"]),
         (["split", "m.py", "--set"], "b", ["block_gap="]),
-        (["split", "m.py", "--partitioner", "mcmc", "--set"], "", ["proposals=", "unaided="]),
+        (["split", "m.py", "--partitioner", "chain-dp", "--set"], "u", ["use_all="]),
         (["split", "m.py", "--schedule"], "1", ["1f1b"]),
     ):
         assert [found.value for found in shell.get_completions(words, begun)] == wanted

@@ -22,7 +22,6 @@ from partitioners.jobs import Jobs, Timetable, timetable
 from partitioners.m_etf import METF
 from partitioners.m_sct import MSCT
 from partitioners.m_topo import MTopo, filled
-from partitioners.mcmc import MCMC
 from partitioners.memory_bound import Ledger
 from tests.support.examples import quick
 from tests.support.synthetic import (
@@ -270,7 +269,7 @@ def test_fusion_makes_no_cycle(seed: int, count: int) -> None:
     assert sorted(names) == sorted(name for group in known.groups for name in group)
 
 
-@pytest.mark.parametrize("method", [ChainDP, MCMC, METF, MSCT])
+@pytest.mark.parametrize("method", [ChainDP, METF, MSCT])
 def test_micro_batches_must_be_positive(method: Callable[[int], Partitioner]) -> None:
     graph, cluster = chain_graph(1, 2), cluster_of(device("d0"))
     with pytest.raises(InputError, match="at least 1"):

@@ -57,7 +57,6 @@ def test_ours_are_there() -> None:
         "m-etf",
         "m-sct",
         "m-topo",
-        "mcmc",
         "naive",
         "scattered",
     )
@@ -70,7 +69,6 @@ def test_ours_are_there() -> None:
         "m-etf",
         "m-sct",
         "m-topo",
-        "mcmc",
         "measured",
         "naive",
         "scattered",

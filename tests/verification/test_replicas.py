@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bigbrain_fx.core import Cluster, Device, Link, ParamRef, Stages
+from bigbrain_fx.core import Cluster, Device, Link, ParamRef, Stages, stages
 from bigbrain_fx.emit import write_bundle
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import capture, load_model_file
@@ -112,6 +112,16 @@ def test_a_bundle_has_the_bits_of_one_process(
     assert plan.stages.replicas == replicas
     assert len(plan.stages.stages) == devices
     assert len(plan.stages.buckets) > devices // replicas
+    assert trained(bench, plan)[1] == ""
+
+
+@pytest.mark.parametrize("zero", [0, pytest.param(1, marks=pytest.mark.nightly)])
+def test_so_has_one_of_many_replicas_whose_plan_has_an_exchange_a_bucket(
+    bench: Bench, zero: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages, "MOST_IN_PAIRS", 2)
+    plan = planned(bench, cluster(1, 1, 1), replicas=3, zero_stage=zero)
+    assert sum(edge.kind == "reduce" for edge in plan.stages.edges) == 3 * len(plan.stages.buckets)
     assert trained(bench, plan)[1] == ""
 
 

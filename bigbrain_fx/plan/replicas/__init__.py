@@ -21,7 +21,6 @@ from bigbrain_fx.plan.replicas.make import (
     run_as_one as run_as_one,
 )
 from bigbrain_fx.plan.replicas.many import (
-    FEW_MESSAGES as FEW_MESSAGES,
     has_many_messages as has_many_messages,
 )
 from bigbrain_fx.plan.replicas.mirror import (

@@ -16,12 +16,18 @@ from bigbrain_fx.errors import InputError
 from bigbrain_fx.planning import nameless, near_first
 
 Group = tuple[str, ...]
+FEW = 6
+"""Unlike devices of which every number of replicas is worth a try."""
 
 
 def numbers(cluster: Cluster) -> tuple[int, ...]:
-    """Return the numbers of replicas that are worth a try: where all get as many devices."""
+    """Return the numbers of replicas that are worth a try: where all get as many devices.
+
+    Of few unlike ones every number: two slow ones may be a replica beside a fast one.
+    """
     count = len(cluster.devices)
-    return tuple(n for n in range(1, count + 1) if count % n == 0)
+    is_any = count <= FEW and len(set(map(nameless, cluster.devices))) > 1
+    return tuple(n for n in range(1, count + 1) if is_any or count % n == 0)
 
 
 def divide(cluster: Cluster, count: int, members: int = 1) -> tuple[Group, ...]:

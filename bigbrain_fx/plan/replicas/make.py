@@ -23,7 +23,7 @@ from bigbrain_fx.core import (
 from bigbrain_fx.errors import InputError, NoPlanError, ScheduleError
 from bigbrain_fx.plan.deferring import Defer
 from bigbrain_fx.plan.gathered_parts import in_parts
-from bigbrain_fx.plan.judge import Maker
+from bigbrain_fx.plan.judge import Maker, PipelineMaker
 from bigbrain_fx.plan.nouns import Options, Plan, Source
 from bigbrain_fx.plan.one import counts, estimated, more_counts, placed
 from bigbrain_fx.plan.progress import tell, until_stopped
@@ -275,7 +275,7 @@ class _Work:
         about = cluster, plan.source
         placement = replace(plan.placement, device_of=_renamed(plan, cluster))
         costs = estimated(graph.at(plan.rows), *about, options.estimator)
-        return placed(graph, *about, options, micro_batches, placement, costs)
+        return placed(graph, *about, options, micro_batches, placement, costs, is_trial=True)
 
     def _made(self, number: int, batch: int, micro_batches: int | None) -> Plan:
         """Plan one replica by itself, for a batch of its own."""
@@ -393,7 +393,8 @@ class _Work:
             recompute=options.recompute or tuple(again_of(maker.graph, placement, rows, alone)),
         )
         try:
-            plan = maker.placed(chosen, micro_batches, placement, maker.estimated(rows))
+            about = chosen, micro_batches, placement, maker.estimated(rows)
+            plan = maker.placed(*about, is_trial=isinstance(maker, PipelineMaker))
         except ScheduleError as error:
             raise InputError(
                 "replicas would wait for each other in a circle: they sum micro-batches in the "

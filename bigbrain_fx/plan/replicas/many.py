@@ -12,13 +12,9 @@ MOST_MESSAGES = 2_000_000
 """Of a step, for sums: more would fill the memory of who plans, and of who runs it."""
 
 
-FEW_MESSAGES = 100_000
-"""Of a step, for sums: so many are soon planned."""
-
-
-def has_many_messages(replicas: int, most: int = MOST_MESSAGES) -> bool:
-    """Whether so many replicas are too many for a plan, or for one that is soon made."""
-    return _messages(replicas) > most
+def has_many_messages(replicas: int) -> bool:
+    """Whether so many replicas are too many for a bundle."""
+    return _messages(replicas) > MOST_MESSAGES
 
 
 def require_few_messages(replicas: int) -> None:

@@ -147,6 +147,8 @@ class _Ledger:
             if isinstance(instruction, Recv):
                 self._due.setdefault(instruction.edge, deque()).append(instruction.micro)
         ahead = self._ahead()
+        is_of_pairs = stages.has_exchanges and not stages.by_backend
+        self._takes_in_turn = is_of_pairs and not ahead
         for edge in self._due:
             if not (stages.gathers and edge.kind in ("gather", "reduce")):  # see `runtime.network`
                 self._post(edge, ahead)
@@ -383,8 +385,20 @@ class _Ledger:
 
     def _post(self, edge: Edge, count: int) -> None:
         """Make room for the next messages of a channel."""
+        taken = self._at_once(edge)
         for _ in range(min(count, len(self._due.get(edge, ())))):
-            self._hold((edge,), self._due[edge].popleft())
+            self._hold((taken,), self._due[edge].popleft())
+
+    def _at_once(self, edge: Edge) -> Edge:
+        """Return an edge with what is here at once: over nccl many replicas' pieces come in turn.
+
+        Elsewhere they are all posted before the first one comes.
+        """
+        if edge.kind not in ("reduce", "gather") or not self._takes_in_turn:
+            return edge
+        pieces = self.stages.piece_bytes[edge.value, edge.kind]
+        own = pieces[self.stages.stages[edge.target].replica]
+        return replace(edge, nbytes=own if edge.kind == "reduce" else max(pieces))
 
     def _hold(self, edges: Iterable[Edge], micro: int | None) -> None:
         for edge in edges:

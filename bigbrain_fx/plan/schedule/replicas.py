@@ -6,7 +6,7 @@ knows no schedule.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -30,8 +30,9 @@ def order_replicas(
 ) -> Orders:
     """Order every replica and give stages and micro-batches their numbers of the whole step."""
     found: Orders = {}
+    within = _within(stages)
     for number, micros in enumerate(stages.micros):
-        part, first = _part(stages, number)
+        part, first = _part(stages, number, within.get(number, ()))
         held = range(first, first + len(part.stages))
         own = frozenset(stage - first for stage in trained if stage in held)
         limits = _limits(stages, part, in_flight)
@@ -57,19 +58,25 @@ def _require_apart(stages: Stages, found: Orders, part: Stages) -> None:
             )
 
 
-def _part(stages: Stages, replica: int) -> tuple[Stages, int]:
+def _within(stages: Stages) -> Mapping[int, Sequence[Edge]]:
+    """Return the edges whose ends are of one replica, by its number."""
+    found: dict[int, list[Edge]] = {}
+    for edge in stages.edges:
+        source, target = stages.stages[edge.source], stages.stages[edge.target]
+        if source.replica == target.replica:
+            found.setdefault(source.replica, []).append(edge)
+    return found
+
+
+def _part(stages: Stages, replica: int, within: Sequence[Edge]) -> tuple[Stages, int]:
     """Return one replica's stages, numbered from 0, and the number that its first one has."""
     own = stages.of_replica(replica)
     first = own[0].index
     renumbered = tuple(replace(stage, index=stage.index - first, replica=0) for stage in own)
-    edges = tuple(_edges(stages, frozenset(stage.index for stage in own), first))
+    edges = tuple(
+        replace(edge, source=edge.source - first, target=edge.target - first) for edge in within
+    )
     return Stages(renumbered, edges, stages.moved), first
-
-
-def _edges(stages: Stages, own: frozenset[int], first: int) -> Iterator[Edge]:
-    for edge in stages.edges:
-        if edge.source in own and edge.target in own:
-            yield replace(edge, source=edge.source - first, target=edge.target - first)
 
 
 def _limits(

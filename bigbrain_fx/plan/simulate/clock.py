@@ -162,7 +162,7 @@ class _Execution:
                 case OptimizerStep():
                     now_s += self.costs.optimizer_s.get(program.device, 0.0)
                 case Send(edge, micro):
-                    now_s += own.handling_s(edge.nbytes)
+                    now_s += self.messages.handling_s(program.device, edge)
                     sent = self.messages.send(program.device, edge, micro, now_s)
                     woken += [self.waiting.pop(each) for each in sent if each in self.waiting]
                 case Recv(edge, micro):
@@ -170,7 +170,7 @@ class _Execution:
                         self.waiting[edge, micro] = program
                         break
                     now_s = max(now_s, self.flights[edge, micro].arrival_s)
-                    now_s += own.handling_s(edge.nbytes)
+                    now_s += self.messages.handling_s(program.device, edge, receives=True)
             spans.append((start_s, now_s))
             if now_s >= until_s or (woken and until_s < math.inf):
                 break

@@ -1,11 +1,12 @@
-"""Collectives in simulated time: a sum or a gather of replicas begins when all have joined it.
+"""Exchanges in simulated time: a sum or a gather of replicas begins when all have joined it.
 
     r0 --join----.                          its seconds are those of rings over all devices: inside
     r1 ---join---|=====collective=====|     of hosts as fast as their links, between hosts as fast
     r2 ------join'                          as their NICs, or as all links of a host's devices
 
-Each byte enters a host once. Collectives of the same devices go one after another; those of others
-share NICs with them. It knows no programs.
+Each byte of a collective enters a host once. Collectives of the same devices go one after another;
+those of others share NICs with them. What many replicas send each other is in `pairs`. It knows no
+programs.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ from itertools import pairwise
 from math import ceil, log2
 from typing import TypeAlias
 
-from bigbrain_fx.core import Bucket, Cluster, Edge, Stages
+from bigbrain_fx.core import Bucket, Cluster, Edge, EdgeKind, Overheads, Stages
+from bigbrain_fx.plan.simulate.pairs import Pairs, handling_s
 
 Message: TypeAlias = tuple[Edge, int | None]
 Way: TypeAlias = tuple[str, ...] | str
 """What a message takes for a while: a link or those of a ring, by devices; a NIC, by name."""
 Key: TypeAlias = tuple[str, str, int]
+KINDS: tuple[EdgeKind, ...] = ("reduce", "gather")
+"""Of edges that are a part of an exchange."""
 
 
 @dataclass(frozen=True)
@@ -94,14 +98,14 @@ class Ring:
         return rate, max((link.latency_s for link in found), default=0.0)
 
 
-class Collectives:
-    """Who has joined which collective: mutable, of one execution."""
+class Exchanges:
+    """Who has joined which exchange: mutable, of one execution."""
 
     def __init__(self, stages: Stages, cluster: Cluster) -> None:
         self.stages, self.cluster = stages, cluster
         self._joined: dict[Key, list[tuple[Message, float]]] = {}
-        self._rings: dict[tuple[str, ...], Ring] = {}
-        self._ring_of = {b.name: self._ring(b) for b in stages.buckets}
+        self._known: dict[tuple[str, ...], Ring | Pairs] = {}
+        self._of = {b.name: self._between(b) for b in stages.buckets}
 
     def join(self, edge: Edge, micro: int | None, now_s: float) -> list[tuple[Message, float]]:
         """Join at `now_s`; return who joined when, once all have, and else nothing."""
@@ -110,16 +114,33 @@ class Collectives:
         all_are = len(joined) == len(self.stages.bucket[edge.value].stages)
         return joined if all_are else []
 
-    def ring(self, edge: Edge) -> Ring:
-        """Return the devices of a message's collective."""
-        return self._ring_of[edge.value]
+    def taken_s(self, edge: Edge) -> dict[Way, float]:
+        """Return how long everything is taken by the exchange that an edge is of."""
+        found = self._of[edge.value]
+        if isinstance(found, Ring):
+            return found.taken_s(edge.nbytes)
+        return found.taken_s(edge.kind, self.stages.piece_bytes[edge.value, edge.kind])
 
-    def _ring(self, bucket: Bucket) -> Ring:
+    def latency_s(self, edge: Edge) -> float:
+        """Return what passes beside."""
+        return self._of[edge.value].latency_s
+
+    def handling_s(self, overheads: Overheads, edge: Edge, *, receives: bool) -> float:
+        """Return what a process takes to send, or to receive, its messages of an exchange."""
+        if self.stages.by_backend:
+            return overheads.handling_s(edge.nbytes)
+        place = self.stages.stages[edge.target if receives else edge.source].replica
+        is_own = receives == (edge.kind == "reduce")
+        pieces = self.stages.piece_bytes[edge.value, edge.kind]
+        return handling_s(overheads, pieces, place, is_own=is_own)
+
+    def _between(self, bucket: Bucket) -> Ring | Pairs:
         devices = tuple(self.stages.stages[number].device for number in bucket.stages)
-        return self._rings.setdefault(devices, Ring(self.cluster, devices))
+        kind = Ring if self.stages.by_backend else Pairs
+        return self._known.setdefault(devices, kind(self.cluster, devices))
 
     def _key(self, edge: Edge, micro: int | None) -> Key:
-        """Name a collective: replicas have unlike numbers of micro-batches, in the same places."""
+        """Name an exchange: replicas have unlike numbers of micro-batches, in the same places."""
         if micro is None or edge.kind == "gather":
             return edge.value, edge.kind, micro or 0
         return edge.value, edge.kind, self.stages.micros_of(edge.source, 0).index(micro)

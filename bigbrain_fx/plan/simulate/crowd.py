@@ -129,8 +129,7 @@ class _Crowded:
             return
         match device.program.instructions[len(device.spans)]:
             case Send(edge):
-                handling_s = self.messages.overheads(device.name).handling_s(edge.nbytes)
-                device.end_s = device.begun_s + handling_s
+                device.end_s = device.begun_s + self.messages.handling_s(device.name, edge)
             case Recv(edge, micro):
                 self._receive(device, (edge, micro))
             case computation:
@@ -141,8 +140,8 @@ class _Crowded:
             device.waits_for = message
             return
         ready_s = max(device.begun_s, self.messages.flights[message].arrival_s)
-        own = self.messages.overheads(device.name)
-        device.end_s = ready_s + own.handling_s(message[0].nbytes)
+        handling_s = self.messages.handling_s(device.name, message[0], receives=True)
+        device.end_s = ready_s + handling_s
 
     def _end(self, device: _Device) -> None:
         done = device.program.instructions[len(device.spans)]

@@ -6,8 +6,8 @@ all into it: each takes its own part of the NIC's time, in the order they were s
 work on a message at once, and each begins with it when it is free itself: a message that has to
 wait for one of them holds up none of those that the others have to carry.
 
-Sums by collectives of torch.distributed are messages that all replicas send at once:
-see `collectives`.
+Sums by collectives of torch.distributed, and those of many replicas, are messages that all replicas
+send at once: see `collectives`.
 
 It knows no programs.
 """
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from bigbrain_fx.core import Edge, Overheads, Stages
 from bigbrain_fx.plan.schedule import StageCosts
-from bigbrain_fx.plan.simulate.collectives import Collectives, Message, Way
+from bigbrain_fx.plan.simulate.collectives import KINDS, Exchanges, Message, Way
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +41,17 @@ class Messages:
         self.flights: dict[Message, Flight] = {}
         self._free_s: dict[Way, float] = {}
         self._left_s: dict[tuple[str, str], float] = {}
-        self._collectives = Collectives(stages, costs.cluster) if stages.by_backend else None
+        self._exchanges = Exchanges(stages, costs.cluster) if stages.has_exchanges else None
 
     def overheads(self, device: str) -> Overheads:
         """Return what a device's process does beside computing."""
         return self.costs.cluster.device[device].overheads
+
+    def handling_s(self, device: str, edge: Edge, *, receives: bool = False) -> float:
+        """Return what a device's process takes to send a message, or to receive it."""
+        if self._exchanges and edge.kind in KINDS:
+            return self._exchanges.handling_s(self.overheads(device), edge, receives=receives)
+        return self.overheads(device).handling_s(edge.nbytes)
 
     def send(self, device: str, edge: Edge, micro: int | None, now_s: float) -> Sequence[Message]:
         """Send a message at `now_s`: it has left when its link and its NICs are all done with it.
@@ -53,11 +59,11 @@ class Messages:
         A bucket has left before the end of the backward that completed it.
 
         Returns:
-            What is on its way now: a collective's messages when the last of them is sent.
+            What is on its way now: an exchange's messages when the last of them is sent.
         """
         now_s -= self.costs.early_s.get(edge, 0.0)
-        if self._collectives and edge.kind in ("reduce", "gather"):
-            return self._joined(self._collectives, edge, micro, now_s)
+        if self._exchanges and edge.kind in KINDS:
+            return self._joined(self._exchanges, edge, micro, now_s)
         target = self.stages.stages[edge.target].device
         wire_s, latency_s = self.costs.wire_s(self.stages, edge)
         taken: dict[Way, float] = {(device, target): wire_s}
@@ -69,17 +75,17 @@ class Messages:
         return ((edge, micro),)
 
     def _joined(
-        self, collectives: Collectives, edge: Edge, micro: int | None, now_s: float
+        self, exchanges: Exchanges, edge: Edge, micro: int | None, now_s: float
     ) -> Sequence[Message]:
-        """Join a collective; it begins with the last of its devices."""
-        joined = collectives.join(edge, micro, now_s)
+        """Join an exchange; it begins with the last of its devices."""
+        joined = exchanges.join(edge, micro, now_s)
         if not joined:
             return ()
-        ring, begun_s = collectives.ring(edge), max(each_s for _, each_s in joined)
-        nbytes = max(each.nbytes for (each, _), _ in joined)
-        free_s = self._taken(ring.taken_s(nbytes), begun_s)
+        begun_s = max(each_s for _, each_s in joined)
+        free_s = self._taken(exchanges.taken_s(edge), begun_s)
+        arrival_s = free_s + exchanges.latency_s(edge)
         for (each, number), _ in joined:
-            flight = Flight(each, number, begun_s, free_s, free_s + ring.latency_s)
+            flight = Flight(each, number, begun_s, free_s, arrival_s)
             self.flights[each, number] = flight
         return [message for message, _ in joined]
 

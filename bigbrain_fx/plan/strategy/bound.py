@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
-from bigbrain_fx.core import Axis, Cluster, Exchange, Graph
+from bigbrain_fx.core import Axis, Cluster, Costs, Exchange, Graph
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan.memory_check import tensor_bytes
 from bigbrain_fx.plan.nouns import Options, Source
@@ -61,6 +61,7 @@ class Bound:
         self.graph, self.cluster, self.source, self.options = graph, cluster, source, options
         self._prices: dict[int, Prices] = {}
         self._known_speeds: dict[int, Mapping[str, float]] = {}
+        self._known_saved: dict[int, int] = {}
 
     def of(self, strategy: Strategy) -> Priced:
         """Price one."""
@@ -87,6 +88,10 @@ class Bound:
         rows = self.graph.static_batch or self.graph.batch
         times = self.graph.batch // rows
         return {name: each / times for name, each in self._priced(rows).speeds().items()}
+
+    def costs(self, rows: int) -> Costs:
+        """Return what the model's ops cost on each device, where none slows another."""
+        return self._priced(rows).costs
 
     def paying(self, grouping: Grouping) -> tuple[Axis, ...]:
         """Return the axes whose exchanges take less than dividing their work saves."""
@@ -243,9 +248,19 @@ class Bound:
         return self._held_bytes * (whole + (2 + state - whole) / parts)
 
     def _saved_bytes(self, rows: int) -> int:
-        """Return what ops of one micro-batch save where that is least."""
-        tables = {id(ops): ops for ops in self._priced(rows).costs.ops.values()}.values()
-        return min(sum(cost.saved_bytes for cost in ops.values()) for ops in tables)
+        """Return the least that ops of one micro-batch save where that is least.
+
+        Sizes are sums of powers of rows: more rows save no less than a straight line says.
+        """
+        *_, fewer, few = ROWS
+        if rows > few and not self.graph.static_batch:
+            less, least = self._saved_bytes(fewer), self._saved_bytes(few)
+            return least + (rows - few) * (least - less) // (few - fewer)
+        if rows not in self._known_saved:
+            tables = {id(ops): ops for ops in self._priced(rows).costs.ops.values()}.values()
+            each = (sum(cost.saved_bytes for cost in ops.values()) for ops in tables)
+            self._known_saved[rows] = min(each)
+        return self._known_saved[rows]
 
     def _fits(self, strategy: Strategy, sets: Sequence[Group]) -> bool:
         state = max((self.source.optimizer_state, *self.source.optimizer_states.values()))

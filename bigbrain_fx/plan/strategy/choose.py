@@ -22,16 +22,15 @@ from bigbrain_fx.plan.fastest import counted_s
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
 from bigbrain_fx.plan.objective import best_for, charges_for_bytes
 from bigbrain_fx.plan.progress import is_stopped, tell, until_stopped
-from bigbrain_fx.plan.replicas import FEW_MESSAGES, halved, has_many_messages
+from bigbrain_fx.plan.replicas import halved
 from bigbrain_fx.plan.search import Compared
+from bigbrain_fx.plan.strategy.as_cut import as_cut_s
 from bigbrain_fx.plan.strategy.bound import Bound, Priced
 from bigbrain_fx.plan.strategy.micro_batches import fastest_number
 from bigbrain_fx.plan.strategy.space import (
     are_alike,
-    divisions,
     grouped,
     micro_batches_are_open,
-    neighbours,
     replica_counts,
     replicas_are_open,
     roomier,
@@ -43,11 +42,9 @@ from bigbrain_fx.plan.tensor import tensor_is_open
 
 PlanOne: TypeAlias = Callable[[Graph, Cluster, Source, Options], Plan]
 """Plan with nothing left open but what a partitioner chooses: see `make_plan`."""
-BUDGET, OF_EACH, OF_CLIMB = 100_000, 4_000, 150_000
+BUDGET, OF_EACH = 100_000, 4_000
 """What strategies may cost to plan: each its ops times its devices, and so much besides; one is
-planned at least. A plan of 700 ops takes 16 devices about a second. OF_CLIMB is for changes of the
-fastest groups: of 40 drawn small models two are then slower than the best of all ways, by 1.6 % at
-most."""
+planned at least. A plan of 700 ops takes 16 devices about a second."""
 SMALL, FAR = 10_000, 1.1
 """What every strategy may cost, and times the best step that others may take by a closed form."""
 
@@ -98,12 +95,10 @@ class _Chooser:
     def run(self) -> None:
         """Plan what is worth it."""
         self._plan(undivided(self.cluster, self.options))
-        if not self.stopped:
-            self._plan(self._others_asked_for())
+        if self.options.tensor == 0 and not self.stopped:
+            self._plan(self._groups(fits=True))
         if tensor_is_open(self.options) and not self.plans and not self.stopped:
             self._plan(self._groups(fits=False))
-        if tensor_is_open(self.options):
-            self._climb()
 
     def best(self) -> Plan:
         """Return the fastest, with what it was compared with."""
@@ -128,16 +123,6 @@ class _Chooser:
         return (Compared(str(each), None, error.what) for each, error in self.failures)
 
     # ------------------------------------------------------------------ what there is
-
-    def _others_asked_for(self) -> Iterator[Strategy]:
-        """Yield groups where they were asked for, and other divisions among open replicas."""
-        cluster, options = self.cluster, self.options
-        if options.tensor == 0:
-            yield from self._groups(fits=True)
-        if options.tensor in (None, 0, 1) and replicas_are_open(cluster, options):
-            asked = options.tensor == 0 and self._against_groups is None
-            members = range(1, len(cluster.devices) // 2 + 1 if asked else 2)
-            yield from divisions(cluster, options, self._bound, members)
 
     def _groups(self, *, fits: bool) -> Iterator[Strategy]:
         """Yield tensor groups, and replicas of some, or note why there are none."""
@@ -198,44 +183,8 @@ class _Chooser:
                 self._plan_beside(each.strategy)
 
     def _promising(self, priced: Sequence[Priced]) -> list[Priced]:
-        """Return what fits, then what does not, each by about how long it takes.
-
-        Of those that are as fast as the first, those whose sums are soon planned come first.
-        """
-        first_s = min((each.about_s for each in priced if each.fits), default=0.0)
-        near_s = first_s * (1 + self._gap)
-
-        def key(each: Priced) -> tuple[bool, bool, float]:
-            is_short = not has_many_messages(each.strategy.replicas, FEW_MESSAGES)
-            is_first = each.fits and each.about_s <= near_s and is_short
-            return not each.fits, not is_first, each.about_s
-
-        return sorted(priced, key=key)
-
-    def _climb(self) -> None:
-        """Change one thing of the fastest groups, while that is faster and the budget lasts."""
-        tried, best_s = set[Strategy](), float("inf")
-        self.left = max(self.left, OF_CLIMB)
-        while self.plans and not self.stopped:
-            found = min(self.plans, key=_seconds_of)
-            if _seconds_of(found) >= best_s:
-                return
-            best_s = _seconds_of(found)
-            for other in neighbours(found[0], self._bound, self.options):
-                if self.left <= 0 or other in tried:
-                    continue
-                tried.add(other)
-                if self._is_faster(other, best_s):
-                    break
-
-    def _is_faster(self, other: Strategy, best_s: float) -> bool:
-        """Plan a change; keep it only where it is faster: nobody asks for the others."""
-        failed, found = len(self.failures), self._plan_one(other)
-        del self.failures[failed:]
-        if found and _seconds_of(self.plans[-1]) >= best_s:
-            self.plans.pop()
-            return False
-        return found
+        """Return what fits, then what does not, each by about how long it takes."""
+        return sorted(priced, key=lambda each: (not each.fits, each.about_s))
 
     def _plan_beside(self, strategy: Strategy) -> None:
         """Plan what is worth a look by what became of one, until there is a plan."""
@@ -273,6 +222,11 @@ class _Chooser:
         """Whether a step of so many seconds is faster than the best by more than can be told."""
         best_s = min((counted_s(plan) for _, plan in self.plans), default=float("inf"))
         return least_s * (1 + self._gap) < best_s
+
+    def _as_cut_s(self, plan: Plan, micro_batches: int) -> float:
+        """Return about a plan's step with another number of micro-batches; 0.0: nobody knows."""
+        is_plain = plan.stages.members == 1 and not plan.stages.again
+        return as_cut_s(plan, micro_batches, self._bound.costs) if is_plain else 0.0
 
     def _beside(self, strategy: Strategy) -> Iterator[Strategy]:
         """Yield what has more room than one without a plan, or may be faster than one with it."""
@@ -319,7 +273,7 @@ class _Chooser:
         # whole backwards for each number, split ones for the best alone
         whole = asked if asked.defer is not None else replace(asked, defer=())
         each = [*map(self._bound.of, with_micro_batches(strategy, self.graph, where, asked))]
-        best = fastest_number(each, partial(make, whole), self._may_be_faster)
+        best = fastest_number(each, partial(make, whole), self._may_be_faster, self._as_cut_s)
         return halved(best, self.graph, where, asked, make)
 
     def _leave(self, what: str, why: str) -> None:
@@ -337,10 +291,6 @@ class _Chooser:
     @cached_property
     def _gap(self) -> float:
         return least_gap(self.cluster)
-
-
-def _seconds_of(planned: tuple[Strategy, Plan]) -> float:
-    return counted_s(planned[1])
 
 
 def _only(strategy: Strategy) -> Priced:

@@ -3,8 +3,9 @@
     about_s   12.9  11.9 [11.7] 12.6     planned: the third, the fourth, which is slower, the second
 
 A step takes longer the further a number is from the best one: of fewer a pipeline fills late, of
-more each op is started more often. So neighbours are planned only while they are faster. What lacks
-memory by its bound is planned only where nothing else is there. This file knows numbers and plans.
+more each op is started more often. So neighbours are planned only while they are faster, and would
+be as the best one is cut. What lacks memory by its bound is planned only where nothing else is
+there. This file knows numbers and plans.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ def fastest_number(
     priced: Sequence[Priced],
     make: Callable[[int | None], Plan],
     may_be_faster: Callable[[float], bool],
+    as_cut_s: Callable[[Plan, int], float],
 ) -> Plan:
     """Return the fastest plan of the numbers of micro-batches of one strategy.
 
@@ -30,13 +32,14 @@ def fastest_number(
         priced: the strategy with each number, ascending; one at least.
         make: plans a number; None: as the search of a pipeline finds it.
         may_be_faster: whether a step of at least so many seconds is worth a plan.
+        as_cut_s: about the step of a plan with another number, cut as it is.
 
     Raises:
         BigBrainError: no number makes a plan; the first one's.
     """
     fitting = [each for each in priced if not each.lacks] or priced[-1:]
     start = min(range(len(fitting)), key=lambda i: fitting[i].about_s)
-    climb = _Climb(make, may_be_faster)
+    climb = _Climb(make, may_be_faster, as_cut_s)
     climb.along(fitting[start:])
     climb.along(fitting[:start][::-1])
     if climb.best is None:
@@ -51,6 +54,7 @@ class _Climb:
 
     make: Callable[[int | None], Plan]
     may_be_faster: Callable[[float], bool]
+    as_cut_s: Callable[[Plan, int], float]
     best: Plan | None = None
     failure: BigBrainError | None = field(default=None)
 
@@ -64,7 +68,10 @@ class _Climb:
 
     def _is_promising(self, each: Priced) -> bool:
         assert self.best is not None
-        return each.least_s < counted_s(self.best) and self.may_be_faster(each.least_s)
+        best_s, number = counted_s(self.best), each.strategy.micro_batches
+        if each.least_s >= best_s or not self.may_be_faster(each.least_s):
+            return False
+        return number is None or self.as_cut_s(self.best, number) < best_s
 
     def _is_faster(self, number: int | None) -> bool:
         """Plan one; whether those beyond it are worth a plan."""

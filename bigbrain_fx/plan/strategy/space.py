@@ -2,17 +2,14 @@
 
     numbers of replicas   all devices, as `divide` gives them to each
     tensor groups         of one replica; of several alike, the same in each
-    other divisions       of few devices: each choice of disjoint sets, some devices left out
 
 This file knows devices, and which axes pay; it prices no strategy and plans nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations, permutations, product
-from math import gcd
 
 from bigbrain_fx.core import Axis, Cluster, Graph
 from bigbrain_fx.plan.nouns import Options
@@ -29,14 +26,11 @@ from bigbrain_fx.plan.replicas import (
 from bigbrain_fx.plan.shard import chosen_axes
 from bigbrain_fx.plan.strategy.bound import Bound
 from bigbrain_fx.plan.strategy.strategy import Strategy
-from bigbrain_fx.plan.tensor import FEW, Grouping, alike, groupings, shares_of
-from bigbrain_fx.planning import nameless, near_first
+from bigbrain_fx.plan.tensor import Grouping, alike, groupings, shares_of
 
 Sets = tuple[tuple[str, ...], ...]
 MEMBERS = (2, 4, 8, 16)
 """Of a group, where devices are many."""
-_FINER, _LARGEST = (1, 2, 3), 12
-"""How much finer than they are shares are looked at, and the largest number of one."""
 
 
 def replicas_are_open(cluster: Cluster, options: Options) -> bool:
@@ -154,143 +148,8 @@ def roomier(strategy: Strategy) -> Iterator[Strategy]:
         yield replace(strategy, shares=shares)
 
 
-def neighbours(strategy: Strategy, bound: Bound, options: Options) -> Iterator[Strategy]:
-    """Yield a strategy of groups with one thing changed: axes of alike layers, or a member's share.
-
-    What was asked for stays as it is.
-    """
-    if strategy.members == 1:
-        return
-    if not options.tensor_axes:
-        own = [axis for axis in bound.named if axis.name in strategy.axes]
-        for axes in _other_axes(own or bound.axes(strategy.members), bound.named, strategy.members):
-            yield replace(strategy, axes=tuple(axis.name for axis in axes))
-    for shares in _other_shares(strategy.shares) if not options.tensor_shares else ():
-        yield replace(strategy, shares=shares)
-
-
-def _other_shares(shares: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Yield shares with a little more or less for one member or two, in the smallest numbers."""
-    found = {shares: None}
-    ones = [((member, more),) for member in range(len(shares)) for more in (1, -1)]
-    for moves in (*ones, *((*a, *b) for a, b in combinations(ones, 2) if a[0][0] != b[0][0])):
-        for times in _FINER:
-            other = [times * share for share in shares]
-            for member, more in moves:
-                other[member] += more
-            whole = gcd(*other)
-            if min(other) > 0 and max(other) // whole <= _LARGEST:
-                found[tuple(share // whole for share in other)] = None
-    return (other for other in found if other != shares)
-
-
 def are_alike(graph: Graph, cluster: Cluster, options: Options, count: int) -> bool:
     """Whether so many replicas have devices alike, and as many micro-batches each."""
     divided = (only(cluster, own) for own in divide(cluster, count))
     micro, step = options.micro_batches or count, count * (graph.static_batch or 1)
     return not (graph.batch % step or micro % count) and len(set(map(likeness, divided))) == 1
-
-
-# --------------------------------------------------------------------------- other divisions
-
-
-def divisions(
-    cluster: Cluster, options: Options, bound: Bound, members: Sequence[int]
-) -> Iterator[Strategy]:
-    """Yield two or more replicas on sets of few devices that `divide` does not make.
-
-    Args:
-        cluster: all devices; of many nothing is yielded.
-        options: what was asked for.
-        bound: how fast devices are.
-        members: numbers of a tensor group's; 1: none.
-    """
-    if len(cluster.devices) > FEW:
-        return
-    speeds = bound.speeds()
-    for count in members:
-        for sets in _sets(cluster, count, speeds):
-            if options.micro_batches is None or options.micro_batches >= len(sets):
-                yield from _in_orders(cluster, options, bound, sets, count)
-
-
-def _in_orders(
-    cluster: Cluster, options: Options, bound: Bound, sets: Sets, members: int
-) -> Iterator[Strategy]:
-    """Yield these sets, with members of groups in the orders that may matter."""
-    speeds = bound.speeds()
-    fastest = [tuple(sorted(own, key=lambda name: -speeds[name])) for own in sets]
-    orders = [_orders(cluster, own, speeds) if members > 1 else [own] for own in fastest[1:]]
-    for others in product(*orders):
-        found = (fastest[0], *others)
-        if members == 1:
-            yield Strategy(len(sets), 1, options.zero_stage, found)
-            continue
-        groups = [own[i : i + members] for own in found for i in range(0, len(own), members)]
-        if all(_may_group(cluster, group) for group in groups):
-            columns = zip(*groups, strict=True)
-            shares = shares_of([sum(speeds[name] for name in column) for column in columns])
-            zero = options.zero_stage
-            strategy = Strategy(len(sets), members, zero, found, shares)
-            yield from _of_axes(strategy, Grouping(tuple(groups), shares), bound, fits=True)
-
-
-def _orders(
-    cluster: Cluster, own: tuple[str, ...], speeds: Mapping[str, float]
-) -> list[tuple[str, ...]]:
-    """Return all orders, the fastest first: members in one place send each other gradients."""
-    if not cluster.links:
-        return [own]
-    each = [speeds[name] for name in own]
-    return [some for some in permutations(own) if [speeds[name] for name in some] == each]
-
-
-def _may_group(cluster: Cluster, group: Sequence[str]) -> bool:
-    own = [cluster.device[name] for name in group]
-    return len({(device.host, device.threads, device.kind) for device in own}) == 1
-
-
-def _sets(cluster: Cluster, members: int, speeds: Mapping[str, float]) -> Iterator[Sets]:
-    """Yield every choice of two or more disjoint sets, each of a multiple of so many devices.
-
-    Those that are alike but for names once; not those that `divide` makes, of which each number of
-    replicas is planned besides, and of groups where all replicas are alike.
-    """
-    seen = set()
-    for sets in _disjoint(tuple(device.name for device in near_first(cluster)), members):
-        if len(sets) < 2 or _is_planned_besides(cluster, sets, members):
-            continue
-        key = sets if cluster.links else _kinds(cluster, sets, speeds)
-        if key not in seen:
-            seen.add(key)
-            yield sets
-
-
-def _is_planned_besides(cluster: Cluster, sets: Sets, members: int) -> bool:
-    count = len(sets)
-    if count not in numbers(cluster):
-        return False
-    if set(map(frozenset, sets)) != set(map(frozenset, divide(cluster, count))):
-        return False
-    return members == 1 or len({likeness(only(cluster, own)) for own in sets}) == 1
-
-
-def _kinds(cluster: Cluster, sets: Sets, speeds: Mapping[str, float]) -> tuple[object, ...]:
-    def kind(name: str) -> tuple[object, ...]:
-        device = cluster.device[name]
-        return nameless(device), device.host, speeds[name]
-
-    return tuple(sorted((tuple(sorted(map(kind, own), key=repr)) for own in sets), key=repr))
-
-
-def _disjoint(names: tuple[str, ...], members: int) -> Iterator[Sets]:
-    """Yield every choice of disjoint sets, each of a multiple of so many; none, too."""
-    if not names:
-        yield ()
-        return
-    first, rest = names[0], names[1:]
-    yield from _disjoint(rest, members)
-    for size in range(members, len(names) + 1, members):
-        for others in combinations(rest, size - 1):
-            left = tuple(name for name in rest if name not in others)
-            yield from (((first, *others), *more) for more in _disjoint(left, members))

@@ -23,7 +23,6 @@ from bigbrain_fx.plan.tensor.choices import (
     cheaper_whole as cheaper_whole,
 )
 from bigbrain_fx.plan.tensor.groupings import (
-    FEW as FEW,
     Grouping as Grouping,
     groupings as groupings,
     shares_of as shares_of,

@@ -3,7 +3,6 @@
     4 4 2 2     alike      [4 4] [2 2]    1:1, each group of devices of one kind
                 dealt      [4 2] [4 2]    2:1, each group with as many of the fast and the slow
                 fastest    [4 4 2]        2:2:1, one group, the others left out
-    every      of few devices, each choice of groups; of devices and links alike once
 
 Members are on one host and have as many threads, so that what is not divided rounds alike on each.
 This file knows devices and their speeds; it knows no model.
@@ -13,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, permutations, product
+from itertools import combinations
 from typing import TypeAlias
 
 from bigbrain_fx.core import Cluster, Device
@@ -23,8 +22,6 @@ from bigbrain_fx.planning import nameless, near_first
 
 _NEAR, _MOST = 0.02, 12
 """How near shares come to speeds, and the parts a member that may be needed for it."""
-FEW = 6
-"""Devices of which every choice of groups is worth a look."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +60,6 @@ def groupings(cluster: Cluster, speeds: Mapping[str, float], most: int) -> tuple
         for groups in (_alike(*about), _dealt(*about), _fastest(*about)):
             if groups:
                 found[_shared(groups, speeds)] = None
-        if len(cluster.devices) <= FEW:
-            every = _every(wide, members, in_all_orders=bool(cluster.links))
-            found |= dict.fromkeys(_shared(groups, speeds) for groups in every if groups)
     firsts: dict[object, Grouping] = {}
     for each in found:
         firsts.setdefault(_likeness(cluster, speeds, each), each)
@@ -83,34 +77,6 @@ def _likeness(cluster: Cluster, speeds: Mapping[str, float], grouping: Grouping)
     names = [name for group in grouping.groups for name in group]
     links = tuple(cluster.link(a, b) for a, b in combinations(names, 2))
     return grouping.shares, tuple(kinds), links
-
-
-def _every(
-    pools: Sequence[Sequence[Device]], members: int, *, in_all_orders: bool
-) -> Iterator[list[tuple[str, ...]]]:
-    """Yield every choice of groups of so many; members of the second and later in all orders.
-
-    The order matters where links are unlike: members in one place send each other what goes from
-    stage to stage.
-    """
-    names = [[device.name for device in pool] for pool in pools]
-    for each in product(*(list(_chosen(tuple(pool), members)) for pool in names)):
-        groups = [group for some in each for group in some]
-        every = (permutations(group) if in_all_orders else [group] for group in groups[1:])
-        for orders in product(*every):
-            yield [*groups[:1], *orders]
-
-
-def _chosen(names: tuple[str, ...], members: int) -> Iterator[tuple[tuple[str, ...], ...]]:
-    """Yield every choice of disjoint groups of these devices; none, too."""
-    if len(names) < members:
-        yield ()
-        return
-    first, rest = names[0], names[1:]
-    yield from _chosen(rest, members)
-    for others in combinations(rest, members - 1):
-        left = tuple(name for name in rest if name not in others)
-        yield from (((first, *others), *more) for more in _chosen(left, members))
 
 
 def _pools(cluster: Cluster, speeds: Mapping[str, float]) -> Iterator[list[Device]]:

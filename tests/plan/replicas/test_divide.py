@@ -44,6 +44,8 @@ def test_more_replicas_than_devices_are_refused() -> None:
     with pytest.raises(InputError, match="3 replicas need as many devices at least"):
         divide(cluster(1, 1), 3)
     assert numbers(cluster(1, 1, 1, 1, 1, 1)) == (1, 2, 3, 6)
+    assert numbers(cluster(2, 1, 1)) == (1, 2, 3)  # of few unlike ones every number
+    assert numbers(cluster(2, 1, 1, 1, 1, 1, 1)) == (1, 7)
 
 
 def test_a_file_with_replicas_infers_with_all_devices() -> None:

@@ -21,7 +21,7 @@ from bigbrain_fx.core import (
     Stages,
 )
 from bigbrain_fx.plan import Options, Plan, Source, make_plan
-from bigbrain_fx.plan.simulate.collectives import Collectives, Ring
+from bigbrain_fx.plan.simulate.collectives import Exchanges, Ring
 from tests.support.synthetic import graph_of, op, weight
 
 FOUR = tuple(Device(f"d{i}", f"h{i // 2}", "cuda", 1 << 30, 1e12, 1e12) for i in range(4))
@@ -64,7 +64,7 @@ def test_a_collective_begins_when_the_last_has_joined() -> None:
         zero_stage=2,
         sum_order="backend",
     )
-    found = Collectives(stages, TWO_HOSTS)
+    found = Exchanges(stages, TWO_HOSTS)
     assert found.join(edges[0], 0, 1.0) == []
     assert found.join(edges[0], 2, 2.0) == []
     assert [at_s for _, at_s in found.join(edges[1], 1, 5.0)] == [1.0, 5.0]

@@ -23,7 +23,10 @@ from tools.bench_auto import stacked
 
 
 def planned(
-    steps: Mapping[int, float | None], about: Mapping[int, float], no: Sequence[int] = ()
+    steps: Mapping[int, float | None],
+    about: Mapping[int, float],
+    no: Sequence[int] = (),
+    as_cut: Mapping[int, float] | None = None,
 ) -> tuple[list[int | None], int]:
     """Return the numbers that are planned, and the best, of what each would take; None: no plan."""
     asked: list[int | None] = []
@@ -39,13 +42,22 @@ def planned(
     priced = [
         Priced(Strategy(2, micro_batches=n), 0.5, about[n], fits=True, lacks=n in no) for n in steps
     ]
-    plan: Any = micro_batches.fastest_number(priced, make, lambda _: True)
+    cut_s = as_cut or dict.fromkeys(steps, 0.0)
+    plan: Any = micro_batches.fastest_number(
+        priced, make, lambda _: True, lambda _, number: cut_s[number]
+    )
     return asked, plan.number
 
 
 def test_neighbours_are_planned_while_they_are_faster() -> None:
     steps = {2: 9.0, 4: 4.0, 8: 3.0, 16: 2.0, 32: 2.5, 64: 1.0}
     assert planned(steps, {**dict.fromkeys(steps, 5.0), 8: 1.0}) == ([8, 16, 32, 4], 16)
+
+
+def test_what_would_be_slower_cut_as_the_best_is_not_planned() -> None:
+    steps = {4: 4.0, 8: 3.0, 16: 2.0}
+    about = {4: 2.0, 8: 1.0, 16: 2.0}
+    assert planned(steps, about, as_cut={4: 2.9, 8: 3.0, 16: 3.1}) == ([8, 4], 8)
 
 
 def test_fewer_rows_are_planned_until_some_fit() -> None:

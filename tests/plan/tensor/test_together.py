@@ -287,7 +287,7 @@ def test_ctrl_c_gives_the_best_so_far(after: int, monkeypatch: pytest.MonkeyPatc
 
 
 def test_groupings_are_of_devices_alike_first_and_else_in_shares_of_their_speeds() -> None:
-    where = cluster(2, 2, 1, 1, 1, 1, 1)  # of fewer devices every choice is looked at
+    where = cluster(2, 2, 1, 1, 1, 1, 1)
     where = replace(where, devices=where.devices[:4] + tuple(_elsewhere(where.devices[4:])))
     found = groupings(where, {d.name: d.flops_per_s for d in where.devices}, most=8)
     assert [(each.groups, each.shares) for each in found] == [
@@ -303,17 +303,6 @@ def test_groupings_are_of_devices_alike_first_and_else_in_shares_of_their_speeds
 
 def _elsewhere(devices: tuple[Device, ...]) -> Iterator[Device]:
     yield from (replace(each, host=each.name) for each in devices)
-
-
-def test_of_few_devices_every_choice_of_groups_is_looked_at_once() -> None:
-    speeds = {"d0": 2.0, "d1": 1.0, "d2": 1.0, "d3": 1.0}
-    where = cluster(2, 1, 1, 1)
-    alike = {(each.members, len(each.groups)) for each in groupings(where, speeds, most=8)}
-    assert alike == {(2, 1), (2, 2), (3, 1), (4, 1)}
-    # 2+1, 1+1; both; 2+1+1, 1+1+1; all
-    assert len(groupings(where, speeds, most=8)) == 6
-    unlike = replace(where, links=(("d0", "d3", Link(1e-6, 1e6)),))
-    assert len(groupings(unlike, speeds, most=8)) > 6
 
 
 def test_a_member_that_is_later_in_the_file_has_its_own_forecast() -> None:
@@ -338,6 +327,6 @@ def test_groups_are_of_one_host_and_number_of_threads() -> None:
     speeds = dict.fromkeys(where.device, 1.0)
     every = groupings(where, speeds, most=4)
     assert every[0].groups == (("d0", "d1"), ("e0", "e1"))
-    assert {each.groups for each in every[1:]} == {(("d0", "d1"),), (("e0", "e1"),)}
+    assert len(every) == 1
     unlike = replace(where, devices=(one[0], replace(one[1], threads=4)))
     assert groupings(unlike, speeds, most=4) == ()

@@ -162,13 +162,19 @@ def _assumption(op: Op, argument: Argument) -> ast.expr:
 
 
 def _leaf(op: Op, argument: Argument, users: Users) -> ast.expr:
-    """Write `self.blocks[0].experts(x)`; several tensors are taken out of what it gives."""
-    positional, named = _items(op.args[0])
+    """Write `self.blocks[0].experts(x)`; several tensors are taken out of what it gives.
+
+    With attributes that it leaves for others: `flat((self.moe(x), self.moe.aux))`.
+    """
+    positional, named, *left = _items(op.args[0])
     given = [_nest(arg, argument, users) for arg in _items(positional)]
     pairs = map(_pair, _items(named))
     keywords = [ast.keyword(str(k), _nest(v, argument, users)) for k, v in pairs]
-    module = argument(ParamRef(op.target.removeprefix(LEAF)))
-    call = ast.Call(module, given, keywords)
+    path = op.target.removeprefix(LEAF)
+    call: ast.expr = ast.Call(argument(ParamRef(path)), given, keywords)
+    if left:
+        own = [argument(ParamRef(f"{path}.{name}")) for name in map(str, _items(left[0]))]
+        call = ast.Tuple([call, *own])
     return ast.Call(ast.Name("flat"), [call], []) if op.is_tuple else call
 
 

@@ -45,6 +45,8 @@ class KeptCall:
         random: draws random numbers. mutates: names of those of `params` that it writes into.
         views: for each output tensor the number of the given one whose storage it shares, or None.
         fixed: numbers of output tensors that carry no gradient.
+        left: attributes that a leaf leaves for others to read; `result` is then what it gave, and
+            their values.
     """
 
     target: str
@@ -58,6 +60,7 @@ class KeptCall:
     mutates: tuple[str, ...] = ()
     views: tuple[int | None, ...] = ()
     fixed: frozenset[int] = frozenset()
+    left: tuple[str, ...] = ()
 
     @property
     def single(self) -> bool:
@@ -134,6 +137,7 @@ def translate_kept(scope: Scope, node: fx.Node) -> None:
     tensors, key = cast("tuple[list[fx.Node], str]", node.args)
     call = scope.world.kept[key]
     nest = _with_values(call.args, [scope.arg(tensor) for tensor in tensors])
+    nest = with_left(nest, call.left) if call.left else nest
     args = (nest, *(ParamRef(name) for name in call.params))
     needs = scope.grad and any(scope.world.needs_gradient(arg) for arg in args)
     specs = [
@@ -158,6 +162,12 @@ def translate_kept(scope: Scope, node: fx.Node) -> None:
     )
     scope.opaque[node] = (scope.add(op), call)
     scope.env[node] = Ref(op.name)
+
+
+def with_left(nest: Arg, left: tuple[str, ...]) -> Arg:
+    """Return what a leaf is given, and behind it the attributes that its op gives as well."""
+    kind, items = cast("tuple[str, tuple[Arg, ...]]", nest)
+    return (kind, (*items, ("tuple", left)))
 
 
 def _with_values(arg: object, values: Sequence[Arg]) -> Arg:

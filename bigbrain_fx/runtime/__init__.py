@@ -145,7 +145,7 @@ if TYPE_CHECKING:
         optimizer_tensors as optimizer_tensors,
         restore_optimizer as restore_optimizer,
     )
-    from .own_lines import Shell as Shell, forward_of as forward_of
+    from .own_lines import Shell as Shell, forward_of as forward_of, lines_until as lines_until
     from .promises import AgainError as AgainError, MakingAgain as MakingAgain, again as again
     from .rates import RewindableRates as RewindableRates
     from .read_apart import left_alone as left_alone

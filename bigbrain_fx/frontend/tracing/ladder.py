@@ -140,6 +140,7 @@ class Ladder:
         codes = frozenset(filter(None, map(code_of, (*kept, *calls))))
         lines, rows = self.leaves.lines, max(2, self.batch.rows)
         within = frozenset(filter(None, [code_of(lines.module)])) if lines else codes
+        codes |= within if lines and lines.all_lines else frozenset()
         first, rest = Asked(codes), Asked(codes | within)
         self.step.watch.listening = lambda: both(first, rest)
         try:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from bigbrain_fx.core import Graph
 from bigbrain_fx.errors import CaptureError, InputError
 from bigbrain_fx.frontend.translation.kept import LEAF, place
-from bigbrain_fx.frontend.translation.opaque import TensorSlot
+from bigbrain_fx.frontend.translation.nests import TensorSlot
 
 MARK = "bigbrain_fx_leaf"
 _Module = TypeVar("_Module")

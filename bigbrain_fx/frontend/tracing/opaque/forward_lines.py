@@ -29,8 +29,7 @@ from bigbrain_fx.frontend.tracing.plain import same_numbers
 from bigbrain_fx.frontend.tracing.state.counters import look
 from bigbrain_fx.frontend.translation.kept import LINES, Keeper, KeptCall, place, placed
 from bigbrain_fx.frontend.translation.leaf import own_tensors
-from bigbrain_fx.frontend.translation.nests import decode
-from bigbrain_fx.frontend.translation.opaque import TensorSlot
+from bigbrain_fx.frontend.translation.nests import TensorSlot, decode
 from bigbrain_fx.runtime import Shell
 
 _MOST_CALLS = 64  # forward is run again from its beginning for each

@@ -144,7 +144,7 @@ if TYPE_CHECKING:
         optimizer_tensors as optimizer_tensors,
         restore_optimizer as restore_optimizer,
     )
-    from .own_lines import Shell as Shell, forward_of as forward_of
+    from .own_lines import Shell as Shell, forward_of as forward_of, lines_until as lines_until
     from .planned_sums import mean_loss as mean_loss, share_of as share_of
     from .promises import AgainError as AgainError, MakingAgain as MakingAgain, again as again
     from .rates import RewindableRates as RewindableRates

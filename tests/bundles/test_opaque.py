@@ -270,7 +270,7 @@ def optimizer(named_params):
     [
         ('self.register_buffer("adjacency", ADJACENCY)', "", "BX2117"),
         ("pass", ', "adjacency": ADJACENCY', "BX2169"),
-        ("pass", "", "BX0199g"),
+        ("pass", "", ""),
     ],
     ids=["buffer", "entry", "constant"],
 )
@@ -280,7 +280,7 @@ def test_a_sparse_adjacency_trains_as_in_a_plain_loop(
     file = tmp_path / "gcn.py"
     file.write_text(GRAPH.replace("HELD", held).replace("ENTRY", entry))
     made = bb.split(file, cluster(2), tmp_path / "b", Options("naive"))
-    assert made.plan.graph.is_opaque_step
+    assert made.plan.graph.is_opaque_step == bool(code)  # lines alone hold a constant
     assert code in made.warnings[0]
     found = verify(made.bundle, steps=3)
     assert found.passed, str(found)

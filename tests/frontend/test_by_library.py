@@ -42,7 +42,7 @@ def square(output: Tensor, batch: object) -> Tensor:
 
 def test_a_function_kept_from_compilers_is_named_by_its_decorator() -> None:
     with pytest.raises(CaptureError, match=r"disable\(recursive=False\)") as caught:
-        capture(Kept(), torch.randn(6, 8), square)
+        capture(Kept(), torch.randn(6, 8), square, strict=True)
     assert "write @torch.compiler.disable, or leave it out" in (caught.value.help or "")
 
 

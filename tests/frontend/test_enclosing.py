@@ -167,5 +167,13 @@ class Matching(nn.Module):
 def test_only_a_part_of_the_model_is_named_as_one_to_keep_whole() -> None:
     torch.manual_seed(0)
     with pytest.raises(CaptureError) as caught:
-        capture(Matching(), {"x": torch.randn(8, 6)})
+        capture(Matching(), {"x": torch.randn(8, 6)}, strict=True)
     assert "--opaque with its class" in str(caught.value.help)
+
+
+def test_lines_before_a_module_are_kept_whole() -> None:
+    torch.manual_seed(0)
+    model = Matching()
+    found = capture(model, {"x": torch.randn(8, 6)})
+    assert [op.target for op in found.graph.ops if "forward" in op.target] == ["forward."] * 2
+    assert_same(model, found, model)

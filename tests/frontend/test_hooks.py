@@ -121,7 +121,7 @@ class OnNode(Net):
 
 def test_a_hook_on_a_node_of_autograd_is_refused_at_its_line() -> None:
     with pytest.raises(CaptureError, match=r"gradient") as caught:
-        capture(OnNode(), batch())
+        capture(OnNode(), batch(), strict=True)
     file, _, line = (caught.value.at or "").partition(":")
     assert file == THIS
     assert "# here" in Path(__file__).read_text().splitlines()[int(line) - 1]

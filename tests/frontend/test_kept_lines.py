@@ -14,10 +14,13 @@ import bigbrain_fx as bb
 from bigbrain_fx.emit.modules.names import device_names
 from bigbrain_fx.errors import BigBrainError
 from bigbrain_fx.frontend import Captured, capture, leaf_paths
-from bigbrain_fx.plan import Options
+from bigbrain_fx.plan import Options, read_plan
+from bigbrain_fx.verification.imported_bundle import import_bundle, run_bundle
 from tests.support.bundles import cluster
 from tests.support.captured import assert_same
 from tests.support.messages import refused
+from tools.forms import find
+from tools.forms.loop import train
 
 
 class Picked(nn.Module):
@@ -140,6 +143,72 @@ def test_what_cannot_be_apart_is_refused_as_before(how: str) -> None:
     with refused("BX0130b", BigBrainError) as caught:
         capture(Bad(how), {"x": torch.randn(6, 8)})
     assert (caught.value.at or "").startswith("test_kept_lines.py:")
+
+
+class Chosen(nn.Linear):
+    def forward(self, input: Tensor, positive: bool = True) -> Tensor:
+        return super().forward(input) if positive else -super().forward(input)
+
+
+class Between(nn.Module):
+    """A forward with lines between its modules that no trace holds; `how` says what they do."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(8, 8), Chosen(8, 8)
+        self.how, self.calls, self.said = how, 0, ""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.a(x)
+        if float(hidden.detach().abs().max()) > 0.1:
+            hidden = hidden * 2
+        self.said = f"{float(hidden.detach().max()):.2f}"
+        if self.how == "counts":
+            self.calls += 1
+        if self.how == "chooses":
+            hidden = self.b(hidden, float(hidden.detach().sum()) > -1e9)
+        if self.how == "freezes":
+            self.b.requires_grad_(False)
+        if self.how == "seeds":
+            torch.manual_seed(3)
+            hidden = hidden + torch.randn(8)
+        found: Tensor = (self.b(hidden) + hidden).square().mean()
+        if self.how == "freezes":
+            self.b.requires_grad_(True)
+        return found
+
+
+@pytest.mark.parametrize("how", ["plain", "seeds"])
+def test_lines_between_modules_are_an_op_before_each(how: str) -> None:
+    model = Between(how)
+    found = capture(model, {"x": torch.randn(6, 8)})
+    targets = [op.target for op in found.graph.ops if not op.target.startswith("operator.")]
+    assert targets == ["forward.", "aten.linear.default"] * 2 + ["forward."]
+    assert found.graph.static_batch is None
+    assert_same(model, found, model)
+    assert_same(model, found, model, 3)
+
+
+@pytest.mark.gate("freezes", "chooses")
+@pytest.mark.parametrize("how", ["counts", "freezes", "chooses"])
+def test_lines_that_leave_something_for_modules_or_later_calls_are_not_run_again(how: str) -> None:
+    with refused("BX0130d", BigBrainError):
+        capture(Between(how), {"x": torch.randn(6, 8)})
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["dict-to-function", "seeded-in-forward", "fork-rng"])
+def test_a_bundle_with_lines_between_trains_as_the_users_loop(name: str, tmp_path: Path) -> None:
+    path = tmp_path / f"{name.replace('-', '_')}.py"
+    path.write_text(find(name).source)
+    made = bb.split(path, cluster(2), tmp_path / "bundle", Options("naive", micro_batches=1))
+    assert not made.plan.graph.is_opaque_step
+    assert "lines_until(" in "".join(p.read_text() for p in made.bundle.glob("device_*.py"))
+    done = run_bundle(import_bundle(made.bundle), read_plan(made.bundle), 4, seed=0)
+    losses, tensors = train(path, 1)
+    assert [float(loss) for loss in done.losses] == losses
+    assert all(torch.equal(tensors[n], tensor) for n, tensor in done.tensors.items())
 
 
 @pytest.mark.nightly

@@ -93,16 +93,17 @@ def asking_loss(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
     return swallowed(plain_loss(output, batch))
 
 
-def of(model: nn.Module, loss: object = plain_loss) -> Captured:
+def of(model: nn.Module, loss: object = plain_loss, *, strict: bool = False) -> Captured:
     torch.manual_seed(1)
-    return capture(model, {"x": torch.randn(8, 3), "y": torch.randn(8, 2)}, loss)  # type: ignore[arg-type]
+    batch = {"x": torch.randn(8, 3), "y": torch.randn(8, 2)}
+    return capture(model, batch, loss, strict=strict)  # type: ignore[arg-type]
 
 
 @pytest.mark.gate("divided")
 @pytest.mark.parametrize("guard", UNSEEN, ids=lambda guard: guard.__name__)
 def test_in_the_middle_of_the_models_own_forward_it_is_refused(guard: Guard) -> None:
     with refused("BX0130a", CaptureError) as caught:
-        of(Model(guard))
+        of(Model(guard), strict=True)
     assert (caught.value.at or "").startswith("test_unseen.py:")
 
 
@@ -128,7 +129,7 @@ def by_number(h: Tensor) -> Tensor:
 def test_strict_traces_are_listened_to() -> None:
     assert any("strict" in said for said in of(Noting(by_number)).warnings)
     with refused("BX0130a", CaptureError) as caught:
-        of(Noting(told))
+        of(Noting(told), strict=True)
     assert (caught.value.at or "").startswith("test_unseen.py:")
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bigbrain_fx.runtime import forward_of
+from bigbrain_fx.runtime import forward_of, lines_until
 from bigbrain_fx.runtime.kept import AssumptionError
 
 
@@ -48,6 +48,29 @@ def test_a_module_that_is_called_twice_answers_in_order() -> None:
     answers = {"first": [rows(), rows() * 3]}
     found = forward_of(Net, "", True, answers, {"scale": torch.ones(3)}, rows(), twice=True)
     assert found == (18.0, True)
+
+
+def test_lines_before_a_module_give_its_arguments() -> None:
+    given = rows()
+    args, kwargs = as_pair(lines_until(Net, "", True, {"first": [given]}, {}, "second", rows()))
+    assert args == (given,)
+    assert kwargs == {}
+    twice = lines_until(Net, "", True, {"first": [given]}, {}, "first", rows(), twice=True)
+    assert as_pair(twice) == ((given,), {})
+
+
+def test_lines_that_do_not_come_to_a_module_are_an_error() -> None:
+    with pytest.raises(AssumptionError, match="calls first, as it did not"):
+        lines_until(Net, "", True, {}, {}, "second", rows())
+    answers = {"first": [rows(), rows()]}
+    with pytest.raises(AssumptionError, match="did not call second"):
+        lines_until(Net, "", True, answers, {"scale": rows()[0]}, "second", rows(), twice=True)
+
+
+def as_pair(found: object) -> tuple[object, object]:
+    assert isinstance(found, tuple)
+    args, kwargs = found
+    return args, kwargs
 
 
 def test_other_calls_than_those_of_the_example_are_an_error() -> None:

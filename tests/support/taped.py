@@ -63,7 +63,7 @@ class Rig:
 
     def __init__(self, bundle: ModuleType) -> None:
         self.bundle = bundle.BUNDLE
-        names = ("bundle", "local", "suspicion", "layout", "checksum", "control")
+        names = ("bundle", "local", "suspicion", "layout", "mesh", "control")
         self.runtime = {name: importlib.import_module(f"runtime.{name}") for name in names}
         self.devices = [cls.name for cls in self.bundle.devices]
 
@@ -156,7 +156,7 @@ class Taping:
         if self.tape is not None:
             with _timed(self.counted, "tape_s"):
                 flat = self.runtime["layout"].pack(tensor, layout).view(torch.uint8)
-                self.tape.tell(channel, self.runtime["checksum"].seal(flat))
+                self.tape.tell(channel, self.runtime["mesh"].seal(flat))
         self.inner.send(channel, tensor)
 
     def recv(self, channel: Any) -> Tensor:

@@ -30,7 +30,7 @@ SHARD = {
     "shard.gather_to_group": "gather_to_group",
 }
 """What members of a tensor group exchange -> the runtime's function for it."""
-RUNTIME = ("assume", "assume_not", "flat", "forward_of", "part_of", *SHARD.values())
+RUNTIME = ("assume", "assume_not", "flat", "forward_of", "lines_until", "part_of", *SHARD.values())
 """Names that these calls need from the bundle's runtime."""
 
 Argument = Callable[[Arg], ast.expr]
@@ -162,28 +162,38 @@ def _assumption(op: Op, argument: Argument) -> ast.expr:
 
 
 def _leaf(op: Op, argument: Argument, users: Users) -> ast.expr:
-    """Write `self.blocks[0].experts(x)`; several tensors are taken out of what it gives."""
-    positional, named = _items(op.args[0])
+    """Write `self.blocks[0].experts(x)`; several tensors are taken out of what it gives.
+
+    With attributes that it leaves for others: `flat((self.moe(x), self.moe.aux))`.
+    """
+    positional, named, *left = _items(op.args[0])
     given = [_nest(arg, argument, users) for arg in _items(positional)]
     pairs = map(_pair, _items(named))
     keywords = [ast.keyword(str(k), _nest(v, argument, users)) for k, v in pairs]
-    module = argument(ParamRef(op.target.removeprefix(LEAF)))
-    call = ast.Call(module, given, keywords)
+    path = op.target.removeprefix(LEAF)
+    call: ast.expr = ast.Call(argument(ParamRef(path)), given, keywords)
+    if left:
+        own = [argument(ParamRef(f"{path}.{name}")) for name in map(str, _items(left[0]))]
+        call = ast.Tuple([call, *own])
     return ast.Call(ast.Name("flat"), [call], []) if op.is_tuple else call
 
 
 def _lines(op: Op, argument: Argument, users: Users) -> ast.expr:
-    """Write `forward_of(user_model, "", self.training, {"head": [logits]}, {}, x=x)`."""
-    positional, named, answers = _items(op.args[0])
+    """Write `forward_of(user_model, "", self.training, {"head": [logits]}, {}, x=x)`.
+
+    Of lines before a call: `flat(lines_until(..., "head", x=x))`.
+    """
+    positional, named, answers, *until = _items(op.args[0])
     path = op.target.removeprefix(LINES)
     names = [arg.param.removeprefix(f"{path}.") for arg in op.args[1:] if isinstance(arg, ParamRef)]
     own = ast.Dict([ast.Constant(name) for name in names], [argument(arg) for arg in op.args[1:]])
     training = attribute(ast.Name("self"), "training")
     first = [ast.Name(MODEL_NAME), ast.Constant(path), training, _nest(answers, argument, users)]
-    given = [_nest(arg, argument, users) for arg in _items(positional)]
+    given = [_nest(arg, argument, users) for arg in (*until, *_items(positional))]
     pairs = map(_pair, _items(named))
     keywords = [ast.keyword(str(k), _nest(v, argument, users)) for k, v in pairs]
-    call = ast.Call(ast.Name("forward_of"), [*first, own, *given], keywords)
+    function = ast.Name("lines_until" if until else "forward_of")
+    call = ast.Call(function, [*first, own, *given], keywords)
     return ast.Call(ast.Name("flat"), [call], []) if op.is_tuple else call
 
 

@@ -263,8 +263,7 @@ class CaptureJob:
             has_loss=self.step.seen.has_loss,
             output_names=self.step.seen.output_names,
         )
-        calls, model = recorder.calls, self.step.model
-        graph, store = translate(program, model, self.batch, calls, labels, keeper.calls)
+        graph, store = translate(program, self.step.model, self.batch, keeper.calls, labels)
         require_numbers(graph, store.tensors)
         if self.labels.training:
             require_dense(graph)
@@ -276,8 +275,7 @@ class CaptureJob:
         bet = wrong_bet(graph, store.tensors)
         if bet is not None:
             raise undecided(bet.source, bet.code, by_dice=True)
-        functions: dict[str, object] = {c.target: c.function for c in recorder.calls.values()}
-        functions |= self.ladder.kept_functions()
+        functions = {**recorder.functions, **self.ladder.kept_functions()}
         return Captured(graph, store.tensors, functions, (), self.batch)
 
     def problem(self, found: Captured, rows: Sequence[int]) -> str | None:

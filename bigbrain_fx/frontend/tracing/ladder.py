@@ -35,7 +35,7 @@ from bigbrain_fx.frontend.tracing.state.python_rng import where_rolled
 from bigbrain_fx.frontend.tracing.step import Step
 from bigbrain_fx.frontend.translation import oracle as questions
 from bigbrain_fx.frontend.translation.batch import Batch
-from bigbrain_fx.frontend.translation.kept import LEAF, LINES, LOSS, Keeper, keeping
+from bigbrain_fx.frontend.translation.kept import FUNCTION, LEAF, LINES, LOSS, Keeper, keeping
 from bigbrain_fx.frontend.translation.opaque import Recorder, paused
 from bigbrain_fx.frontend.translation.oracle import Oracle, Question
 from bigbrain_fx.frontend.translation.refusals import (
@@ -136,10 +136,11 @@ class Ladder:
         if not self.has_numbers:
             return
         kept = (*self.kept_functions().values(), self.step.own_loss if self.loss else None)
-        calls = (c.function for c in self.recorder.calls.values()) if self.recorder else ()
-        codes = frozenset(filter(None, map(code_of, (*kept, *calls))))
+        own = self.recorder.functions.values() if self.recorder else ()
+        codes = frozenset(filter(None, map(code_of, (*kept, *own))))
         lines, rows = self.leaves.lines, max(2, self.batch.rows)
         within = frozenset(filter(None, [code_of(lines.module)])) if lines else codes
+        codes |= within if lines and lines.all_lines else frozenset()
         first, rest = Asked(codes), Asked(codes | within)
         self.step.watch.listening = lambda: both(first, rest)
         try:
@@ -262,12 +263,9 @@ class Ladder:
             yield f"{at} only prints or logs numbers of tensors: a bundle leaves that line out"
         if self.strict:
             yield "traced with torch's strict tracer (dynamo): the other could not follow the model"
-        if self.recorder is not None:
-            names = dict.fromkeys(
-                c.target.removeprefix("opaque.") for c in self.recorder.calls.values()
-            )
-            for name in names:
-                yield f"BX0110: custom backward in {name} is kept: the stage calls the class itself"
+        for target in self.recorder.functions if self.recorder else ():
+            name = target.removeprefix(FUNCTION)
+            yield f"BX0110: custom backward in {name} is kept: the stage calls the class itself"
         if self.loss is not None:
             why = ": ".join(filter(None, self.why)).rstrip(":")
             yield (
@@ -285,7 +283,7 @@ class Ladder:
         """
         parameters = list(self.step.model.named_parameters(remove_duplicate=False))
         tied = len({id(p) for _, p in parameters}) < len(parameters)
-        whole = self.leaves or self.loss or (self.recorder and self.recorder.calls)
+        whole = self.leaves or self.loss or (self.recorder and self.recorder.functions)
         return not (self.strict or tied or whole or is_final(error) or is_broken(error))
 
 

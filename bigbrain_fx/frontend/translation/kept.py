@@ -1,4 +1,4 @@
-"""Calls of the user's own Python that are kept whole: leaf modules, a loss that cannot be traced.
+"""Calls of the user's own Python that stay whole: leaf modules, lines, custom Functions, a loss.
 
 While a trace records, such a call becomes one node `bigbrain_fx::kept`; the graph's op calls the
 user's code again, so values and gradients are the user's. This file knows nodes and ops; it knows
@@ -8,7 +8,7 @@ nothing of what is called.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
@@ -18,14 +18,14 @@ from torch import Tensor, fx
 from bigbrain_fx.core import Arg, Dim, Op, ParamRef, Ref, times
 from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend.translation.batch import unique
-from bigbrain_fx.frontend.translation.nests import decode, encode, plain_value
+from bigbrain_fx.frontend.translation.nests import TensorSlot, decode, encode, plain_value
 from bigbrain_fx.frontend.translation.nodes import name_of, place_of, spec_of
-from bigbrain_fx.frontend.translation.opaque import TensorSlot
 
 if TYPE_CHECKING:
     from bigbrain_fx.frontend.translation.scope import Scope
 
 KEPT = "bigbrain_fx.kept.default"
+FUNCTION = "opaque."  # a custom torch.autograd.Function
 LEAF = "leaf."
 LINES = "forward."
 LOSS = "user.loss"
@@ -36,8 +36,10 @@ class KeptCall:
     """One call of the user's own Python.
 
     Attributes:
-        target: "leaf.blocks.0.experts", "forward.head", "user.loss". name: a name for its value.
-        args: what it was given, encoded, a `TensorSlot` for each tensor.
+        target: "leaf.blocks.0.experts", "forward.head", "user.loss", "opaque.model.RoundSTE".
+        name: a name for its value.
+        args: what it was given, encoded, a `TensorSlot` for each tensor; of a custom Function its
+            arguments as they are.
         params: names in the model of the tensors that it owns; they follow its other tensors.
         shapes: given the tensors, what comes out of it: fake tensors, and what it learnt.
         result: what came out, encoded, a `TensorSlot` for each tensor.
@@ -45,6 +47,8 @@ class KeptCall:
         random: draws random numbers. mutates: names of those of `params` that it writes into.
         views: for each output tensor the number of the given one whose storage it shares, or None.
         fixed: numbers of output tensors that carry no gradient.
+        left: attributes that a leaf leaves for others to read; `result` is then what it gave, and
+            their values.
     """
 
     target: str
@@ -58,6 +62,7 @@ class KeptCall:
     mutates: tuple[str, ...] = ()
     views: tuple[int | None, ...] = ()
     fixed: frozenset[int] = frozenset()
+    left: tuple[str, ...] = ()
 
     @property
     def single(self) -> bool:
@@ -65,9 +70,17 @@ class KeptCall:
         return isinstance(self.result, TensorSlot)
 
     @property
-    def slots(self) -> tuple[int, ...]:
-        """Numbers of its output tensors; a tuple of them is what its op gives."""
-        return tuple(range(self.outputs))
+    def is_function(self) -> bool:
+        """Whether it is a call of a custom Function."""
+        return self.target.startswith(FUNCTION)
+
+    @property
+    def slots(self) -> tuple[int | None, ...]:
+        """Numbers of its output tensors in what its op gives; None for what is none."""
+        if not self.is_function or self.single:
+            return tuple(range(self.outputs))
+        _, items = cast("tuple[str, tuple[object, ...]]", self.result)
+        return tuple(item.index if isinstance(item, TensorSlot) else None for item in items)
 
 
 @dataclass
@@ -99,8 +112,13 @@ def _kept(tensors: list[Tensor], key: str) -> list[Tensor]:
 @_kept.register_fake
 def _(tensors: Sequence[Tensor], key: str) -> list[Tensor]:
     call = _active[-1].calls[key]
-    with torch._C.DisableTorchFunction():
+    with nullcontext() if call.is_function else torch._C.DisableTorchFunction():
         return call.shapes(call, list(tensors))
+
+
+def keep(call: KeptCall, tensors: Sequence[Tensor]) -> object:
+    """Record a call of the trace that is made; return its result as the traced node gives it."""
+    return _active[-1].call(call, tensors)
 
 
 @contextmanager
@@ -133,8 +151,7 @@ def translate_kept(scope: Scope, node: fx.Node) -> None:
     """Add the op of a kept call; parts of its result are then known to `scope`."""
     tensors, key = cast("tuple[list[fx.Node], str]", node.args)
     call = scope.world.kept[key]
-    nest = _with_values(call.args, [scope.arg(tensor) for tensor in tensors])
-    args = (nest, *(ParamRef(name) for name in call.params))
+    args = _arguments(scope, call, [scope.arg(tensor) for tensor in tensors])
     needs = scope.grad and any(scope.world.needs_gradient(arg) for arg in args)
     specs = [
         spec_of(tensor, needs and i not in call.fixed)
@@ -151,13 +168,30 @@ def translate_kept(scope: Scope, node: fx.Node) -> None:
         random=call.random,
         mutates=call.mutates,
         view_of=name_of(owner),
-        flops=_work(scope, call, args),
+        flops=cost["flops"] if call.is_function else _work(scope, call, args),
         reads_bytes=cost["reads_bytes"],
         writes_bytes=cost["writes_bytes"],
         **place_of(node),
     )
     scope.opaque[node] = (scope.add(op), call)
+    scope.world.specs[op.name] = tuple(None if i is None else specs[i] for i in call.slots)
     scope.env[node] = Ref(op.name)
+
+
+def _arguments(scope: Scope, call: KeptCall, tensors: Sequence[Arg]) -> tuple[Arg, ...]:
+    """Return the arguments of a call's op: its nest and its own tensors, or a Function's own."""
+    if call.is_function:
+        own = cast("tuple[object, ...]", call.args)
+        return tuple(tensors[a.index] if isinstance(a, TensorSlot) else scope.arg(a) for a in own)
+    nest = _with_values(call.args, tensors)
+    nest = with_left(nest, call.left) if call.left else nest
+    return (nest, *(ParamRef(name) for name in call.params))
+
+
+def with_left(nest: Arg, left: tuple[str, ...]) -> Arg:
+    """Return what a leaf is given, and behind it the attributes that its op gives as well."""
+    kind, items = cast("tuple[str, tuple[Arg, ...]]", nest)
+    return (kind, (*items, ("tuple", left)))
 
 
 def _with_values(arg: object, values: Sequence[Arg]) -> Arg:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from bigbrain_fx.core import Graph
 from bigbrain_fx.errors import CaptureError, InputError
 from bigbrain_fx.frontend.translation.kept import LEAF, place
-from bigbrain_fx.frontend.translation.opaque import TensorSlot
+from bigbrain_fx.frontend.translation.nests import TensorSlot
 
 MARK = "bigbrain_fx_leaf"
 _Module = TypeVar("_Module")
@@ -125,10 +125,22 @@ def _assigns(module: nn.Module, name: str) -> CaptureError:
 def run_leaf(module: nn.Module, args: Sequence[object], nest: object) -> object:
     """Run a leaf's op: return its tensor, or the tensors of its result in order."""
     tensors = dict(zip(own_tensors(module), cast("Sequence[Tensor]", args), strict=True))
-    positional, named = cast("tuple[tuple[object, ...], Mapping[str, object]]", nest)
+    positional, named, *left = cast("_Given", nest)
     found: list[Tensor] = []
-    result: object = place(call_leaf(module, tensors, positional, named), found)
-    return found[0] if isinstance(result, TensorSlot) else found
+    result = call_leaf(module, tensors, positional, dict(named))
+    values = [attribute_of(module, name) for names in left for name in names]
+    encoded: object = place((result, values) if left else result, found)
+    return found[0] if isinstance(encoded, TensorSlot) else found
+
+
+_Given = tuple[tuple[object, ...], Mapping[str, object], *tuple[tuple[str, ...], ...]]
+"""Positional, keyword; and names of attributes that the op gives, where there are any."""
+
+
+def attribute_of(module: nn.Module, name: str) -> object:
+    """Return a plain attribute of a module, or of a module within: "gate.loss"."""
+    owner, _, own = name.rpartition(".")
+    return vars(module.get_submodule(owner))[own]
 
 
 def own_tensors(module: nn.Module) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -17,6 +18,13 @@ from torch import Tensor
 from bigbrain_fx.core import Arg, Const
 from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend.translation.nodes import literal
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSlot:
+    """Stand among a call's arguments for its tensor number `index`."""
+
+    index: int
 
 
 def encode(value: object, leaf: Callable[[Tensor], Arg], *, lenient: bool = False) -> Arg:

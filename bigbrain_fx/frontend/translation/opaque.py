@@ -1,7 +1,7 @@
 """Custom `torch.autograd.Function`s: kept whole in the trace instead of traced through.
 
 Tracing through one would drop the user's backward and train on other gradients, silently. While
-`recording` is active, each call becomes one node `bigbrain_fx::opaque`; the graph's op calls the
+`recording` is active, each call becomes one node `bigbrain_fx::kept`; the graph's op calls the
 user's own class again, so its gradients are the user's. This file knows nothing of the graph.
 """
 
@@ -14,6 +14,7 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import cast
 
 import torch
@@ -21,77 +22,32 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointFunction
 
+from bigbrain_fx.core import Arg
 from bigbrain_fx.errors import CaptureError, InputError
+from bigbrain_fx.frontend.translation.kept import FUNCTION, KeptCall, keep
+from bigbrain_fx.frontend.translation.nests import TensorSlot
 
-PREFIX = "opaque."
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSlot:
-    """Stand among a call's arguments for its tensor number `index`."""
-
-    index: int
-
-
-@dataclass
-class Call:
-    """One call of one custom Function: what it was given, and what its forward turned out to do.
-
-    Attributes:
-        args: the arguments as written, a `TensorSlot` for each tensor.
-        slots: for each entry of its result the number of its tensor, None for other things.
-        single: its result is one tensor, no tuple. random: its forward draws random numbers.
-        views: for each output tensor the number of the argument whose storage it shares, or None.
-        fixed: numbers of output tensors that carry no gradient.
-    """
-
-    function: type
-    args: tuple[object, ...]
-    slots: tuple[int | None, ...] = ()
-    single: bool = True
-    random: bool = False
-    views: tuple[int | None, ...] = ()
-    fixed: frozenset[int] = frozenset()
-
-    @property
-    def target(self) -> str:
-        """The op's target in the graph: "opaque.model.RoundSTE"."""
-        return f"{PREFIX}{self.function.__module__}.{self.function.__qualname__}"
+PREFIX = FUNCTION
 
 
 @dataclass
 class Recorder:
-    """The calls found during one trace, by the key that their node carries."""
+    """The custom Functions called during one trace, by target: "opaque.model.RoundSTE"."""
 
-    calls: dict[str, Call] = field(default_factory=dict)
+    functions: dict[str, type] = field(default_factory=dict)
     paused: bool = False
 
     def apply(self, function: type, args: tuple[object, ...]) -> object:
         """Record one call and return its results as one traced node gives them."""
         tensors: list[Tensor] = []
         placed = tuple(_place(arg, tensors) for arg in args)
-        key = f"call_{len(self.calls)}"
-        call = self.calls[key] = Call(function, placed)
-        outputs = torch.ops.bigbrain_fx.opaque.default(tensors, key)
-        found = [None if slot is None else outputs[slot] for slot in call.slots]
-        return found[0] if call.single else tuple(found)
+        target = f"{PREFIX}{function.__module__}.{function.__qualname__}"
+        self.functions[target] = function
+        name, shapes = function.__name__.lower(), partial(_learn, function)
+        return keep(KeptCall(target, name, cast("Arg", placed), (), shapes), tensors)
 
 
 _active: list[Recorder] = []
-
-
-@torch.library.custom_op(
-    "bigbrain_fx::opaque", mutates_args=(), schema="(Tensor[] tensors, str key) -> Tensor[]"
-)
-def _opaque(tensors: list[Tensor], key: str) -> list[Tensor]:
-    raise CaptureError(
-        f"opaque call {key} exists in a trace only; run the captured graph instead", code="BX2177"
-    )
-
-
-@_opaque.register_fake
-def _(tensors: Sequence[Tensor], key: str) -> list[Tensor]:
-    return _learn(_active[-1].calls[key], list(tensors))
 
 
 class Dice(TorchDispatchMode):
@@ -112,13 +68,14 @@ class Dice(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _learn(call: Call, tensors: list[Tensor]) -> list[Tensor]:
+def _learn(function: type, call: KeptCall, tensors: list[Tensor]) -> list[Tensor]:
     """Run the user's forward on shapes alone; note what came out in `call`."""
-    args = tuple((tensors[arg.index] if isinstance(arg, TensorSlot) else arg) for arg in call.args)
+    given = cast("tuple[object, ...]", call.args)
+    args = tuple((tensors[arg.index] if isinstance(arg, TensorSlot) else arg) for arg in given)
     ctx = torch.autograd.function.FunctionCtx()
     ctx.needs_input_grad = tuple(isinstance(arg, Tensor) for arg in args)  # type: ignore[attr-defined]
     with torch.no_grad(), Dice() as dice:
-        result = _run_forward(call.function, ctx, args)
+        result = _run_forward(function, ctx, args)
     if getattr(ctx, "dirty_tensors", None):
         raise CaptureError(
             f"{call.target.removeprefix(PREFIX)} writes into its argument (ctx.mark_dirty)",
@@ -127,11 +84,12 @@ def _learn(call: Call, tensors: list[Tensor]) -> list[Tensor]:
         )
     results = result if isinstance(result, tuple | list) else (result,)
     found = [item for item in results if isinstance(item, Tensor)]
-    numbers = iter(range(len(found)))
-    call.single = not isinstance(result, tuple | list)
-    call.slots = tuple(next(numbers) if isinstance(item, Tensor) else None for item in results)
-    call.random = dice.thrown
-    call.views = tuple(_shares(item, args) for item in found)
+    numbers = map(TensorSlot, range(len(found)))
+    slots = tuple(next(numbers) if isinstance(item, Tensor) else None for item in results)
+    single = not isinstance(result, tuple | list)
+    call.result = cast("Arg", slots[0] if single else ("tuple", slots))
+    call.outputs, call.random = len(found), dice.thrown
+    call.views = tuple(_shares(item, tensors) for item in found)
     fixed = [id(item) for item in getattr(ctx, "non_differentiable", None) or ()]
     call.fixed = frozenset(i for i, item in enumerate(found) if id(item) in fixed)
     # Fresh tensors: an op of torch.library may not return its argument.
@@ -148,12 +106,10 @@ def _run_forward(function: type, ctx: object, args: tuple[object, ...]) -> objec
     return result
 
 
-def _shares(output: Tensor, args: tuple[object, ...]) -> int | None:
+def _shares(output: Tensor, tensors: Sequence[Tensor]) -> int | None:
+    storages = [tensor.untyped_storage()._cdata for tensor in tensors]
     storage = output.untyped_storage()._cdata
-    for index, arg in enumerate(args):
-        if isinstance(arg, Tensor) and arg.untyped_storage()._cdata == storage:
-            return index
-    return None
+    return storages.index(storage) if storage in storages else None
 
 
 def _place(arg: object, tensors: list[Tensor]) -> object:

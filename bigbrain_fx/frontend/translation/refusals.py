@@ -25,9 +25,12 @@ _READS_A_VALUE = (
     "data-dependent",
     "an op takes a SymBool",
 )
-# The last three: a branch and a leaf that go by data, and a loss that is no scalar tensor.
-_FINAL = ("BX0120", "BX0160", "BX0170", "BX0172", "BX0101b", "BX0140g", "BX0151")
-_OF_A_TRACE = ("BX0101", "BX0130", "BX0172", "BX0185", "BX0187", "BX0199")
+# The last four: a branch, a leaf and lines that go by data, and a loss that is no scalar tensor.
+_FINAL = ("BX0120", "BX0160", "BX0170", "BX0172", "BX0101b", "BX0140g", "BX0140o", "BX0151")
+_OF_A_TRACE = (
+    *("BX0101", "BX0121", "BX0130", "BX0172", "BX0185", "BX0187", "BX0199"),
+    *("BX0201", "BX2176", "BX2178"),  # another graph; arguments of a custom Function
+)
 _ABOUT_SIZE = ("Constraints violated", "the trace fixed the batch size", "specialized it to be")
 _UNKNOWN_SIZE = re.compile(r"data-dependent expression (?!Eq\(u\d+, 1\)).*Size-like symbols: u\d")
 _INSIDE = (  # torch's words for its own engine room
@@ -192,8 +195,6 @@ def modules_of(error: BaseException) -> tuple[object, ...]:
 
 def may_stay_whole(error: BaseException) -> bool:
     """Whether keeping the module whole that an error is about would take it back."""
-    if is_broken(error):  # where it is known which module computes something else
-        return isinstance(error, CaptureError) and bool(error.inside)
     return isinstance(error, CaptureError) and error.family in _OF_A_TRACE
 
 

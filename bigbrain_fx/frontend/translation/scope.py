@@ -32,7 +32,6 @@ from bigbrain_fx.frontend.translation.nodes import (
     tidy,
 )
 from bigbrain_fx.frontend.translation.numbers import translate_number
-from bigbrain_fx.frontend.translation.opaque import Call, TensorSlot
 from bigbrain_fx.frontend.translation.oracle import ASSUME, translate_assumption
 from bigbrain_fx.frontend.translation.params import Store
 from bigbrain_fx.frontend.translation.refusals import without_memory
@@ -40,7 +39,6 @@ from bigbrain_fx.frontend.translation.sources import line_of
 from bigbrain_fx.frontend.translation.trace_refusals import CUSTOM_OPERATOR
 
 _KNOWN = ("aten", "library")  # torch's own, and what a module made that a bundle can import
-_OPAQUE = "bigbrain_fx.opaque.default"
 
 
 class Cost(TypedDict):
@@ -56,7 +54,7 @@ class World:
     """What all scopes of one trace share.
 
     Attributes:
-        store: the model's tensors. calls: its custom functions' calls. kept: its leaves' calls.
+        store: the model's tensors. kept: calls of the user's own Python, by key.
         numbers: values that stand for numbers that Python read from tensors.
         written: storages that some call writes into.
         names: names taken so far. specs: the tensors of each value, None for an entry that is none.
@@ -64,13 +62,12 @@ class World:
     """
 
     store: Store
-    calls: Mapping[str, Call]
+    kept: Mapping[str, KeptCall]
     written: frozenset[int]
     names: set[str] = field(default_factory=set)
     specs: dict[str, tuple[TensorSpec | None, ...]] = field(default_factory=dict)
     root: dict[str, str] = field(default_factory=dict)
     grown: set[str] = field(default_factory=set)
-    kept: Mapping[str, KeptCall] = field(default_factory=dict)
     numbers: set[str] = field(default_factory=set)
 
     def needs_gradient(self, arg: Arg) -> bool:
@@ -101,7 +98,7 @@ class Scope:
     fresh: set[str] = field(default_factory=set)
     viewed: set[str] = field(default_factory=set)
     renamed: dict[str, str] = field(default_factory=dict)
-    opaque: dict[fx.Node, tuple[str, Call | KeptCall]] = field(default_factory=dict)
+    opaque: dict[fx.Node, tuple[str, KeptCall]] = field(default_factory=dict)
 
     def run(self, nodes: Iterable[fx.Node]) -> None:
         """Translate nodes in order."""
@@ -141,8 +138,6 @@ class Scope:
             return
         if isinstance(target, torch._ops.HigherOrderOperator):
             regions.translate_region(self, node)
-        elif str(target) == _OPAQUE:
-            self._opaque(node)
         elif str(target) == ASSUME:
             translate_assumption(self, node)
         elif str(target) == KEPT:
@@ -201,37 +196,6 @@ class Scope:
         )
         self.env[node] = Ref(name)
         return name
-
-    def _opaque(self, node: fx.Node) -> None:
-        tensors, key = cast("tuple[list[fx.Node], str]", node.args)
-        call = self.world.calls[key]
-        args = tuple(
-            self.arg(tensors[a.index]) if isinstance(a, TensorSlot) else self.arg(a)
-            for a in call.args
-        )
-        needs = self.grad and any(self.world.needs_gradient(arg) for arg in args)
-        specs = [
-            spec_of(tensor, needs and i not in call.fixed)
-            for i, tensor in enumerate(cast("list[Tensor]", node.meta["val"]))
-        ]
-        shared = next((i for i in call.views if i is not None), None)
-        owner = args[shared] if shared is not None else None
-        name = self.add(
-            Op(
-                unique(call.function.__name__.lower(), self.world.names),
-                call.target,
-                args,
-                outputs=tuple(specs),
-                is_tuple=not call.single,
-                random=call.random,
-                view_of=name_of(owner),
-                **self._cost(call.target, args, specs, owner is not None),
-                **place_of(node),
-            )
-        )
-        self.world.specs[name] = tuple(None if i is None else specs[i] for i in call.slots)
-        self.opaque[node] = (name, call)
-        self.env[node] = Ref(name)
 
     def _op(self, node: fx.Node) -> None:
         target, written = node.target, rules.written_arguments(node)

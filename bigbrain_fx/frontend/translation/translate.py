@@ -21,7 +21,6 @@ from bigbrain_fx.frontend.translation import rules
 from bigbrain_fx.frontend.translation.batch import Batch, unique
 from bigbrain_fx.frontend.translation.kept import KeptCall
 from bigbrain_fx.frontend.translation.nodes import VALUE, spec_of, storage
-from bigbrain_fx.frontend.translation.opaque import Call
 from bigbrain_fx.frontend.translation.params import Store, store, tensor_names
 from bigbrain_fx.frontend.translation.regions import without_dead
 from bigbrain_fx.frontend.translation.scope import Scope, World
@@ -52,9 +51,8 @@ def translate(
     program: ExportedProgram,
     model: nn.Module,
     batch: Batch,
-    calls: Mapping[str, Call],
+    whole: Mapping[str, KeptCall],
     labels: Labels,
-    whole: Mapping[str, KeptCall] | None = None,
 ) -> tuple[Graph, Store]:
     """Translate an exported step.
 
@@ -62,9 +60,8 @@ def translate(
         program: of a `Step` over `model`.
         model: the user's module.
         batch: the example batch, whose entries are the step's arguments in order.
-        calls: the custom functions' calls, by the key in the trace.
+        whole: calls of the user's own Python that are kept whole, by the key in the trace.
         labels: what the graph is called and made for.
-        whole: calls of the user's own Python that are kept whole, likewise.
 
     Raises:
         CaptureError: the trace holds what no graph can: shapes that depend on data, control flow of
@@ -75,8 +72,7 @@ def translate(
     kept = store(model, _constants(program, names))
     nodes = list(program.graph.nodes)
     without_empty_parts(nodes, _written(nodes))
-    world = World(kept, calls, _written(nodes), {param.name for param in kept.params})
-    world.kept = whole or {}
+    world = World(kept, whole, _written(nodes), {param.name for param in kept.params})
     scope = Scope(world, grad=labels.training, autocast=labels.autocast is not None)
     inputs = _bind(scope, program, names, batch)
     scope.run(nodes)

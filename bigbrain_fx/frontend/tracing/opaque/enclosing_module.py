@@ -1,7 +1,8 @@
 """The smallest module around what no trace can hold, kept whole of itself: as `--opaque` would.
 
     refused in blocks.0.experts ─▶ every Experts is a leaf ─▶ still refused: the Block around it
-    refused in the model itself ─▶ the lines of its forward are one op, its modules are traced
+    refused in the model itself ─▶ its modules are traced, the lines of its forward that follow are
+                                   one op ─▶ still refused: so are those before each module
 
 A loop over the experts that were hit, a matcher, a number read in Python: a part of a forward that
 is otherwise fine. This file knows modules and refusals; it knows no traces.
@@ -21,6 +22,7 @@ from bigbrain_fx.frontend.tracing.opaque.forward_lines import KeptLines
 from bigbrain_fx.frontend.translation.refusals import may_stay_whole, modules_of
 
 _MOST = 6  # attempts
+_MOST_OF, _NEARLY_ALL = 0.5, 0.95  # shares of the parameters
 _WHEREVER = ("BX0120", "BX0160", "BX0170")  # dice, state and hooks: kept whole or not
 _HOOKED = "BX0172a"  # modules with hooks: each is opaque, and no other one of its class
 
@@ -41,11 +43,13 @@ class KeptWhole:
 
     Attributes:
         leaves: modules, by path or class.
-        lines: path of the module whose own lines are, but for the modules that they call.
+        lines: path of the module whose own lines are, but for the modules that they call: those
+            after the last of these, or `all_lines`.
     """
 
     leaves: tuple[str, ...]
     lines: str | None = None
+    all_lines: bool = False
 
     def kept_lines(self, model: nn.Module, blank: bool) -> KeptLines | None:
         """Return the lines; they are run, to see what they do.
@@ -57,7 +61,7 @@ class KeptWhole:
             return None
         if blank:
             raise CaptureError("a model without numbers cannot be run", code="BX0140c")
-        return KeptLines(self.lines, model.get_submodule(self.lines))
+        return KeptLines(self.lines, model.get_submodule(self.lines), self.all_lines)
 
 
 def enclosing(
@@ -93,6 +97,8 @@ def _more(
 ) -> KeptWhole | None:
     """Return what to keep whole next: less of the model where that may do; None to give up."""
     own = whole.leaves[given:]
+    if whole.lines is not None and not whole.all_lines and _is_nearly_all(model, whole.lines):
+        return replace(whole, all_lines=True)
     if whole.lines is not None:  # its lines alone do not do
         return _with_leaf(model, whole, whole.lines, given) if whole.lines else None
     if not may_stay_whole(error):
@@ -115,12 +121,13 @@ def _with_leaf(model: nn.Module, whole: KeptWhole, path: str, given: int) -> Kep
 
 
 def _is_most(model: nn.Module, path: str) -> bool:
-    """Whether a module holds more than half of the model's numbers: it is not kept on one device.
+    """Whether a module holds more than half of the model's numbers: its lines are tried first."""
+    return _share(model, (path,)) > _MOST_OF
 
-    That of a wrapper around the whole model, say.
-    """
-    inside = sum(p.numel() for p in model.get_submodule(path).parameters())
-    return 2 * inside > sum(p.numel() for p in model.parameters())
+
+def _is_nearly_all(model: nn.Module, path: str) -> bool:
+    """Whether nothing is split where a module is opaque: the model's own, or one in a wrapper."""
+    return not path or _share(model, (path,)) > _NEARLY_ALL
 
 
 def _path_of(model: nn.Module, error: BigBrainError) -> str:

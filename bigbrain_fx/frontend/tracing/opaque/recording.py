@@ -20,10 +20,16 @@ from torch import Tensor, nn
 
 from bigbrain_fx.core import Arg
 from bigbrain_fx.errors import CaptureError
+from bigbrain_fx.frontend.tracing.opaque.left_attributes import (
+    left_by,
+    plain_attributes,
+    set_attributes,
+)
 from bigbrain_fx.frontend.tracing.opaque.rules import asks_within, require_found, require_unread
+from bigbrain_fx.frontend.tracing.opaque.tensor_access import TensorReads
 from bigbrain_fx.frontend.tracing.state.attributes import FORWARD_HOOKS
 from bigbrain_fx.frontend.translation.kept import LEAF, Keeper, KeptCall, place, placed
-from bigbrain_fx.frontend.translation.leaf import call_leaf, own_tensors
+from bigbrain_fx.frontend.translation.leaf import attribute_of, call_leaf, own_tensors
 from bigbrain_fx.frontend.translation.nests import decode
 from bigbrain_fx.frontend.translation.opaque import Dice
 
@@ -44,6 +50,8 @@ class Facts:
         random: it drew random numbers. written: numbers of the tensors that it wrote into.
         views: for each output tensor the number of the given one whose storage it shares, or None.
         fixed: numbers of output tensors that carry no gradient.
+        left: attributes that it left for others to read: their values are in `result`, behind what
+            came out.
     """
 
     given: tuple[tuple[Size, ...], ...]
@@ -53,6 +61,7 @@ class Facts:
     written: tuple[int, ...]
     views: tuple[int | None, ...]
     fixed: frozenset[int]
+    left: tuple[str, ...] = ()
 
 
 @dataclass
@@ -162,6 +171,25 @@ class _Own:
         finally:
             self.module.__dict__.update(now)
 
+    def facts_of_call(
+        self, tensors: Mapping[str, Tensor], args: tuple[object, ...], kwargs: Mapping[str, object]
+    ) -> tuple[object, Facts]:
+        """Call it so and note what it does, and which attributes it leaves."""
+
+        def run() -> tuple[object, dict[str, object]]:
+            before, reads = plain_attributes(self.module), TensorReads()
+            with reads:
+                found = self.call(tensors, args, kwargs)
+            return found, left_by(self.module, before, reads.seen)
+
+        found, facts = facts_of(run, (args, kwargs), list(tensors.values()))
+        result, left = cast("tuple[object, dict[str, object]]", found)
+        encoded = facts.result if left else cast("_Pair", facts.result)[1][0]
+        return result, replace(facts, result=encoded, left=(*left,))
+
+
+_Pair = tuple[str, tuple[Arg, Arg]]
+
 
 @contextmanager
 def _in_place(
@@ -189,14 +217,14 @@ class _Observer:
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         """Run the leaf as it is."""
-        tensors = own_tensors(self.own.module)
+        module, tensors = self.own.module, own_tensors(self.own.module)
         versions = {name: tensor._version for name, tensor in tensors.items()}
-        run = lambda: self.own.call(tensors, args, kwargs)  # noqa: E731  # one use
-        result, facts = facts_of(run, (args, kwargs), list(tensors.values()))
+        result, facts = self.own.facts_of_call(tensors, args, kwargs)
         self.facts.append(facts)
-        require_found(self.own.module, tensors)
+        require_found(module, tensors, facts.left)
         written = [name for name, tensor in tensors.items() if tensor._version != versions[name]]
-        require_unread(self.own.module, {name: tensors[name] for name in written}, result)
+        left = [attribute_of(module, name) for name in facts.left]
+        require_unread(module, {name: tensors[name] for name in written}, (result, left))
         return result
 
 
@@ -271,7 +299,12 @@ class _StandIn:
         name = last if last.isidentifier() else type(self.own.module).__name__.lower()
         params = tuple(f"{self.path}.{key}" for key in own)
         call = KeptCall(f"{LEAF}{self.path}", name, nest, params, shapes)
-        return self.keeper.call(call, [*given, *own.values()])
+        found = self.keeper.call(call, [*given, *own.values()])
+        if not call.left:
+            return found
+        result, left = cast("tuple[object, Mapping[str, object]]", found)
+        set_attributes(self.own.module, left)
+        return result
 
     def _learn(self, call: KeptCall, given: list[Tensor], own: list[Tensor], number: int) -> Facts:
         if not self.facts:
@@ -287,7 +320,7 @@ class _StandIn:
         args, kwargs = cast("tuple[tuple[object, ...], Mapping[str, object]]", nest)
         try:
             with torch.no_grad():
-                _, facts = facts_of(lambda: self.own.call(names, args, kwargs), nest, own)
+                _, facts = self.own.facts_of_call(names, args, kwargs)
         except Exception as error:
             raise CaptureError(
                 f"the leaf {self.path} cannot run on shapes alone: "
@@ -308,7 +341,7 @@ def applied(call: KeptCall, facts: Facts, tensors: Sequence[Tensor], given: int)
             help="let it write into a copy: x = x.clone()",
         )
     call.result, call.outputs = facts.result, len(facts.tensors)
-    call.random = facts.random
+    call.random, call.left = facts.random, facts.left
     call.mutates = tuple(call.params[i - given] for i in facts.written)
     call.views = tuple(i if i is not None and i < given else None for i in facts.views)
     call.fixed = facts.fixed

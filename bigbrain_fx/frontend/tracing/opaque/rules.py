@@ -8,7 +8,7 @@ This file knows modules and what autograd saves; it knows no traces and no graph
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,20 +16,28 @@ import torch
 from torch import Tensor, nn
 
 from bigbrain_fx.errors import CaptureError
+from bigbrain_fx.frontend.tracing.opaque.left_attributes import plain_attributes
 from bigbrain_fx.frontend.translation.kept import place
 from bigbrain_fx.frontend.translation.leaf import own_tensors
 
 
-def require_found(module: nn.Module, before: Mapping[str, Tensor]) -> None:
+def require_found(
+    module: nn.Module, before: Mapping[str, Tensor], left: Collection[str] = ()
+) -> None:
     """Refuse a leaf that keeps state where a bundle cannot find it.
+
+    Args:
+        module: the leaf.
+        before: its own tensors before the call.
+        left: attributes that the call leaves for others to read.
 
     Raises:
         CaptureError: names the tensor.
     """
     now = own_tensors(module)
     moved = [name for name, tensor in before.items() if now.get(name) is not tensor]
-    held = [pair for part in module.modules() for pair in vars(part).items()]
-    plain = {name: value for name, value in held if isinstance(value, Tensor)}
+    held = plain_attributes(module)
+    plain = {n: value for n, value in held.items() if isinstance(value, Tensor) and n not in left}
     name = next(iter((*moved, *plain)), None)
     if name is not None:
         dense = plain[name].layout is torch.strided if name in plain else True

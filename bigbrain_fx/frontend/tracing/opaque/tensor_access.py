@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 VALUES = frozenset(
@@ -34,6 +34,7 @@ _SIZES = frozenset(
         ),
     )
 )
+_FREEZING = (Tensor.requires_grad_, Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
 _SIZED_BY_DATA = frozenset(
     (
         *(torch.nonzero, Tensor.nonzero, torch.argwhere, Tensor.argwhere, Tensor.unique),
@@ -50,12 +51,13 @@ class TensorReads(TorchFunctionMode):
     Attributes:
         seen: their ids.
         asks: whether Python was told numbers of one, or a size that numbers decide.
+        freezes: whether it was told of a parameter that it has a gradient, or none.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.seen: set[int] = set()
-        self.asks = False
+        self.asks = self.freezes = False
         self._sized: dict[int, Tensor] = {}  # held, or another might get the same id
 
     def __torch_function__(
@@ -69,6 +71,7 @@ class TensorReads(TorchFunctionMode):
         self.seen.update(map(id, given))
         sized = any(id(tensor) in self._sized for tensor in given)
         self.asks |= func in VALUES or (sized and func in _SIZES)
+        self.freezes |= func in _FREEZING and isinstance(args[0], nn.Parameter)
         found = func(*args, **(kwargs or {}))
         if sized or _is_sized_by_data(func, args):
             self._sized.update((id(tensor), tensor) for tensor in _tensors(found))

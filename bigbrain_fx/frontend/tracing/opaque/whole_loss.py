@@ -20,8 +20,8 @@ from bigbrain_fx.frontend.tracing.opaque.rules import asks_within
 from bigbrain_fx.frontend.tracing.opaque.tensor_access import TensorReads
 from bigbrain_fx.frontend.tracing.step import Loss
 from bigbrain_fx.frontend.translation.kept import LOSS, Keeper, KeptCall, place, placed
-from bigbrain_fx.frontend.translation.nests import decode, replaced
-from bigbrain_fx.frontend.translation.opaque import Dice, TensorSlot
+from bigbrain_fx.frontend.translation.nests import TensorSlot, decode, replaced
+from bigbrain_fx.frontend.translation.opaque import Dice
 
 
 @dataclass

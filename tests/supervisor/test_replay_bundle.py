@@ -226,7 +226,10 @@ def start(folder: Path, *words: str) -> subprocess.Popen[str]:
 
 @pytest.mark.nightly
 def test_a_limit_on_the_size_of_files_is_named_with_what_to_do(tmp_path: Path) -> None:
-    """`ulimit -f` is for memory files, too: no room for snapshots, none for logs and commits."""
+    """`ulimit -f` is for memory files, too: no room for snapshots, none for logs and commits.
+
+    Python itself would cut the bytecode that it writes, and fail to read it.
+    """
     bundle = split_small(tmp_path)
     words = ("launch.py", "--steps", "6", "--standby", "0", "--checkpoint-dir", "../commits")
     limited = 'ulimit -f 8; exec "$0" "$@"'
@@ -234,7 +237,7 @@ def test_a_limit_on_the_size_of_files_is_named_with_what_to_do(tmp_path: Path) -
     done = subprocess.run(
         ["sh", "-c", limited, sys.executable, *words, "--events", "../events"],
         cwd=bundle,
-        env={**environment, "OMP_NUM_THREADS": "1"},
+        env={**environment, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,

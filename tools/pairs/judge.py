@@ -63,7 +63,8 @@ def split(pair: Pair, folder: Path, words: Sequence[str]) -> Mapping[str, str]:
 
 
 def _judged(pair: Pair, folder: Path) -> Mapping[str, str]:
-    made = split(pair, folder, pair.words)
+    watched = ("--with", "watch") if "P" in pair.name.split("+") else ()  # `launch.py` takes --hang
+    made = split(pair, folder, (*pair.words, *watched))
     if "status" in made:
         if (folder / "bundle").exists():
             return {**made, "status": "wrong", "detail": f"left a bundle: {made['detail']}"}

@@ -97,8 +97,8 @@ def richer(cluster: Cluster, links: float, memory: float) -> Cluster:
 def test_within_two_percent_of_brute_force(seed: int, count: int, devices: int) -> None:
     """Over every placement of one piece a device, as the simulator judges it.
 
-    `auto` does not look for pieces between which a device rests: of seed 665 with two ops the best
-    is 12 % shorter. The bound holds for those, too.
+    No planner here lets a chain come back to a device it has left: of seed 665 with two ops that is
+    12 % shorter. The bound holds for such plans, too.
     """
     graph, cluster = case(seed, count, devices)
     if devices ** len(units(graph).groups) > 300:

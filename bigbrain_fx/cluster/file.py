@@ -134,6 +134,11 @@ class OverheadsEntry(StrictModel):
         json_schema_extra={"default": "0s"},
         description="Once a step: the data loader, posted receives.",
     )
+    blocking: bool = Field(
+        default=False,
+        description="Whether the device waits for each message that it sends to another stage, as "
+        "in Megatron-DeepSpeed; programs of this project compute meanwhile.",
+    )
 
 
 class DeviceEntry(StrictModel):

@@ -117,7 +117,9 @@ def _launch_s(kind: str, card: Preset | None) -> float:
 def _overheads(entry: OverheadsEntry | None) -> Overheads:
     if entry is None:
         return Overheads()
-    return Overheads(entry.message, entry.message_bandwidth, entry.instruction, entry.step)
+    return Overheads(
+        entry.message, entry.message_bandwidth, entry.instruction, entry.step, entry.blocking
+    )
 
 
 def _preset(document: Document, path: JsonPath, entry: DeviceEntry) -> str:
@@ -296,9 +298,13 @@ def _device_json(device: Device, prices: Mapping[str, float]) -> dict[str, objec
     }
 
 
-def _overheads_json(own: Overheads) -> dict[str, str]:
+def _overheads_json(own: Overheads) -> dict[str, str | bool]:
     times = {"message": own.message_s, "instruction": own.instruction_s, "step": own.step_s}
-    found = {name: quantity.time_text(time_s) for name, time_s in times.items()}
+    found: dict[str, str | bool] = {
+        name: quantity.time_text(time_s) for name, time_s in times.items()
+    }
+    if own.blocking:
+        found["blocking"] = True
     if own.message_bytes_per_s is not None:
         found["message_bandwidth"] = quantity.rate_text(own.message_bytes_per_s, "B/s")
     return found

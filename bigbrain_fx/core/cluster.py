@@ -25,12 +25,15 @@ class Overheads:
             no time.
         instruction_s: around each forward and each backward of a stage.
         step_s: once a step, before its first instruction: the data loader, posted receives.
+        blocking: whether a device that sends to another stage waits until it is there, and begins
+            nothing meanwhile; so Megatron-DeepSpeed sends. Ours compute as messages fly.
     """
 
     message_s: float = 0.0
     message_bytes_per_s: float | None = None
     instruction_s: float = 0.0
     step_s: float = 0.0
+    blocking: bool = False
 
     def handling_s(self, nbytes: int) -> float:
         """Seconds that one end of a message of `nbytes` bytes takes."""

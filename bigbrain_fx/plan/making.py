@@ -45,13 +45,13 @@ from bigbrain_fx.plan.simulate import simulate
 from bigbrain_fx.plan.strategy import is_open, plan_strategies
 from bigbrain_fx.plan.tensor import (
     GroupMaker,
+    axes_of_replicas,
     group_maker,
     grouped_plan,
     plan_tensor,
     require_grid,
     tensor_costs,
     tensor_forecast,
-    wanted_axes,
 )
 from bigbrain_fx.planning import looked_at, of_how_many
 
@@ -137,7 +137,7 @@ def _of_axes(graph: Graph, cluster: Cluster, source: Source, options: Options) -
         return plan_tensor(graph, cluster, source, options)
     require_grid(graph, cluster, options)
     if not run_as_one(graph, cluster, options):  # the same in all replicas
-        options = replace(options, tensor_tried=wanted_axes(graph, options))
+        options = replace(options, tensor_tried=axes_of_replicas(graph, cluster, options))
     join = partial(_joined, graph, cluster, source, options)
     return plan_replicas(graph, cluster, source, options, _on_all, join)
 
@@ -206,7 +206,7 @@ def _replicas_by_hand(
     """Plan each replica as one is placed: its devices stand for those at their places elsewhere."""
     if options.wants_groups:
         require_grid(graph, cluster, options)
-        options = replace(options, tensor_tried=wanted_axes(graph, options))
+        options = replace(options, tensor_tried=axes_of_replicas(graph, cluster, options))
     about = replica_count(cluster, options), options.tensor or 1
     first, cluster = with_replica_of(cluster, *about, dict.fromkeys(fixed.device_of.values()))
     here = tuple(only(cluster, first).device)

@@ -264,7 +264,7 @@ _names = st.text(string.ascii_letters + string.digits, min_size=1, max_size=8)
 _rates = st.floats(min_value=1e-3, max_value=1e18)
 _times = st.floats(min_value=0.0, max_value=1e3)
 _link_values = st.builds(Link, _times, _rates)
-_overheads = st.builds(Overheads, _times, st.none() | _rates, _times, _times)
+_overheads = st.builds(Overheads, _times, st.none() | _rates, _times, _times, st.booleans())
 
 
 @st.composite

@@ -165,6 +165,7 @@ class _Execution:
                     now_s += self.messages.handling_s(program.device, edge)
                     sent = self.messages.send(program.device, edge, micro, now_s)
                     woken += [self.waiting.pop(each) for each in sent if each in self.waiting]
+                    now_s = self.messages.sent_s(program.device, (edge, micro), now_s)
                 case Recv(edge, micro):
                     if (edge, micro) not in self.flights:
                         self.waiting[edge, micro] = program

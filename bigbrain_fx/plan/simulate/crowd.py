@@ -149,6 +149,8 @@ class _Crowded:
         device.begun_s = self.now_s
         if isinstance(done, Send):
             sent = self.messages.send(device.name, done.edge, done.micro, self.now_s)
+            own = done.edge, done.micro
+            device.begun_s = self.messages.sent_s(device.name, own, self.now_s)
             for other in self.devices:
                 if other.waits_for in sent:
                     self._begin(other)

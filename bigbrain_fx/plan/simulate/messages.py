@@ -74,6 +74,11 @@ class Messages:
         self.flights[edge, micro] = Flight(edge, micro, start_s, free_s, free_s + latency_s)
         return ((edge, micro),)
 
+    def sent_s(self, device: str, message: Message, now_s: float) -> float:
+        """Return when a device that has sent a message goes on: at once, or when it is there."""
+        blocks = self.overheads(device).blocking and message[0].kind not in KINDS
+        return max(now_s, self.flights[message].arrival_s) if blocks else now_s
+
     def _joined(
         self, exchanges: Exchanges, edge: Edge, micro: int | None, now_s: float
     ) -> Sequence[Message]:

@@ -103,8 +103,9 @@ def test_a_message_waits_for_its_link_as_ever() -> None:
 
 @pytest.mark.parametrize("name", TRAINING)
 @pytest.mark.parametrize("p", range(1, 5))
-def test_nothing_changes_where_a_crowd_costs_nothing(name: str, p: int) -> None:
-    own = Overheads(0.125, 64.0, 0.25, 0.5)
+@pytest.mark.parametrize("blocking", [False, True])
+def test_nothing_changes_where_a_crowd_costs_nothing(name: str, p: int, *, blocking: bool) -> None:
+    own = Overheads(0.125, 64.0, 0.25, 0.5, blocking)
     for m in (1, 3, 6):
         stages, costs = chain(p, nbytes=8), even_costs(p, Link(0.25, 16.0), b=1.5)
         devices = tuple(replace(d, overheads=own) for d in costs.cluster.devices)

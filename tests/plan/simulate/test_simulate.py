@@ -348,6 +348,16 @@ def test_a_message_takes_both_its_ends() -> None:
     assert stepped(stages, with_overheads(costs, own)).step_s == free + 2 * (3.0 + 3.0)
 
 
+def test_a_blocking_device_begins_nothing_while_what_it_sent_flies() -> None:
+    """Out in 1 + 1 and back in 1 + 1: the second forward of d0 begins at 2 in place of 1."""
+    stages, costs = chain(2, nbytes=8), even_costs(2, SLOW, b=1.0)
+    blocking = with_overheads(costs, Overheads(blocking=True))
+    for given, begun_s in ((costs, 1.0), (blocking, 2.0)):
+        bars = {(b.device, b.what): b for b in stepped(stages, given, m=2).timeline}
+        assert bars["d0", "forward 0 #1"].start_s == begun_s
+    assert stepped(stages, blocking).step_s == stepped(stages, costs).step_s
+
+
 def test_handling_a_message_keeps_a_device_from_computing() -> None:
     """Two micro-batches: the second forward waits until the first one's result is handed over."""
     costs = with_overheads(even_costs(2, b=1.0), Overheads(message_s=0.5))

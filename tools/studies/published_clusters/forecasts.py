@@ -157,7 +157,7 @@ simulator says 4.76 GB + 0.3 there, and 3 GB elsewhere)."""
 def _process(row: ClusterRow, card: str) -> Doc:
     if row.runtime != "megatron-deepspeed":
         return {}
-    return {"process_memory": PROCESS.get(card, "3GB")}
+    return {"process_memory": PROCESS.get(card, "3GB"), "overheads": {"blocking": True}}
 
 
 class _Hosts:

@@ -30,7 +30,7 @@ from tools.emulation.groups import (
 )
 from tools.emulation.quotas import nics, placed
 from tools.emulation.relay import Clock, Wire
-from tools.emulation.started import NursedProcess, awake
+from tools.emulation.started import NursedProcess
 from tools.emulation.watchdog import sweep
 
 MIB = 2**20
@@ -57,17 +57,6 @@ def test_shares_are_in_proportion_and_half_of_the_machine() -> None:
     assert [quota.cores for quota in found.values()] == [0.5, 0.25, 0.125, 0.125]
     assert found["d0"] == Quota(0.5, 4000, 8000, 1024 * MIB)
     assert {quota.period_us for quota in found.values()} == {8000}  # 1 ms / the smallest share
-
-
-def test_no_device_gets_more_cores_than_threads() -> None:
-    assert [q.cores for q in quotas(cluster(2, 1), cores=16).values()] == [1.0, 0.5]
-    assert [q.cores for q in quotas(cluster(2, 1, threads=4), 16).values()] == [4.0, 2.0]
-
-
-def test_the_share_can_be_given() -> None:
-    found = quotas(cluster(2, 1), cores=2, share=0.1)
-    assert [quota.cores for quota in found.values()] == [0.1, 0.05]
-    assert found["d1"] == Quota(0.05, 1000, 20_000, 1024 * MIB)
 
 
 @pytest.mark.parametrize(
@@ -186,18 +175,6 @@ def test_groups_of_a_gone_owner_are_swept() -> None:
         (folder / "d0").mkdir(parents=True)
     assert sorted(sweep_leftovers(trees)) == sorted(moved)
     assert not any(folder.exists() for folder in moved)
-
-
-@real
-def test_what_keeps_processors_awake_steps_back_for_everything() -> None:
-    cpus = sorted(os.sched_getaffinity(0))[:2]
-    with awake(cpus) as started:
-        ends = [os.pidfd_open(pid) for pid in started]
-        assert [os.sched_getscheduler(pid) for pid in started] == [os.SCHED_IDLE] * len(cpus)
-        assert [os.sched_getaffinity(pid) for pid in started] == [{cpu} for cpu in cpus]
-    for end in ends:
-        assert select.select([end], (), (), DEADLINE_S)[0]
-        os.close(end)
 
 
 # --------------------------------------------------------------------------- the real thing

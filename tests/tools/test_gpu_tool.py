@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -14,19 +13,14 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from bigbrain_fx.bundles.launch import Run
-from bigbrain_fx.cluster.presets import PRESETS
 from bigbrain_fx.core import Cluster, Device, Link, Ref
-from bigbrain_fx.costs.profiles import ProfileStore, signatures
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.frontend import capture_file
-from tests.support.profiled import MACHINE
 from tests.support.synthetic import op, tensor
 from tools import gpu
-from tools.gpu_card import Card, blas_bytes, lacking, preset_of
-from tools.gpu_models import MODELS, NAMES, SIZES, TINY, Model
+from tools.gpu_card import Card, lacking, preset_of
+from tools.gpu_models import MODELS, TINY, Model
 from tools.gpu_ops import roofline_s
-from tools.gpu_report import families, report, summary
+from tools.gpu_report import report, summary
 from tools.gpu_rows import Family, Rates, Row, append_row, read_rows
 
 CPU = '{"name": "d0", "host": "a", "kind": "cpu", "threads": 1, "memory": "4GiB", "flops": '
@@ -127,69 +121,7 @@ def test_the_whole_tool_on_the_cpu(tiny: tuple[Result, Row], place: Path) -> Non
     assert "| gpt | tiny |" in (place / "page.md").read_text()
 
 
-@pytest.mark.nightly
-def test_the_op_table_is_what_the_database_has(tiny: tuple[Result, Row], place: Path) -> None:
-    _, row = tiny
-    store = ProfileStore(place / "rows.work" / "profiles.sqlite", read_only=True)
-    (machine,) = store.machines()
-    model = MODELS["gpt", TINY]
-    with capture_file(place / "rows.work" / "gpt_tiny.py") as session:
-        graph = session.graph.at(model.micro_rows)
-    each = (store.get(machine.key, signature.key) for _, signature in signatures(graph))
-    total_s = model.micro_batches * sum(profile.total_s for profile in each if profile)
-    assert sum(family.measured_s for family in row.ops) == pytest.approx(total_s)
-    by_name = {family.name: family for family in row.ops}
-    linear = [made for made in graph.ops if made.target == "aten.linear.default"]
-    assert by_name["linear"].ops == len(linear)
-    assert row.ops == families(row.ops)  # the dearest first
-
-
-@pytest.mark.nightly
-def test_rows_that_are_there_are_not_measured_again(
-    tiny: tuple[Result, Row], place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gpu, "measure", None)
-    before = (place / "rows.jsonl").read_text()
-    assert called(*words(place)).exit_code == 0
-    assert (place / "rows.jsonl").read_text() == before
-
-
 # --------------------------------------------------------------------------- a GPU, made up
-
-
-@pytest.mark.nightly
-def test_a_model_is_planned_by_the_ops_by_the_roofline_and_by_the_datasheet(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = tmp_path / "profiles.sqlite"
-    ProfileStore(store)
-    monkeypatch.setenv("BIGBRAIN_PROFILES", str(store))
-    model, card = MODELS["resnet", TINY], Card("NVIDIA H200", "h200")
-    place = gpu.Place("cuda", card, Cluster((GPU,), Link(0.0, 1e9)), store, 4, tmp_path)
-    path = tmp_path / "model.py"
-    path.write_text(model.text())
-    with capture_file(path) as session:
-        plans = gpu.planned(place, model, session, replace(MACHINE, kind="cuda", launch_s=3e-6))
-    assert plans.keys() == {"measured", "analytical", "preset"}
-    rates = [plan.cluster.devices[0].flops_per_s for plan in plans.values()]
-    assert rates == [MACHINE.flops_per_s, 1e12, PRESETS["h200"].sustained_flops_per_s]
-    (profiled,) = plans["measured"].cluster.devices
-    assert (profiled.launch_s, profiled.half_flops_per_s) == (3e-6, GPU.half_flops_per_s)
-    assert {plan.micro_batches for plan in plans.values()} == {model.micro_batches}
-    assert plans["preset"].cluster.devices[0].memory_bytes == GPU.memory_bytes
-
-
-def test_a_torch_that_does_not_say_what_cublas_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.cuda, "cublas_workspace_size", lambda: 7, raising=False)
-    assert (blas_bytes("cuda"), blas_bytes("cpu")) == (7, 0)
-    monkeypatch.delattr(torch.backends.cuda, "cublas_workspace_size")
-    assert blas_bytes("cuda") == 0
-
-
-def test_on_a_gpu_the_process_says_what_its_tensors_took(tmp_path: Path) -> None:
-    place = gpu.Place("cuda", Card(""), Cluster((GPU,), Link(0.0, 1e9)), tmp_path, 1, tmp_path)
-    done = Run((), {"d0": 9}, tmp_path, max_allocated_bytes={"d0": 4321})
-    assert gpu.peak_bytes(place, tmp_path, done) == 4321
 
 
 def test_doctor_is_asked_for_one_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -248,26 +180,7 @@ def test_a_model_that_fails_is_said_and_the_others_go_on(
     assert "gpt large failed: CUDA out of memory" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_kind_of_model_computes_on_its_batch(name: str) -> None:
-    space: dict[str, Any] = {}
-    exec(compile(MODELS[name, TINY].text(), name, "exec"), space)
-    model, batch = space["model"](), space["example_batch"]()
-    if isinstance(batch, dict):
-        wanted = inspect.signature(model.forward).parameters
-        model(**{key: value for key, value in batch.items() if key in wanted})
-    else:
-        model(batch[0])
-
-
 # --------------------------------------------------------------------------- numbers
-
-
-def test_the_sizes_are_there_for_every_model() -> None:
-    assert set(MODELS) == {(name, size) for name in NAMES for size in (*SIZES, TINY)}
-    for model in MODELS.values():
-        assert model.rows % model.micro_batches == 0
-        compile(model.text(), model.name, "exec")
 
 
 def test_a_roofline_takes_the_longer_of_flops_and_bytes() -> None:
@@ -298,14 +211,6 @@ def test_errors_are_of_the_median_step_and_of_the_peak() -> None:
     assert found.step_mape["measured"] == pytest.approx((0.05 + 0.475) / 2)
     assert found.memory_within == 1
     assert found.memory_worst == pytest.approx(-0.2)
-
-
-def test_families_of_several_models_are_added_up() -> None:
-    other = replace(LINEAR, name="add", forward_s=1.0)
-    assert families([LINEAR, other, LINEAR]) == [
-        other,
-        Family("linear", 6, 0.06, 0.12, 0.04, 0.08, 0.03, 0.06),
-    ]
 
 
 def test_the_page_has_the_goals_the_rates_and_the_families() -> None:

@@ -35,6 +35,10 @@ FILES = {  # digits has the whole bundle; a llama differs from a gpt by its bloc
     "digits": ("*",),
     "gpt": (*SHOWN, "training.py"),
     "llama": ("model_blocks.py",),
+    **{
+        name: (f"device_{device}.py", *SHOWN[1:])  # whose other device is alike
+        for name, device in (("moe", "d1"), ("opaque", "d1"), ("tensor", "d0"), ("zero_3", "d0"))
+    },
 }
 
 

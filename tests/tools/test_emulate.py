@@ -17,7 +17,7 @@ import pytest
 
 from bigbrain_fx.bundles.launch import Command, RunOptions
 from bigbrain_fx.cluster import to_json
-from bigbrain_fx.core import Cluster, Device, Host, Link
+from bigbrain_fx.core import Cluster, Device, Link
 from bigbrain_fx.errors import InputError
 from tests.support.bundles import split_small
 from tools.emulation import Network, Quota, emulated, missing, quotas, wires
@@ -28,7 +28,7 @@ from tools.emulation.groups import (
     sweep_leftovers,
     was_out_of_memory as ran_out,
 )
-from tools.emulation.quotas import nics, placed
+from tools.emulation.quotas import placed
 from tools.emulation.relay import Clock, Wire
 from tools.emulation.started import NursedProcess
 from tools.emulation.watchdog import sweep
@@ -70,11 +70,6 @@ def test_shares_are_in_proportion_and_half_of_the_machine() -> None:
 def test_shares_that_cannot_be(parts: tuple[float, ...], share: float | None, what: str) -> None:
     with pytest.raises(InputError, match=what):
         quotas(cluster(*parts), cores=2, share=share)
-
-
-def test_a_share_beyond_the_threads_is_refused() -> None:
-    with pytest.raises(InputError, match="it has fewer threads"):
-        quotas(cluster(2, 1), cores=16, share=1.5)
 
 
 def test_devices_are_spread_over_the_cpus() -> None:
@@ -120,23 +115,7 @@ def test_packets_of_one_host_share_its_nic() -> None:
     assert alone.arrival_s(30.0, 100) == 41.0  # the wire is slower than the NIC
 
 
-def test_nics_are_those_of_hosts_that_say_so() -> None:
-    three = cluster(1, 1, 1)
-    devices = tuple(replace(d, host=h) for d, h in zip(three.devices, "aab", strict=True))
-    shared = replace(three, devices=devices, hosts=(Host("a", nic_bytes_per_s=1e7),))
-    out, into = (("out of a", 1e7),), (("into a", 1e7),)
-    assert nics(shared) == {(0, 2): out, (1, 2): out, (2, 0): into, (2, 1): into}
-    assert nics(three) == {}
-
-
 # --------------------------------------------------------------------------- control groups
-
-
-def test_version_1_is_found_below_our_own_group(tmp_path: Path) -> None:
-    (tmp_path / "cpu").mkdir()
-    (tmp_path / "memory" / "us").mkdir(parents=True)
-    trees = find_trees(tmp_path, "4:memory:/us\n2:cpu,cpuacct:/gone\n1:cpu:/gone\n0::/\n")
-    assert (trees.version, trees.cpu, trees.memory) == (1, tmp_path / "cpu", tmp_path / "memory/us")
 
 
 def test_version_2_gets_a_threaded_group_in_each_device_s(tmp_path: Path) -> None:
@@ -156,11 +135,6 @@ def test_version_2_gets_a_threaded_group_in_each_device_s(tmp_path: Path) -> Non
     }
     assert groups.of["d0"].process == (str(top / "d0/cgroup.procs"),)
     assert groups.of["d0"].compute == str(top / "d0/compute/cgroup.threads")
-
-
-def test_no_control_groups(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no control groups with cpu and memory"):
-        find_trees(tmp_path, "0::/\n")
 
 
 @real

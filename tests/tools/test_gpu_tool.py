@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from bigbrain_fx.core import Cluster, Device, Link, Ref
+from bigbrain_fx.core import Device
 from bigbrain_fx.errors import InputError
-from tests.support.synthetic import op, tensor
 from tools import gpu
-from tools.gpu_card import Card, lacking, preset_of
-from tools.gpu_models import MODELS, TINY, Model
-from tools.gpu_ops import roofline_s
-from tools.gpu_report import report, summary
+from tools.gpu_card import lacking, preset_of
+from tools.gpu_models import TINY
+from tools.gpu_report import summary
 from tools.gpu_rows import Family, Rates, Row, append_row, read_rows
 
 CPU = '{"name": "d0", "host": "a", "kind": "cpu", "threads": 1, "memory": "4GiB", "flops": '
@@ -124,22 +120,6 @@ def test_the_whole_tool_on_the_cpu(tiny: tuple[Result, Row], place: Path) -> Non
 # --------------------------------------------------------------------------- a GPU, made up
 
 
-def test_doctor_is_asked_for_one_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked: list[Mapping[str, Any]] = []
-
-    def probe(**given: object) -> SimpleNamespace:
-        asked.append(given)
-        return SimpleNamespace(cluster=Cluster((GPU,), Link(0.0, 1e9)))
-
-    monkeypatch.setattr(gpu, "probe", probe)
-    assert gpu._one_device("cuda", None).devices == (GPU,)
-    assert asked == [{"devices": 1, "kind": "cuda"}]
-    path = tmp_path / "cluster.json"
-    path.write_text(CLUSTER)
-    with pytest.raises(InputError, match="expected a cluster of one cuda device, found 1 of cpu"):
-        gpu._one_device("cuda", path)
-
-
 @pytest.mark.parametrize(
     ("name", "preset"),
     [
@@ -165,38 +145,7 @@ def test_a_card_finds_its_datasheet(name: str, preset: str | None) -> None:
     assert preset_of(name) == preset
 
 
-def test_a_model_that_fails_is_said_and_the_others_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def measure(_: object, model: Model) -> Row:
-        if model.size == "large":
-            raise RuntimeError("CUDA out of memory")
-        return made_row(model=model.name, size=model.size)
-
-    monkeypatch.setattr(gpu, "measure", measure)
-    place = gpu.Place("cuda", Card(""), Cluster((GPU,), Link(0.0, 1e9)), tmp_path, 1, tmp_path)
-    models = [MODELS["gpt", size] for size in ("large", "small")]
-    assert [row.size for row in gpu.measured(place, models)] == ["small"]
-    assert "gpt large failed: CUDA out of memory" in capsys.readouterr().err
-
-
 # --------------------------------------------------------------------------- numbers
-
-
-def test_a_roofline_takes_the_longer_of_flops_and_bytes() -> None:
-    product = replace(
-        op("y", "aten.mm.default", Ref("x"), out=tensor(100)),
-        flops=10**9,
-        reads_bytes=10**6,
-        writes_bytes=0,
-    )
-    assert roofline_s(product, GPU, 1.0) == 1e-3
-    assert roofline_s(product, GPU, 2.0) == 2e-3
-    copying = replace(product, flops=0, writes_bytes=10**6)
-    assert roofline_s(copying, GPU, 2.0) == 2e6 / 1e11
-    half = replace(product, outputs=(replace(product.outputs[0], dtype="bfloat16"),))
-    assert roofline_s(half, GPU, 1.0) == 1e9 / 8e12
-    assert roofline_s(replace(product, view_of="x"), GPU, 1.0) == 0.0
 
 
 def test_errors_are_of_the_median_step_and_of_the_peak() -> None:
@@ -211,21 +160,6 @@ def test_errors_are_of_the_median_step_and_of_the_peak() -> None:
     assert found.step_mape["measured"] == pytest.approx((0.05 + 0.475) / 2)
     assert found.memory_within == 1
     assert found.memory_worst == pytest.approx(-0.2)
-
-
-def test_the_page_has_the_goals_the_rates_and_the_families() -> None:
-    facts = {"blas_bytes": 32 << 20, "profiled_launch_s": 4e-6, "products_use_tf32": False}
-    row = made_row(preset="h200", datasheet=SHEET, **facts)
-    text = "\n".join(report([row]))
-    assert "A workspace of cuBLAS has 32.0 MiB. Products in float32 do not use TF32." in text
-    assert "An op's start took 5.00 us by doctor, 4.00 us by the profile." in text
-    may = "\n".join(report([replace(row, products_use_tf32=True)]))
-    assert "Products in float32 may use TF32." in may
-    assert "## Some GPU" in text
-    assert "goal: within 10%" in text
-    assert "| gpt | small | 100.00 ms | 105.00 ms (+5.0 %) | 80.00 ms (-20.0 %) | 100% |" in text
-    assert "| float32 products | 1 TFLOP/s | 2 TFLOP/s | 0.50 |" in text
-    assert "| linear | 3 | 90.00 ms | 100.0% | 60.00 ms | -33.3 % | 0.50 | 0.50 |" in text
 
 
 def test_rows_survive_a_file_and_a_line_that_was_cut_off(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from bigbrain_fx.core import Op
 from bigbrain_fx.costs.profiles import OpProfile, ProfileStore, signatures
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import Captured, capture, run_graph
-from bigbrain_fx.measure.ops import Profiled, ProfileOptions, profile, twenty_ops
+from bigbrain_fx.measure.ops import MeasuredRows, Profiled, ProfileOptions, profile, twenty_ops
 from bigbrain_fx.measure.ops.context import WatchOverheads, timed_step, whole_step_s
 from bigbrain_fx.measure.ops.machine import processor_name
 from bigbrain_fx.measure.ops.optimizer import LARGE, optimizer_times
@@ -348,6 +348,15 @@ def test_a_model_that_ends_its_process_is_named(tmp_path: Path) -> None:
     model = write_model(tmp_path, "import os\nos._exit(3)\n")
     with pytest.raises(InputError, match=r"model.py ended its process \(exit code 3\)"):
         profile(model, tmp_path / "p.sqlite", ProfileOptions(time_limit_s=120.0))
+
+
+def test_what_was_measured_reads_well() -> None:
+    entry = MeasuredRows(4, 91, 26, 26, ops_s=0.019, step_s=0.020)
+    assert str(entry) == (
+        "4 rows: 91 ops, 26 of them distinct; 26 measured: their sum is 19.00 ms, "
+        "a whole step 20.00 ms (ratio 0.950)"
+    )
+    assert str(MeasuredRows(4, 91, 26, 0)).endswith("all are in the database")
 
 
 def test_another_hosts_profiles_are_taken_over(

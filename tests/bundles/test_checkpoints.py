@@ -176,17 +176,6 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(
     assert files(bundle) == before
 
 
-@pytest.mark.nightly
-def test_a_split_whose_checkpoint_does_not_fit_writes_nothing(
-    net: tuple[Path, Path], tmp_path: Path
-) -> None:
-    path = saved(tmp_path / "given.safetensors", {"first.weight": torch.ones(8, 8)})
-    done = call("split", net[0], "--devices", net[1], "--out", tmp_path / "b", "--weights", path)
-    assert done.code == 2
-    assert "the checkpoint does not fit the model" in done.err
-    assert not (tmp_path / "b").exists()
-
-
 def test_export_refuses_what_it_cannot_do(bundle: Path, tmp_path: Path) -> None:
     done = call("export", bundle, "--to", tmp_path / "model.bin")
     assert "ends in .safetensors" in done.err

@@ -84,14 +84,6 @@ def test_a_module_in_memory_splits_and_trains(tmp_path: Path) -> None:
         bb.verify(made.bundle)
 
 
-@pytest.mark.nightly
-def test_estimate_of_a_module_in_memory(tmp_path: Path) -> None:
-    cluster = bb.read_cluster(write_cluster(tmp_path))
-    plan = bb.estimate(Net(), cluster, OPTIONS, example_batch=batch(), loss=loss)
-    assert plan.forecast.step_s > 0
-    assert plan == bb.estimate(Net(), cluster, OPTIONS, example_batch=batch(), loss=loss)
-
-
 FAILING = """
 def optimizer(named_params):
     return torch.optim.{}

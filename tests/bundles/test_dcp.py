@@ -174,19 +174,6 @@ def test_a_run_goes_on_in_plain_pytorch_and_comes_back(
     assert train(back.bundle, 7, "--checkpoint-dir", "commits", "--resume") == ours[5:]
 
 
-@pytest.mark.nightly
-def test_two_processes_of_fsdp2_go_on_between(trained: Path, tmp_path: Path) -> None:
-    export_dcp(trained, tmp_path / "out", commits=trained / "commits")
-    (tmp_path / "fsdp.py").write_text(FSDP)
-    words = ["meet", trained.parent / "pair.py", "out", "5", "back"]
-    command = [sys.executable, "fsdp.py", *map(str, words)]
-    command[2] = str(tmp_path / "meet")
-    subprocess.run(command, cwd=tmp_path, check=True, timeout=120, capture_output=True)
-    assert len(list((tmp_path / "back").glob("*.distcp"))) == 2
-    back = resplit(trained, cluster(), tmp_path / "new", from_dcp=tmp_path / "back")
-    assert train(back.bundle, 7, "--checkpoint-dir", "commits", "--resume") == train(trained, 7)[5:]
-
-
 AVERAGED = """
 
 class Averaging(torch.optim.AdamW):

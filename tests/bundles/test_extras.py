@@ -46,6 +46,7 @@ def test_a_run_names_the_extra_that_its_flag_wants(plain: Path) -> None:
     assert "--with suspicion" in str(error.value.help)
 
 
+@pytest.mark.gate("train.py-words0-mpi")
 @pytest.mark.parametrize(
     ("program", "words", "name"),
     [

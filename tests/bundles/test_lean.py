@@ -47,6 +47,7 @@ def test_run_starts_it_and_resplit_keeps_it_lean(lean: Path, tmp_path: Path) -> 
     assert "launch.py" not in (moved / "README.md").read_text()
 
 
+@pytest.mark.nightly
 def test_it_compares_batches_and_checks_them_where_it_was_asked_to(
     lean: Path, tmp_path: Path
 ) -> None:

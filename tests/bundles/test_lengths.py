@@ -185,6 +185,7 @@ def test_lengths_that_do_not_fit_the_batches_are_refused(
         pass
 
 
+@pytest.mark.nightly
 def test_the_remedies_of_lengths_that_do_not_fit_train(tmp_path: Path) -> None:
     for more in (f"{BUCKETS}lengths = (4, 8, 12)\n", "\nlengths = (3, 7, 10, 12)\n"):
         with capture_file(write(tmp_path, more)) as session:

@@ -54,6 +54,7 @@ def test_its_bundle_goes_on_from_its_commit(old: Path, tmp_path: Path) -> None:
     assert_close(weights(saved), weights(old / "saved8"))
 
 
+@pytest.mark.nightly
 def test_its_bundle_moves_to_other_devices(old: Path, tmp_path: Path) -> None:
     cluster = write_cluster(tmp_path, 3, name="three.json")
     moved = resplit(old / "bundle", cluster, tmp_path / "moved", commits=old / "commits")

@@ -16,7 +16,6 @@ import bigbrain_fx
 from bigbrain_fx.bundles import resplit, verify
 from bigbrain_fx.bundles.launch import RunOptions, run
 from bigbrain_fx.cli.given import read_axes, read_number, read_ratio
-from bigbrain_fx.emit import bundle_texts
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Options, gathered_parts, read_plan
 from bigbrain_fx.supervisor import Event
@@ -47,17 +46,6 @@ def test_a_run_goes_on_with_more_or_fewer_replicas(bundle: Path, tmp_path: Path)
         found += train(at, until, *go_on)
     assert read_plan(at).stages.sum_order == "tree"
     assert found == whole
-
-
-@pytest.mark.nightly
-def test_a_device_file_does_not_list_what_replicas_exchange(bundle: Path) -> None:
-    plan = read_plan(bundle)
-    text = bundle_texts(plan)["device_d0.py"]
-    assert 'BUCKETS = bucket_channels(__file__, "d0")' in text
-    assert text.count("Channel(") < 12
-    assert text.count("*BUCKETS") == 1
-    assert len([e for e in plan.stages.edges if e.kind in ("reduce", "gather")]) >= 8
-    assert "A replica is a whole copy of the model" in (bundle / "README.md").read_text()
 
 
 @pytest.fixture

@@ -122,6 +122,7 @@ def loss_weight(batch):
 """
 
 
+@pytest.mark.nightly
 def test_each_part_may_have_numbers_of_its_own(tmp_path: Path) -> None:
     with capture_file(write(tmp_path, NUMBERS), parts=3) as session:
         assert session.micro_batch_effect(3).is_equal

@@ -10,13 +10,12 @@ import click
 import pytest
 
 from bigbrain_fx.cli import cli
-from bigbrain_fx.cli.command import GROUPS, Option
+from bigbrain_fx.cli.command import Option
 from tests.support.command_line import call, write_cluster, write_model
 
 GROUP = click.Context(cli)
 MOST_LINES = 45
 TEN = 10
-SPLIT_GROUPS = set(GROUPS) - {"checkpoints", "failures"}
 
 
 def records() -> Iterator[tuple[str, str]]:
@@ -47,15 +46,6 @@ def test_help_of_a_command_is_one_page_and_help_all_has_every_option(name: str) 
         if isinstance(parameter, click.Option):
             assert parameter.opts[-1] in short
             assert re.search(rf"^  (?:-\w, )?{parameter.opts[-1]}\b", whole, re.MULTILINE)
-
-
-def test_groups_stand_in_their_order_in_help_all() -> None:
-    found = re.findall(r"^(\S.*):$", call("split", "--help-all").out, re.MULTILINE)
-    assert found == ["Options", *(group.capitalize() for group in GROUPS if group in SPLIT_GROUPS)]
-
-
-def test_a_command_with_few_options_describes_them_all() -> None:
-    assert "--help-all" not in call("explain", "--help").out
 
 
 RENAMED = {

@@ -19,7 +19,7 @@ from bigbrain_fx.cli.console import (
 )
 from bigbrain_fx.cli.output import json_line
 from bigbrain_fx.cli.tracing import print_trace
-from bigbrain_fx.cli.verdict import rate_text, verdict
+from bigbrain_fx.cli.verdict import verdict
 from bigbrain_fx.plan import explain
 from bigbrain_fx.plan.explain import Cut, DevicePart, Explanation
 from tests.plan.test_explain import hand_made_costs, placed, stack, two
@@ -116,11 +116,6 @@ def test_a_verification(capsys: Capture) -> None:
     assert capsys.readouterr().out == f"FAILED: 1 of 2 checks\n{checks}"
 
 
-def test_json_has_no_words_of_its_own() -> None:
-    text = json_line({"loss": float("nan"), "all": (1.5, float("inf")), "in": {"x": -1.0}})
-    assert text == '{"loss": null, "all": [1.5, null], "in": {"x": -1.0}}'
-
-
 def test_speed_comes_first_and_limits_name_their_device() -> None:
     speed, limits, better = verdict(placed(stack(), "aabbb", two()))
     assert speed == "fits 2 devices: 18 s a step, 0.222 rows/s (90 % interval 14.04 to 23.04 s)"
@@ -135,11 +130,6 @@ def test_a_faster_neighbour_of_a_cut_is_named_with_its_pin() -> None:
     *_, better = verdict(slower, replace(found, step_s=found.step_s * 2))
     assert better.startswith("better: --pin ")
     assert "=" in better
-
-
-@pytest.mark.parametrize(("rate", "text"), [(0.2222, "0.222 rows/s"), (2436.7, "2,437 rows/s")])
-def test_a_model_without_tokens_is_counted_in_rows(rate: float, text: str) -> None:
-    assert rate_text(stack(), rate) == text
 
 
 def test_a_trace_is_followed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

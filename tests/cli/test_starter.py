@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,49 +13,6 @@ from bigbrain_fx.cli.templates import CLUSTER, EXAMPLES, is_made_up, write_start
 from bigbrain_fx.cluster import parse_cluster, read_cluster
 from bigbrain_fx.errors import InputError
 from tests.support.command_line import call
-
-TRAIN = """
-import json, sys
-import torch
-import model
-
-torch.manual_seed(0)
-torch.set_num_threads(1)
-net = model.model()
-optimizer = model.optimizer(net.named_parameters())
-losses = []
-for _, batch in zip(range(40), model.batches(seed=1)):
-    loss = model.loss(net(batch["context"]), batch)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    losses.append(loss.item())
-again = model.batches(seed=1)
-same = all(torch.equal(a, b) for a, b in zip(next(again).values(), next(model.batches(1)).values()))
-rows = {tensor.shape[0] for tensor in model.example_batch().values()}
-print(json.dumps({"losses": losses, "same": same, "rows": sorted(rows)}))
-"""
-
-
-@pytest.mark.nightly
-def test_the_model_trains_and_the_cluster_parses(tmp_path: Path) -> None:
-    written = write_starter(tmp_path / "new" / "folder")
-    assert [path.name for path in written] == ["model.py", "cluster.json"]
-    assert [device.name for device in read_cluster(written[1]).devices] == ["d0", "d1"]
-    result = subprocess.run(
-        [sys.executable, "-c", TRAIN],
-        cwd=written[0].parent,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    seen = json.loads(result.stdout)
-    assert seen["losses"][0] > 5.0  # ln 256 = 5.5
-    assert sum(seen["losses"][-5:]) / 5 < 3.3
-    assert seen["same"]
-    assert seen["rows"] == [64]
 
 
 def test_a_cluster_that_was_measured_is_kept(tmp_path: Path) -> None:

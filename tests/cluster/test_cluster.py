@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from bigbrain_fx import cluster as room
-from bigbrain_fx.cluster import PRESETS, parse_cluster, read_cluster, schema, to_json
+from bigbrain_fx.cluster import PRESETS, parse_cluster, schema, to_json
 from bigbrain_fx.core import Cluster, Device, Host, Link, Overheads, blas_bytes
 from tests.support.examples import examples
 from tests.support.messages import refused
@@ -115,13 +115,6 @@ def test_common_gpus_have_presets_with_a_source() -> None:
     assert all(0 < card.sustained_flops_per_s <= card.flops_per_s for card in PRESETS.values())
 
 
-def test_a_field_overrides_its_preset() -> None:
-    device = one('"preset": "h100", "flops": "989TFLOP/s", "memory": "40GiB"')
-    assert (device.flops_per_s, device.memory_bytes) == (989e12, 40 * 2**30)
-    assert device.memory_bytes_per_s == PRESETS["h100"].sustained_memory_bytes_per_s
-    assert device.tf32_flops_per_s is None
-
-
 def test_products_of_half_width_have_a_rate_of_their_own() -> None:
     said = one('"preset": "a100-80"').half_flops_per_s
     assert said == PRESETS["a100-80"].sustained_half_flops_per_s
@@ -194,14 +187,6 @@ def test_schema_and_comments_are_ignored() -> None:
 @pytest.mark.parametrize("host", ["node-1.lab", "10.0.0.7", "::1", "fe80::1", "localhost", "N1"])
 def test_hosts_that_are_fine(host: str) -> None:
     assert one(f'"host": "{host}", {CPU}').host == host
-
-
-def test_read_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "cluster.json"
-    path.write_text(ISSUE, encoding="utf-8")
-    assert read_cluster(path) == parse(ISSUE)
-    path.write_bytes(b"\xef\xbb\xbf" + ISSUE.encode())  # Windows editors write a mark first
-    assert read_cluster(path) == parse(ISSUE)
 
 
 # --------------------------------------------------------------------------- links

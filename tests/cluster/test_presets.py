@@ -32,10 +32,6 @@ def test_a_preset_is_found_as_its_driver_names_it(name: str, known: str) -> None
     assert preset_name(name) == known
 
 
-def test_every_preset_is_found_by_its_own_name() -> None:
-    assert [preset_name(name) for name in PRESETS] == list(PRESETS)
-
-
 @pytest.mark.parametrize(
     ("name", "code"),
     [

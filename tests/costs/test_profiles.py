@@ -26,7 +26,6 @@ from bigbrain_fx.costs.profiles import (
     APPLICATION_ID,
     SCHEMA_VERSION,
     Machine,
-    OpProfile,
     ProfileStore,
     Signature,
     TensorArg,
@@ -163,11 +162,6 @@ def test_machines_are_kept_apart(tmp_path: Path) -> None:
     assert [p.forward_s for _, p in store.rows(MACHINE.key)] == [ONE.forward_s]
     assert len(store.rows()) == 3
     assert store.get(MACHINE.key, TWO.signature.key) is None
-
-
-def test_rates_are_no_part_of_a_machines_name() -> None:
-    assert replace(MACHINE, flops_per_s=1.0, launch_s=1.0).key == MACHINE.key
-    assert replace(MACHINE, quota=0.5).key != MACHINE.key
 
 
 def test_a_second_measurement_replaces_the_first(tmp_path: Path) -> None:
@@ -311,16 +305,6 @@ def test_merging_keeps_the_later_session(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------- the optimizer
 
 
-def steps_of(per_tensor_s: float, per_byte_s: float) -> list[TimedOptimizer]:
-    sizes = [(50, 10**6), (25, 10**4), (64, 1000), (4, 16 * 10**6)]
-    return [TimedOptimizer("", n, b, n * per_tensor_s + b * per_byte_s) for n, b in sizes]
-
-
-@pytest.mark.parametrize("pair", [(3e-5, 6e-10), (3e-5, 0.0), (0.0, 6e-10)])
-def test_a_fit_finds_what_a_tensor_and_a_byte_cost(pair: tuple[float, float]) -> None:
-    assert fit_optimizer(steps_of(*pair)) == pytest.approx(pair, rel=1e-6, abs=1e-15)
-
-
 def test_nothing_is_fitted_below_zero() -> None:
     falling = [TimedOptimizer("", 10, 10**6, 1.0), TimedOptimizer("", 10, 10**3, 2.0)]
     a_tensor_s, a_byte_s = fit_optimizer(falling)
@@ -332,7 +316,3 @@ def test_sets_that_are_all_alike_still_give_their_own_time() -> None:
     alike = [TimedOptimizer("", n, 100 * n, 1e-4 * n) for n in (3, 6)]
     a_tensor_s, a_byte_s = fit_optimizer(alike)
     assert 9 * a_tensor_s + 900 * a_byte_s == pytest.approx(9e-4)
-
-
-def test_a_profile_adds_up() -> None:
-    assert OpProfile(ONE.signature, 1.0, 2.0, 4.0).total_s == 7.0

@@ -106,10 +106,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def parted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One of two stages with four micro-batches, beside the same as a lean bundle."""
-    folder = tmp_path_factory.mktemp("parted")
-    written(folder, "lean", 4, 2)
-    return written(folder, "bare", 4, 2)
+    """One of two stages with four micro-batches."""
+    return written(tmp_path_factory.mktemp("parted"), "bare", 4, 2)
 
 
 def trained(bundle: Path, outside: Outside, world: int, out: Path) -> list[float]:
@@ -151,6 +149,7 @@ def test_micro_batches_train_bitwise_as_in_other_tiers(
     parted: Path, outside: Outside, tmp_path: Path
 ) -> None:
     found = trained(parted, outside, 2, tmp_path / "bare")
+    written(parted.parent, "lean", 4, 2)
     words = ["train.py", "--in-process", "--json", "--steps", str(STEPS)]
     lean = outside.python(parted.parent / "lean", *words, "--save", str(tmp_path / "lean"))
     assert found == losses(lean)
@@ -159,6 +158,7 @@ def test_micro_batches_train_bitwise_as_in_other_tiers(
     assert all(torch.equal(bare[name], other[name]) for name in bare)
 
 
+@pytest.mark.nightly
 def test_run_starts_it(parted: Path, tmp_path: Path) -> None:
     done = run(parted, RunOptions(2, deadline_s=60.0, logs=tmp_path / "logs"))
     assert [line.step for line in done.steps] == [0, 1]

@@ -121,13 +121,6 @@ def test_too_many_dimensions_are_refused() -> None:
         Layout.of(torch.zeros((1,) * 17)).header()
 
 
-def test_a_channel_names_itself() -> None:
-    channel = Channel(3, "activation", "add_4", 0, 1, "d0", "d1", (2, 8), torch.float32)
-    assert str(channel) == "activation 'add_4' from stage 0 (d0) to stage 1 (d1)"
-    assert not channel.is_local
-    assert Channel(3, "activation", "x", 0, 1, "d0", "d0", (2,), torch.float32).is_local
-
-
 @pytest.mark.parametrize(
     "first",
     [torch.ones(()).expand(4, 3), torch.ones(6).unfold(0, 3, 1)],

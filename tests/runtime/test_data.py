@@ -89,12 +89,6 @@ def test_a_missing_entry_is_named(key: tuple[str | int, ...]) -> None:
 SPECS = {"x": ("int64", (4,)), "half": ("float32", (4,)), "mask": ("float32", (2, 2))}
 
 
-def test_a_batch_like_the_traced_one_is_taken() -> None:
-    data = stream(specs=SPECS)
-    data.advance(0)
-    assert data.get("mask", 0).shape == (2, 2)
-
-
 @pytest.mark.parametrize(
     ("value", "said"),
     [

@@ -226,36 +226,35 @@ def test_receives_are_posted_before_anyone_asks(tmp_path: Path) -> None:
     assert scenario(tmp_path, "ahead")[1] == [1, 2]
 
 
-@pytest.mark.nightly
-def test_a_message_that_never_comes_is_named_in_time(tmp_path: Path) -> None:
-    seen = scenario(tmp_path, "silent", deadline_s=1.0)[1]
-    assert seen["error"] == "LateMessageError"
-    assert "within 1 s" in seen["text"]
-    assert "activation 'one' from stage 0 (a) to stage 1 (b)" in seen["text"]
-    assert 0.9 < seen["seconds"] < 10
+ONE = "activation 'one' from stage 0 (a) to stage 1 (b)"
+SAID: dict[str, tuple[dict[str, Any], int, str, tuple[str, ...]]] = {  # rank, error, text
+    "silent": ({"deadline_s": 1.0}, 1, "LateMessageError", ("within 1 s", ONE)),
+    "dies": (
+        {"deadline_s": 20.0, "expected": 7},
+        1,
+        "PeerLostError",
+        (f"the peer is gone: {ONE}",),
+    ),
+    "deaf": ({"deadline_s": 1.0}, 0, "PeerLostError", (ONE.replace("one", "big"),)),
+    "shape": ({}, 1, "ValueError", ("planned shape (2, 3), sent (3, 3)",)),
+    "agree": (
+        {},
+        1,
+        "BatchError",
+        ("the batch of step 0 differs between devices: a has 1234, b has 5678",),
+    ),
+}
 
 
 @pytest.mark.nightly
-def test_a_peer_that_dies_is_named_in_time(tmp_path: Path) -> None:
-    seen = scenario(tmp_path, "dies", deadline_s=20.0, expected=7)[1]
-    assert seen["error"] == "PeerLostError"
-    assert "the peer is gone: activation 'one' from stage 0 (a) to stage 1 (b)" in seen["text"]
-    assert seen["seconds"] < 20
-
-
-@pytest.mark.nightly
-def test_a_peer_that_does_not_listen_is_named_in_time(tmp_path: Path) -> None:
-    seen = scenario(tmp_path, "deaf", deadline_s=1.0)[0]
-    assert seen["error"] == "PeerLostError"
-    assert "activation 'big' from stage 0 (a) to stage 1 (b)" in seen["text"]
-    assert seen["seconds"] < 10
-
-
-@pytest.mark.nightly
-def test_a_shape_that_was_not_planned_is_refused(tmp_path: Path) -> None:
-    seen = scenario(tmp_path, "shape")[1]
-    assert seen["error"] == "ValueError"
-    assert "planned shape (2, 3), sent (3, 3)" in seen["text"]
+@pytest.mark.parametrize("name", SAID)
+def test_what_goes_wrong_is_named_in_time(tmp_path: Path, name: str) -> None:
+    options, rank, error, texts = SAID[name]
+    seen = scenario(tmp_path, name, **options)[rank]
+    assert seen["error"] == error
+    assert all(text in seen["text"] for text in texts), seen["text"]
+    if name in ("silent", "dies", "deaf"):
+        assert 0.9 * (name == "silent") < seen["seconds"] < 15
 
 
 @pytest.mark.nightly
@@ -263,13 +262,6 @@ def test_a_message_that_is_not_due_is_not_waited_for(tmp_path: Path) -> None:
     seen = scenario(tmp_path, "surplus")[1]
     assert seen["text"].startswith("no message is due on activation 'one'")
     assert seen["seconds"] < 1
-
-
-@pytest.mark.nightly
-def test_processes_must_agree(tmp_path: Path) -> None:
-    seen = scenario(tmp_path, "agree")[1]
-    assert seen["error"] == "BatchError"
-    assert "the batch of step 0 differs between devices: a has 1234, b has 5678" in seen["text"]
 
 
 @pytest.fixture(autouse=True)

@@ -27,7 +27,6 @@ from bigbrain_fx.runtime.saving import save_together
 from bigbrain_fx.runtime.tensor_file import SaveError, UnnamedFile, write_tensors
 from bigbrain_fx.supervisor import FailedError
 from bigbrain_fx.weights import read_checkpoint, require_one_save
-from bigbrain_fx.weights.stored import facts_of
 from tests.support import warm
 from tests.support.bundles import copied, edit
 from tests.support.command_line import files, tiny_bundle
@@ -178,16 +177,6 @@ def test_files_of_two_runs_are_not_joined(tmp_path: Path) -> None:
         {"d1.weight": torch.zeros(2)}, tmp_path / "d1.safetensors", facts={"steps": 5, "seed": 0}
     ).put()
     require_one_save(tmp_path)
-
-
-@pytest.mark.nightly
-def test_a_run_says_in_each_file_of_which_run_it_is(tmp_path: Path) -> None:
-    bundle = tiny_bundle(tmp_path)
-    words = [sys.executable, str(bundle / "train.py"), "--in-process", "--steps", "3"]
-    subprocess.run([*words, "--save", str(tmp_path / "saved")], check=True)
-    told = {facts_of(file) for file in (tmp_path / "saved").glob("*.safetensors")}
-    assert len(told) == 1
-    assert next(iter(told)).startswith("--steps 3, seed 0, numbers ")
 
 
 OTHER = """

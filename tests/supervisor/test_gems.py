@@ -8,7 +8,7 @@ import pytest
 
 import bigbrain_fx
 from bigbrain_fx.plan import Options
-from tests.supervisor.test_peer_states import ALONE, MICROS, named, require_same, struck
+from tests.supervisor.test_peer_states import ALONE, MICROS, named, require_same
 from tests.support.bundles import MODEL, cluster
 from tests.support.replayed import Fault, supervised
 
@@ -23,14 +23,6 @@ def split(folder: Path, devices: int) -> Path:
     options = Options("naive", schedule="gems", micro_batches=MICROS, sum_order="micro")
     where = cluster(devices)
     return bigbrain_fx.split(folder / "letters.py", where, folder / "bundle", options).bundle
-
-
-@pytest.mark.nightly
-def test_a_dead_device_has_its_state_from_the_one_that_holds_the_same(tmp_path: Path) -> None:
-    bundle = split(tmp_path / "made", 2)
-    seen = struck(tmp_path / "run", bundle, 2, [Fault("d1", 2, 7)])
-    (took,) = seen.of("took_state")
-    assert (took["device"], took["step"], took["peers"]) == ("d1", 2, "d0")
 
 
 @pytest.mark.nightly

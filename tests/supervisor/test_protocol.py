@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,10 +31,6 @@ def test_older_bundles_name_waits_in_words() -> None:
     assert wait_of(("", "the disk")).kind == DISK
     assert wait_of(("", "the caller's next batch")).kind == BATCH
     assert wait_of(("d1", "x")) == Wait("d1", "x")
-
-
-def test_a_wait_is_known_by_its_kind_and_not_by_its_words() -> None:
-    assert wait_of(json.loads(json.dumps(Wait("", "reworded", DISK)))).kind == DISK
 
 
 @pytest.mark.parametrize("word", [lambda subject: subject.key, str], ids=["keys", "older"])

@@ -106,33 +106,23 @@ def test_connections_that_are_lost_are_made_again(
 
 
 @pytest.mark.nightly
-def test_a_spare_takes_over(bundle: Path, undisturbed: Seen, tmp_path: Path) -> None:
-    """One after another: also the spare that has become a device."""
-    faults = [Fault("d1", 3, 7), Fault("d1", 4, 3)]
-    seen = supervised(bundle, tmp_path, NAMES, STEPS, faults, spares=1)
-    require_same(seen, undisturbed, ["d1", "d1"])
-    spares = {e["pid"] for e in seen.of("started") if e["device"] == "spare"}
-    assert seen.of("assigned")[0]["pid"] in spares
-
-
-@pytest.mark.nightly
-def test_neighbours_die_together(bundle: Path, undisturbed: Seen, tmp_path: Path) -> None:
-    faults = [Fault("d0", 3, 5), Fault("d1", 3, 6)]
-    seen = supervised(bundle, tmp_path, NAMES, STEPS, faults, spares=1)
-    require_same(seen, undisturbed, [e["device"] for e in seen.of("died")])
-    assert {e["device"] for e in seen.of("died")} == {"d0", "d1"}
-
-
-@pytest.mark.nightly
-def test_all_devices_die(bundle: Path, undisturbed: Seen, tmp_path: Path) -> None:
-    faults = [Fault(name, 4, 3) for name in NAMES]
-    seen = supervised(bundle, tmp_path, NAMES, STEPS, faults)
-    assert seen.hashes == undisturbed.hashes
-    assert seen.losses == undisturbed.losses
-    assert {e["device"] for e in seen.of("died")} == set(NAMES)
-
-
-# --------------------------------------------------------------------------- beside the deaths
+@pytest.mark.parametrize(
+    ("faults", "spares"),
+    [
+        pytest.param((Fault("d1", 3, 7), Fault("d1", 4, 3)), 1, id="a-spare-that-took-over"),
+        pytest.param((Fault("d0", 3, 5), Fault("d1", 3, 6)), 1, id="neighbours"),
+        pytest.param(tuple(Fault(name, 4, 3) for name in NAMES), 0, id="all"),
+    ],
+)
+def test_several_die(
+    bundle: Path, undisturbed: Seen, tmp_path: Path, faults: tuple[Fault, ...], spares: int
+) -> None:
+    seen = supervised(bundle, tmp_path, NAMES, STEPS, faults, spares=spares)
+    died = [event["device"] for event in seen.of("died")]
+    assert sorted(died) == sorted(fault.device for fault in faults)
+    require_same(seen, undisturbed, died)
+    used = {e["pid"] for e in seen.of("started") if e["device"] == "spare"}
+    assert not spares or seen.of("assigned")[0]["pid"] in used
 
 
 @pytest.mark.nightly

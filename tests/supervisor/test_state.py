@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from bigbrain_fx.supervisor import Job
 from bigbrain_fx.supervisor.catch_up import CatchUp, CaughtUp
 from bigbrain_fx.supervisor.log_loss import LogLoss
 from bigbrain_fx.supervisor.snapshots import SnapshotCost, Snapshots
@@ -25,30 +23,11 @@ def snapshots() -> Iterator[Snapshots]:
     found.close()
 
 
-def test_a_job_numbers_the_devices_of_each_host() -> None:
-    job = Job(("a", "b", "c"), (), Path(), {}, Path(), hosts=("one", "two", "one"))
-    assert [job.local_rank(name) for name in job.devices] == [0, 0, 1]
-
-
-def test_what_was_said_first_stays() -> None:
-    agreed = Votes(BOTH)
-    assert agreed.first("plan", "mine") == "mine"
-    assert agreed.first("plan", "yours") == "mine"
-
-
 def test_a_vote_decides_when_all_have_voted_and_is_new_once() -> None:
     agreed = Votes(BOTH)
     assert agreed.vote("a", 3, True) is None
     assert agreed.vote("b", 3, False) == Decision(("b",), is_new=True)
     assert agreed.vote("b", 3, False) == Decision(("b",), is_new=False)  # it does the step again
-
-
-def test_votes_before_a_snapshot_are_forgotten() -> None:
-    agreed = Votes(BOTH)
-    for step in range(4):
-        agreed.vote("a", step, True)
-    agreed.forget_steps(before=2)
-    assert set(agreed.votes) == {2, 3}
 
 
 def test_a_device_catches_up_with_the_farthest_that_it_ever_was() -> None:

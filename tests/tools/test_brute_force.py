@@ -11,7 +11,7 @@ from bigbrain_fx.plan import Options, Plan, make_plan
 from tools.brute_force import judge
 from tools.brute_force.instances import SOURCE, Instance, drawn
 from tools.brute_force.judge import Force, compared, planned
-from tools.brute_force.ways import Way, below, compositions, disjoint, ways
+from tools.brute_force.ways import Way, compositions, disjoint, ways
 
 QUICK = (4, 14, 20)
 MOST_GAP = 0.05
@@ -33,11 +33,6 @@ def test_ways_of_two_devices_are_as_many_as_can_be_counted() -> None:
     assert len(groups) == 2 * shares
     assert len(list(disjoint(("a", "b", "c"), 1))) == 15  # partitions of three things and one more
     assert len(list(compositions(7, 3))) == comb(6, 2)
-
-
-def test_no_order_of_a_line_is_below_its_floor() -> None:
-    assert below([1.0, 2.0], 3) == 7.0  # the second one waits for the first, and is busy then
-    assert below([2.0], 3) == 6.0
 
 
 @pytest.mark.nightly

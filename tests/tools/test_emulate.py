@@ -17,7 +17,7 @@ import pytest
 
 from bigbrain_fx.bundles.launch import Command, RunOptions
 from bigbrain_fx.cluster import to_json
-from bigbrain_fx.core import Cluster, Device, Host, Link
+from bigbrain_fx.core import Cluster, Device, Link
 from bigbrain_fx.errors import InputError
 from tests.support.bundles import split_small
 from tools.emulation import Network, Quota, emulated, missing, quotas, wires
@@ -28,9 +28,9 @@ from tools.emulation.groups import (
     sweep_leftovers,
     was_out_of_memory as ran_out,
 )
-from tools.emulation.quotas import nics, placed
+from tools.emulation.quotas import placed
 from tools.emulation.relay import Clock, Wire
-from tools.emulation.started import NursedProcess, awake
+from tools.emulation.started import NursedProcess
 from tools.emulation.watchdog import sweep
 
 MIB = 2**20
@@ -59,17 +59,6 @@ def test_shares_are_in_proportion_and_half_of_the_machine() -> None:
     assert {quota.period_us for quota in found.values()} == {8000}  # 1 ms / the smallest share
 
 
-def test_no_device_gets_more_cores_than_threads() -> None:
-    assert [q.cores for q in quotas(cluster(2, 1), cores=16).values()] == [1.0, 0.5]
-    assert [q.cores for q in quotas(cluster(2, 1, threads=4), 16).values()] == [4.0, 2.0]
-
-
-def test_the_share_can_be_given() -> None:
-    found = quotas(cluster(2, 1), cores=2, share=0.1)
-    assert [quota.cores for quota in found.values()] == [0.1, 0.05]
-    assert found["d1"] == Quota(0.05, 1000, 20_000, 1024 * MIB)
-
-
 @pytest.mark.parametrize(
     ("parts", "share", "what"),
     [
@@ -81,11 +70,6 @@ def test_the_share_can_be_given() -> None:
 def test_shares_that_cannot_be(parts: tuple[float, ...], share: float | None, what: str) -> None:
     with pytest.raises(InputError, match=what):
         quotas(cluster(*parts), cores=2, share=share)
-
-
-def test_a_share_beyond_the_threads_is_refused() -> None:
-    with pytest.raises(InputError, match="it has fewer threads"):
-        quotas(cluster(2, 1), cores=16, share=1.5)
 
 
 def test_devices_are_spread_over_the_cpus() -> None:
@@ -131,23 +115,7 @@ def test_packets_of_one_host_share_its_nic() -> None:
     assert alone.arrival_s(30.0, 100) == 41.0  # the wire is slower than the NIC
 
 
-def test_nics_are_those_of_hosts_that_say_so() -> None:
-    three = cluster(1, 1, 1)
-    devices = tuple(replace(d, host=h) for d, h in zip(three.devices, "aab", strict=True))
-    shared = replace(three, devices=devices, hosts=(Host("a", nic_bytes_per_s=1e7),))
-    out, into = (("out of a", 1e7),), (("into a", 1e7),)
-    assert nics(shared) == {(0, 2): out, (1, 2): out, (2, 0): into, (2, 1): into}
-    assert nics(three) == {}
-
-
 # --------------------------------------------------------------------------- control groups
-
-
-def test_version_1_is_found_below_our_own_group(tmp_path: Path) -> None:
-    (tmp_path / "cpu").mkdir()
-    (tmp_path / "memory" / "us").mkdir(parents=True)
-    trees = find_trees(tmp_path, "4:memory:/us\n2:cpu,cpuacct:/gone\n1:cpu:/gone\n0::/\n")
-    assert (trees.version, trees.cpu, trees.memory) == (1, tmp_path / "cpu", tmp_path / "memory/us")
 
 
 def test_version_2_gets_a_threaded_group_in_each_device_s(tmp_path: Path) -> None:
@@ -169,11 +137,6 @@ def test_version_2_gets_a_threaded_group_in_each_device_s(tmp_path: Path) -> Non
     assert groups.of["d0"].compute == str(top / "d0/compute/cgroup.threads")
 
 
-def test_no_control_groups(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no control groups with cpu and memory"):
-        find_trees(tmp_path, "0::/\n")
-
-
 @real
 def test_groups_of_a_gone_owner_are_swept() -> None:
     trees = find_trees()
@@ -186,18 +149,6 @@ def test_groups_of_a_gone_owner_are_swept() -> None:
         (folder / "d0").mkdir(parents=True)
     assert sorted(sweep_leftovers(trees)) == sorted(moved)
     assert not any(folder.exists() for folder in moved)
-
-
-@real
-def test_what_keeps_processors_awake_steps_back_for_everything() -> None:
-    cpus = sorted(os.sched_getaffinity(0))[:2]
-    with awake(cpus) as started:
-        ends = [os.pidfd_open(pid) for pid in started]
-        assert [os.sched_getscheduler(pid) for pid in started] == [os.SCHED_IDLE] * len(cpus)
-        assert [os.sched_getaffinity(pid) for pid in started] == [{cpu} for cpu in cpus]
-    for end in ends:
-        assert select.select([end], (), (), DEADLINE_S)[0]
-        os.close(end)
 
 
 # --------------------------------------------------------------------------- the real thing

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import re
 import subprocess
 import sys
@@ -13,12 +12,11 @@ from click.testing import CliRunner
 
 from bigbrain_fx.cluster import to_json
 from bigbrain_fx.core import Link
-from bigbrain_fx.errors import InputError
 from bigbrain_fx.measure.host import DeviceProbe, Rates, Survey
 from tests.support.bundles import split_small
 from tests.tools.test_emulate import DEADLINE_S, MIB, ROOT, cluster, real
 from tools import emulate
-from tools.emulation import missing, network
+from tools.emulation import network
 
 
 @pytest.fixture
@@ -62,35 +60,3 @@ def test_what_is_missing_is_one_line(described: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(network, "missing", lambda: "emulating a cluster needs root")
     done = CliRunner().invoke(emulate.main, [described, "--doctor"])
     assert (done.exit_code, done.output) == (2, "error: emulating a cluster needs root\n")
-
-
-@pytest.mark.parametrize(
-    ("words", "what"),
-    [
-        ([], "expected either `-- BUNDLE"),
-        (["--doctor", "--", "bundle"], "expected either `-- BUNDLE"),
-        (["--write", "x.json", "--", "bundle"], "--write is for --doctor"),
-    ],
-)
-def test_words_that_make_no_sense(described: str, words: list[str], what: str) -> None:
-    done = CliRunner().invoke(emulate.main, [described, *words])
-    assert done.exit_code == 2
-    assert done.output.startswith(f"error: {what}")
-
-
-def test_groups_that_the_kernel_refuses_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a container of version 2 they can be seen, and not be made."""
-
-    def refuse(*_: object) -> None:
-        raise InputError("cannot make a control group: Device or resource busy")
-
-    monkeypatch.setattr(network, "make_groups", refuse)
-    monkeypatch.setattr(network, "_has_capabilities", lambda *numbers: True)
-    monkeypatch.setattr(platform, "system", lambda: "Linux")
-    monkeypatch.setattr(Path, "exists", lambda self: True)
-    assert "cannot make a control group: Device or resource busy" in str(missing())
-
-
-def test_no_root_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "_has_capabilities", lambda *numbers: False)
-    assert "needs root" in str(missing())

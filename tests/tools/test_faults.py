@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from tools.faulting import matrix, rows_calls
+from tools.faulting import matrix
 from tools.faulting.bundle import BUNDLES, Fault
 from tools.faulting.chaos import drawn
 from tools.faulting.jobs import Run
 from tools.faulting.matrix import ROWS, Result, Row, results
 from tools.faulting.report import (
-    END,
-    START,
     summary,
-    write_page,
 )
 from tools.faulting.verdicts import (
     BROKEN,
     KEPT,
     NOT_BUILT,
     SKIPPED,
-    STEPS,
     Ground,
     Verdict,
-    _same_forwards,
     ground,
     judged,
     survivors_kept,
@@ -67,32 +59,6 @@ def finished(**changes: object) -> Run:
 
 
 # --------------------------------------------------------------------------- two rows
-
-
-def test_a_run_whose_last_save_fails_is_resumed_for_two_more_steps(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """All its steps are committed: as far as it was asked for, nobody would compute anything."""
-    asked: list[int] = []
-    ended = finished(code=1, said="error: cannot write")
-
-    def run(ground: Ground, marks: Path, *_: object) -> Run:
-        (marks / f"call {ground.count}").touch()
-        ground.count += 1
-        return ended if ground.count == 1 else finished()
-
-    def resumed(_: Ground, *__: str, steps: int = STEPS) -> Verdict:
-        asked.append(steps)
-        return Verdict(KEPT, "")
-
-    monkeypatch.setattr(rows_calls, "_run", run)
-    monkeypatch.setattr(rows_calls, "_judged", lambda *_: Verdict(KEPT, ""))
-    monkeypatch.setattr(rows_calls, "_newest", lambda _: STEPS)
-    monkeypatch.setattr(rows_calls, "resumed", resumed)
-    ground: Any = SimpleNamespace(folder=tmp_path, count=0)
-    verdicts = list(itertools.islice(rows_calls._pass(ground, 0, rows_calls.Struck()), 2))
-    assert [verdict.status for verdict in verdicts] == [KEPT, KEPT]
-    assert asked == [STEPS + 2]
 
 
 @pytest.mark.nightly
@@ -144,20 +110,6 @@ def test_what_is_not_built_or_raises_is_never_passed(
     assert found.verdict.problems == ("OSError: no such disk",)
 
 
-def test_a_page_keeps_what_is_written_around_the_table(tmp_path: Path) -> None:
-    page = tmp_path / "replay.md"
-    write_page(
-        page, {"Rows": "on a host\n\n| # |\n| --- |\n| 1 | a |\n| 10 | b |", "Chaos": "good"}
-    )
-    page.write_text(page.read_text() + "\nby hand\n")
-    write_page(page, {"Rows": "on another\n\n| # |\n| --- |\n| 2 | c |\n| 10 | d |"})
-    text = page.read_text()
-    assert text.endswith("\nby hand\n")
-    assert "on a host" not in text
-    assert "| --- |\n| 1 | a |\n| 2 | c |\n| 10 | d |\n" in text
-    assert text.index(START) < text.index("on another") < text.index("good") < text.index(END)
-
-
 LEFT_OUT = [*(("2bw", row) for row in range(32, 39)), *(("offload", n) for n in (34, 35, 36, 38))]
 
 
@@ -204,17 +156,6 @@ def test_survivors_do_nothing_twice_and_keep_their_process() -> None:
     assert not survivors_kept(finished(lines=replaced), whole)
     died = ({"event": "died", "device": "d1", "time": 0.5},)
     assert survivors_kept(finished(lines=replaced, events=died), whole)
-
-
-def test_steps_that_overlap_may_end_with_none_under_way() -> None:
-    theirs = [6, 10, 14, 16]  # 4 a step, 2 of the next batch ahead
-    assert _same_forwards(theirs, theirs)
-    assert _same_forwards([6, 8, 14, 16], theirs)  # emptied after the second
-    assert not _same_forwards([6, 7, 14, 16], theirs)
-    assert not _same_forwards([6, 11, 14, 16], theirs)
-    assert not _same_forwards([6, 10, 14, 17], theirs)
-    assert not _same_forwards([4, 8, 12, 15], [4, 8, 12, 16])
-    assert not _same_forwards([4, 7, 12, 16], [4, 8, 12, 16])
 
 
 def test_random_kills_come_from_their_seed() -> None:

@@ -10,9 +10,7 @@ import pytest
 
 from tools.apart import apart
 from tools.forms import Form, find, forms
-from tools.forms.__main__ import HEADING, section, summary
-from tools.forms.drawn import drawn
-from tools.forms.judge import Outcome, _options, judge
+from tools.forms.judge import judge
 
 
 def test_a_remedy_is_a_form_that_is_right() -> None:
@@ -31,27 +29,6 @@ def test_a_cell_is_a_model_file() -> None:
     assert find("module-backward-hook-leaf").leaves == ("Scaled",)
     for each in forms():
         compile(each.source, each.name, "exec")
-
-
-def test_the_page_keeps_its_other_sections() -> None:
-    found = [(find("dropout"), Outcome("dropout", "right"))]
-    first = section("", found)
-    assert "| dropout | dropout in train mode | right |  |" in first
-    page = f"{first}\n## Models\n\nmore\n"
-    again = section(page, [(find("lora"), Outcome("lora", "right"))])
-    assert again.count(HEADING) == 1
-    assert again.endswith("\n## Models\n\nmore\n")
-    assert "dropout" not in again
-    assert summary(found) == "1 forms: 1 right."
-
-
-def test_a_seed_draws_the_same_forms_and_options() -> None:
-    first, again, other = (list(drawn(seed, 40)) for seed in (1, 1, 2))
-    assert first == again
-    assert first != other
-    for form in first:
-        assert _options(form).micro_batches == form.micro_batches
-        assert int(form.option("devices")) in (1, 2, 4, 8)
 
 
 def test_a_form_is_judged_as_if_no_other_model_file_had_been_loaded(

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import inspect
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from bigbrain_fx.bundles.launch import Run
-from bigbrain_fx.cluster.presets import PRESETS
-from bigbrain_fx.core import Cluster, Device, Link, Ref
-from bigbrain_fx.costs.profiles import ProfileStore, signatures
+from bigbrain_fx.core import Device
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.frontend import capture_file
-from tests.support.profiled import MACHINE
-from tests.support.synthetic import op, tensor
 from tools import gpu
-from tools.gpu_card import Card, blas_bytes, lacking, preset_of
-from tools.gpu_models import MODELS, NAMES, SIZES, TINY, Model
-from tools.gpu_ops import roofline_s
-from tools.gpu_report import families, report, summary
+from tools.gpu_card import lacking, preset_of
+from tools.gpu_models import TINY
+from tools.gpu_report import summary
 from tools.gpu_rows import Family, Rates, Row, append_row, read_rows
 
 CPU = '{"name": "d0", "host": "a", "kind": "cpu", "threads": 1, "memory": "4GiB", "flops": '
@@ -127,85 +117,7 @@ def test_the_whole_tool_on_the_cpu(tiny: tuple[Result, Row], place: Path) -> Non
     assert "| gpt | tiny |" in (place / "page.md").read_text()
 
 
-@pytest.mark.nightly
-def test_the_op_table_is_what_the_database_has(tiny: tuple[Result, Row], place: Path) -> None:
-    _, row = tiny
-    store = ProfileStore(place / "rows.work" / "profiles.sqlite", read_only=True)
-    (machine,) = store.machines()
-    model = MODELS["gpt", TINY]
-    with capture_file(place / "rows.work" / "gpt_tiny.py") as session:
-        graph = session.graph.at(model.micro_rows)
-    each = (store.get(machine.key, signature.key) for _, signature in signatures(graph))
-    total_s = model.micro_batches * sum(profile.total_s for profile in each if profile)
-    assert sum(family.measured_s for family in row.ops) == pytest.approx(total_s)
-    by_name = {family.name: family for family in row.ops}
-    linear = [made for made in graph.ops if made.target == "aten.linear.default"]
-    assert by_name["linear"].ops == len(linear)
-    assert row.ops == families(row.ops)  # the dearest first
-
-
-@pytest.mark.nightly
-def test_rows_that_are_there_are_not_measured_again(
-    tiny: tuple[Result, Row], place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gpu, "measure", None)
-    before = (place / "rows.jsonl").read_text()
-    assert called(*words(place)).exit_code == 0
-    assert (place / "rows.jsonl").read_text() == before
-
-
 # --------------------------------------------------------------------------- a GPU, made up
-
-
-@pytest.mark.nightly
-def test_a_model_is_planned_by_the_ops_by_the_roofline_and_by_the_datasheet(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = tmp_path / "profiles.sqlite"
-    ProfileStore(store)
-    monkeypatch.setenv("BIGBRAIN_PROFILES", str(store))
-    model, card = MODELS["resnet", TINY], Card("NVIDIA H200", "h200")
-    place = gpu.Place("cuda", card, Cluster((GPU,), Link(0.0, 1e9)), store, 4, tmp_path)
-    path = tmp_path / "model.py"
-    path.write_text(model.text())
-    with capture_file(path) as session:
-        plans = gpu.planned(place, model, session, replace(MACHINE, kind="cuda", launch_s=3e-6))
-    assert plans.keys() == {"measured", "analytical", "preset"}
-    rates = [plan.cluster.devices[0].flops_per_s for plan in plans.values()]
-    assert rates == [MACHINE.flops_per_s, 1e12, PRESETS["h200"].sustained_flops_per_s]
-    (profiled,) = plans["measured"].cluster.devices
-    assert (profiled.launch_s, profiled.half_flops_per_s) == (3e-6, GPU.half_flops_per_s)
-    assert {plan.micro_batches for plan in plans.values()} == {model.micro_batches}
-    assert plans["preset"].cluster.devices[0].memory_bytes == GPU.memory_bytes
-
-
-def test_a_torch_that_does_not_say_what_cublas_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.cuda, "cublas_workspace_size", lambda: 7, raising=False)
-    assert (blas_bytes("cuda"), blas_bytes("cpu")) == (7, 0)
-    monkeypatch.delattr(torch.backends.cuda, "cublas_workspace_size")
-    assert blas_bytes("cuda") == 0
-
-
-def test_on_a_gpu_the_process_says_what_its_tensors_took(tmp_path: Path) -> None:
-    place = gpu.Place("cuda", Card(""), Cluster((GPU,), Link(0.0, 1e9)), tmp_path, 1, tmp_path)
-    done = Run((), {"d0": 9}, tmp_path, max_allocated_bytes={"d0": 4321})
-    assert gpu.peak_bytes(place, tmp_path, done) == 4321
-
-
-def test_doctor_is_asked_for_one_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked: list[Mapping[str, Any]] = []
-
-    def probe(**given: object) -> SimpleNamespace:
-        asked.append(given)
-        return SimpleNamespace(cluster=Cluster((GPU,), Link(0.0, 1e9)))
-
-    monkeypatch.setattr(gpu, "probe", probe)
-    assert gpu._one_device("cuda", None).devices == (GPU,)
-    assert asked == [{"devices": 1, "kind": "cuda"}]
-    path = tmp_path / "cluster.json"
-    path.write_text(CLUSTER)
-    with pytest.raises(InputError, match="expected a cluster of one cuda device, found 1 of cpu"):
-        gpu._one_device("cuda", path)
 
 
 @pytest.mark.parametrize(
@@ -233,57 +145,7 @@ def test_a_card_finds_its_datasheet(name: str, preset: str | None) -> None:
     assert preset_of(name) == preset
 
 
-def test_a_model_that_fails_is_said_and_the_others_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def measure(_: object, model: Model) -> Row:
-        if model.size == "large":
-            raise RuntimeError("CUDA out of memory")
-        return made_row(model=model.name, size=model.size)
-
-    monkeypatch.setattr(gpu, "measure", measure)
-    place = gpu.Place("cuda", Card(""), Cluster((GPU,), Link(0.0, 1e9)), tmp_path, 1, tmp_path)
-    models = [MODELS["gpt", size] for size in ("large", "small")]
-    assert [row.size for row in gpu.measured(place, models)] == ["small"]
-    assert "gpt large failed: CUDA out of memory" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_kind_of_model_computes_on_its_batch(name: str) -> None:
-    space: dict[str, Any] = {}
-    exec(compile(MODELS[name, TINY].text(), name, "exec"), space)
-    model, batch = space["model"](), space["example_batch"]()
-    if isinstance(batch, dict):
-        wanted = inspect.signature(model.forward).parameters
-        model(**{key: value for key, value in batch.items() if key in wanted})
-    else:
-        model(batch[0])
-
-
 # --------------------------------------------------------------------------- numbers
-
-
-def test_the_sizes_are_there_for_every_model() -> None:
-    assert set(MODELS) == {(name, size) for name in NAMES for size in (*SIZES, TINY)}
-    for model in MODELS.values():
-        assert model.rows % model.micro_batches == 0
-        compile(model.text(), model.name, "exec")
-
-
-def test_a_roofline_takes_the_longer_of_flops_and_bytes() -> None:
-    product = replace(
-        op("y", "aten.mm.default", Ref("x"), out=tensor(100)),
-        flops=10**9,
-        reads_bytes=10**6,
-        writes_bytes=0,
-    )
-    assert roofline_s(product, GPU, 1.0) == 1e-3
-    assert roofline_s(product, GPU, 2.0) == 2e-3
-    copying = replace(product, flops=0, writes_bytes=10**6)
-    assert roofline_s(copying, GPU, 2.0) == 2e6 / 1e11
-    half = replace(product, outputs=(replace(product.outputs[0], dtype="bfloat16"),))
-    assert roofline_s(half, GPU, 1.0) == 1e9 / 8e12
-    assert roofline_s(replace(product, view_of="x"), GPU, 1.0) == 0.0
 
 
 def test_errors_are_of_the_median_step_and_of_the_peak() -> None:
@@ -298,29 +160,6 @@ def test_errors_are_of_the_median_step_and_of_the_peak() -> None:
     assert found.step_mape["measured"] == pytest.approx((0.05 + 0.475) / 2)
     assert found.memory_within == 1
     assert found.memory_worst == pytest.approx(-0.2)
-
-
-def test_families_of_several_models_are_added_up() -> None:
-    other = replace(LINEAR, name="add", forward_s=1.0)
-    assert families([LINEAR, other, LINEAR]) == [
-        other,
-        Family("linear", 6, 0.06, 0.12, 0.04, 0.08, 0.03, 0.06),
-    ]
-
-
-def test_the_page_has_the_goals_the_rates_and_the_families() -> None:
-    facts = {"blas_bytes": 32 << 20, "profiled_launch_s": 4e-6, "products_use_tf32": False}
-    row = made_row(preset="h200", datasheet=SHEET, **facts)
-    text = "\n".join(report([row]))
-    assert "A workspace of cuBLAS has 32.0 MiB. Products in float32 do not use TF32." in text
-    assert "An op's start took 5.00 us by doctor, 4.00 us by the profile." in text
-    may = "\n".join(report([replace(row, products_use_tf32=True)]))
-    assert "Products in float32 may use TF32." in may
-    assert "## Some GPU" in text
-    assert "goal: within 10%" in text
-    assert "| gpt | small | 100.00 ms | 105.00 ms (+5.0 %) | 80.00 ms (-20.0 %) | 100% |" in text
-    assert "| float32 products | 1 TFLOP/s | 2 TFLOP/s | 0.50 |" in text
-    assert "| linear | 3 | 90.00 ms | 100.0% | 60.00 ms | -33.3 % | 0.50 | 0.50 |" in text
 
 
 def test_rows_survive_a_file_and_a_line_that_was_cut_off(tmp_path: Path) -> None:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import click
 import pytest
 
 from tools.line_coverage import (
     Recorded,
     by_package,
     node_of,
-    read,
     redundant_tests,
     uncovered_lines,
 )
@@ -51,9 +47,3 @@ def test_redundant_tests_are_those_whose_lines_the_rest_still_run() -> None:
 )
 def test_processes_count_under_the_test_that_started_them(context: str, test: str) -> None:
     assert node_of(context) == test
-
-
-def test_a_folder_without_data_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "config").write_text("")
-    with pytest.raises(click.ClickException):
-        read(tmp_path)

@@ -103,8 +103,8 @@ def run(folder: Path, *words: str) -> Ran:
 
 
 @pytest.fixture(scope="module")
-def first_runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ran, Ran]:
-    """A checkout, what its tests say without a snapshot, and as they write one; in two workers."""
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkout, before its tests have written a snapshot."""
     folder = tmp_path_factory.mktemp("checkout")
     package = folder / "checks" / "files"
     package.mkdir(parents=True)
@@ -112,13 +112,21 @@ def first_runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ran, Ran
     (folder / "pytest.ini").write_text("[pytest]\n")
     (package / "test_first.py").write_text(FIRST)
     (package / "test_second.py").write_text(SECOND)
-    return folder, run(folder, *TWO), run(folder, *TWO, UPDATE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def written(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkout with its snapshot."""
+    folder = Path(shutil.copytree(checkout, tmp_path_factory.mktemp("written") / "checkout"))
+    run(folder, UPDATE)
+    return folder
 
 
 @pytest.fixture
-def folder(first_runs: tuple[Path, Ran, Ran], tmp_path: Path) -> Path:
+def folder(written: Path, tmp_path: Path) -> Path:
     """A copy of the checkout with its snapshot."""
-    return Path(shutil.copytree(first_runs[0], tmp_path / "copy"))
+    return Path(shutil.copytree(written, tmp_path / "copy"))
 
 
 def snapshot(folder: Path) -> dict[str, list[dict[str, list[str]]]]:
@@ -136,8 +144,8 @@ def edit(folder: Path, name: str, old: str, new: str) -> None:
 
 
 @pytest.mark.nightly
-def test_two_workers_write_one_file(first_runs: tuple[Path, Ran, Ran]) -> None:
-    folder, without, written = first_runs
+def test_two_workers_write_one_file(checkout: Path) -> None:
+    folder, without, written = checkout, run(checkout, *TWO), run(checkout, *TWO, UPDATE)
     assert without.code == 1
     assert "the wording of BX1001 is not that of checks/files/messages.json" in without.text
     assert written.code == 0, written.text
@@ -153,13 +161,6 @@ def test_two_workers_write_one_file(first_runs: tuple[Path, Ran, Ran]) -> None:
     assert found["BX1004"][0]["text"] == ["took <...>"]
 
 
-@pytest.mark.nightly
-def test_equal_wordings_pass_in_two_workers(folder: Path) -> None:
-    done = run(folder, *TWO)
-    assert done.code == 0, done.text
-    assert "is asserted no more" not in done.text
-
-
 def test_another_wording_and_another_code_fail(folder: Path) -> None:
     edit(folder, "test_second.py", "it is over", "it has ended")
     edit(folder, "test_second.py", 'code="BX1004")', 'code="BX1009")')
@@ -171,6 +172,7 @@ def test_another_wording_and_another_code_fail(folder: Path) -> None:
     assert "2 failed" in failed.text
 
 
+@pytest.mark.nightly
 def test_entries_that_no_test_asserts_are_named(folder: Path) -> None:
     edit(folder, "test_first.py", 'refused("BX1002", CaptureError)', "pytest.raises(CaptureError)")
     edit(folder, "test_second.py", "test_varies", "test_renamed")
@@ -184,13 +186,6 @@ def test_entries_that_no_test_asserts_are_named(folder: Path) -> None:
     updated = run(folder, *TWO, UPDATE)
     assert "checks/files: 0 added, 2 removed" in updated.text
     assert list(snapshot(folder)) == ["BX1001", "BX1003"]
-
-
-def test_file_that_is_gone_leaves_stale_entries(folder: Path) -> None:
-    (folder / "checks" / "files" / "test_second.py").unlink()
-    stale = run(folder)
-    assert stale.code == 1
-    assert "has no test any more: BX1003" in stale.text
 
 
 @pytest.mark.parametrize(

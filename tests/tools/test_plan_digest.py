@@ -22,7 +22,6 @@ from tools.plan_digest import (
     gate_cases,
     read_table,
     revision as revision_module,
-    write_table,
 )
 from tools.plan_digest.__main__ import main
 from tools.plan_digest.case_list import ALL_MODELS, MODELS, SCHEDULES
@@ -73,22 +72,6 @@ def test_what_is_decided_and_forecast_counts_and_texts_do_not() -> None:
     assert digest_of(replace(plan, placement=replace(plan.placement, device_of=homes))) != known
     turned = tuple(reversed(plan.programs))
     assert digest_of(replace(plan, programs=turned)) != known
-
-
-def test_changes_have_both_steps_and_cases_of_one_side(tmp_path: Path) -> None:
-    write_table({"x": A, "gone": A, "y": A}, tmp_path / "before.json")
-    before = read_table(tmp_path / "before.json")
-    assert before == {"x": A, "gone": A, "y": A}
-    other = replace(A, plan="c")
-    found = changes(before, {"x": B, "y": other, "new": A})
-    assert [(each.key, each.before, each.after) for each in found] == [
-        ("x", A, B),
-        ("y", A, other),
-        ("new", None, A),
-        ("gone", A, None),
-    ]
-    assert "1 s -> 1.1 s (+10.00%)" in str(found[0])
-    assert changes(before, before) == ()
 
 
 def test_plans_that_differ_end_with_1(monkeypatch: pytest.MonkeyPatch) -> None:

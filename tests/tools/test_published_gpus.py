@@ -10,9 +10,8 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
-from click.testing import CliRunner
 
-from tools.published_gpus.__main__ import main, said_of
+from tools.published_gpus.__main__ import said_of
 from tools.published_gpus.rows import FILES, data_folder, read_rows
 from tools.published_gpus.table import spearman
 
@@ -76,13 +75,6 @@ def test_a_row_is_forecast_through_the_products_own_road(tmp_path: Path) -> None
     assert large.error == pytest.approx(large.step_s / (64 / 500) - 1)
     usual = said_of(rows, usual=True)
     assert [each.row.id for each in usual] == ["a", "b"]
-
-
-def test_without_data_nothing_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("BIGBRAIN_GPU_DATA", raising=False)
-    done = CliRunner().invoke(main, [])
-    assert done.exit_code == 0
-    assert "nothing is compared" in done.output
 
 
 @published

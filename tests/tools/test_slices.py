@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from hypothesis import given, strategies as st
 
 from tests.support import nightly, recording
 from tests.support.examples import quick
-from tests.support.slices import LONGEST_S, Slice, SliceError, of_day, parsed, rotated, selected
+from tests.support.slices import LONGEST_S, Slice, SliceError, parsed, rotated, selected
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = [f"tests/test_{file}.py::test_it[{case}]" for file in range(9) for case in range(file + 1)]
@@ -63,25 +62,11 @@ def test_slices_are_balanced_and_files_stay_together() -> None:
     assert max(loads) - min(loads) <= LONGEST_S
 
 
-def test_a_file_that_takes_long_is_divided() -> None:
-    tests = [f"tests/test_all.py::test_it[{case}]" for case in range(100)]
-    seconds = {"tests/test_all.py": 10 * LONGEST_S}
-    parts = [selected(tests, Slice(number, 5), seconds) for number in range(1, 6)]
-    assert [len(part) for part in parts] == [20] * 5
-
-
 def test_a_turn_begins_elsewhere_and_leaves_nothing_out() -> None:
     files = list(range(10))
     first = {rotated(files, turn)[0] for turn in range(20)}
     assert all(sorted(rotated(files, turn)) == files for turn in range(20))
     assert first == set(files)
-
-
-def test_each_day_has_its_slice() -> None:
-    days = [of_day(day, 8) for day in range(16, 32)]
-    assert sorted({part.number for part in days[:8]}) == list(range(1, 9))
-    assert {part.turn for part in days[:8]} == {2}
-    assert {part.turn for part in days[8:]} == {3}
 
 
 def test_recorded_files_exist() -> None:
@@ -143,24 +128,6 @@ def test_a_test_that_fails_counts_if_it_fails_twice(
     shown = capsys.readouterr().out
     assert "not reached in the time: 1" in shown
     assert ("no time to run it again: b" in shown) == (alone is None)
-
-
-def test_failed_tests_run_again_the_quickest_first_until_the_time_is_over(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    tests = {name: outcome("failed", seconds) for name, seconds in (("a", 9), ("b", 1), ("c", 5))}
-    fake = FakePytest(tests, {"b": 0, "c": 1, "a": None})
-    monkeypatch.setattr(nightly, "run", fake)
-    again, unknown = nightly.failed_twice(
-        recording.with_outcome(tests, "failed"), nightly.Clock(time.monotonic())
-    )
-    assert [run[-1] for run in fake.runs] == ["b", "c", "a"]
-    assert (again, unknown) == (["c"], ["a"])
-
-
-def test_a_pytest_that_did_not_run_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nightly, "run", FakePytest({}, {}))
-    assert nightly.main(["--day", "0"]) == nightly.BROKEN
 
 
 CONFTEST = "from tests.conftest import *\nfrom tests.conftest import _part\n"

@@ -21,10 +21,8 @@ from bigbrain_fx.bundles.launch import (
     StepLine,
     can_supervise,
     commands,
-    free_port,
     hosts,
     popen,
-    require_free,
     run,
 )
 from bigbrain_fx.bundles.launch.failures import LogWarnings, failure
@@ -167,21 +165,6 @@ def test_a_process_that_said_why_and_was_killed_is_no_question_of_memory(tmp_pat
     assert "dmesg" in (failure("d0 was killed", -9, log, "train.py").help or "")
 
 
-@pytest.mark.nightly
-def test_a_failing_process_is_named_with_the_end_of_its_log(marked: Path) -> None:
-    line = "    def step_once(self) -> None:\n"
-    edit(marked / "device_d1.py", line, line + "        raise ZeroDivisionError('on purpose')\n")
-    with pytest.raises(RunError, match="the process of device d1 ended with exit code 1") as found:
-        run(marked, QUICK)
-    error = found.value
-    assert error.exit_code == 1
-    assert error.notes[-1].endswith("ZeroDivisionError: on purpose")
-    assert error.at is not None
-    assert "on purpose" in Path(error.at).read_text()
-    assert "--in-process" in str(error.help)
-    assert not any(map(is_running, pids(marked)))
-
-
 HEARS_OF_IT = "import sys; sys.exit(75)"
 CAUSES_IT = """
 import os, sys, time
@@ -256,25 +239,6 @@ def test_of_commits_missed_in_a_row_the_first_is_told(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.nightly
-def test_whoever_stops_watching_stops_the_run(marked: Path) -> None:
-    def interrupt(_: StepLine) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(marked, RunOptions(steps=100_000, deadline_s=DEADLINE_S), interrupt)
-    assert not any(map(is_running, pids(marked)))
-
-
-@pytest.mark.nightly
-def test_a_batch_unlike_the_traced_one_is_the_users_to_mend(marked: Path) -> None:
-    edit(marked / "training.py", "rows[:, 1:].contiguous()", "rows.contiguous()")
-    with pytest.raises(InputError, match=r"batch entry 'targets' is int64\[8, 6\]") as found:
-        run(marked, QUICK)
-    assert "mend batches()" in str(found.value.help)
-    assert not any(map(is_running, pids(marked)))
-
-
 def test_processes_of_another_plan_are_refused(marked: Path) -> None:
     plan = read_plan(marked).key
     edit(
@@ -300,10 +264,6 @@ def test_a_port_in_use_is_refused(bundle: Path) -> None:
 def test_a_port_out_of_range_is_refused(bundle: Path, port: int) -> None:
     with pytest.raises(InputError, match=f"port {port} is not between 1 and 65535"):
         run(bundle, RunOptions(steps=1, port=port))
-
-
-def test_a_free_port_is_free() -> None:
-    require_free(free_port())
 
 
 def test_a_folder_that_is_no_bundle_is_refused(bundle: Path, tmp_path: Path) -> None:
@@ -402,12 +362,6 @@ def test_nccl_is_for_gpus(bundle: Path) -> None:
         run(bundle, RunOptions(steps=1, backend="nccl"))
     with pytest.raises(InputError, match="expected 'gloo' or 'nccl'"):
         run(bundle, RunOptions(steps=1, backend="ucx"))  # type: ignore[arg-type]
-
-
-@pytest.mark.nightly
-def test_gloo_by_name_trains_as_without(bundle: Path) -> None:
-    plain, named = (run(bundle, RunOptions(steps=2, backend=b)) for b in (None, "gloo"))
-    assert [line.loss for line in plain.steps] == [line.loss for line in named.steps]
 
 
 def test_elastic_over_nccl_is_refused_for_its_own_reason(of_gpus: Path) -> None:

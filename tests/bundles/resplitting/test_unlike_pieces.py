@@ -13,10 +13,7 @@ from torch import Tensor
 import bigbrain_fx
 from bigbrain_fx.bundles import export_weights
 from bigbrain_fx.bundles.going_on import export_commit
-from bigbrain_fx.bundles.resplitting import resplit
-from bigbrain_fx.core import Cluster
 from bigbrain_fx.frontend import load_model_file
-from tests.bundles.resplitting.test_members import whole
 from tests.bundles.resplitting.test_resplit import train
 from tests.support.bundles import cluster
 
@@ -94,16 +91,3 @@ def test_it_trains_as_a_plain_loop(begun: Path, tmp_path: Path) -> None:
     export_commit(begun, tmp_path / "last.safetensors", begun / "commits")
     for name, tensor in load_file(tmp_path / "last.safetensors").items():
         assert torch.allclose(tensor, model.state_dict()[name], rtol=0, atol=1e-13)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("where", [cluster(2), cluster(1)], ids=["the same", "one device"])
-def test_a_moved_state_is_the_same_byte_for_byte(
-    begun: Path, tmp_path: Path, where: Cluster
-) -> None:
-    count = len(where.devices)
-    moved = resplit(begun, where, tmp_path / "moved", tensor=count)
-    assert moved.plan.stages.members == count
-    assert whole(begun) == whole(moved.bundle)
-    later = train(moved.bundle, STEPS + 1, "--checkpoint-dir", "commits", "--resume")
-    assert later == pytest.approx(train(begun, STEPS + 1)[STEPS:], rel=1e-12)

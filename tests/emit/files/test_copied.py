@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import bigbrain_fx
-from bigbrain_fx.emit.files.copied import door, room_files, runtime_files, supervisors_door
-from bigbrain_fx.emit.files.parts import PARTS, UNIMPORTED, Copied, Part, left_out, ways_into
+from bigbrain_fx.emit.files.copied import door, runtime_files, supervisors_door
+from bigbrain_fx.emit.files.parts import PARTS, Copied, Part, left_out, ways_into
 from tests.support import samples
 
 ROOMS = Path(bigbrain_fx.__file__).parent
@@ -31,10 +31,6 @@ def test_inference_takes_no_training_along() -> None:
     assert not {"device.py", "pipeline_device.py", "gradients.py", "loss_scale.py"} & found
 
 
-def test_what_is_asked_for_comes_along() -> None:
-    assert "pipelining.py" in runtime_files(RUNTIME, [TRAIN], ["pipelining"])
-
-
 def test_no_file_imports_one_that_is_left_out() -> None:
     """Each file alone, with all that it leads to: what it imports when it runs is there."""
     for file in RUNTIME.glob("*.py"):
@@ -42,11 +38,6 @@ def test_no_file_imports_one_that_is_left_out() -> None:
         for name in found:
             asked = runtime_files(RUNTIME, [], [name.removesuffix(".py")])
             assert asked <= found
-
-
-def test_names_that_are_not_the_runtimes_lead_nowhere() -> None:
-    nothing = runtime_files(RUNTIME, [])
-    assert runtime_files(RUNTIME, ["from torch import nn\nimport math\n"]) == nothing
 
 
 def test_what_the_door_itself_imports_is_there_in_every_bundle() -> None:
@@ -69,24 +60,6 @@ def test_a_bundles_door_has_what_its_files_import_and_nothing_else() -> None:
 STEPS = "from runtime import Bundle, Hooks, Training, main, Device, Stage, adamw\n"
 # a part that is there only beside another
 BESIDE = {"weights in stores": "stores", "activations in stores": "stores"}
-OF_HOSTS = {"multi_host.py", "hosts.py", "secured.py", "admission.py", "remaining.py"}
-
-
-def _supervisor(*extras: str) -> frozenset[str]:
-    plan = samples.plan("digits")
-    without = left_out(Copied(plan, supervised=True, extras=extras), "supervisor")
-    return room_files(ROOMS / "supervisor", UNIMPORTED["supervisor"], without)
-
-
-def test_only_who_asks_has_the_files_of_several_hosts() -> None:
-    assert not OF_HOSTS & _supervisor()
-    assert _supervisor("hosts") - _supervisor("watch") == OF_HOSTS
-
-
-def test_only_who_asks_has_the_watch_over_processes_and_memory() -> None:
-    watch = {"aside.py", "grace.py", "host_memory.py", "log_loss.py", "memory_kills.py"}
-    watch |= {"outliving.py", "starving.py", "watch.py"}
-    assert _supervisor("watch") - _supervisor() == watch
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)

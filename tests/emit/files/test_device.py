@@ -137,12 +137,14 @@ def assert_is_the_program(plan: Plan, texts: dict[str, str]) -> None:
         assert log == list(program.instructions)
 
 
+@pytest.mark.gate("gpt-naive-1f1b", "encdec-scattered-list")
 @pytest.mark.parametrize(("model", "partitioner", "schedule"), CELLS)
 def test_the_text_does_what_the_program_says(model: str, partitioner: str, schedule: str) -> None:
     plan = samples.plan(model, partitioner, 3, schedule)
     assert_is_the_program(plan, samples.texts(model, partitioner, 3, schedule))
 
 
+@pytest.mark.gate("1-zb-h1", "2-1f1b", "16-zb-h1")
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
 @pytest.mark.parametrize("micro_batches", [1, 2, 16])
 def test_few_and_many_micro_batches(micro_batches: int, schedule: str) -> None:

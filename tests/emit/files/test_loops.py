@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from bigbrain_fx.core import Backward, Cluster, Device, Edge, Forward, Link, Program, Stage, Stages
-from bigbrain_fx.emit.files.schedule_text import MicroAction, MicroLoop, is_readable, roll, unroll
+from bigbrain_fx.emit.files.schedule_text import MicroAction, MicroLoop, roll, unroll
 from bigbrain_fx.plan.schedule import StageCosts, build
 from tests.support.examples import examples
 
@@ -14,30 +14,6 @@ from tests.support.examples import examples
 def steps_of(word: str) -> list[MicroAction]:
     """Read "F0 B0 F1" as steps."""
     return [MicroAction(cell[0], int(cell[1:])) for cell in word.split()]
-
-
-def shown(loops: list[MicroLoop]) -> str:
-    """Show loops as "3 x (F1 B0)"; numbers are those of the first turn."""
-    bodies = [(loop.count, " ".join(f"{s.action}{s.micro}" for s in loop.body)) for loop in loops]
-    return "; ".join(body if count == 1 else f"{count} x ({body})" for count, body in bodies)
-
-
-@pytest.mark.parametrize(
-    ("word", "expected"),
-    [
-        ("F0", "F0"),
-        ("F0 F1 F2 F3", "4 x (F0)"),
-        ("F0 F1 F2 B0 B1 B2", "3 x (F0); 3 x (B0)"),
-        ("F0 F1 B0 F2 B1 F3 B2 B3", "2 x (F0); 2 x (B0 F2); 2 x (B2)"),
-        ("F0 B0 F1 B1 F2 B2", "3 x (F0 B0)"),
-        ("F0 F2 F4", "3 x (F0)"),
-        ("F0 F0 F0", "F0; F0; F0"),
-        ("F0 F1 G0 G1 F2 F3 G2 G3 F4 F5 G4 G5", "3 x (F0 F1 G0 G1)"),
-        ("F3 F2 F1 F0", "F3; F2; F1; F0"),
-    ],
-)
-def test_what_repeats_is_written_once(word: str, expected: str) -> None:
-    assert shown(roll(steps_of(word))) == expected
 
 
 @settings(max_examples=examples(100), deadline=None, derandomize=True)
@@ -106,15 +82,6 @@ def test_a_schedule_is_few_loops(schedule: str, stage: int, expected: str) -> No
     loops = rolled(schedule, 4, 8, stage)
     assert unroll(loops) == unroll(parsed(expected))
     assert sum(len(loop.body) for loop in loops) <= 5
-
-
-@pytest.mark.parametrize("count", [1, 2, 5, 8])
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_text_does_not_grow_with_micro_batches(schedule: str, count: int) -> None:
-    for stage in range(count):
-        few, many = rolled(schedule, count, 16, stage), rolled(schedule, count, 64, stage)
-        assert [len(loop.body) for loop in few] == [len(loop.body) for loop in many]
-        assert is_readable(few)
 
 
 def parsed(text: str) -> list[MicroLoop]:

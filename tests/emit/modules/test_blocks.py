@@ -77,6 +77,7 @@ def test_what_differs_in_numbers_takes_arguments() -> None:
     assert len(made) > 1
 
 
+@pytest.mark.gate("naive-gpt", "scattered-encdec")
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("partitioner", ["naive", "scattered"])
 def test_tensors_have_the_names_and_shapes_of_the_model(model: str, partitioner: str) -> None:

@@ -87,18 +87,6 @@ X, W, B = "x" * 50, "w" * 50, "b" * 30
 
 
 @pytest.mark.parametrize(
-    ("text", "lines"),
-    [
-        ("x = F.relu(x)", ["x = F.relu(x)"]),
-        (f"query = F.linear({B}, {B}, {B})", ["query = F.linear(", f"    {B}, {B}, {B}", ")"]),
-        (f"y = f({X}, g({W}), dim=1)", ["y = f(", f"    {X},", f"    g({W}),", "    dim=1,", ")"]),
-    ],
-)
-def test_items_move_to_one_line_or_to_a_line_each(text: str, lines: list[str]) -> None:
-    assert wrapped(text, 0) == lines
-
-
-@pytest.mark.parametrize(
     "text",
     [
         f"x = ({'a' * 60} + {'b' * 60}) * c",
@@ -118,27 +106,6 @@ def test_items_move_to_one_line_or_to_a_line_each(text: str, lines: list[str]) -
 def test_brackets_that_are_no_list_of_items(text: str) -> None:
     """A comma after the only item of a bracket can turn it into a tuple."""
     assert meaning("\n".join(wrapped(text, 0))) == meaning(text)
-
-
-def test_a_comment_ends_the_statement() -> None:
-    node = ast.parse(f"y = f({'x' * 60}, {'w' * 60})").body[0]
-    assert statement(node, 0, "model.py:3")[-1] == ")  # model.py:3"
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("x = 'a'", 'x = "a"'),
-        ("x = ''", 'x = ""'),
-        ("x = 'say \"a\"'", "x = 'say \"a\"'"),
-        ("x = 'a\\nb'", "x = 'a\\nb'"),
-        ('x = "it\'s"', 'x = "it\'s"'),
-        ("x = ['a', 'b']  # don't", 'x = ["a", "b"]  # don\'t'),
-        ('"""A docstring."""\nx = \'é\', 1', '"""A docstring."""\nx = "é", 1'),
-    ],
-)
-def test_strings_get_double_quotes_where_nothing_must_be_escaped(text: str, expected: str) -> None:
-    assert double_quoted(text) == expected
 
 
 @settings(max_examples=examples(100), deadline=None, derandomize=True)

@@ -12,7 +12,6 @@ from bigbrain_fx.emit.modules.names import (
     OWN,
     RESERVED,
     Names,
-    by_number,
     device_names,
     identifier,
     is_attribute,
@@ -81,21 +80,6 @@ def test_no_two_devices_have_a_file_or_a_class_in_common(devices: list[str]) -> 
         assert len(set(names)) == len(devices)
         assert all(name.isidentifier() and name.isascii() for name in names)
     assert all(n.module == n.module.lower() for n in found)
-
-
-def test_numbers_are_sorted_as_numbers() -> None:
-    assert sorted(["d10", "d2", "torch", "d1"], key=by_number) == ["d1", "d2", "d10", "torch"]
-
-
-def test_names_are_handed_out_once() -> None:
-    names = Names(["loss"])
-    assert [names.fresh(n) for n in ("x", "x", "loss", "x_2", "x")] == [
-        "x",
-        "x_2",
-        "loss_2",
-        "x_2_2",
-        "x_3",
-    ]
 
 
 @settings(max_examples=examples(50), deadline=None, derandomize=True)

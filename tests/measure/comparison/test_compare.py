@@ -15,7 +15,7 @@ from bigbrain_fx.bundles.launch import Run, RunError, RunOptions, StepLine
 from bigbrain_fx.core import Cluster, Graph
 from bigbrain_fx.errors import CaptureError, InputError, VerificationError
 from bigbrain_fx.frontend import load_model_file
-from bigbrain_fx.measure.comparison import Comparison, Contender, compare, contest
+from bigbrain_fx.measure.comparison import Comparison, compare, contest
 from bigbrain_fx.measure.comparison.agreement import ROUNDING, Agreement, agreement
 from bigbrain_fx.plan import Options, Plan, Source, make_plan, read_plan
 from bigbrain_fx.planning.registry import preset
@@ -332,13 +332,6 @@ def test_bytes_between_devices_are_of_all_messages(found: Comparison) -> None:
         times = {"activation": 4, "gradient": 4, "tied": 1, "norm": 1}  # a step
         assert {"activation", "gradient", "norm"} <= {edge.kind for edge in edges}
         assert contender.cut_bytes == sum(edge.nbytes * times[edge.kind] for edge in edges)
-
-
-def test_a_contender_without_a_plan_has_no_figures() -> None:
-    blank = Contender("x", "x", "y", 0.1)
-    figures = (blank.cut_bytes, blank.step_s, blank.rows_per_s, blank.measured_rows_per_s)
-    assert figures == (None,) * 4
-    assert Comparison("Net", (blank,), 0.0).best is None
 
 
 # --------------------------------------------------------------------------- bitwise, or not

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bigbrain_fx.core import KERNEL, KERNELS, KernelShape
+from bigbrain_fx.core import KERNEL, KERNELS
 from bigbrain_fx.measure.host import (
     kernels,
     measure,
@@ -95,10 +95,6 @@ def test_a_real_gpu_times_them() -> None:
     found = kernels.kernels_s(0.01, torch.device("cuda", 0))
     assert len(found) >= 15
     assert all(1e-7 < took_s < 1.0 for took_s in found.values())
-
-
-def test_a_name_says_all() -> None:
-    assert KernelShape("bmm", "fp32", (2, 3, 4, 5)).name == "bmm-fp32-2x3x4x5"
 
 
 class Seen:

@@ -30,7 +30,7 @@ from bigbrain_fx.measure.ops.context import (
 )
 from bigbrain_fx.measure.ops.machine import chosen_device
 from bigbrain_fx.measure.ops.rounds import Rounds
-from bigbrain_fx.measure.ops.stopwatch import ClockStopwatch, CudaStopwatch, stopwatch
+from bigbrain_fx.measure.ops.stopwatch import CudaStopwatch
 from bigbrain_fx.measure.ops.subject import Subject
 from tests.support.command_line import call, write_model
 from tests.support.profiled import MACHINE
@@ -192,11 +192,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     monkeypatch.setattr(torch.cuda, "synchronize", Event.gpu.synchronize)
     monkeypatch.setattr(torch.cuda, "_sleep", Event.gpu.sleep)
     return Event.gpu
-
-
-def test_a_stopwatch_is_of_its_device(gpu: Gpu) -> None:
-    assert isinstance(stopwatch(CPU, 1), ClockStopwatch)
-    assert isinstance(stopwatch(torch.device("cuda", 1), 1), CudaStopwatch)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bigbrain_fx.errors import CaptureError, InputError
 from bigbrain_fx.frontend import capture
@@ -127,23 +126,6 @@ def test_sparse_gradients_are_refused_at_their_line(kind: type[Any]) -> None:
     with refused("BX0190", CaptureError):
         capture(nn.Sequential(kind(16, 8, sparse=True)), tokens()[:1], loss)
     capture(nn.Sequential(kind(16, 8)), tokens()[:1], loss)
-
-
-class ByMath(nn.Module):
-    """Attention by the plain formula: the processor's own code has other bits."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.view(-1, 1, 2, 2)
-        with sdpa_kernel(SDPBackend.MATH):
-            return F.scaled_dot_product_attention(x, x, x, is_causal=True).reshape(-1, 4)
-
-
-@pytest.mark.gate("41")
-@pytest.mark.parametrize("seed", [0, 24, 41])  # of the last two one and three rows are alike
-def test_a_model_that_changes_how_torch_computes_is_told_of_leaves(seed: int) -> None:
-    torch.manual_seed(seed)
-    with refused("BX0187", CaptureError):
-        capture(ByMath(), (torch.randn(8, 4),))
 
 
 def test_a_norm_that_wants_more_rows_than_a_probe_has() -> None:

@@ -6,7 +6,6 @@ This file knows graphs and the three ways to give a loss; it knows nothing of tr
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -16,7 +15,6 @@ from torch.nn.parameter import is_lazy
 
 from bigbrain_fx.core import Graph, Op
 from bigbrain_fx.errors import CaptureError, InputError
-from bigbrain_fx.frontend.tracing.state.object_graph import tensors as reached_tensors
 from bigbrain_fx.frontend.translation.sources import forward_line
 from bigbrain_fx.frontend.translation.trace_refusals import BY_DATA
 
@@ -152,22 +150,6 @@ def _require_stored(path: str, part: nn.Module) -> None:
             )
 
 
-def made_of_weights(model: nn.Module, code: str) -> InputError | None:
-    """Say that a line reads what __init__ has computed from weights, if it does."""
-    for path, part in model.named_modules():
-        for name, value in vars(part).items():
-            made = isinstance(value, Tensor) and not value.is_leaf
-            if made and re.search(rf"\b{re.escape(name)}\b", code):
-                return InputError(
-                    f"{path}{'.' if path else ''}{name} was computed from weights when the model "
-                    "was made, and is in no state dict: a trace does not see whose it is",
-                    code="BX2119",
-                    help=f"keep the weight alone in __init__, and compute {name} in forward: w = "
-                    "self.flat[:48].view(6, 8); or make it a property of the class",
-                )
-    return None
-
-
 def require_loss(graph: Graph) -> None:
     """Refuse to train a graph whose loss does not reach a trained parameter.
 
@@ -276,7 +258,7 @@ def require_constants_unwritten(
     """
     plain = [t for part in model.modules() for t in vars(part).values() if isinstance(t, Tensor)]
     kept = {0, *map(_address, (*model.parameters(), *model.buffers()))}
-    outside = set(map(_address, (*plain, *reached_tensors((loss,))))) - kept
+    outside = set(map(_address, (*plain, *_named_tensors(loss)))) - kept
     constants = {p.name for p in graph.params if p.kind == "constant"}
     for name, op in _written(graph).items():
         if name in constants and _address(tensors[name]) in outside:
@@ -293,6 +275,18 @@ def require_constants_unwritten(
                 "TEACHER in __init__, called in forward), or put into eval() so that its norms "
                 "count nothing",
             )
+
+
+def _named_tensors(loss: object) -> Iterator[Tensor]:
+    """Yield the tensors that a loss function's code names, and those of modules that it names."""
+    code, scope = getattr(loss, "__code__", None), getattr(loss, "__globals__", {})
+    held = [scope.get(name) for name in code.co_names] if code is not None else [loss]
+    held += [cell.cell_contents for cell in getattr(loss, "__closure__", None) or ()]
+    for value in held:
+        if isinstance(value, nn.Module):
+            yield from (*value.parameters(), *value.buffers())
+        elif isinstance(value, Tensor):
+            yield value
 
 
 def _address(tensor: Tensor) -> int:

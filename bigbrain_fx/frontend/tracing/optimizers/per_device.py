@@ -54,12 +54,13 @@ from bigbrain_fx.frontend.tracing.optimizers.trial import (
     unlike,
     worst,
 )
-from bigbrain_fx.frontend.tracing.state.counters import Counter, look, moves, moving
+from bigbrain_fx.frontend.tracing.state.counters import Counter, moves, moving, numbers_in, put
 from bigbrain_fx.frontend.translation.sources import where
 from bigbrain_fx.runtime import StateError
 
 Shapes = Mapping[str, Shape]
 _SCHEDULER_STEPS = 3
+_KEPT = ("state", "param_groups", "defaults")
 _OF_CODE = (NameError, AttributeError, TypeError, LookupError, ValueError)
 
 
@@ -225,21 +226,19 @@ def _require_counts_kept(make: Make, few: Shapes) -> None:
     """
     found = _counted(Trial(make, few, list(few)), Trial(make, few, list(few)))
     if found is not None:
-        raise COUNTS.error(place_of(make), name=found[0].place.name, runs=found[1])
+        raise COUNTS.error(place_of(make), name=found[0].name, runs=found[1])
 
 
 def _counted(one: Trial, other: Trial) -> tuple[Counter, int] | None:
     """Return what only one of two has counted on, and how many steps later it decides."""
-    kept = [getattr(other.made, name, None) for name in ("state", "param_groups")]
     looks = []
     for _ in range(3):  # what begins to count is there after the first
         one.step()
         other.step()
-        looks.append(look((other.made,), kept))
+        looks.append(numbers_in(other.made, _KEPT))
     counters = moving(*looks)
     for runs, change, times in moves() if counters else ():
-        for counter in counters:
-            change(counter)
+        put(numbers_in(other.made, _KEPT), [(each, change(each)) for each in counters])
         for _ in range(times):
             one.step()
             other.step()

@@ -93,11 +93,8 @@ def test_a_module_with_a_hook_is_opaque_and_no_other_of_its_class(
         capture(net, batch(), strict=True)
 
 
-@pytest.mark.parametrize(
-    ("name", "code"), [("_global_backward_hooks", "BX0170d"), ("_global_forward_hooks", "BX0170c")]
-)
-def test_hooks_on_all_modules_are_refused(name: str, code: str) -> None:
-    with global_hook(name), refused(code, CaptureError):
+def test_backward_hooks_on_all_modules_are_refused() -> None:
+    with global_hook("_global_backward_hooks"), refused("BX0170d", CaptureError):
         capture(Net(), batch())
 
 

@@ -168,39 +168,6 @@ def test_a_sparse_buffer_is_refused_by_its_name() -> None:
         capture(Hops(), {"x": torch.randn(4, 4)})
 
 
-class Named(nn.Linear):
-    """Says of itself, with one of nn.Module's functions, what `said` makes of the true answer."""
-
-    def __init__(self, function: str, said: Callable[[list[Any]], list[Any]]) -> None:
-        super().__init__(6, 2)
-        setattr(self, function, lambda *_, **__: iter(said([*getattr(nn.Linear, function)(self)])))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x).square().mean()
-
-
-@pytest.mark.parametrize(
-    ("function", "said", "what"),
-    [
-        ("named_parameters", lambda own: own[:1], "leaves out bias"),
-        ("named_parameters", lambda own: [(f"net.{n}", p) for n, p in own], "gives net.bias"),
-        ("parameters", lambda own: own[1:], "leaves out weight"),
-        ("named_modules", lambda own: [], "leaves out bias"),
-    ],
-)
-def test_what_a_model_says_of_itself_must_be_what_it_holds(
-    function: str, said: Callable[[list[Any]], list[Any]], what: str
-) -> None:
-    with pytest.raises(InputError, match=rf"own \w*parameters\(\) {what}") as why:
-        capture(Named(function, said), (torch.randn(4, 6),))
-    assert "another name" in (why.value.help or "")
-
-
-def test_a_model_may_list_its_parameters_in_another_order() -> None:
-    model = Named("named_parameters", lambda own: own[::-1])
-    assert_same(model, capture(model, (torch.randn(4, 6),)), model)
-
-
 class Turned(nn.Module):
     """A complex constant, which Python's numbers make in double precision where that is on."""
 

@@ -20,8 +20,8 @@ from bigbrain_fx.frontend.tracing.check import BACKWARD, CheckRun, affordable, m
 from bigbrain_fx.frontend.tracing.executor.activation_memory import with_saves
 from bigbrain_fx.frontend.tracing.export import ambient, export_step, lengths_in, quiet
 from bigbrain_fx.frontend.tracing.hooks import (
-    check_global_hooks,
     check_hooks,
+    check_saved_tensors_hooks,
     refusing_hooks,
 )
 from bigbrain_fx.frontend.tracing.ladder import Ladder
@@ -107,7 +107,7 @@ class CaptureJob:
 
     def judge_hooks(self) -> None:
         """Refuse hooks that a bundle would leave out."""
-        check_global_hooks()
+        check_saved_tensors_hooks()
         if self.labels.training:
             check_hooks(self.step.model, self.ladder.leaves.modules.values())
 

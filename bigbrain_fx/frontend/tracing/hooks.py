@@ -17,7 +17,6 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
-from torch.optim import Optimizer
 
 from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend.translation.sources import is_users
@@ -25,8 +24,6 @@ from bigbrain_fx.frontend.translation.sources import is_users
 _ON_TENSORS = ("register_hook", "register_post_accumulate_grad_hook")
 _ON_MODULES = ("_backward_hooks", "_backward_pre_hooks")
 _OF_ALL = ("_global_backward_hooks", "_global_backward_pre_hooks")
-_OF_ALL_FORWARD = ("_global_forward_hooks", "_global_forward_pre_hooks")
-_OF_ALL_STEPS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
 FUNCTION = (
     "write it as a torch.autograd.Function whose backward changes the gradient, and call that in "
     "forward: such a class is kept (forward: return x.view_as(x); backward: return g.clamp(-1, 1))"
@@ -66,24 +63,12 @@ def hooked_modules(model: nn.Module, leaves: Collection[nn.Module] = ()) -> list
     return [path for path, part in named if any(_hooks(part, _ON_MODULES))]
 
 
-def check_global_hooks() -> None:
-    """Refuse forward hooks on all modules of torch, which would run on our own wrappers, too.
-
-    So are hooks on all optimizers, and on all saved tensors: a bundle does without the lines that
-    set them.
+def check_saved_tensors_hooks() -> None:
+    """Refuse hooks on all saved tensors: a rehearsal has them, too, and a bundle's own run has not.
 
     Raises:
         CaptureError: names the line of the hook.
     """
-    for hook in _hooks(sys.modules[Optimizer.__module__], _OF_ALL_STEPS):
-        raise CaptureError(
-            f"every optimizer of torch has a hook{_named(hook)} on its step, which a "
-            "bundle's do not have",
-            code="BX0170a",
-            at=_line(hook),
-            help="set it on the optimizer: made.register_step_post_hook(hook) in "
-            "optimizer(named_params), before it returns made",
-        )
     for hook in torch._C._autograd._top_saved_tensors_default_hooks(False) or ():
         raise CaptureError(
             f"all tensors that a backward needs go through a hook{_named(hook)}, which a "
@@ -92,15 +77,6 @@ def check_global_hooks() -> None:
             at=_line(hook),
             help="take it out of the model file; what is kept for a backward can be made again "
             "instead: --activation-checkpointing all",
-        )
-    for hook in _hooks(torch_modules, _OF_ALL_FORWARD):
-        raise CaptureError(
-            f"every module of torch has a forward hook{_named(hook)}, those that are not "
-            "the model's included",
-            code="BX0170c",
-            at=_line(hook),
-            help="set it on the model's own modules: for part in model.modules(): "
-            "part.register_forward_hook(hook)",
         )
 
 

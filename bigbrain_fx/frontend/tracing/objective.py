@@ -24,7 +24,6 @@ _SPARSE = {
     "aten.embedding_bag.padding_idx": 5,
 }
 _UNSTORED = (torch.complex128, torch.complex32)
-_Named = Iterator[tuple[str, int]]
 _WAYS = (
     "define loss(output, batch) in the model file; or return a scalar from forward; or an output "
     "with .loss (or the key 'loss')"
@@ -79,46 +78,6 @@ def require_sizes(model: nn.Module) -> None:
                 help="give the sizes (Linear(6, 8) for LazyLinear(8)), or run the model once where "
                 "it is made: def model(): made = Net(); made(example_batch()['x']); return made",
             )
-
-
-def require_names(model: nn.Module) -> None:
-    """Refuse a model whose own `named_parameters()`, say, gives other tensors than it holds.
-
-    An export, an optimizer and `zero_grad()` go by these functions, a bundle by what there is.
-
-    Raises:
-        InputError: names the function, and what it leaves out or calls otherwise.
-    """
-    for kind in ("parameters", "buffers"):
-        held = set(_held(model, f"_{kind}"))
-        named = {(name, id(tensor)) for name, tensor in getattr(model, f"named_{kind}")()}
-        plain = {id(tensor) for tensor in getattr(model, kind)()}
-        strange, left_out = named - held, _lacking(held, {each for _, each in named})
-        wrong = strange or left_out or _lacking(held, plain)
-        if not wrong:
-            continue
-        function = f"named_{kind}" if strange or left_out else kind
-        verb = "gives" if strange else "leaves out"
-        raise InputError(
-            f"the model's own {function}() {verb} {min(wrong)[0]}, unlike nn.Module's: a bundle "
-            f"has all {kind} that a model holds, by their names in nn.Module",
-            code="BX2116",
-            help=f"give that function (or named_modules) another name than {function}; what is "
-            "not to be trained, freeze in model(): p.requires_grad_(False)",
-        )
-
-
-def _held(part: nn.Module, kind: str, path: str = "", above: tuple[int, ...] = ()) -> _Named:
-    """Yield every name of a tensor with its identity, whatever the modules' functions say."""
-    tensors: Mapping[str, Tensor | None] = getattr(part, kind)
-    yield from ((path + name, id(tensor)) for name, tensor in tensors.items() if tensor is not None)
-    for name, child in part._modules.items():
-        if child is not None and id(child) not in above:
-            yield from _held(child, kind, f"{path}{name}.", (*above, id(part)))
-
-
-def _lacking(held: set[tuple[str, int]], given: set[int]) -> set[tuple[str, int]]:
-    return {each for each in held if each[1] not in given}
 
 
 def _require_dense(path: str, part: nn.Module) -> None:

@@ -22,6 +22,7 @@ from bigbrain_fx.frontend.tracing.export import ambient, export_step, lengths_in
 from bigbrain_fx.frontend.tracing.hooks import (
     check_hooks,
     check_saved_tensors_hooks,
+    refusing_autograd,
     refusing_hooks,
 )
 from bigbrain_fx.frontend.tracing.ladder import Ladder
@@ -201,6 +202,7 @@ class CaptureJob:
             helping as keeper,
             noting as given,
             hooks,
+            refusing_autograd(),
         ):
             self.ladder.recorder = recorder
             lengths = [entry.lengths if free else () for entry in self.batch.entries]

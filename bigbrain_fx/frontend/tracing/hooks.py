@@ -20,6 +20,7 @@ from torch.nn.modules import module as torch_modules
 
 from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend.translation.sources import is_users
+from bigbrain_fx.frontend.translation.trace_refusals import AUTOGRAD
 
 _ON_TENSORS = ("register_hook", "register_post_accumulate_grad_hook")
 _ON_MODULES = ("_backward_hooks", "_backward_pre_hooks")
@@ -98,6 +99,30 @@ def _on_module(part: nn.Module, path: str) -> CaptureError:
 def _hooks(owner: object, names: Collection[str]) -> Iterator[object]:
     for name in names:
         yield from (getattr(owner, name, None) or {}).values()
+
+
+@contextlib.contextmanager
+def refusing_autograd() -> Iterator[None]:
+    """Refuse lines of the user's that ask autograd for gradients meanwhile.
+
+    Raises:
+        CaptureError: from such a line; the module that it is in can be opaque.
+    """
+    own = torch.autograd.grad
+
+    def grad(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # as torch's own
+        frame = _user_of_autograd(sys._getframe(1))
+        if frame is None:
+            return own(*args, **kwargs)
+        at = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+        owner = frame.f_locals.get("self")
+        raise AUTOGRAD.error(at, inside=[owner] if isinstance(owner, nn.Module) else None)
+
+    torch.autograd.grad = grad
+    try:
+        yield
+    finally:
+        torch.autograd.grad = own
 
 
 @contextlib.contextmanager

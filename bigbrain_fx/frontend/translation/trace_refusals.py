@@ -105,9 +105,14 @@ CUSTOM_OPERATOR = TraceRefusal(
     code="BX0199h",
     help=f"call it in a module of its own {_KEPT_PART}",
 )
+AUTOGRAD = TraceRefusal(
+    "forward asks autograd for gradients (torch.autograd.grad), and a trace has none",
+    code="BX0185",
+    help="put that call into a module of its own (self.part = Part() in __init__): a module inside "
+    "the model is kept whole",
+)
 BY_DATA = TraceRefusal(
-    "forward goes past the trace: through .data of a tensor, by gradients that it asks autograd "
-    "for, or in threads of its own",
+    "forward goes past the trace: through .data of a tensor, or in threads of its own",
     code="BX0181b",
     help="read .detach() for .data; write in place under torch.no_grad(), to buffers and frozen "
     "parameters: b.mul_(0.9).add_(a, alpha=0.1) for b.data = b.data * 0.9 + a.data * 0.1; what is "

@@ -170,10 +170,9 @@ def require_optimizer(found: FoundModel, plan: Plan) -> tuple[str, ...]:
     held = {device: sorted(names & trained) for device, names in used.items()}
     here = all(plan.cluster.device[name].kind == "cpu" for name in stages.devices)
     shards = plan.sharded.shards
-    by_pieces = "state" in stages.offload
     if found.session is None:
-        return _tried_here(found, held, here, shards, by_pieces)
-    return found.session.try_optimizer(held, here=here, shards=shards, by_pieces=by_pieces)
+        return _tried_here(found, held, here, shards)
+    return found.session.try_optimizer(held, here=here, shards=shards)
 
 
 def with_seeded_file(found: FoundModel, plan: Plan) -> Plan:
@@ -229,7 +228,6 @@ def _tried_here(
     held: Mapping[str, Sequence[str]],
     here: bool,
     shards: Sequence[Shard],
-    by_pieces: bool,
 ) -> tuple[str, ...]:
     from bigbrain_fx.frontend import require_divided, require_made_per_device
 
@@ -239,7 +237,7 @@ def _tried_here(
     made = recipe.optimizer, recipe.scheduler
     if recipe.optimizer and shards:
         require_divided(found.module, recipe.optimizer, shards)
-    note = require_made_per_device(found.module, *made, held, here=here, by_pieces=by_pieces)
+    note = require_made_per_device(found.module, *made, held, here=here)
     return (note,) if note else ()
 
 

@@ -240,8 +240,8 @@ class CaptureService:
             return {"tensors": self.convert(str(request["path"]), Path(str(request["folder"])))}
         elif request["do"] == "optimizer":
             held = cast("Mapping[str, list[str]]", request["held"])
-            how = {name: bool(request[name]) for name in ("here", "by_pieces")}
-            return {"note": self.try_optimizer(held, request["shards"], **how)}
+            here = bool(request["here"])
+            return {"note": self.try_optimizer(held, request["shards"], here=here)}
         elif request["do"] == "micro-batches":
             return {"effect": asdict(self.micro_batch_effect(cast("int", request["count"])))}
         elif request["do"] == "batches":
@@ -291,7 +291,7 @@ class CaptureService:
         return {name: (str(stored.file), stored.key) for name, stored in found.items()}
 
     def try_optimizer(
-        self, held: Mapping[str, list[str]], shards: object, *, here: bool, by_pieces: bool
+        self, held: Mapping[str, list[str]], shards: object, *, here: bool
     ) -> str | None:
         """Require that the optimizer and its scheduler can be made once per device."""
         from bigbrain_fx.frontend.tracing.optimizers.per_device import require_made_per_device
@@ -300,7 +300,7 @@ class CaptureService:
         if file.optimizer is not None and shards:
             require_divided_optimizer(file.model, file.optimizer, shards)
         made = file.optimizer, file.scheduler
-        return require_made_per_device(file.model, *made, held, here=here, by_pieces=by_pieces)
+        return require_made_per_device(file.model, *made, held, here=here)
 
     def micro_batch_effect(self, count: int) -> MicroBatchEffect:
         """Compare a step on the example batch with one in so many micro-batches."""

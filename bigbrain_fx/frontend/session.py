@@ -161,7 +161,6 @@ class CaptureSession:
         *,
         here: bool,
         shards: Sequence[Shard] = (),
-        by_pieces: bool = False,
     ) -> tuple[str, ...]:
         """Try the model file's optimizer with the parameters of each device.
 
@@ -169,7 +168,6 @@ class CaptureSession:
             held: device -> the names of its trained parameters.
             here: whether the devices are CPUs, as in the trial.
             shards: what members of tensor groups have of them.
-            by_pieces: whether it is stepped over a few of them at a time.
 
         Returns:
             What the user should know.
@@ -181,8 +179,7 @@ class CaptureSession:
             return ()
         names = {device: list(held) for device, held in held.items()}
         parts = TypeAdapter(tuple[Shard, ...]).dump_python(tuple(shards))
-        how = {"here": here, "by_pieces": by_pieces}
-        answer = self._child.ask({"do": "optimizer", "held": names, "shards": parts, **how})
+        answer = self._child.ask({"do": "optimizer", "held": names, "shards": parts, "here": here})
         return (str(answer["note"]),) if answer["note"] else ()
 
     def micro_batch_effect(self, count: int) -> MicroBatchEffect:

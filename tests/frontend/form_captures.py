@@ -43,10 +43,7 @@ def _outcome(form: Form, path: Path) -> str:
         service = CaptureService(_wanted(form, path))
         graph = service.captured.graph
         if graph.training:
-            service.serve(
-                {"do": "optimizer", "held": _halves(graph), "shards": (), "here": True}
-                | {"by_pieces": False}
-            )
+            service.serve({"do": "optimizer", "held": _halves(graph), "shards": (), "here": True})
     except BigBrainError as error:
         return error.code or "no code"
     opaque = sorted({op.target for op in graph.ops if op.target.startswith(_OPAQUE)})

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
-import threading
-from array import array
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -20,13 +15,9 @@ from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend import capture
 from bigbrain_fx.frontend.tracing import check
 from bigbrain_fx.frontend.tracing.state.attributes import Attributes
-from bigbrain_fx.frontend.tracing.state.counters import decision
+from bigbrain_fx.frontend.tracing.state.counters import decision, numbers_of
 from tests.support.captured import assert_same
 
-LOCAL = threading.local()
-LOCAL.calls = 0
-COUNTS = {"calls": 0}
-Calls = Callable[[], int]
 Middle = Callable[[Any, Tensor], Tensor]
 
 
@@ -67,22 +58,10 @@ def of_class(net: Net, h: Tensor) -> Tensor:
     return h / Net.calls
 
 
-def slots() -> Calls:
-    at = type("Progress", (), {"__slots__": ("calls",)})()
-    at.calls = 0
-
-    def counted() -> int:
-        at.calls += 1
-        return int(at.calls)
-
-    return counted
-
-
 AT_ONCE: dict[str, Middle] = {
     "hidden": hidden,
     "of the class": of_class,
     "dice of its own": lambda net, h: h * net.dice.random(),
-    "in slots": (lambda count: lambda _net, h: h * min(1.0, count() / 3))(slots()),
 }
 
 
@@ -132,135 +111,36 @@ def test_what_changes_nothing_is_let_be(middle: Middle) -> None:
 # --------------------------------------------------------------------------- later
 
 
-@dataclasses.dataclass(frozen=True)
-class Frozen:
-    calls: int = 0
+class Counting(nn.Module):
+    """Counts calls in an attribute."""
+
+    def __init__(self, decides: Callable[[int], float], *, in_list: bool = False) -> None:
+        super().__init__()
+        self.decides, self.calls = (decides,), [0] if in_list else 0
+
+    def run(self) -> tuple[Tensor, ...]:
+        if isinstance(self.calls, list):
+            self.calls[0] += 1
+            return (torch.tensor(self.decides[0](self.calls[0])),)
+        self.calls += 1
+        return (torch.tensor(self.decides[0](self.calls)),)
+
+    def decided(self) -> int | None:
+        found = decision(self.run, lambda: numbers_of(self, None))
+        return None if found is None else found.runs
 
 
-def _in_closure() -> Calls:
-    calls = 0
-
-    def counted() -> int:
-        nonlocal calls
-        calls += 1
-        return calls
-
-    return counted
-
-
-def _in_default() -> Calls:
-    def counted(held: list[int] = [0]) -> int:  # noqa: B006  # as users write it
-        held[0] += 1
-        return held[0]
-
-    return counted
-
-
-def _in_list() -> Calls:
-    held: list[float] = []
-
-    def counted() -> int:
-        held.append(0.5)
-        return len(held)
-
-    return counted
-
-
-def _in_array() -> Calls:
-    held = np.zeros(1, np.int64)
-
-    def counted() -> int:
-        held[0] += 1
-        return int(held[0])
-
-    return counted
-
-
-def _in_array_of_python() -> Calls:
-    held = array("q", [0])
-
-    def counted() -> int:
-        held[0] += 1
-        return held[0]
-
-    return counted
-
-
-def _in_tensor() -> Calls:
-    held = torch.zeros(())
-
-    def counted() -> int:
-        held.add_(1)
-        return int(held)
-
-    return counted
-
-
-def _in_thread() -> Calls:
-    def counted() -> int:
-        LOCAL.calls += 1
-        return int(LOCAL.calls)
-
-    return counted
-
-
-def _in_file() -> Calls:
-    def counted() -> int:
-        COUNTS["calls"] += 1
-        return COUNTS["calls"]
-
-    return counted
-
-
-def _in_pair() -> Calls:
-    held = SimpleNamespace(seen=(0, "rows"))
-
-    def counted() -> int:
-        held.seen = (held.seen[0] + 1, "rows")
-        return held.seen[0]
-
-    return counted
-
-
-def _in_frozen() -> Calls:
-    held = SimpleNamespace(state=Frozen())
-
-    def counted() -> int:
-        held.state = dataclasses.replace(held.state, calls=held.state.calls + 1)
-        return held.state.calls
-
-    return counted
-
-
-PLACES = (
-    *(_in_closure, _in_default, slots, _in_list, _in_array, _in_tensor),
-    *(_in_thread, _in_file, _in_pair, _in_frozen, _in_array_of_python),
-)
-
-
-def decided(calls: Calls, decides: Callable[[int], float]) -> int | None:
-    def run() -> tuple[Tensor, ...]:
-        return (torch.tensor(decides(calls())),)
-
-    found = decision(run, (run,))
-    return None if found is None else found.runs
-
-
-@pytest.mark.gate("_in_frozen", "_in_list", "_in_pair")
-@pytest.mark.parametrize("place", PLACES)
-def test_a_count_is_found_where_it_decides_late_and_let_be_where_it_does_not(
-    place: Callable[[], Calls],
-) -> None:
-    late = decided(place(), lambda calls: float(calls > 150))
-    assert late is not None
-    assert 100 < late <= 1_000
-    assert decided(place(), lambda calls: 1.0) is None
+@pytest.mark.parametrize("in_list", [False, True])
+def test_a_count_is_found_where_it_decides_late_and_let_be_where_it_does_not(in_list: bool) -> None:
+    late = Counting(lambda calls: float(calls > 150), in_list=in_list).decided()
+    assert late == 200
+    assert Counting(lambda calls: 1.0, in_list=in_list).decided() is None
 
 
 @pytest.mark.parametrize("period", [7, 100, 512, 3_000])
 @pytest.mark.parametrize("before", [0, 1])
 def test_what_happens_at_each_so_many_th_call_is_met(period: int, before: int) -> None:
-    assert decided(_in_closure(), lambda now: float((now + before) % period == 0)) is not None
+    assert Counting(lambda now: float((now + before) % period == 0)).decided() is not None
 
 
 # --------------------------------------------------------------------------- .data

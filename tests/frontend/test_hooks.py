@@ -93,11 +93,8 @@ def test_a_module_with_a_hook_is_opaque_and_no_other_of_its_class(
         capture(net, batch(), strict=True)
 
 
-@pytest.mark.parametrize(
-    ("name", "code"), [("_global_backward_hooks", "BX0170d"), ("_global_forward_hooks", "BX0170c")]
-)
-def test_hooks_on_all_modules_are_refused(name: str, code: str) -> None:
-    with global_hook(name), refused(code, CaptureError):
+def test_backward_hooks_on_all_modules_are_refused() -> None:
+    with global_hook("_global_backward_hooks"), refused("BX0170d", CaptureError):
         capture(Net(), batch())
 
 
@@ -114,17 +111,15 @@ def global_hook(name: str) -> Iterator[None]:
 class OnNode(Net):
     def forward(self, x: Tensor) -> Tensor:
         h = torch.tanh(self.up(x))
-        if h.grad_fn is not None:  # here
+        if h.grad_fn is not None:
             h.grad_fn.register_hook(half)
         return self.down(h).square().mean()
 
 
-def test_a_hook_on_a_node_of_autograd_is_refused_at_its_line() -> None:
+def test_a_hook_on_a_node_of_autograd_is_seen_by_its_effect() -> None:
     with pytest.raises(CaptureError, match=r"gradient") as caught:
         capture(OnNode(), batch(), strict=True)
-    file, _, line = (caught.value.at or "").partition(":")
-    assert file == THIS
-    assert "# here" in Path(__file__).read_text().splitlines()[int(line) - 1]
+    assert caught.value.code == "BX0201"
 
 
 def test_an_accumulators_hook_is_seen_by_its_effect() -> None:

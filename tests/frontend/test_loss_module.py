@@ -52,23 +52,10 @@ class Counting(nn.Module):
         return out.square().mean()
 
 
-class Sliced(nn.Module):
-    """Holds slices of a weight, made before the weight is trained."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.flat = nn.Parameter(torch.randn(12))
-        self.first = self.flat.view(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (x @ self.first).square().mean()
-
-
 @pytest.mark.parametrize(
     ("model", "said", "remedy"),
     [
         (Counting(), r"no buffer of the model \(usage, 3\)", "register_buffer"),
-        (Sliced(), "first was computed from weights", "compute first in forward"),
     ],
 )
 def test_tensors_beside_the_model(model: nn.Module, said: str, remedy: str) -> None:

@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bigbrain_fx.errors import CaptureError, InputError
 from bigbrain_fx.frontend import capture
@@ -129,23 +128,6 @@ def test_sparse_gradients_are_refused_at_their_line(kind: type[Any]) -> None:
     capture(nn.Sequential(kind(16, 8)), tokens()[:1], loss)
 
 
-class ByMath(nn.Module):
-    """Attention by the plain formula: the processor's own code has other bits."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.view(-1, 1, 2, 2)
-        with sdpa_kernel(SDPBackend.MATH):
-            return F.scaled_dot_product_attention(x, x, x, is_causal=True).reshape(-1, 4)
-
-
-@pytest.mark.gate("41")
-@pytest.mark.parametrize("seed", [0, 24, 41])  # of the last two one and three rows are alike
-def test_a_model_that_changes_how_torch_computes_is_told_of_leaves(seed: int) -> None:
-    torch.manual_seed(seed)
-    with refused("BX0187", CaptureError):
-        capture(ByMath(), (torch.randn(8, 4),))
-
-
 def test_a_norm_that_wants_more_rows_than_a_probe_has() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     batch = (torch.randn(3, 4), torch.randn(3, 4))
@@ -184,39 +166,6 @@ def test_a_sparse_buffer_is_refused_by_its_name() -> None:
 
     with pytest.raises(InputError, match="adj is a sparse tensor"):
         capture(Hops(), {"x": torch.randn(4, 4)})
-
-
-class Named(nn.Linear):
-    """Says of itself, with one of nn.Module's functions, what `said` makes of the true answer."""
-
-    def __init__(self, function: str, said: Callable[[list[Any]], list[Any]]) -> None:
-        super().__init__(6, 2)
-        setattr(self, function, lambda *_, **__: iter(said([*getattr(nn.Linear, function)(self)])))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x).square().mean()
-
-
-@pytest.mark.parametrize(
-    ("function", "said", "what"),
-    [
-        ("named_parameters", lambda own: own[:1], "leaves out bias"),
-        ("named_parameters", lambda own: [(f"net.{n}", p) for n, p in own], "gives net.bias"),
-        ("parameters", lambda own: own[1:], "leaves out weight"),
-        ("named_modules", lambda own: [], "leaves out bias"),
-    ],
-)
-def test_what_a_model_says_of_itself_must_be_what_it_holds(
-    function: str, said: Callable[[list[Any]], list[Any]], what: str
-) -> None:
-    with pytest.raises(InputError, match=rf"own \w*parameters\(\) {what}") as why:
-        capture(Named(function, said), (torch.randn(4, 6),))
-    assert "another name" in (why.value.help or "")
-
-
-def test_a_model_may_list_its_parameters_in_another_order() -> None:
-    model = Named("named_parameters", lambda own: own[::-1])
-    assert_same(model, capture(model, (torch.randn(4, 6),)), model)
 
 
 class Turned(nn.Module):

@@ -61,11 +61,6 @@ def in_group(made: Own) -> int:
     return int(made.param_groups[0]["count"])
 
 
-def norm_in_group(made: Own, grads: list[Tensor]) -> float:
-    made.param_groups[0]["norm"] = float(norm(grads))
-    return 1.0
-
-
 def noisy(made: Own, _: list[Tensor]) -> float:
     return float(torch.rand(()))
 
@@ -224,31 +219,6 @@ def test_a_refusal_names_the_device_and_the_line() -> None:
         require_per_device(net(), own(lambda _, g: 1 / float(norm(g))), HELD)
     assert "device d0, which has 2 of the 6 parameters" in found.value.what
     assert str(found.value.at).startswith("test_per_device_optimizer.py:")
-
-
-PIECES: dict[str, tuple[bool, Callable[[Named], Any]]] = {
-    "a norm in its group": (
-        False,
-        own(norm_in_group),
-    ),
-    "skips where one is not finite": (False, REFUSED["skips where one is not finite"][1]),
-    "skips where one is huge": (False, own(lambda _, g: float(norm(g) < 1e4))),
-    "AdamW": (True, torch.optim.AdamW),
-    "counts in its groups": (True, TAKEN["warms up by its groups"]),
-}
-
-
-@pytest.mark.parametrize(("passes", "make"), PIECES.values(), ids=PIECES)
-def test_one_that_does_something_once_a_step_is_not_stepped_by_pieces(
-    passes: bool, make: Any
-) -> None:
-    assert require_per_device(net(), make, ALONE) is None
-    if passes:
-        assert require_per_device(net(), make, HELD, by_pieces=True) is None
-        return
-    with pytest.raises(InputError) as found:
-        require_per_device(net(), make, ALONE, by_pieces=True)
-    assert found.value.code == "BX2131"
 
 
 @pytest.mark.parametrize(

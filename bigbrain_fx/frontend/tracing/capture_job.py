@@ -20,13 +20,10 @@ from bigbrain_fx.frontend.tracing.check import BACKWARD, CheckRun, affordable, m
 from bigbrain_fx.frontend.tracing.executor.activation_memory import with_saves
 from bigbrain_fx.frontend.tracing.export import ambient, export_step, lengths_in, quiet
 from bigbrain_fx.frontend.tracing.hooks import (
-    FUNCTION,
-    WITHOUT_GRADIENT,
-    changes_ways,
-    check_global_hooks,
     check_hooks,
+    check_saved_tensors_hooks,
+    refusing_autograd,
     refusing_hooks,
-    suspect,
 )
 from bigbrain_fx.frontend.tracing.ladder import Ladder
 from bigbrain_fx.frontend.tracing.lines import size_guards
@@ -42,7 +39,6 @@ from bigbrain_fx.frontend.tracing.lines.patches import data_seen
 from bigbrain_fx.frontend.tracing.lines.random_branches import without_settled, wrong_bet
 from bigbrain_fx.frontend.tracing.objective import (
     is_one_value,
-    made_of_weights,
     require_constants_unwritten,
     require_dense,
     require_memory_apart,
@@ -69,12 +65,7 @@ from bigbrain_fx.frontend.translation.refusals import (
 )
 from bigbrain_fx.frontend.translation.sources import where
 from bigbrain_fx.frontend.translation.trace_refusals import (
-    AUTOGRAD,
     BY_DATA as BY_DATA_READ,
-    OTHER_WAYS,
-    THREADS,
-    line_whole,
-    part_whole,
 )
 from bigbrain_fx.frontend.translation.translate import Labels, translate
 
@@ -106,8 +97,6 @@ class CaptureJob:
         if refused is not None:  # out here, or it would be the context of what comes now
             found = self.strictly(micro_batch, refused)
         self.judge_hooks()  # those that forward has set meanwhile
-        if affordable(found.graph, (self.batch.rows,)):
-            self.ladder.judge_questions()
         said = (*self.warnings, *self.ladder.remarks(found.graph))
         if found.graph.loss is None and not (self.labels.training or self.on_meta):
             graph, more = asked_for_inference(self.ladder.plain, self.batch, found.graph)
@@ -119,7 +108,7 @@ class CaptureJob:
 
     def judge_hooks(self) -> None:
         """Refuse hooks that a bundle would leave out."""
-        check_global_hooks()
+        check_saved_tensors_hooks()
         if self.labels.training:
             check_hooks(self.step.model, self.ladder.leaves.modules.values())
 
@@ -175,7 +164,7 @@ class CaptureJob:
         try:
             found = self.ladder.climb(lambda: self.attempt(rows, free=False))
         except Exception as error:
-            raise self.own_fault(rows) or self.diagnosed(self.refusal(error)) from error
+            raise self.own_fault(rows) or self.refusal(error) from error
         wrong = self.problem(found, (rows,))
         if wrong is not None:
             raise self.other_numbers(found, wrong)
@@ -192,36 +181,10 @@ class CaptureJob:
             at=where_differs(found.graph, wrong),
             help=COMPILED if is_compiled(self.step.model) else advice(wrong, found.graph),
         )
-        error = self.diagnosed(error)
         if self.by_data and error.family == "BX0201":
             error.at, error.help = self.by_data[0], BY_DATA
         if isinstance(error, CaptureError) and error.family == "BX0201":
             error.inside = module_apart(self.step, found, self.batch)
-        return error
-
-    def diagnosed(self, error: BigBrainError) -> BigBrainError:
-        """Say what in forward no graph holds, where that is the cause of a refusal."""
-        if self.on_meta or error.family not in _MAY_REACH_PAST:
-            return error
-        made = made_of_weights(self.step.model, " ".join(error.notes))
-        if made is not None:
-            made.at = error.at
-            return made
-        rows = list(self.batch.sized(self.batch.rows).values())
-        cause = suspect(lambda: self.ladder.plain.run(rows, 0))
-        if cause is None:
-            return error
-        if cause.what in _REFUSED:
-            own = cause.module not in (None, type(self.step.model).__name__)
-            part = cause.module if own else None
-            row, does = _REFUSED[cause.what]
-            whole = part_whole(does, part) if does else line_whole(part)
-            return row.error(cause.at, inside=part, whole=whole)
-        if error.family == "BX0201" and "gradient" not in error.what:
-            return error
-        error.at = cause.at
-        if error.family == "BX0201" and cause.what != "data":
-            error.help = WITHOUT_GRADIENT if cause.what == "requires_grad" else FUNCTION
         return error
 
     def attempt(self, rows: int, free: bool) -> Captured:
@@ -239,6 +202,7 @@ class CaptureJob:
             helping as keeper,
             noting as given,
             hooks,
+            refusing_autograd(),
         ):
             self.ladder.recorder = recorder
             lengths = [entry.lengths if free else () for entry in self.batch.entries]
@@ -253,7 +217,6 @@ class CaptureJob:
         symbols = lengths_in(program, lengths)
         self.asked = size_guards.in_guards(program, symbols)
         self.asked_of_lengths = size_guards.of_lengths(program, symbols, rows)
-        self.ladder.hear(program)
         unseen = rolled or self.ladder.leaves  # what is kept whole was not run here
         said = self.ladder.judge_dice(tensors, self._quiet_run) if unseen else None
         self.warnings += [said] if said else []
@@ -308,12 +271,11 @@ class CaptureJob:
     def asks_more(self, trial: CheckRun, found: Captured, more: Sequence[int]) -> bool:
         """Return whether to compare at other numbers of rows, too.
 
-        A norm refuses one row; and two ways to compute an op may round a few numbers alike.
+        A norm refuses one row.
         """
         if not affordable(found.graph, more):
             return False
-        rows = list(self.batch.sized(more[0]).values())
-        return not trial.ran or changes_ways(lambda: self.ladder.plain.run(rows, 0))
+        return not trial.ran
 
     def unlike_lengths(self, found: Captured) -> str | None:
         """Say why the trace does not hold for shorter batches."""
@@ -437,11 +399,3 @@ def _shorter(names: Iterable[str]) -> list[int]:
     """Return lengths at which a trace of free lengths is compared: none is the longest."""
     most = max(map(longest, names))
     return sorted({2, 3, most // 2, most - 1} & {*range(2, most)})
-
-
-_REFUSED = {
-    "autograd": (AUTOGRAD, "asks, with the modules that it asks about,"),
-    "ways": (OTHER_WAYS, "computes so"),
-    "threads": (THREADS, ""),
-}
-_MAY_REACH_PAST = ("BX0181", "BX0199", "BX0201")

@@ -9,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
-import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -19,27 +17,17 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
-from torch.optim import Optimizer
-from torch.overrides import TorchFunctionMode
 
 from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend.translation.sources import is_users
+from bigbrain_fx.frontend.translation.trace_refusals import AUTOGRAD
 
 _ON_TENSORS = ("register_hook", "register_post_accumulate_grad_hook")
 _ON_MODULES = ("_backward_hooks", "_backward_pre_hooks")
 _OF_ALL = ("_global_backward_hooks", "_global_backward_pre_hooks")
-_OF_ALL_FORWARD = ("_global_forward_hooks", "_global_forward_pre_hooks")
-_OF_ALL_STEPS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
-_AUTOGRAD = (torch.autograd.grad, torch.autograd.backward, Tensor.backward)
-_SETS_NEED = ("__set__", "requires_grad")
 FUNCTION = (
     "write it as a torch.autograd.Function whose backward changes the gradient, and call that in "
     "forward: such a class is kept (forward: return x.view_as(x); backward: return g.clamp(-1, 1))"
-)
-WITHOUT_GRADIENT = (
-    "leave requires_grad of parameters alone in forward: .detach() what shall get no gradient; a "
-    "part of the model whose parameters shall get none: torch.func.functional_call(part, {n: "
-    "p.detach() for n, p in part.named_parameters()}, (x,))"
 )
 ON_PARAMETER = (
     "change p.grad in the optimizer: a class whose step() does it for each parameter and then "
@@ -76,24 +64,12 @@ def hooked_modules(model: nn.Module, leaves: Collection[nn.Module] = ()) -> list
     return [path for path, part in named if any(_hooks(part, _ON_MODULES))]
 
 
-def check_global_hooks() -> None:
-    """Refuse forward hooks on all modules of torch, which would run on our own wrappers, too.
-
-    So are hooks on all optimizers, and on all saved tensors: a bundle does without the lines that
-    set them.
+def check_saved_tensors_hooks() -> None:
+    """Refuse hooks on all saved tensors: a rehearsal has them, too, and a bundle's own run has not.
 
     Raises:
         CaptureError: names the line of the hook.
     """
-    for hook in _hooks(sys.modules[Optimizer.__module__], _OF_ALL_STEPS):
-        raise CaptureError(
-            f"every optimizer of torch has a hook{_named(hook)} on its step, which a "
-            "bundle's do not have",
-            code="BX0170a",
-            at=_line(hook),
-            help="set it on the optimizer: made.register_step_post_hook(hook) in "
-            "optimizer(named_params), before it returns made",
-        )
     for hook in torch._C._autograd._top_saved_tensors_default_hooks(False) or ():
         raise CaptureError(
             f"all tensors that a backward needs go through a hook{_named(hook)}, which a "
@@ -102,15 +78,6 @@ def check_global_hooks() -> None:
             at=_line(hook),
             help="take it out of the model file; what is kept for a backward can be made again "
             "instead: --activation-checkpointing all",
-        )
-    for hook in _hooks(torch_modules, _OF_ALL_FORWARD):
-        raise CaptureError(
-            f"every module of torch has a forward hook{_named(hook)}, those that are not "
-            "the model's included",
-            code="BX0170c",
-            at=_line(hook),
-            help="set it on the model's own modules: for part in model.modules(): "
-            "part.register_forward_hook(hook)",
         )
 
 
@@ -132,6 +99,30 @@ def _on_module(part: nn.Module, path: str) -> CaptureError:
 def _hooks(owner: object, names: Collection[str]) -> Iterator[object]:
     for name in names:
         yield from (getattr(owner, name, None) or {}).values()
+
+
+@contextlib.contextmanager
+def refusing_autograd() -> Iterator[None]:
+    """Refuse lines of the user's that ask autograd for gradients meanwhile.
+
+    Raises:
+        CaptureError: from such a line; the module that it is in can be opaque.
+    """
+    own = torch.autograd.grad
+
+    def grad(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # as torch's own
+        frame = _user_of_autograd(sys._getframe(1))
+        if frame is None:
+            return own(*args, **kwargs)
+        at = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+        owner = frame.f_locals.get("self")
+        raise AUTOGRAD.error(at, inside=[owner] if isinstance(owner, nn.Module) else None)
+
+    torch.autograd.grad = grad
+    try:
+        yield
+    finally:
+        torch.autograd.grad = own
 
 
 @contextlib.contextmanager
@@ -171,118 +162,6 @@ def _refuse_here(hook: object, frame: FrameType) -> NoReturn:
     owner = frame.f_locals.get("self")
     error.inside = [owner] if isinstance(owner, nn.Module) else None
     raise error
-
-
-@dataclass(frozen=True)
-class Suspect:
-    """What in forward reaches past its ops.
-
-    Attributes:
-        what: "requires_grad" or "data" of a parameter, "grad_fn", or "autograd": forward asks for
-            gradients itself; "ways": it changes how torch computes for some of its lines; or
-            "threads": it starts some; or "grad" of a tensor, where that alone is looked for.
-        at: the user's line. module: class of the module that it belongs to.
-    """
-
-    what: str
-    at: str
-    module: str | None
-
-
-def suspect(run: Callable[[], object]) -> Suspect | None:
-    """Run forward once more and return the first thing in it that no graph holds."""
-    watch = _Suspects(_reaches)
-    with contextlib.suppress(Exception), watch, _threads_seen(watch):
-        run()
-    return watch.found
-
-
-def changes_ways(run: Callable[[], object]) -> bool:
-    """Run forward once more; return whether lines of the user's change how torch computes."""
-    watch = _Suspects(lambda *_: None)
-    with contextlib.suppress(Exception), watch:
-        run()
-    return watch.found is not None
-
-
-@contextlib.contextmanager
-def _threads_seen(watch: _Suspects) -> Iterator[None]:
-    """Note the first line of the user's that starts a thread meanwhile."""
-    own = threading.Thread.start
-
-    def start(self: threading.Thread) -> None:
-        watch.found = watch.found or _suspect("threads", sys._getframe(1))
-        own(self)
-
-    threading.Thread.start = start  # type: ignore[method-assign]  # put back
-    try:
-        yield
-    finally:
-        threading.Thread.start = own  # type: ignore[method-assign]
-
-
-class _Suspects(TorchFunctionMode):
-    """Notes the first line of the user's that reaches for autograd, or past it."""
-
-    def __init__(self, reaches: Callable[..., str | None]) -> None:
-        super().__init__()
-        self.found: Suspect | None = None
-        self._ways, self._reaches = _ways(), reaches
-
-    def __torch_function__(
-        self,
-        func: Callable[..., object],
-        types: Sequence[type],
-        args: tuple[object, ...] = (),
-        kwargs: dict[str, object] | None = None,
-    ) -> object:
-        what = self._what(func, args) if self.found is None else None
-        if what is not None:
-            self.found = _suspect(what, sys._getframe(1))
-        return func(*args, **(kwargs or {}))
-
-    def _what(self, func: Callable[..., object], args: tuple[object, ...]) -> str | None:
-        return self._reaches(func, args) or (None if _ways() == self._ways else "ways")
-
-
-def _ways() -> tuple[object, ...]:
-    """Return what decides beside the ops which code of torch computes them."""
-    attention = torch.backends.cuda
-    return (
-        attention.flash_sdp_enabled(),
-        attention.math_sdp_enabled(),
-        attention.mem_efficient_sdp_enabled(),
-        attention.cudnn_sdp_enabled(),
-        torch.backends.mkldnn.enabled,
-        torch.get_float32_matmul_precision(),
-        torch.are_deterministic_algorithms_enabled(),
-        torch.get_num_threads(),
-        torch._C._len_torch_dispatch_stack(),
-    )
-
-
-def _reaches(func: Callable[..., object], args: tuple[object, ...]) -> str | None:
-    if func in _AUTOGRAD:
-        return "autograd"
-    accessor = getattr(getattr(func, "__self__", None), "__name__", "")
-    if func.__name__ == "__get__" and accessor == "grad_fn":
-        return "grad_fn"
-    if accessor == "data":
-        return "data" if isinstance(args[0], nn.Parameter) else "data of a buffer"
-    if not (args and isinstance(args[0], nn.Parameter)):
-        return None
-    sets = func.__name__ == "requires_grad_" or (func.__name__, accessor) == _SETS_NEED
-    return "requires_grad" if sets else None
-
-
-def _suspect(what: str, frame: FrameType | None) -> Suspect | None:
-    while frame is not None and not is_users(frame.f_code.co_filename):
-        frame = frame.f_back
-    if frame is None:
-        return None
-    owner = frame.f_locals.get("self")
-    kind = type(owner).__name__ if isinstance(owner, nn.Module) else None
-    return Suspect(what, f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}", kind)
 
 
 def _user_of_autograd(frame: FrameType | None) -> FrameType | None:

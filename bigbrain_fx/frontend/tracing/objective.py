@@ -6,7 +6,6 @@ This file knows graphs and the three ways to give a loss; it knows nothing of tr
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -16,7 +15,6 @@ from torch.nn.parameter import is_lazy
 
 from bigbrain_fx.core import Graph, Op
 from bigbrain_fx.errors import CaptureError, InputError
-from bigbrain_fx.frontend.tracing.state.object_graph import tensors as reached_tensors
 from bigbrain_fx.frontend.translation.sources import forward_line
 from bigbrain_fx.frontend.translation.trace_refusals import BY_DATA
 
@@ -26,7 +24,6 @@ _SPARSE = {
     "aten.embedding_bag.padding_idx": 5,
 }
 _UNSTORED = (torch.complex128, torch.complex32)
-_Named = Iterator[tuple[str, int]]
 _WAYS = (
     "define loss(output, batch) in the model file; or return a scalar from forward; or an output "
     "with .loss (or the key 'loss')"
@@ -83,46 +80,6 @@ def require_sizes(model: nn.Module) -> None:
             )
 
 
-def require_names(model: nn.Module) -> None:
-    """Refuse a model whose own `named_parameters()`, say, gives other tensors than it holds.
-
-    An export, an optimizer and `zero_grad()` go by these functions, a bundle by what there is.
-
-    Raises:
-        InputError: names the function, and what it leaves out or calls otherwise.
-    """
-    for kind in ("parameters", "buffers"):
-        held = set(_held(model, f"_{kind}"))
-        named = {(name, id(tensor)) for name, tensor in getattr(model, f"named_{kind}")()}
-        plain = {id(tensor) for tensor in getattr(model, kind)()}
-        strange, left_out = named - held, _lacking(held, {each for _, each in named})
-        wrong = strange or left_out or _lacking(held, plain)
-        if not wrong:
-            continue
-        function = f"named_{kind}" if strange or left_out else kind
-        verb = "gives" if strange else "leaves out"
-        raise InputError(
-            f"the model's own {function}() {verb} {min(wrong)[0]}, unlike nn.Module's: a bundle "
-            f"has all {kind} that a model holds, by their names in nn.Module",
-            code="BX2116",
-            help=f"give that function (or named_modules) another name than {function}; what is "
-            "not to be trained, freeze in model(): p.requires_grad_(False)",
-        )
-
-
-def _held(part: nn.Module, kind: str, path: str = "", above: tuple[int, ...] = ()) -> _Named:
-    """Yield every name of a tensor with its identity, whatever the modules' functions say."""
-    tensors: Mapping[str, Tensor | None] = getattr(part, kind)
-    yield from ((path + name, id(tensor)) for name, tensor in tensors.items() if tensor is not None)
-    for name, child in part._modules.items():
-        if child is not None and id(child) not in above:
-            yield from _held(child, kind, f"{path}{name}.", (*above, id(part)))
-
-
-def _lacking(held: set[tuple[str, int]], given: set[int]) -> set[tuple[str, int]]:
-    return {each for each in held if each[1] not in given}
-
-
 def _require_dense(path: str, part: nn.Module) -> None:
     for name, tensor in (*part._parameters.items(), *part._buffers.items()):
         if tensor is not None and not is_lazy(tensor) and tensor.layout != torch.strided:
@@ -150,22 +107,6 @@ def _require_stored(path: str, part: nn.Module) -> None:
                 help="hold its real and imaginary parts, and join them in forward: nn.Parameter("
                 "torch.view_as_real(w)), and torch.view_as_complex(self.w); or take complex64",
             )
-
-
-def made_of_weights(model: nn.Module, code: str) -> InputError | None:
-    """Say that a line reads what __init__ has computed from weights, if it does."""
-    for path, part in model.named_modules():
-        for name, value in vars(part).items():
-            made = isinstance(value, Tensor) and not value.is_leaf
-            if made and re.search(rf"\b{re.escape(name)}\b", code):
-                return InputError(
-                    f"{path}{'.' if path else ''}{name} was computed from weights when the model "
-                    "was made, and is in no state dict: a trace does not see whose it is",
-                    code="BX2119",
-                    help=f"keep the weight alone in __init__, and compute {name} in forward: w = "
-                    "self.flat[:48].view(6, 8); or make it a property of the class",
-                )
-    return None
 
 
 def require_loss(graph: Graph) -> None:
@@ -276,7 +217,7 @@ def require_constants_unwritten(
     """
     plain = [t for part in model.modules() for t in vars(part).values() if isinstance(t, Tensor)]
     kept = {0, *map(_address, (*model.parameters(), *model.buffers()))}
-    outside = set(map(_address, (*plain, *reached_tensors((loss,))))) - kept
+    outside = set(map(_address, (*plain, *_named_tensors(loss)))) - kept
     constants = {p.name for p in graph.params if p.kind == "constant"}
     for name, op in _written(graph).items():
         if name in constants and _address(tensors[name]) in outside:
@@ -293,6 +234,18 @@ def require_constants_unwritten(
                 "TEACHER in __init__, called in forward), or put into eval() so that its norms "
                 "count nothing",
             )
+
+
+def _named_tensors(loss: object) -> Iterator[Tensor]:
+    """Yield the tensors that a loss function's code names, and those of modules that it names."""
+    code, scope = getattr(loss, "__code__", None), getattr(loss, "__globals__", {})
+    held = [scope.get(name) for name in code.co_names] if code is not None else [loss]
+    held += [cell.cell_contents for cell in getattr(loss, "__closure__", None) or ()]
+    for value in held:
+        if isinstance(value, nn.Module):
+            yield from (*value.parameters(), *value.buffers())
+        elif isinstance(value, Tensor):
+            yield value
 
 
 def _address(tensor: Tensor) -> int:

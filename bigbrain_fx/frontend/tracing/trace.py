@@ -23,7 +23,6 @@ from bigbrain_fx.frontend.tracing.export import Lengths, without_gc
 from bigbrain_fx.frontend.tracing.ladder import Ladder
 from bigbrain_fx.frontend.tracing.objective import (
     require_loss,
-    require_names,
     require_python,
     require_sizes,
 )
@@ -135,7 +134,6 @@ def _route(
 def _require_traceable(module: nn.Module, loss: Loss | None) -> bool:
     """Refuse what no trace can start from; return whether the module is on the meta device."""
     require_python(module, loss)
-    require_names(module)
     require_sizes(module)
     return any(t.device.type == "meta" for t in (*module.parameters(), *module.buffers()))
 

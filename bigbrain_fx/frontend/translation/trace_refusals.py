@@ -87,22 +87,6 @@ BAKED_DICE = TraceRefusal(
     help="draw with torch.rand and decide with torch.where, or switch it off for training on "
     "several devices: a probability of 0 (layerdrop=0, mask_time_prob=0)",
 )
-AUTOGRAD = TraceRefusal(
-    "forward asks autograd for gradients (torch.autograd.grad), and a trace has none",
-    code="BX0185",
-    help="{whole}",
-)
-THREADS = TraceRefusal(
-    "forward computes in threads of its own, and a trace follows one",
-    code="BX0199e",
-    help="call the parts one after another: torch's ops use the cores by themselves; or {whole}",
-)
-OTHER_WAYS = TraceRefusal(
-    "forward changes how torch computes for some of its lines (sdpa_kernel, flags of "
-    "torch.backends, a mode of torch), and a graph of ops has none of that",
-    code="BX0187",
-    help="{whole}",
-)
 TRANSFORMED = TraceRefusal(
     "forward computes inside torch.vmap or torch.func, whose tensors no graph holds: {code}",
     code="BX0199f",
@@ -121,8 +105,14 @@ CUSTOM_OPERATOR = TraceRefusal(
     code="BX0199h",
     help=f"call it in a module of its own {_KEPT_PART}",
 )
+AUTOGRAD = TraceRefusal(
+    "forward asks autograd for gradients (torch.autograd.grad), and a trace has none",
+    code="BX0185",
+    help="put that call into a module of its own (self.part = Part() in __init__): a module inside "
+    "the model is kept whole",
+)
 BY_DATA = TraceRefusal(
-    "forward reads or writes through .data of a tensor, and a trace does not see that",
+    "forward goes past the trace: through .data of a tensor, or in threads of its own",
     code="BX0181b",
     help="read .detach() for .data; write in place under torch.no_grad(), to buffers and frozen "
     "parameters: b.mul_(0.9).add_(a, alpha=0.1) for b.data = b.data * 0.9 + a.data * 0.1; what is "

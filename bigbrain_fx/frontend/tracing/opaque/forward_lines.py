@@ -26,7 +26,7 @@ from bigbrain_fx.frontend.tracing.opaque.recording import Facts, applied, facts_
 from bigbrain_fx.frontend.tracing.opaque.tensor_access import TensorReads
 from bigbrain_fx.frontend.tracing.opaque.whole_loss import fewer
 from bigbrain_fx.frontend.tracing.plain import same_numbers
-from bigbrain_fx.frontend.tracing.state.counters import look
+from bigbrain_fx.frontend.tracing.state.counters import numbers_of
 from bigbrain_fx.frontend.translation.kept import LINES, Keeper, KeptCall, place, placed
 from bigbrain_fx.frontend.translation.leaf import own_tensors
 from bigbrain_fx.frontend.translation.nests import TensorSlot, decode
@@ -156,10 +156,9 @@ class KeptLines:
             raise self._refused("they count in an attribute", code="BX0140y")
         return LinesRun(tuple(call.path for call in calls), tuple(lines))
 
-    def _counts(self) -> dict[str, object]:
-        """Return the numbers that forward reaches beside tensors of the model, by place."""
-        found = look((self._shell.module,), leaving=(self._shell,))
-        return {name: number for name, (_, number) in found.items()}
+    def _counts(self) -> object:
+        """Return the numbers in plain attributes."""
+        return {name: now for name, (_, now) in numbers_of(self._shell.module, None).items()}
 
     def _ends(self, calls: int) -> range:
         """Return before which calls lines end that are kept; the last number is that of none."""

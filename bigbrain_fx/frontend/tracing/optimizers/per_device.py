@@ -9,7 +9,6 @@ replaced process, what counts on. This file knows the contracts of both; it know
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -28,7 +27,6 @@ from bigbrain_fx.frontend.tracing.optimizers.refusals import (
     GROUP_FOR_EACH,
     KEEPS,
     NO_SCHEDULER,
-    ONCE_A_STEP,
     SCHEDULER_FAILS,
     SCHEDULER_NEEDS_NUMBER,
     TOGETHER,
@@ -54,12 +52,13 @@ from bigbrain_fx.frontend.tracing.optimizers.trial import (
     unlike,
     worst,
 )
-from bigbrain_fx.frontend.tracing.state.counters import Counter, look, moves, moving
+from bigbrain_fx.frontend.tracing.state.counters import Counter, moves, moving, numbers_in, put
 from bigbrain_fx.frontend.translation.sources import where
 from bigbrain_fx.runtime import StateError
 
 Shapes = Mapping[str, Shape]
 _SCHEDULER_STEPS = 3
+_KEPT = ("state", "param_groups", "defaults")
 _OF_CODE = (NameError, AttributeError, TypeError, LookupError, ValueError)
 
 
@@ -70,7 +69,6 @@ def require_made_per_device(
     held: Mapping[str, Sequence[str]],
     *,
     here: bool,
-    by_pieces: bool = False,
 ) -> str | None:
     """Require that an optimizer and its scheduler can be made once a device.
 
@@ -80,7 +78,6 @@ def require_made_per_device(
         scheduler: None: there is none.
         held: device -> the names of its trained parameters.
         here: whether the devices are of this host's kind.
-        by_pieces: whether the optimizer is stepped over a few parameters at a time.
 
     Returns:
         Why it could not be tried, if so.
@@ -88,8 +85,7 @@ def require_made_per_device(
     Raises:
         InputError: they cannot.
     """
-    how = {"here": here, "by_pieces": by_pieces}
-    note = None if make is None else require_per_device(model, make, held, **how)
+    note = None if make is None else require_per_device(model, make, held, here=here)
     if scheduler is not None and not note:
         require_scheduler(_trained(model, held), make, scheduler)
     return note
@@ -101,7 +97,6 @@ def require_per_device(
     held: Mapping[str, Sequence[str]],
     *,
     here: bool = True,
-    by_pieces: bool = False,
 ) -> str | None:
     """Try an optimizer with all parameters of a model, and with those of each device.
 
@@ -110,7 +105,6 @@ def require_per_device(
         make: `optimizer` of the model file.
         held: device -> the names of its trained parameters.
         here: whether the devices are of this host's kind; one that fails here may need the others.
-        by_pieces: whether it is stepped over a few parameters at a time: see `runtime.stores`.
 
     Returns:
         Why it could not be tried, if so.
@@ -132,7 +126,7 @@ def require_per_device(
             return f"the optimizer could not be tried on this host's CPU: {error.what}"
         few = cut_short(shapes)
         if _runs(make, few):  # else it wants the shapes that it is made for
-            _require_all(make, few, parts if len(parts) > 1 else {}, by_pieces)
+            _require_all(make, few, parts if len(parts) > 1 else {})
     return None
 
 
@@ -141,13 +135,9 @@ def _trained(model: nn.Module, held: Mapping[str, Sequence[str]]) -> dict[str, n
     return {n: p for n, p in model.named_parameters() if p.requires_grad and n in everything}
 
 
-def _require_all(
-    make: Make, few: Shapes, parts: Mapping[str, Sequence[str]], by_pieces: bool
-) -> None:
+def _require_all(make: Make, few: Shapes, parts: Mapping[str, Sequence[str]]) -> None:
     _require_renewable(make, few)
     _require_counts_kept(make, few)
-    if by_pieces:
-        _require_pieces(make, few)
     for device, names in parts.items():
         share = f"device {device}, which has {len(names)} of the {len(few)} parameters"
         _require_alike(make, few, names, share)
@@ -225,21 +215,19 @@ def _require_counts_kept(make: Make, few: Shapes) -> None:
     """
     found = _counted(Trial(make, few, list(few)), Trial(make, few, list(few)))
     if found is not None:
-        raise COUNTS.error(place_of(make), name=found[0].place.name, runs=found[1])
+        raise COUNTS.error(place_of(make), name=found[0].name, runs=found[1])
 
 
 def _counted(one: Trial, other: Trial) -> tuple[Counter, int] | None:
     """Return what only one of two has counted on, and how many steps later it decides."""
-    kept = [getattr(other.made, name, None) for name in ("state", "param_groups")]
     looks = []
     for _ in range(3):  # what begins to count is there after the first
         one.step()
         other.step()
-        looks.append(look((other.made,), kept))
+        looks.append(numbers_in(other.made, _KEPT))
     counters = moving(*looks)
     for runs, change, times in moves() if counters else ():
-        for counter in counters:
-            change(counter)
+        put(numbers_in(other.made, _KEPT), [(each, change(each)) for each in counters])
         for _ in range(times):
             one.step()
             other.step()
@@ -248,20 +236,7 @@ def _counted(one: Trial, other: Trial) -> tuple[Counter, int] | None:
     return None
 
 
-# --------------------------------------------------------------------------- parts of parameters
-
-
-def _require_pieces(make: Make, few: Shapes) -> None:
-    """Refuse one that does something once a step, such as to divide by the norm of all gradients.
-
-    Raises:
-        InputError: stepped over a piece of them at a time, it updates otherwise, or it fails.
-    """
-    largest = max(few, key=lambda name: math.prod(few[name].size))  # a piece of its own
-    ours = {name for name in few if name != largest}
-    for given, want in _wanted(make, few, ours):
-        for does in _done_once(make, few, given, ours, want):
-            raise ONCE_A_STEP.error(place_of(make), does=does)
+# --------------------------------------------------------------------------- a part of all
 
 
 def _wanted(
@@ -272,19 +247,6 @@ def _wanted(
         with suppress(Exception):  # the user's own code: it divides by what is too small, say
             found = run_trial(make, shapes, list(shapes), given, ours)
             yield given, found
-
-
-def _done_once(
-    make: Make, few: Shapes, given: Gradients, ours: set[str], want: Numbers
-) -> Iterator[str]:
-    """Yield what steps by pieces do otherwise."""
-    try:
-        found = run_trial(make, few, list(few), given, ours, by_pieces=True)
-    except Exception as error:  # the user's own code, or groups that depend on the piece
-        yield f"fails: {_first_line(error)}"
-        return
-    when = f" where gradients {given.when}" if given.when else ""
-    yield from (f"updates {name} otherwise{when}" for name in unlike(found, want))
 
 
 def _require_alike(make: Make, few: Shapes, names: Sequence[str], share: str) -> None:

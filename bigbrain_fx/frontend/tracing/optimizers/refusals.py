@@ -76,13 +76,6 @@ GROUP_FOR_EACH = (
     "estimated for each parameter: [{'params': [p]} for _, p in named_params] gives each a group "
     "of its own; or give a rate, as torch.optim.AdamW takes one; or split over one device"
 )
-ONCE_A_STEP = Refusal(
-    "optimizer(named_params) does something once a step for all parameters: stepped over a few at "
-    "a time, as --offload state needs it, it {does}",
-    code="BX2131",
-    help="keep it for each parameter (self.state[p]); clip_norm and grad_scaler in the model file "
-    "are for all of them; or leave --offload out",
-)
 KEEPS = Refusal(
     "optimizer(named_params) keeps what a process that replaces a dead one would lack: {what}",
     code="BX2137",

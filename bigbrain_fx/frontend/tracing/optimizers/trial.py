@@ -29,8 +29,6 @@ from bigbrain_fx.frontend.tracing.optimizers.refusals import (
     WRITES,
 )
 from bigbrain_fx.runtime import (
-    HostRoom,
-    StoredState,
     optimizer_facts,
     optimizer_tensors,
     restore_optimizer,
@@ -111,7 +109,6 @@ class Trial:
         shapes: of all parameters.
         names: of those that it is given.
         cut: what is given of a parameter's numbers, and of its gradients.
-        by_pieces: it updates a few parameters at a time, as where state lies elsewhere.
     """
 
     def __init__(
@@ -120,8 +117,6 @@ class Trial:
         shapes: Mapping[str, Shape],
         names: Sequence[str],
         cut: Cut | None = None,
-        *,
-        by_pieces: bool = False,
     ) -> None:
         self.make, self.shapes, self.cut = make, shapes, cut or _whole
         self.params = {n: nn.Parameter(self._start(n)) for n in names}
@@ -129,7 +124,6 @@ class Trial:
         self.count = 0
         self._require_untouched()
         _require_usable(self.made, self.params, place_of(make))
-        self.stored = _stored(self.made) if by_pieces else None
 
     def step(self, given: Gradients = USUAL, ours: Collection[str] = ()) -> None:
         """Give every parameter a gradient, and update."""
@@ -137,7 +131,7 @@ class Trial:
             made_up = given.of(name, self.shapes[name], self.count, name in ours)
             parameter.grad = self.cut(name, made_up)
         self.count += 1
-        (self.stored or self.made).step()
+        self.made.step()
 
     def renew(self) -> None:
         """Let a new optimizer take over, with the state of the old one, as a bundle gives it.
@@ -183,7 +177,6 @@ def run_trial(
     *,
     seed: int = 0,
     renewed_at: int | None = None,
-    by_pieces: bool = False,
     cut: Cut | None = None,
 ) -> Numbers:
     """Return the named parameters after some steps; at one of them a new optimizer takes over.
@@ -192,19 +185,12 @@ def run_trial(
         StateError: the state of the old one cannot be told by parameter.
     """
     torch.default_generator.manual_seed(seed)
-    trial = Trial(make, shapes, names, cut, by_pieces=by_pieces)
+    trial = Trial(make, shapes, names, cut)
     for step in range(given.steps):
         if step == renewed_at:
             trial.renew()
         trial.step(given, ours)
     return trial.numbers
-
-
-def _stored(made: Any) -> StoredState:  # noqa: ANN401  # the user's optimizer
-    """Return a stepping by pieces whose state lies elsewhere, however small: views come apart."""
-    found = StoredState(made, HostRoom())
-    found.least_bytes = 0
-    return found
 
 
 def _touched(parameter: nn.Parameter, numbers: Tensor) -> Iterator[tuple[str, str]]:

@@ -89,10 +89,10 @@ class Attributes:
             numbers: keep those of plain tensors, to put them back; a trace writes none.
         """
         found = Attributes(numbers=numbers)
-        for name, owner in _owners(model, loss):
-            kept = {key: value for key, value in _items(owner) if _counts(owner, key, value)}
+        for name, owner in owners(model, loss):
+            kept = {key: value for key, value in items(owner) if _counts(owner, key, value)}
             found._owners.append((owner, kept))
-            for key, cached in _items(owner):
+            for key, cached in items(owner):
                 if isinstance(cached, _Cached):
                     found._look_at_cache(f"{name}.{key}" if name else key, cached)
             for key, value in kept.items():
@@ -173,7 +173,7 @@ class Attributes:
             self._undo.append(lambda: _put(value, kept))
         elif isinstance(value, list | collections.deque):
             items = list(value)
-            self._undo.append(lambda: _put_items(value, items))
+            self._undo.append(lambda: _putitems(value, items))
         elif isinstance(value, set):
             members = set(value)
             self._undo.append(lambda: _put_members(value, members))
@@ -201,7 +201,7 @@ class Attributes:
         for undo in self._undo:
             undo()
         for owner, kept in self._owners:
-            now = {key: value for key, value in _items(owner) if _counts(owner, key, value)}
+            now = {key: value for key, value in items(owner) if _counts(owner, key, value)}
             for key in now.keys() | kept.keys():
                 if key not in kept:
                     _delete(owner, key)
@@ -234,7 +234,7 @@ class Attributes:
 # --------------------------------------------------------------------------- whose attributes
 
 
-def _owners(model: nn.Module, loss: object) -> Iterator[tuple[str, object]]:
+def owners(model: nn.Module, loss: object) -> Iterator[tuple[str, object]]:
     """Yield modules, their classes, and the files that define them, each with its name."""
     kinds: dict[type, None] = {}
     for path, part in model.named_modules():
@@ -255,7 +255,8 @@ def file_of(kind: type) -> str:
     return str(getattr(sys.modules.get(kind.__module__), "__file__", None) or "")
 
 
-def _items(owner: object) -> list[tuple[str, object]]:
+def items(owner: object) -> list[tuple[str, object]]:
+    """Return what an object has in attributes."""
     return list(vars(owner).items())
 
 
@@ -344,7 +345,7 @@ def _put_unset(owner: dict[str, Any], kept: Mapping[str, object]) -> None:
     owner.update({key: None for key, value in kept.items() if value is None})
 
 
-def _put_items(owner: Any, kept: list[object]) -> None:  # noqa: ANN401  # a list or a deque
+def _putitems(owner: Any, kept: list[object]) -> None:  # noqa: ANN401  # a list or a deque
     if len(owner) == len(kept) and all(a is b for a, b in zip(owner, kept, strict=True)):
         return
     owner.clear()

@@ -1,60 +1,55 @@
-"""What goes on by itself from call to call, wherever it is kept, and what it decides later.
+"""Numbers in attributes that go on by themselves from call to call, and what they decide later.
 
-    run, run: places that moved ─▶ as they will be 50, 1000, 5040000000 runs later ─▶ run: alike?
+    run, run: numbers that moved ─▶ as they will be 50, 1000, 1000000 runs later ─▶ run: alike?
 
-A step of DQN copies its weights at every hundredth call, a warm-up ends after a thousand: the few
-calls of a capture see neither. With one batch, one seed, weights and buffers put back, only what
-counts moves. This file knows Python's objects and calls what it is given; it knows no graphs.
+A step of DQN copies its weights at every hundredth call, a warm-up ends after a thousand: neither
+the calls of a capture nor the three steps of a rehearsal see it. This file knows Python's objects
+and calls what it is given; it knows no graphs.
 """
 
 from __future__ import annotations
 
 import contextlib
 import numbers
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from bigbrain_fx.frontend.budget import budget
 from bigbrain_fx.frontend.tracing.plain import Numbers, alike
-from bigbrain_fx.frontend.tracing.state.object_graph import Place, is_leaf, places
+from bigbrain_fx.frontend.tracing.state.attributes import file_of, items, owners
+from bigbrain_fx.frontend.translation.sources import is_own
 
-_ROUND = 5_040_000, 5_040_000_000  # multiples of any number after which people let things happen
-_LATER = (10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 100_000, 1_000_000)
-_LONGEST = 2_000  # entries that a list is given
+_LATER = (50, 200, 1_000, 10_000, 1_000_000)
+_ROUND = 5_040_000_000  # a multiple of most numbers after which people let things happen
 _CALLS = 3
-_LOOK_S = 1.0  # for all runs, but for the first few
+_DEEP = 4  # levels of containers and of the user's objects
+_LONG = 512  # entries of a container that is looked into
+_FEW = 16  # elements: a larger tensor is no counter
 
-Reading = tuple[Any, ...]
-Look = dict[str, tuple[Place, Reading]]
+Reading = tuple[float, ...]
+Held = tuple[Any, Any]  # what holds a number, and its key or attribute
+Look = dict[str, tuple[Held, Reading]]
 
 
 @dataclass(frozen=True)
 class Counter:
-    """A place that moves `by` so much with each run; it was `now` when it was found."""
+    """A number that moves `by` so much with each run; it was `now` when it was found."""
 
-    place: Place
+    name: str
     now: Reading
     by: Reading
 
-    def later(self, runs: int) -> None:
-        """Let it be what it is so many runs after it was found."""
-        self._put([now + by * runs for now, by in zip(self.now, self.by, strict=True)])
+    def later(self, runs: int) -> Reading:
+        """Return what it is so many runs after it was found."""
+        return tuple(now + by * runs for now, by in zip(self.now, self.by, strict=True))
 
-    def near(self, mark: int) -> None:
-        """Let it be a few runs before a multiple of `mark`."""
-        self._put(
-            [by * (mark - 3) if by else now for now, by in zip(self.now, self.by, strict=True)]
-        )
-
-    def _put(self, numbers: Sequence[Any]) -> None:
-        with contextlib.suppress(Exception):  # what cannot be set is left as it is
-            _set(self.place, self.place.get(), numbers)
+    def near(self, mark: int) -> Reading:
+        """Return what it is a few runs before a multiple of `mark`."""
+        return tuple(b * (mark - 3) if b else n for n, b in zip(self.now, self.by, strict=True))
 
 
 @dataclass(frozen=True)
@@ -65,61 +60,38 @@ class Decision:
     runs: int
 
 
-def decision(run: Callable[[], Numbers], roots: Iterable[object]) -> Decision | None:
+def decision(run: Callable[[], Numbers], look: Callable[[], Look]) -> Decision | None:
     """Run a few times, then move what counts on; return what decides, None when nothing does.
-
-    Places are left as the last run leaves them.
 
     Args:
         run: gives the same numbers each time, but for what is kept from call to call.
-        roots: where counters are looked for: modules, functions, objects.
+        look: returns the numbers that may count, as of now.
     """
-    roots = tuple(roots)
-    first, looks = run(), [look(roots)]
+    first, looks = run(), [look()]
     for _ in range(_CALLS - 1):  # what begins to count is there after the first
         same = alike(first, run())
-        looks.append(look(roots))
+        looks.append(look())
         if not same:
             return Decision(_moved(*looks[-2:]), 0)
     counters = moving(*looks)
-    if not counters:
-        return None
-    return _decided(run, first, counters)
-
-
-def _moved(before: Look, now: Look) -> str:
-    """Name a place that moved; nothing where none is known to have."""
-    return next((name for name in now if name in before and before[name][1] != now[name][1]), "")
-
-
-Move = tuple[int, Callable[[Counter], None], int]  # runs later, what sets a counter so, runs then
-
-
-def _decided(
-    run: Callable[[], Numbers], first: Numbers, counters: Sequence[Counter]
-) -> Decision | None:
-    for move in moves():
-        if not _same_after(run, first, counters, move):
-            return Decision(_which(run, first, counters, move), move[0])
+    for runs, change, times in moves() if counters else ():
+        put(look(), [(each, change(each)) for each in counters])
+        if not _same(run, first, times):
+            return Decision(_which(run, first, counters, look, change, times), runs)
     return None
 
 
+Move = tuple[int, Callable[[Counter], Reading], int]  # runs later, what it is then, runs to make
+
+
 def moves() -> Iterator[Move]:
-    """Yield how many runs later it is to be; the last ones however long all this takes."""
-    is_over = budget(_LOOK_S)
+    """Yield how many runs later it is to be."""
     for runs in _LATER:
-        if runs == _LATER[-1] or not is_over():
-            yield runs, partial(Counter.later, runs=runs), 1
-    for mark in _ROUND:  # some runs: one meets the mark, before it counts or after
-        yield mark, partial(Counter.near, mark=mark), 4
+        yield runs, partial(Counter.later, runs=runs), 1
+    yield _ROUND, partial(Counter.near, mark=_ROUND), 4  # one meets the mark, or the one after
 
 
-def _same_after(
-    run: Callable[[], Numbers], first: Numbers, counters: Sequence[Counter], move: Move
-) -> bool:
-    _, change, times = move
-    for counter in counters:
-        change(counter)
+def _same(run: Callable[[], Numbers], first: Numbers, times: int) -> bool:
     try:
         return all(alike(first, run()) for _ in range(times))
     except Exception:
@@ -127,84 +99,99 @@ def _same_after(
 
 
 def _which(
-    run: Callable[[], Numbers], first: Numbers, counters: Sequence[Counter], move: Move
+    run: Callable[[], Numbers],
+    first: Numbers,
+    counters: Sequence[Counter],
+    look: Callable[[], Look],
+    change: Callable[[Counter], Reading],
+    times: int,
 ) -> str:
     """Name the counter that decides alone; the first one where several do together."""
     for counter in counters:
-        for other in counters:
-            other.later(0)
-        if not _same_after(run, first, [counter], move):
-            return counter.place.name
-    return counters[0].place.name
+        put(look(), [(each, each.now) for each in counters])
+        put(look(), [(counter, change(counter))])
+        if not _same(run, first, times):
+            return counter.name
+    return counters[0].name
 
 
-# --------------------------------------------------------------------------- what moves
+def _moved(before: Look, now: Look) -> str:
+    """Name a number that moved; nothing where none is known to have."""
+    return next((name for name in now if name in before and before[name][1] != now[name][1]), "")
 
 
-def look(
-    roots: Iterable[object], leaving: Iterable[object] = ()
-) -> dict[str, tuple[Place, Reading]]:
-    """Return what may count, by name, and what it reads now; `leaving` is not looked into."""
-    found: Look = {}
-    for place in places(roots, leaving):
-        name = place.name
-        while name in found:
-            name += "'"  # an object's own and its class's, say
-        with contextlib.suppress(Exception):  # an object of the user's, while it is looked at
-            found[name] = place, reading(place.get())
-    return found
-
-
-def moving(*looks: Look) -> list[Counter]:
+def moving(one: Look, two: Look, three: Look) -> list[Counter]:
     """Return what moved from each look to the next."""
-    one, two, three = looks
     found = []
-    for name, (place, now) in three.items():
-        if name not in one or name not in two:
-            continue
-        (_, before), (_, between) = one[name], two[name]
+    for name, (_, now) in three.items():
+        before, between = (each.get(name, (None, ()))[1] for each in (one, two))
         if len(before) == len(between) == len(now) and before != between != now:
-            found.append(Counter(place, now, _difference(now, between)))
+            by = tuple(new - old for new, old in zip(now, between, strict=True))
+            found.append(Counter(name, now, by))
     return found
 
 
-def _difference(now: Reading, before: Reading) -> Reading:
-    return tuple(new - old for new, old in zip(now, before, strict=True))
+# --------------------------------------------------------------------------- where they are
 
 
-def reading(value: Any) -> Reading:  # noqa: ANN401  # any leaf
-    """Return numbers that tell what is in a leaf."""
-    if not is_leaf(value):
-        return ()
+def numbers_of(model: nn.Module, loss: object) -> Look:
+    """Return the numbers in attributes of modules, of their classes, and of the user's files."""
+    found: Look = {}
+    for name, owner in owners(model, loss):
+        for key, value in items(owner):
+            _add(found, f"{name}.{key}".removeprefix("."), (owner, key), value, 0)
+    return found
+
+
+def numbers_in(holder: object, leaving: Sequence[str] = ()) -> Look:
+    """Return the numbers in an object's attributes, some of them left out."""
+    found: Look = {}
+    for key, value in list(vars(holder).items()):
+        if key not in leaving:
+            _add(found, key, (holder, key), value, 0)
+    return found
+
+
+def _add(found: Look, name: str, held: Held, value: Any, depth: int) -> None:  # noqa: ANN401
     if isinstance(value, Tensor):
-        return tuple(value.detach().reshape(-1).tolist())
-    if isinstance(value, array):
-        return tuple(value)
-    if isinstance(value, list):
-        return (len(value),)
-    if isinstance(value, numbers.Real):
-        return (value,)
-    return (len(value),) if not hasattr(value, "dtype") else tuple(value.reshape(-1).tolist())
+        plain = value.layout is torch.strided and value.device.type == "cpu"
+        if plain and value.numel() <= _FEW and not (value.requires_grad or value.is_complex()):
+            found[name] = held, tuple(value.detach().reshape(-1).tolist())
+    elif isinstance(value, numbers.Real) and not isinstance(value, bool):
+        found[name] = held, (float(value),)
+    elif depth < _DEEP:
+        for key, item, shown in _parts(value):
+            _add(found, name + shown, (value, key), item, depth + 1)
 
 
-def _set(place: Place, value: Any, wanted: Sequence[Any]) -> None:  # noqa: ANN401  # any leaf
-    """Let a leaf read so."""
+def _parts(value: Any) -> list[tuple[Any, object, str]]:  # noqa: ANN401  # any object
+    if isinstance(value, MutableMapping) and len(value) <= _LONG:
+        return [(key, item, f"[{key!r}]") for key, item in list(value.items())]
+    if isinstance(value, list) and len(value) <= _LONG:
+        return [(key, item, f"[{key}]") for key, item in enumerate(value)]
+    if not isinstance(value, type | nn.Module) and is_own(file_of(type(value))):
+        return [
+            (key, item, f".{key}") for key, item in list(getattr(value, "__dict__", {}).items())
+        ]
+    return []
+
+
+def put(look: Look, wanted: Sequence[tuple[Counter, Reading]]) -> None:
+    """Let numbers be others, where they are now; one that cannot be set is left as it is."""
+    for counter, reading in wanted:
+        if counter.name in look:
+            (holder, key), _ = look[counter.name]
+            with contextlib.suppress(Exception):
+                _put(holder, key, reading)
+
+
+def _put(holder: Any, key: Any, wanted: Reading) -> None:  # noqa: ANN401  # any object
+    is_container = isinstance(holder, MutableMapping | list)
+    value = holder[key] if is_container else vars(holder)[key]
     if isinstance(value, Tensor):
         with torch.no_grad():
             value.copy_(torch.tensor(wanted, dtype=torch.float64).reshape(value.shape))
-    elif isinstance(value, numbers.Real):
-        place.put(type(value)(wanted[0]))  # type: ignore[call-arg]
-    elif hasattr(value, "dtype"):
-        value.reshape(-1)[:] = wanted
-    elif isinstance(value, array):
-        value[:] = array(value.typecode, wanted)
+    elif is_container:
+        holder[key] = type(value)(wanted[0])
     else:
-        _lengthen(value, int(wanted[0]))
-
-
-def _lengthen(value: Any, wanted: int) -> None:  # noqa: ANN401  # a list or a deque
-    """Let a list be so long: its last entry again and again, or without its last ones."""
-    for _ in range(min(wanted - len(value), _LONGEST)):
-        value.append(value[-1])
-    while len(value) > max(wanted, 0):
-        value.pop()
+        object.__setattr__(holder, key, type(value)(wanted[0]))  # frozen ones, too

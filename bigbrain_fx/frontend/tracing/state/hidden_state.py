@@ -1,7 +1,7 @@
 """State that calls of forward leave where no state dict finds it, and that later calls go by.
 
     a fork: forward(x), forward(x), ... under one seed ─▶ the same numbers?
-    what moved ─▶ as it is 50, 1000, 5040000000 calls later ─▶ forward(x): the same numbers?
+    what moved ─▶ as it is 50, 1000, 1000000 calls later ─▶ forward(x): the same numbers?
 
 A cache that changes nothing is let be; a hidden state or a counter would be a constant of the
 trace. What acts in the first steps a rehearsal finds at any size; here it is what acts later, and
@@ -18,15 +18,15 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_leaves
 
 from bigbrain_fx.errors import BigBrainError, CaptureError, from_fields
 from bigbrain_fx.frontend.forked import apart
 from bigbrain_fx.frontend.tracing.blank import is_blank
 from bigbrain_fx.frontend.tracing.check import CHECK_FLOPS
 from bigbrain_fx.frontend.tracing.plain import Numbers, Plain
-from bigbrain_fx.frontend.tracing.state.attributes import Attributes
-from bigbrain_fx.frontend.tracing.state.counters import Decision, decision, look
-from bigbrain_fx.frontend.tracing.state.object_graph import tensors
+from bigbrain_fx.frontend.tracing.state.attributes import OF_TORCH, Attributes
+from bigbrain_fx.frontend.tracing.state.counters import Decision, decision, numbers_of
 from bigbrain_fx.frontend.tracing.state.python_rng import where_changed
 from bigbrain_fx.frontend.tracing.step import Loss, Route, Step
 from bigbrain_fx.frontend.translation.batch import Batch
@@ -86,10 +86,14 @@ def _leaves_nothing(step: Step, plain: Plain, example: Sequence[Tensor]) -> bool
 
 def _seen(roots: tuple[nn.Module, object]) -> object:
     """Return what counters read, and which tensors were written; buffers are put back anyway."""
-    own = {id(buffer) for buffer in roots[0].buffers()}
-    held = [t for t in tensors(roots) if id(t) not in own and not t.is_inference()]
-    counts = {name: number for name, (_, number) in look(roots).items()}
-    return counts, [t._version for t in held]
+    model, loss = roots
+    of_loss = loss.buffers() if isinstance(loss, nn.Module) else ()
+    held = [t for t in (*_beside(model), *of_loss) if not t.is_inference()]
+    return _counts(roots), [t._version for t in held]
+
+
+def _counts(roots: tuple[nn.Module, object]) -> Mapping[str, object]:
+    return {name: number for name, (_, number) in numbers_of(*roots).items()}
 
 
 def _refused(step: Step, plain: Plain, example: Sequence[Tensor]) -> Mapping[str, str]:
@@ -99,7 +103,8 @@ def _refused(step: Step, plain: Plain, example: Sequence[Tensor]) -> Mapping[str
     before = [p.detach().clone() for p in trained]
     roots = step.model, step.own_loss
     try:
-        found = decision(partial(_left, plain, example, _held(step.model)), roots)
+        run = partial(_left, plain, example, _held(step.model))
+        found = decision(run, partial(numbers_of, *roots))
         if found is None or not all(map(torch.equal, trained, before)):
             return {}  # `objective` refuses writes into weights
         error: BigBrainError = _refusal(step, plain, example, found)
@@ -116,8 +121,18 @@ def _held(model: nn.Module) -> _Held:
 
     What calls write into them is the graph's state as a buffer is, and no hidden one.
     """
-    held = [t for t in tensors((model,)) if type(t) in _STRIDED and not t.is_inference()]
+    held = [*model.buffers(), *(p for p in model.parameters() if not p.requires_grad)]
+    held = [t for t in (*held, *_beside(model)) if type(t) in _STRIDED and not t.is_inference()]
     return [(t, t.detach().clone()) for t in held] if sum(t.nbytes for t in held) <= _MOST else []
+
+
+def _beside(model: nn.Module) -> list[Tensor]:
+    """Return the tensors in plain attributes, and those of modules that are held there."""
+    kept = (vars(part) for part in model.modules())
+    values = [v for own in kept for key, v in own.items() if key not in OF_TORCH]
+    leaves = tree_leaves(values)
+    inner = (t for v in leaves if isinstance(v, nn.Module) for t in (*v.parameters(), *v.buffers()))
+    return [*(v for v in leaves if isinstance(v, Tensor)), *inner]
 
 
 def _left(plain: Plain, example: Sequence[Tensor], held: _Held) -> Numbers:
@@ -163,16 +178,11 @@ def _refusal(step: Step, plain: Plain, example: Sequence[Tensor], found: Decisio
 def _line(step: Step, plain: Plain, example: Sequence[Tensor], found: Decision) -> str | None:
     """Find the line that writes into what decides later; of what does at once, into anything."""
     roots = step.model, step.own_loss
-    held = [t for t in tensors(roots) if not t.is_inference()]
-
-    def counts() -> Mapping[str, object]:
-        return {name: number for name, (_, number) in look(roots).items()}
 
     def seen() -> object:
         if found.runs:
-            return counts().get(found.name)
-        marks = Attributes.of(*roots, numbers=False).marks
-        return marks, counts(), [t._version for t in held]
+            return _counts(roots).get(found.name)
+        return Attributes.of(*roots, numbers=False).marks, _seen(roots)
 
     return where_changed(lambda: plain.run(example, 0), seen)
 

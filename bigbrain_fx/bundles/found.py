@@ -165,8 +165,8 @@ def require_optimizer(found: FoundModel, plan: Plan) -> tuple[str, ...]:
     used = {d: {param[n].canonical for s in stages.of(d) for n in s.params} for d in stages.devices}
     if stages.zero_stage:
         updates = updating(plan.sharded.members[0], stages)
-        replica = {stage.device: stage.replica for stage in stages.stages}
-        used = {d: {n for n in used[d] if updates.get(n) == replica[d]} for d in used}
+        shard = {stage.device: stages.shard_of(stage.replica) for stage in stages.stages}
+        used = {d: {n for n in used[d] if updates.get(n) == shard[d]} for d in used}
     held = {device: sorted(names & trained) for device, names in used.items()}
     here = all(plan.cluster.device[name].kind == "cpu" for name in stages.devices)
     shards = plan.sharded.shards

@@ -339,6 +339,7 @@ def plan_json(plan: Plan) -> dict[str, object]:
         "asynchronous",
         "compiled",
         "zero_stage",
+        "shard_group",
         "sum_order",
     )
     return {

@@ -169,6 +169,24 @@ def read_stage(text: str) -> int:
     return int(text)
 
 
+def read_shard_group(text: str | None) -> int | str | None:
+    """Read how many replicas divide what ZeRO divides: a number, or "host".
+
+    Raises:
+        InputError: it is neither.
+    """
+    if text is None or text == "host":
+        return text
+    if not text.isdecimal() or int(text) < 2:
+        raise InputError(
+            f"expected a number of replicas from 2 on, or host, found {text!r}",
+            code="BX3538",
+            at="--shard-group",
+            help="--shard-group 2",
+        )
+    return int(text)
+
+
 _COUNT = re.compile(r"(\d+(?:\.\d+)?(?:e\d{1,2})?)([kMBT]?)")
 _TIMES = {"": 1.0, "k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 

@@ -311,6 +311,13 @@ _PLAN = grouped(
             help="ZeRO stage: replicas shard 1 optimizer states, 2 also gradients, 3 also weights.",
         ),
         _shared(
+            "--shard-group",
+            metavar="N|host",
+            callback=reads("read_shard_group", GIVEN),
+            help="Hybrid sharding (HSDP): ZeRO shards among N replicas, or those on one host, and "
+            "each such group has all shards [default: all replicas are one group].",
+        ),
+        _shared(
             "--tp-ratio",
             metavar="3:1",
             callback=reads("read_ratio", GIVEN, at="--tp-ratio"),

@@ -93,7 +93,8 @@ class Placement:
 
     With several `replicas`, `device_of` is the first one's. `breaks` are ops at which their device
     begins another stage, as of a `Replica`: virtual stages that follow each other on a device.
-    With `tensor`, ops are those of a member's graph.
+    With `tensor`, ops are those of a member's graph. With a `shard_group`, so many replicas that
+    follow each other divide what ZeRO divides, and each such group has all of it; 0: all replicas.
     """
 
     device_of: Mapping[str, str]
@@ -103,3 +104,4 @@ class Placement:
     sum_order: SumOrder = "replica"
     breaks: tuple[str, ...] = ()
     tensor: TensorParallel | None = None
+    shard_group: int = 0

@@ -48,7 +48,7 @@ class Stage:
 
 
 EdgeKind: TypeAlias = Literal[
-    "activation", "gradient", "reduce", "gather", "statistics", "tied", "norm", "loss"
+    "activation", "gradient", "reduce", "gather", "across", "statistics", "tied", "norm", "loss"
 ]
 
 
@@ -69,6 +69,8 @@ class Edge:
       that a replica gets: see `has_exchanges`.
     - "gather", once a step, carries a summed piece back; with ZeRO, the piece's updated weights;
       with ZeRO 3 the piece's weights before each Forward and each Backward of the target.
+    - "across", once a step, carries what a device sends the same place of the next shard group,
+      where torch.distributed's collectives sum the shards of several groups.
     - "statistics", once a step, carries what a replica's micro-batches add to running statistics.
     - "loss", once a step, carries a replica's losses to the first one.
     """
@@ -90,7 +92,7 @@ class Bucket:
     Attributes:
         stages: that make them, one of each replica.
         params: whose they are, by canonical name, in the order of the flat tensor.
-        pieces: elements of it that each replica sums.
+        pieces: elements of it that each replica sums; of a shard group each of its replicas.
         marks: elements after each piece that say which parameters got a gradient at all. Code of
             the user's own may give none back in some micro-batches; of other ops all make theirs.
     """
@@ -155,6 +157,7 @@ class Stages:
         saves: of activations, by stage; stages that split their backward or make something again
             for it, and those that run code of the user's own, are left out.
         compiled: they run under torch.compile, equal to rounding.
+        shard_group: replicas that divide what ZeRO divides; 0: all. See `Placement`.
     """
 
     stages: tuple[Stage, ...]
@@ -169,6 +172,7 @@ class Stages:
     asynchronous: Asynchronous | None = None
     saves: tuple[SavedInStore, ...] = ()
     compiled: bool = False
+    shard_group: int = 0
 
     @cached_property
     def devices(self) -> tuple[str, ...]:
@@ -235,7 +239,8 @@ class Stages:
         A collective is one, and a sum of many replicas that each send their parts once a step.
         """
         is_once = self.sum_order == "replica" and not self.sums_each
-        return self.by_backend or (is_once and len(self.micros) > MOST_IN_PAIRS)
+        is_of_many = is_once and len(self.micros) > MOST_IN_PAIRS and not self.shard_group
+        return self.by_backend or is_of_many
 
     @cached_property
     def piece_bytes(self) -> Mapping[tuple[str, EdgeKind], tuple[int, ...]]:
@@ -257,7 +262,7 @@ class Stages:
         ZeRO 3 each replica has an even part of every parameter.
         """
         if not (self.by_backend and self.zero_stage):
-            return bucket.pieces[place]
+            return bucket.pieces[place % len(bucket.pieces)]
         if self.gathers:
             return -(-sum(bucket.pieces) // len(bucket.pieces))
         return max(bucket.pieces)
@@ -285,6 +290,15 @@ class Stages:
     def members(self) -> int:
         """How many devices a tensor group has; 1: none has a part of a tensor."""
         return 1 + max((stage.member for stage in self.stages), default=0)
+
+    @property
+    def shards(self) -> int:
+        """Into how many pieces replicas divide a bucket."""
+        return self.shard_group or self.replicas
+
+    def shard_of(self, replica: int) -> int:
+        """Return which of the pieces a replica has: the same in each shard group."""
+        return replica % self.shards
 
     def of_replica(self, replica: int) -> tuple[Stage, ...]:
         """Return the stages of one replica, in order."""

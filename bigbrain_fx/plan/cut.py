@@ -341,7 +341,10 @@ def owners(graph: Graph, stages: Stages) -> dict[str, list[str]]:
 
 
 def updating(graph: Graph, stages: Stages) -> dict[str, int]:
-    """Return the replica whose piece of its bucket each parameter is in, where pieces are whole."""
+    """Return the replica whose piece of its bucket each parameter is in, where pieces are whole.
+
+    Of several shard groups it is one of the first; the same place in others has that piece, too.
+    """
     known = stages.__dict__.get(_UPDATING)  # every device asks
     if known is None or known[0] is not graph:
         known = stages.__dict__[_UPDATING] = graph, _updating(graph, stages)

@@ -43,6 +43,7 @@ AUTO = "auto"
 """The partitioner that tries the others, with every choice that was left open."""
 
 Quantize: TypeAlias = Literal["int8"]
+ShardGroup: TypeAlias = int | Literal["host"] | None
 
 Open: TypeAlias = Annotated[
     int | None, Field(ge=0), BeforeValidator(lambda given: 0 if given == AUTO else given)
@@ -91,6 +92,7 @@ class Options:
     to their speed; 0 tries every number, None takes the cluster file's. `zero_stage` says what they
     divide besides, and `sum_order` how gradients are added; see `core.Placement`. None is "micro"
     where gradients are divided, as no replica has a sum of its own then, and else "replica".
+    `shard_group` is how many replicas divide that, "host" those on one host; None: all of them.
     `pins` are (modules, device) pairs that hold whatever the partitioner would do, `place` is a
     file that says where all modules go; see `plan.by_hand`. `pieces` are the virtual stages of each
     device, for the schedule "interleaved"; None is two. `tensor` devices compute each stage
@@ -129,6 +131,7 @@ class Options:
     replicas: Open = None
     replica_shares: tuple[int, ...] = ()
     zero_stage: ZeroStage = 0
+    shard_group: ShardGroup = None
     sum_order: SumOrder | None = None
     pins: tuple[tuple[str, str], ...] = ()
     place: str | None = None
@@ -378,6 +381,9 @@ def to_json(plan: Plan) -> bytes:
         left_out["source"] |= {"optimizer_at_once"}
     left_out["stages"] = set() if plan.stages.asynchronous else {"asynchronous"}
     left_out["stages"] |= set() if plan.stages.compiled else {"compiled"}
+    if not plan.stages.shard_group:
+        left_out["stages"] |= {"shard_group"}
+        left_out.setdefault("placement", {})["shard_group"] = True
     of_device = {"held"}
     if not plan.stages.offload:
         left_out["stages"] |= {"offload", "saves"}

@@ -112,6 +112,12 @@ def _with_replicas(
         return make(0)
 
 
+def _shard_group_of(plan: Plan, replicas: int) -> int | None:
+    """Return a plan's shard group where it divides so many replicas; else all are one."""
+    size = plan.stages.shard_group
+    return size if size and replicas > size and replicas % size == 0 else None
+
+
 def _replan(
     plan: Plan,
     cluster: Cluster,
@@ -131,6 +137,7 @@ def _replan(
         pieces=pieces,
         replicas=replicas,
         zero_stage=0 if len(cluster.replicas) == 1 else plan.stages.zero_stage,
+        shard_group=_shard_group_of(plan, replicas),
         sum_order=plan.stages.sum_order,
         tensor=groups.tensor,
         tensor_shares=groups.tensor_shares,

@@ -25,7 +25,7 @@ LEAST_BUCKET = 256 << 10
 BUCKETS = 8
 """Into so many, about, the gradients of a stage are divided."""
 
-_Ways = Callable[[EdgeKind, Sequence[int]], Iterator[tuple[int, int, int]]]
+_Ways = Callable[[EdgeKind, Sequence[int], int], Iterator[tuple[int, int, int]]]
 
 Leaf = tuple[str, int]  # a parameter, and which of the stages that make a gradient of it
 
@@ -82,6 +82,7 @@ def _joined(
         tuple(each.micros for each in placement.replicas),
         zero_stage=placement.zero_stage,
         sum_order=placement.sum_order,
+        shard_group=placement.shard_group,
     )
     written = tuple(statistics(graph, joined, rows))
     joined = replace(joined, buckets=tuple(_buckets(graph, joined, like)), statistics=written)
@@ -110,7 +111,8 @@ def _is_taken(graph: Graph, stages: Stages, edge: Edge, updates: Mapping[str, in
         held = {graph.param[name].canonical for name in stage.params}
         if stage.replica < target.replica and edge.value in held:
             return False
-    return updates.get(edge.value, target.replica) == target.replica
+    own = stages.shard_of(target.replica)
+    return updates.get(edge.value, own) == own
 
 
 def with_waiting_buckets(
@@ -195,7 +197,7 @@ def _buckets(graph: Graph, stages: Stages, like: Graph) -> Iterator[Bucket]:
     for key, names in sorted(groups.items(), reverse=True):
         ends, dtype, is_unsure, _ = key
         on = tuple(stages.stages[end].device for end in ends) if stages.gathers else key
-        loads = known.setdefault(on, [0] * stages.replicas)
+        loads = known.setdefault(on, [0] * stages.shards)
         for some in _chunks(like, names):
             whole = bool(stages.zero_stage) or is_unsure
             evenly = whole and stages.sum_order == "backend"
@@ -341,6 +343,8 @@ def _pieces(stages: Stages) -> Iterator[Edge]:
     """Yield the way of each piece to who sums it, and back; of an exchange, an edge a replica."""
     exchanged = _to_next if stages.by_backend else _to_one
     yield from _between(stages, exchanged if stages.has_exchanges else _to_all)
+    if stages.by_backend and stages.shard_group:
+        yield from _across(stages)
 
 
 def piece_messages(stages: Stages) -> tuple[Edge, ...]:
@@ -357,19 +361,22 @@ def piece_messages(stages: Stages) -> tuple[Edge, ...]:
 def _between(stages: Stages, between: _Ways) -> Iterator[Edge]:
     for (name, kind), pieces in stages.piece_bytes.items():
         ends = stages.bucket[name].stages
-        for a, b, nbytes in between(kind, pieces):
+        for a, b, nbytes in between(kind, pieces, stages.shards):
             yield Edge(name, ends[a], ends[b], kind, nbytes)
 
 
-def _to_all(kind: EdgeKind, pieces: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Yield what each replica sends each other one: from, to, bytes."""
+def _to_all(kind: EdgeKind, pieces: Sequence[int], shards: int) -> Iterator[tuple[int, int, int]]:
+    """Yield what each replica sends each other one: from, to, bytes.
+
+    Each shard group sums all parts; weights come from the own one.
+    """
     for a, b in permutations(range(len(pieces)), 2):
         nbytes = pieces[b if kind == "reduce" else a]
-        if nbytes:
+        if nbytes and (kind == "reduce" or a // shards == b // shards):
             yield a, b, nbytes
 
 
-def _to_one(kind: EdgeKind, pieces: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+def _to_one(kind: EdgeKind, pieces: Sequence[int], _: int) -> Iterator[tuple[int, int, int]]:
     """Yield all that each replica gets of an exchange, as if the one before it had sent it."""
     others, total = len(pieces) - 1, sum(pieces)
     for place, piece in enumerate(pieces):
@@ -377,11 +384,24 @@ def _to_one(kind: EdgeKind, pieces: Sequence[int]) -> Iterator[tuple[int, int, i
         yield (place - 1) % len(pieces), place, nbytes
 
 
-def _to_next(_: EdgeKind, pieces: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Yield what each replica of a ring sends the next one: pieces of all others, of one size."""
-    count, most = len(pieces), max(pieces)
-    if most:
-        yield from ((a, (a + 1) % count, (count - 1) * most) for a in range(count))
+def _to_next(_: EdgeKind, pieces: Sequence[int], shards: int) -> Iterator[tuple[int, int, int]]:
+    """Yield what each replica of a ring sends the next one: pieces of all others, of one size.
+
+    Each shard group is a ring.
+    """
+    most = max(pieces)
+    for a in range(len(pieces)) if most else ():
+        yield a, a - a % shards + (a + 1) % shards, (shards - 1) * most
+
+
+def _across(stages: Stages) -> Iterator[Edge]:
+    """Yield what each replica sends round the ring of its shard's places, to sum it over groups."""
+    groups = stages.replicas // stages.shards
+    for bucket in stages.buckets:
+        most = max(stages.piece_bytes[bucket.name, "reduce"])
+        for a, end in enumerate(bucket.stages) if most else ():
+            to = bucket.stages[(a + stages.shards) % stages.replicas]
+            yield Edge(bucket.name, end, to, "across", 2 * (groups - 1) * most // groups)
 
 
 def _losses(graph: Graph, stages: Stages) -> Iterator[Edge]:

@@ -37,7 +37,16 @@ def replicas_text(stages: Stages) -> str:
     count = f"{stages.replicas} replicas" if stages.replicas > 1 else "1 replica"
     where = ", two and two on the same devices, one in reverse" if is_shared(stages) else ""
     shares = f"{count}{where}: of the micro-batches {'; '.join(own)}"
-    return f"{shares}. {order}{_KEPT[stages.zero_stage]}"
+    return f"{shares}. {order}{_KEPT[stages.zero_stage]}{_groups_text(stages)}"
+
+
+def _groups_text(stages: Stages) -> str:
+    """Say which replicas divide what ZeRO divides; nothing, where all do."""
+    if not stages.shard_group:
+        return ""
+    starts = range(0, stages.replicas, stages.shards)
+    groups = ", ".join(f"{first}-{first + stages.shards - 1}" for first in starts)
+    return f"; replicas {groups} are shard groups, each of which has all shares"
 
 
 def left_out_text(cluster: Cluster) -> str:

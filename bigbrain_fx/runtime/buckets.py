@@ -30,7 +30,7 @@ class Bucket:
     Attributes:
         stage: that makes them here. place: of this replica among the bucket's.
         params: whose they are, by their names in the model, in the order of the flat tensor.
-        pieces: elements that each replica sums.
+        pieces: elements that each replica sums; of several shard groups those of each.
         marks: elements after each piece: 1 for a parameter that got a gradient. 0: all do.
         waits: whether its gradients are made by `backward_weight` here, and not by the backward.
         parts, pieces_in: channels of "reduce" to and from the others.
@@ -54,12 +54,17 @@ class Bucket:
     def piece(self, flat: Tensor, place: int) -> Tensor:
         """Return the piece that a replica sums, and its marks."""
         start = self.start(place)
-        return flat[start : start + self.pieces[place] + self.marks]
+        return flat[start : start + self.size(place) + self.marks]
+
+    def size(self, place: int) -> int:
+        """Return how many elements a replica's piece has."""
+        return self.pieces[place % len(self.pieces)]
 
     def start(self, place: int) -> int:
         """Return where a replica's piece begins."""
-        before = place * max(self.pieces) if self.filled else sum(self.pieces[:place])
-        return before + place * self.marks
+        shard = place % len(self.pieces)
+        before = shard * max(self.pieces) if self.filled else sum(self.pieces[:shard])
+        return before + shard * self.marks
 
     @property
     def room(self) -> int:
@@ -69,7 +74,8 @@ class Bucket:
     @property
     def elements(self) -> int:
         """How many a flat tensor has."""
-        return self.start(len(self.pieces))
+        last = len(self.pieces) - 1
+        return self.start(last) + (self.room if self.filled else self.pieces[last] + self.marks)
 
 
 Listed = Mapping[str, Mapping[str, Any]]  # buckets.json: what it says of each bucket, by name

@@ -4,6 +4,7 @@
     ZeRO 1   reduce_scatter_tensor once a step;      all_gather_into_tensor of what was updated
     ZeRO 2   reduce_scatter_tensor each micro-batch; the same
 
+Of several shard groups each does so by itself; all_reduce then adds a shard's sums over groups.
 The replicas' devices at one place of the pipeline are a process group. Within one, collectives are
 called in the order of buckets, as torch wants: a bucket that is complete waits for those before it.
 Not tried on several GPUs over nccl.
@@ -60,6 +61,7 @@ class CollectiveReplicas(Replicas):
     Args:
         groups: of each bucket, by name: the processes that sum it.
         zero_stage: from 1 on, each replica has the sums of its own piece only.
+        across: of each bucket, the processes that have the same piece in other shard groups.
     """
 
     def __init__(
@@ -70,11 +72,12 @@ class CollectiveReplicas(Replicas):
         transport: Transport,
         groups: Mapping[str, dist.ProcessGroup],
         zero_stage: int,
+        across: Mapping[str, dist.ProcessGroup] | None = None,
     ) -> None:
         filled = [replace(bucket, filled=bool(zero_stage)) for bucket in buckets]
         about = micros, parameters, transport
         super().__init__(filled, "backend", *about, each=zero_stage >= 2)
-        self.groups, self.zero = groups, bool(zero_stage)
+        self.groups, self.zero, self.across = groups, bool(zero_stage), across or {}
         self._called: dict[str, _Called] = {}
 
     def begin(self) -> None:
@@ -123,7 +126,7 @@ class CollectiveReplicas(Replicas):
     def _end(self, called: _Called) -> None:
         result, bucket = called.done(), called.bucket
         if self.zero:
-            own = result[: bucket.pieces[bucket.place] + bucket.marks]
+            own = result[: bucket.size(bucket.place) + bucket.marks]
             self._now[bucket.name].total.add(0, 1, own)
 
     def sum(self) -> None:
@@ -131,6 +134,11 @@ class CollectiveReplicas(Replicas):
         for called in self._called.values():
             self._end(called)
         self._called = {}
+        for bucket in self.buckets if self.across else ():
+            total = self._now[bucket.name].total
+            flat = total.total()
+            work = dist.all_reduce(flat, group=self.across[bucket.name], async_op=True)
+            total.add(0, 1, _Called(bucket, work, flat, flat).done())
 
     def send_sums(self) -> None:
         """Send nothing: all have the sums."""
@@ -155,7 +163,7 @@ class CollectiveReplicas(Replicas):
         for called in self._called.values():
             flat, bucket = called.done(), called.bucket
             for place in range(len(bucket.pieces)):
-                if place != bucket.place:
+                if place != bucket.place % len(bucket.pieces):
                     self._take_weights(bucket, place, bucket.piece(flat, place))
         self._called = {}
 
@@ -170,11 +178,30 @@ def new_groups(
     return [dist.new_group([ranks[name] for name in each], timeout=deadline) for each in devices]
 
 
-def process_groups(listed: Listed, make: MakeGroups) -> dict[str, dist.ProcessGroup]:
-    """Return the group of each bucket: one for those that the same stages sum.
+def process_groups(
+    listed: Listed, make: MakeGroups, device: str, *, across: bool = False
+) -> dict[str, dist.ProcessGroup]:
+    """Return the group of each bucket that a device is in: one for those that the same stages sum.
 
-    All devices make all groups, in the order of buckets.json.
+    All devices make all groups, in the order of buckets.json. Replicas of a shard group sum and
+    gather; `across`: those that have the same piece in every such group; none, where there is one.
     """
-    devices = {tuple(entry["stages"]): entry["devices"] for entry in listed.values()}
-    made = dict(zip(devices, make([*devices.values()]), strict=True))
-    return {name: made[tuple(entry["stages"])] for name, entry in listed.items()}
+    sets = {
+        (tuple(entry["stages"]), tuple(each)): each
+        for entry in listed.values()
+        for each in _sets(entry["devices"], len(entry["pieces"]), across)
+    }
+    made = dict(zip(sets, make([*sets.values()]), strict=True))
+    return {
+        name: made[stages, each]
+        for name, entry in listed.items()
+        for stages, each in sets
+        if stages == tuple(entry["stages"]) and device in each
+    }
+
+
+def _sets(devices: Sequence[str], pieces: int, across: bool) -> list[Sequence[str]]:
+    count = len(devices)
+    if across:
+        return [devices[place::pieces] for place in range(pieces)] if pieces < count else []
+    return [devices[first : first + pieces] for first in range(0, count, pieces)]

@@ -84,8 +84,10 @@ def replicas_of(device: Device, listed: Listed) -> Replicas:
     if device.sum_order == "backend" and hasattr(over, "ranks"):  # one process sends messages
         from .collectives import CollectiveReplicas, new_groups, process_groups  # such bundles'
 
-        groups = process_groups(sums, partial(new_groups, over.ranks, over.deadline))
-        return CollectiveReplicas(found, *about, groups, device.zero_stage)
+        make = partial(new_groups, over.ranks, over.deadline)
+        groups = process_groups(sums, make, device.name)
+        across = process_groups(sums, make, device.name, across=True)
+        return CollectiveReplicas(found, *about, groups, device.zero_stage, across)
     order = "replica" if device.sum_order == "backend" else device.sum_order
     each = device.sum_order == "micro" or device.zero_stage >= 2
     return Replicas(found, order, *about, each)

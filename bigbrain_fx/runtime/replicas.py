@@ -99,12 +99,12 @@ class Replicas:
     def _is_here(self, bucket: Bucket, name: str) -> bool:
         start, end = self._at[bucket.name][name]
         first = bucket.start(bucket.place)
-        return first <= start and end <= first + bucket.pieces[bucket.place]
+        return first <= start and end <= first + bucket.size(bucket.place)
 
     def names_in(self, bucket: Bucket, place: int) -> dict[str, tuple[int, int]]:
         """Return the parameters in a replica's piece, with ZeRO, and where they are in it."""
         first = bucket.start(place)
-        last = first + bucket.pieces[place]
+        last = first + bucket.size(place)
         own = {n: at for n, at in self._at[bucket.name].items() if first <= at[0] and at[1] <= last}
         return {name: (start - first, end - first) for name, (start, end) in own.items()}
 
@@ -306,7 +306,7 @@ class Replicas:
         """Return the parameters with a gradient in any replica; without marks all make the same."""
         if not bucket.marks:
             return list(running.made)
-        end = bucket.start(bucket.place) - skip + bucket.pieces[bucket.place]
+        end = bucket.start(bucket.place) - skip + bucket.size(bucket.place)
         marks = flat[end : end + bucket.marks].tolist()
         return [name for name, mark in zip(bucket.params, marks, strict=True) if mark]
 

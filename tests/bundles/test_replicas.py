@@ -166,6 +166,26 @@ def test_axes_are_names_with_commas() -> None:
             read_axes(text)
 
 
+@pytest.mark.nightly
+def test_a_device_of_a_shard_group_is_replaced_and_its_run_moves(tmp_path: Path) -> None:
+    options = replace(TREE, replicas=4, shard_group=2)
+    found = split_small(tmp_path, cluster(4), options)
+    verify(found, steps=3, processes=True).require_passed()
+    require_replaced(found, tmp_path, 2)
+    moved = resplit(found, cluster(3), tmp_path / "on-3", tmp_path / "commits")
+    assert read_plan(moved.bundle).stages.shard_group == 0
+    whole = train(found, 10)
+    assert train(moved.bundle, 10, "--checkpoint-dir", str(moved.commits), "--resume") == whole[8:]
+
+
+@pytest.mark.nightly
+def test_shard_groups_sum_by_collectives_to_rounding(tmp_path: Path) -> None:
+    """Each group scatters and gathers; the same shards of all are summed."""
+    options = replace(TREE, sum_order="backend", replicas=4, shard_group=2)
+    found = split_small(tmp_path, cluster(4), options)
+    assert verify(found, steps=3, processes=True).passed
+
+
 @pytest.fixture(scope="module")
 def collective(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle whose gradients torch's collectives sum."""

@@ -35,7 +35,7 @@ def make(devices):
     made.extend(devices)
     return [dist.new_group([0, 1]) for _ in devices]
 
-groups = process_groups(listed, make)
+groups = process_groups(listed, make, f"d{rank}")
 
 def trained(zero, early):
     parameters = {n: nn.Parameter(torch.zeros(k)) for n, k in (("a", 3), ("b", 2), ("c", 1))}

@@ -115,6 +115,33 @@ def test_a_bundle_has_the_bits_of_one_process(
     assert trained(bench, plan)[1] == ""
 
 
+@pytest.mark.gate("1-tree", "2-backend", "3-micro")
+@pytest.mark.parametrize("order", ["micro", "tree", "backend"])
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_so_have_shard_groups(bench: Bench, zero: int, order: str) -> None:
+    """Two groups of two replicas: each has all of the state, a half on each device."""
+    if (zero, order) == (3, "backend"):
+        return  # planned, but written by no bundle
+    plan = planned(
+        bench, cluster(1, 1, 1, 1), replicas=4, zero_stage=zero, sum_order=order, shard_group=2
+    )
+    ends = [(e.source, e.target) for e in plan.stages.edges if e.kind == "gather"]
+    of = [stage.replica // 2 for stage in plan.stages.stages]
+    assert ends
+    assert all(of[source] == of[target] for source, target in ends)
+    assert trained(bench, plan)[1] == ""
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("zero", [1, 2, 3])
+@pytest.mark.parametrize("text", [BATCH_NORM, MODEL.replace("nn.LayerNorm(16)", "nn.Identity()")])
+def test_so_have_shard_groups_of_other_models(tmp_path: Path, text: str, zero: int) -> None:
+    bench, where = bench_of(tmp_path / "net.py", text), cluster(*[1] * 8)
+    plan = planned(bench, where, replicas=4, zero_stage=zero, sum_order="micro", shard_group=2)
+    assert len(plan.stages.stages) >= 8
+    assert trained(bench, plan)[1] == ""
+
+
 @pytest.mark.parametrize("zero", [0, pytest.param(1, marks=pytest.mark.nightly)])
 def test_so_has_one_of_many_replicas_whose_plan_has_an_exchange_a_bucket(
     bench: Bench, zero: int, monkeypatch: pytest.MonkeyPatch

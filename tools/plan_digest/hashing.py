@@ -24,6 +24,8 @@ DIGITS = 7
 """Of a number that are hashed: sums in another order differ in the sixteenth."""
 LEFT_OUT = {"graph", "cluster", "source", "compared", "search", "format"}
 TEXTS = {"reason"}
+UNSAID = {"shard_group"}
+"""Fields that came later: hashed where they say something, so that older hashes stay."""
 GRAPH_TEXTS = {"source", "code", "lines", "statements"}
 
 
@@ -101,7 +103,8 @@ def rounded(number: float) -> float:
 
 def _plain(data: object, without: frozenset[str]) -> object:
     if isinstance(data, dict):
-        return {k: _plain(value, without) for k, value in data.items() if k not in without}
+        kept = {k: v for k, v in data.items() if k not in without and (v or k not in UNSAID)}
+        return {k: _plain(value, without) for k, value in kept.items()}
     if isinstance(data, list | tuple):
         return [_plain(value, without) for value in data]
     return rounded(data) if isinstance(data, float) else data

@@ -257,7 +257,8 @@ class _Moved:
         if not stages.zero_stage:
             return held
         updates = updating(self.plan.sharded.members[0], stages)
-        return {name for name in held if updates.get(name) == own[0].replica}
+        shard = stages.shard_of(own[0].replica)
+        return {name for name in held if updates.get(name) == shard}
 
     def _kept(self, device: str) -> list[str]:
         """Return the tensors that a device has between two steps, by canonical name."""
@@ -266,7 +267,7 @@ class _Moved:
         if not stages.gathers:
             return held
         updates = updating(self.plan.sharded.members[0], stages)
-        own = stages.of(device)[0].replica
+        own = stages.shard_of(stages.of(device)[0].replica)
         return [name for name in held if updates.get(name, own) == own]
 
     def _write_image(self, path: Path, device: str, about: Mapping[str, Any]) -> None:

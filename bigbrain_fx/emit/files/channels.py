@@ -16,7 +16,7 @@ from bigbrain_fx.emit.modules.layout import WIDTH, wrapped
 from bigbrain_fx.emit.modules.names import DeviceNames, Names, device_names, identifier
 from bigbrain_fx.plan import PartChannel, may_be_ungiven
 
-_LISTED = ("reduce", "gather", "statistics")  # buckets.json has their channels
+_LISTED = ("reduce", "gather", "across", "statistics")  # buckets.json has channels of these
 _LEGEND = "# Messages: tag, kind, the value's name in plan.json; from where to where; one's form."
 
 

@@ -235,6 +235,11 @@ def _zero(name: str, *stages: int) -> Feature:
 
 
 ZERO = _zero("--zero", 1, 2, 3)
+NO_ZERO = _zero("--zero 0", 0)
+SHARD_GROUP = Feature(
+    "--shard-group",
+    lambda r: f"--shard-group {r.options.shard_group}" if r.options.shard_group else "",
+)
 ZERO_2_OR_3 = _zero("--zero 2 or 3", 2, 3)
 ZERO_3 = _zero("--zero 3", 3)
 SUM_BY_REPLICA = Feature("--all-reduce-order replica", lambda r: r.options.sum_order == "replica")

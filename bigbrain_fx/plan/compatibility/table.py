@@ -279,6 +279,20 @@ _VIRTUAL = (
 _REPLICAS = (
     Rule(f.ZERO, f.ONE_REPLICA, "it divides among replicas", _as_many_replicas, code="BX1291"),
     Rule(
+        f.SHARD_GROUP,
+        f.NO_ZERO,
+        "it says among which replicas ZeRO divides",
+        "add --zero 1, 2 or 3",
+        code="BX1289a",
+    ),
+    Rule(
+        f.SHARD_GROUP,
+        f.OPEN_REPLICAS,
+        "it divides a number of replicas",
+        "say how many, as in --replicas 4",
+        code="BX1289b",
+    ),
+    Rule(
         f.REPLICA_SHARES,
         f.ONE_REPLICA,
         "each replica has a share",

@@ -33,6 +33,7 @@ from bigbrain_fx.plan.replicas.collectives import require_alike_micros, require_
 from bigbrain_fx.plan.replicas.divide import Group, divide, likeness, only
 from bigbrain_fx.plan.replicas.halved import halved
 from bigbrain_fx.plan.replicas.many import require_few_messages
+from bigbrain_fx.plan.replicas.shard_group import shard_group
 from bigbrain_fx.plan.replicas.share import asked, by_speed, numbered
 from bigbrain_fx.plan.replicas.wanted import (
     replica_count,
@@ -126,6 +127,7 @@ def _planned(
 def _of_one(options: Options) -> Options:
     """Return what was chosen without what only replicas have."""
     alone = replace(options, replicas=None, replica_shares=(), zero_stage=0, sum_order="replica")
+    alone = replace(alone, shard_group=None)
     return replace(alone, tensor=options.tensor or 1)
 
 
@@ -334,7 +336,8 @@ class _Work:
 
     def _source(self) -> Source:
         """Return the model's source; with ZeRO a replica keeps a part of the optimizer's state."""
-        parts = len(self.groups) if self.options.zero_stage else 1
+        shards = shard_group(self.cluster, self.options, self.groups) or len(self.groups)
+        parts = shards if self.options.zero_stage else 1
         states = {name: each / parts for name, each in self.source.optimizer_states.items()}
         state = self.source.optimizer_state / parts
         return replace(self.source, optimizer_state=state, optimizer_states=states)
@@ -364,6 +367,7 @@ class _Work:
             replicas,
             options.zero_stage,
             options.all_reduce_order,
+            shard_group=shard_group(self.cluster, options, self.groups),
         )
         rows = self.graph.batch // micro_batches
         placements = [placement]

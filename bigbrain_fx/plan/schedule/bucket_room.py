@@ -32,7 +32,7 @@ def summed_bytes(stages: Stages, bucket: Bucket, stage: int) -> int:
 
     A tree whose parts are sent at last is one of whole buckets.
     """
-    place = bucket.stages.index(stage)
+    place = stages.shard_of(stages.stages[stage].replica)
     elements = bucket.pieces[place] if stages.sums_each else sum(bucket.pieces)
     return elements * DTYPE_BYTES[bucket.dtype]
 

@@ -223,7 +223,7 @@ class _Ledger:
         each = micro is not None and self.stages.sums_each  # else others' come when all are summed
         if each and edge.kind == "reduce":
             self._add_part(self.stages.bucket[edge.value], edge.target, micro or 0)
-        if edge.kind in ("reduce", "gather", "statistics"):  # added, or copied, at once
+        if edge.kind in ("reduce", "gather", "across", "statistics"):  # added, or copied, at once
             now = self._now()
             self._drop((edge,), micro)
             return now
@@ -366,7 +366,8 @@ class _Ledger:
         buckets = [bucket for bucket in self.stages.buckets if stage in bucket.stages]
         if not (self.stages.sums_each and buckets):
             return 0.0
-        here = sum(b.pieces[b.stages.index(stage)] for b in buckets)
+        place = self.stages.shard_of(self.stages.stages[stage].replica)
+        here = sum(b.pieces[place] for b in buckets)
         return 1 - here / max(1, sum(sum(b.pieces) for b in buckets))
 
     def _filled(self, stage: int) -> float:

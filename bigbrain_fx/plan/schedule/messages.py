@@ -6,7 +6,7 @@ The order written here is the contract with the emitter, which writes the same o
     Recv gradients,   Backward, Send gradients, Send parts of buckets that are there
     BackwardWeight, Send parts of buckets that waited for it
     Recv parts of buckets, Send summed pieces, Recv them               once, after all micro-batches
-    Send statistics, Recv statistics                                   once, likewise
+    Send shards across, Recv shards across; Send statistics, Recv statistics       once, likewise
     Send tied, Recv tied, Send norm, Recv norm, Send loss, Recv loss, OptimizerStep
 
 With ZeRO the pieces of updated weights go back after the OptimizerStep, in place of gradients. With
@@ -45,7 +45,7 @@ Orders: TypeAlias = dict[str, tuple[Compute, ...]]
 
 OnceAStep: TypeAlias = Mapping[tuple[str, EdgeKind], Sequence[Send | Recv]]
 """By device and kind: first all that it sends, then all that it receives."""
-ONCE: tuple[EdgeKind, ...] = ("statistics", "tied", "norm", "loss")
+ONCE: tuple[EdgeKind, ...] = ("across", "statistics", "tied", "norm", "loss")
 """Messages of a step, in this order, before the optimizer steps."""
 
 

@@ -60,8 +60,8 @@ def _updated(graph: Graph, stages: Stages, device: str) -> tuple[Param, ...]:
     found = trainable(graph, own)
     if not stages.zero_stage:
         return found
-    updates = updating(graph, stages)
-    return tuple(p for p in found if updates.get(p.canonical) == own[0].replica)
+    updates, shard = updating(graph, stages), stages.shard_of(own[0].replica)
+    return tuple(p for p in found if updates.get(p.canonical) == shard)
 
 
 def optimizer_workspace(graph: Graph, stages: Stages, costs: Costs) -> Mapping[str, int]:

@@ -298,8 +298,7 @@ class PipelineSearch:
         try:
             placement = self.ask.place(SIMPLE, micro_batches)
         except (NoPlanError, InputError) as error:
-            if isinstance(error, NoPlanError):
-                self.ranking.first_error = self.ranking.first_error or error
+            self.ranking.note(error)
             return
         best = self.ranking.best()
         if best is not None and self.ask.objective != "memory":

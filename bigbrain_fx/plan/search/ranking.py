@@ -40,7 +40,7 @@ class Ranking:
 
     Attributes:
         simulated: how many were.
-        first_error: of the first that was refused.
+        first_error: of the first that was refused, one for lack of memory before any other.
     """
 
     def __init__(self, ask: Ask) -> None:
@@ -48,7 +48,7 @@ class Ranking:
         self.scored: list[Scored] = []
         self.refused: list[Candidate] = []
         self.simulated = 0
-        self.first_error: NoPlanError | None = None
+        self.first_error: BigBrainError | None = None
         self._seen: dict[_Key, Score | None] = {}
         self._ops = [op.name for op in ask.graph.ops]
         self._blocks = CutBlocks(ask.graph)
@@ -79,11 +79,17 @@ class Ranking:
 
     def refuse(self, trial: Trial, error: BigBrainError) -> None:
         """Note that a trial, or a partitioner that made none, is no plan."""
-        if isinstance(error, NoPlanError):
-            self.first_error = self.first_error or error
+        self.note(error)
         candidate = _candidate(trial, None, error.what)
         if candidate not in self.refused and len(self.refused) < MOST_OTHERS:
             self.refused.append(candidate)
+
+    def note(self, error: BigBrainError) -> None:
+        """Keep an error to raise where there is no plan."""
+        if self.first_error is None or (
+            isinstance(error, NoPlanError) and not isinstance(self.first_error, NoPlanError)
+        ):
+            self.first_error = error
 
     def order(self) -> list[Scored]:
         """Return what was simulated, the best for the objective first."""

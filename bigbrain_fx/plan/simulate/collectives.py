@@ -25,7 +25,7 @@ from bigbrain_fx.plan.simulate.pairs import Pairs, handling_s
 Message: TypeAlias = tuple[Edge, int | None]
 Way: TypeAlias = tuple[str, ...] | str
 """What a message takes for a while: a link or those of a ring, by devices; a NIC, by name."""
-Key: TypeAlias = tuple[str, str, int]
+Key: TypeAlias = tuple[str, str, int, int]
 KINDS: tuple[EdgeKind, ...] = ("reduce", "gather")
 """Of edges that are a part of an exchange."""
 
@@ -105,25 +105,29 @@ class Exchanges:
         self.stages, self.cluster = stages, cluster
         self._joined: dict[Key, list[tuple[Message, float]]] = {}
         self._known: dict[tuple[str, ...], Ring | Pairs] = {}
-        self._of = {b.name: self._between(b) for b in stages.buckets}
+        self._of = {
+            (b.name, number): self._between(b, number)
+            for b in stages.buckets
+            for number in range(stages.replicas // stages.shards)
+        }
 
     def join(self, edge: Edge, micro: int | None, now_s: float) -> list[tuple[Message, float]]:
         """Join at `now_s`; return who joined when, once all have, and else nothing."""
         joined = self._joined.setdefault(self._key(edge, micro), [])
         joined.append(((edge, micro), now_s))
-        all_are = len(joined) == len(self.stages.bucket[edge.value].stages)
+        all_are = len(joined) == self.stages.shards
         return joined if all_are else []
 
     def taken_s(self, edge: Edge) -> dict[Way, float]:
         """Return how long everything is taken by the exchange that an edge is of."""
-        found = self._of[edge.value]
+        found = self._of[edge.value, self._group(edge)]
         if isinstance(found, Ring):
             return found.taken_s(edge.nbytes)
         return found.taken_s(edge.kind, self.stages.piece_bytes[edge.value, edge.kind])
 
     def latency_s(self, edge: Edge) -> float:
         """Return what passes beside."""
-        return self._of[edge.value].latency_s
+        return self._of[edge.value, self._group(edge)].latency_s
 
     def handling_s(self, overheads: Overheads, edge: Edge, *, receives: bool) -> float:
         """Return what a process takes to send, or to receive, its messages of an exchange."""
@@ -134,13 +138,19 @@ class Exchanges:
         pieces = self.stages.piece_bytes[edge.value, edge.kind]
         return handling_s(overheads, pieces, place, is_own=is_own)
 
-    def _between(self, bucket: Bucket) -> Ring | Pairs:
-        devices = tuple(self.stages.stages[number].device for number in bucket.stages)
+    def _group(self, edge: Edge) -> int:
+        """Return the number of the shard group that an exchange is of; 0: of all replicas."""
+        return self.stages.stages[edge.source].replica // self.stages.shards
+
+    def _between(self, bucket: Bucket, number: int) -> Ring | Pairs:
+        first = number * self.stages.shards
+        own = bucket.stages[first : first + self.stages.shards]
+        devices = tuple(self.stages.stages[stage].device for stage in own)
         kind = Ring if self.stages.by_backend else Pairs
         return self._known.setdefault(devices, kind(self.cluster, devices))
 
     def _key(self, edge: Edge, micro: int | None) -> Key:
         """Name an exchange: replicas have unlike numbers of micro-batches, in the same places."""
-        if micro is None or edge.kind == "gather":
-            return edge.value, edge.kind, micro or 0
-        return edge.value, edge.kind, self.stages.micros_of(edge.source, 0).index(micro)
+        if micro is not None and edge.kind != "gather":
+            micro = self.stages.micros_of(edge.source, 0).index(micro)
+        return edge.value, edge.kind, self._group(edge), micro or 0

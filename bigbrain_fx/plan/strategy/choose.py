@@ -149,7 +149,7 @@ class _Chooser:
         if options.replicas != 0:
             return replace(options, schedule=schedule)
         order = None if options.all_reduce_order == "tree" else "replica"
-        given = replace(options, replicas=None, zero_stage=0, schedule=schedule)
+        given = replace(options, replicas=None, zero_stage=0, shard_group=None, schedule=schedule)
         return given if order is None else replace(given, sum_order="replica")
 
     @cached_property

@@ -35,7 +35,12 @@ from bigbrain_fx.weights import part_name
 
 Mark: TypeAlias = Callable[[Graph, Stages], Stages]
 """Says of stages how they run: which defer, or run again."""
-_SUMMED = ("reduce", "gather", "statistics")  # edges that are named by what replicas share
+_SUMMED = (
+    "reduce",
+    "gather",
+    "across",
+    "statistics",
+)  # edges that are named by what replicas share
 
 
 def cut_columns(
@@ -144,6 +149,7 @@ def joined_columns(columns: Sequence[Stages]) -> Stages:
         saves=tuple(
             replace(each, stage=each.stage + m * count) for m, c in numbered for each in c.saves
         ),
+        shard_group=first.shard_group,
     )
 
 

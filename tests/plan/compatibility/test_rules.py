@@ -103,6 +103,8 @@ BY_OPTIONS: tuple[tuple[str, dict[str, object]], ...] = (
     ("BX1327a", {"tensor_shares": (2, 1)}),
     ("BX1327b", {"tensor_axes": ("heads",)}),
     ("BX1291", {"zero_stage": 1}),
+    ("BX1289a", {"replicas": 2, "shard_group": 2}),
+    ("BX1289b", {"replicas": 0, "zero_stage": 1, "shard_group": "host"}),
     ("BX1292", {"replica_shares": (3,)}),
     ("BX1293a", {"replicas": 2, "mode": "eval"}),
     ("BX1294", {"replicas": 3, "replica_shares": (2, 1)}),

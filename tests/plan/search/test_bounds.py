@@ -25,6 +25,7 @@ from bigbrain_fx.planning.cutter import Cutter, range_minima
 from bigbrain_fx.planning.device_orders import device_orders
 from bigbrain_fx.planning.pace import chain_of, falling, step_s
 from bigbrain_fx.planning.unit_work import Work, work
+from tests.support.messages import refused
 from tests.support.search_cases import SOURCE, auto, case, equal, even_chain, quick, seeds
 
 # --------------------------------------------------------------------------- bounds
@@ -56,6 +57,12 @@ def test_one_device_is_asked_of_one_partitioner(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(NoPlanError, match="naive refuses"):
         auto(graph, cluster)
     assert set(asked) == {"naive"}
+
+
+def test_where_nothing_can_be_run_the_rule_in_the_way_is_named() -> None:
+    graph, cluster = even_chain(8), equal(3, Link(1e-5, 1e9))
+    with refused("BX1107"):
+        auto(graph, cluster, schedule="dualpipe-v", micro_batches=2)
 
 
 @pytest.mark.nightly

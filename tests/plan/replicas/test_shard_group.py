@@ -1,0 +1,75 @@
+"""Shard groups: replicas that divide what ZeRO divides, beside others that have all of it, too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from bigbrain_fx.core import Cluster, Link
+from bigbrain_fx.plan import Options, Plan, make_plan, to_json
+from tests.plan.test_layer_by_layer import SOURCE, layers
+from tests.support.messages import refused
+from tests.support.synthetic import cluster_of, device
+
+EIGHT = Options("naive", replicas=8, micro_batches=8, zero_stage=1, sum_order="backend")
+FAST = Link(1e-6, 50e9)
+
+
+def hosts(*sizes: int) -> Cluster:
+    """Return devices of fast hosts with slow links between them."""
+    where = [host for host, size in enumerate(sizes) for _ in range(size)]
+    devices = [replace(device(f"d{i}"), host=f"h{host}") for i, host in enumerate(where)]
+    pairs = [(a, b) for a in devices for b in devices if a.name < b.name and a.host == b.host]
+    links = tuple((a.name, b.name, FAST) for a, b in pairs)
+    return replace(cluster_of(*devices, link=Link(50e-6, 1e7)), links=links)
+
+
+def planned(options: Options, where: Cluster) -> Plan:
+    return make_plan(layers(4).of_batch(8), where, SOURCE, options)
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_slow_links_carry_sums_of_shards_alone(zero: int) -> None:
+    asked, where = replace(EIGHT, zero_stage=zero), hosts(2, 2, 2, 2)  # type: ignore[arg-type]
+    every = planned(asked, where)
+    groups = planned(replace(asked, shard_group="host"), where)
+    assert groups.stages.shard_group == 2
+    assert groups.forecast.step_s < every.forecast.step_s
+    of = [stage.replica // 2 for stage in groups.stages.stages]
+    for edge in groups.stages.edges:
+        if edge.kind in ("reduce", "gather"):
+            assert of[edge.source] == of[edge.target]
+    sums = [edge for edge in groups.stages.edges if edge.kind == "across"]
+    piece = max(groups.stages.piece_bytes[sums[0].value, "reduce"])
+    assert sums[0].nbytes == 2 * 3 * piece // 4
+
+
+def test_each_group_has_all_of_the_state() -> None:
+    asked, where = replace(EIGHT, zero_stage=1, sum_order="micro"), hosts(2, 2, 2, 2)
+    every, groups = planned(asked, where), planned(replace(asked, shard_group=2), where)
+    states = [sum(d.optimizer_bytes for d in p.forecast.devices) for p in (every, groups)]
+    assert states[1] == 4 * states[0]
+    assert "replicas 0-1, 2-3, 4-5, 6-7 are shard groups" in str(groups)
+
+
+def test_a_group_of_all_is_none_and_the_plan_does_not_say_so() -> None:
+    where = hosts(4, 4)
+    plan, other = planned(replace(EIGHT, shard_group=8), where), planned(EIGHT, where)
+    assert to_json(plan) == to_json(other)
+    assert b"shard_group" not in to_json(plan)
+
+
+def test_groups_that_do_not_divide_the_replicas_are_refused() -> None:
+    with refused("BX1350"):
+        planned(replace(EIGHT, shard_group=3), hosts(4, 4))
+    with refused("BX1289a"):
+        planned(replace(EIGHT, shard_group=2, zero_stage=0), hosts(4, 4))
+    with refused("BX1289b"):
+        planned(replace(EIGHT, shard_group=2, replicas=0), hosts(4, 4))
+
+
+def test_groups_of_a_host_need_as_many_replicas_on_each() -> None:
+    for where in (hosts(5, 3), hosts(*[1] * 8)):
+        with refused("BX1351"):
+            planned(replace(EIGHT, shard_group="host"), where)

@@ -41,7 +41,7 @@ def training_of(defined: object, path: Path, model: nn.Module) -> dict[str, obje
         InputError: one of them is not what it must be.
     """
     module = cast("ModuleType", defined)
-    functions, marks = _functions(module, path), marks_of(model)
+    functions, marks = functions_of(module, path), marks_of(model)
     make = cast("Callable[..., torch.optim.Optimizer] | None", functions["optimizer"])
     if make is not None and marks:  # trials make it of parameters of their own
         functions["optimizer"] = marking(marks, make)
@@ -67,8 +67,12 @@ def marks_of(model: nn.Module) -> dict[str, dict[str, Mark]]:
     return {name: own for name, own in found.items() if own}
 
 
-def _functions(module: ModuleType, path: Path) -> dict[str, object]:
-    """Collect the optional functions of the contract."""
+def functions_of(module: ModuleType, path: Path) -> dict[str, object]:
+    """Collect the optional functions of the contract.
+
+    Raises:
+        InputError: one is no function, or takes other arguments.
+    """
     found: dict[str, object] = {}
     for name in ("loss", "batches", "optimizer", "lr_scale", "scheduler", "loss_weight", "micro"):
         value = getattr(module, name, None)

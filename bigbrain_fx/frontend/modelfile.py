@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from bigbrain_fx.errors import InputError, about_code
-from bigbrain_fx.frontend.contract import kept_whole, training_of
+from bigbrain_fx.frontend.contract import functions_of, kept_whole, training_of
 from bigbrain_fx.frontend.lazy_modules import give_sizes, has_lazy
 from bigbrain_fx.frontend.location import hf_location, is_hf, is_onnx, onnx_location, split_location
 from bigbrain_fx.frontend.tracing.blank import reserve, unmade
@@ -282,26 +282,33 @@ def _check_arguments(value: Callable[..., object], path: Path, name: str) -> Non
 
 
 def _example(module: ModuleType, path: Path, seed: int, use: Example) -> object:
-    value = getattr(module, "example_batch", None)
     if use == "unused" and hasattr(module, "batches"):
         return None
-    if value is None:
+    name = "example_batch" if getattr(module, "example_batch", None) is not None else "batches"
+    value = given = getattr(module, name, None)
+    if given is None:
         raise InputError(
-            f"{path.name} must define `example_batch`",
+            f"{path.name} must define `example_batch` or `batches`",
             code="BX2077",
             at=path.name,
             help="add: def example_batch(): return one mini-batch as a dict or tuple of tensors",
         )
-    if callable(value):
+    if callable(given):
         torch.manual_seed(seed)
-        with left_alone(value), errors_of(path, "example_batch() failed"):
-            value = value()
+        with left_alone(given), errors_of(path, f"{name}() failed"):
+            value = given() if name == "example_batch" else _first_batch(module, path, seed)
     if use == "traced" and not isinstance(value, Mapping | tuple | list | Tensor):
         with about_code():
             raise InputError(
-                f"example_batch() must return a dict or a tuple, found {type(value).__name__}",
+                f"{name}() must give a dict or a tuple, found {type(value).__name__}",
                 code="BX2078",
-                at=definition(getattr(module, "example_batch"), path),  # noqa: B009  # a module's
-                help='return {"x": ..., "y": ...} or (x, y)',
+                at=definition(given, path),
+                help='give {"x": ..., "y": ...} or (x, y)',
             )
     return value
+
+
+def _first_batch(module: ModuleType, path: Path, seed: int) -> object:
+    """Return the first of `batches`, the example where the file has no other."""
+    batches = cast("Callable[[int], Iterable[object]]", functions_of(module, path)["batches"])
+    return next(iter(batches(seed)), None)

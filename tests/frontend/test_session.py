@@ -231,15 +231,24 @@ BAD = {  # text of the file -> (what, at, in notes)
         "model.py:6",
         "",
     ),
-    HEAD + NET.format(name="A", extra=""): ("must define `example_batch`", "model.py", ""),
+    HEAD + NET.format(name="A", extra=""): (
+        "must define `example_batch` or `batches`",
+        "model.py",
+        "",
+    ),
     HEAD + "model = nn.Linear(1, 1)\ndef example_batch():\n    return 3\n": (
-        "must return a dict or a tuple, found int",
+        "must give a dict or a tuple, found int",
         "model.py:5",
         "",
     ),
     HEAD + "model = nn.Linear(1, 1)\ndef example_batch():\n    raise OSError('no data')\n": (
         "example_batch() failed: OSError: no data",
         "model.py:6",
+        "",
+    ),
+    HEAD + "model = nn.Linear(1, 1)\ndef batches(seed):\n    return iter([])\n": (
+        "batches() must give a dict or a tuple, found NoneType",
+        "model.py:5",
         "",
     ),
     HEAD + BATCH + "model = nn.Linear(4, 4)\nclip_norm = -1\n": ("number above 0", "model.py", ""),
@@ -278,6 +287,13 @@ def test_ways_to_name_a_model(tmp_path: Path) -> None:
     assert "model.py:Only, model.py:other" in caught.value.notes[0]
     single = write(tmp_path, HEAD + BATCH + "net = nn.Linear(4, 5)\n", "single.py")
     assert load_model_file(single).name == "net"
+
+
+def test_the_first_batch_is_an_example_where_there_is_no_other(tmp_path: Path) -> None:
+    text = HEAD + "model = nn.Linear(4, 1)\ndef batches():\n    yield {'x': torch.ones(3, 4)}\n"
+    file = load_model_file(write(tmp_path, text))
+    assert isinstance(file.example_batch, dict)
+    assert file.example_batch["x"].shape == (3, 4)
 
 
 def test_the_folder_of_the_file_is_importable_while_it_loads(tmp_path: Path) -> None:

@@ -97,6 +97,8 @@ class CaptureJob:
         if refused is not None:  # out here, or it would be the context of what comes now
             found = self.strictly(micro_batch, refused)
         self.judge_hooks()  # those that forward has set meanwhile
+        if affordable(found.graph, (self.batch.rows,)):
+            self.ladder.judge_questions()
         said = (*self.warnings, *self.ladder.remarks(found.graph))
         if found.graph.loss is None and not (self.labels.training or self.on_meta):
             graph, more = asked_for_inference(self.ladder.plain, self.batch, found.graph)
@@ -217,6 +219,7 @@ class CaptureJob:
         symbols = lengths_in(program, lengths)
         self.asked = size_guards.in_guards(program, symbols)
         self.asked_of_lengths = size_guards.of_lengths(program, symbols, rows)
+        self.ladder.hear(program)
         unseen = rolled or self.ladder.leaves  # what is kept whole was not run here
         said = self.ladder.judge_dice(tensors, self._quiet_run) if unseen else None
         self.warnings += [said] if said else []

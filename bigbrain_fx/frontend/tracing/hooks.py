@@ -20,7 +20,7 @@ from torch.nn.modules import module as torch_modules
 
 from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend.translation.sources import is_users
-from bigbrain_fx.frontend.translation.trace_refusals import AUTOGRAD
+from bigbrain_fx.frontend.translation.trace_refusals import AUTOGRAD, PAST_TRACE
 
 _ON_TENSORS = ("register_hook", "register_post_accumulate_grad_hook")
 _ON_MODULES = ("_backward_hooks", "_backward_pre_hooks")
@@ -103,26 +103,36 @@ def _hooks(owner: object, names: Collection[str]) -> Iterator[object]:
 
 @contextlib.contextmanager
 def refusing_autograd() -> Iterator[None]:
-    """Refuse lines of the user's that ask autograd for gradients meanwhile.
+    """Refuse lines of the user's that ask autograd meanwhile for gradients that a trace has not.
+
+    Of some the export knows how they are computed, as of an inner step on a weight.
 
     Raises:
         CaptureError: from such a line; the module that it is in can be opaque.
     """
-    own = torch.autograd.grad
+    own, asked = torch.autograd.grad, list[CaptureError]()
 
     def grad(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # as torch's own
         frame = _user_of_autograd(sys._getframe(1))
-        if frame is None:
-            return own(*args, **kwargs)
-        at = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-        owner = frame.f_locals.get("self")
-        raise AUTOGRAD.error(at, inside=[owner] if isinstance(owner, nn.Module) else None)
+        if frame is not None:
+            asked.append(_asking(frame))
+        return own(*args, **kwargs)
 
     torch.autograd.grad = grad
     try:
         yield
+    except RuntimeError as error:
+        if asked and PAST_TRACE in str(error):
+            raise asked[0] from error
+        raise
     finally:
         torch.autograd.grad = own
+
+
+def _asking(frame: FrameType) -> CaptureError:
+    at = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+    owner = frame.f_locals.get("self")
+    return AUTOGRAD.error(at, inside=[owner] if isinstance(owner, nn.Module) else None)
 
 
 @contextlib.contextmanager

@@ -15,11 +15,19 @@ from functools import partial
 from typing import TypeVar
 
 from torch import Tensor
+from torch.export import ExportedProgram
 
 from bigbrain_fx.core import Graph
 from bigbrain_fx.errors import BigBrainError
 from bigbrain_fx.frontend.budget import budget
-from bigbrain_fx.frontend.tracing.lines.log_lines import LogLines, both
+from bigbrain_fx.frontend.tracing.lines.untraced_queries import (
+    Asked,
+    asked_in,
+    both,
+    code_of,
+    require_seen,
+    until_last_module,
+)
 from bigbrain_fx.frontend.tracing.opaque.recording import Leaves
 from bigbrain_fx.frontend.tracing.opaque.whole_loss import KeptLoss
 from bigbrain_fx.frontend.tracing.plain import Plain, another, same_numbers
@@ -64,7 +72,7 @@ class Ladder:
     strict: bool = False
     listened: bool = False
     left: bool | None = None
-    log: LogLines = field(default_factory=LogLines)
+    asked: Asked = field(default_factory=Asked)
     loss: KeptLoss | None = None
     recorder: Recorder | None = None
     why: tuple[str | None, str] = (None, "")
@@ -96,11 +104,11 @@ class Ladder:
     def helping(self, rows: int, free: bool) -> Iterator[Keeper]:
         """Help the calls of the step that are traced meanwhile; yield who keeps calls whole."""
         sizes = self._run_leaves((rows, rows + 1, rows + 3) if free else (rows,))
-        self.log = log = LogLines()
-        formats = contextlib.nullcontext() if self.strict else log.formatting()
-        with keeping() as keeper, self.leaves.stood_in(keeper, sizes), formats:
+        self.asked = asked = Asked()
+        formats = contextlib.nullcontext() if self.strict else asked.formatting()
+        with keeping() as keeper, self.leaves.stood_in(keeper, sizes), asked.tracing(), formats:
             watch = self.step.watch
-            watch.listening = lambda: both(self.oracle.replaying(), log)
+            watch.listening = lambda: both(self.oracle.replaying(), asked)
             if self.strict:  # dynamo asks nothing of tensors
                 watch.listening = contextlib.nullcontext
             watch.loss = self.loss.traced(keeper) if self.loss else None
@@ -117,6 +125,30 @@ class Ladder:
         lines = self.leaves.lines
         found |= {f"{LINES}{lines.path}": lines.run_op} if lines else {}
         return found | ({LOSS: self.loss.loss} if self.loss else {})
+
+    def hear(self, program: ExportedProgram) -> None:
+        """Note what a strict trace has asked: dynamo asks no tensor, it leaves nodes."""
+        if self.strict:
+            self.asked.answered |= dict.fromkeys(asked_in(program))
+
+    def judge_questions(self) -> None:
+        """Refuse a model that asks data in plain runs what it does not ask in a trace."""
+        if not self.has_numbers:
+            return
+        kept = (*self.kept_functions().values(), self.step.own_loss if self.loss else None)
+        own = self.recorder.functions.values() if self.recorder else ()
+        codes = frozenset(filter(None, map(code_of, (*kept, *own))))
+        lines, rows = self.leaves.lines, max(2, self.batch.rows)
+        within = frozenset(filter(None, [code_of(lines.module)])) if lines else codes
+        codes |= within if lines and lines.all_lines else frozenset()
+        first, rest = Asked(codes), Asked(codes | within)
+        self.step.watch.listening = lambda: both(first, rest)
+        try:
+            with until_last_module(first, rest) as found, contextlib.suppress(Exception):
+                self.plain.run(list(self.batch.sized(rows).values()), 0)
+        finally:
+            self.step.watch.listening = contextlib.nullcontext
+        require_seen(found, self.asked)
 
     def _run_leaves(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
         """Learn what leaves give at these batch sizes; return those at which the model runs."""
@@ -226,7 +258,7 @@ class Ladder:
     def remarks(self, graph: Graph) -> Iterator[str]:
         """Yield what the user should know about the rungs taken, a sentence each."""
         yield from questions.remarks(graph)
-        for file, line in sorted(self.log.said):
+        for file, line in sorted(self.asked.said):
             at = f"{file.rpartition('/')[2]}:{line}"
             yield f"{at} only prints or logs numbers of tensors: a bundle leaves that line out"
         if self.strict:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 ASSUME = "bigbrain_fx.assume.default"
 PREFIX = "assume."
 _TRACERS = ("/torch/fx/", "/torch/_", "/torch/export/", "/torch/nn/modules/module.py")
-_HEARS_FIRST = "/frontend/tracing/lines/log_lines.py"
+_HEARS_FIRST = "/frontend/tracing/lines/untraced_queries.py"
 
 
 class WrongAnswerError(RuntimeError):

@@ -87,7 +87,7 @@ def explain(error: BaseException, model: str = "") -> BigBrainError:
     first = _said(error)
     if is_about_size(error):
         return rows.SIZE.error(at, code)
-    if "fake tensor in the exported program constant" in first:
+    if rows.PAST_TRACE in first:
         return rows.BY_DATA.error(None)
     if "CustomObjArgument" in first:
         return rows.GENERATOR.error(at)

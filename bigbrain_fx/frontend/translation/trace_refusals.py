@@ -105,6 +105,8 @@ CUSTOM_OPERATOR = TraceRefusal(
     code="BX0199h",
     help=f"call it in a module of its own {_KEPT_PART}",
 )
+PAST_TRACE = "fake tensor in the exported program constant"
+"""What torch.export says where a tensor came round the trace."""
 AUTOGRAD = TraceRefusal(
     "forward asks autograd for gradients (torch.autograd.grad), and a trace has none",
     code="BX0185",

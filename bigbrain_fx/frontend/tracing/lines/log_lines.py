@@ -10,94 +10,17 @@ from __future__ import annotations
 
 import ast
 import builtins
-import contextlib
 import functools
 import linecache
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import FrameType
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
-
-from bigbrain_fx.frontend.tracing.opaque.tensor_access import VALUES
-from bigbrain_fx.frontend.translation.sources import is_own
 
 _SAYING = frozenset(("debug", "info", "warning", "error", "critical", "exception", "warn", "write"))
 _OF_TEXT = frozenset(("format", "join", "ljust", "rjust"))
 _BUILTIN = frozenset(("float", "int", "round", "str", "repr", "format", "len", "abs", "tuple"))
-
-
-_ARRAYS = ("/torch/_tensor.py", __file__)
-
-
-@dataclass
-class LogLines(TorchFunctionMode):
-    """Answer lines that only print or log a tensor's number, while a model is traced.
-
-    Attributes:
-        said: those lines.
-    """
-
-    said: set[tuple[str, int]] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        super().__init__()
-
-    def __torch_function__(
-        self,
-        func: Callable[..., object],
-        types: Sequence[type],
-        args: tuple[object, ...] = (),
-        kwargs: Mapping[str, object] | None = None,
-    ) -> object:
-        between = _ARRAYS if func is Tensor.__array__ else (__file__,)
-        if func in VALUES and self._says(_outside(sys._getframe(1), between)):
-            first = args[0]
-            if isinstance(first, Tensor):
-                return number_for(func, first, args[1:])
-        return func(*args, **(kwargs or {}))
-
-    def _says(self, frame: FrameType | None) -> bool:
-        """Note the line of the user's own that asks, where it only says."""
-        if frame is None or not is_own(frame.f_code.co_filename):
-            return False
-        begin = only_says(frame.f_code.co_filename, frame.f_lineno)
-        if begin is not None:
-            self.said.add((frame.f_code.co_filename, begin))
-        return begin is not None
-
-    @contextlib.contextmanager
-    def formatting(self) -> Iterator[None]:
-        """Answer a number in text; torch tells no mode of a format."""
-        own = Tensor.__format__
-
-        def formatted(tensor: Tensor, spec: str) -> str:
-            if self._says(_outside(sys._getframe(1), _ARRAYS)):
-                return str(number_for(own, tensor, (spec,)))
-            return str(own(tensor, spec))  # type: ignore[no-untyped-call]  # torch has it so
-
-        Tensor.__format__ = formatted  # type: ignore[method-assign]  # put back
-        try:
-            yield
-        finally:
-            Tensor.__format__ = own  # type: ignore[method-assign]
-
-
-@contextlib.contextmanager
-def both(one: contextlib.AbstractContextManager[object], log: LogLines) -> Iterator[None]:
-    """Listen to questions after `one` does: who listens last hears first."""
-    with one, log:
-        yield
-
-
-def _outside(frame: FrameType | None, files: tuple[str, ...]) -> FrameType | None:
-    while frame is not None and any(part in frame.f_code.co_filename for part in files):
-        frame = frame.f_back
-    return frame
 
 
 def only_says(file: str, line: int) -> int | None:

@@ -1,0 +1,221 @@
+"""Questions to data that plain runs ask and a trace does not: what follows from them is baked in.
+
+    try: big = float(loss) > 20        a trace raises there, and the user's own `except` hears it
+    except Exception: big = False
+    if not is_compiling() and h.isnan().any():    a trace is told that it is one
+
+Only lines of the user's own that ask torch directly count: a library that asks less while it is
+traced takes the general way. This file compares lines; it runs nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import CodeType, FrameType
+
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.overrides import TorchFunctionMode
+
+from bigbrain_fx.errors import CaptureError
+from bigbrain_fx.frontend.tracing.lines.log_lines import number_for, only_says
+from bigbrain_fx.frontend.tracing.opaque.tensor_access import VALUES
+from bigbrain_fx.frontend.translation.sources import is_own
+
+_ARRAYS = ("/torch/_tensor.py", __file__)
+_SYMBOLS = ("/torch/fx/", "/torch/__init__.py", "/torch/_export/", *_ARRAYS)  # before the error
+_MAKES_ERROR = "_make_data_dependent_error"
+_ASKING = ("item", "_local_scalar_dense", "_assert", "is_nonzero", "equal", "allclose")
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+Line = tuple[str, int]
+
+
+@dataclass
+class Asked(TorchFunctionMode):
+    """The lines that ask a tensor for its numbers, and those that then get no answer.
+
+    Attributes:
+        whole: code that runs as it is in a bundle, too: what it asks is not in the trace.
+        answered: with the innermost module in whose lines it was; None in the loss.
+        said: lines that only print or log, which a trace is told ones.
+    """
+
+    whole: frozenset[CodeType] = frozenset()
+    answered: dict[Line, object] = field(default_factory=dict)
+    failed: set[Line] = field(default_factory=set)
+    said: set[Line] = field(default_factory=set)
+    _traces: bool = False
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        between = _ARRAYS if func is Tensor.__array__ else (__file__,)
+        frame = _outside(sys._getframe(1), between)
+        line = self._line(frame) if func in VALUES else None
+        if line is None:
+            return func(*args, **(kwargs or {}))
+        if only_says(*line) is not None:
+            return self._answer(line, func, args, kwargs or {})
+        self.failed.add(line)
+        found = func(*args, **(kwargs or {}))
+        self.failed.discard(line)
+        self.answered[line] = next(filter(None, map(_module, _outwards(frame))), None)
+        return found
+
+    def _answer(
+        self,
+        line: Line,
+        func: Callable[..., object],
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
+    ) -> object:
+        """Tell a line that only says: no number of a trace is asked, nor is one missed there."""
+        first = args[0]
+        if not self._traces or not isinstance(first, Tensor):
+            return func(*args, **kwargs)
+        self.said.add((line[0], only_says(*line) or line[1]))
+        return number_for(func, first, args[1:])
+
+    def _line(self, frame: FrameType | None) -> Line | None:
+        """Return the line of the user's own that asks; None where a library's does, or one kept."""
+        if frame is None or not is_own(frame.f_code.co_filename):
+            return None
+        if any(outer.f_code in self.whole for outer in _outwards(frame)):
+            return None
+        return frame.f_code.co_filename, frame.f_lineno
+
+    @contextlib.contextmanager
+    def formatting(self) -> Iterator[None]:
+        """Answer lines that only say a number in text; torch tells no mode of a format."""
+        own = Tensor.__format__
+
+        def formatted(tensor: Tensor, spec: str) -> str:
+            line = self._line(_outside(sys._getframe(1), _ARRAYS))
+            if line is None or only_says(*line) is None:
+                return str(own(tensor, spec))  # type: ignore[no-untyped-call]  # torch has it so
+            return str(self._answer(line, own, (tensor, spec), {}))
+
+        Tensor.__format__ = formatted  # type: ignore[method-assign]  # put back
+        try:
+            yield
+        finally:
+            Tensor.__format__ = own  # type: ignore[method-assign]
+
+    @contextlib.contextmanager
+    def tracing(self) -> Iterator[None]:
+        """Note, too, what numbers of a trace are asked for and cannot tell."""
+        self._traces = True
+        own = getattr(ShapeEnv, _MAKES_ERROR, None)
+        if own is None:  # of another torch: what is asked for is heard all the same
+            yield
+            return
+
+        def made(env: ShapeEnv, *args: object, **kwargs: object) -> Exception:
+            line = self._line(_outside(sys._getframe(1), _SYMBOLS))
+            self.failed |= {line} if line else set()
+            error: Exception = own(env, *args, **kwargs)
+            return error
+
+        setattr(ShapeEnv, _MAKES_ERROR, made)
+        try:
+            yield
+        finally:
+            setattr(ShapeEnv, _MAKES_ERROR, own)
+
+
+def _outside(frame: FrameType | None, files: tuple[str, ...]) -> FrameType | None:
+    outer = (f for f in _outwards(frame) if not any(part in f.f_code.co_filename for part in files))
+    return next(outer, None)
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _module(frame: FrameType) -> object:
+    """Return the module whose method a frame of the user's own runs."""
+    own = is_own(frame.f_code.co_filename)
+    found = frame.f_locals.get("self") if own else None
+    return found if isinstance(found, nn.Module) else None
+
+
+@contextlib.contextmanager
+def both(one: contextlib.AbstractContextManager[object], asked: Asked) -> Iterator[None]:
+    """Listen to questions after `one` does: who listens last hears first."""
+    with one, asked:
+        yield
+
+
+def code_of(function: object) -> CodeType | None:
+    """Return the code of a function, a method, or a module's or autograd.Function's forward."""
+    inner = getattr(function, "forward", function)
+    inner = getattr(inner, "__func__", inner)
+    while hasattr(inner, "__wrapped__"):
+        inner = inner.__wrapped__
+    return getattr(inner, "__code__", None)
+
+
+@contextlib.contextmanager
+def until_last_module(asked: Asked, rest: Asked) -> Iterator[dict[Line, object]]:
+    """Yield what will have been asked up to the last call of a module, and what `rest` has heard.
+
+    Where a forward's own lines are kept, a trace follows them so far, and no further.
+    """
+    found: dict[Line, object] = {}
+
+    def note(*_: object) -> None:
+        found.update(asked.answered)
+
+    handle = nn.modules.module.register_module_forward_pre_hook(note)
+    try:
+        yield found
+    finally:
+        handle.remove()
+        found.update(rest.answered)
+
+
+def asked_in(program: ExportedProgram) -> Iterator[Line]:
+    """Yield the lines at which a program of dynamo's asks tensors for numbers."""
+    for node in program.graph.nodes:
+        if any(word in str(node.target) for word in _ASKING):
+            for file, line in _FRAME.findall(node.stack_trace or ""):
+                yield file, int(line)
+
+
+def require_seen(plain: Mapping[Line, object], trace: Asked) -> None:
+    """Refuse a model whose lines ask data in plain runs, and not in a trace.
+
+    Raises:
+        CaptureError: names the line.
+    """
+    unseen = sorted(plain.keys() - (trace.answered.keys() - trace.failed))
+    if not unseen:
+        return
+    file, number = unseen[0]
+    code = linecache.getline(file, number).strip()
+    error = CaptureError(
+        f"training asks a tensor for its number here, and a trace gets past: {code}",
+        code="BX0130a",
+        at=f"{file.rpartition('/')[2]}:{number}",
+        notes=("a try whose except hears the trace's own error, or a question about tracing",),
+        help="let a tensor decide: h = torch.where(h.abs().max() > 6, h / 2, h); or ask outside of "
+        "the try, and ask nothing of tracing or of types before it; or put the lines into a module "
+        "of its own and keep that whole: --opaque with its class",
+    )
+    error.inside = [plain[unseen[0]]]  # `enclosing` reads it
+    raise error

@@ -52,6 +52,7 @@ from bigbrain_fx.plan.tensor import (
     require_grid,
     tensor_costs,
     tensor_forecast,
+    with_tables,
 )
 from bigbrain_fx.planning import looked_at, of_how_many
 
@@ -133,6 +134,17 @@ def _grouped(graph: Graph, cluster: Cluster, source: Source, options: Options) -
 
 
 def _of_axes(graph: Graph, cluster: Cluster, source: Source, options: Options) -> Plan:
+    """Plan groups that divide their work; where that does not fit, the tables besides."""
+    try:
+        return _of_chosen(graph, cluster, source, options)
+    except NoPlanError:
+        more = with_tables(graph, options)
+        if more is None:
+            raise
+    return _of_chosen(graph, cluster, source, more)
+
+
+def _of_chosen(graph: Graph, cluster: Cluster, source: Source, options: Options) -> Plan:
     if not options.wants_replicas(cluster, trains=graph.training):
         return plan_tensor(graph, cluster, source, options)
     require_grid(graph, cluster, options)

@@ -98,3 +98,16 @@ def test_it_stays_whole_where_adding_up_lookups_takes_longer(bench: Bench) -> No
 def test_axes_that_were_named_are_all(bench: Bench) -> None:
     plan = planned(bench, tensor_axes=("hidden",))
     assert "tokens.weight" not in divided(plan)
+
+
+@pytest.mark.parametrize("chosen", [{"partitioner": "auto"}, {"partitioner": "naive", "tensor": 2}])
+def test_it_is_divided_where_nothing_fits_otherwise(
+    bench: Bench, tmp_path: Path, chosen: dict[str, object]
+) -> None:
+    """The table, its gradient and AdamW's state need 2 MiB beside a process of 40."""
+    devices = tuple(Device(f"d{i}", "h", "cpu", 43 << 20, 1e9, 12e9, 1e-6) for i in range(2))
+    source = Source(str(bench.file.path), True, False, True, True, None, "")
+    options = Options(**chosen)  # type: ignore[arg-type]  # fields of Options
+    plan = make_plan(bench.captured.graph, Cluster(devices, Link(1e-5, 1e9)), source, options)
+    assert "tokens.weight" in divided(plan)
+    assert trained(bench, plan, tmp_path / "bundle")[1] == ""

@@ -14,6 +14,7 @@ from bigbrain_fx.plan.shard.choose import (
     chosen_axes as chosen_axes,
     of_layers as of_layers,
     priced_axes as priced_axes,
+    table_axes as table_axes,
 )
 from bigbrain_fx.plan.shard.find import family as family, ruleless as ruleless
 from bigbrain_fx.plan.shard.parted import (

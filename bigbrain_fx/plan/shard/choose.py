@@ -53,13 +53,27 @@ def chosen_axes(axes: Iterable[Axis], members: int, kinds: Sequence[str] = ()) -
     return tuple(each.axis for each in sorted(taken, key=_Candidate.price))
 
 
+def table_axes(axes: Iterable[Axis], chosen: Sequence[Axis], members: int) -> tuple[Axis, ...]:
+    """Return the axes that divide parameters and no work, as embeddings', where chosen ones end."""
+    busy, found = set[str]().union(*map(_names, chosen)), []
+    for axis in (axis for axis in axes if axis.params and not axis.flops):
+        if axis.size >= members and busy.isdisjoint(_names(axis)):
+            found.append(axis)
+            busy |= _names(axis)
+    return tuple(found)
+
+
+def _names(axis: Axis) -> set[str]:
+    return {place.name for place in (*axis.params, *axis.values)}
+
+
 class _Candidate:
     """An axis, with what it divides, sends and lies in."""
 
     def __init__(self, axis: Axis) -> None:
         self.axis, self.flops = axis, axis.flops
         self.sent = axis.sent_bytes(backward=False) + axis.sent_bytes(backward=True)
-        self.names = {place.name for place in (*axis.params, *axis.values)}
+        self.names = _names(axis)
 
     def price(self) -> float:
         """Return the bytes that are sent for a unit of divided work."""

@@ -23,7 +23,7 @@ from bigbrain_fx.plan.replicas import (
     replica_count,
     run_as_one,
 )
-from bigbrain_fx.plan.shard import chosen_axes
+from bigbrain_fx.plan.shard import chosen_axes, table_axes
 from bigbrain_fx.plan.strategy.bound import Bound
 from bigbrain_fx.plan.strategy.strategy import Strategy
 from bigbrain_fx.plan.tensor import Grouping, alike, groupings, shares_of
@@ -112,16 +112,22 @@ def _most(cluster: Cluster, bound: Bound) -> int:
 def _of_axes(
     strategy: Strategy, grouping: Grouping, bound: Bound, *, fits: bool
 ) -> Iterator[Strategy]:
-    """Yield it with the axes that pay, or others; where nothing fits, with all that there are."""
+    """Yield it with the axes that pay, or others; where nothing fits, with all, and tables, too."""
     every = bound.axes(grouping.members)
     if not fits:
+        tables = table_axes(bound.named, every, grouping.members)
         yield from [strategy] if every else []
+        yield from [_with(strategy, (*every, *tables), every)] if tables else []
         return
     paying = bound.paying(grouping)
     choices = (paying, every, *_other_axes(paying, bound.named, grouping.members))
     for axes in dict.fromkeys(filter(None, choices)):
-        names = () if axes == every else tuple(axis.name for axis in axes)
-        yield replace(strategy, axes=names)
+        yield _with(strategy, axes, every)
+
+
+def _with(strategy: Strategy, axes: Sequence[Axis], every: Sequence[Axis]) -> Strategy:
+    names = () if axes == every else tuple(axis.name for axis in axes)
+    return replace(strategy, axes=names)
 
 
 def _other_axes(

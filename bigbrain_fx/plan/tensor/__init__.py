@@ -40,7 +40,10 @@ from bigbrain_fx.plan.tensor.messages import (
 )
 from bigbrain_fx.plan.tensor.norms import answering as answering, norm_specs as norm_specs
 from bigbrain_fx.plan.tensor.sequenced import grouped_plan as grouped_plan
-from bigbrain_fx.plan.tensor.tables import axes_of_replicas as axes_of_replicas
+from bigbrain_fx.plan.tensor.tables import (
+    axes_of_replicas as axes_of_replicas,
+    with_tables as with_tables,
+)
 from bigbrain_fx.plan.tensor.text import (
     group_warnings as group_warnings,
     tensor_text as tensor_text,

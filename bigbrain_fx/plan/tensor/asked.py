@@ -10,7 +10,15 @@ from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan.fold import FOLDS
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan
 from bigbrain_fx.plan.replicas import divide, replica_count
-from bigbrain_fx.plan.shard import axes, between, chosen_axes, of_layers, priced_axes, without
+from bigbrain_fx.plan.shard import (
+    axes,
+    between,
+    chosen_axes,
+    of_layers,
+    priced_axes,
+    table_axes,
+    without,
+)
 
 _NAMES = 12  # of axes, that a message lists
 
@@ -104,6 +112,8 @@ def wanted_axes(graph: Graph, options: Options) -> tuple[Axis, ...]:
     named, members = named_axes(graph, options), options.tensor or 1
     found = chosen_axes(named, members)
     if options.tensor_axes:
+        by_name = [axis for axis in named if axis.name in options.tensor_axes]
+        found = (*found, *table_axes(by_name, found, members))
         found = with_sequence(graph, named, found, members)
     if not found:
         raise _none_fits(graph, named, members)

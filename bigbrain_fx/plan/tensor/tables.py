@@ -10,11 +10,13 @@ inside of the group, and saves a part of sums between replicas, whose links are 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 from bigbrain_fx.core import Axis, Cluster, Graph
 from bigbrain_fx.plan.nouns import Options
 from bigbrain_fx.plan.replicas import divide, replica_count
+from bigbrain_fx.plan.shard import table_axes
 from bigbrain_fx.plan.simulate.collectives import Ring
 from bigbrain_fx.plan.tensor.asked import named_axes, wanted_axes
 from bigbrain_fx.plan.tensor.exchange import sum_s
@@ -35,20 +37,22 @@ def axes_of_replicas(graph: Graph, cluster: Cluster, options: Options) -> tuple[
     if options.tensor_tried or options.tensor_axes:
         return chosen
     members = options.tensor or 1
-    left = _left(named_axes(graph, options), chosen, members)
+    left = table_axes(named_axes(graph, options), chosen, members)
     replicas = divide(cluster, replica_count(cluster, options), members)
     sums = _Sums(cluster, options, replicas)
     return (*chosen, *(axis for axis in left if sums.saved_s(axis) > sums.paid_s(axis)))
 
 
-def _left(every: Iterable[Axis], chosen: Sequence[Axis], members: int) -> Iterator[Axis]:
-    """Yield the axes of tables alone that the chosen ones leave whole."""
-    busy = {place.name for axis in chosen for place in (*axis.params, *axis.values)}
-    for axis in every:
-        names = {place.name for place in (*axis.params, *axis.values)}
-        if axis.params and not axis.flops and axis.size >= members and names.isdisjoint(busy):
-            yield axis
-            busy |= names
+def with_tables(graph: Graph, options: Options) -> Options | None:
+    """Return options that divide what is chosen and all tables; None: there are none, or axes.
+
+    Raises:
+        InputError: as `wanted_axes` does.
+    """
+    chosen = wanted_axes(graph, options)
+    tables = table_axes(named_axes(graph, options), chosen, options.tensor or 1)
+    is_given = options.tensor_tried or options.tensor_axes
+    return replace(options, tensor_tried=(*chosen, *tables)) if tables and not is_given else None
 
 
 class _Sums:

@@ -1,4 +1,4 @@
-"""Numbers in attributes that go on by themselves from call to call, and what they decide later.
+"""Numbers in attributes and closures that go on from call to call, and what they decide later.
 
     run, run: numbers that moved ─▶ as they will be 50, 1000, 1000000 runs later ─▶ run: alike?
 
@@ -14,6 +14,7 @@ import numbers
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
@@ -157,11 +158,35 @@ def _add(found: Look, name: str, held: Held, value: Any, depth: int) -> None:  #
         plain = value.layout is torch.strided and value.device.type == "cpu"
         if plain and value.numel() <= _FEW and not (value.requires_grad or value.is_complex()):
             found[name] = held, tuple(value.detach().reshape(-1).tolist())
-    elif isinstance(value, numbers.Real) and not isinstance(value, bool):
+    elif _is_number(value):
         found[name] = held, (float(value),)
+    elif type(value) is tuple and len(value) <= _FEW and any(map(_is_number, value)):
+        found[name] = held, tuple(float(v) for v in value if _is_number(v))
     elif depth < _DEEP:
         for key, item, shown in _parts(value):
             _add(found, name + shown, (value, key), item, depth + 1)
+        for variable, cell in _closure(value):
+            _add(found, f"{name}.{variable}", (cell, "cell_contents"), cell.cell_contents, depth)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def _closure(value: object) -> list[tuple[str, CellType]]:
+    """Return what a function of the user's own remembers, by name; numbers and lists alone."""
+    if not isinstance(value, FunctionType) or not is_own(value.__code__.co_filename):
+        return []
+    pairs = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+    known = (int, float, Tensor, list, dict, tuple)
+    return [(name, cell) for name, cell in pairs if isinstance(_contents(cell), known)]
+
+
+def _contents(cell: CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not bound yet
+        return None
 
 
 def _parts(value: Any) -> list[tuple[Any, object, str]]:  # noqa: ANN401  # any object
@@ -186,12 +211,19 @@ def put(look: Look, wanted: Sequence[tuple[Counter, Reading]]) -> None:
 
 
 def _put(holder: Any, key: Any, wanted: Reading) -> None:  # noqa: ANN401  # any object
-    is_container = isinstance(holder, MutableMapping | list)
-    value = holder[key] if is_container else vars(holder)[key]
+    is_container, is_cell = isinstance(holder, MutableMapping | list), isinstance(holder, CellType)
+    value = holder[key] if is_container else holder.cell_contents if is_cell else vars(holder)[key]
     if isinstance(value, Tensor):
         with torch.no_grad():
             value.copy_(torch.tensor(wanted, dtype=torch.float64).reshape(value.shape))
     elif is_container:
-        holder[key] = type(value)(wanted[0])
+        holder[key] = _counted_to(value, wanted)
     else:
-        object.__setattr__(holder, key, type(value)(wanted[0]))  # frozen ones, too
+        object.__setattr__(holder, key, _counted_to(value, wanted))  # frozen ones, too
+
+
+def _counted_to(value: Any, wanted: Reading) -> object:  # noqa: ANN401  # a number, or a tuple
+    left = iter(wanted)
+    if type(value) is tuple:
+        return tuple(type(v)(next(left)) if _is_number(v) else v for v in value)
+    return type(value)(next(left))

@@ -25,4 +25,4 @@ def test_every_form_is_in_the_table() -> None:
 @pytest.mark.filterwarnings("default")  # a user's file may warn
 @pytest.mark.parametrize("name", CAPTURES)
 def test_a_form_is_captured_as_in_the_table(name: str) -> None:
-    assert outcome(find(name)) == CAPTURES[name]
+    assert outcome(find(name)) in CAPTURES[name].split(" or ")  # threads race

@@ -37,6 +37,7 @@ RUNTIME = excused(
             "limits.py show print",
         ),
         "before the run is under way, or of no supervised process": (
+            "__init__.py _homes .read_text",
             "control.py inherited socket.socket",
             "launcher.py _is_there os.kill",
             "local.py run .start",
@@ -48,7 +49,9 @@ RUNTIME = excused(
             "rendezvous.py _tcp_store .bind",
             "rendezvous.py _tcp_store .listen",
             "rendezvous.py _tcp_store socket.socket",
+            "train.py main .is_file",
         ),
+        "a module's own function, and no socket": ("member.py _listen .listen",),
         "reads what was opened there, which is struck": ("disk.py read_regular .read",),
         "of files that a user gives, with tests of their own (inputs, checkpoints, resplit)": (
             "compiler.py require_compiler .is_file",
@@ -80,11 +83,15 @@ RUNTIME = excused(
         ),
         "only where a snapshot grows: tests/supervisor/test_snapshots.py": (
             "snapshots.py _make_room os.ftruncate",
+            "snapshots.py _make_room os.posix_fallocate",
         ),
     }
 )
 SUPERVISOR = excused(
     {
+        "of a device that is a new Python; these runs fork theirs (`launch.warm`)": (
+            "processes.py _has_ended os.waitid",
+        ),
         "between hosts: test_hosts, test_silence and test_failing_lines": (
             "admission.py _open .accept",
             "admission.py _open .start",

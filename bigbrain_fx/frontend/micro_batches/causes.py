@@ -31,6 +31,7 @@ from bigbrain_fx.frontend.translation.batch import Batch, Entry
 from bigbrain_fx.frontend.translation.offsets import may_be_offsets
 
 _PARTS = 4  # whose gradients are held at once
+_EVEN = 1e-2  # of a share
 _MEMORY = 2**31  # bytes of gradients that may be held
 
 
@@ -127,6 +128,8 @@ class Diagnosis:
         if shares is None:
             return None
         count = explained(self.comparison.batch, parts, shares)
+        if count is None and _are_even(shares):
+            return None
         cause = self._known_line() or "The loss is a mean over elements that data choose"
         return replace(
             self.effect, loss_count=count, cause=cause, remedy=_remedy_of_count(count, shares)
@@ -157,6 +160,11 @@ class Diagnosis:
 
     def _known_line(self) -> str:
         return "; ".join(remarks(self.captured.graph, self.captured.inputs()))
+
+
+def _are_even(shares: Sequence[float]) -> bool:
+    """Whether shares are those that parts have anyway: another count would change nothing."""
+    return all(abs(share * len(shares) - 1) < _EVEN for share in shares)
 
 
 def _bytes_of(captured: Captured) -> int:

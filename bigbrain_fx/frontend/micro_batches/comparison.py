@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 
 from torch import nn
@@ -168,7 +168,7 @@ class Comparison:
         What is drawn even so is drawn once, for the whole batch.
         """
         model = self.trainee.plain.model
-        with _mode(model, lambda _: True):
+        with training(model):
             draws = self._draws()
             with _mode(model, _is_batch_norm if draws else lambda _: True):
                 self.trainee.draws.is_on = draws and self._draws()
@@ -192,6 +192,11 @@ def _is_coarse(trainee: Trainee) -> bool:
     """Whether a model computes in 16 bits."""
     own = (p.element_size() for p in trainee.plain.model.parameters() if p.is_floating_point())
     return trainee.plain.autocast is not None or any(size < 4 for size in own)
+
+
+def training(model: nn.Module) -> AbstractContextManager[None]:
+    """Let every module train; give each its mode back at the end."""
+    return _mode(model, lambda _: True)
 
 
 def _is_batch_norm(part: nn.Module) -> bool:

@@ -30,6 +30,8 @@ class MicroBatchEffect:
         loss_count: the count by which micro-batches would have to weigh.
         divided: entries that count what the batch has: each micro-batch gets its part of them.
         seen_in: parts that show it, where the example's micro-batches agree by chance; else 0.
+        is_carried: whether the last micro-batch reads what those before it wrote: then
+            `whole_loss` is its loss by itself, `parts_loss` its loss after them.
     """
 
     micro_batches: int
@@ -48,6 +50,7 @@ class MicroBatchEffect:
     loss_count: LossCount | None = None
     divided: tuple[str, ...] = ()
     seen_in: int = 0
+    is_carried: bool = False
 
     @property
     def differs(self) -> bool:
@@ -64,6 +67,8 @@ class MicroBatchEffect:
         when = " after a few steps" if self.after_steps else ""
         count = self.seen_in or self.micro_batches
         losses = f"loss {parts} in {count} micro-batches, {whole} whole"
+        if self.is_carried:
+            losses = f"loss of the last {parts} after the others, {whole} by itself"
         off = f"gradients differ by {self.gradient_error:.2g} of their norm"
         return f"{losses}; {off}{worst if self.parameter else ''}{when}"
 

@@ -91,6 +91,13 @@ class Trainee:
         with self.draws.again():
             return self._step(tensors)
 
+    def last_of(self, parts: Sequence[Tensors]) -> StepGradients:
+        """Run the last of some micro-batches, after those before it have written their state."""
+        *before, last = [[self._cast(t) for t in part.values()] for part in parts]
+        with _kept(self.constants):
+            loss, gradients = self.plain.after(before, last, 0)
+        return StepGradients(float(loss), list(gradients))
+
     def in_float64(self) -> Trainee | None:
         """Return a copy that computes in float64; None where the module cannot be copied."""
         try:

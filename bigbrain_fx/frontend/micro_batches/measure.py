@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bigbrain_fx.core import LossCount
+from bigbrain_fx.frontend.micro_batches.carried import carried
 from bigbrain_fx.frontend.micro_batches.causes import Diagnosis
 from bigbrain_fx.frontend.micro_batches.comparison import Comparison, Weights
 from bigbrain_fx.frontend.micro_batches.effect import MicroBatchEffect
@@ -68,7 +69,15 @@ def micro_batch_effect(training: Training, captured: Captured, count: int) -> Mi
         return _unmeasured(MicroBatchEffect(count, not_compared=_NO_NUMBERS), captured)
     comparison = _comparison(training, captured)
     _require_weights(training, comparison, count)
-    library = _library_count(training, comparison)
+    effect = _effect(training, captured, comparison, count)
+    return effect if effect.differs else carried(comparison, effect) or effect
+
+
+def _effect(
+    training: Training, captured: Captured, comparison: Comparison, count: int
+) -> MicroBatchEffect:
+    """Compare the whole with its parts, each of which begins with the state that the whole has."""
+    batch, library = captured.batch, _library_count(training, comparison)
     if library is not None:
         own = _with_count(comparison, lambda part: count_of(library, batch, part))
         effect = own.effect(count)

@@ -69,6 +69,20 @@ class Plain:
             loss.backward()  # a reentrant checkpoint runs under it alone
             return loss.detach(), tuple(p.grad for p in wanted)
 
+    def after(
+        self, before: Sequence[Sequence[Tensor]], tensors: Sequence[Tensor], seed: int
+    ) -> tuple[Tensor, Numbers]:
+        """Run other batches and keep what they write; then as `loss_and_gradients` does.
+
+        Raises:
+            Exception: whatever the model raises.
+        """
+        with state_kept(self.model):
+            for batch in before:
+                with self._running(batch, seed, seed) as copies:
+                    self.step(*copies)
+            return self.loss_and_gradients(tensors, seed)
+
     def left(self, tensors: Sequence[Tensor], seed: int) -> Numbers:
         """Run once; return what `gradients` does, then all buffers and frozen weights."""
         with self._seeded(tensors, seed, seed) as copies:
@@ -92,8 +106,16 @@ class Plain:
         self, tensors: Sequence[Tensor], seed: int, python_seed: int | None
     ) -> Iterator[list[Tensor]]:
         """Seed torch, Python and NumPy; yield copies of the tensors; put all state back."""
+        with state_kept(self.model), self._running(tensors, seed, python_seed) as copies:
+            yield copies
+
+    @contextlib.contextmanager
+    def _running(
+        self, tensors: Sequence[Tensor], seed: int, python_seed: int | None
+    ) -> Iterator[list[Tensor]]:
+        """Seed torch, Python and NumPy; yield copies of the tensors; what is written stays."""
         copies = [tensor.clone() for tensor in tensors]
-        with quiet(), state_kept(self.model), ambient(self.autocast, copies), torch.enable_grad():
+        with quiet(), ambient(self.autocast, copies), torch.enable_grad():
             torch.default_generator.manual_seed(seed)
             seed_python(seed if python_seed is None else python_seed)
             yield copies

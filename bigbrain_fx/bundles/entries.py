@@ -26,7 +26,7 @@ class SentEntry:
         shape: in a whole batch, its rows first.
         dim: where the user has the rows.
         is_split: whether it has rows; `fewer` are let through, and with `pad` what is shorter.
-        free: dimensions, rows first, that may be shorter: as long as one of `buckets`.
+        free: dimensions, rows first, that may be shorter: as long as one of `buckets`, if any.
     """
 
     key: tuple[str | int, ...]
@@ -142,7 +142,10 @@ def _may_be(entry: SentEntry, found: Tensor) -> bool:
 
 
 def _is_bucket(entry: SentEntry, dim: int, size: int) -> bool:
-    return dim in entry.free and size in entry.buckets
+    """Whether a length is one that batches may have; any, where each keeps its own."""
+    if dim not in entry.free:
+        return False
+    return size in entry.buckets if entry.buckets else 1 < size <= entry.shape[dim]
 
 
 def require_one_number(found: Mapping[str, Tensor], known: Mapping[str, SentEntry]) -> None:

@@ -29,7 +29,8 @@ class Recipe:
     None is torch's AdamW. Functions reach the devices as text: see `carried`. `loss_weight(batch)`
     is the number of elements that a batch's loss is a mean over, by which micro-batches weigh;
     `micro(batch, parts)` cuts a batch, where the caller is. Neither reaches the devices.
-    `drop_last`, `batch_dims`, `pad` and `lengths` say how batches split.
+    `drop_last`, `batch_dims`, `pad` and `lengths` say how batches split. `seen` are batches that
+    were read ahead: lengths that vary, and a smaller batch, are found in them.
     """
 
     optimizer: Callable[..., object] | None = None
@@ -45,6 +46,7 @@ class Recipe:
     batch_dims: Mapping[str | int, int | str | None] = field(default_factory=dict)
     pad: Mapping[str | int, int | float] = field(default_factory=dict)
     lengths: tuple[int, ...] | None = None
+    seen: Sequence[object] = ()
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,8 @@ def _given(
     file = ModelFile(Path("Recipe"), "model", module, example, **cast("Mapping[str, Any]", said))
     if options.mode == "train":
         file = with_parts(file, options.micro_batches or options.replicas or 1)
-        file = with_lengths(file, 0, draws=False)  # nobody but the caller has batches
+        file = replace(file, batches=(lambda _seed: iter(recipe.seen)) if recipe.seen else None)
+        file = with_lengths(file, 0, draws=bool(recipe.seen))
     return _Given(module, options, example, loss, recipe, said, file)
 
 
@@ -120,7 +121,9 @@ def _rehearsal(given: _Given, stack: ExitStack) -> Callable[[Captured], Rehearse
     if elsewhere:
         answer = {"checks": [], "why": f"the module is on {', '.join(sorted(elsewhere))}"}
         return lambda _captured: lambda _bundle, _limit_s: answer
-    file = replace(given.file, example_batch=given.example, parts=1, whole_batch=None)
+    keep_their_own = given.file.free and not given.said["lengths"]  # so nothing fills one up
+    example = given.file.example_batch if keep_their_own else given.example
+    file = replace(given.file, example_batch=example, parts=1, whole_batch=None, batches=None)
     forks = stack.enter_context(Waiting(lambda _wanted: file))
     return lambda captured: (
         lambda bundle, limit_s: rehearsed(file, captured, bundle, forks, limit_s)
@@ -131,10 +134,18 @@ def _found(
     given: _Given, scratch: Path, rehearse: Callable[[Captured], Rehearse] | None
 ) -> FoundModel:
     """Capture, and try what is not traced: padding, the optimizer."""
-    from bigbrain_fx.frontend import Training, optimizer_facts, require_padding, require_rows
+    from bigbrain_fx.frontend import (
+        Training,
+        keeping_smaller,
+        optimizer_facts,
+        require_padding,
+        require_rows,
+    )
 
     module, recipe, loss = given.module, given.recipe, cast("None", given.loss)
     captured = _captured(given)
+    recipe = replace(recipe, drop_last=keeping_smaller(given.file, 0, captured).drop_last)
+    given = replace(given, recipe=recipe, file=replace(given.file, batches=None))
     require_rows(recipe.drop_last, captured, given.trains)
     tried = require_padding(module, loss, recipe.pad, captured, recipe.autocast)
     facts = optimizer_facts(module, cast("None", recipe.optimizer))

@@ -8,6 +8,7 @@ It joins `split` and a `Session`; it decides nothing.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
     from torch import nn
 
 AHEAD = 2  # batches that are sent before the loss of the first of them is waited for
+FEW = AHEAD + 1  # batches that are read before anything is planned; more, up to
+MOST = 64  # so many, for so long, as long as they take no more
+READ_S = 1.0
+READ_BYTES = 2**26
 
 
 @dataclass(frozen=True, repr=False)
@@ -115,7 +120,9 @@ class Machine(Shown):
 
         Args:
             model: as in `__call__`.
-            data: batches; what `iter` gives is read once an epoch. The first is the example.
+            data: batches; what `iter` gives is read once an epoch. The first is the example;
+                lengths that vary, and a smaller last batch, are found in those that can be read in
+                a second.
             loss: as in `__call__`.
             steps: end after so many, else with the data.
             epochs: how often the data are read.
@@ -132,14 +139,17 @@ class Machine(Shown):
                 help="give what `iter` begins anew: a DataLoader, a list; or epochs=1",
             )
         batches = chain.from_iterable(data for _ in range(epochs))
-        first = next(iter(batches), None)
-        if first is None:
+        most = FEW if isinstance(data, Iterator) else MOST  # what is read ahead, hears no step
+        seen = list(_first(islice(batches, None if steps is None else max(1, steps)), most))
+        if not seen:
             raise InputError(
                 "there is no batch to train on", code="BX3084", help="give data that yield batches"
             )
+        if how.get("drop_last") is None and _has_remainder(data):
+            how["drop_last"] = False
         waiting: deque[int] = deque()
-        with self(model, example_batch=first, loss=loss, **how) as session:
-            kept = (batch for batch in chain([first], batches) if not session.leaves_out(batch))
+        with self(model, example_batch=seen[0], loss=loss, seen=seen, **how) as session:
+            kept = (batch for batch in chain(seen, batches) if not session.leaves_out(batch))
             for batch in islice(kept, steps):
                 waiting.append(session.send(batch))
                 _hear(session, waiting, AHEAD, on_step)
@@ -148,6 +158,33 @@ class Machine(Shown):
                 warn(f"WARNING: the data ended after {session.steps} of {steps} steps")
             model.load_state_dict(session.state_dict())
         return model
+
+
+def _first(batches: Iterator[object], most: int) -> Iterator[object]:
+    """Yield the batches that are read before anything is planned."""
+    end_s, left = time.monotonic() + READ_S, READ_BYTES
+    for number, batch in enumerate(islice(batches, most), 1):
+        yield batch
+        left -= _bytes_of(batch)
+        if number >= FEW and (left < 0 or time.monotonic() > end_s):
+            return
+
+
+def _bytes_of(batch: object) -> int:
+    from bigbrain_fx.frontend import named_tensors
+
+    return sum(tensor.nbytes for _, tensor in named_tensors(batch))
+
+
+def _has_remainder(data: object) -> bool:
+    """Whether the last batch of a `DataLoader` is smaller than the others."""
+    from torch.utils.data import BatchSampler, DataLoader
+
+    sampler = data.batch_sampler if isinstance(data, DataLoader) else None
+    if not isinstance(sampler, BatchSampler) or sampler.drop_last:
+        return False
+    rows = getattr(sampler.sampler, "__len__", int)()
+    return rows > sampler.batch_size and rows % sampler.batch_size > 0
 
 
 def _cutter(plan: Plan, recipe: Recipe) -> Cutter | None:

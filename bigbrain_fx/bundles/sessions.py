@@ -324,6 +324,7 @@ class Session(Shown):
         It computes in this process; the devices wait for the next batch.
         """
         self.module.load_state_dict(self.state_dict())
+        self._constants.module.renew()
         return self.module.eval()
 
     def _commit(self, folder: Path) -> Path:

@@ -78,6 +78,7 @@ if TYPE_CHECKING:
         ask_rules as ask_rules,
         capture_file as capture_file,
     )
+    from bigbrain_fx.frontend.smaller_batches import keeping_smaller as keeping_smaller
     from bigbrain_fx.frontend.tracing.batches.constants import (
         plain_values as plain_values,
         require_steady as require_steady,
@@ -130,6 +131,7 @@ if TYPE_CHECKING:
     from bigbrain_fx.frontend.tracing.trace import capture as capture
     from bigbrain_fx.frontend.translation.batch import (
         graph_inputs as graph_inputs,
+        named_tensors as named_tensors,
         take_apart as take_apart,
     )
     from bigbrain_fx.frontend.translation.kept import LEAF as LEAF, LINES as LINES, LOSS as LOSS

@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -19,6 +19,7 @@ import bigbrain_fx as bb
 from bigbrain_fx.bundles.entries import SentEntry, entry_tensor, has_fewer, require_one_number
 from bigbrain_fx.bundles.sessions import Constants, Session
 from tests.support.command_line import write_cluster
+from tests.support.messages import refused
 
 Batch = dict[str, Tensor]
 OPTIONS = bb.Options("naive", micro_batches=1)
@@ -145,6 +146,38 @@ def test_train_returns_the_model_trained(machine: bb.Machine) -> None:
     assert same(trained.state_dict(), module.state_dict())
 
 
+def test_a_loader_has_a_smaller_last_batch_and_rows_of_several_lengths(
+    machine: bb.Machine,
+) -> None:
+    """As most loaders do: nothing is said of either. Micro-batches weigh by their rows."""
+    dice = torch.Generator().manual_seed(1)
+    x = [torch.randn(length, 4, generator=dice) for length in [5] * 8 + [7] * 8 + [3]]
+    loader = DataLoader[Any](cast("Any", x), batch_size=8, collate_fn=padded)
+    trained = machine.train(
+        net(),
+        loader,
+        loss=loss,
+        epochs=2,
+        optimizer=ADAMW,
+        options=bb.Options("naive", micro_batches=2),
+        run=bb.RunOptions(spares=0),
+    )
+    module = net()
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
+    for batch in [*loader, *loader]:
+        optimizer.zero_grad()
+        loss(module(batch["x"]), batch).backward()
+        optimizer.step()
+    want = module.state_dict()
+    for name, tensor in trained.state_dict().items():
+        torch.testing.assert_close(tensor, want[name], rtol=1e-5, atol=1e-6)
+
+
+def padded(rows: list[Tensor]) -> Batch:
+    x = nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    return {"x": x, "y": x.sum(2, keepdim=True)}
+
+
 @pytest.mark.nightly
 def test_a_loader_shuffles_as_it_does_in_a_loop_of_plain_pytorch(machine: bb.Machine) -> None:
     """What it draws from, a generator or torch's own dice, is drawn from as often as there."""
@@ -204,6 +237,21 @@ def test_the_module_may_not_change_while_devices_train_a_copy() -> None:
     with pytest.raises(bb.InputError, match=r"0\.weight\.requires_grad has changed"):
         constants.require(first)
     assert not linear.weight.requires_grad  # as the caller left it
+
+
+@pytest.mark.parametrize("through", ["in place", "data"])
+def test_weights_may_not_be_written_while_devices_train_a_copy(through: str) -> None:
+    """As an average of weights that the loop updates: devices would never hear of it."""
+    module = nn.Linear(4, 4)
+    first: dict[str, object] = {"input": torch.ones(8, 4)}
+    constants = Constants(module, first, lambda output, _: output.square().mean(), None)
+    constants.require(first)
+    weight = module.weight.data if through == "data" else module.weight.detach()
+    weight.lerp_(torch.ones(4, 4), 0.1)
+    with refused("BX2152a", bb.InputError):
+        constants.require(first)
+    constants.module.renew()
+    constants.require(first)
 
 
 def test_what_cannot_be_trained_starts_nothing(machine: bb.Machine, tmp_path: Path) -> None:

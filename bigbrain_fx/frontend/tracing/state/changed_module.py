@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import nn
 
 from bigbrain_fx.errors import InputError
@@ -31,6 +32,11 @@ class Copied:
         self.numbers = _numbers(model, example, loss, autocast)
         self.before = Attributes.of(model, loss)
         self.let_be: set[str] = set()  # what moved, and counts nothing
+        self.renew()
+
+    def renew(self) -> None:
+        """Take the weights that the module has now for those that devices know of."""
+        self.weights = {name: _mark(p) for name, p in self.model.named_parameters()}
 
     def require(self) -> None:
         """Refuse to go on where the module is another one: frozen, with another dropout rate.
@@ -38,6 +44,7 @@ class Copied:
         Raises:
             InputError: names what was changed.
         """
+        self._require_weights()
         now = Attributes.of(self.model, self.loss, numbers=False)
         moved = [n for n in self.before.moved(now) if _is_within(n, now) and n not in self.let_be]
         if moved and self._counts(moved):
@@ -51,6 +58,19 @@ class Copied:
             )
         self.let_be.update(moved)
 
+    def _require_weights(self) -> None:
+        """Refuse to go on where the caller writes into weights, as into a momentum encoder's."""
+        for name, parameter in self.model.named_parameters():
+            if self.weights.get(name, _mark(parameter)) != _mark(parameter):
+                raise InputError(
+                    f"the numbers of {name} have changed in this process since the session began, "
+                    "and devices train weights of their own",
+                    code="BX2152a",
+                    help="let forward write it, under torch.no_grad() and where it trains, as its "
+                    "first lines; or the optimizer's step. To begin with other weights, make a "
+                    "session of them",
+                )
+
     def _counts(self, moved: list[str]) -> bool:
         now = Attributes.of(self.model, self.loss)
         if any(n.endswith(".requires_grad") or now.is_part(n) for n in moved):
@@ -63,6 +83,14 @@ class Copied:
             return False
         finally:
             now.put_back()
+
+
+def _mark(parameter: nn.Parameter) -> tuple[int, int, float]:
+    """Tell numbers apart cheaply: writes are counted, but for those through `.data`."""
+    if not parameter.numel() or parameter.layout is not torch.strided:
+        return parameter._version, 0, 0.0
+    middle = parameter.detach().flatten()[parameter.numel() // 2]
+    return parameter._version, parameter.data_ptr(), float(middle.real)
 
 
 def _is_within(name: str, now: Attributes) -> bool:

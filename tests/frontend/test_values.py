@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from bigbrain_fx.errors import CaptureError, InputError
 from bigbrain_fx.frontend import capture
 from bigbrain_fx.frontend.tracing.batches.constants import require_steady
+from bigbrain_fx.frontend.tracing.lines.advice import OF_CRITERION
 from tests.support.captured import assert_same
 
 
@@ -115,6 +116,13 @@ def test_torchscript_and_losses_with_parameters_are_told() -> None:
     own.weight = nn.Parameter(torch.ones(2))
     with pytest.raises(InputError, match="the loss has a parameter of its own, weight"):
         capture(nn.Linear(6, 2), (torch.randn(4, 6), torch.zeros(4).long()), own)
+
+
+@pytest.mark.parametrize("criterion", [nn.CrossEntropyLoss(), nn.functional.cross_entropy])
+def test_a_criterion_of_torch_is_told_how_a_loss_is_called(criterion: Any) -> None:
+    with pytest.raises(InputError) as caught:
+        capture(nn.Linear(6, 2), (torch.randn(4, 6), torch.zeros(4).long()), criterion)
+    assert (caught.value.code, caught.value.help) == ("BX2105", OF_CRITERION)
 
 
 class Given(torch.autograd.Function):

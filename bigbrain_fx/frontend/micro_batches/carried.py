@@ -13,17 +13,13 @@ from contextlib import suppress
 from dataclasses import replace
 
 from bigbrain_fx.core import Graph
-from bigbrain_fx.frontend.micro_batches.comparison import (
-    GRADIENT_TOLERANCE,
-    LOSS_TOLERANCE,
-    Comparison,
-    training,
-)
+from bigbrain_fx.frontend.micro_batches.comparison import Comparison, training
 from bigbrain_fx.frontend.micro_batches.effect import MicroBatchEffect
 from bigbrain_fx.frontend.micro_batches.gradients import Tensors, difference
 from bigbrain_fx.frontend.translation.kept import LEAF, LINES, LOSS
 
 _SAID = 3  # names in a sentence
+_SAME_LOSS, _SAME_GRADIENT = 1e-6, 1e-5  # shares: the same rows in the same order, all but bitwise
 
 
 def carried(comparison: Comparison, effect: MicroBatchEffect) -> MicroBatchEffect | None:
@@ -56,7 +52,7 @@ def _compared(
     trainee = comparison.trainee
     alone, in_turn = trainee.last_of(parts[-1:]), trainee.last_of(parts)
     off = difference(alone, in_turn, trainee.names)
-    if not alone.is_finite or off.is_within(LOSS_TOLERANCE, GRADIENT_TOLERANCE):
+    if not alone.is_finite or off.is_within(_SAME_LOSS, _SAME_GRADIENT):
         return None
     others = " and others" if len(written) > _SAID else ""  # batch norms' statistics, say
     return replace(

@@ -387,7 +387,8 @@ class CaptureJob:
                     "batch; or fewer micro-batches, which have more rows each",
                 )
             in_loss = self.step.seen.part == "loss"
-            is_criterion = isinstance(self.step.own_loss, nn.Module)
+            own = self.step.own_loss  # nn.CrossEntropyLoss(), or F.cross_entropy
+            is_criterion = isinstance(own, nn.Module) or _is_of_torch(own)
             return InputError(
                 f"the {'loss' if in_loss else 'model'} fails on its example batch: "
                 f"{type(error).__name__}: {first}",
@@ -396,6 +397,10 @@ class CaptureJob:
                 help=OF_CRITERION if in_loss and is_criterion else first_remedy(error),
             )
         return None
+
+
+def _is_of_torch(loss: object) -> bool:
+    return str(getattr(loss, "__module__", "")).partition(".")[0] == "torch"
 
 
 def _shorter(names: Iterable[str]) -> list[int]:

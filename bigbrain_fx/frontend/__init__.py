@@ -113,6 +113,7 @@ if TYPE_CHECKING:
         relative as relative,
     )
     from bigbrain_fx.frontend.tracing.export import ambient as ambient, without_gc as without_gc
+    from bigbrain_fx.frontend.tracing.module_results import Results as Results, copied as copied
     from bigbrain_fx.frontend.tracing.optimizers.memory import optimizer_facts as optimizer_facts
     from bigbrain_fx.frontend.tracing.optimizers.per_device import (
         require_made_per_device as require_made_per_device,
@@ -133,8 +134,15 @@ if TYPE_CHECKING:
         take_apart as take_apart,
     )
     from bigbrain_fx.frontend.translation.kept import LEAF as LEAF, LINES as LINES, LOSS as LOSS
-    from bigbrain_fx.frontend.translation.leaf import leaf as leaf, leaf_paths as leaf_paths
-    from bigbrain_fx.frontend.translation.oracle import answers_in as answers_in
+    from bigbrain_fx.frontend.translation.leaf import (
+        leaf as leaf,
+        leaf_paths as leaf_paths,
+        lines_apart as lines_apart,
+    )
+    from bigbrain_fx.frontend.translation.oracle import (
+        answers_in as answers_in,
+        asked_at as asked_at,
+    )
     from bigbrain_fx.frontend.translation.sources import where as where
     from bigbrain_fx.frontend.user_cut import (
         as_traced as as_traced,

@@ -6,7 +6,7 @@ The process that traces calls these in its own order: see `capture_service`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
@@ -56,6 +56,7 @@ def captured(file: ModelFile, wanted: Mapping[str, object]) -> Captured:
         parts=file.parts if file.whole_batch is not None else None,
         strict=bool(wanted.get("strict")),
         lengths=file.free,
+        apart=cast("Sequence[tuple[str, str]]", wanted.get("apart", ())),
     )
 
 

@@ -31,6 +31,7 @@ Leaf = tuple[str, int]  # a parameter, and which of the stages that give it a gr
 Gradients = dict[Leaf, Tensor]
 Tensors = Mapping[str, Tensor]
 Draws = Callable[[Op], AbstractContextManager[None]]
+Watch = Callable[[Op, object], None]
 SIZE = "aten.sym_size.int"
 
 
@@ -185,6 +186,9 @@ class _Members:
         tensors: of the model, whole, by name.
         functions: as in `run_graph`.
         leaves_per_stage: off, every parameter has one leaf on each member, as in plain training.
+
+    Attributes:
+        watch: of one member: called with each op and its value.
     """
 
     def __init__(
@@ -197,6 +201,7 @@ class _Members:
         leaves_per_stage: bool,
     ) -> None:
         self.graphs, self.stages, self.functions = graphs, stages, functions
+        self.watch: Watch | None = None
         self.leaves_per_stage = leaves_per_stage
         self.shards = {(shard.param, shard.member): shard for shard in shards}
         self.places = draw_places(graphs[0])
@@ -302,7 +307,8 @@ class _Members:
             "functions": self.functions,
         }
         if len(self.graphs) == 1:
-            found = [run_graph(self.runs[0], self.fixed[0], inputs, leaf=given[0], **how)]  # type: ignore[arg-type]
+            how |= {"leaf": given[0], "watch": self.watch}
+            found = [run_graph(self.runs[0], self.fixed[0], inputs, **how)]  # type: ignore[arg-type]
         else:
             same = [inputs for _ in self.graphs]
             found = run_members(self.runs, self.fixed, same, leaves=given, **how)  # type: ignore[arg-type]

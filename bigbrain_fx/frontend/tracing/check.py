@@ -6,17 +6,14 @@ This file runs both; it knows nothing of tracing.
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch import Tensor
 
-from bigbrain_fx.core import CallArguments, Dim, Graph, Op, size_of
+from bigbrain_fx.core import Dim, Graph, Op, size_of
 from bigbrain_fx.errors import CaptureError, InputError
 from bigbrain_fx.frontend.tracing.captured import Captured
 from bigbrain_fx.frontend.tracing.executor.graph_executor import run_graph
@@ -27,6 +24,7 @@ from bigbrain_fx.frontend.tracing.executor.tolerance import (
     exact_gradients,
 )
 from bigbrain_fx.frontend.tracing.export import ambient, quiet
+from bigbrain_fx.frontend.tracing.module_results import Results, copied
 from bigbrain_fx.frontend.tracing.plain import same_numbers, seed_python, state_kept
 from bigbrain_fx.frontend.tracing.step import Step
 from bigbrain_fx.frontend.translation.batch import Batch
@@ -234,65 +232,22 @@ def module_apart(step: Step, found: Captured, batch: Batch) -> str:
 
     It is none where other modules draw random numbers: what moved the generator is unknown.
     """
-    graph, wanted, values = found.graph, dict[_Call, list[Tensor]](), dict[str, object]()
+    graph, results, values = found.graph, Results(), dict[str, object]()
 
     def note(op: Op, value: object) -> None:
-        values[op.name] = _copied(value)
+        values[op.name] = copied(value)
 
     run = CheckRun(step, graph, found.tensors, found.functions)
     inputs = batch.sized(graph.static_batch or batch.rows)
     cloned = {name: tensor.clone() for name, tensor in inputs.items()}
     with contextlib.suppress(Exception), torch.no_grad():  # the user's code, which fails here
-        with run.kept(0), _results_noted(step.model, wanted):
+        with run.kept(0), results.noted(step.model):
             run.eager(inputs, asked=False)
         with run.kept(0):
             run_graph(graph, found.tensors, cloned, functions=found.functions, watch=note)
-    path = next((call.path for call in _calls(graph) if _is_apart(call, wanted, values)), "")
+    path = results.first_apart(graph, values)
     draws = any(op.random and not f"{op.module_path}.".startswith(f"{path}.") for op in graph.ops)
     return "" if draws else path
-
-
-_Call = tuple[str, int]
-
-
-def _calls(graph: Graph) -> list[CallArguments]:
-    """Return the calls of the model's modules, in the order in which they end."""
-    place = {op.name: number for number, op in enumerate(graph.ops)}
-    found = (call for call in graph.arguments if call.path and call.results)
-    return sorted(found, key=lambda call: max(place.get(name, -1) for name in call.results))
-
-
-def _is_apart(
-    call: CallArguments, wanted: Mapping[_Call, list[Tensor]], values: Mapping[str, object]
-) -> bool:
-    """Whether a call gives other tensors in the graph; one that is not known does not."""
-    want = wanted.get((call.path, call.call), [])
-    have = [values.get(name) for name in call.results]
-    known = len(have) == len(want) and all(isinstance(tensor, Tensor) for tensor in have)
-    return known and not all(map(same_numbers, have, want))
-
-
-@contextlib.contextmanager
-def _results_noted(model: nn.Module, found: dict[tuple[str, int], list[Tensor]]) -> Iterator[None]:
-    """Note what calls of a model's modules give meanwhile, by path and number of the call."""
-    paths = {id(part): path for path, part in model.named_modules()}
-    calls: Counter[str] = Counter()
-
-    def note(part: nn.Module, _args: object, result: object) -> None:
-        path = paths.get(id(part), "")
-        tensors = (leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
-        found[path, calls[path]] = [_copied(tensor) for tensor in tensors]
-        calls[path] += 1
-
-    handle = nn.modules.module.register_module_forward_hook(note)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-def _copied(value: object) -> Any:  # noqa: ANN401  # a tensor, or what an op gives besides
-    return value.detach().clone() if isinstance(value, Tensor) else value
 
 
 def _require_unwritten(error: RuntimeError) -> None:

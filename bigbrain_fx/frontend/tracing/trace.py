@@ -65,6 +65,7 @@ def capture(
     parts: int | None = None,
     strict: bool = False,
     lengths: Mapping[Key, Lengths] | None = None,
+    apart: Sequence[tuple[str, str]] = (),
 ) -> Captured:
     """Trace a module to a graph, without strictness and with a free batch size.
 
@@ -90,6 +91,8 @@ def capture(
         lengths: dimensions by entry that are shorter in other batches; the example is the longest.
         batch_dims: the batch's dimension by entry, None for none; left out: 0, where rows fit.
         strict: refuse what no trace can hold; else the smallest module around it is kept whole.
+        apart: paths of modules whose traces were found to be other than they, each with how: kept
+            whole in that order, one after another.
 
     Raises:
         InputError: the batch does not fit forward, or the module fails on it.
@@ -109,7 +112,7 @@ def capture(
     device = torch.device("meta") if on_meta else nullcontext()
     with _in_mode(module, training), device:
         own = tuple(leaves)
-        captured = attempt(KeptWhole(own)) if strict else enclosing(module, own, attempt)
+        captured = attempt(KeptWhole(own)) if strict else enclosing(module, own, attempt, apart)
     if training and loss_needed:
         require_loss(captured.graph)
     return replace(captured, device_lines=device_lines(module, loss))

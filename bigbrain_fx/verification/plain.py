@@ -120,7 +120,7 @@ class _Comparison:
     gradients: int = 0
     steps: int = 0
     updated: int = 0  # of them: a loss scale that is too large leaves some out
-    apart: str = ""  # path of the module that first gave another result; none is known
+    apart: str | None = None  # path of the module that first gave another result, once looked for
 
     def __post_init__(self) -> None:
         param, stages = self.plan.graph.param, self.plan.stages
@@ -169,7 +169,7 @@ class _Comparison:
         if theirs != ours and not (math.isnan(theirs) and math.isnan(ours)):
             self.lines.append(f"loss of step {step}: {theirs:.9g} and {ours:.9g}")
         self._compare_buffers(step, state, after, reference)
-        if self.lines and not self.apart:
+        if self.lines and self.apart is None:
             self.apart = self._module_apart(step, state, batches)
         given: dict[str, Tensor] | None = None  # the loop leaves out an update
         fine, same = (all(bool(g.isfinite().all()) for g in all_.values()) for all_ in (want, have))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bigbrain_fx.core import Dim, Graph, Op, size_of
-from bigbrain_fx.errors import CaptureError, InputError
+from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend.tracing.captured import Captured
 from bigbrain_fx.frontend.tracing.executor.graph_executor import run_graph
 from bigbrain_fx.frontend.tracing.executor.tolerance import (
@@ -28,9 +28,7 @@ from bigbrain_fx.frontend.tracing.module_results import Results, copied
 from bigbrain_fx.frontend.tracing.plain import same_numbers, seed_python, state_kept
 from bigbrain_fx.frontend.tracing.step import Step
 from bigbrain_fx.frontend.translation.batch import Batch
-from bigbrain_fx.frontend.translation.opaque import PREFIX
 from bigbrain_fx.frontend.translation.oracle import WrongAnswerError
-from bigbrain_fx.frontend.translation.params import dtype_name
 
 CHECK_FLOPS = 3e10  # above this a check would take seconds; `verify` compares the real thing anyway
 BACKWARD = 3.0  # what a forward and a backward pass cost, in forward passes
@@ -135,9 +133,7 @@ class CheckRun:
         cloned = {name: tensor.clone() for name, tensor in inputs.items()}
         tensors = self._without_hooks()
         with torch.set_grad_enabled(asked):
-            found = run_graph(
-                self.graph, tensors, cloned, functions=self.functions, watch=_require_type
-            )
+            found = run_graph(self.graph, tensors, cloned, functions=self.functions)
         buffers = {
             p.name: self.tensors[p.name].detach().clone()
             for p in self.graph.params
@@ -158,28 +154,11 @@ class CheckRun:
         try:
             for tensor, _ in before:
                 tensor.grad = None
-            dice = torch.default_generator.get_state()
             loss.backward()
-            self._require_undrawn(dice)
             return {name: tensor.grad for name, tensor in wanted.items()}
         finally:
             for tensor, gradient in before:
                 tensor.grad = gradient
-
-    def _require_undrawn(self, dice: Tensor) -> None:
-        """Refuse a backward that has moved the dice: in a bundle others have thrown them before."""
-        if torch.equal(dice, torch.default_generator.get_state()):
-            return
-        own = next((op for op in self.graph.ops if op.target.startswith(PREFIX)), None)
-        raise CaptureError(
-            "the backward pass draws random numbers, which depend on what else has drawn "
-            "some before it: between devices that is another order",
-            code="BX0171",
-            at=own.source if own else None,
-            help="draw in forward and keep what was drawn: noise = torch.randn_like(x); "
-            "ctx.save_for_backward(noise); of checkpoint(..., preserve_rng_state=False) leave that "
-            "argument out",
-        )
 
     def _without_hooks(self) -> dict[str, Tensor]:
         """Return the tensors as a bundle has them: the same numbers, without the user's hooks."""
@@ -315,27 +294,3 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-_TYPED = (
-    "say the type where the tensor is made: torch.ones(8, dtype=torch.float64), not by "
-    "torch.set_default_dtype in forward; an op that autocast has cast, compute without it: with "
-    "torch.autocast(x.device.type, enabled=False): h = self.rnn(x.float())[0]"
-)
-
-
-def _require_type(op: Op, value: object) -> None:
-    """Refuse an op whose numbers have another type here than torch says without computing.
-
-    Messages have the type of the trace. An LSTM under autocast is such an op on some processors.
-    """
-    values = value if isinstance(value, tuple | list) else (value,)
-    for spec, found in zip(op.outputs, values, strict=False):
-        if isinstance(found, Tensor) and dtype_name(found) != spec.dtype:
-            raise CaptureError(
-                f"{op.target} gives {dtype_name(found)} on this processor, and "
-                f"{spec.dtype} in a trace: messages between devices would have the wrong type",
-                code="BX0202",
-                at=op.source or None,
-                help=_TYPED,
-            )

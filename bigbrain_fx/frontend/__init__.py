@@ -56,12 +56,14 @@ if TYPE_CHECKING:
     )
     from bigbrain_fx.frontend.needs import require_folder as require_folder
     from bigbrain_fx.frontend.notes import TOO_LARGE as TOO_LARGE
-    from bigbrain_fx.frontend.number_entries import (
-        numbers_in as numbers_in,
-        with_number_inputs as with_number_inputs,
-    )
     from bigbrain_fx.frontend.onnx import load_onnx as load_onnx
     from bigbrain_fx.frontend.opaque_step.user_step import Call as Call, UserStep as UserStep
+    from bigbrain_fx.frontend.plain_entries import (
+        numbers_in as numbers_in,
+        plain_values as plain_values,
+        require_steady as require_steady,
+        with_number_inputs as with_number_inputs,
+    )
     from bigbrain_fx.frontend.quantised import quantise as quantise
     from bigbrain_fx.frontend.randomness import draw_places as draw_places, place_name as place_name
     from bigbrain_fx.frontend.service import (
@@ -77,10 +79,6 @@ if TYPE_CHECKING:
         TrialEndedError as TrialEndedError,
         ask_rules as ask_rules,
         capture_file as capture_file,
-    )
-    from bigbrain_fx.frontend.tracing.batches.constants import (
-        plain_values as plain_values,
-        require_steady as require_steady,
     )
     from bigbrain_fx.frontend.tracing.batches.row_independence import rows_mixed as rows_mixed
     from bigbrain_fx.frontend.tracing.batches.uneven import (

@@ -16,7 +16,7 @@ from torch import Tensor
 from bigbrain_fx.frontend.budget import budget
 from bigbrain_fx.frontend.first_batches import FEW, MOST, READ_S
 from bigbrain_fx.frontend.forked import apart
-from bigbrain_fx.frontend.tracing.batches.constants import nodes
+from bigbrain_fx.frontend.plain_entries import nodes
 
 if TYPE_CHECKING:
     from bigbrain_fx.frontend.modelfile import ModelFile

@@ -117,11 +117,12 @@ if TYPE_CHECKING:
         require_made_per_device as require_made_per_device,
     )
     from bigbrain_fx.frontend.tracing.optimizers.sharded import require_divided as require_divided
-    from bigbrain_fx.frontend.tracing.plain import Plain as Plain
+    from bigbrain_fx.frontend.tracing.plain import Plain as Plain, same_numbers as same_numbers
     from bigbrain_fx.frontend.tracing.state.changed_module import Copied as Copied
     from bigbrain_fx.frontend.tracing.step import (
         Route as Route,
         Step as Step,
+        modes_kept as modes_kept,
         route as route,
         settle as settle,
         without_fast_path as without_fast_path,

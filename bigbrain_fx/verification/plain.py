@@ -28,14 +28,15 @@ from bigbrain_fx.frontend import (
     differences,
     in_float64,
     relative,
+    same_numbers,
     unit_of,
     widened,
 )
 from bigbrain_fx.plan import Plan, in_turn_text, plain_params
 from bigbrain_fx.verification import laid_tensors, plain_batches
 from bigbrain_fx.verification.loop import DataEndedError, NoLoopError, PlainLoop
-from bigbrain_fx.verification.loop_reference import LoopReference
-from bigbrain_fx.verification.module import equal, link
+from bigbrain_fx.verification.module import link
+from bigbrain_fx.verification.reference import LoopReference
 from bigbrain_fx.verification.training import Recipe
 from bigbrain_fx.verification.updates import Updates
 
@@ -258,7 +259,9 @@ class _Comparison:
         ours = self.own.batches(step)
         for m, (want, have) in enumerate(zip(theirs, ours, strict=False)):
             both = want.keys() & have.keys()  # an entry that nothing reads is in no bundle
-            wrong = [name for name in want if name in both and not equal(want[name], have[name])]
+            wrong = [
+                name for name in want if name in both and not same_numbers(want[name], have[name])
+            ]
             if wrong:
                 self.lines.append(f"step {step}: the bundle reads another {wrong[0]}, part {m}")
                 return
@@ -291,7 +294,7 @@ class _Comparison:
             if name in reference.parameters or name in self.rounded:
                 continue
             known = reference.buffers.get(name, state.get(name, value))  # or forward made it
-            if not equal(known, value):
+            if not same_numbers(known, value):
                 self.lines.append(f"step {step}: {name} has other numbers after it")
         self.constants |= {n: t for n, t in reference.buffers.items() if n not in after}
 

@@ -35,6 +35,7 @@ from bigbrain_fx.frontend.tracing.step import (
     Route,
     Step,
     input_names,
+    modes_kept,
     route,
     settle,
     without_fast_path,
@@ -144,14 +145,9 @@ def _require_traceable(module: nn.Module, loss: Loss | None) -> bool:
 @contextmanager
 def _in_mode(module: nn.Module, training: bool) -> Iterator[None]:
     """Put a module into a mode for a trace; its own modes come back."""
-    modes = [(part, part.training) for part in module.modules()]
-    module.train(training)
-    try:
-        with without_gc(), nullcontext() if training else without_fast_path():
-            yield
-    finally:
-        for part, mode in modes:
-            part.training = mode
+    with modes_kept(module), without_gc(), nullcontext() if training else without_fast_path():
+        module.train(training)
+        yield
 
 
 def _attempted(

@@ -30,10 +30,13 @@ class BigBrainError(Exception):
 
     Attributes:
         of_code: the user's code runs, and only splitting it is refused. See `about_code`.
+        apart: path of the module whose result a bundle has otherwise than plain PyTorch, where a
+            few steps of both have shown it.
     """
 
     exit_code = 2
     of_code = False
+    apart: str | None = None
 
     def __init__(
         self,

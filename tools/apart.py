@@ -57,7 +57,8 @@ def child_here(task: Task, wanted: Mapping[str, object]) -> Here | Child:
 
     A step that runs as the user wrote it finds everything as Python starts.
     """
-    return Child(task, wanted) if "refusal" in wanted else Here(task, wanted)
+    tried = "refusal" in wanted or wanted["apart"]
+    return Child(task, wanted) if tried else Here(task, wanted)
 
 
 def _plain(message: Mapping[str, object]) -> Message:

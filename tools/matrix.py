@@ -53,9 +53,8 @@ from bigbrain_fx.verification.imported_bundle import (
 )
 from bigbrain_fx.verification.links import same_training
 from bigbrain_fx.verification.reference import MembersReference
-from bigbrain_fx.verification.stale import trained_once
 from bigbrain_fx.verification.trace import Trace
-from bigbrain_fx.verification.training import train_reference
+from bigbrain_fx.verification.training import train_reference, trained_once
 
 ROOT = Path(__file__).resolve().parent.parent
 MODELS = ("gpt", "llama", "resnet", "unet", "encdec", "moe", "digits")

@@ -22,7 +22,12 @@ from bigbrain_fx.bundles.found import (
 )
 from bigbrain_fx.bundles.found_model import FoundModel, Loss, Recipe
 from bigbrain_fx.bundles.micro_batches import planned_as_trained
-from bigbrain_fx.bundles.opaque import OF_ESTIMATES, planned_whole, with_opaque_step
+from bigbrain_fx.bundles.opaque import (
+    OF_ESTIMATES,
+    planned_whole,
+    with_modules_whole,
+    with_opaque_step,
+)
 from bigbrain_fx.bundles.planned import planned, tried_plan
 from bigbrain_fx.bundles.rehearsing import Rehearsal, is_off
 from bigbrain_fx.bundles.rewriting import with_rewrites
@@ -146,7 +151,8 @@ def split(
     capture = partial(capture, given=given, recipe=recipe, is_rehearsed=rehearse and not is_off())
     make = partial(_written, capture, chosen, cluster, followed, target)
     is_open = followed is None and _has_code(model)
-    made = with_opaque_step(chosen, make, is_open=is_open)
+    make_whole = partial(with_modules_whole, chosen, make, is_open=is_open)
+    made = with_opaque_step(chosen, make_whole, is_open=is_open)
     _warn(made.warnings)
     return made
 
@@ -157,12 +163,16 @@ def _written(
     cluster: Cluster,
     followed: Plan | None,
     target: Target,
+    apart: Sequence[BigBrainError],
     refusal: BigBrainError | None,
 ) -> Split:
-    """Capture, plan and write: a trace, or the step as one op where a trace was refused."""
+    """Capture, plan and write: a trace, or the step as one op where a trace was refused.
+
+    Modules that differ `apart` in bundles that were tried before are opaque.
+    """
     watch = Stopwatch()
     start = watch.lap("start")
-    with capture(refusal=refusal) as found:
+    with capture(refusal=refusal, apart=apart) as found:
         watch.lap("wait for the capture")
         plan, notes = planned(found, options, cluster, followed, refusal)
         require_sent_types(plan)
@@ -184,8 +194,10 @@ def _rehearsed(found: FoundModel, plan: Plan, target: Target) -> tuple[Plan, tup
     rehearsal = Rehearsal(found, plan)
     try:
         target.write(plan, found.weights, rehearsal.check)
-    except BigBrainError:
-        whole = with_whole_file(found, plan) if rehearsal.failed else None
+    except BigBrainError as error:
+        error.apart = rehearsal.apart
+        mends = rehearsal.failed and rehearsal.apart is None
+        whole = with_whole_file(found, plan) if mends else None
         if whole is None:
             raise
     else:

@@ -254,11 +254,12 @@ def captured_model(
     refusal: BigBrainError | None = None,
     *,
     is_rehearsed: bool = False,
+    apart: Sequence[BigBrainError] = (),
 ) -> Iterator[FoundModel]:
     """Capture a model as `split` does, or `estimate` with `meta`; inside, weights can be written.
 
     With a `refusal` of its trace the whole step is one op. `is_rehearsed`: what is written of it
-    can be trained beside the user's loop.
+    can be trained beside the user's loop. `apart` name modules that are opaque for that.
 
     Raises:
         BigBrainError: the input cannot be used or captured.
@@ -281,7 +282,7 @@ def captured_model(
     child = CAPTURE_CHILD if is_rehearsed else CHILD
     blank = checkpoint is not None
     with (
-        _session(model, options, time_limit_s, meta, blank, refusal, child) as session,
+        _session(model, options, time_limit_s, meta, blank, refusal, apart, child) as session,
         Scratch("weights") as scratch,
     ):
         facts = session.facts
@@ -298,6 +299,11 @@ def captured_model(
             compare=session.micro_batch_effect,
             rehearse=session.rehearse if is_rehearsed else None,
         )
+
+
+def _first_of(what: str) -> str:
+    """Return the first difference that an error lists; a line of Python may be its last."""
+    return what.partition("; ")[0].rstrip(":")
 
 
 def _require_numbers(model: str | Path | nn.Module, options: Options, given: Given | None) -> None:
@@ -327,6 +333,7 @@ def _session(
     meta: bool,
     blank: bool = False,
     refusal: BigBrainError | None = None,
+    apart: Sequence[BigBrainError] = (),
     child: str = CHILD,
 ) -> Iterator[CaptureSession]:
     def start(rows: int | None) -> CaptureSession:
@@ -345,6 +352,7 @@ def _session(
             refusal=refusal,
             parts=options.micro_batches or options.replicas or 1,
             strict=options.strict,
+            apart=[(error.apart or "", _first_of(error.what)) for error in apart],
             child=child,
         )
 

@@ -8,7 +8,7 @@ too; options that divide a step; and a few refusals by their code.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -24,6 +24,7 @@ _FINAL = {
 }
 OF_ESTIMATES = {**_FINAL, "BX0101": "a model without numbers gives no answer, and `split` has them"}
 """Code of a refusal, or its number -> why it stands though eager PyTorch trains the model."""
+_MOST = 3  # modules that are kept whole one after another for rehearsals
 
 
 def with_opaque_step(
@@ -54,6 +55,36 @@ def with_opaque_step(
         return make(refusal)
     except BigBrainError as error:
         raise _noted(refusal, error) from error
+
+
+def with_modules_whole(
+    options: Options,
+    make: Callable[[Sequence[BigBrainError], BigBrainError | None], _Result],
+    refusal: BigBrainError | None,
+    *,
+    is_open: bool,
+) -> _Result:
+    """Make something of a model; where a rehearsal names a module, with that one opaque, again.
+
+    Args:
+        options: what was asked for.
+        make: makes it, with the modules opaque that errors name.
+        refusal: why the whole step is one op; None where it is not.
+        is_open: as in `with_opaque_step`.
+
+    Raises:
+        BigBrainError: the first, where opaque modules do not do, either.
+    """
+    apart: tuple[BigBrainError, ...] = ()
+    while True:
+        try:
+            return make(apart, refusal)
+        except BigBrainError as error:
+            known = {each.apart for each in apart} | {None}  # whole, it still differs: it has state
+            is_last = error.apart in known or refusal or options.strict or not is_open
+            if is_last or len(apart) == _MOST:
+                raise (apart[0] if apart else error) from None
+            apart = (*apart, error)
 
 
 def _may_run_whole(error: BigBrainError, options: Options, final: Collection[str]) -> bool:

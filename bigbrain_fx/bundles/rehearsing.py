@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from bigbrain_fx.bundles.found_model import FoundModel
-from bigbrain_fx.errors import BigBrainError, CaptureError, about_code
+from bigbrain_fx.errors import BigBrainError, CaptureError, about_code, from_fields
 from bigbrain_fx.plan import Plan
 
 CAPTURE_CHILD = "bigbrain_fx.verification.capture_child"
@@ -31,6 +31,7 @@ class Rehearsal:
         said: what was compared, and how alike it is; empty where nothing is.
         missing: why nothing was compared; empty where nothing is to be.
         failed: whether they are different.
+        apart: path of the module whose result is another one, where that is known.
     """
 
     def __init__(self, found: FoundModel, plan: Plan) -> None:
@@ -38,6 +39,7 @@ class Rehearsal:
         self.help = _OF_FILES if found.session is not None else _OF_MODULES
         self.said = self.missing = ""
         self.failed = False
+        self.apart: str | None = None
 
     def check(self, bundle: Path) -> None:
         """Compare.
@@ -50,6 +52,10 @@ class Rehearsal:
             return
         self.failed = True
         answer = self.rehearse(bundle, LIMIT_S)
+        self.apart = cast("str | None", answer.get("apart"))
+        if "refused" in answer:
+            with about_code():
+                raise from_fields(cast("Mapping[str, Any]", answer["refused"]))
         checks = cast("Sequence[Mapping[str, Any]]", answer["checks"])
         wrong = [check for check in checks if check["passed"] is False]
         if wrong:

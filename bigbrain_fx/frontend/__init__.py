@@ -34,7 +34,10 @@ if TYPE_CHECKING:
     )
     from bigbrain_fx.frontend.device_dependence import told_of_gpus as told_of_gpus
     from bigbrain_fx.frontend.file_checks import module_name as module_name
-    from bigbrain_fx.frontend.first_batches import BatchReading as BatchReading
+    from bigbrain_fx.frontend.first_batches import (
+        BatchReading as BatchReading,
+        keeping_smaller as keeping_smaller,
+    )
     from bigbrain_fx.frontend.forked import apart as apart, be_quiet as be_quiet
     from bigbrain_fx.frontend.lengths import with_lengths as with_lengths
     from bigbrain_fx.frontend.location import (
@@ -56,12 +59,14 @@ if TYPE_CHECKING:
     )
     from bigbrain_fx.frontend.needs import require_folder as require_folder
     from bigbrain_fx.frontend.notes import TOO_LARGE as TOO_LARGE
-    from bigbrain_fx.frontend.number_entries import (
-        numbers_in as numbers_in,
-        with_number_inputs as with_number_inputs,
-    )
     from bigbrain_fx.frontend.onnx import load_onnx as load_onnx
     from bigbrain_fx.frontend.opaque_step.user_step import Call as Call, UserStep as UserStep
+    from bigbrain_fx.frontend.plain_entries import (
+        numbers_in as numbers_in,
+        plain_values as plain_values,
+        require_steady as require_steady,
+        with_number_inputs as with_number_inputs,
+    )
     from bigbrain_fx.frontend.quantised import quantise as quantise
     from bigbrain_fx.frontend.randomness import draw_places as draw_places, place_name as place_name
     from bigbrain_fx.frontend.service import (
@@ -77,11 +82,6 @@ if TYPE_CHECKING:
         TrialEndedError as TrialEndedError,
         ask_rules as ask_rules,
         capture_file as capture_file,
-    )
-    from bigbrain_fx.frontend.smaller_batches import keeping_smaller as keeping_smaller
-    from bigbrain_fx.frontend.tracing.batches.constants import (
-        plain_values as plain_values,
-        require_steady as require_steady,
     )
     from bigbrain_fx.frontend.tracing.batches.row_independence import rows_mixed as rows_mixed
     from bigbrain_fx.frontend.tracing.batches.uneven import (
@@ -114,16 +114,18 @@ if TYPE_CHECKING:
         relative as relative,
     )
     from bigbrain_fx.frontend.tracing.export import ambient as ambient, without_gc as without_gc
+    from bigbrain_fx.frontend.tracing.module_results import Results as Results, copied as copied
     from bigbrain_fx.frontend.tracing.optimizers.memory import optimizer_facts as optimizer_facts
     from bigbrain_fx.frontend.tracing.optimizers.per_device import (
         require_made_per_device as require_made_per_device,
     )
     from bigbrain_fx.frontend.tracing.optimizers.sharded import require_divided as require_divided
-    from bigbrain_fx.frontend.tracing.plain import Plain as Plain
+    from bigbrain_fx.frontend.tracing.plain import Plain as Plain, same_numbers as same_numbers
     from bigbrain_fx.frontend.tracing.state.changed_module import Copied as Copied
     from bigbrain_fx.frontend.tracing.step import (
         Route as Route,
         Step as Step,
+        modes_kept as modes_kept,
         route as route,
         settle as settle,
         without_fast_path as without_fast_path,
@@ -135,8 +137,15 @@ if TYPE_CHECKING:
         take_apart as take_apart,
     )
     from bigbrain_fx.frontend.translation.kept import LEAF as LEAF, LINES as LINES, LOSS as LOSS
-    from bigbrain_fx.frontend.translation.leaf import leaf as leaf, leaf_paths as leaf_paths
-    from bigbrain_fx.frontend.translation.oracle import answers_in as answers_in
+    from bigbrain_fx.frontend.translation.leaf import (
+        leaf as leaf,
+        leaf_paths as leaf_paths,
+        lines_apart as lines_apart,
+    )
+    from bigbrain_fx.frontend.translation.oracle import (
+        answers_in as answers_in,
+        asked_at as asked_at,
+    )
     from bigbrain_fx.frontend.translation.sources import where as where
     from bigbrain_fx.frontend.user_cut import (
         as_traced as as_traced,

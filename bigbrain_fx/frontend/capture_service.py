@@ -128,7 +128,7 @@ class CaptureService:
             note_text(wanted)
 
     def _keeping_smaller(self) -> ModelFile:
-        from bigbrain_fx.frontend.smaller_batches import keeping_smaller
+        from bigbrain_fx.frontend.first_batches import keeping_smaller
 
         return keeping_smaller(self.file, self.seed, self.captured)
 

@@ -6,7 +6,7 @@ The process that traces calls these in its own order: see `capture_service`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
@@ -56,6 +56,7 @@ def captured(file: ModelFile, wanted: Mapping[str, object]) -> Captured:
         parts=file.parts if file.whole_batch is not None else None,
         strict=bool(wanted.get("strict")),
         lengths=file.free,
+        apart=cast("Sequence[tuple[str, str]]", wanted.get("apart", ())),
     )
 
 
@@ -81,7 +82,7 @@ def captured_with_numbers(
     Raises:
         InputError: no trace holds with such a number as a tensor.
     """
-    from bigbrain_fx.frontend.number_entries import (
+    from bigbrain_fx.frontend.plain_entries import (
         assumes_number,
         changing_numbers,
         with_number_inputs,
@@ -133,7 +134,7 @@ def require_optimizer(file: ModelFile) -> None:
 
 def require_steady_file(file: ModelFile, seed: int) -> None:
     """Refuse batches that change what a trace keeps."""
-    from bigbrain_fx.frontend.tracing.batches.constants import require_steady
+    from bigbrain_fx.frontend.plain_entries import require_steady
     from bigbrain_fx.frontend.user_cut import as_traced
 
     if file.batches is not None:
@@ -147,7 +148,7 @@ def require_steady_file(file: ModelFile, seed: int) -> None:
 
 def fixed_parts(file: ModelFile) -> tuple[object, ...]:
     """Return what else than tensors the model goes by in a batch."""
-    from bigbrain_fx.frontend.tracing.batches.fixed_entries import fixed_entries
+    from bigbrain_fx.frontend.plain_entries import fixed_entries
 
     if file.batches is None:
         return ()  # the example again and again
@@ -201,7 +202,7 @@ def second_batch(file: ModelFile, seed: int) -> object:
     """Return the second batch of the user's data; all generators are as they were afterwards."""
     from itertools import islice
 
-    from bigbrain_fx.frontend.number_entries import with_numbers
+    from bigbrain_fx.frontend.plain_entries import with_numbers
     from bigbrain_fx.frontend.tracing.state.python_rng import random_state_kept
     from bigbrain_fx.runtime import left_alone
 

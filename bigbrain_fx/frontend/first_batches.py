@@ -1,13 +1,14 @@
 """The first batches of a model file, read as a bundle would read them: do they fit its trace?
 
 A trace holds for the example's shapes, types and entries. What comes later than these batches a
-run finds out.
+run finds out. A smaller last one that the file does not mention is kept where a trace can.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from bigbrain_fx.frontend.budget import budget
 if TYPE_CHECKING:
     from bigbrain_fx.frontend.micro_batches.effect import MicroBatchEffect
     from bigbrain_fx.frontend.modelfile import ModelFile
+    from bigbrain_fx.frontend.tracing.captured import Captured
     from bigbrain_fx.frontend.translation.batch import Batch
     from bigbrain_fx.runtime import Stream
 
@@ -156,3 +158,45 @@ def uncut(effect: MicroBatchEffect, file: ModelFile, batch: Batch, seed: int) ->
     stream = WholeBatches(_until_end(file), seed, *how, splitting=Splitting(dims=dims))
     fault = _fault(file, stream)
     return effect if fault is None else replace(effect, not_compared=fault)
+
+
+# --------------------------------------------------------------------------- a smaller one
+
+
+def keeping_smaller(file: ModelFile, seed: int, captured: Captured) -> ModelFile:
+    """Return a model file that says `drop_last = False` where it says nothing and its data need it.
+
+    Args:
+        file: whose first batches are read, in a fork.
+        seed: of the batches.
+        captured: the model, traced; with a fixed number of rows nothing can be smaller.
+    """
+    is_open = file.drop_last is None and file.batches is not None and file.micro is None
+    if not is_open or captured.graph.static_batch is not None:
+        return file
+    from bigbrain_fx.frontend.forked import apart
+
+    found = apart(partial(_smaller, file, seed, captured.batch)) or {}
+    return replace(file, drop_last=False) if found.get("smaller") else file
+
+
+def _smaller(file: ModelFile, seed: int, batch: Batch) -> Mapping[str, str]:
+    """Say whether one of the first batches has fewer rows than the example in every entry."""
+    from torch import Tensor
+
+    from bigbrain_fx.frontend.plain_entries import nodes
+
+    assert file.batches is not None
+    is_over = budget(READ_S)
+    for step, drawn in enumerate(islice(file.batches(seed), MOST)):
+        values = {key: value for key, value in nodes(drawn) if isinstance(value, Tensor)}
+        rows = {
+            int(values[entry.key].shape[entry.dim]) if entry.key in values else -1
+            for entry in batch.entries
+            if entry.batched
+        }
+        if len(rows) == 1 and 0 < rows.pop() < batch.rows:
+            return {"smaller": "yes"}
+        if step + 1 >= FEW and is_over():
+            break
+    return {}

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.frontend.tracing.step import route
+from bigbrain_fx.frontend.tracing.step import modes_kept, route
 
 
 def has_lazy(model: nn.Module) -> bool:
@@ -26,15 +26,11 @@ def give_sizes(model: nn.Module, batch: object, loss: object) -> None:
         batch: the example batch.
         loss: the file's loss function, or None: it says how a batch reaches forward.
     """
-    modes = [(part, part.training) for part in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad():
+    with modes_kept(model), torch.no_grad():
+        model.eval()
+        try:
             route(model, batch, loss is not None).call(model, batch)
-    except InputError:
-        raise
-    except Exception:
-        return  # whoever needs the sizes names the module
-    finally:
-        for part, mode in modes:
-            part.training = mode
+        except InputError:
+            raise
+        except Exception:
+            return  # whoever needs the sizes names the module

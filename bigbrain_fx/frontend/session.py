@@ -283,6 +283,7 @@ def capture_file(
     refusal: BigBrainError | None = None,
     parts: int = 1,
     strict: bool = False,
+    apart: Sequence[tuple[str, str]] = (),
     child: str = CHILD,
 ) -> CaptureSession:
     """Run a model file in a child process and capture its model there.
@@ -301,6 +302,7 @@ def capture_file(
         quantize: "int8": frozen weights are put into that first.
         parts: into which the file's `micro` cuts a batch, where it has one.
         strict: as in `capture`.
+        apart: as in `capture`.
         refusal: why a trace was refused: the step is captured as one op, the user's own Python.
         child: the module of the child process; one may answer more than a capture needs.
 
@@ -322,6 +324,7 @@ def capture_file(
         "quantize": quantize,
         "parts": parts,
         "strict": strict,
+        "apart": list(apart),
         "known": "" if is_off() else str(folder() / "answers.sqlite"),
         "environment": environment(),
         **({} if refusal is None else {"refusal": refusal.fields}),

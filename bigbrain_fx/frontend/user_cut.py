@@ -26,7 +26,7 @@ from bigbrain_fx.frontend.micro_batches.gradients import (
     summed,
 )
 from bigbrain_fx.frontend.micro_batches.loss_count import number_of_count
-from bigbrain_fx.frontend.number_entries import with_numbers
+from bigbrain_fx.frontend.plain_entries import with_numbers
 from bigbrain_fx.frontend.tracing.plain import Plain
 from bigbrain_fx.frontend.tracing.step import Step, route
 from bigbrain_fx.frontend.translation.batch import take_apart

@@ -13,6 +13,7 @@ from bigbrain_fx.frontend import (
     capture,
     laid_out,
     leaf_paths,
+    lines_apart,
 )
 from bigbrain_fx.plan import Plan, places_again, rewritten_graph, with_frozen
 
@@ -36,6 +37,7 @@ def capture_again(file: ModelFile, plan: Plan) -> Captured:
         batch_dims=file.batch_dims,
         lengths=file.free,
         parts=plan.micro_batches if plan.source.has_micro else None,
+        apart=lines_apart(plan.graph),
     )
     found = _rewritten(captured.graph, plan)
     if _unplaced(found) == _unplaced(plan.graph):

@@ -41,10 +41,8 @@ from bigbrain_fx.verification.members import (
 )
 from bigbrain_fx.verification.plain import STEPS, Own, looped_link
 from bigbrain_fx.verification.reference import MembersReference, Reference, rows_of
-from bigbrain_fx.verification.roundly import same_to_rounding
-from bigbrain_fx.verification.stale import trained_once
-from bigbrain_fx.verification.trace import Trace
-from bigbrain_fx.verification.training import train_reference
+from bigbrain_fx.verification.trace import Trace, same_to_rounding
+from bigbrain_fx.verification.training import train_reference, trained_once
 
 _ENOUGH_S = 20.0  # of a rehearsal: no further step is compared after it
 

@@ -23,6 +23,7 @@ from bigbrain_fx.core import LossCount
 from bigbrain_fx.frontend import (
     Call,
     ModelFile,
+    Results,
     Route,
     Step,
     load_model_file,
@@ -111,6 +112,7 @@ class TrainingLoop:
         )
         self.step, self.batch = -1, self.file.example_batch
         self.none: list[int] = []  # micro-batches that count nothing in this step
+        self.results: list[Results] | None = None  # of modules, a list where they are noted
         self._settle_route()
         self.optimizer = None if wanted.exact else self._optimizer()
         groups = self.optimizer.param_groups if self.optimizer is not None else []
@@ -156,6 +158,22 @@ class TrainingLoop:
         self._update()
         laid_tensors.save(self.state(), folder / "after")
         return {"losses": losses, "scale": scale, "weights": weights}
+
+    def run_noting(self, folder: Path) -> dict[str, object]:
+        """Run one training step; leave in `results` what each module gave in each micro-batch."""
+        self.results = []
+        found = self.run_step(folder)
+        laid_tensors.save(
+            {
+                f"{micro}/{path}/{call}/{place}": tensor
+                for micro, results in enumerate(self.results)
+                for (path, call), tensors in results.of.items()
+                for place, tensor in enumerate(tensors)
+            },
+            folder / "results",
+        )
+        self.results = None
+        return found
 
     def run_exactly(self, step: int, state: str, folder: Path) -> dict[str, object]:
         """Leave the gradients of one step in float64, from the given tensors."""
@@ -246,10 +264,17 @@ class TrainingLoop:
         losses, weights = [], self._step_weights(batches)
         for micro, batch in enumerate(batches):
             reseed((self.wanted.seed, self.step, micro), LOOP)
-            loss = self._loss(batch)
+            with self._noting():
+                loss = self._loss(batch)
             self.scaler.scale(plain_batches.share(loss, weights, micro)).backward()
             losses.append(loss.detach())
         return [float(loss) for loss in (plain_batches.mean(losses, weights), *losses)]
+
+    def _noting(self) -> contextlib.AbstractContextManager[object]:
+        if self.results is None:
+            return contextlib.nullcontext()
+        self.results.append(Results())
+        return self.results[-1].noted(self.model)
 
     def _loss(self, batch: object) -> Tensor:
         how = route(self.model, batch, self.file.loss is not None)

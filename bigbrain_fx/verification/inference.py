@@ -31,6 +31,7 @@ from bigbrain_fx.frontend import (
     rows_mixed,
     run_graph,
     run_members,
+    same_numbers,
     taken,
     unit_of,
 )
@@ -42,14 +43,13 @@ from bigbrain_fx.verification.module import (
     SEEDS,
     another_size,
     differences,
-    equal,
     in_mode,
     link,
     run_module,
     step_of,
 )
 from bigbrain_fx.verification.reference import keyed
-from bigbrain_fx.verification.roundly import outputs_to_rounding
+from bigbrain_fx.verification.trace import outputs_to_rounding
 from bigbrain_fx.weights import part_name
 
 if TYPE_CHECKING:  # what runs is the bundle's own copy
@@ -152,10 +152,6 @@ def _of_rows(
     found = [f"{name}: a row of it depends on the others in its batch" for name in mixed]
     apart = link("rows of your module stand alone", found, f"of batches of {captured.batch.rows}")
     return [apart, short]
-
-
-def _is_equal(found: object, want: Tensor) -> bool:
-    return isinstance(found, Tensor) and equal(found, want)
 
 
 # --------------------------------------------------------------------------- graph = bundle
@@ -281,7 +277,7 @@ def _same_outputs(
         f"batch {step}: {name}"
         for step, outputs in enumerate(expected)
         for name, want in outputs.items()
-        if step >= len(actual) or not _is_equal(actual[step].get(name), want)
+        if step >= len(actual) or not same_numbers(actual[step].get(name), want)
     ]
     rows = plan.micro_batches * plan.rows
     names = ", ".join(plan.graph.output_dims)
@@ -311,7 +307,7 @@ def _same_short_batch(
     wanted = {name: _first(want, dims[name], rows, room) for name, want in expected.items()}
     if plan.stages.compiled:
         return outputs_to_rounding(title, [wanted], [actual], unit)
-    found = [name for name, want in wanted.items() if not _is_equal(actual[name], want)]
+    found = [name for name, want in wanted.items() if not same_numbers(actual[name], want)]
     return link(title, found, f"{rows} of {room} rows bitwise")
 
 
@@ -355,5 +351,7 @@ def _unchanged(state: Values, weights: Values, plan: Plan) -> dict[str, object]:
     wanted = {name: weights[name] for name in sorted(used - parts)}
     own = [shard for shard in plan.sharded.shards if shard.param in used]
     wanted |= {part_name(s.param, s.member): taken(weights[s.param], s) for s in own}
-    found = [f"{n} was written" for n, want in wanted.items() if not _is_equal(state.get(n), want)]
+    found = [
+        f"{n} was written" for n, want in wanted.items() if not same_numbers(state.get(n), want)
+    ]
     return link("weights and buffers stay as they are", found, f"{len(wanted)} tensors bitwise")

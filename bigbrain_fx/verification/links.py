@@ -27,6 +27,7 @@ from bigbrain_fx.frontend import (
     effect_of_parts,
     graph_inputs,
     micro_batch_effect,
+    same_numbers,
     unit_of,
     with_divided,
 )
@@ -39,7 +40,6 @@ from bigbrain_fx.verification.module import (
     SEEDS,
     another_size,
     differences,
-    equal,
     left_of_zero,
     link as _check,
     relative_error,
@@ -127,7 +127,7 @@ def same_weights(
         f"{name} has other numbers than the model"
         for name in used
         if captured.tensors[name].shape != weights[name].shape
-        or not equal(weights[name], captured.tensors[name].detach())
+        or not same_numbers(weights[name], captured.tensors[name].detach())
     ]
     return _check("weights = your model's", found, f"{len(used)} tensors bitwise")
 

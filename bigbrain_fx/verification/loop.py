@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from bigbrain_fx.core import TensorSpec, quantised_weights
-from bigbrain_fx.frontend import Call, ModelFile, be_quiet, end_with_parent, where
+from bigbrain_fx.frontend import Call, ModelFile, Results, be_quiet, end_with_parent, where
 from bigbrain_fx.plan import Plan, plain_params, read_plan
 from bigbrain_fx.supervisor import left_bytes
 from bigbrain_fx.verification import laid_tensors
@@ -39,12 +39,11 @@ class DataEndedError(NoLoopError):
 
 
 class PlainLoop:
-    """A plain training loop in a process of its own; a second one, in float64, waits to be asked.
+    """A plain training loop in a process of its own; two more wait to be asked.
 
-    Beside a bundle that runs the user's own step the second one is the same loop again.
-
-    Both are forked here, before this process runs the model file: custom operators can be
-    registered once only. Use it as a context manager.
+    The second is in float64, or beside a bundle that runs the user's own step the same loop again;
+    the third notes what modules give. All are forked here, before this process runs the model file:
+    custom operators can be registered once only. Use it as a context manager.
 
     Args:
         folder: where the steps leave what they did.
@@ -58,6 +57,7 @@ class PlainLoop:
             importlib.import_module("torch._dynamo")  # the first step of an optimizer asks for it
         self._single = _Process(load)
         self._second = _Process(load)
+        self._third = _Process(load)
         self._asked = self._done = 0
 
     def begin(self, bundle: Path, location: str, start: Path | None = None) -> None:
@@ -71,6 +71,7 @@ class PlainLoop:
         asked = {"bundle": str(bundle), "location": location, "start": str(start or "")}
         self._single.ask({**asked, "exact": False})
         self._second.ask({**asked, "exact": True})
+        self._third.ask({**asked, "exact": False})
         self.start()
 
     def start(self) -> None:
@@ -102,6 +103,23 @@ class PlainLoop:
             found.append(float(self._second.answer()["losses"][0]))
         return found == list(losses)
 
+    def results(self, step: int) -> list[Results]:
+        """Return what each module gave in each micro-batch of a step, of the same loop once more.
+
+        Raises:
+            NoLoopError: the user's code raises there.
+        """
+        for number in range(step + 1):
+            folder = self.folder / f"noted-{number}"
+            folder.mkdir()
+            self._third.ask({"folder": str(folder), "noting": number == step})
+            micro_batches = len(self._third.answer()["losses"]) - 1
+        found = [Results() for _ in range(micro_batches)]
+        for name, tensor in laid_tensors.read(folder / "results").items():
+            micro, path, call, _ = name.split("/")
+            found[int(micro)].of.setdefault((path, int(call)), []).append(tensor)
+        return found
+
     def exact(self, step: int, state: Path) -> Mapping[str, Tensor] | None:
         """Return a step's gradients in float64; None where the model does not run so."""
         self._second.ask({"folder": str(state.parent), "state": str(state), "step": step})
@@ -118,9 +136,9 @@ class PlainLoop:
         self.close()
 
     def close(self) -> None:
-        """End both processes."""
-        self._single.close()
-        self._second.close()
+        """End all processes."""
+        for process in (self._single, self._second, self._third):
+            process.close()
 
 
 class _Process:
@@ -287,4 +305,6 @@ def _answer(loop: TrainingLoop, request: Mapping[str, Any]) -> dict[str, object]
     folder = Path(request["folder"])
     if "state" in request:
         return loop.run_exactly(request["step"], request["state"], folder)
+    if request.get("noting"):
+        return loop.run_noting(folder)
     return loop.run_step(folder)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
-import torch
 from torch import Tensor
 
 from bigbrain_fx.frontend import (
@@ -20,6 +19,7 @@ from bigbrain_fx.frontend import (
     Plain,
     Step,
     distance,
+    modes_kept,
     route,
     without_fast_path,
 )
@@ -80,14 +80,9 @@ def in_mode(file: ModelFile, captured: Captured) -> Iterator[None]:
         file.model.train()  # as its user would: it may leave a part in eval mode
         yield
         return
-    modes = [(part, part.training) for part in file.model.modules()]
-    file.model.eval()
-    try:
-        with without_fast_path():
-            yield
-    finally:
-        for part, mode in modes:
-            part.training = mode
+    with modes_kept(file.model), without_fast_path():
+        file.model.eval()
+        yield
 
 
 def another_size(
@@ -106,15 +101,6 @@ def another_size(
             run(inputs)
             return [inputs]
     return []
-
-
-def equal(found: Tensor, want: Tensor) -> bool:
-    """Whether two tensors have the same numbers; NaN equals NaN."""
-    if found.shape != want.shape or found.dtype != want.dtype:
-        return False
-    return torch.equal(found, want) or bool(
-        torch.isclose(found, want, rtol=0, atol=0, equal_nan=True).all()
-    )
 
 
 def link(name: str, found: list[str], detail: str) -> dict[str, object]:

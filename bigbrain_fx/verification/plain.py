@@ -8,6 +8,7 @@ divides by small numbers then enlarges no rounding. This file knows graphs; the 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,22 +19,24 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bigbrain_fx.core import ROW_COUNTS, Input, quantised_weights
+from bigbrain_fx.core import ROW_COUNTS, Input, Op, quantised_weights
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import (
     Captured,
     ModelFile,
+    copied,
     differences,
     in_float64,
     relative,
+    same_numbers,
     unit_of,
     widened,
 )
 from bigbrain_fx.plan import Plan, in_turn_text, plain_params
 from bigbrain_fx.verification import laid_tensors, plain_batches
 from bigbrain_fx.verification.loop import DataEndedError, NoLoopError, PlainLoop
-from bigbrain_fx.verification.loop_reference import LoopReference
-from bigbrain_fx.verification.module import equal, link
+from bigbrain_fx.verification.module import link
+from bigbrain_fx.verification.reference import LoopReference
 from bigbrain_fx.verification.training import Recipe
 from bigbrain_fx.verification.updates import Updates
 
@@ -100,7 +103,8 @@ def looped_link(
     reason = found.compare(steps, enough_s)
     if reason and not found.lines:
         return not_run(reason), found.steps
-    return link(NAME, found.lines, found.said), found.steps
+    made = link(NAME, found.lines, found.said)
+    return ({**made, "apart": found.apart} if found.apart else made), found.steps
 
 
 @dataclass
@@ -117,6 +121,7 @@ class _Comparison:
     gradients: int = 0
     steps: int = 0
     updated: int = 0  # of them: a loss scale that is too large leaves some out
+    apart: str | None = None  # path of the module that first gave another result, once looked for
 
     def __post_init__(self) -> None:
         param, stages = self.plan.graph.param, self.plan.stages
@@ -165,6 +170,8 @@ class _Comparison:
         if theirs != ours and not (math.isnan(theirs) and math.isnan(ours)):
             self.lines.append(f"loss of step {step}: {theirs:.9g} and {ours:.9g}")
         self._compare_buffers(step, state, after, reference)
+        if self.lines and self.apart is None:
+            self.apart = self._module_apart(step, state, batches)
         given: dict[str, Tensor] | None = None  # the loop leaves out an update
         fine, same = (all(bool(g.isfinite().all()) for g in all_.values()) for all_ in (want, have))
         if made["scale"] is None or (fine and same):
@@ -179,6 +186,29 @@ class _Comparison:
         self.updates.take(step, state, given, after, folder)
         for name in ("inputs", "gradients", "after", "exact", *(["state"] if step else [])):
             (folder / name).unlink(missing_ok=True)
+
+    def _module_apart(
+        self, step: int, state: Mapping[str, Tensor], batches: Sequence[Mapping[str, Tensor]]
+    ) -> str:
+        """Return the path of the module that first gives another result; empty: none is known."""
+        reference, values = self._reference(state), list[dict[str, object]]()
+        wanted = {name for call in self.plan.graph.arguments for name in call.results}
+
+        def note(op: Op, value: object) -> None:
+            if op.name in wanted:
+                values[-1][op.name] = copied(value)
+
+        reference.watch = note
+        with contextlib.suppress(NoLoopError):
+            for micro, results in enumerate(self.loop.results(step)):
+                values.append({})
+                reference.of_micro_batch(
+                    batches[micro], (self.plan.seed, step, micro), lambda loss: loss, 1.0
+                )
+                path = results.first_apart(self.plan.graph, values.pop())
+                if path:
+                    return path
+        return ""
 
     def _exact(self, step: int, state: Path, scale: float) -> Gradients | None:
         found = self.loop.exact(step, state)
@@ -229,7 +259,9 @@ class _Comparison:
         ours = self.own.batches(step)
         for m, (want, have) in enumerate(zip(theirs, ours, strict=False)):
             both = want.keys() & have.keys()  # an entry that nothing reads is in no bundle
-            wrong = [name for name in want if name in both and not equal(want[name], have[name])]
+            wrong = [
+                name for name in want if name in both and not same_numbers(want[name], have[name])
+            ]
             if wrong:
                 self.lines.append(f"step {step}: the bundle reads another {wrong[0]}, part {m}")
                 return
@@ -262,7 +294,7 @@ class _Comparison:
             if name in reference.parameters or name in self.rounded:
                 continue
             known = reference.buffers.get(name, state.get(name, value))  # or forward made it
-            if not equal(known, value):
+            if not same_numbers(known, value):
                 self.lines.append(f"step {step}: {name} has other numbers after it")
         self.constants |= {n: t for n, t in reference.buffers.items() if n not in after}
 

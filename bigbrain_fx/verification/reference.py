@@ -6,7 +6,8 @@ the leaves' gradients are added last stage first; and where there are replicas, 
 micro-batches are added in the plan's order of sums. That fixes the grouping of sums, so that
 equality can be bitwise. Of tensor groups all members run, op by op, in lockstep; sums over them are
 added in rank order. Without groups the model is the one member. This file knows nothing of emitted
-text or of messages, and shares no sum with the runtime.
+text or of messages, and shares no sum with the runtime. Beside the user's loop it draws the random
+numbers that the loop has drawn.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ from bigbrain_fx.core import ROW_COUNTS, Dim, Graph, Op, Ref, Shard, Stages
 from bigbrain_fx.frontend import draw_places, place_name, run_graph, run_members, taken
 from bigbrain_fx.plan import Plan
 from bigbrain_fx.verification import plain_batches
-from bigbrain_fx.verification.draws import Key, reseed
+from bigbrain_fx.verification.draws import LOOP, Key, reseed
 from bigbrain_fx.weights import part_name
 
 Leaf = tuple[str, int]  # a parameter, and which of the stages that give it a gradient
 Gradients = dict[Leaf, Tensor]
 Tensors = Mapping[str, Tensor]
 Draws = Callable[[Op], AbstractContextManager[None]]
+Watch = Callable[[Op, object], None]
 SIZE = "aten.sym_size.int"
 
 
@@ -185,6 +187,9 @@ class _Members:
         tensors: of the model, whole, by name.
         functions: as in `run_graph`.
         leaves_per_stage: off, every parameter has one leaf on each member, as in plain training.
+
+    Attributes:
+        watch: of one member: called with each op and its value.
     """
 
     def __init__(
@@ -197,6 +202,7 @@ class _Members:
         leaves_per_stage: bool,
     ) -> None:
         self.graphs, self.stages, self.functions = graphs, stages, functions
+        self.watch: Watch | None = None
         self.leaves_per_stage = leaves_per_stage
         self.shards = {(shard.param, shard.member): shard for shard in shards}
         self.places = draw_places(graphs[0])
@@ -302,7 +308,8 @@ class _Members:
             "functions": self.functions,
         }
         if len(self.graphs) == 1:
-            found = [run_graph(self.runs[0], self.fixed[0], inputs, leaf=given[0], **how)]  # type: ignore[arg-type]
+            how |= {"leaf": given[0], "watch": self.watch}
+            found = [run_graph(self.runs[0], self.fixed[0], inputs, **how)]  # type: ignore[arg-type]
         else:
             same = [inputs for _ in self.graphs]
             found = run_members(self.runs, self.fixed, same, leaves=given, **how)  # type: ignore[arg-type]
@@ -356,3 +363,47 @@ class MembersReference(_Members):
     ) -> None:
         about = plan.sharded.members, plan.stages, plan.sharded.shards
         super().__init__(*about, tensors, functions, leaves_per_stage)
+
+
+class LoopReference(Reference):
+    """A reference with one leaf a parameter, as plain training has; its arguments are those."""
+
+    def __init__(
+        self, graph: Graph, stages: Stages, tensors: Tensors, functions: Mapping[str, object]
+    ) -> None:
+        super().__init__(graph, stages, tensors, functions, leaves_per_stage=False)
+
+    def seeded(self, inputs: Tensors, key: Key) -> Draws:
+        """Seed as the loop does; return what puts the generator where an op finds it there."""
+        traced = [op.name for op in self.graph.ops if op.random]
+        orders = ([name for name in cut.order if name in traced] for cut in self.cuts)
+        states = {} if all(order == traced for order in orders) else self._states(inputs, key)
+        reseed(key, LOOP)
+
+        @contextmanager
+        def placed(op: Op) -> Iterator[None]:
+            if states:
+                torch.default_generator.set_state(states[op.name])
+            yield
+
+        return placed
+
+    def _states(self, inputs: Tensors, key: Key) -> dict[str, Tensor]:
+        """Return the generator's state before each op that draws, in the order of the trace."""
+        states: dict[str, Tensor] = {}
+        fixed = {name: tensor.clone() for name, tensor in self.buffers.items()}
+
+        def leaf(param: str, _op: str) -> Tensor:
+            canonical = self.graph.param[param].canonical
+            own = self.parameters.get(canonical)
+            return fixed[param] if own is None else own.detach().requires_grad_()
+
+        @contextmanager
+        def noted(op: Op) -> Iterator[None]:
+            states[op.name] = torch.default_generator.get_state()
+            yield
+
+        reseed(key, LOOP)
+        given = {name: tensor.clone() for name, tensor in inputs.items()}
+        run_graph(self.graph, fixed, given, leaf=leaf, key=noted, functions=self.functions)
+        return states

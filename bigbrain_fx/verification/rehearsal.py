@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bigbrain_fx.errors import BigBrainError, InputError, about_code, from_fields
-from bigbrain_fx.frontend import Captured, CaptureService, ModelFile, apart
+from bigbrain_fx.errors import BigBrainError, InputError
+from bigbrain_fx.frontend import Captured, CaptureService, ModelFile, apart, asked_at
 from bigbrain_fx.plan import Plan, read_plan
 from bigbrain_fx.verification.alone import Alone, Way
 from bigbrain_fx.verification.chain import rehearsed_links
@@ -46,14 +46,12 @@ class Rehearsal:
         self.waiting = [Waiting(is_expected=is_expected) for _ in range(2)]
 
     def compare(self, service: CaptureService, request: Mapping[str, Any]) -> dict[str, object]:
-        """Train a few steps both ways; return the links, or why there are none.
+        """Train a few steps both ways; return what `rehearsed` does.
 
         Args:
             service: has the captured model.
             request: "bundle", a folder; "limit_s", for all of it.
 
-        Raises:
-            BigBrainError: the bundle cannot be trained on the user's data.
         """
         folder, limit_s = Path(request["bundle"]), float(request["limit_s"])
         with self.waiting.pop() as forks:
@@ -65,15 +63,15 @@ def rehearsed(
 ) -> dict[str, object]:
     """Train a few steps both ways; return the links as "checks", or "why" there are none.
 
+    Or "refused", the error by which the bundle cannot be trained on the user's data. Of a
+    difference "apart" is the path of the module that first has another result, where it is known.
+
     Args:
         file: the model file as this process has it, or a module in memory as if it were one.
         captured: its capture, of which the bundle was made.
         folder: of the bundle.
         forks: they know what the loop trains; they are used once.
         limit_s: for all of it.
-
-    Raises:
-        BigBrainError: the bundle cannot be trained on the user's data.
     """
     plan = read_plan(folder)
     why = lacking(plan)
@@ -125,22 +123,23 @@ class _Comparison:
         if found is None:
             return {"checks": [], "why": f"it takes longer than {limit_s:g} s here"}
         answer: dict[str, Any] = json.loads(found["answer"])
-        if "error" in answer:
-            with about_code():
-                raise from_fields(answer["error"])
         return answer
 
     def _links(self) -> dict[str, str]:
         of_set = None if self.path is None else line_of_set(self.path)
         try:
-            answer: dict[str, Any] = {"checks": self._compared(of_set), "set": of_set}
+            checks = self._compared(of_set)
+            named = next((check["apart"] for check in checks if "apart" in check), None)
+            answer: dict[str, Any] = {"checks": checks, "set": of_set, "apart": named}
         except BigBrainError as error:
-            answer = {"error": error.fields}
+            answer = {"checks": [], "refused": error.fields}
         except Exception as error:
             known = error_of(error, self.folder, self.path)
             answer = {"checks": [], "why": f"{type(error).__name__}: {error}"}
-            answer = {"error": known.fields} if known else answer
-        if "error" in answer or any(c["passed"] is False for c in answer["checks"]):
+            if known:
+                asked = asked_at(self.plan.graph, known.at or "")
+                answer = {"checks": [], "refused": known.fields, "apart": asked}
+        if "refused" in answer or any(c["passed"] is False for c in answer["checks"]):
             answer = self._unseeded() or answer
         return {"answer": json.dumps(answer)}
 
@@ -157,7 +156,7 @@ class _Comparison:
             help="seed them at the top, before they draw: random.seed(0), numpy.random.seed(0); or "
             "draw in batches(seed), by its seed",
         )
-        return {"error": error.fields}
+        return {"checks": [], "refused": error.fields}
 
     def _compared(self, of_set: str | None) -> list[dict[str, object]]:
         plan, folder, forks = self.plan, self.folder, self.forks

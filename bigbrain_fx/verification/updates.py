@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from bigbrain_fx.frontend import same_numbers
 from bigbrain_fx.verification import laid_tensors
-from bigbrain_fx.verification.module import equal
 from bigbrain_fx.verification.training import Recipe, Stepper, clipped, norm_of
 
 _ALIKE = 1e-9  # of a tensor's largest update, in float64
@@ -70,7 +70,7 @@ class Updates:
             self.lines.append(f"the optimizer of one device fails: {type(error).__name__}: {first}")
             return
         for name, value in self._parts.numbers():
-            if not equal(value, after[name]):
+            if not same_numbers(value, after[name]):
                 self._judge(step, name, before[name], value, after[name])
 
     def _names(self, before: Tensors) -> list[list[str]]:

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.frontend.tracing.batches.constants import require_steady
-from bigbrain_fx.frontend.tracing.batches.fixed_entries import fixed_entries
+from bigbrain_fx.frontend.plain_entries import fixed_entries, require_steady
 
 
 class Net(nn.Module):

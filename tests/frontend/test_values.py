@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bigbrain_fx.errors import CaptureError, InputError
 from bigbrain_fx.frontend import capture
-from bigbrain_fx.frontend.tracing.batches.constants import require_steady
+from bigbrain_fx.frontend.plain_entries import require_steady
 from bigbrain_fx.frontend.tracing.lines.advice import OF_CRITERION
 from tests.support.captured import assert_same
 

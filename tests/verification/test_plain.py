@@ -58,6 +58,8 @@ HOOKS = {
     "net.norm.register_forward_hook(lambda m, a, out: out * 1.001)": "loss of step 0",
     "net.blocks[3].norm.eps = 2e-3": "loss of step 0",
 }
+APART = {"net.blocks[3].norm.eps = 2e-3": "blocks.3"}
+"""The module of the user's that first gives another result."""
 HALVE = """
 def halve(parameter):
     parameter.grad *= 0.5
@@ -111,6 +113,7 @@ def linked(bundle: Path, looped: Path, folder: Path, first: str = "") -> dict[st
 @pytest.mark.gate(
     "net.head.weight.register_hook(lambda g: g.clamp(-1e-3, 1e-3))",
     "net.blocks[2].register_full_backward_hook(lambda m, i, o: (i[0] * 0.5,))",
+    "net.blocks[3].norm.eps = 2e-3",
 )
 @pytest.mark.parametrize("line", HOOKS)
 def test_what_the_graph_has_dropped_is_found(line: str, bundle: Path, tmp_path: Path) -> None:
@@ -119,6 +122,7 @@ def test_what_the_graph_has_dropped_is_found(line: str, bundle: Path, tmp_path: 
     found = linked(bundle, model_file(tmp_path, code, "looped.py"), tmp_path)
     assert found["passed"] is False
     assert HOOKS[line] in found["detail"]
+    assert found.get("apart", "") == APART.get(line, "")
 
 
 @pytest.mark.nightly

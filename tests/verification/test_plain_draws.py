@@ -12,7 +12,7 @@ from bigbrain_fx.bundles.verifying import verify
 from bigbrain_fx.core import Stage, Stages
 from bigbrain_fx.frontend import capture
 from bigbrain_fx.verification.draws import LOOP, reseed
-from bigbrain_fx.verification.loop_reference import LoopReference
+from bigbrain_fx.verification.reference import LoopReference
 from tests.verification.test_plain import first, split
 
 

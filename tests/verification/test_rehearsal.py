@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -15,8 +16,14 @@ from torch import Tensor, nn
 
 import bigbrain_fx as bb
 from bigbrain_fx.bundles import rehearsing
+from bigbrain_fx.bundles.opaque import with_modules_whole
+from bigbrain_fx.frontend import leaf_paths
+from bigbrain_fx.verification.imported_bundle import import_bundle, run_bundle
 from tests.support.bundles import cluster
 from tests.support.messages import refused
+from tools.apart import apart
+from tools.forms import find
+from tools.forms.loop import train
 
 pytestmark = pytest.mark.usefixtures("rehearsals")
 
@@ -110,6 +117,41 @@ def test_what_trains_otherwise_runs_as_it_is_written(tmp_path: Path, lines: dict
     with pytest.raises(bb.BigBrainError):
         _split(path, strict=True)
     assert bb.read_plan(tmp_path / "b").graph.is_opaque_step  # the former one is still there
+
+
+def test_a_module_that_differs_in_a_later_step_runs_as_it_is_written(tmp_path: Path) -> None:
+    """Its branch on data turns with the third batch, which no trace has seen."""
+    path = tmp_path / "guarded.py"
+    path.write_text(find("branch-turns-part").source)
+    with refused("BX3809"):
+        _split(path, strict=True)
+    made = _split(path)
+    assert leaf_paths(made.plan.graph) == ("guard",)
+    (said,) = made.warnings
+    assert said.startswith("kept whole, on one device: Guard (guard, 31% of the parameters)")
+    assert "if h.abs().max() > 30" in said
+    losses, _ = train(path, micro_batches=2)
+
+    def run() -> dict[str, str]:
+        found = run_bundle(import_bundle(made.bundle), made.plan, len(losses), 0)
+        return {"losses": json.dumps([float(loss) for loss in found.losses])}
+
+    ours = json.loads(apart(run, tmp_path)["losses"])  # a fork: it has modules of the bundle's
+    assert ours == pytest.approx(losses, rel=1e-6)
+
+
+def test_a_module_that_differs_though_it_is_opaque_is_given_up(tmp_path: Path) -> None:
+    tried: list[str] = []
+
+    def make(apart: Sequence[bb.BigBrainError], _refusal: bb.BigBrainError | None) -> str:
+        tried.append(" ".join(f"{error.apart}" for error in apart))
+        error = bb.CaptureError("it differs", code="BX3169")
+        error.apart = "part" if len(apart) < 2 else "other"
+        raise error
+
+    with pytest.raises(bb.CaptureError):
+        with_modules_whole(bb.Options(), make, None, is_open=True)
+    assert tried == ["", "part"]
 
 
 def test_what_takes_too_long_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from bigbrain_fx.bundles.verifying import Check
-from bigbrain_fx.verification.roundly import outputs_to_rounding, same_to_rounding
-from bigbrain_fx.verification.trace import Trace
+from bigbrain_fx.verification.trace import Trace, outputs_to_rounding, same_to_rounding
 
 BEFORE = {"a": torch.ones(4, 4), "b": torch.zeros(8), "count": torch.tensor(0)}
 EPS = torch.finfo(torch.float32).eps

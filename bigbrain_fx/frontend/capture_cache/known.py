@@ -102,7 +102,7 @@ def _beforehand(wanted: Mapping[str, object]) -> str:
 def _is_final(answer: Answer) -> bool:
     """Whether an answer would be the same again: all was compared in time, and held."""
     checks, effect = answer.get("checks", ()), answer.get("effect") or {}
-    compared = not answer.get("why") and not effect.get("not_compared")
+    compared = not (answer.get("why") or answer.get("refused")) and not effect.get("not_compared")
     return compared and all(check["passed"] is True for check in checks)
 
 

@@ -27,6 +27,7 @@ from bigbrain_fx.frontend.micro_batches.gradients import (
     micro_batches,
 )
 from bigbrain_fx.frontend.tracing.check import work_of
+from bigbrain_fx.frontend.tracing.step import modes_kept
 from bigbrain_fx.frontend.translation.batch import Batch
 
 LOSS_TOLERANCE = 1e-5
@@ -205,11 +206,7 @@ def _is_batch_norm(part: nn.Module) -> bool:
 
 @contextmanager
 def _mode(model: nn.Module, trains: Callable[[nn.Module], bool]) -> Iterator[None]:
-    modes = [(part, part.training) for part in model.modules()]
-    try:
-        for part, _ in modes:
+    with modes_kept(model):
+        for part in model.modules():
             part.training = trains(part)
         yield
-    finally:
-        for part, mode in modes:
-            part.training = mode

@@ -13,7 +13,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from bigbrain_fx.core import longest
 from bigbrain_fx.errors import BigBrainError, CaptureError, InputError
 from bigbrain_fx.frontend.notes import OF_ONE_LENGTH, TOO_LARGE
-from bigbrain_fx.frontend.tracing.batches.fixed_entries import on_written
 from bigbrain_fx.frontend.tracing.batches.row_independence import asked_for_inference
 from bigbrain_fx.frontend.tracing.captured import Captured
 from bigbrain_fx.frontend.tracing.check import BACKWARD, CheckRun, affordable, module_apart
@@ -39,6 +38,7 @@ from bigbrain_fx.frontend.tracing.lines.patches import data_seen
 from bigbrain_fx.frontend.tracing.lines.random_branches import without_settled, wrong_bet
 from bigbrain_fx.frontend.tracing.objective import (
     is_one_value,
+    on_written,
     require_constants_unwritten,
     require_dense,
     require_memory_apart,

@@ -6,18 +6,15 @@ This file runs both; it knows nothing of tracing.
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch import Tensor
 
-from bigbrain_fx.core import CallArguments, Dim, Graph, Op, size_of
-from bigbrain_fx.errors import CaptureError, InputError
+from bigbrain_fx.core import Dim, Graph, Op, size_of
+from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend.tracing.captured import Captured
 from bigbrain_fx.frontend.tracing.executor.graph_executor import run_graph
 from bigbrain_fx.frontend.tracing.executor.tolerance import (
@@ -27,12 +24,11 @@ from bigbrain_fx.frontend.tracing.executor.tolerance import (
     exact_gradients,
 )
 from bigbrain_fx.frontend.tracing.export import ambient, quiet
+from bigbrain_fx.frontend.tracing.module_results import Results, copied
 from bigbrain_fx.frontend.tracing.plain import same_numbers, seed_python, state_kept
 from bigbrain_fx.frontend.tracing.step import Step
 from bigbrain_fx.frontend.translation.batch import Batch
-from bigbrain_fx.frontend.translation.opaque import PREFIX
 from bigbrain_fx.frontend.translation.oracle import WrongAnswerError
-from bigbrain_fx.frontend.translation.params import dtype_name
 
 CHECK_FLOPS = 3e10  # above this a check would take seconds; `verify` compares the real thing anyway
 BACKWARD = 3.0  # what a forward and a backward pass cost, in forward passes
@@ -137,9 +133,7 @@ class CheckRun:
         cloned = {name: tensor.clone() for name, tensor in inputs.items()}
         tensors = self._without_hooks()
         with torch.set_grad_enabled(asked):
-            found = run_graph(
-                self.graph, tensors, cloned, functions=self.functions, watch=_require_type
-            )
+            found = run_graph(self.graph, tensors, cloned, functions=self.functions)
         buffers = {
             p.name: self.tensors[p.name].detach().clone()
             for p in self.graph.params
@@ -160,28 +154,11 @@ class CheckRun:
         try:
             for tensor, _ in before:
                 tensor.grad = None
-            dice = torch.default_generator.get_state()
             loss.backward()
-            self._require_undrawn(dice)
             return {name: tensor.grad for name, tensor in wanted.items()}
         finally:
             for tensor, gradient in before:
                 tensor.grad = gradient
-
-    def _require_undrawn(self, dice: Tensor) -> None:
-        """Refuse a backward that has moved the dice: in a bundle others have thrown them before."""
-        if torch.equal(dice, torch.default_generator.get_state()):
-            return
-        own = next((op for op in self.graph.ops if op.target.startswith(PREFIX)), None)
-        raise CaptureError(
-            "the backward pass draws random numbers, which depend on what else has drawn "
-            "some before it: between devices that is another order",
-            code="BX0171",
-            at=own.source if own else None,
-            help="draw in forward and keep what was drawn: noise = torch.randn_like(x); "
-            "ctx.save_for_backward(noise); of checkpoint(..., preserve_rng_state=False) leave that "
-            "argument out",
-        )
 
     def _without_hooks(self) -> dict[str, Tensor]:
         """Return the tensors as a bundle has them: the same numbers, without the user's hooks."""
@@ -234,65 +211,22 @@ def module_apart(step: Step, found: Captured, batch: Batch) -> str:
 
     It is none where other modules draw random numbers: what moved the generator is unknown.
     """
-    graph, wanted, values = found.graph, dict[_Call, list[Tensor]](), dict[str, object]()
+    graph, results, values = found.graph, Results(), dict[str, object]()
 
     def note(op: Op, value: object) -> None:
-        values[op.name] = _copied(value)
+        values[op.name] = copied(value)
 
     run = CheckRun(step, graph, found.tensors, found.functions)
     inputs = batch.sized(graph.static_batch or batch.rows)
     cloned = {name: tensor.clone() for name, tensor in inputs.items()}
     with contextlib.suppress(Exception), torch.no_grad():  # the user's code, which fails here
-        with run.kept(0), _results_noted(step.model, wanted):
+        with run.kept(0), results.noted(step.model):
             run.eager(inputs, asked=False)
         with run.kept(0):
             run_graph(graph, found.tensors, cloned, functions=found.functions, watch=note)
-    path = next((call.path for call in _calls(graph) if _is_apart(call, wanted, values)), "")
+    path = results.first_apart(graph, values)
     draws = any(op.random and not f"{op.module_path}.".startswith(f"{path}.") for op in graph.ops)
     return "" if draws else path
-
-
-_Call = tuple[str, int]
-
-
-def _calls(graph: Graph) -> list[CallArguments]:
-    """Return the calls of the model's modules, in the order in which they end."""
-    place = {op.name: number for number, op in enumerate(graph.ops)}
-    found = (call for call in graph.arguments if call.path and call.results)
-    return sorted(found, key=lambda call: max(place.get(name, -1) for name in call.results))
-
-
-def _is_apart(
-    call: CallArguments, wanted: Mapping[_Call, list[Tensor]], values: Mapping[str, object]
-) -> bool:
-    """Whether a call gives other tensors in the graph; one that is not known does not."""
-    want = wanted.get((call.path, call.call), [])
-    have = [values.get(name) for name in call.results]
-    known = len(have) == len(want) and all(isinstance(tensor, Tensor) for tensor in have)
-    return known and not all(map(same_numbers, have, want))
-
-
-@contextlib.contextmanager
-def _results_noted(model: nn.Module, found: dict[tuple[str, int], list[Tensor]]) -> Iterator[None]:
-    """Note what calls of a model's modules give meanwhile, by path and number of the call."""
-    paths = {id(part): path for path, part in model.named_modules()}
-    calls: Counter[str] = Counter()
-
-    def note(part: nn.Module, _args: object, result: object) -> None:
-        path = paths.get(id(part), "")
-        tensors = (leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
-        found[path, calls[path]] = [_copied(tensor) for tensor in tensors]
-        calls[path] += 1
-
-    handle = nn.modules.module.register_module_forward_hook(note)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-def _copied(value: object) -> Any:  # noqa: ANN401  # a tensor, or what an op gives besides
-    return value.detach().clone() if isinstance(value, Tensor) else value
 
 
 def _require_unwritten(error: RuntimeError) -> None:
@@ -360,27 +294,3 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-_TYPED = (
-    "say the type where the tensor is made: torch.ones(8, dtype=torch.float64), not by "
-    "torch.set_default_dtype in forward; an op that autocast has cast, compute without it: with "
-    "torch.autocast(x.device.type, enabled=False): h = self.rnn(x.float())[0]"
-)
-
-
-def _require_type(op: Op, value: object) -> None:
-    """Refuse an op whose numbers have another type here than torch says without computing.
-
-    Messages have the type of the trace. An LSTM under autocast is such an op on some processors.
-    """
-    values = value if isinstance(value, tuple | list) else (value,)
-    for spec, found in zip(op.outputs, values, strict=False):
-        if isinstance(found, Tensor) and dtype_name(found) != spec.dtype:
-            raise CaptureError(
-                f"{op.target} gives {dtype_name(found)} on this processor, and "
-                f"{spec.dtype} in a trace: messages between devices would have the wrong type",
-                code="BX0202",
-                at=op.source or None,
-                help=_TYPED,
-            )

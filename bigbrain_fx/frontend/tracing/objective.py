@@ -6,7 +6,7 @@ This file knows graphs and the three ways to give a loss; it knows nothing of tr
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from bigbrain_fx.core import Graph, Op
 from bigbrain_fx.errors import CaptureError, InputError
+from bigbrain_fx.frontend.translation.batch import Batch
 from bigbrain_fx.frontend.translation.sources import forward_line
 from bigbrain_fx.frontend.translation.trace_refusals import BY_DATA
 
@@ -326,6 +327,32 @@ def _shared(trained: str, other: str) -> InputError:
         "nn.Parameter()); what a closure or a list holds is read from its module in forward: "
         "self.a.weight; what has another shape is computed in forward: F.linear(x, "
         "self.a.weight.t()); what is to stay as it was: .detach().clone()",
+    )
+
+
+def on_written(names: Sequence[str], batch: Batch) -> tuple[str, ...]:
+    """Say what becomes of what forward or loss write into the batch.
+
+    Raises:
+        InputError: it is another entry's memory, too, which a device would not see written.
+    """
+    if not names:
+        return ()
+    shared = batch.overlapping()
+    for name in names:
+        if name in shared:
+            raise InputError(
+                f"forward or loss writes into {name} of the batch in place, and {shared[name]} is "
+                "the same memory: in a bundle each entry has its own, and is not written with it",
+                code="BX2165",
+                at="example_batch",
+                help=f"compute with a copy: x = x * 2 for x.mul_(2); or give {shared[name]} as a "
+                "copy, if it is to stay as it was: y = x.clone()",
+            )
+    return (
+        f"forward or loss writes into the batch in place ({', '.join(names[:3])}): each step "
+        "begins with what batches() gave, also where it gives the same memory again; a plain loop "
+        "would go on from what was written there (x = x * 2 for x.mul_(2) leaves no doubt)",
     )
 
 

@@ -205,6 +205,17 @@ def input_names(model: nn.Module, batch: object, how: Route) -> dict[Key, str]:
 
 
 @contextmanager
+def modes_kept(model: nn.Module) -> Iterator[None]:
+    """Let each module have its own mode again at the end."""
+    modes = [(part, part.training) for part in model.modules()]
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
+
+
+@contextmanager
 def without_fast_path() -> Iterator[None]:
     """Keep torch's fused inference kernel for transformer layers out: it rounds differently.
 

@@ -35,6 +35,7 @@ from bigbrain_fx.frontend.tracing.step import (
     Route,
     Step,
     input_names,
+    modes_kept,
     route,
     settle,
     without_fast_path,
@@ -65,6 +66,7 @@ def capture(
     parts: int | None = None,
     strict: bool = False,
     lengths: Mapping[Key, Lengths] | None = None,
+    apart: Sequence[tuple[str, str]] = (),
 ) -> Captured:
     """Trace a module to a graph, without strictness and with a free batch size.
 
@@ -90,6 +92,8 @@ def capture(
         lengths: dimensions by entry that are shorter in other batches; the example is the longest.
         batch_dims: the batch's dimension by entry, None for none; left out: 0, where rows fit.
         strict: refuse what no trace can hold; else the smallest module around it is kept whole.
+        apart: paths of modules whose traces were found to be other than they, each with how: kept
+            whole in that order, one after another.
 
     Raises:
         InputError: the batch does not fit forward, or the module fails on it.
@@ -109,7 +113,7 @@ def capture(
     device = torch.device("meta") if on_meta else nullcontext()
     with _in_mode(module, training), device:
         own = tuple(leaves)
-        captured = attempt(KeptWhole(own)) if strict else enclosing(module, own, attempt)
+        captured = attempt(KeptWhole(own)) if strict else enclosing(module, own, attempt, apart)
     if training and loss_needed:
         require_loss(captured.graph)
     return replace(captured, device_lines=device_lines(module, loss))
@@ -141,14 +145,9 @@ def _require_traceable(module: nn.Module, loss: Loss | None) -> bool:
 @contextmanager
 def _in_mode(module: nn.Module, training: bool) -> Iterator[None]:
     """Put a module into a mode for a trace; its own modes come back."""
-    modes = [(part, part.training) for part in module.modules()]
-    module.train(training)
-    try:
-        with without_gc(), nullcontext() if training else without_fast_path():
-            yield
-    finally:
-        for part, mode in modes:
-            part.training = mode
+    with modes_kept(module), without_gc(), nullcontext() if training else without_fast_path():
+        module.train(training)
+        yield
 
 
 def _attempted(

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from bigbrain_fx.core import Graph
 from bigbrain_fx.errors import CaptureError, InputError
-from bigbrain_fx.frontend.translation.kept import LEAF, place
+from bigbrain_fx.frontend.translation.kept import LEAF, LINES, place
 from bigbrain_fx.frontend.translation.nests import TensorSlot
 
 MARK = "bigbrain_fx_leaf"
@@ -70,6 +70,16 @@ def leaf_paths(graph: Graph) -> tuple[str, ...]:
     """Return the paths of the modules that a graph keeps whole."""
     targets = dict.fromkeys(op.target for op in graph.ops if op.target.startswith(LEAF))
     return tuple(target.removeprefix(LEAF) for target in targets)
+
+
+def lines_apart(graph: Graph) -> list[tuple[str, str]]:
+    """Return the module of whose forward a graph keeps lines, as `capture` takes it.
+
+    Twice where those before its last call of a module are kept, too.
+    """
+    ops = [op for op in graph.ops if op.target.startswith(LINES)]
+    paths = [op.target.removeprefix(LINES) for op in ops]
+    return [(path, "") for path in paths[:2]]
 
 
 # --------------------------------------------------------------------------- calls of a leaf

@@ -274,6 +274,11 @@ def assumptions(graph: Graph) -> Iterator[Op]:
             yield from assumptions(op.body)
 
 
+def asked_at(graph: Graph, place: str) -> str | None:
+    """Return the path of the module whose question is in a line; None where none is."""
+    return next((op.module_path for op in assumptions(graph) if op.source == place), None)
+
+
 def holds(op: Op) -> bool:
     """Whether the condition in a question's line is assumed to hold."""
     return (op.target == f"{PREFIX}true") is not is_negated(op.code)

@@ -7,7 +7,7 @@
     BX0160 state in a plain attribute         BX0170 a hook on gradients of parameters
     BX0172 a module's hook on gradients, or one that its forward sets
     BX0199 anything else that torch.export cannot follow
-    BX0201 a graph that computes something else   BX0202 ... numbers of another type
+    BX0201 a graph that computes something else
 
 `code` is the text of the user's line. Which row an error of torch belongs to: see `refusals`.
 """
@@ -179,17 +179,3 @@ def line_whole(module: str | None) -> str:
     if module is None:
         return "put it into a module of its own and keep that whole: --opaque with its class"
     return f"keep the module that holds that line whole: --opaque {module}"
-
-
-def part_whole(what: str, module: str | None) -> str:
-    """Say how to keep a module whole for what it does."""
-    if module:
-        return (
-            f"keep the module that {what.partition(',')[0]} whole: --opaque {module} (or leaves = "
-            f'["{module}"] in the model file, or @bigbrain_fx.leaf on the class)'
-        )
-    return (
-        f"put what {what} into a module of its own and keep that whole: --opaque with its class "
-        "(or "
-        'leaves = ["Class"] in the model file)'
-    )

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend.tracing.plain import Plain
-from bigbrain_fx.frontend.tracing.step import Loss, Route, Step, route
+from bigbrain_fx.frontend.tracing.step import Loss, Route, Step, modes_kept, route
 from bigbrain_fx.frontend.translation.batch import Batch, Entry, fill
 from bigbrain_fx.frontend.translation.batch_dims import named
 from bigbrain_fx.frontend.translation.trace_refusals import FROM_THE_INPUT
@@ -38,14 +38,10 @@ def near(one: float, other: float, nbytes: int) -> bool:
 @contextmanager
 def in_eval(model: nn.Module) -> Iterator[None]:
     """Let dropout and norms of the batch rest meanwhile."""
-    modes = [(part, part.training) for part in model.modules()]
-    for part, _ in modes:
-        part.training = False
-    try:
+    with modes_kept(model):
+        for part in model.modules():
+            part.training = False
         yield
-    finally:
-        for part, mode in modes:
-            part.training = mode
 
 
 def require_rows(drop_last: bool | None, captured: Captured, training: bool) -> None:

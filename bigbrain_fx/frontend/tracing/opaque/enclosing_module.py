@@ -65,15 +65,27 @@ class KeptWhole:
 
 
 def enclosing(
-    model: nn.Module, leaves: Sequence[str], attempt: Callable[[KeptWhole], _Found]
+    model: nn.Module,
+    leaves: Sequence[str],
+    attempt: Callable[[KeptWhole], _Found],
+    apart: Sequence[tuple[str, str]] = (),
 ) -> _Found:
     """Make an attempt; where it is refused for a part of the model, keep that part whole.
+
+    Args:
+        model: the user's.
+        leaves: what is kept whole in any case.
+        attempt: captures with parts kept whole.
+        apart: modules that a trace was found to hold otherwise than they are, by path, and how.
 
     Raises:
         BigBrainError: the first refusal, where no part of the model can be kept instead.
     """
     first: BigBrainError | None = None
     whole, said = KeptWhole(tuple(leaves)), ""
+    for path, how in apart:
+        whole = _around(model, whole, path, len(leaves)) or whole
+        said = said or f"rehearsed otherwise, {how}"
     for _ in range(_MOST):
         try:
             found = attempt(whole)
@@ -85,7 +97,7 @@ def enclosing(
             if more is None:
                 raise first from None if first is not error else error.__cause__
             whole = more
-            said = said or f"{first.at}: {first.what}"
+            said = said or f"no trace can hold {first.at}: {first.what}"
         else:
             return found if not said else _told(found, model, whole, len(leaves), said)
     assert first is not None
@@ -96,20 +108,26 @@ def _more(
     model: nn.Module, whole: KeptWhole, error: BigBrainError, given: int, *, is_first: bool
 ) -> KeptWhole | None:
     """Return what to keep whole next: less of the model where that may do; None to give up."""
-    own = whole.leaves[given:]
-    if whole.lines is not None and not whole.all_lines and _is_nearly_all(model, whole.lines):
-        return replace(whole, all_lines=True)
-    if whole.lines is not None:  # its lines alone do not do
-        return _with_leaf(model, whole, whole.lines, given) if whole.lines else None
+    if whole.lines is not None:
+        return _around(model, whole, whole.lines, given)
     if not may_stay_whole(error):
         if is_first:
             return None
-        path = (*own, "")[0].rpartition(".")[0]  # the one around it
+        path = (*whole.leaves[given:], "")[0].rpartition(".")[0]  # the one around it
     else:
         path = _path_of(model, error)
-        path = path.rpartition(".")[0] if path in own else path  # it did not do
     if error.code == _HOOKED and path:
         return KeptWhole((*whole.leaves, *filter(None, hooked_modules(model))))
+    return _around(model, whole, path, given)
+
+
+def _around(model: nn.Module, whole: KeptWhole, path: str, given: int) -> KeptWhole | None:
+    """Return the same with a module or its lines kept whole; with more where these are already."""
+    if path == whole.lines:  # its lines alone do not do
+        if not whole.all_lines and _is_nearly_all(model, path):
+            return replace(whole, all_lines=True)
+        return _with_leaf(model, whole, path, given) if path else None
+    path = path.rpartition(".")[0] if path in whole.leaves[given:] else path  # it did not do
     if not path or _is_most(model, path):
         return replace(whole, lines=path)
     return _with_leaf(model, whole, path, given)
@@ -162,10 +180,7 @@ def _told(found: _Found, model: nn.Module, whole: KeptWhole, given: int, why: st
     if whole.lines is not None:
         kind = type(model.get_submodule(whole.lines)).__name__
         what.append(f"the lines of {kind}.forward itself (the modules that it calls are not)")
-    text = (
-        f"kept whole, on one device: {', '.join(what)}; no trace can hold {why}. --strict refuses "
-        "instead"
-    )
+    text = f"kept whole, on one device: {', '.join(what)}; {why}. --strict refuses instead"
     return replace(found, warnings=(*found.warnings, text))  # type: ignore[type-var]
 
 

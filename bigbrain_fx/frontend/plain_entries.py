@@ -1,0 +1,428 @@
+"""What a batch has beside its tensors, and whether the model goes by it: tried by running it so.
+
+    {"x": ..., "ntokens": 66}, then {"x": ..., "ntokens": 72} ─▶ ntokens is an input, float32[]
+    {"x": ..., "phase": "warm", "views": [a, b], "mask": None} ─▶ phase is "warm", 2 views, no mask
+
+A trace keeps a number for ever. One that changes in the first batches becomes a tensor without
+dimensions, where the model computes the same from it bit by bit. What else the model goes by must
+stay as in the example: a run stops where it is another one. This file knows batches and runs steps;
+of graphs it reads what an input leads to.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from bigbrain_fx.core import Graph
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.frontend.forked import apart
+from bigbrain_fx.frontend.tracing.plain import Numbers, Plain, alike, same_numbers
+from bigbrain_fx.frontend.tracing.state.hidden_state import is_costly
+from bigbrain_fx.frontend.tracing.step import Loss, Route, Step, route
+from bigbrain_fx.frontend.translation.batch import take_apart
+from bigbrain_fx.frontend.translation.batch_dims import Key
+from bigbrain_fx.runtime import as_scalar
+
+if TYPE_CHECKING:
+    from bigbrain_fx.frontend.modelfile import ModelFile
+
+_BATCHES = 3
+_PLAIN = (type(None), bool, int, float, str)
+_TYPES = {int: ("float32", "int64"), float: ("float32", "float64")}
+"""In the order in which they are tried: a count in float32 can be divided over micro-batches."""
+_LONG = 500  # characters
+_NO_VALUES = (" at 0x", "tensor(", "array(")  # what repr says of what it does not say whole
+_NOTHING = object()
+PlainValue = None | bool | int | float | str
+Fixed = tuple[Key, PlainValue]
+Types = Mapping[Key, str]
+
+
+# --------------------------------------------------------------------------- parts of a batch
+
+
+def nodes(batch: object, key: Key = ()) -> Iterator[tuple[Key, object]]:
+    """Yield every part of a batch under its key, containers before what they hold."""
+    yield key, batch
+    if isinstance(batch, Mapping):
+        for name, value in batch.items():
+            yield from nodes(value, (*key, name))
+    elif isinstance(batch, tuple | list):
+        for i, value in enumerate(batch):
+            yield from nodes(value, (*key, i))
+
+
+def plain_values(batch: object) -> Iterator[tuple[Key, PlainValue]]:
+    """Yield key and value of each number, text, truth value or None of a batch."""
+    for key, value in nodes(batch):
+        if value is None or isinstance(value, bool | int | float | str):
+            yield key, value
+
+
+def _beside_tensors(batch: object) -> Iterator[tuple[Key, object]]:
+    """Yield what a model may go by: plain values, lengths of lists, orders of dicts, objects."""
+    yield from plain_values(batch)
+    for key, value in nodes(batch):
+        if key and isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+            yield key, len(value)
+    for key, value in nodes(batch):
+        if isinstance(value, Mapping) and len(value) > 1:
+            yield key, ", ".join(map(str, value))
+    known = Tensor, Mapping, tuple, list, *_PLAIN
+    yield from ((key, value) for key, value in nodes(batch) if not isinstance(value, known))
+
+
+def _unlike(example: object, batch: object, key: Key = ()) -> Iterator[tuple[Key, object, object]]:
+    """Yield what a batch has otherwise than the example, beside the numbers of its tensors."""
+    if isinstance(example, Mapping) and isinstance(batch, Mapping):
+        for name, value in batch.items():
+            yield from _unlike(example.get(name, _NOTHING), value, (*key, name))
+    elif isinstance(example, tuple | list) and isinstance(batch, tuple | list):
+        if key and len(example) != len(batch):
+            yield key, example, batch
+        for i, (one, other) in enumerate(zip(example, batch, strict=False)):
+            yield from _unlike(one, other, (*key, i))
+    elif not (isinstance(example, Tensor) and isinstance(batch, Tensor)):
+        plain = isinstance(example, _PLAIN) and isinstance(batch, _PLAIN)
+        if not (plain and (example == batch or example != example)):  # NaN
+            yield key, example, batch
+
+
+def _with_value(batch: Any, key: Key, value: object) -> Any:  # noqa: ANN401  # a nest of any kind
+    """Return a batch with another value at a key."""
+    if not key:
+        return value
+    if isinstance(batch, Mapping):
+        return {**batch, key[0]: _with_value(batch.get(key[0]), key[1:], value)}
+    parts = [_with_value(v, key[1:], value) if i == key[0] else v for i, v in enumerate(batch)]
+    return parts if isinstance(batch, list) else getattr(type(batch), "_make", tuple)(parts)
+
+
+def _at(batch: object, key: Key) -> object:
+    for part in key:
+        batch = batch[part]  # type: ignore[index]  # a key of this very batch
+    return batch
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """A model and its example batch, in which other values are tried."""
+
+    model: nn.Module
+    example: object
+    loss: Loss | None
+    autocast: str | None
+
+    @cached_property
+    def first(self) -> Numbers:
+        """What the example gives."""
+        return self.run(self.example)
+
+    @property
+    def runs(self) -> bool:
+        """Whether the model runs on its example."""
+        try:
+            self.first  # noqa: B018  # it is kept
+        except Exception:  # the user's own code
+            return False
+        return True
+
+    def run(self, batch: object) -> Numbers:
+        """Run the model on a batch; return its results and their gradients."""
+        taken, how = take_apart(batch), route(self.model, batch, self.loss is not None)
+        plain = Plain(Step(self.model, self.loss, taken, how), self.model, self.autocast)
+        return plain.gradients(list(taken.sized(taken.rows).values()), 0)
+
+    def run_with(self, key: Key, value: object) -> Numbers:
+        """Run the model on the example with another value there."""
+        return self.run(_with_value(self.example, key, value))
+
+    def reads(self, key: Key, value: object) -> bool:
+        """Whether the model computes something else with another value there, or fails."""
+        try:
+            return not alike(self.first, self.run_with(key, value))
+        except InputError:  # an entry more, which forward does not take
+            return False
+        except Exception:  # the user's own code
+            return True
+
+
+# --------------------------------------------------------------------------- values that change
+
+
+def require_steady(
+    model: nn.Module,
+    example: object,
+    loss: Loss | None,
+    batches: Callable[[], Iterable[object]],
+    autocast: str | None = None,
+) -> None:
+    """Refuse numbers and strings that change from batch to batch and that the model reads.
+
+    Raises:
+        InputError: names the entry and both values.
+    """
+    drawn: list[object] = []
+    with suppress(Exception):  # whoever runs the bundle is told
+        drawn.extend(itertools.islice(batches(), _BATCHES))
+    trial = _Trial(model, example, loss, autocast)
+    for batch in drawn:
+        for key, before, value in _unlike(example, batch):
+            if trial.reads(key, value):
+                raise _changes(key, before, value)
+
+
+def _changes(key: Key, before: object, value: object) -> InputError:
+    name = ".".join(map(str, key))
+    return InputError(
+        f"batches() changes {name} from {_shown(before)} to {_shown(value)}, and the model "
+        "reads it: a trace would keep the first for ever",
+        code="BX2164",
+        at="batches",
+        help=_remedy(before, value),
+    )
+
+
+def _shown(value: object) -> str:
+    if value is _NOTHING:
+        return "nothing"
+    if isinstance(value, _PLAIN):
+        return repr(value)
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {list(value.shape)}"
+    if isinstance(value, list | tuple | Mapping):
+        return f"{len(value)} entries"
+    return f"an object of {type(value).__name__}"
+
+
+def _remedy(before: object, value: object) -> str:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return f"give it as a tensor: torch.tensor({value!r})"
+    if type(before).__name__ == "ndarray" or type(value).__name__ == "ndarray":
+        return "give it as a tensor, in example_batch() as well: torch.from_numpy(array)"
+    if not isinstance(before, _PLAIN) or not isinstance(value, _PLAIN):
+        return (
+            "give every batch the same entries: a mask of ones, torch.ones(rows, n), where there "
+            "is none, and one tensor with a dimension for what a list has more or less of, filled "
+            "up and with a mask"
+        )
+    return (
+        "let a tensor decide: compute both ways and choose with torch.where(flag, one, two), "
+        "flag being a tensor of the batch (torch.tensor(True)); or split a model for each value"
+    )
+
+
+# --------------------------------------------------------------------------- numbers as inputs
+
+
+def with_numbers(batch: object, numbers: Types) -> object:
+    """Return a batch with tensors in the place of numbers."""
+    values = dict(plain_values(batch))
+    for key, dtype in numbers.items():
+        if key in values:
+            batch = _with_value(batch, key, as_scalar(values[key], dtype))
+    return batch
+
+
+def with_number_inputs(file: ModelFile, numbers: Types) -> ModelFile:
+    """Return a model file whose example has tensors in the place of numbers."""
+    if not numbers:
+        return file
+    example = with_numbers(file.example_batch, numbers)
+    return replace(file, example_batch=example, numbers=numbers)
+
+
+def numbers_in(graph: Graph, example: object) -> Types:
+    """Return the inputs of a graph that are numbers in the example, and their types."""
+    values = dict(plain_values(example))
+    return {entry.key: entry.spec.dtype for entry in graph.inputs if entry.key in values}
+
+
+def changing_numbers(file: ModelFile, seed: int) -> Types:
+    """Return the numbers that change in the first batches and that the model reads, by type.
+
+    Empty where one of them, or anything else that changes, is no tensor to the model.
+    """
+    if not any(type(value) in _TYPES for _, value in plain_values(file.example_batch)):
+        return {}
+    found = apart(partial(_drawn, file, seed)) or {}  # a fork: what `batches` sets stays as it is
+    trial = _Trial(file.model, file.example_batch, file.loss, file.autocast)
+    types: dict[Key, str] = {}
+    for name, text in found.items():
+        key, values = tuple(json.loads(name)), json.loads(text)
+        if any(trial.reads(key, value) for value in values[1:]):
+            fits = (dtype for dtype in _types(values) if _is_tensor(trial, key, values, dtype))
+            dtype = next(fits, None)
+            types |= {} if dtype is None else {key: dtype}
+    return types
+
+
+def _drawn(file: ModelFile, seed: int) -> Mapping[str, str]:
+    """Return the values of each number that changes in the first batches, as JSON."""
+    drawn: list[object] = []
+    with suppress(Exception):  # whoever reads them for a run says what is wrong
+        for batch in itertools.islice(file.batches(seed), _BATCHES) if file.batches else ():
+            micro = file.micro if file.parts > 1 else None
+            drawn.extend([batch] if micro is None else micro(batch, file.parts))
+    found = _changing(file.example_batch, drawn)
+    return {json.dumps(key): json.dumps(values) for key, values in found.items()}
+
+
+def _changing(example: object, drawn: list[object]) -> dict[Key, list[int | float]]:
+    """Return the values of each number that changes, the example's first."""
+    first = dict(plain_values(example))
+    found: dict[Key, list[int | float]] = {}
+    for batch in drawn:
+        for key, _, value in _unlike(example, batch):
+            before = first.get(key)
+            if type(before) in _TYPES and type(value) in _TYPES:
+                found.setdefault(key, [before]).append(value)  # type: ignore[list-item,arg-type]
+    return found
+
+
+def _types(values: list[int | float]) -> tuple[str, ...]:
+    return _TYPES[float if any(isinstance(value, float) for value in values) else int]
+
+
+def _is_tensor(trial: _Trial, key: Key, values: list[int | float], dtype: str) -> bool:
+    """Whether the model computes the same, bit by bit, from a tensor as from each number."""
+    try:
+        for value in values:
+            plain, ours = (trial.run_with(key, v) for v in (value, as_scalar(value, dtype)))
+            if len(plain) != len(ours) or not all(map(same_numbers, plain, ours)):
+                return False
+    except Exception:  # the user's own code: range(tensor), say
+        return False
+    return True
+
+
+def assumes_number(graph: Graph, numbers: Types) -> bool:
+    """Whether an assumption of a trace goes by a number: it may hold for the first batches only."""
+    led = {entry.name for entry in graph.inputs if entry.key in numbers}
+    for op in graph.ops:
+        if led & {*op.refs}:
+            if op.checks:
+                return True
+            led.add(op.name)
+    return False
+
+
+# --------------------------------------------------------------------------- what must stay
+
+
+def fixed_entries(
+    model: nn.Module, example: object, loss: Loss | None, autocast: str | None
+) -> tuple[Fixed, ...]:
+    """Return the entries that are no tensors and that count, with their values.
+
+    Of a list it is its length; of a dict, where it counts, the order of its names.
+
+    Of an object (an enum, a slice) it is what repr says. Of a model that is costly to run these are
+    all that reach forward, texts left out.
+
+    Raises:
+        InputError: an object counts, and nothing that repr says tells it from another.
+    """
+    found = [*_beside_tensors(example)]
+    if not found:
+        return ()
+    taken, how = take_apart(example), route(model, example, loss is not None)
+    if is_costly(model, list(taken.sized(taken.rows).values())):
+        reach = [(k, v) for k, v in found if _reaches(how, k) and not isinstance(v, str)]
+        return tuple((k, _kept(k, v)) for k, v in reach)
+    trial = _Trial(model, example, loss, autocast)
+    if not trial.runs:
+        return ()  # `trace` says what is wrong with the example
+    return tuple((k, _kept(k, v)) for k, v in found if _goes_by(trial, k, v))
+
+
+def _reaches(how: Route, key: Key) -> bool:
+    first = key[0] if key else None
+    placed = isinstance(first, int) and first < how.positions
+    return how.whole or placed or first in how.keys
+
+
+def _kept(key: Key, value: object) -> PlainValue:
+    """Return what a run compares: a plain value itself, of an object what repr says of it."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    said = repr(value)
+    if len(said) < _LONG and not any(part in said for part in _NO_VALUES):
+        return said
+    name = ".".join(map(str, key))
+    raise InputError(
+        f"the model goes by {name} of the batch, an object of {type(value).__name__}: a trace "
+        "keeps what it is in the example, and a run cannot tell whether it stays so",
+        code="BX2109",
+        at="example_batch",
+        help="give as tensors what is read of it (torch.from_numpy(array), torch.tensor(number)); "
+        "or as a number or a text, which must be the same in all batches",
+    )
+
+
+def _goes_by(trial: _Trial, key: Key, value: object) -> bool:
+    """Whether the model computes something else, or fails, with another value there."""
+    asked: list[str] = []
+    try:
+        for other in _others(_at(trial.example, key), value, asked):
+            if not alike(trial.first, trial.run_with(key, other)):
+                return True
+    except Exception:  # the user's own code: it fails with a longer list in plain PyTorch, too
+        return not isinstance(_at(trial.example, key), list | tuple)
+    return bool(asked)
+
+
+def _others(held: object, value: object, asked: list[str]) -> Iterator[object]:
+    """Yield values to try; a text notes in `asked` when it is compared."""
+    if isinstance(held, list | tuple):
+        yield [*held, held[-1] if held else 0.0]
+    elif isinstance(held, Mapping):
+        yield dict(reversed([*held.items()]))
+    elif isinstance(value, bool):
+        yield not value
+    elif isinstance(value, int | float):
+        yield from (value + type(value)(more) for more in (1, 10, 1_000, 1_000_000))
+        yield type(value)(0)
+        yield -value - 1
+    elif isinstance(value, str):
+        yield _noting(asked)(value)
+    else:
+        yield object()
+
+
+def _noting(asked: list[str]) -> type[str]:
+    """Return texts that note what they are asked, but for how they are shown."""
+
+    class Noting(str):
+        __slots__ = ()
+
+        def __eq__(self, other: object) -> bool:
+            asked.append("==")
+            return str.__eq__(self, other)
+
+        def __ne__(self, other: object) -> bool:
+            asked.append("!=")
+            return str.__ne__(self, other)
+
+        def __hash__(self) -> int:
+            asked.append("hash")
+            return str.__hash__(self)
+
+        def __contains__(self, part: object) -> bool:
+            asked.append("in")
+            return isinstance(part, str) and str.__contains__(self, part)
+
+        def __getattribute__(self, name: str) -> object:
+            if not name.startswith("__"):
+                asked.append(name)
+            return str.__getattribute__(self, name)
+
+    return Noting

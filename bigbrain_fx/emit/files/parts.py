@@ -166,7 +166,7 @@ def _is_whole(bundle: Copied) -> bool:
     return any(part.is_in(bundle) for part in PARTS if part.is_in_device)
 
 
-WHOLE_DEVICE = Part("a device of any plan", _is_whole, ("device",))
+WHOLE_DEVICE = Part("a device of any plan", _is_whole, ("device", "planned_infer"))
 CHECKS = Part(
     "checks of batches beyond shape and type",
     lambda b: b.supervised or "checks" in b.extras or b.plan.mode != "train" or _is_whole(b),

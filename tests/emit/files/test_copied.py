@@ -88,6 +88,15 @@ def test_a_plain_pipeline_has_the_checked_device_only(supervised: bool) -> None:
     assert "import CheckedDevice as Device" in door(ROOMS / "runtime", [STEPS], held)
 
 
+def test_plain_inference_has_nothing_of_other_plans() -> None:
+    text = "from runtime import Inference, InferenceDevice, Stage, infer_main\n"
+    without = left_out(Copied(samples.plan("digits"), supervised=False), "runtime")
+    held = runtime_files(RUNTIME, [text], without=without)
+    assert not held & {"feature.py", "planned_device.py", "planned_infer.py"}
+    assert "from .infer import EvalDevice as InferenceDevice" in door(RUNTIME, [text], held)
+    assert "planned_infer.py" in runtime_files(RUNTIME, [text])
+
+
 def test_a_feature_of_steps_brings_the_whole_device() -> None:
     plan = samples.plan("digits")
     asked = Copied(plan, supervised=False, extras=("pipelining",))

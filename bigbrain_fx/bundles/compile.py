@@ -183,7 +183,7 @@ def _rehearsed(found: FoundModel, plan: Plan, target: Target) -> tuple[Plan, tup
     """
     rehearsal = Rehearsal(found, plan)
     try:
-        target.write(plan, found.weights, rehearsal.check)
+        target.write(plan, found.weights, rehearsal.check, found.extras)
     except BigBrainError:
         whole = with_whole_file(found, plan) if rehearsal.failed else None
         if whole is None:
@@ -191,7 +191,7 @@ def _rehearsed(found: FoundModel, plan: Plan, target: Target) -> tuple[Plan, tup
     else:
         return plan, rehearsal.notes, rehearsal.said
     again = Rehearsal(found, whole[0])
-    target.write(whole[0], found.weights, again.check)
+    target.write(whole[0], found.weights, again.check, found.extras)
     return whole[0], (whole[1], *again.notes), again.said
 
 

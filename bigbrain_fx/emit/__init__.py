@@ -23,6 +23,8 @@ from bigbrain_fx.emit.files.model_file import (
 from bigbrain_fx.emit.files.parts import (
     CHECKS as CHECKS,
     EXTRAS as EXTRAS,
+    GENERATORS as GENERATORS,
+    KNOWN as KNOWN,
     PARTS as PARTS,
     REPLACING as REPLACING,
     SESSION as SESSION,

@@ -148,7 +148,7 @@ if TYPE_CHECKING:
     from .planned_sums import mean_loss as mean_loss, share_of as share_of
     from .promises import AgainError as AgainError, MakingAgain as MakingAgain, again as again
     from .rates import RewindableRates as RewindableRates
-    from .read_apart import left_alone as left_alone
+    from .read_apart import has_generators as has_generators, left_alone as left_alone
     from .recipe import LearningRates as LearningRates, Training as Training, adamw as adamw
     from .records import (
         BrokenError as BrokenError,

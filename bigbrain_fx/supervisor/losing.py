@@ -10,12 +10,11 @@ from .catch_up import CatchUp
 from .crew import Crew
 from .judging import Death, Stop
 from .peering import Peering
-from .policies import LostReplicas
 from .processes import Member
 from .votes import Votes
 
 
-class Losing(LostReplicas):
+class Losing:
     """Leave replicas out of a crew.
 
     Attributes:
@@ -69,11 +68,10 @@ class Losing(LostReplicas):
             self.peering.end()
 
     def why_not(self, stop: Stop) -> str:
-        """Say why a run ends; where it was to go on without replicas, that none can be left out."""
-        whole = stop.reason + stop.more
+        """Say, where a run was to go on without replicas, why none can be left out."""
         if not (self.peering.is_elastic and stop.moves):
-            return whole
-        return f"{whole}; no other replica that could go on has all that it has"
+            return ""
+        return "; no other replica that could go on has all that it has"
 
     def said(self) -> str:
         """Say how many replicas stand."""

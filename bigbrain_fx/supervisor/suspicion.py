@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from .crew import Crew, Spares
 from .job import FailedError
 from .judging import Death
-from .policies import Act, Acts, SpareChecks
+from .policies import Act, Acts
 from .processes import Member
 from .snapshots import nameless
 
@@ -48,7 +48,7 @@ class Taped:
     tries: int = 0
 
 
-class Suspicion(SpareChecks):
+class Suspicion:
     """The tapes of all devices, one of each at a time.
 
     Args:
@@ -129,9 +129,11 @@ class Suspicion(SpareChecks):
 
     # ------------------------------------------------------------------ who checks
 
-    def look(self) -> None:
+    def look(self, now: float | None = None) -> None:
         """Give tapes to spares that are free, and end those that have one for too long."""
-        now = self.crew.clock.now()
+        if self.crew.ending:
+            return
+        now = self.crew.clock.now() if now is None else now
         for tape in [t for t in self.tapes.values() if t.checker is None]:
             if tape.checker is None and self.tapes.get(tape.device) is tape:
                 self._give(tape, now)
@@ -186,7 +188,7 @@ class Suspicion(SpareChecks):
 
     # ------------------------------------------------------------------ the end
 
-    def forget(self) -> None:
+    def forget_tapes(self) -> None:
         """Forget all tapes, and what waits for them: all devices start again."""
         self.tapes, self.granted, self.wanted, self.held = {}, {}, {}, []
 
@@ -214,7 +216,7 @@ def go_back(of: Supervisor, tape: Taped, text: str) -> None:
         raise FailedError(death, stop.reason, code="BX6006", moves=True)
     if tape.checker is not None:
         crew.recall_one(tape.checker)
-    of.suspicion.forget()
+    of.policies.ask("forget_tapes")
     of.snapshots.take_back()
     of.votes.take_back(of.snapshots.start)
     of.told.take_back(of.snapshots.start)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from .crew import Crew
-from .policies import END, Health, PeerStates, SpareChecks
+from .policies import END
 from .processes import Member
 
 OLDER = re.compile(r"the (batch|copies) of .*step (\d+)")  # so bundles said it until 0.2.0
@@ -136,21 +136,10 @@ class Posting:
     Args:
         crew: the processes.
         votes: keeps the board, for those that start later.
-        health: hears that the run comes nearer to its end.
-        suspicion: knows what is clean.
-        peering: knows whether all devices begin again.
     """
 
-    def __init__(
-        self,
-        crew: Crew,
-        votes: Votes,
-        health: Health,
-        suspicion: SpareChecks,
-        peering: PeerStates,
-    ) -> None:
-        self.crew, self.votes, self.health = crew, votes, health
-        self.suspicion, self.peering = suspicion, peering
+    def __init__(self, crew: Crew, votes: Votes) -> None:
+        self.crew, self.votes = crew, votes
 
     def hear_first(self, member: Member, what: str, text: str) -> None:
         """Answer with what the first process said of something."""
@@ -158,13 +147,15 @@ class Posting:
 
     def hear_post(self, member: Member, key: str, text: str) -> None:
         """Put a note on the board of all, as soon as it counts."""
-        self.health.move(self.crew.clock.now())
-        if member.recalled and self.peering.begins_again:  # of commits that are no more under way
+        self.crew.policies.ask("move", self.crew.clock.now())
+        if member.recalled and self.crew.policies.any(
+            "starts_over"
+        ):  # of commits that are no more under way
             return
         kind, _, rest = key.partition("/")
         if kind in ("shard", "aside"):  # these count when all devices have said theirs
             step = int(rest.partition("/")[0]) if kind == "shard" else END
-            self.suspicion.when_clean(step, lambda: self._post(member, key, text))
+            self.crew.policies.when_clean(step, lambda: self._post(member, key, text))
         else:
             self._post(member, key, text)
 

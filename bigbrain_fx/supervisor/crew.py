@@ -10,7 +10,7 @@ import os
 import selectors
 import socket
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -155,12 +155,6 @@ class Crew:
     def lost(self) -> list[str]:
         """The devices that the run goes on without."""
         return [device for device in self.job.devices if device not in self.devices]
-
-    def leave_out(self, devices: Collection[str]) -> None:
-        """Go on without some devices; processes that they have are ended."""
-        for member in [m for m in self.at_work() if m.device in devices]:
-            self.recall_one(member)
-        self.devices = tuple(name for name in self.devices if name not in devices)
 
     # ------------------------------------------------------------------ waiting
 

@@ -14,7 +14,7 @@ from .crew import Crew
 from .policies import Acts
 from .processes import Member
 from .snapshots import Snapshots
-from .votes import Votes
+from .votes import Notes, Votes
 
 TellStep = Callable[[int, float, float], None]  # step, loss, seconds
 
@@ -90,14 +90,14 @@ class Peering:
         """Hear that all devices have voted on a step: nobody wants anything of it again."""
         if self.is_on:
             self.begins_again = False
-            self.snapshots.keep_beginning(step + 1)
+            self.snapshots.epoch = step + 1  # until all have all of it they have its beginning
             self.votes.forget_steps(before=step + 1)
             self.crew.policies.ask("forget_log")
 
     def end(self) -> None:
         """Hear that nobody has a peer any more."""
         self.is_on, self.is_over = False, True
-        self.snapshots.lose()
+        self.snapshots.epoch = -1
 
     def lacks_snapshot(self) -> bool:
         """Whether nobody has a dead device's state, though others have gone on from it."""
@@ -106,7 +106,8 @@ class Peering:
     def take_over(self, device: str) -> None:
         """Hear that a process has died: no other may update before its replacement votes."""
         if self.is_on:
-            self.votes.withdraw(device)
+            for votes in self.votes.votes.values():
+                votes.pop(device, None)
             if self.told is not None and self.snapshots.epoch > self.told[0]:
                 self.tell_step(*self.told)  # it may have died before it told; again means nothing
 
@@ -132,8 +133,8 @@ class Peering:
         """End all processes; the next ones begin as those of a run that is resumed."""
         self.crew.report("state_lost", text=why)
         self.begins_again, self.told = True, None
-        self.snapshots.lose()
-        self.votes.forget()
+        self.snapshots.epoch = -1
+        self.votes.firsts, self.votes.board, self.votes.votes = {}, Notes(), {}
         self.crew.recall()
 
     def begins(self, member: Member, step: int) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -75,11 +75,6 @@ class Snapshots:
         self.epoch = newest
         return True
 
-    def take_back(self) -> None:
-        """Forget those of steps after the newest that all devices have."""
-        for slots in self.slots.values():
-            slots.steps = [step if step <= self.epoch else -1 for step in slots.steps]
-
     def fall_back(self, device: str) -> None:
         """Hear that a process has died, and another begins where all have a snapshot.
 
@@ -88,20 +83,6 @@ class Snapshots:
         """
         slots = self.slots[device]
         slots.steps = [step if step <= self.epoch else -1 for step in slots.steps]
-
-    def keep_beginning(self, step: int) -> None:
-        """Hear that all devices have the beginning of a step until all have all of it."""
-        self.epoch = step
-
-    def leave_out(self, devices: Collection[str]) -> None:
-        """Hear that some devices are lost for good; give their memory back."""
-        for name in devices:
-            self.slots.pop(name).close()
-            self.costs.pop(name, None)
-
-    def lose(self) -> None:
-        """Hear that nobody has a device's state any more."""
-        self.epoch = -1
 
     def measure(self, device: str, cost: SnapshotCost, left: int) -> bool:
         """Hear what snapshots cost a device; return whether `every` is now known by that.

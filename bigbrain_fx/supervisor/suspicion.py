@@ -19,6 +19,7 @@ from .judging import Death
 from .policies import Act, Acts
 from .processes import Member
 from .snapshots import nameless
+from .votes import Votes
 
 if TYPE_CHECKING:
     from .host import Supervisor
@@ -217,7 +218,23 @@ def go_back(of: Supervisor, tape: Taped, text: str) -> None:
     if tape.checker is not None:
         crew.recall_one(tape.checker)
     of.policies.ask("forget_tapes")
-    of.snapshots.take_back()
-    of.votes.take_back(of.snapshots.start)
-    of.told.take_back(of.snapshots.start)
+    for slots in of.snapshots.slots.values():
+        slots.steps = [step if step <= of.snapshots.epoch else -1 for step in slots.steps]
+    start = of.snapshots.start
+    take_back(of.votes, start)
+    of.told.newest = min(of.told.newest, start - 1)  # losses since then were wrong
     of.take_all_back()
+
+
+def take_back(votes: Votes, step: int) -> None:
+    """Forget what was said of steps from `step` on, and commits of them that are not whole."""
+    votes.votes = {number: said for number, said in votes.votes.items() if number < step}
+    # with others to add gradients copies of weights may be others
+    votes.forget_subjects(lambda kind, of: kind == "copies" and of >= step)
+    notes, board = votes.board.notes, votes.board.numbers
+    for numbers in board.values():
+        partly = [n for n, keys in numbers.items() if n > step and len(keys) < len(votes.devices)]
+        for key in [key for number in partly for key in numbers.pop(number)]:
+            del notes[key]
+    for key in [key for key in notes if key.startswith("aside/")]:
+        del notes[key]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from .crew import Crew
@@ -43,18 +43,6 @@ class Notes:
         for old in dropped:
             del self.notes[old]
         return dropped
-
-    def forget_parts(self, after: int, names: int) -> None:
-        """Forget what was said of things that are not whole, of numbers `after` one or the end.
-
-        `names`: how many say something of a number before it is whole.
-        """
-        for numbers in self.numbers.values():
-            for number in [n for n, keys in numbers.items() if n > after and len(keys) < names]:
-                for key in numbers.pop(number):
-                    del self.notes[key]
-        for key in [key for key in self.notes if key.startswith("aside/")]:
-            del self.notes[key]
 
 
 @dataclass(frozen=True)
@@ -95,33 +83,12 @@ class Votes:
             return None
         return Decision(tuple(sorted(name for name, says in votes.items() if not says)), is_new)
 
-    def forget(self) -> None:
-        """Forget all, for devices that begin again."""
-        self.firsts, self.board, self.votes = {}, Notes(), {}
-
-    def take_back(self, step: int) -> None:
-        """Forget what was said of steps from `step` on, and commits of them that are not whole."""
-        self.votes = {number: votes for number, votes in self.votes.items() if number < step}
-        # with others to add gradients copies of weights may be others
-        self._forget(lambda kind, of: kind == "copies" and of >= step)
-        self.board.forget_parts(step, len(self.devices))
-
-    def withdraw(self, device: str) -> None:
-        """Forget the votes of a device that begins its step again."""
-        for votes in self.votes.values():
-            votes.pop(device, None)
-
-    def leave_out(self, devices: Collection[str]) -> None:
-        """Hear that some devices vote no more, and that all others do again."""
-        self.devices -= set(devices)
-        self.votes.clear()
-
     def forget_steps(self, before: int) -> None:
         """Forget the votes on steps that nobody does again, and what their batches were."""
         self.votes = {step: votes for step, votes in self.votes.items() if step >= before}
-        self._forget(lambda _, of: of < before)
+        self.forget_subjects(lambda _, of: of < before)
 
-    def _forget(self, is_old: Callable[[str, int], bool]) -> None:
+    def forget_subjects(self, is_old: Callable[[str, int], bool]) -> None:
         """Forget what was said first of some things, by kind and step: "batch/7" names one."""
         for what in list(self.firsts):
             kind, _, rest = OLDER.sub(r"\1/\2", what).partition("/")

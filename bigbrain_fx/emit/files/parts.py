@@ -97,7 +97,8 @@ GENERATORS = "generators"  # and one that model files do
 _SPARE = ("suspicion",)
 _OF_HOSTS = ("hosts", "last_commit")
 _OF_REPLICAS = (
-    *("buckets", "inheriting", "joining", "peer_states", "replicas", "standing", "state_parts"),
+    *("buckets", "inheriting", "joining", "peer_states", "replicas", "replicated_worker"),
+    *("standing", "state_parts"),
     *("statistics", "surviving"),
 )
 PARTS = (

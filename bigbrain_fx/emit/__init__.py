@@ -16,7 +16,6 @@ from bigbrain_fx.emit.files.copied import (
 )
 from bigbrain_fx.emit.files.model_file import (
     batch_specs as batch_specs,
-    copied_texts as copied_texts,
     takes_file as takes_file,
     training_texts as training_texts,
 )

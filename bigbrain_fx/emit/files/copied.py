@@ -70,9 +70,11 @@ def door(runtime: Path, texts: Iterable[str], files: Collection[str]) -> str:
     called = {name for name in CALLED if f"{_homes(runtime)[name]}.py" in files}
     called |= {name for name, (_, own, _) in SMALLER.items() if f"{own}.py" in files}
     names = {name for own in texts for name in imported_names(own)} | called
-    block = next(n for n in ast.parse(text).body if isinstance(n, ast.If) and _is_for_checkers(n))
-    kept = [line for node in block.body for line in _imports(node, names, files)]
-    return "\n".join([*_doors_head(text), *kept]) + "\n"
+    homes = {name: (file, name) for name, file in _homes(runtime).items()}
+    for name, (of_any, *smaller) in SMALLER.items():
+        if f"{of_any}.py" not in files:
+            homes[name] = smaller[0], smaller[1]
+    return "\n".join([*_doors_head(text), *imports_of(names & homes.keys(), homes)]) + "\n"
 
 
 def _doors_head(text: str) -> list[str]:
@@ -100,14 +102,13 @@ def supervisors_door(supervisor: Path) -> str:
     return head.replace(unused, "") + "from .command import main as main\n"
 
 
-def _imports(node: ast.stmt, names: Collection[str], files: Collection[str]) -> Iterator[str]:
-    """Yield the lines for an import of the door, without names that a bundle does not take."""
-    assert isinstance(node, ast.ImportFrom)
-    for name in (alias.name for alias in node.names if alias.name in names):
-        of_any, own, there = SMALLER.get(name, ("", "", ""))
-        is_smaller = bool(of_any) and f"{of_any}.py" not in files
-        file, found = (own, there) if is_smaller else (str(node.module), name)
-        yield f"from .{file} import {found} as {name}"
+def imports_of(names: Iterable[str], homes: Mapping[str, tuple[str, str]]) -> list[str]:
+    """Return a door's import of each file, with the names that it takes, as `homes` has them."""
+    by_file: dict[str, list[str]] = {}
+    for name in sorted(names):
+        file, there = homes[name]
+        by_file.setdefault(file, []).append(name if there == name else f"{there} as {name}")
+    return [f"from .{file} import {', '.join(found)}" for file, found in sorted(by_file.items())]
 
 
 def imported_names(text: str) -> Iterator[str]:

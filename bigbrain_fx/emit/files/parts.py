@@ -59,10 +59,6 @@ def _recomputes(bundle: Copied) -> bool:
     return again or _is_uneven(bundle) or "pipelining" in bundle.extras
 
 
-def _recomputes_ops(bundle: Copied) -> bool:
-    return bool(bundle.plan.stages.again) or "pipelining" in bundle.extras
-
-
 def _is_uneven(bundle: Copied) -> bool:
     """Whether micro-batches may have unequal rows."""
     return bundle.plan.source.drop_last is False

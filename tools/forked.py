@@ -7,17 +7,17 @@ promise tests do. Call it from a process that has not used threads of torch yet.
 
 from __future__ import annotations
 
+import atexit
 import os
-import runpy
 import signal
 import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from typing import IO, NoReturn
 
 from bigbrain_fx.bundles.launch import Command
+from bigbrain_fx.processes import become
 
 POLL_S = 0.02
 
@@ -66,44 +66,33 @@ class Forked:
 def fork(command: Command, before: Callable[[Command], None] | None = None) -> Forked:
     """Start a device's process as a copy of this one: a `Spawn` of `bigbrain_fx.bundles.launch`.
 
-    `before` is called in the new process, the bundle's folder already on its path.
+    `before` is called in the new process, in the bundle's folder.
     """
     reader, writer = os.pipe() if command.reports else (None, None)
+    log = os.open(command.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    files = [os.open(os.devnull, os.O_RDONLY), log if writer is None else writer, log]
     pid = os.fork()
     if pid == 0:
-        if reader is not None:
-            os.close(reader)
-        _become(command, writer, before)
-    if writer is not None:
-        os.close(writer)
+        _become(command, files, before)
+    for file in {*files}:
+        os.close(file)
     return Forked(pid, os.fdopen(reader) if reader is not None else None)
 
 
 def _become(
-    command: Command, stdout: int | None, before: Callable[[Command], None] | None
+    command: Command, files: list[int], before: Callable[[Command], None] | None
 ) -> NoReturn:
-    """Be the process: its streams, folder, environment and words; then its program."""
-    code = 1
-    try:
-        log = os.open(command.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        os.dup2(log if stdout is None else stdout, 1)
-        os.dup2(log, 2)
-        sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
-        os.chdir(command.folder)
-        os.environ.clear()
-        os.environ.update(command.environment)
-        program = command.words[1]
-        sys.argv = list(command.words[1:])
+    """Be the process; what this one was to do at its end is not the new one's to do."""
+    order = {
+        "words": command.words[1:],
+        "folder": str(command.folder),
+        "environment": command.environment,
+    }
+
+    def prepare() -> None:
+        atexit._clear()
         sys.path.insert(0, str(command.folder.resolve()))
         if before is not None:
             before(command)
-        runpy.run_path(program, run_name="__main__")
-        code = 0
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+
+    become(order, files, prepare)

@@ -18,6 +18,7 @@ from pathlib import Path
 import bigbrain_fx
 from bigbrain_fx.emit import (
     CHECKS,
+    KNOWN,
     PARTS,
     REPLACING,
     UNIMPORTED,
@@ -127,11 +128,10 @@ def files_page() -> str:
     runtime = ROOMS / "runtime"
     of_plan = [WHOLE_DEVICE, *(part for part in PARTS if part != REPLACING)]
     rare = ways_into(of_plan, "runtime")
+    less = (WHOLE_DEVICE, CHECKS, KNOWN, *PARTS)
     held = {
-        "train": runtime_files(runtime, [TRAIN], without=rare),
-        "lean": runtime_files(
-            runtime, [TRAIN], without=ways_into((WHOLE_DEVICE, CHECKS, *PARTS), "runtime")
-        ),
+        "train": runtime_files(runtime, [TRAIN], without=rare | ways_into((CHECKS,), "runtime")),
+        "lean": runtime_files(runtime, [TRAIN], without=ways_into(less, "runtime")),
         "infer": runtime_files(runtime, [INFER], without=rare),
     }
     supervisor = room_files(

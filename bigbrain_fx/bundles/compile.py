@@ -193,7 +193,7 @@ def _rehearsed(found: FoundModel, plan: Plan, target: Target) -> tuple[Plan, tup
     """
     rehearsal = Rehearsal(found, plan)
     try:
-        target.write(plan, found.weights, rehearsal.check)
+        target.write(plan, found.weights, rehearsal.check, found.extras)
     except BigBrainError as error:
         error.apart = rehearsal.apart
         mends = rehearsal.failed and rehearsal.apart is None
@@ -203,7 +203,7 @@ def _rehearsed(found: FoundModel, plan: Plan, target: Target) -> tuple[Plan, tup
     else:
         return plan, rehearsal.notes, rehearsal.said
     again = Rehearsal(found, whole[0])
-    target.write(whole[0], found.weights, again.check)
+    target.write(whole[0], found.weights, again.check, found.extras)
     return whole[0], (whole[1], *again.notes), again.said
 
 

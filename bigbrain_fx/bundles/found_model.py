@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bigbrain_fx.core import Graph, RewriteProof, RewriteTrial, RuleTrial
-from bigbrain_fx.emit import Weights
+from bigbrain_fx.emit import GENERATORS, Weights
 from bigbrain_fx.frontend import CaptureSession, MicroBatchEffect
 from bigbrain_fx.plan import Options, Source
 
@@ -71,6 +71,12 @@ class FoundModel:
     device_lines: tuple[str, ...] = ()
     compare: Callable[[int], MicroBatchEffect] = MicroBatchEffect
     rehearse: Rehearse | None = None
+
+    @property
+    def extras(self) -> tuple[str, ...]:
+        """What a bundle has besides, since the model file's `batches` may draw by its own dice."""
+        may_draw = self.session is None or self.session.facts.has_generators
+        return (GENERATORS,) if self.source.has_batches and may_draw else ()
 
     def try_rules(self, trials: Sequence[RuleTrial]) -> list[str | None]:
         """Run trials of rules where torch is; return for each why it failed, or None."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -48,9 +48,15 @@ class Target:
             )
 
     def write(
-        self, plan: Plan, weights: Weights, check: Callable[[Path], None] | None = None
+        self,
+        plan: Plan,
+        weights: Weights,
+        check: Callable[[Path], None] | None = None,
+        more: Sequence[str] = (),
     ) -> None:
         """Write it; `check` is asked of the folder before it is moved to its place.
+
+        `more`: extras that nobody asked for and the model file needs.
 
         Raises:
             InputError: the plan has no use for what was asked for.
@@ -59,7 +65,7 @@ class Target:
         self._require_extras(plan)
         out = Path(os.path.abspath(self.out))
         write = partial(write_bundle, plan, weights, out, force=self.force, check=check)
-        write(lean=self.lean, bare=self.bare, extras=self.extras)
+        write(lean=self.lean, bare=self.bare, extras=(*self.extras, *more))
 
     def _require_training(self, plan: Plan) -> None:
         """Refuse for inference what only training has."""

@@ -92,7 +92,7 @@ def split_warnings() -> Iterator[None]:
         help="Add files for options of a run: hosts (launch.py --listen), mpi (--transport mpi), "
         "suspicion (--suspect), pipelining (for torch's own runner), watch (launch.py --hang: it "
         "ends processes that hang, and minds memory, as bigbrain-fx run always does), checks (of "
-        "batches beyond shape and type, in bundles of --lean, too).",
+        "batches beyond shape and type, with what to change).",
     ),
     option(
         "--no-rehearse",

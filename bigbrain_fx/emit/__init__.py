@@ -16,13 +16,14 @@ from bigbrain_fx.emit.files.copied import (
 )
 from bigbrain_fx.emit.files.model_file import (
     batch_specs as batch_specs,
-    copied_texts as copied_texts,
     takes_file as takes_file,
     training_texts as training_texts,
 )
 from bigbrain_fx.emit.files.parts import (
     CHECKS as CHECKS,
     EXTRAS as EXTRAS,
+    GENERATORS as GENERATORS,
+    KNOWN as KNOWN,
     PARTS as PARTS,
     REPLACING as REPLACING,
     SESSION as SESSION,

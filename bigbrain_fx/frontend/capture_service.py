@@ -146,6 +146,7 @@ class CaptureService:
     def _reported(self) -> Mapping[str, object]:
         from bigbrain_fx.frontend.contract import marks_of
         from bigbrain_fx.frontend.tracing.batches.uneven import pads
+        from bigbrain_fx.runtime import has_generators
 
         file, parameters = self.file, {id(p): p for p in self.file.model.parameters()}
         optimizer = self.optimizer_facts()
@@ -161,6 +162,7 @@ class CaptureService:
             "has_loss_weight": file.loss_weight is not None,
             "has_micro": file.whole_batch is not None,
             "marks": marks_of(file.model),
+            "has_generators": has_generators(file.batches),
             "clip_norm": file.clip_norm,
             "grad_scaler": file.grad_scaler,
             "autocast": file.autocast,

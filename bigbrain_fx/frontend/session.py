@@ -42,6 +42,7 @@ class ModelFacts:
             optimizer_at_once: what its optimizer holds, see `Source` of a plan.
         quantize, quantize_error: what frozen weights were put into, and the most that one is off.
         ships_file: see `Source` of a plan.
+        has_generators: its `batches` lead to random generators of the file's own.
         device_lines: the user's lines that ask for the device.
     """
 
@@ -68,6 +69,7 @@ class ModelFacts:
     fixed: tuple[tuple[tuple[str | int, ...], bool | int | float | str | None], ...] = ()
     functions: tuple[str, ...] = ()
     marks: dict[str, dict[str, bool | int | float | str | None]] = field(default_factory=dict)
+    has_generators: bool = True
     optimizer_state: float = 2.0
     optimizer_temporaries: float = 2.0
     optimizer_leftover: float = 0.0

@@ -85,7 +85,6 @@ if TYPE_CHECKING:
     )
     from .infer import (
         Inference as Inference,
-        InferenceDevice as InferenceDevice,
         infer_in_process as infer_in_process,
         infer_main as infer_main,
     )
@@ -145,10 +144,11 @@ if TYPE_CHECKING:
         restore_optimizer as restore_optimizer,
     )
     from .own_lines import Shell as Shell, forward_of as forward_of, lines_until as lines_until
+    from .planned_infer import InferenceDevice as InferenceDevice
     from .planned_sums import mean_loss as mean_loss, share_of as share_of
     from .promises import AgainError as AgainError, MakingAgain as MakingAgain, again as again
     from .rates import RewindableRates as RewindableRates
-    from .read_apart import left_alone as left_alone
+    from .read_apart import has_generators as has_generators, left_alone as left_alone
     from .recipe import LearningRates as LearningRates, Training as Training, adamw as adamw
     from .records import (
         BrokenError as BrokenError,

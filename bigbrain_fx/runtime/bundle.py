@@ -23,7 +23,8 @@ if TYPE_CHECKING:  # a bundle has the files of what its plan uses
     from .device import Device  # a plain pipeline has `checked_device` for it
     from .splitting import Splitting
 
-CHECKS = Path(__file__).with_name("data.py")  # plain lean bundles have it with --with checks
+CHECKS = Path(__file__).with_name("data.py")  # plain bundles have it with --with checks
+KNOWN = Path(__file__).with_name("known_stream.py")  # and lean ones lack this
 
 
 @dataclass(frozen=True)
@@ -90,12 +91,17 @@ def _stream(bundle: Bundle, cls: type[Device], seed: int, where: torch.device) -
 
 
 def _stream_type(cls: type[Device]) -> type[Stream]:
-    """Return what reads batches for a device: it checks them, where the bundle can."""
-    if cls.stream_type is not ComparedStream or not CHECKS.is_file():
-        return cast("type[Stream]", cls.stream_type)
-    from .data import Stream
+    """Return what reads batches for a device: it checks them as far as the bundle can."""
+    found: type[ComparedStream] = cls.stream_type
+    if found is ComparedStream and CHECKS.is_file():
+        from .data import Stream
 
-    return Stream
+        return Stream
+    if found is ComparedStream and KNOWN.is_file():
+        from .known_stream import KnownStream
+
+        found = KnownStream
+    return cast("type[Stream]", found)
 
 
 def _owners(bundle: Bundle) -> Mapping[str, str]:

@@ -1,8 +1,7 @@
 """Data by step number, compared: all devices have the same batch of a step, and a run may go back.
 
 The stream has random state of its own, of generators that the user's file has made, too: drawing
-data never moves the generators of the model, nor those of another device in this process. What a
-batch must be like besides, `data` checks.
+data never moves the generators of the model, nor those of another device in this process.
 """
 
 from __future__ import annotations
@@ -11,13 +10,14 @@ import hashlib
 import inspect
 import json
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from pathlib import Path
 
 from torch import Tensor
 
 from .checksum import checksum
-from .own_dice import OwnRandomState, own_dice
-from .stream import BatchStream
+from .stream import BatchStream, RandomState
+
+OWN = Path(__file__).with_name("own_dice.py")  # where the file that was split has generators
 
 
 class ComparedStream(BatchStream):
@@ -31,14 +31,18 @@ class ComparedStream(BatchStream):
         self.step = step - 1
         self.parts = {}
         self.digests: dict[str, str] = {}
-        self.random = OwnRandomState(self.seed, self._generators())
+        self.random = self._random_state()
         with self.random, self._calling(step):
             batches = self.batches(self.seed, start=step) if step else self.batches(self.seed)
             self.iterator = iter(batches)
 
-    def _generators(self) -> list[Any]:
-        """Return the file's own generators, of which the stream has states for itself."""
-        return own_dice(self.batches)
+    def _random_state(self) -> RandomState:
+        """Return the stream's own state, with states of the generators that the file has."""
+        if not OWN.is_file():
+            return RandomState(self.seed)
+        from .own_dice import OwnRandomState, own_dice
+
+        return OwnRandomState(self.seed, own_dice(self.batches))
 
     def _calling(self, step: int) -> AbstractContextManager[None]:
         """Surround calls of the user's code."""

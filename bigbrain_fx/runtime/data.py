@@ -1,7 +1,7 @@
 """Data by step number, checked: every batch is like the first one, and all devices have the same.
 
-Micro-batches are equal; what a model file says of other batches is `splitting`'s. Bundles that
-replace processes have this file, and lean ones of `split --with checks`.
+Micro-batches are equal; what a model file says of other batches is `splitting`'s. Bundles of
+`split --with checks` have this file, and those whose plan adds to the pipeline's steps.
 """
 
 from __future__ import annotations
@@ -13,22 +13,20 @@ from contextlib import AbstractContextManager, contextmanager
 from torch import Tensor
 
 from .checksum import checksum
-from .compared_stream import ComparedStream
 from .entries import (
     as_scalar,
-    names_of,
     pick,
-    require_known,
     require_plain,
     said,
     spelled,
 )
+from .known_stream import KnownStream
 from .stream import BatchError as BatchError, Spec
 
 _END = object()
 
 
-class Stream(ComparedStream):
+class Stream(KnownStream):
     """The batches of one run, by step, in equal micro-batches; args as of a BatchStream.
 
     Attributes:
@@ -40,7 +38,6 @@ class Stream(ComparedStream):
     """
 
     drop_last: bool | None = None
-    names: object = None  # of the first batch's entries
 
     def _start(self, step: int = 0) -> None:
         self.sizes: tuple[int, ...] = ()
@@ -50,22 +47,11 @@ class Stream(ComparedStream):
     def _calling(self, step: int) -> AbstractContextManager[None]:
         return in_words(step)
 
-    def _note_first(self) -> None:
-        stay = getattr(self.batches, "names_stay", False)  # of those that the caller sends
-        if self.names is None and self.step < 0 and not stay:
-            with self.random, in_words(0):
-                self.names = names_of(next(self.iterator, None))
-
     def _take(self, batch: object) -> None:
         """Split the batch of this step into its micro-batches."""
         self.sizes = ()
         self.parts = {name: self._split(name, batch) for name in self.inputs}
         self.weights = self.sizes
-
-    def _next(self, step: int) -> object:
-        batch = self._drawn(step)
-        self._require_like_first(batch, step)
-        return batch
 
     def _drawn(self, step: int) -> object:
         with self.random, in_words(step):
@@ -84,10 +70,8 @@ class Stream(ComparedStream):
         return batch
 
     def _require_like_first(self, batch: object, step: int) -> None:
-        """Refuse a batch that a trace of the example does not hold for."""
         require_plain(self.inputs, batch, step)
-        self.names = names_of(batch) if self.names is None else self.names
-        require_known(self.names, batch, step)
+        super()._require_like_first(batch, step)
 
     def rows_of(self, micro: int) -> tuple[int, int]:
         """Return the rows of a micro-batch, and of one of a full batch; 1, 1 where none has any."""

@@ -24,12 +24,12 @@ from torch import Tensor
 
 from .agreed import AgreeingTransport
 from .coded import InputError
+from .hooked_device import HookedDevice
 from .launcher import words
 from .limits import LONGEST_COMPILE_S, headline, saying_limits, show, tell
 from .local import Hub, LocalTransport
 from .malloc import keep_freed_memory
 from .peers import BAD_INPUT, blaming_peers
-from .planned_device import PlannedDevice
 from .rendezvous import (
     environment_number,
     join,
@@ -66,7 +66,7 @@ class Inference:
 
     folder: Path
     plan: str
-    devices: tuple[type[InferenceDevice], ...]
+    devices: tuple[type[EvalDevice], ...]
     kinds: tuple[str, ...]
     threads: tuple[int, ...]
     seed: int
@@ -83,8 +83,8 @@ class Inference:
         return {name: (name,) for name in self.inputs}
 
 
-class InferenceDevice(PlannedDevice):
-    """Run one device's part of every batch, forward only.
+class EvalDevice(HookedDevice):
+    """Run one device's part of every batch, forward only; of plans with more, `planned_infer` does.
 
     No gradients are kept (`torch.no_grad`: the numbers are those of the usual mode, and unlike
     tensors made under `torch.inference_mode` the outputs may be used for anything).
@@ -95,6 +95,7 @@ class InferenceDevice(PlannedDevice):
     """
 
     outputs: Mapping[str, int | None] = {}
+    compiled = False
 
     def __init__(
         self, transport: AgreeingTransport, stream: RowStream, seed: int, device: torch.device
@@ -109,7 +110,7 @@ class InferenceDevice(PlannedDevice):
 
     def forward(self, stage: int, micro: int, /, **values: Tensor) -> Any:  # noqa: ANN401  # above
         """Run a stage forward."""
-        with self._running(stage, micro, "forward"), self._drawing(micro):
+        with self._drawing(micro):
             return self.modules[stage](**values)
 
     def feed(self, transport: AgreeingTransport, stream: RowStream) -> None:
@@ -137,7 +138,7 @@ class InferenceDevice(PlannedDevice):
         return joined.narrow(dim, 0, joined.shape[dim] * rows // room)
 
 
-def join_batches(device: type[InferenceDevice], found: list[Outputs]) -> Outputs:
+def join_batches(device: type[EvalDevice], found: list[Outputs]) -> Outputs:
     """Join the outputs of several batches."""
     return {
         name: torch.cat([outputs[name] for outputs in found], dim or 0)
@@ -145,7 +146,7 @@ def join_batches(device: type[InferenceDevice], found: list[Outputs]) -> Outputs
     }
 
 
-def run_batches(device: InferenceDevice, steps: int, on_batch: OnBatch | None) -> None:
+def run_batches(device: EvalDevice, steps: int, on_batch: OnBatch | None) -> None:
     """Run batches 0 to steps-1; hand on the outputs of each where they are collected."""
     for step in range(steps):
         start = time.perf_counter()
@@ -190,7 +191,7 @@ def run_here(
     steps: int,
     seed: int,
     on_batch: OnBatch | None = None,
-) -> tuple[InferenceDevice, ...]:
+) -> tuple[EvalDevice, ...]:
     """Run batches with all devices in this process, in turn; return the devices.
 
     Args:
@@ -210,7 +211,7 @@ def run_here(
 
 
 @lru_cache(maxsize=1)
-def loaded(inference: Inference) -> tuple[InferenceDevice, ...]:
+def loaded(inference: Inference) -> tuple[EvalDevice, ...]:
     """Build all devices on the CPU, with their weights; a second call finds them as they are."""
     here, transport = torch.device("cpu"), LocalTransport(Hub())
     streams = [
@@ -230,7 +231,7 @@ def make_device(
     stream: RowStream,
     seed: int,
     where: torch.device,
-) -> InferenceDevice:
+) -> EvalDevice:
     """Build one device with its weights."""
     cls = inference.devices[rank]
     device = cls(transport, stream, seed, where)

@@ -11,12 +11,11 @@ import gc
 import json
 import os
 import time
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -30,22 +29,18 @@ from .commit_start import CommitOptions
 from .committing import Committer, committer_of
 from .control import Control
 from .finite import NOT_FINITE, NotFiniteError
-from .held_weights import WeightsError
 from .limits import code_of
 from .mesh import MeshTransport, PassedOn, form_mesh
-from .packets import Duty, HeadLostError, StepAgainError
+from .packets import Duty, HeadLostError
 from .peers import BAD_INPUT, NOT_SAVED, TAKEN_OVER
 from .records import FencedError
 from .rendezvous import own_device, require_gpu, write_report
 from .replay import ReplayTransport
 from .saving import save_together
 from .snapshots import OwnSnapshots
-from .state import StateError
 from .tensor_file import SaveError
 
 if TYPE_CHECKING:
-    from .device import Device  # a plain pipeline has `checked_device` for it
-    from .surviving import Survivor
     from .suspicion import TapeRecorder
 
 CODES = {
@@ -55,6 +50,7 @@ CODES = {
     InputError: BAD_INPUT,
 }
 LISTENING = ("feeding", "hosts", "suspicion")  # files of features with orders of their own
+KNOWS = ["forget", "part", "check", "last_commit"]  # orders that older bundles do not know
 SAID = frozenset(CODES.values())  # errors that are said in a line
 
 
@@ -67,9 +63,12 @@ def serve(
 ) -> None:
     """Be what the supervisor says, to the end; never returns before all devices have finished."""
     _listen(control)
-    knows = ["forget", "part", "check", "last_commit"]
-    knows += ["peers"] if _has_peers(bundle) else []
-    control.say("hello", pid=os.getpid(), plan=bundle.plan, knows=knows, **_about(bundle, commits))
+    kind, about = Worker, {"knows": KNOWS}
+    if all(cls.micros for cls in bundle.devices):
+        from .replicated_worker import ReplicatedWorker  # only bundles with replicas have it
+
+        kind, about = ReplicatedWorker, ReplicatedWorker.about(bundle, commits)
+    control.say("hello", pid=os.getpid(), plan=bundle.plan, **about)
     try:
         duty = control.next_duty()
         if duty == Duty(None):
@@ -80,7 +79,7 @@ def serve(
             from .suspicion import check_tapes  # only bundles of --with suspicion have it
 
             duty = check_tapes(bundle, options, seed, control, duty)
-        _train(bundle, options, commits, seed, control, duty)
+        kind(bundle, options, commits, seed, control, duty).run()
     except HeadLostError:
         control.say("kept", text="a device had not begun yet")
     except BaseException as error:
@@ -100,15 +99,6 @@ def _listen(control: Control) -> None:
             control.features[name] = import_module(f".{name}", __package__).listen(control)
 
 
-def _has_peers(bundle: Bundle) -> bool:
-    """Whether every tensor of a bundle's devices is on another device, too, and alike there."""
-    if not all(cls.micros for cls in bundle.devices):
-        return False
-    from .peer_states import can_take_from_peers  # only bundles with replicas have it
-
-    return can_take_from_peers(bundle)
-
-
 def _code_of(error: BaseException) -> int:
     """Return the exit code for an error that is of no limit."""
     for kind, code in CODES.items():
@@ -117,18 +107,6 @@ def _code_of(error: BaseException) -> int:
     if isinstance(error, SystemExit) and isinstance(error.code, int):
         return error.code
     return 1
-
-
-def _about(bundle: Bundle, commits: CommitOptions | None) -> dict[str, list[list[str]]]:
-    """Return what else to say of a bundle: its replicas, where a run can go on without one."""
-    if not all(cls.micros for cls in bundle.devices):
-        return {}
-    from .standing import replicas_of  # only bundles with replicas have it
-
-    with suppress(WeightsError):  # whoever loads weights says it
-        found = replicas_of(bundle, commits=commits is not None)
-        return {"replicas": found} if found else {}
-    return {}
 
 
 def warm_up(bundle: Bundle, seed: int, control: Control) -> None:
@@ -177,185 +155,166 @@ class _Nothing:
         pass
 
 
-def _train(
-    bundle: Bundle,
-    options: argparse.Namespace,
-    commits: CommitOptions | None,
-    seed: int,
-    control: Control,
-    duty: Duty,
-) -> None:
-    """Be a device: from the start or from a snapshot, to the last step, and then for the others."""
-    assert duty.device is not None
-    if control.suspect:
-        from .suspicion import require_repeatable  # only bundles of --with suspicion have it
+class Worker:
+    """A process that is a device: from the start or from a snapshot, to the end of all devices.
 
-        require_repeatable(bundle)
-    torch.set_num_threads(options.threads or bundle.threads[duty.rank])
-    os.environ["LOCAL_RANK"] = str(duty.local_rank)
-    require_gpu(bundle.kinds, duty.rank)
-    where = own_device(bundle.kinds, duty.rank)
-    if control.fed:
-        from .feeding import FedBatches  # only bundles of sessions have it
+    Args:
+        bundle: what it trains.
+        options: of the command line.
+        commits: that were asked for.
+        seed: of the run.
+        control: the line to the supervisor.
+        duty: which device it is, and from where it goes on.
+    """
 
-        bundle = replace(bundle, batches=FedBatches(control.features["feeding"]))
-    cls = bundle.devices[duty.rank]
-    connecting = partial(_connect, options, where, control)
-    connect = partial(connecting, bundle, duty.rank)
-    transport = ReplayTransport(cls.name, cls.channels, cls.own_micro_batches(), control, connect)
-    device = make_device(bundle, duty.rank, transport, seed, where)
-    device.on_nan = options.on_nan
-    device.of_run = {"steps": options.steps, "seed": seed}
-    if device.compiled:
-        from .compiled import is_compiling  # only bundles of --compile have it
+    def __init__(
+        self,
+        bundle: Bundle,
+        options: argparse.Namespace,
+        commits: CommitOptions | None,
+        seed: int,
+        control: Control,
+        duty: Duty,
+    ) -> None:
+        self.bundle, self.options, self.commits = bundle, options, commits
+        self.control, self.duty = control, duty
+        self._prepare()
+        torch.set_num_threads(options.threads or bundle.threads[duty.rank])
+        os.environ["LOCAL_RANK"] = str(duty.local_rank)
+        require_gpu(bundle.kinds, duty.rank)
+        where = own_device(bundle.kinds, duty.rank)
+        cls = bundle.devices[duty.rank]
+        self.connecting = partial(_connect, options, where, control)
+        about = cls.name, cls.channels, cls.own_micro_batches(), control
+        connect = partial(self.connecting, self.bundle, duty.rank)
+        self.transport = ReplayTransport(*about, connect)
+        self.device = make_device(self.bundle, duty.rank, self.transport, seed, where)
+        self.device.on_nan = options.on_nan
+        self.device.of_run = {"steps": options.steps, "seed": seed}
+        if self.device.compiled:
+            from .compiled import is_compiling  # only bundles of --compile have it
 
-        control.is_busy = is_compiling
-    board = Board(transport, options.deadline)
-    committer: Committer | None = None
-    survivor = None
-    if cls.micros:
-        from .surviving import Survivor  # only bundles with replicas have it
+            control.is_busy = is_compiling
+        self.board = Board(self.transport, options.deadline)
+        self.committer = self._committer()
+        self.snapshots = OwnSnapshots(self.transport, control, duty)
+        self.recorder: TapeRecorder | None = None
 
-        survivor = Survivor(bundle, device, transport, connecting, board, commits)
-        committer, bundle = survivor.committer, survivor.begin()
-    elif commits is not None:
-        committer = committer_of(bundle, device, board, commits, kind=SupervisedCommitter)
-    snapshots = OwnSnapshots(transport, control, duty)
-    _take_state(bundle, device, snapshots, duty.epoch)
-    first = max(duty.epoch, 0)
-    if commits is not None and committer is not None:
-        first = _committed(device, committer, commits, duty, survivor)
-    _tell_restored(device, control, first)
-    if duty.again or (duty.epoch < 0 and first):
-        control.say("begins", step=first)
-    if duty.epoch < 0:
-        transport.start(first, {})
-    if transport.inner is None:
-        transport.form()
-    try:
-        _run_to_end(device, snapshots, committer, options, first)
-    except HeadLostError:
-        none = {"text": "no other host has all that the first one had"}
-        control.say("kept", **(none if survivor is None else survivor.keep_last()))
+    def _prepare(self) -> None:
+        """Take batches from the caller, or be ready for steps that are computed again."""
+        if self.control.suspect:
+            from .suspicion import require_repeatable  # only bundles of --with suspicion have it
 
+            require_repeatable(self.bundle)
+        if self.control.fed:
+            from .feeding import FedBatches  # only bundles of sessions have it
 
-def _committed(
-    device: Device,
-    committer: Committer,
-    commits: CommitOptions,
-    duty: Duty,
-    survivor: Survivor | None,
-) -> int:
-    """Let the device take part in commits; return its first step, the newest one's on resuming."""
-    resume = commits.resume or (duty.again and committer.newest() >= 0)
-    if duty.epoch < 0:
-        return committer.begin(device, resume=resume)
-    committer.enter(resume=resume)
-    make_up_for(committer, device, survivor.writes_for() if survivor else [device.name])
-    return duty.epoch
+            fed = FedBatches(self.control.features["feeding"])
+            self.bundle = replace(self.bundle, batches=fed)
 
+    def _committer(self) -> SupervisedCommitter | None:
+        if self.commits is None:
+            return None
+        about = self.bundle, self.device, self.board, self.commits
+        return committer_of(*about, kind=SupervisedCommitter)
 
-def _tell_restored(device: Device, control: Control, first: int) -> None:
-    """Say what the user's own objects have kept, and what no state holds."""
-    if first and device.objects is not None:
-        note = json.dumps({"text": device.objects.restored})
-        control.post(f"event/{first}/{device.name}-warned", note)
+    def run(self) -> None:
+        """Begin where all others do, run the steps, and be there for the others."""
+        self._take_state()
+        first = self._committed() if self.commits is not None else max(self.duty.epoch, 0)
+        self._tell_restored(first)
+        if self.duty.again or (self.duty.epoch < 0 and first):
+            self.control.say("begins", step=first)
+        if self.duty.epoch < 0:
+            self.transport.start(first, {})
+        if self.transport.inner is None:
+            self.transport.form()
+        try:
+            self._run_to_end(first)
+        except HeadLostError:
+            self.control.say("kept", **self._kept())
 
+    def _take_state(self) -> None:
+        """Put a device that takes over where all begin, by its snapshot."""
+        if self.duty.epoch >= 0:
+            self.snapshots.restore(self.device, self.duty.epoch)
 
-def _run_to_end(
-    device: Device,
-    snapshots: OwnSnapshots,
-    committer: Committer | None,
-    options: argparse.Namespace,
-    first: int,
-) -> None:
-    """Run the steps from `first`, keep what comes out, and be there for the others."""
-    transport, control = snapshots.transport, snapshots.control
-    recorder: TapeRecorder | None = None
-    if control.suspect:
-        from .suspicion import TapeRecorder  # only bundles of --with suspicion have it
+    def _committed(self) -> int:
+        """Take part in commits; return the first step, the newest commit's on resuming."""
+        assert self.commits is not None
+        assert self.committer is not None
+        again = self.duty.again and self.committer.newest() >= 0
+        resume = self.commits.resume or again
+        if self.duty.epoch < 0:
+            return self.committer.begin(self.device, resume=resume)
+        self.committer.enter(resume=resume)
+        make_up_for(self.committer, self.device, self._writes_for())
+        return self.duty.epoch
 
-        recorder = TapeRecorder(transport, control.features["suspicion"], control.suspect)
-    has_ended = _run(device, snapshots, committer, options, first, recorder)
-    if committer is not None:  # before the files of --save: their disk may be full
-        committer.close(device)
-    if has_ended and options.save:
-        save_together(device, Path(options.save), Board(transport))
-    if options.report:
-        write_report(device.name, Path(options.report))
-    transport.linger()
+    def _writes_for(self) -> list[str]:
+        """Return the devices whose parts of commits this one writes."""
+        return [self.device.name]
 
+    def _tell_restored(self, first: int) -> None:
+        """Say what the user's own objects have kept, and what no state holds."""
+        if first and self.device.objects is not None:
+            note = json.dumps({"text": self.device.objects.restored})
+            self.control.post(f"event/{first}/{self.device.name}-warned", note)
 
-def _take_state(bundle: Bundle, device: Device, snapshots: OwnSnapshots, epoch: int) -> None:
-    """Put a device that takes over where all begin `epoch`: by a snapshot, or by its peers."""
-    transport, control = snapshots.transport, snapshots.control
-    by_peers = epoch >= 0 and control.peers
-    has_peers = _has_peers(bundle)
-    if control.peers and not has_peers:
-        raise StateError(
-            "the other processes take states from peers, and this one has functions in "
-            "`on_step_begin`: give all of them the same hooks, or --memory-checkpoint-every N",
-            code="BX5069",
-        )
-    if has_peers:
-        from .peer_states import PeerStates  # only bundles with replicas have it
+    def _kept(self) -> dict[str, Any]:
+        """Keep what is here when the supervisor that decides is lost; return what to say of it."""
+        return {"text": "no other host has all that the first one had"}
 
-        transport.peers = PeerStates(bundle, device, control, epoch if by_peers else None)
-    if by_peers:
-        transport.start(epoch, {})
-        transport.form()
-    elif epoch >= 0:
-        snapshots.restore(device, epoch)
+    def _run_to_end(self, first: int) -> None:
+        """Run the steps from `first`, keep what comes out, and be there for the others."""
+        if self.control.suspect:
+            from .suspicion import TapeRecorder  # only bundles of --with suspicion have it
 
+            line = self.control.features["suspicion"]
+            self.recorder = TapeRecorder(self.transport, line, self.control.suspect)
+        has_ended = self._run(first)
+        if self.committer is not None:  # before the files of --save: their disk may be full
+            self.committer.close(self.device)
+        if has_ended and self.options.save:
+            save_together(self.device, Path(self.options.save), Board(self.transport))
+        if self.options.report:
+            write_report(self.device.name, Path(self.options.report))
+        self.transport.linger()
 
-def _run(
-    device: Device,
-    snapshots: OwnSnapshots,
-    committer: Committer | None,
-    options: argparse.Namespace,
-    first: int,
-    recorder: TapeRecorder | None = None,
-) -> bool:
-    """Run the steps from `first`; return whether all of them were run: it may be told to stop."""
-    control = snapshots.control
-    if not control.fed:  # the caller sends a batch when the one before it was trained on
-        device.goes_on_after = partial(_goes_on, device.empties_every, options.steps, committer)
-    for step in range(first, options.steps):
-        if control.fed:
-            from .feeding import rest
+    def _run(self, first: int) -> bool:
+        """Run the steps; return whether all of them were run: it may be told to stop."""
+        control, device, steps = self.control, self.device, self.options.steps
+        if not control.fed:  # the caller sends a batch when the one before it was trained on
+            device.goes_on_after = partial(_goes_on, device.empties_every, steps, self.committer)
+        for step in range(first, steps):
+            if control.fed:
+                from .feeding import rest
 
-            rest(control.features["feeding"], device, step, snapshots)
-        if not control.begin(step, has_begun=not device.begins_empty):
-            return False
-        if recorder is not None:
-            recorder.begin(device, step)
-        start = time.perf_counter()
-        if snapshots.transport.peers is not None:
-            snapshots.transport.peers.began = start
-        loss = _run_step(device, step, snapshots)
-        value = None if loss is None else float(loss)  # of a GPU, it comes after all its work
-        step_s = time.perf_counter() - start
-        if recorder is not None:
-            recorder.end(step)
-        if options.first_gradients:
-            save_first_gradients(Path(options.first_gradients), device, step)
-        control.say("step", step=step, loss=value, step_s=round(step_s, 6))
-        if not control.peers:
-            snapshots.after_step(device, step, step_s)
-        if committer is not None:
-            committer.after_step(device, step)
-    return True
+                rest(control.features["feeding"], device, step, self.snapshots)
+            if not control.begin(step, has_begun=not device.begins_empty):
+                return False
+            if self.recorder is not None:
+                self.recorder.begin(device, step)
+            start = time.perf_counter()
+            loss = self._run_step(step)
+            value = None if loss is None else float(loss)  # of a GPU, it comes after all its work
+            step_s = time.perf_counter() - start
+            if self.recorder is not None:
+                self.recorder.end(step)
+            if self.options.first_gradients:
+                save_first_gradients(Path(self.options.first_gradients), device, step)
+            control.say("step", step=step, loss=value, step_s=round(step_s, 6))
+            self._snapshot(step, step_s)
+            if self.committer is not None:
+                self.committer.after_step(device, step)
+        return True
 
+    def _run_step(self, step: int) -> Tensor | None:
+        return self.device.run_step(step)
 
-def _run_step(device: Device, step: int, snapshots: OwnSnapshots) -> Tensor | None:
-    """Run a step, and again where fewer devices are to do it."""
-    control = snapshots.control
-    while True:
-        device.updates_together = control.peers
-        if control.lost and not control.peers and max(snapshots.slots) < 0:
-            snapshots.take_now(device, step)  # the last replica's, which had peers until now
-        with suppress(StepAgainError):
-            return device.run_step(step)
+    def _snapshot(self, step: int, step_s: float) -> None:
+        """Take a snapshot, if it is time for one."""
+        self.snapshots.after_step(self.device, step, step_s)
 
 
 def _goes_on(empties_every: int, steps: int, committer: Committer | None, step: int) -> bool:

@@ -8,6 +8,11 @@ from contextlib import contextmanager
 from .own_dice import own_dice, set_states, states_of
 
 
+def has_generators(function: object) -> bool:
+    """Whether a function leads to generators of a file's own."""
+    return bool(own_dice(function))
+
+
 @contextmanager
 def left_alone(function: object) -> Iterator[None]:
     """Let what is drawn within move none of a file's own generators."""

@@ -16,7 +16,7 @@ from .checksum import checksum
 from .entries import is_plain, pick, said
 from .loss_weight import Path, mapped, part_of_rows
 from .splitting import SplitStream
-from .stream import BatchError
+from .stream import BatchError, RandomState
 
 
 class WholeBatches(SplitStream):
@@ -53,9 +53,9 @@ class WholeBatches(SplitStream):
             self._next(self.step + 1)
             self.step += 1
 
-    def _generators(self) -> list[Any]:
+    def _random_state(self) -> RandomState:
         """Share the file's own generators with model and loss, as one loop does."""
-        return []
+        return RandomState(self.seed)
 
     def _require_like_first(self, batch: object, step: int) -> None:
         """Take any batch: the user's code reads it."""

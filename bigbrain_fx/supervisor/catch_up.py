@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from .job import OnStep
@@ -56,10 +55,6 @@ class CatchUp:
         goal = max(done + 1, start, before.goal if before else 0)
         self.ways[device] = _Lag(start, goal, before.since if before else now)
 
-    def leave_out(self, devices: Collection[str]) -> None:
-        """Hear that some devices never will be there again."""
-        self.ways = {name: way for name, way in self.ways.items() if name not in devices}
-
     def begin(self, device: str, start: int) -> None:
         """Hear from which step a device goes on: not from the one that was said of its death."""
         if device in self.ways:
@@ -99,7 +94,3 @@ class ToldSteps:
             self.newest = step
             if self.on_step is not None:
                 self.on_step(step, loss, step_s)
-
-    def take_back(self, start: int) -> None:
-        """Let steps from `start` on be told again: their losses were wrong."""
-        self.newest = min(self.newest, start - 1)

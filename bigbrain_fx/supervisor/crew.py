@@ -10,7 +10,7 @@ import os
 import selectors
 import socket
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -19,6 +19,7 @@ from .events import EventLog
 from .job import Job
 from .limits import with_remedy
 from .pipe import Ears, Orders, Said, line_pair
+from .policies import Policies
 from .processes import (
     CONTROL,
     Member,
@@ -106,7 +107,7 @@ class Crew:
         generation: the newest that was announced.
         devices: that are left; others were lost for good, with their replicas.
         ending: they have been told to end.
-        limits: says what a process of a host is told of memory, in its environment.
+        policies: what the run has besides.
     """
 
     def __init__(
@@ -123,7 +124,7 @@ class Crew:
         self.generation = 0
         self.devices = job.devices
         self.ending = False
-        self.limits: Callable[[str], dict[str, str]] = lambda _host: {}
+        self.policies = Policies()
         self.members: list[Member] = []
         self._start = start
         self._hear = hear
@@ -154,12 +155,6 @@ class Crew:
     def lost(self) -> list[str]:
         """The devices that the run goes on without."""
         return [device for device in self.job.devices if device not in self.devices]
-
-    def leave_out(self, devices: Collection[str]) -> None:
-        """Go on without some devices; processes that they have are ended."""
-        for member in [m for m in self.at_work() if m.device in devices]:
-            self.recall_one(member)
-        self.devices = tuple(name for name in self.devices if name not in devices)
 
     # ------------------------------------------------------------------ waiting
 
@@ -258,7 +253,7 @@ class Crew:
     def _start_once(self, name: str, own: str, host: str) -> Member:
         environment = {
             **self.job.environment,
-            **self.limits(host),
+            **self.policies.joined("limits", host),
             CONTROL: "0",
             "BIGBRAIN_BEAT_S": str(self.job.beat_s),
         }

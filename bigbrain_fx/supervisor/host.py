@@ -21,7 +21,7 @@ from .events import EventLog
 from .job import FailedError, Job, OnStep, Outcome, Rescue
 from .judging import Death, Failure, Judge, Stop
 from .pipe import PARTS, Said
-from .policies import END, IS_WATCHED, Health, LostReplicas, PeerStates, SpareChecks
+from .policies import END, IS_WATCHED
 from .processes import Member, Start, popen
 from .protocol import LastWord, wait_of
 from .rendezvous import Rendezvous
@@ -61,47 +61,44 @@ class Supervisor:
         self.snapshots = Snapshots(job.devices, job.every, job.snapshots)
         self.crew = Crew(job, start, events or EventLog(None), self._hear, self._ended)
         self.stopping = Stopping()
-        self.health = self._health()
-        self.crew.limits = self.health.limits
         self.spares = Spares(self.crew)
         self.votes = Votes(frozenset(job.devices))
         self.catch_up = CatchUp()
-        self.suspicion = self._suspicion() if job.suspect else SpareChecks()
-        self.peering, self.losing = PeerStates(self.snapshots, self.catch_up), LostReplicas()
-        if job.replicas:
-            is_wanted = feed is None and job.every is None and not job.suspect
-            self._have_replicas(is_wanted, is_elastic=job.elastic or rescue is not None)
-        self.rendezvous = Rendezvous(self.crew, self.peering)
+        self.policies = self.crew.policies
+        self._add_policies(snapshots_only=feed is not None)
+        self.rendezvous = Rendezvous(self.crew)
         self.ending = Ending(self.crew, self.stopping, self.snapshots, self.told)
-        common = self.crew, self.votes, self.health, self.suspicion, self.peering
-        self.posting = Posting(*common)
-        kept = self.crew, self.snapshots, self.votes, self.health, self.suspicion
-        self.snapshotting = Snapshotting(*kept)
+        self.posting = Posting(self.crew, self.votes)
+        self.snapshotting = Snapshotting(self.crew, self.snapshots, self.votes)
         self.judge = Judge(job.restarts, job.window_s)
         self.feeding = None if feed is None else self._feeding(feed)
         self.restarts = 0
         self.acts = self._acts()
 
-    def _health(self) -> Health:
-        if not IS_WATCHED:
-            return Health()
-        from .watch import Watch  # only bundles of --with watch have it
+    def _add_policies(self, *, snapshots_only: bool) -> None:
+        """Add what this run has besides, in the order in which they hear of things."""
+        job, parts = self.job, self.policies.parts
+        if IS_WATCHED:
+            from .log_loss import LogLoss  # only bundles of --with watch have these
+            from .watch import Watch
 
-        return Watch(self.crew, self.stopping)
+            parts += Watch(self.crew, self.stopping), LogLoss(self.crew)
+        if job.suspect:
+            from .suspicion import Suspicion, go_back  # only bundles of --with suspicion have it
 
-    def _suspicion(self) -> SpareChecks:
-        from .suspicion import Suspicion, go_back  # only bundles of --with suspicion have it
-
-        return Suspicion(self.crew, self.spares, partial(go_back, self))
+            parts += [Suspicion(self.crew, self.spares, partial(go_back, self))]
+        if job.replicas:
+            is_wanted = not snapshots_only and job.every is None and not job.suspect
+            self._have_replicas(is_wanted, is_elastic=job.elastic or self.rescue is not None)
 
     def _have_replicas(self, is_wanted: bool, is_elastic: bool) -> None:
         from .losing import Losing  # only bundles with replicas have these
         from .peering import Peering
 
-        parts = self.crew, self.snapshots, self.votes, self.health.log_loss, self.catch_up
-        tell = self.told.tell
-        self.peering = peering = Peering(*parts, tell, is_elastic=is_elastic, is_wanted=is_wanted)
+        about = self.crew, self.snapshots, self.votes, self.told.tell
+        peering = Peering(*about, is_elastic=is_elastic, is_wanted=is_wanted)
         self.losing = Losing(self.crew, self.votes, self.catch_up, peering)
+        self.policies.parts += peering, self.losing
 
     def _feeding(self, feed: Feed) -> Feeding:
         from .feeding import Feeding  # only the caller of a session has it
@@ -113,12 +110,11 @@ class Supervisor:
         fed = {"wants": self.feeding.hear_wants} if self.feeding else {}
         return {
             **fed,
-            **self.peering.acts(),
-            **self.suspicion.acts(),
-            **self.health.log_loss.acts(),
+            **self.policies.joined("acts"),
             "hello": self._hear_hello,
             "warm": self.spares.hear_warm,
             "beat": self._hear_beat,
+            "begins": self._hear_begins,
             "ready": self.rendezvous.hear_ready,
             "put": self.rendezvous.hear_put,
             "formed": self._hear_formed,
@@ -159,16 +155,16 @@ class Supervisor:
         finally:
             self.crew.close()
             self.snapshots.close()
-            self.suspicion.close()
+            self.policies.ask("close")
         stopped_at = self.stopping.at
         name = "finished" if stopped_at is None else "stopped"
-        self.losing.report_end()
+        self.policies.ask("report_end")
         self.crew.report(name, restarts=self.restarts)
         return Outcome(stopped_at, self.restarts)
 
     def _rescue(self, error: FailedError) -> None:
         error.left_out = tuple(self.crew.lost)
-        has_none = self.snapshots.epoch < 0 or self.peering.is_on
+        has_none = self.snapshots.epoch < 0 or self.policies.any("has_states")
         if self.rescue is None or not error.moves or has_none:
             return
         self.crew.end_now()  # nobody writes to the slots then
@@ -183,32 +179,29 @@ class Supervisor:
         """Wait for the next thing to happen and act on it, and on what has not happened."""
         self.crew.turn(self.job.beat_s)
         now = self.crew.clock.now()
-        self.health.look(now)
-        if not self.crew.ending:
-            self.suspicion.look()
+        self.policies.ask("look", now)
         if self.feeding is not None:
             self.feeding.look(self.snapshots)
-        if self.rendezvous.all_formed() and self.health.is_locked(now):
+        if self.rendezvous.all_formed() and self.policies.any("is_locked", now):
             self.rendezvous.lock(now)
         if not self.crew.ending and self.rendezvous.must_meet_anew(now):
             self._next_generation()
         if not self.crew.ending:
             self.ending.look()
-            self.health.require_end(now)
+            self.policies.ask("require_end", now)
 
     def _next_generation(self) -> None:
         self.crew.generation += 1
-        if self.health.log_loss.take_back(self.snapshots.start):
+        if self.policies.any("take_back", self.snapshots.start):
             self.take_all_back()
         self.rendezvous.announce()
 
     def take_all_back(self) -> None:
         """End all processes: what they would have to send again was dropped."""
-        if self.peering.is_on:
-            self.peering.begin_again("messages that a replacement would want were dropped")
-            return
-        self.crew.recall()
-        self.crew.report("rolled_back", step=self.snapshots.start)
+        why = "messages that a replacement would want were dropped"
+        if not self.policies.any("begin_anew", why):
+            self.crew.recall()
+            self.crew.report("rolled_back", step=self.snapshots.start)
 
     # ------------------------------------------------------------------ processes come and go
 
@@ -243,7 +236,7 @@ class Supervisor:
             files=slots.files,
             **({"fed": True} if self.feeding else {}),
             **({"suspect": self.job.suspect} if self.job.suspect else {}),
-            **self.peering.orders(),
+            **self.policies.joined("orders"),
             **({"lost": self.crew.lost} if self.crew.lost else {}),
         )
         self.crew.order(member, "generation", **self.rendezvous.generation())
@@ -255,7 +248,7 @@ class Supervisor:
 
     def _ended(self, member: Member, code: int) -> None:
         """Hear that a process has ended."""
-        self.suspicion.hear_end(member)
+        self.policies.ask("hear_end", member)
         if member.device is None:
             self.spares.hear_end(member, code)
         elif member.device in self.crew.devices:
@@ -264,20 +257,21 @@ class Supervisor:
     def _replace(self, dead: Member, device: str, code: int) -> None:
         """Let another process go on as a device whose process has ended, if that is worth it."""
         now = self.crew.clock.now()
-        death = replace(_death_of(dead, device, code), for_memory=self.health.meant(code, now))
+        is_of_memory = self.policies.any("meant", code, now)
+        death = replace(_death_of(dead, device, code), for_memory=is_of_memory)
         self.rendezvous.break_up(now)
         self._report_death(dead, death, now)
         stop = self._stop_for(dead, death, now)
-        if stop is None and self.peering.lacks_snapshot():
+        if stop is None and self.policies.any("lacks_snapshot"):
             stop = Stop("no replica but its own is left, which had no snapshot yet", moves=True)
         if stop is not None:
             self._go_on_without(death, stop)
             return
         self.restarts += 1
         self.snapshots.fall_back(device)
-        self.peering.take_over(device)
+        self.policies.ask("take_over", device)
         self.catch_up.fall_back(device, dead.done, self.snapshots.start, now)
-        self.health.move(now)
+        self.policies.ask("move", now)
         self._next_generation()
         try:
             chosen = self.spares.take(device)
@@ -291,16 +285,17 @@ class Supervisor:
             device=device,
             pid=chosen.process.pid,
             warm=chosen.is_warm,
-            step=-1 if self.peering.begins_again else self.snapshots.start,
+            step=-1 if self.policies.any("starts_over") else self.snapshots.start,
         )
 
     def _go_on_without(self, death: Death, stop: Stop) -> None:
         """Leave a device out that cannot be replaced, with its replica, or end the run."""
-        if not (stop.moves and self.losing.can_leave_out(death.device)):
+        if not (stop.moves and self.policies.any("can_leave_out", death.device)):
             how = {"moves": stop.moves, "is_short": stop.is_short}
-            raise FailedError(death, self.losing.why_not(stop), code="BX6005", **how)
-        self.losing.leave_out(death, stop.reason)
-        self.health.move(self.crew.clock.now())
+            why = "".join((stop.reason, stop.more, *self.policies.ask("why_not", stop)))
+            raise FailedError(death, why, code="BX6005", **how)
+        self.policies.ask("leave_out", death, stop.reason)
+        self.policies.ask("move", self.crew.clock.now())
         self.ending.look_where()
         self._look_for_end()
         if not self.crew.ending:
@@ -365,6 +360,12 @@ class Supervisor:
         member.step = max(member.step, step)
         member.pulse.beat(self.crew.clock.now(), n, wait_of(waiting) if waiting else None)
 
+    def _hear_begins(self, member: Member, step: int) -> None:
+        """Hear from which step a device goes on after a commit that the run resumes."""
+        self.snapshots.first = step
+        self.catch_up.begin(str(member.device), step)
+        self.policies.ask("begins", member, step)
+
     def _hear_formed(self, member: Member, generation: int) -> None:
         if self.rendezvous.hear_formed(member, generation):
             for one in self.catch_up.reach_start(self.crew.clock.now()):
@@ -374,22 +375,22 @@ class Supervisor:
     def _hear_vote(
         self, member: Member, step: int, yes: bool, loss: float | None = None, step_s: float = 0.0
     ) -> None:
-        if self.losing.is_of_before(member):
+        if self.policies.any("is_of_before", member):
             return
-        self.peering.hear_loss(step, loss, step_s)
+        self.policies.ask("hear_loss", step, loss, step_s)
         decision = self.votes.vote(str(member.device), step, yes)
         if decision is None:
             return
         self.crew.tell("voted", step=step, yes=not decision.against)
         if decision.against and decision.is_new:
             self.crew.report("skipped", step=step, devices=", ".join(decision.against))
-        self.peering.end_step(step)
+        self.policies.ask("end_step", step)
 
     def _hear_step(self, member: Member, step: int, loss: float | None, step_s: float) -> None:
         assert member.device is not None
         member.done = step
         member.step = max(member.step, step)
-        self.health.step_took(step_s, self.crew.clock.now())
+        self.policies.ask("step_took", step_s, self.crew.clock.now())
         self.judge.born(member.device)
         found = self.catch_up.reach(member.device, step + 1, self.crew.clock.now())
         if found is not None:
@@ -414,7 +415,7 @@ class Supervisor:
     def _look_for_end(self) -> None:
         done = {m.device for m in self.crew.at_work() if m.finished}
         if done == set(self.crew.devices):
-            self.suspicion.when_clean(END, self.crew.end)
+            self.policies.when_clean(END, self.crew.end)
 
 
 def _fits(act: Callable[..., object], member: Member, said: Said) -> bool:

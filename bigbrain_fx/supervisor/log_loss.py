@@ -6,11 +6,11 @@ Processes are told how much of sent messages they may keep; see `watch.Watch.lim
 from __future__ import annotations
 
 from .crew import Crew
-from .policies import Acts, KeptMessages
+from .policies import Acts
 from .processes import Member
 
 
-class LogLoss(KeptMessages):
+class LogLoss:
     """The messages that some device has dropped: those up to `step`; -1: none is missing."""
 
     def __init__(self, crew: Crew | None = None) -> None:
@@ -35,7 +35,7 @@ class LogLoss(KeptMessages):
         self.step = max(self.step, step)
         return is_first
 
-    def end_step(self) -> None:
+    def forget_log(self) -> None:
         """Hear that nobody wants a message of the step that ends, nor of those before it."""
         self.is_told = self.is_told or self.step >= 0
         self.step = -1

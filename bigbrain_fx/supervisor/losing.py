@@ -6,16 +6,17 @@ devices; what one computes in place of another is theirs to know.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from .catch_up import CatchUp
 from .crew import Crew
 from .judging import Death, Stop
 from .peering import Peering
-from .policies import LostReplicas
 from .processes import Member
 from .votes import Votes
 
 
-class Losing(LostReplicas):
+class Losing:
     """Leave replicas out of a crew.
 
     Attributes:
@@ -51,11 +52,11 @@ class Losing(LostReplicas):
     def leave_out(self, death: Death, reason: str) -> None:
         """End what is left of a replica; all others are to meet without it."""
         lost = next(group for group in self.standing if death.device in group)
-        self.crew.leave_out(lost)
-        self.votes.leave_out(lost)
-        self.catch_up.leave_out(lost)
+        self._forget(lost)
         self.peering.take_over(death.device)
-        self.peering.snapshots.leave_out(lost)
+        for name in lost:
+            self.peering.snapshots.slots.pop(name).close()
+            self.peering.snapshots.costs.pop(name, None)
         self.since = self.crew.generation + 1
         self.crew.report(
             "replica_lost",
@@ -68,12 +69,21 @@ class Losing(LostReplicas):
         if len(self.standing) == 1:
             self.peering.end()
 
+    def _forget(self, lost: Collection[str]) -> None:
+        """End the processes of lost devices; all others vote again, and nobody waits for these."""
+        crew, ways = self.crew, self.catch_up.ways
+        for member in [m for m in crew.at_work() if m.device in lost]:
+            crew.recall_one(member)
+        crew.devices = tuple(name for name in crew.devices if name not in lost)
+        self.votes.devices -= set(lost)
+        self.votes.votes.clear()
+        self.catch_up.ways = {name: way for name, way in ways.items() if name not in lost}
+
     def why_not(self, stop: Stop) -> str:
-        """Say why a run ends; where it was to go on without replicas, that none can be left out."""
-        whole = stop.reason + stop.more
+        """Say, where a run was to go on without replicas, why none can be left out."""
         if not (self.peering.is_elastic and stop.moves):
-            return whole
-        return f"{whole}; no other replica that could go on has all that it has"
+            return ""
+        return "; no other replica that could go on has all that it has"
 
     def said(self) -> str:
         """Say how many replicas stand."""

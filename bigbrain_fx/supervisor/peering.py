@@ -10,21 +10,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .catch_up import CatchUp
 from .crew import Crew
-from .policies import Acts, KeptMessages, PeerStates
+from .policies import Acts
 from .processes import Member
 from .snapshots import Snapshots
-from .votes import Votes
+from .votes import Notes, Votes
 
 TellStep = Callable[[int, float, float], None]  # step, loss, seconds
 
 
-class Peering(PeerStates):
+class Peering:
     """What follows for the parts of a supervisor; nothing, where a run keeps snapshots.
 
     Attributes:
+        is_elastic: only where the run can go on without a replica.
         is_wanted: off, where snapshots are asked for.
+        is_on: states come from peers; known when all devices have first met.
+        begins_again: no step has ended since nobody had the state of a device any more.
         is_over: one replica is left: from its next meeting on, its devices take snapshots.
         told: of the newest step of which the loss was told: step, loss, seconds until the vote.
     """
@@ -34,21 +36,19 @@ class Peering(PeerStates):
         crew: Crew,
         snapshots: Snapshots,
         votes: Votes,
-        log_loss: KeptMessages,
-        catch_up: CatchUp,
         tell_step: TellStep,
         *,
         is_elastic: bool = False,
         is_wanted: bool = True,
     ) -> None:
-        super().__init__(snapshots, catch_up)
-        self.crew, self.votes, self.log_loss, self.tell_step = crew, votes, log_loss, tell_step
+        self.crew, self.snapshots, self.votes, self.tell_step = crew, snapshots, votes, tell_step
         self.is_elastic, self.is_wanted, self.is_over = is_elastic, is_wanted, False
+        self.is_on = self.begins_again = False
         self.told: tuple[int, float, float] | None = None
 
     def acts(self) -> Acts:
         """Return the methods that follow from messages of processes, by message."""
-        return {**super().acts(), "took": self.hear_took, "orphaned": self.hear_orphaned}
+        return {"took": self.hear_took, "orphaned": self.hear_orphaned}
 
     def meet(self, members: list[Member]) -> dict[str, Any]:
         """Be on, where the program of all processes can; return what they are told then."""
@@ -66,6 +66,14 @@ class Peering(PeerStates):
             return False
         return all("peers" in m.knows and (m.replicas or not self.is_elastic) for m in members)
 
+    def has_states(self) -> bool:
+        """Whether the state of a dead device comes from its peers."""
+        return self.is_on
+
+    def starts_over(self) -> bool:
+        """Whether no step has ended since nobody had the state of a device any more."""
+        return self.begins_again
+
     def orders(self) -> dict[str, bool]:
         """Return what a process is told besides that it is to be a device."""
         found = {"peers": self.is_on, "again": self.begins_again}
@@ -82,14 +90,14 @@ class Peering(PeerStates):
         """Hear that all devices have voted on a step: nobody wants anything of it again."""
         if self.is_on:
             self.begins_again = False
-            self.snapshots.keep_beginning(step + 1)
+            self.snapshots.epoch = step + 1  # until all have all of it they have its beginning
             self.votes.forget_steps(before=step + 1)
-            self.log_loss.end_step()
+            self.crew.policies.ask("forget_log")
 
     def end(self) -> None:
         """Hear that nobody has a peer any more."""
         self.is_on, self.is_over = False, True
-        self.snapshots.lose()
+        self.snapshots.epoch = -1
 
     def lacks_snapshot(self) -> bool:
         """Whether nobody has a dead device's state, though others have gone on from it."""
@@ -98,7 +106,8 @@ class Peering(PeerStates):
     def take_over(self, device: str) -> None:
         """Hear that a process has died: no other may update before its replacement votes."""
         if self.is_on:
-            self.votes.withdraw(device)
+            for votes in self.votes.votes.values():
+                votes.pop(device, None)
             if self.told is not None and self.snapshots.epoch > self.told[0]:
                 self.tell_step(*self.told)  # it may have died before it told; again means nothing
 
@@ -114,16 +123,21 @@ class Peering(PeerStates):
         if not member.recalled:
             self.begin_again(f"nobody has {text} of {member.device}: its peers have died, too")
 
+    def begin_anew(self, why: str) -> bool:
+        """Begin again, where states come from peers; return whether that is so."""
+        if self.is_on:
+            self.begin_again(why)
+        return self.is_on
+
     def begin_again(self, why: str) -> None:
         """End all processes; the next ones begin as those of a run that is resumed."""
         self.crew.report("state_lost", text=why)
         self.begins_again, self.told = True, None
-        self.snapshots.lose()
-        self.votes.forget()
+        self.snapshots.epoch = -1
+        self.votes.firsts, self.votes.board, self.votes.votes = {}, Notes(), {}
         self.crew.recall()
 
-    def hear_begins(self, member: Member, step: int) -> None:
+    def begins(self, member: Member, step: int) -> None:
         """Hear from which step a device goes on then, or after a commit that the run resumes."""
-        super().hear_begins(member, step)
         if self.begins_again and member.device == self.crew.devices[0]:
             self.crew.report("rolled_back", step=step)

@@ -13,7 +13,6 @@ from typing import Any
 from .crew import Crew
 from .job import FailedError
 from .judging import Failure, Judge
-from .policies import PeerStates
 from .processes import Member
 
 LINKS_S = 0.5  # connections that were lost without a death are made anew after this
@@ -36,17 +35,13 @@ class LostLinks:
 class Rendezvous:
     """Lead the processes of a crew through their generations.
 
-    Args:
-        peering: what all are told besides.
-
     Attributes:
         broken_since: when the first thing broke after which not all are connected again yet.
         lost: the connections that were lost in the newest generation.
     """
 
-    def __init__(self, crew: Crew, peering: PeerStates) -> None:
+    def __init__(self, crew: Crew) -> None:
         self.crew = crew
-        self.peering = peering
         self.relinks = Judge(crew.job.restarts, crew.job.window_s)
         self.broken_since: float | None = None
         self.lost: LostLinks | None = None
@@ -90,7 +85,7 @@ class Rendezvous:
             for kind, found in other.ready[1].items():
                 told[kind] |= found
         at_work = self.crew.at_work()
-        told |= self.peering.meet(at_work)
+        told |= self.crew.policies.joined("meet", at_work)
         self.crew.tell("go", generation=self.crew.generation, **told)
 
     def hear_put(self, member: Member, key: str, value: str) -> None:

@@ -13,14 +13,13 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .crew import Crew
-    from .policies import Health, SpareChecks
     from .processes import Member
     from .votes import Votes
 
@@ -76,11 +75,6 @@ class Snapshots:
         self.epoch = newest
         return True
 
-    def take_back(self) -> None:
-        """Forget those of steps after the newest that all devices have."""
-        for slots in self.slots.values():
-            slots.steps = [step if step <= self.epoch else -1 for step in slots.steps]
-
     def fall_back(self, device: str) -> None:
         """Hear that a process has died, and another begins where all have a snapshot.
 
@@ -89,20 +83,6 @@ class Snapshots:
         """
         slots = self.slots[device]
         slots.steps = [step if step <= self.epoch else -1 for step in slots.steps]
-
-    def keep_beginning(self, step: int) -> None:
-        """Hear that all devices have the beginning of a step until all have all of it."""
-        self.epoch = step
-
-    def leave_out(self, devices: Collection[str]) -> None:
-        """Hear that some devices are lost for good; give their memory back."""
-        for name in devices:
-            self.slots.pop(name).close()
-            self.costs.pop(name, None)
-
-    def lose(self) -> None:
-        """Hear that nobody has a device's state any more."""
-        self.epoch = -1
 
     def measure(self, device: str, cost: SnapshotCost, left: int) -> bool:
         """Hear what snapshots cost a device; return whether `every` is now known by that.
@@ -207,6 +187,11 @@ def nameless(folder: Path | None = None) -> int:
         return os.dup(file.fileno())
 
 
+def free_bytes() -> int:
+    """Return the memory that this whole host has free."""
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 class Snapshotting:
     """Tell all which snapshot counts, and how often one is made.
 
@@ -214,32 +199,24 @@ class Snapshotting:
         crew: the processes.
         snapshots: of all devices.
         votes: of steps that nobody runs again.
-        health: knows of memory, and of messages that were dropped.
-        suspicion: knows which steps are clean.
     """
 
-    def __init__(
-        self,
-        crew: Crew,
-        snapshots: Snapshots,
-        votes: Votes,
-        health: Health,
-        suspicion: SpareChecks,
-    ) -> None:
+    def __init__(self, crew: Crew, snapshots: Snapshots, votes: Votes) -> None:
         self.crew, self.snapshots, self.votes = crew, snapshots, votes
-        self.health, self.suspicion = health, suspicion
+        self.policies = crew.policies
 
     def hear_cost(self, member: Member, state: int, log: int, copy_s: float, step_s: float) -> None:
         """Hear what a snapshot costs a device."""
         assert member.device is not None
-        cost, left = SnapshotCost(state, log, copy_s, step_s), self.health.left_bytes()
+        cost = SnapshotCost(state, log, copy_s, step_s)
+        left = next(iter(self.policies.ask("left_bytes")), free_bytes())
         if self.snapshots.measure(member.device, cost, left):
             self.crew.tell("every", steps=self.snapshots.every)
-            self.health.mind(self.snapshots, left)
+            self.policies.ask("mind", self.snapshots, left)
 
     def hear_snapshot(self, member: Member, step: int, slot: int, bytes: int) -> None:
         """Hear of a device's whole snapshot; it counts when its step is clean."""
-        self.suspicion.when_clean(step, lambda: self._take(member, step, slot))
+        self.policies.when_clean(step, lambda: self._take(member, step, slot))
 
     def _take(self, member: Member, step: int, slot: int) -> None:
         if member not in self.crew.at_work():  # it has died since, and another begins before it
@@ -250,6 +227,6 @@ class Snapshotting:
         newest = self.snapshots.epoch
         self.crew.tell("epoch", step=newest)
         self.votes.forget_steps(before=newest)
-        if self.health.log_loss.snapshot(newest):
+        if self.policies.any("snapshot", newest):
             self.crew.report("log_whole", step=newest)
         self.crew.report("snapshot", step=newest, every=self.snapshots.every)

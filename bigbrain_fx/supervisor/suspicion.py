@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 from .crew import Crew, Spares
 from .job import FailedError
 from .judging import Death
-from .policies import Act, Acts, SpareChecks
+from .policies import Act, Acts
 from .processes import Member
 from .snapshots import nameless
+from .votes import Votes
 
 if TYPE_CHECKING:
     from .host import Supervisor
@@ -48,7 +49,7 @@ class Taped:
     tries: int = 0
 
 
-class Suspicion(SpareChecks):
+class Suspicion:
     """The tapes of all devices, one of each at a time.
 
     Args:
@@ -129,9 +130,11 @@ class Suspicion(SpareChecks):
 
     # ------------------------------------------------------------------ who checks
 
-    def look(self) -> None:
+    def look(self, now: float | None = None) -> None:
         """Give tapes to spares that are free, and end those that have one for too long."""
-        now = self.crew.clock.now()
+        if self.crew.ending:
+            return
+        now = self.crew.clock.now() if now is None else now
         for tape in [t for t in self.tapes.values() if t.checker is None]:
             if tape.checker is None and self.tapes.get(tape.device) is tape:
                 self._give(tape, now)
@@ -186,7 +189,7 @@ class Suspicion(SpareChecks):
 
     # ------------------------------------------------------------------ the end
 
-    def forget(self) -> None:
+    def forget_tapes(self) -> None:
         """Forget all tapes, and what waits for them: all devices start again."""
         self.tapes, self.granted, self.wanted, self.held = {}, {}, {}, []
 
@@ -214,8 +217,24 @@ def go_back(of: Supervisor, tape: Taped, text: str) -> None:
         raise FailedError(death, stop.reason, code="BX6006", moves=True)
     if tape.checker is not None:
         crew.recall_one(tape.checker)
-    of.suspicion.forget()
-    of.snapshots.take_back()
-    of.votes.take_back(of.snapshots.start)
-    of.told.take_back(of.snapshots.start)
+    of.policies.ask("forget_tapes")
+    for slots in of.snapshots.slots.values():
+        slots.steps = [step if step <= of.snapshots.epoch else -1 for step in slots.steps]
+    start = of.snapshots.start
+    take_back(of.votes, start)
+    of.told.newest = min(of.told.newest, start - 1)  # losses since then were wrong
     of.take_all_back()
+
+
+def take_back(votes: Votes, step: int) -> None:
+    """Forget what was said of steps from `step` on, and commits of them that are not whole."""
+    votes.votes = {number: said for number, said in votes.votes.items() if number < step}
+    # with others to add gradients copies of weights may be others
+    votes.forget_subjects(lambda kind, of: kind == "copies" and of >= step)
+    notes, board = votes.board.notes, votes.board.numbers
+    for numbers in board.values():
+        partly = [n for n, keys in numbers.items() if n > step and len(keys) < len(votes.devices)]
+        for key in [key for number in partly for key in numbers.pop(number)]:
+            del notes[key]
+    for key in [key for key in notes if key.startswith("aside/")]:
+        del notes[key]

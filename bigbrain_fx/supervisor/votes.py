@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from .crew import Crew
-from .policies import END, Health, PeerStates, SpareChecks
+from .policies import END
 from .processes import Member
 
 OLDER = re.compile(r"the (batch|copies) of .*step (\d+)")  # so bundles said it until 0.2.0
@@ -43,18 +43,6 @@ class Notes:
         for old in dropped:
             del self.notes[old]
         return dropped
-
-    def forget_parts(self, after: int, names: int) -> None:
-        """Forget what was said of things that are not whole, of numbers `after` one or the end.
-
-        `names`: how many say something of a number before it is whole.
-        """
-        for numbers in self.numbers.values():
-            for number in [n for n, keys in numbers.items() if n > after and len(keys) < names]:
-                for key in numbers.pop(number):
-                    del self.notes[key]
-        for key in [key for key in self.notes if key.startswith("aside/")]:
-            del self.notes[key]
 
 
 @dataclass(frozen=True)
@@ -95,33 +83,12 @@ class Votes:
             return None
         return Decision(tuple(sorted(name for name, says in votes.items() if not says)), is_new)
 
-    def forget(self) -> None:
-        """Forget all, for devices that begin again."""
-        self.firsts, self.board, self.votes = {}, Notes(), {}
-
-    def take_back(self, step: int) -> None:
-        """Forget what was said of steps from `step` on, and commits of them that are not whole."""
-        self.votes = {number: votes for number, votes in self.votes.items() if number < step}
-        # with others to add gradients copies of weights may be others
-        self._forget(lambda kind, of: kind == "copies" and of >= step)
-        self.board.forget_parts(step, len(self.devices))
-
-    def withdraw(self, device: str) -> None:
-        """Forget the votes of a device that begins its step again."""
-        for votes in self.votes.values():
-            votes.pop(device, None)
-
-    def leave_out(self, devices: Collection[str]) -> None:
-        """Hear that some devices vote no more, and that all others do again."""
-        self.devices -= set(devices)
-        self.votes.clear()
-
     def forget_steps(self, before: int) -> None:
         """Forget the votes on steps that nobody does again, and what their batches were."""
         self.votes = {step: votes for step, votes in self.votes.items() if step >= before}
-        self._forget(lambda _, of: of < before)
+        self.forget_subjects(lambda _, of: of < before)
 
-    def _forget(self, is_old: Callable[[str, int], bool]) -> None:
+    def forget_subjects(self, is_old: Callable[[str, int], bool]) -> None:
         """Forget what was said first of some things, by kind and step: "batch/7" names one."""
         for what in list(self.firsts):
             kind, _, rest = OLDER.sub(r"\1/\2", what).partition("/")
@@ -136,21 +103,10 @@ class Posting:
     Args:
         crew: the processes.
         votes: keeps the board, for those that start later.
-        health: hears that the run comes nearer to its end.
-        suspicion: knows what is clean.
-        peering: knows whether all devices begin again.
     """
 
-    def __init__(
-        self,
-        crew: Crew,
-        votes: Votes,
-        health: Health,
-        suspicion: SpareChecks,
-        peering: PeerStates,
-    ) -> None:
-        self.crew, self.votes, self.health = crew, votes, health
-        self.suspicion, self.peering = suspicion, peering
+    def __init__(self, crew: Crew, votes: Votes) -> None:
+        self.crew, self.votes = crew, votes
 
     def hear_first(self, member: Member, what: str, text: str) -> None:
         """Answer with what the first process said of something."""
@@ -158,13 +114,15 @@ class Posting:
 
     def hear_post(self, member: Member, key: str, text: str) -> None:
         """Put a note on the board of all, as soon as it counts."""
-        self.health.move(self.crew.clock.now())
-        if member.recalled and self.peering.begins_again:  # of commits that are no more under way
+        self.crew.policies.ask("move", self.crew.clock.now())
+        if member.recalled and self.crew.policies.any(
+            "starts_over"
+        ):  # of commits that are no more under way
             return
         kind, _, rest = key.partition("/")
         if kind in ("shard", "aside"):  # these count when all devices have said theirs
             step = int(rest.partition("/")[0]) if kind == "shard" else END
-            self.suspicion.when_clean(step, lambda: self._post(member, key, text))
+            self.crew.policies.when_clean(step, lambda: self._post(member, key, text))
         else:
             self._post(member, key, text)
 

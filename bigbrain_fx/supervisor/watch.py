@@ -14,9 +14,7 @@ from .grace import Grace
 from .host_memory import available_bytes
 from .job import FailedError
 from .judging import Failure
-from .log_loss import LogLoss
 from .memory_kills import MemoryKills
-from .policies import Health
 from .processes import END_S, LOG_BYTES, LOG_SHARERS, Member
 from .protocol import BATCH
 from .pulse import Pulse
@@ -46,15 +44,13 @@ class Watched:
     stopped_at: float | None = None
 
 
-class Watch(Health):
+class Watch:
     """Look after the processes of a crew from time to time; times are of its clock."""
 
     def __init__(self, crew: Crew, stopping: Stopping) -> None:
-        super().__init__()
         self.crew = crew
         self.looked = crew.clock.now()
         self.watched: dict[Member, Watched] = {}
-        self.log_loss = LogLoss(crew)
         self.memory_kills = MemoryKills()
         self.grace = Grace(crew, stopping)
 

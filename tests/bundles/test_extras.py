@@ -34,10 +34,19 @@ def test_a_bundle_has_what_was_asked_for_and_so_has_one_made_of_it(
 ) -> None:
     assert extras_of(plain) == ()
     full = split(model, cluster(), tmp_path / "full", CHAIN, extras=EXTRAS).bundle
-    asked = tuple(name for name in EXTRAS if name != "checks")  # these only lean bundles lack
-    assert extras_of(full) == asked
+    assert extras_of(full) == EXTRAS
     run(full, RunOptions(1, commits=full / "commits"))
-    assert extras_of(resplit(full, cluster(1), tmp_path / "moved").bundle) == asked
+    assert extras_of(resplit(full, cluster(1), tmp_path / "moved").bundle) == EXTRAS
+
+
+def test_generators_of_the_model_files_own_bring_what_keeps_them(
+    model: Path, plain: Path, tmp_path: Path
+) -> None:
+    assert not (plain / "runtime" / "own_dice.py").exists()
+    (tmp_path / "letters.py").write_text(model.read_text() + "\nDICE = torch.Generator()\n")
+    rolled = split(tmp_path / "letters.py", cluster(), tmp_path / "rolled", CHAIN).bundle
+    assert (rolled / "runtime" / "own_dice.py").exists()
+    assert extras_of(rolled) == ("generators",)  # as one that is made of it
 
 
 def test_a_run_names_the_extra_that_its_flag_wants(plain: Path) -> None:

@@ -151,8 +151,8 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("type", "step 1: batch entry 'y' is float64[8, 8], but the model was split for float32"),
-        ("rows", r"step 1: batch entry '[xy]' is float32[4, 8], but the model was split for"),
+        ("type", "step 1: batch entry 'y' is torch.float64[8, 8], the model takes torch.float32"),
+        ("rows", r"step 1: batch entry '[xy]' is torch.float32[4, 8], the model takes torch"),
     ],
 )
 def test_a_batch_unlike_the_example_is_named(
@@ -163,7 +163,7 @@ def test_a_batch_unlike_the_example_is_named(
     assert done.code == 2
     # The device that makes the loss may be ended before it has told that of step 0.
     assert [line["step"] for line in done.objects] in ([], [0])
-    pattern = r"error\[BX5029\]: " + re.escape(message).replace(r"\[xy\]", "[xy]")
+    pattern = r"error\[BX5204\]: " + re.escape(message).replace(r"\[xy\]", "[xy]")
     error = done.err[done.err.index("error[") :]
     assert re.match(pattern, error), done.err
     assert "help: every batch must be like example_batch()" in error

@@ -11,6 +11,7 @@ import pytest
 from bigbrain_fx.plan import Options
 from bigbrain_fx.runtime.agreed import CopiesError, Subject, require_same
 from bigbrain_fx.supervisor import FailedError
+from bigbrain_fx.supervisor.suspicion import take_back
 from bigbrain_fx.supervisor.votes import Votes
 from tests.support import warm
 from tests.support.bundles import copied, edit, split_small
@@ -90,7 +91,7 @@ def test_a_step_done_again_with_other_replicas_is_compared_anew() -> None:
     copies = [f"the copies of w after step {step}" for step in (3, 4)]
     for what in (*copies, "the batch of step 4"):
         votes.first(what, "first")
-    votes.take_back(4)
+    take_back(votes, 4)
     assert [votes.first(what, "now") for what in copies] == ["first", "now"]
     assert votes.first("the batch of step 4", "now") == "first"
     votes.forget_steps(before=4)

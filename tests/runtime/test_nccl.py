@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -25,10 +26,13 @@ from torch import Tensor
 from bigbrain_fx.bundles.launch import Command, Process, RunOptions, popen, run
 from bigbrain_fx.runtime import gpus, member, rendezvous
 from bigbrain_fx.runtime.channel import Channel
+from bigbrain_fx.runtime.control import Control
+from bigbrain_fx.runtime.device import Device
 from bigbrain_fx.runtime.gloo import AHEAD, ChannelEnd
 from bigbrain_fx.runtime.gpus import GpuBackground, NcclTransport, prepare_cuda
 from bigbrain_fx.runtime.layout import Layout
 from bigbrain_fx.runtime.network import Background
+from bigbrain_fx.runtime.snapshots import OwnSnapshots
 from tests.support.bundles import cluster, split_small
 from tests.support.nccl_like import NCCL_LIKE
 
@@ -274,17 +278,13 @@ def test_a_step_has_taken_what_its_loss_has(monkeypatch: pytest.MonkeyPatch) -> 
         clock[0] += 1.0
         return Loss()
 
-    control = SimpleNamespace(
-        begin=lambda *_, **__: True,
-        say=lambda _, **facts: told.append(facts),
-        fed=False,
-        peers=False,
-        lost=(),
-    )
-    alone = SimpleNamespace(peers=None)
-    snapshots: Any = SimpleNamespace(control=control, transport=alone, after_step=lambda *_: None)
-    device: Any = SimpleNamespace(run_step=run_step, empties_every=1, begins_empty=True)
-    options: Any = SimpleNamespace(steps=1, first_gradients=None)
+    worker = member.Worker.__new__(member.Worker)
+    about = {"begin": lambda *_, **__: True, "say": lambda _, **facts: told.append(facts)}
+    worker.control = cast(Control, SimpleNamespace(**about, fed=False))
+    worker.snapshots = cast(OwnSnapshots, SimpleNamespace(after_step=lambda *_: None))
+    device = SimpleNamespace(run_step=run_step, empties_every=1, begins_empty=True)
+    worker.device, worker.committer, worker.recorder = cast(Device, device), None, None
+    worker.options = cast(Namespace, SimpleNamespace(steps=1, first_gradients=None))
     monkeypatch.setattr(member, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    assert member._run(device, snapshots, None, options, 0)
+    assert worker._run(0)
     assert told == [{"step": 0, "loss": 2.5, "step_s": 6.0}]

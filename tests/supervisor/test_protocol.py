@@ -16,6 +16,7 @@ from bigbrain_fx.supervisor.protocol import (
     Wait,
     wait_of,
 )
+from bigbrain_fx.supervisor.suspicion import take_back
 from bigbrain_fx.supervisor.votes import Votes
 
 
@@ -39,7 +40,7 @@ def test_votes_forget_subjects_by_their_step(word: Callable[[Subject], str]) -> 
     keys = [word(Subject(step, of)) for of in ("", "head/weight") for step in (3, 4)]
     for key in (*keys, "of no step"):
         votes.first(key, "d0 aa")
-    votes.take_back(4)
+    take_back(votes, 4)
     assert set(votes.firsts) == {*keys[:3], "of no step"}
     votes.forget_steps(before=4)
     assert set(votes.firsts) == {keys[1], "of no step"}

@@ -64,6 +64,7 @@ class Crew:
     orders: list[tuple[str, str]] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
     now: float = 0.0
+    ending: bool = False
 
     def __post_init__(self) -> None:
         self.job = SimpleNamespace(devices=("d0", "d1"), start_s=10.0)

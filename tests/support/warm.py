@@ -24,9 +24,34 @@ from typing import Any
 
 import pytest
 
+from bigbrain_fx.processes import PROGRAM
+
 __all__ = ["DEVNULL", "PIPE", "Nursery", "Popen", "cold_starts", "run", "warm_starts"]
 
-NURSERY = Path(__file__).with_name("warm_nursery.py")
+IMPORTED = (
+    "safetensors.torch",
+    "torch.distributed",
+    # What torch imports when it first exports, and when one of its optimizers first steps.
+    "sympy.combinatorics.tensor_can",
+    "torch._dynamo",
+    "torch._functorch.aot_autograd",
+    "torch._inductor.output_code",
+    "torch.export._trace",
+    # What the children of capture, verify and export import.
+    "bigbrain_fx.frontend.translation.leaf",
+    "bigbrain_fx.frontend.modelfile",
+    "bigbrain_fx.frontend.translation.oracle",
+    "bigbrain_fx.frontend.tracing.trace",
+    "bigbrain_fx.bundles.launch",
+    "bigbrain_fx.verification.inference",
+    "bigbrain_fx.verification.module",
+    "bigbrain_fx.verification.plain",
+    "bigbrain_fx.verification.reference",
+    # Extras, which a machine may not have.
+    "onnxscript",
+    "torch.onnx._internal.exporter._core",
+    "transformers.modeling_utils",
+)
 STARTERS = (
     "bigbrain_fx.bundles.child_programs",
     "bigbrain_fx.bundles.launch.process",
@@ -53,8 +78,11 @@ class Nursery:
         """Start a process, a child of this one, with its three streams and more; return its id."""
         with self._turn:  # threads would take each other's answers
             door = self._door or self._open()
-            socket.send_fds(door, [json.dumps(order).encode()], fds)
-            answer = door.recv(100)
+            own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with own, theirs:
+                socket.send_fds(door, [json.dumps(order).encode()], [*fds, theirs.fileno()])
+                theirs.close()
+                answer = own.recv(100)
         if not answer:
             raise RuntimeError("the process that forks the others has ended")
         return _adopted(int(answer))
@@ -65,11 +93,10 @@ class Nursery:
         plain = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", str(NURSERY), str(theirs.fileno())],
+                [sys.executable, "-P", str(PROGRAM), *IMPORTED],
                 cwd="/",
                 env={**plain, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-                stdin=DEVNULL,
-                pass_fds=(theirs.fileno(),),
+                stdin=theirs.fileno(),
             )
         return self._door
 
@@ -111,7 +138,8 @@ class Popen(subprocess.Popen[Any]):
             "folder": str(Path(cwd or ".").absolute()),
             "environment": dict(os.environ if env is None else env),
             "session": bool(session),
-            "fds": more,
+            "numbers": more,
+            "apart": True,
         }
         given = (pipes[0], pipes[3], pipes[5])
         fds = [own if own != -1 else place for place, own in enumerate(given)]

@@ -1,6 +1,6 @@
 """The place where device processes start: a warm Python that has imported torch, and forks.
 
-    python nursery.py FD        (a program of its own: it imports torch and nothing of ours)
+    python nursery.py FD        (a program of its own: of ours it imports `processes` alone)
 
 FD is one end of a SOCK_SEQPACKET pair. Each message in is the order for one process, with the file
 descriptors for its output; messages out are `ready`, `started` and `ended`. A child joins its
@@ -18,19 +18,19 @@ import ctypes
 import functools
 import json
 import os
-import runpy
 import select
 import signal
 import socket
 import sys
 import threading
-import traceback
 from typing import Any, NoReturn
 
 import safetensors.torch  # noqa: F401  # what every bundle imports
 import torch
 import torch._dynamo  # torch's optimizers import it when they are first used: 3 s of a slow device
 import torch.distributed as dist
+
+from bigbrain_fx.processes import become
 
 CLONE_NEWNET = 0x40000000
 PR_SET_PDEATHSIG = 1
@@ -72,7 +72,7 @@ def serve(door: socket.socket, children: dict[int, int]) -> None:
             pid = os.fork()
             if pid == 0:
                 door.close()
-                become(json.loads(message), *fds)
+                be(json.loads(message), fds)
             for fd in fds:
                 os.close(fd)
             children[os.pidfd_open(pid)] = pid
@@ -102,31 +102,17 @@ def resident_bytes() -> int:
 # --------------------------------------------------------------------------- in the child
 
 
-def become(order: Order, stdout: int, stderr: int) -> NoReturn:
-    """Be the ordered process, to its end."""
-    code = 1
-    try:
-        os.dup2(stdout, 1)
-        os.dup2(stderr, 2)
-        sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+def be(order: Order, files: list[int]) -> NoReturn:
+    """Be the ordered process in its groups and its namespace, to its end."""
+
+    def enter() -> None:
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
         for group in order["groups"]:
             enter_group(group)
         enter_namespace(order["namespace"])
         hold_computation(order["quota_group"], order["cpus"])
-        run(order)
-        code = 0
-    except SystemExit as end:
-        if isinstance(end.code, str):
-            print(end.code, file=sys.stderr)
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+
+    become(order, [os.open(os.devnull, os.O_RDONLY), *files], enter)
 
 
 def enter_group(path: str, thread: int = 0) -> None:
@@ -153,22 +139,6 @@ def hold_computation(group: str, cpus: list[int]) -> None:
         os.sched_setaffinity(threading.get_native_id(), cpus)
 
     dist.init_process_group = init_process_group
-
-
-def run(order: Order) -> None:
-    """Run `PROGRAM WORDS` or `-m MODULE WORDS` in its folder under its environment."""
-    words: list[str] = order["words"]
-    os.chdir(order["folder"])
-    os.environ.clear()
-    os.environ.update(order["environment"])
-    sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    if words[0] == "-m":
-        sys.argv = words[1:]
-        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
-        return
-    sys.argv = words
-    sys.path.insert(0, os.getcwd())
-    runpy.run_path(words[0], run_name="__main__")
 
 
 if __name__ == "__main__":

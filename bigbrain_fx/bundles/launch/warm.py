@@ -1,7 +1,7 @@
 """Processes of devices as forks of one that has imported torch, once for all of them.
 
-    launcher ──order──▶ warm_process ──fork──▶ d0, d1, the spares, whoever replaces one that died
-       └────────◀ ends (pidfd), exit codes ◀────┘
+    launcher ──order──▶ forking ──fork──▶ d0, d1, the spares, whoever replaces one that died
+       └──────◀ ends (pidfd), exit codes ◀──┘
 
 Importing torch, and what its optimizers ask for, is most of what a process does before its first
 step, and most of the memory of a small model's. Where it is killed all devices end with it, and new
@@ -19,8 +19,8 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from pathlib import Path
 
+from bigbrain_fx.processes import PROGRAM
 from bigbrain_fx.supervisor import (
     LAUNCHER,
     DeviceProcess,
@@ -32,7 +32,7 @@ from bigbrain_fx.supervisor import (
     uncached,
 )
 
-PROGRAM = Path(__file__).with_name("warm_process.py")
+IMPORTED = "torch", "torch._dynamo"  # the first step of an optimizer asks for the second
 START_S = 120.0  # longest wait for a fork: torch is imported before the first
 CODE_S = 10.0
 OF_ONE = frozenset({LAUNCHER, "BIGBRAIN_CONTROL", "BIGBRAIN_LOG_BYTES", "BIGBRAIN_LOG_SHARERS"})
@@ -78,7 +78,7 @@ class Warm:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", str(PROGRAM)],
+                [sys.executable, "-P", str(PROGRAM), *IMPORTED],
                 env=shared,
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
@@ -90,13 +90,18 @@ class Warm:
     def _forked(self, order: Order, environment: Mapping[str, str]) -> DeviceProcess:
         if self._line is None:
             raise OSError("the process that forks has ended")
-        asked = {"words": order.words[1:], "folder": str(order.folder), "environment": environment}
+        asked = {
+            "words": order.words[1:],
+            "folder": str(order.folder),
+            "environment": environment,
+            "session": True,
+        }
         log, no_log = opened_log(order.log)
         with ExitStack() as on_failure:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             on_failure.callback(ours.close)
             with theirs, log:
-                files = [order.line, log.fileno(), theirs.fileno()]
+                files = [order.line, log.fileno(), log.fileno(), theirs.fileno()]
                 socket.send_fds(self._line, [json.dumps(asked).encode()], files)
             ours.settimeout(START_S)
             pid = ours.recv(32)

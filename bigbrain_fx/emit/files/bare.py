@@ -6,11 +6,10 @@ written for the bundle: it names what the bundle's own files import.
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
-from bigbrain_fx.emit.files.copied import ROOM, imported_names, room_files
+from bigbrain_fx.emit.files.copied import ROOM, imported_names, imports_of, room_files
 from bigbrain_fx.emit.files.parts import beyond_bare
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Plan
@@ -75,16 +74,5 @@ def bare_files(runtime: Path, texts: Iterable[str]) -> dict[str, str]:
         )
     files = room_files(runtime, (HOMES[name][0] for name in names), door=False)
     found = {name: (runtime / name).read_text(encoding="utf-8") for name in sorted(files)}
-    return {"__init__.py": _door(names, HOMES), **found}
-
-
-def _door(names: Iterable[str], homes: Mapping[str, tuple[str, str]]) -> str:
-    """Return `__init__.py`: one import a file."""
-    by_file: dict[str, list[str]] = {}
-    for name in names:
-        file, there = homes[name]
-        by_file.setdefault(file, []).append(name if there == name else f"{there} as {name}")
-    lines = [f"from .{file} import {', '.join(found)}" for file, found in sorted(by_file.items())]
-    text = "\n".join([_DOOR, "", *lines]) + "\n"
-    ast.parse(text)
-    return text
+    door = "\n".join([_DOOR, "", *imports_of(names, HOMES)]) + "\n"
+    return {"__init__.py": door, **found}

@@ -11,9 +11,11 @@ from functools import cache
 from pathlib import Path
 
 ROOM = "runtime"
-DEVICE, DEVICES = "device", "    from .device import Device as Device"
-SMALLER = {"Device": "checked_device"}  # of a plan that adds nothing to the pipeline's steps
-SMALLEST = "    from .checked_device import CheckedDevice as Device"
+SMALLER = {  # name -> file of any plan; file, and its name there, of one that adds nothing
+    "Device": ("device", "checked_device", "CheckedDevice"),
+    "InferenceDevice": ("planned_infer", "infer", "EvalDevice"),
+}
+DOOR = '"""What this bundle runs on; it imports nothing of bigbrain-fx."""'
 CALLED = frozenset({"run_in_process", "infer_in_process"})  # by scripts beside a bundle
 
 
@@ -28,7 +30,8 @@ def runtime_files(
         asked: files that are wanted though nothing of the bundle imports them: "pipelining".
         without: files that nothing will need, and that lead nowhere.
     """
-    homes = {**_homes(runtime), **(SMALLER if DEVICE in without else {})}
+    smaller = {name: own for name, (of_any, own, _) in SMALLER.items() if of_any in without}
+    homes = {**_homes(runtime), **smaller}
     names = {name for text in texts for name in imported_names(text)}
     first = [*asked, *(homes[name] for name in sorted(names) if name in homes)]
     return room_files(runtime, first, without)
@@ -65,15 +68,29 @@ def door(runtime: Path, texts: Iterable[str], files: Collection[str]) -> str:
     """
     text = (runtime / "__init__.py").read_text(encoding="utf-8")
     called = {name for name in CALLED if f"{_homes(runtime)[name]}.py" in files}
-    called |= {"Device"} & {name for name, file in SMALLER.items() if f"{file}.py" in files}
+    called |= {name for name, (_, own, _) in SMALLER.items() if f"{own}.py" in files}
     names = {name for own in texts for name in imported_names(own)} | called
-    block = next(n for n in ast.parse(text).body if isinstance(n, ast.If) and _is_for_checkers(n))
-    lines = text.splitlines()
-    kept = [line for node in block.body for line in _imports(node, names)]
-    if f"{DEVICE}.py" not in files:
-        kept = [SMALLEST if line == DEVICES else line for line in kept]
-    whole = [*lines[: block.lineno], *kept, *lines[block.end_lineno :]]
-    return "\n".join(whole) + "\n"
+    homes = {name: (file, name) for name, file in _homes(runtime).items()}
+    for name, (of_any, *smaller) in SMALLER.items():
+        if f"{of_any}.py" not in files:
+            homes[name] = smaller[0], smaller[1]
+    return "\n".join([*_doors_head(text), *imports_of(names & homes.keys(), homes)]) + "\n"
+
+
+def _doors_head(text: str) -> list[str]:
+    """Return the first lines of a door: what it says of old Pythons, and what is imported first."""
+    lines, body = text.splitlines(), ast.parse(text).body
+    old = next(node for node in body if isinstance(node, ast.If))
+    first = next(n for n in body if isinstance(n, ast.ImportFrom) and n.level and not n.module)
+    return [
+        DOOR,
+        "",
+        "import sys",
+        "",
+        *lines[old.lineno - 1 : old.end_lineno],
+        "",
+        *(lines[first.lineno - 1 : first.end_lineno]),
+    ]
 
 
 def supervisors_door(supervisor: Path) -> str:
@@ -85,12 +102,13 @@ def supervisors_door(supervisor: Path) -> str:
     return head.replace(unused, "") + "from .command import main as main\n"
 
 
-def _imports(node: ast.stmt, names: Collection[str]) -> Iterator[str]:
-    """Yield the line of an import of the door, without names that a bundle does not take."""
-    assert isinstance(node, ast.ImportFrom)
-    found = [alias.name for alias in node.names if alias.name in names]
-    if found:
-        yield f"    from .{node.module} import {', '.join(f'{n} as {n}' for n in found)}"
+def imports_of(names: Iterable[str], homes: Mapping[str, tuple[str, str]]) -> list[str]:
+    """Return a door's import of each file, with the names that it takes, as `homes` has them."""
+    by_file: dict[str, list[str]] = {}
+    for name in sorted(names):
+        file, there = homes[name]
+        by_file.setdefault(file, []).append(name if there == name else f"{there} as {name}")
+    return [f"from .{file} import {', '.join(found)}" for file, found in sorted(by_file.items())]
 
 
 def imported_names(text: str) -> Iterator[str]:

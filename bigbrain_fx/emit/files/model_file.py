@@ -82,11 +82,6 @@ def _seed(plan: Plan) -> int | None:
     return plan.seed if plan.source.ships_file else None
 
 
-def copied_texts(plan: Plan) -> tuple[str, ...]:
-    """Return what of the model file a bundle has a copy of, as text."""
-    return tuple(each.text for each in _taken(plan) if each.text and not each.whole)
-
-
 def takes_file(plan: Plan) -> bool:
     """Whether a bundle takes the whole model file, since a copy of parts of it cannot be made."""
     return any(each.whole for each in _taken(plan))

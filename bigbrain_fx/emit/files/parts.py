@@ -59,10 +59,6 @@ def _recomputes(bundle: Copied) -> bool:
     return again or _is_uneven(bundle) or "pipelining" in bundle.extras
 
 
-def _recomputes_ops(bundle: Copied) -> bool:
-    return bool(bundle.plan.stages.again) or "pipelining" in bundle.extras
-
-
 def _is_uneven(bundle: Copied) -> bool:
     """Whether micro-batches may have unequal rows."""
     return bundle.plan.source.drop_last is False
@@ -89,14 +85,16 @@ def _has_gpus(bundle: Copied) -> bool:
 
 
 EXTRAS = ("checks", "hosts", "mpi", "pipelining", "suspicion", "watch")  # asked for
-_FILES = {"checks": "data"}  # by which an extra is known, where not by its own
+_FILES = {"checks": "data", "generators": "own_dice"}  # by which one is known, if not by its own
 SESSION = "feeding"  # a part that only `Machine` asks for
+GENERATORS = "generators"  # and one that model files do
 
 
 _SPARE = ("suspicion",)
 _OF_HOSTS = ("hosts", "last_commit")
 _OF_REPLICAS = (
-    *("buckets", "inheriting", "joining", "peer_states", "replicas", "standing", "state_parts"),
+    *("buckets", "inheriting", "joining", "peer_states", "replicas", "replicated_worker"),
+    *("standing", "state_parts"),
     *("statistics", "surviving"),
 )
 PARTS = (
@@ -157,6 +155,13 @@ PARTS = (
         ("multi_host", "secured"),
         is_in_device=False,
     ),
+    Part(
+        "random generators of the model file's own",
+        lambda b: GENERATORS in b.extras or b.plan.graph.is_opaque_step,
+        ("own_dice",),
+        is_check=True,
+        is_in_device=False,
+    ),
     Part("sessions", lambda b: SESSION in b.extras, ("feeding",), is_in_device=False),
     Part("the caller of sessions", lambda b: False, (), ("feeding",)),  # who opens one has ours
 )
@@ -166,11 +171,19 @@ def _is_whole(bundle: Copied) -> bool:
     return any(part.is_in(bundle) for part in PARTS if part.is_in_device)
 
 
-WHOLE_DEVICE = Part("a device of any plan", _is_whole, ("device",))
-CHECKS = Part(
-    "checks of batches beyond shape and type",
-    lambda b: b.supervised or "checks" in b.extras or b.plan.mode != "train" or _is_whole(b),
-    ("data",),
+WHOLE_DEVICE = Part("a device of any plan", _is_whole, ("device", "planned_infer"))
+
+
+def _is_checked(bundle: Copied) -> bool:
+    is_asked = bool({"checks", SESSION} & {*bundle.extras})
+    return is_asked or bundle.plan.mode != "train" or _is_whole(bundle)
+
+
+CHECKS = Part("checks of batches beyond shape and type", _is_checked, ("data",), is_check=True)
+KNOWN = Part(
+    "batches of which none has entries that the first lacks",
+    lambda b: b.supervised or _is_checked(b),
+    ("known_stream",),
     is_check=True,
 )
 UNIMPORTED = {  # files that nothing of a bundle imports, and that it has all the same
@@ -191,9 +204,7 @@ def is_chain(plan: Plan) -> bool:
 
 def extras_of(bundle: Path) -> tuple[str, ...]:
     """Return the extras that a bundle has."""
-    is_lean = not (bundle / "launch.py").is_file()
-    known = (*(name for name in EXTRAS if is_lean or name not in _FILES), SESSION)
-    files = ((name, f"{_FILES.get(name, name)}.py") for name in known)
+    files = ((name, f"{_FILES.get(name, name)}.py") for name in (*EXTRAS, SESSION, GENERATORS))
     rooms = bundle / "runtime", bundle / "supervisor"
     return tuple(name for name, file in files if any((room / file).is_file() for room in rooms))
 
@@ -201,7 +212,7 @@ def extras_of(bundle: Path) -> tuple[str, ...]:
 def left_out(bundle: Copied, room: str) -> frozenset[str]:
     """Return the files of a room that a bundle never runs: the ways into parts it has not."""
     return ways_into(
-        (part for part in (*PARTS, WHOLE_DEVICE, CHECKS) if not part.is_in(bundle)), room
+        (part for part in (*PARTS, WHOLE_DEVICE, CHECKS, KNOWN) if not part.is_in(bundle)), room
     )
 
 

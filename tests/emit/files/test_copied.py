@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import bigbrain_fx
-from bigbrain_fx.emit.files.copied import door, runtime_files, supervisors_door
+from bigbrain_fx.emit.files.copied import door, room_files, runtime_files, supervisors_door
 from bigbrain_fx.emit.files.parts import PARTS, Copied, Part, left_out, ways_into
 from tests.support import samples
 
@@ -86,6 +86,29 @@ def test_a_plain_pipeline_has_the_checked_device_only(supervised: bool) -> None:
     assert "checked_device.py" in held
     assert not held & {"device.py", "planned_device.py", "planned_sums.py"}
     assert "import CheckedDevice as Device" in door(ROOMS / "runtime", [STEPS], held)
+
+
+def test_plain_inference_has_nothing_of_other_plans() -> None:
+    text = "from runtime import Inference, InferenceDevice, Stage, infer_main\n"
+    without = left_out(Copied(samples.plan("digits"), supervised=False), "runtime")
+    held = runtime_files(RUNTIME, [text], without=without)
+    assert not held & {"feature.py", "planned_device.py", "planned_infer.py"}
+    assert "EvalDevice as InferenceDevice" in door(RUNTIME, [text], held)
+    assert "planned_infer.py" in runtime_files(RUNTIME, [text])
+
+
+@pytest.mark.parametrize(("supervised", "most"), [(True, 11_500), (False, 6_200)])
+def test_a_plain_pipeline_copies_few_lines(supervised: bool, most: int) -> None:
+    """Fewer is better: lower the number when there are; 7,500 and 4,500 are the goals."""
+    bundle = Copied(samples.plan("gpt"), supervised=supervised)
+    held = {"runtime": runtime_files(RUNTIME, [STEPS], without=left_out(bundle, "runtime"))}
+    if supervised:
+        held["supervisor"] = room_files(
+            ROOMS / "supervisor", without=left_out(bundle, "supervisor")
+        )
+    paths = [ROOMS / room / name for room, names in held.items() for name in names]
+    lines = sum(len(path.read_text().splitlines()) for path in paths if path.stem != "__init__")
+    assert most - 100 < lines <= most
 
 
 def test_a_feature_of_steps_brings_the_whole_device() -> None:

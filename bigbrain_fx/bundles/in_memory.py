@@ -136,6 +136,7 @@ def _found(
     """Capture, and try what is not traced: padding, the optimizer."""
     from bigbrain_fx.frontend import (
         Training,
+        eval_parts_note,
         keeping_smaller,
         optimizer_facts,
         require_padding,
@@ -159,13 +160,14 @@ def _found(
     )
     count = sum(p.numel() for p in {id(p): p for p in module.parameters()}.values())
     narrow = facts.note if captured.graph.training else None
+    modes = eval_parts_note(module) if given.trains else None
     training = Training(module, loss, recipe.autocast, recipe.loss_weight)
     weights = _InMemory(captured, training, given.file)
     return FoundModel(
         captured.graph,
         source,
         weights,
-        (*captured.warnings, *filter(None, (tried, narrow))),
+        (*captured.warnings, *filter(None, (tried, narrow, modes))),
         count,
         module=module,
         recipe=recipe,

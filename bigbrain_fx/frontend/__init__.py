@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         training_of as training_of,
     )
     from bigbrain_fx.frontend.device_dependence import told_of_gpus as told_of_gpus
+    from bigbrain_fx.frontend.eval_parts import eval_parts_note as eval_parts_note
     from bigbrain_fx.frontend.file_checks import module_name as module_name
     from bigbrain_fx.frontend.first_batches import (
         BatchReading as BatchReading,

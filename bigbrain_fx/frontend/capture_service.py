@@ -145,6 +145,7 @@ class CaptureService:
 
     def _reported(self) -> Mapping[str, object]:
         from bigbrain_fx.frontend.contract import marks_of
+        from bigbrain_fx.frontend.eval_parts import eval_parts_note
         from bigbrain_fx.frontend.tracing.batches.uneven import pads
         from bigbrain_fx.runtime import has_generators
 
@@ -185,7 +186,8 @@ class CaptureService:
             "optimizer_at_once": optimizer.at_once,
         }
         note = optimizer.note if self.captured.graph.training else None
-        warnings = (*self.captured.warnings, *filter(None, [note]))
+        modes = eval_parts_note(file.model) if self.captured.graph.training else None
+        warnings = (*self.captured.warnings, *filter(None, [note, modes]))
         if self.quantised is not None:
             facts |= {"quantize": "int8", "quantize_error": self.quantised.error}
             warnings = (*warnings, *filter(None, [self.quantised.note]))

@@ -425,6 +425,7 @@ def test_the_loop_knows_no_graph() -> None:
         *("needs_closure", "needs_metrics"),  # what step() of an optimizer or scheduler asks for
         "keep_sparse_apart",  # which buffers of a model no state dict of a bundle has
         "LossCount",  # by which count micro-batches weigh
+        "Results",  # notes what modules give; it is compared with a graph elsewhere
         *("LOOP", "TrainingLoop", "laid_tensors", "plain_batches"),
     }
     own = ("eager", "opaque_loop", "draws", "plain_batches", "laid_tensors")

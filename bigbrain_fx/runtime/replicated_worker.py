@@ -10,12 +10,12 @@ from torch import Tensor
 
 from .board import SupervisedCommitter
 from .held_weights import WeightsError
-from .member import KNOWS, Worker
 from .packets import StepAgainError
 from .peer_states import PeerStates, can_take_from_peers
 from .standing import replicas_of
 from .state import StateError
 from .surviving import Survivor
+from .worker import KNOWS, Worker
 
 if TYPE_CHECKING:
     from .bundle import Bundle

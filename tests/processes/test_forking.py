@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import socket
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from bigbrain_fx.processes import PROGRAM
+from tests.support.killing import wait_for_end
 
 LIMIT_S = 60.0
 SAYS = "import os, sys\nprint(sys.argv, os.environ['OWN'], os.read(7, 9))\nsys.exit({code!r})\n"
@@ -49,13 +49,3 @@ def test_a_fork_has_its_words_its_files_and_its_exit_code(
     assert process.wait(LIMIT_S) == 0
     said = (tmp_path / "log").read_text()
     assert "'a'] its own b'beside it'" in said
-
-
-def wait_for_end(pid: int) -> None:
-    """Wait until a process, which need not be a child of this one, has ended."""
-    try:
-        end = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    with open(end, "rb", buffering=0) as file:
-        assert select.select([file], [], [], LIMIT_S)[0]

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bigbrain_fx.bundles.launch import Command, Process, RunOptions, popen, run
-from bigbrain_fx.runtime import gpus, member, rendezvous
+from bigbrain_fx.runtime import gpus, rendezvous, worker as workers
 from bigbrain_fx.runtime.channel import Channel
 from bigbrain_fx.runtime.control import Control
 from bigbrain_fx.runtime.device import Device
@@ -278,13 +278,13 @@ def test_a_step_has_taken_what_its_loss_has(monkeypatch: pytest.MonkeyPatch) -> 
         clock[0] += 1.0
         return Loss()
 
-    worker = member.Worker.__new__(member.Worker)
+    worker = workers.Worker.__new__(workers.Worker)
     about = {"begin": lambda *_, **__: True, "say": lambda _, **facts: told.append(facts)}
     worker.control = cast(Control, SimpleNamespace(**about, fed=False))
     worker.snapshots = cast(OwnSnapshots, SimpleNamespace(after_step=lambda *_: None))
     device = SimpleNamespace(run_step=run_step, empties_every=1, begins_empty=True)
     worker.device, worker.committer, worker.recorder = cast(Device, device), None, None
     worker.options = cast(Namespace, SimpleNamespace(steps=1, first_gradients=None))
-    monkeypatch.setattr(member, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(workers, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     assert worker._run(0)
     assert told == [{"step": 0, "loss": 2.5, "step_s": 6.0}]

@@ -141,7 +141,7 @@ def test_a_bundle_that_knows_fewer_orders_runs(bundle: Path, tmp_path: Path) -> 
     kill_once(copy)
     edit(copy / "train.py", "from pathlib", "import os\nfrom pathlib")
     edit(copy / "runtime" / "control.py", "def _do_forget", "def _forget")
-    edit(copy / "runtime" / "member.py", ", knows=knows", "")
+    edit(copy / "runtime" / "member.py", ", **about)", ")")
     edit(copy / "runtime" / "control.py", "self.log_bytes = log_limit()", "self.log_bytes = None")
     (copy / "runtime" / "finite.py").rename(copy / "runtime" / "numbers.py")
     for path in (copy / "runtime").glob("*.py"):

@@ -12,8 +12,8 @@ import bigbrain_fx
 from bigbrain_fx.core import Asynchronous
 from bigbrain_fx.plan import Options
 from bigbrain_fx.runtime.asynchronous import AsynchronousDevice
-from bigbrain_fx.runtime.member import _goes_on
 from bigbrain_fx.runtime.snapshots import _is_due
+from bigbrain_fx.runtime.worker import _goes_on
 from tests.support.bundles import MODEL, cluster, edit
 from tests.support.replayed import Fault, Seen, supervised
 from tests.verification.test_asynchronous import untied

@@ -32,7 +32,7 @@ import hashlib, json, os, signal, sys, time
 from pathlib import Path
 from types import SimpleNamespace
 
-from runtime import member
+from runtime import worker
 from runtime import Device
 from runtime.mesh import PassedOn
 from runtime.state import state_of
@@ -192,7 +192,7 @@ def give(self, inner, taker, names, step):
 
 if PeerStates is not None:
     given, PeerStates._give = PeerStates._give, give
-form_mesh, member.form_mesh = member.form_mesh, mesh
+form_mesh, worker.form_mesh = worker.form_mesh, mesh
 tell, PassedOn.set = PassedOn.set, put
 names = []
 

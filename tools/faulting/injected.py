@@ -18,7 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from runtime import Device, committing, member, snapshots
+from runtime import Device, committing, snapshots, worker
 from runtime.disk import Disk
 from runtime.mesh import PassedOn
 from runtime.network import NetworkTransport
@@ -390,7 +390,7 @@ if PeerStates is not None:
     give_whole, PeerStates._give = PeerStates._give, give
 run_whole, Device.run_step = Device.run_step, run_step
 send_whole, NetworkTransport._start_send = NetworkTransport._start_send, start_send
-form_mesh, member.form_mesh = member.form_mesh, mesh
+form_mesh, worker.form_mesh = worker.form_mesh, mesh
 tell, PassedOn.set = PassedOn.set, put
 
 for _name in (each for each in INSTRUCTIONS if hasattr(Device, each)):  # a pipeline has fewer

@@ -15,7 +15,7 @@ import pytest
 
 from bigbrain_fx.bundles.launch.warm import ForkedGroup, Warm
 from bigbrain_fx.supervisor import DeviceProcess, Group, Order
-from tests.support.bundles import is_running
+from tests.support.killing import wait_for_end
 
 LIMIT_S = 120.0
 PROGRAM = """
@@ -91,7 +91,7 @@ def test_its_exit_code_is_heard(warm: Warm, tmp_path: Path, ends: str, code: int
 def test_what_it_has_started_ends_with_it(warm: Warm, tmp_path: Path) -> None:
     ends = "import subprocess; open('pid', 'w').write(str(subprocess.Popen(['sleep', '999']).pid))"
     assert start(warm, tmp_path, ends).wait(LIMIT_S) == 0
-    assert not is_running(int((tmp_path / "pid").read_text()))
+    wait_for_end(int((tmp_path / "pid").read_text()))
 
 
 def test_one_that_waits_can_be_ended(warm: Warm, tmp_path: Path) -> None:

@@ -13,14 +13,14 @@ from tools.forms import Form, find, forms
 from tools.forms.judge import judge
 
 
-def test_a_remedy_is_a_form_that_is_right() -> None:
+def test_a_remedy_is_a_form_that_trains() -> None:
     named = {form.name: form for form in forms()}
     assert len(named) == len(forms()) >= 60
     for form in forms():
         if form.expected in ("right", "warned"):  # whose remedy is --micro-batches 1
             assert not form.remedy, form.name
         else:
-            assert named[form.remedy].expected == "right", form.name
+            assert named[form.remedy].expected in ("right", "warned"), form.name
 
 
 def test_a_cell_is_a_model_file() -> None:

@@ -40,7 +40,8 @@ parameters on each, and judged against an untouched training loop in plain PyTor
 - **stopped**: `split` cannot see it; `verify` and every run stop before the step, with what to do
 - **unseen**: the loop itself gives other losses in each process; `verify` says that, no more
 
-What is opaque, refused or stopped names a form that follows the advice; that form is right.
+What is opaque, refused or stopped names a form that follows the advice; that form is right, or
+right with one micro-batch.
 {summary} By family (`tools/forms/FAMILY.txt` has the code of each):
 
 {families}

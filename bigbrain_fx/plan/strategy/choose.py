@@ -98,7 +98,9 @@ class _Chooser:
 
     def run(self) -> None:
         """Plan what is worth it."""
-        self._plan([*undivided(self.cluster, self.options), *self._unlike()])
+        self._plan(undivided(self.cluster, self.options))
+        self.left = BUDGET  # else replicas of unlike sizes are planned in place of better ones
+        self._plan(() if self.stopped else self._unlike())
         if self.options.tensor == 0 and not self.stopped:
             self._plan(self._groups(fits=True))
         if tensor_is_open(self.options) and not self.plans and not self.stopped:

@@ -27,7 +27,7 @@ def device_choices(cluster: Cluster) -> list[Names]:
     every = tuple(device.name for device in cluster.devices)
     if cluster.replicas:
         return [every]
-    kinds = _kinds(cluster)
+    kinds = kinds_of(cluster)
     place = {name: i for i, name in enumerate(every)}
     found = []
     for counts in product(*_counts(kinds)):
@@ -37,7 +37,7 @@ def device_choices(cluster: Cluster) -> list[Names]:
     return found
 
 
-def _kinds(cluster: Cluster) -> list[Names]:
+def kinds_of(cluster: Cluster) -> list[Names]:
     """Return the devices of each zone, card and price, those of one host together."""
     kinds: dict[object, list[str]] = {}
     nics = {host.name: (host.nic_bytes_per_s, host.memory_bytes_per_s) for host in cluster.hosts}

@@ -90,7 +90,8 @@ def simplest(plans: Sequence[Plan], gap: float) -> Plan:
     Args:
         plans: one at least.
         gap: a plan that is faster by a smaller share is taken for as fast; of such plans the one
-            with the fewest replicas, members of tensor groups, devices, and the least of ZeRO.
+            that combines the fewest ways (replicas, tensor groups, pipelines), then with the fewest
+            replicas, members of groups, devices, and the least of ZeRO.
     """
     most_s = min(map(counted_s, plans)) * (1 + gap)
     return min((plan for plan in plans if counted_s(plan) <= most_s), key=_simplicity)
@@ -102,6 +103,8 @@ def counted_s(plan: Plan) -> float:
 
 
 def _simplicity(plan: Plan) -> tuple[float, ...]:
-    stages = plan.stages
-    counts = stages.replicas, stages.members, len(stages.devices), stages.zero_stage
-    return *counts, bool(stages.deferring), counted_s(plan)
+    stages, devices = plan.stages, len(plan.stages.devices)
+    sizes = stages.replicas, stages.members, devices / stages.replicas / stages.members
+    counts = stages.replicas, stages.members, devices, stages.zero_stage
+    ways = sum(size > 1 for size in sizes)
+    return ways, *counts, bool(stages.deferring), counted_s(plan)

@@ -5,7 +5,7 @@ Replicas on clusters that are alike but for names share a plan. This file places
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -29,6 +29,16 @@ from bigbrain_fx.plan.one import counts, estimated, more_counts, placed
 from bigbrain_fx.plan.progress import tell, until_stopped
 from bigbrain_fx.plan.replica_cut import with_breaks
 from bigbrain_fx.plan.replicas.as_alone import again_of, in_flight_of, schedule_of
+from bigbrain_fx.plan.replicas.as_another import (
+    ABOUT,
+    LONG,
+    SAME,
+    has_kinds,
+    is_long,
+    is_plain,
+    names,
+    renamed,
+)
 from bigbrain_fx.plan.replicas.collectives import require_alike_micros, require_collectives
 from bigbrain_fx.plan.replicas.divide import Group, divide, likeness, only
 from bigbrain_fx.plan.replicas.halved import halved
@@ -43,11 +53,6 @@ from bigbrain_fx.planning import label, nameless
 
 MOST_TRIED = 32
 """Devices up to which every number of micro-batches is tried for all replicas together."""
-LONG, ABOUT = 8, 2
-"""Micro-batches of a replica for each of its devices from which on it is cut the same for more or
-fewer of them, and how many times as many these may be."""
-SAME = 1.01
-"""Times the step of a replica with other links that another may take as it is cut: see `apart`."""
 Make: TypeAlias = Callable[[Graph, Cluster, Source, Options], Plan]
 """Plan one replica."""
 Join: TypeAlias = Callable[[TensorParallel | None], Maker]
@@ -240,10 +245,27 @@ class _Work:
         cluster = only(self.cluster, self.groups[number])
         key = likeness(cluster), rows, micro_batches
         if key not in self.known:
-            self.known[key] = self._as_another(cluster, rows, micro_batches) or self._made(
-                number, rows * micro_batches, micro_batches
-            )
+            about = rows, micro_batches
+            found = self._as_another(cluster, *about) or self._as_shorter(number, cluster, *about)
+            self.known[key] = found or self._made(number, rows * micro_batches, micro_batches)
         return self.known[key]
+
+    def _as_shorter(
+        self, number: int, cluster: Cluster, rows: int, micro_batches: int
+    ) -> Plan | None:
+        """Return a replica of very many micro-batches, cut as it is for fewer of them.
+
+        So a search of devices alike plays few. Unlike ones were cut 3 % worse so.
+        """
+        few = LONG * len(cluster.devices)
+        is_alike = len(set(map(nameless, cluster.devices))) == 1
+        is_shorter = is_alike and micro_batches > ABOUT * few
+        plan = self._alone(number, rows, few) if is_shorter else None
+        if plan is None or not is_plain(plan):
+            return None
+        with suppress(NoPlanError):
+            return self._placed_alone(plan, cluster, micro_batches)
+        return None
 
     def _as_another(self, cluster: Cluster, rows: int, micro_batches: int) -> Plan | None:
         """Return the plan of a replica of the same devices, placed here, if that is as good.
@@ -253,10 +275,10 @@ class _Work:
         """
         like = likeness(cluster)
         for (other, its_rows, _), plan in self.known.items():
-            if its_rows != rows or not _is_plain(plan):
+            if its_rows != rows or not is_plain(plan):
                 continue
-            is_same = plan.micro_batches == micro_batches and _has_kinds(plan, cluster)
-            if not (_is_long(plan, micro_batches) if other == like else is_same):
+            is_same = plan.micro_batches == micro_batches and has_kinds(plan, cluster)
+            if not (is_long(plan, micro_batches) if other == like else is_same):
                 continue
             with suppress(NoPlanError):
                 found = self._placed_alone(plan, cluster, micro_batches)
@@ -275,7 +297,7 @@ class _Work:
         )
         graph = plan.graph.of_batch(plan.rows * micro_batches)
         about = cluster, plan.source
-        placement = replace(plan.placement, device_of=_renamed(plan, cluster))
+        placement = replace(plan.placement, device_of=renamed(plan, cluster))
         costs = estimated(graph.at(plan.rows), *about, options.estimator)
         return placed(graph, *about, options, micro_batches, placement, costs, is_trial=True)
 
@@ -354,7 +376,7 @@ class _Work:
         maker = self.join(tensor)
         replicas = tuple(
             Replica(
-                _renamed(plan, only(self.cluster, group)),
+                renamed(plan, only(self.cluster, group)),
                 own,
                 plan.in_flight,
                 plan.placement.breaks,
@@ -418,37 +440,8 @@ class _Work:
         every = (
             tuple(tuple(to[name] for name in own) for own in groups.groups)
             for plan, group in zip(alone, self.groups, strict=True)
-            for to in [_names(plan, only(self.cluster, group))]
+            for to in [names(plan, only(self.cluster, group))]
             for groups in [plan.placement.tensor]
             if groups is not None
         )
         return replace(tensor, groups=tuple(own for groups in every for own in groups))
-
-
-def _is_plain(plan: Plan) -> bool:
-    """Whether a replica of whole backwards has nothing that was chosen for its devices but cuts."""
-    stages = plan.stages
-    more = plan.placement.tensor or stages.deferring or stages.again or stages.offload
-    return not (more or stages.asynchronous)
-
-
-def _is_long(plan: Plan, micro_batches: int) -> bool:
-    """Whether a replica is cut alike for so many micro-batches."""
-    few = sorted((plan.micro_batches, micro_batches))
-    return few[0] >= LONG * len(plan.cluster.devices) and few[1] <= ABOUT * few[0]
-
-
-def _has_kinds(plan: Plan, cluster: Cluster) -> bool:
-    """Whether a replica's devices are of the same kinds, whatever links they have."""
-    return [*map(nameless, plan.cluster.devices)] == [*map(nameless, cluster.devices)]
-
-
-def _renamed(plan: Plan, cluster: Cluster) -> Mapping[str, str]:
-    """Return a plan's placement on the devices of a cluster like its own."""
-    to = _names(plan, cluster)
-    return {op: to[device] for op, device in plan.placement.device_of.items()}
-
-
-def _names(plan: Plan, cluster: Cluster) -> Mapping[str, str]:
-    """Return what the devices of a plan are called in a cluster like its own."""
-    return {a.name: b.name for a, b in zip(plan.cluster.devices, cluster.devices, strict=True)}

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from bigbrain_fx.core import Axis, Cluster, Costs, Exchange, Graph
 from bigbrain_fx.errors import InputError
@@ -79,8 +79,8 @@ class Bound:
             return Priced(strategy, float("inf"), float("inf"), fits=False, lacks=True)
         seconds = [self._seconds(strategy, sets, rows) for rows in every]
         least_s, about_s = (min(each, default=0.0) for each in zip(*seconds, strict=True))
-        sent_s = self._sent_s(sets)
-        sums_s = 2 * (len(sets) - 1) * sent_s
+        sent_s, about_sent_s = self._sent_s(sets)
+        sums_s = 2 * (len(sets) - 1) * about_sent_s
         return Priced(strategy, max(least_s, sent_s), about_s + sums_s, self._fits(strategy, sets))
 
     def speeds(self) -> dict[str, float]:
@@ -130,9 +130,10 @@ class Bound:
         each = [self._stage_speeds(strategy, own, rows) for own in sets]
         totals = [sum(own) for own in each]
         dealt = self._dealt(self.graph.batch / rows, totals)
-        pairs = list(zip(dealt, each, totals, strict=True))
-        least_s = max(micro / total for micro, _, total in pairs)
-        return least_s, max(self._filled_s(micro, own) for micro, own, _ in pairs)
+        least_s = max(micro / total for micro, total in zip(dealt, totals, strict=True))
+        sent_s = [self._message_s(own, rows) for own in sets]
+        about = zip(dealt, each, sent_s, strict=True)
+        return least_s, max(self._filled_s(*own) for own in about)
 
     def _dealt(self, micro: float, speeds: Sequence[float]) -> Sequence[float]:
         """Return the micro-batches of each replica: whole ones where their number is given."""
@@ -141,13 +142,37 @@ class Bound:
             return by_speed(int(micro), speeds)
         return [micro * speed / sum(speeds) for speed in speeds]
 
-    def _filled_s(self, micro: float, speeds: Sequence[float]) -> float:
-        """Return about the seconds of one replica, on as many of its stages as are best."""
+    def _filled_s(self, micro: float, speeds: Sequence[float], sent_s: float) -> float:
+        """Return about the seconds of one replica, on as many of its stages as are best.
+
+        Each of several stages waits besides for what it sends, so many seconds.
+        """
         fastest = accumulate(sorted(speeds, reverse=True))
         return min(
-            (micro + others) * (1 + self._largest * others / 2) / speed
+            (micro + others) * ((1 + self._largest * others / 2) / speed + sent_s * (others > 0))
             for others, speed in enumerate(fastest)
         )
+
+    def _message_s(self, own: Group, rows: int) -> float:
+        """Return how long a device waits that sends an activation and a gradient to the next."""
+        if not any(self.cluster.device[name].overheads.blocking for name in own):
+            return 0.0
+        rate = min((bytes_per_s(self.cluster, *pair) for pair in pairwise(own)), default=0.0)
+        return 2 * self._crossing_bytes * rows / self.graph.batch / rate if rate else 0.0
+
+    @cached_property
+    def _crossing_bytes(self) -> int:
+        """The fewest bytes of a batch that a cut in the middle half of the ops sends on."""
+        graph = self.graph.at(self.graph.batch)
+        place = {op.name: i for i, op in enumerate(graph.ops)}
+        changes = [0] * (len(graph.ops) + 1)
+        for name, readers in graph.consumers.items():
+            if name in place and readers:
+                nbytes = sum(spec.nbytes for spec in graph.op[name].outputs)
+                changes[place[name]] += nbytes
+                changes[max(place[reader] for reader in readers)] -= nbytes
+        crossing, quarter = [*accumulate(changes)], len(graph.ops) // 4
+        return min(crossing[quarter : 3 * quarter + 1])
 
     def _stage_speeds(self, strategy: Strategy, own: Group, rows: int) -> list[float]:
         """Return how many micro-batches a second each device, or group, of a replica could do."""
@@ -209,20 +234,23 @@ class Bound:
 
     # ------------------------------------------------------------------ sums, memory
 
-    def _sent_s(self, sets: Sequence[Group]) -> float:
-        """Return the least in which a device's part of the gradients goes to one other replica."""
+    def _sent_s(self, sets: Sequence[Group]) -> tuple[float, float]:
+        """Return the least, and about, in which a device's part of the gradients goes to another.
+
+        The least goes by the fastest link; a ring waits for the slowest between two neighbours.
+        """
         if len(sets) == 1 or not self.graph.training:
-            return 0.0
-        few = [own if len(own) <= FEW else own[:1] for own in sets[:FEW]]
-        pairs = [
-            (a, b)
-            for number, own in enumerate(few)
-            for other in few[number + 1 :]
-            for a in own
-            for b in other
-        ]
-        rate = max(bytes_per_s(self.cluster, a, b) for a, b in pairs)
-        return self._held_bytes / len(sets) / max(map(len, sets)) / rate
+            return 0.0, 0.0
+        few = [own if len(own) <= FEW else own[:1] for own in sets]
+        pairs = [(a, b) for i, a in enumerate(few[:FEW]) for b in few[i + 1 : FEW]]
+        fastest = max(self._rate(*pair) for pair in pairs)
+        slowest = min(self._rate(*pair) for pair in pairwise((*few, few[0])))
+        nbytes, sizes = self._held_bytes / len(sets), [*map(len, sets)]
+        return nbytes / max(sizes) / fastest, nbytes / min(sizes) / slowest
+
+    def _rate(self, one: Group, two: Group) -> float:
+        """Return the bytes a second of the fastest link between devices of two replicas."""
+        return max(bytes_per_s(self.cluster, a, b) for a in one for b in two)
 
     def _lacks(self, strategy: Strategy, sets: Sequence[Group], rows: int) -> bool:
         """Whether some replica's devices cannot hold its state and one micro-batch, all together.

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from heapq import nsmallest
 from typing import TypeAlias
 
 from bigbrain_fx.core import Cluster, Graph
@@ -35,6 +36,7 @@ from bigbrain_fx.plan.strategy.space import (
     replicas_are_open,
     roomier,
     undivided,
+    unlike_replicas,
     with_micro_batches,
 )
 from bigbrain_fx.plan.strategy.strategy import Strategy
@@ -45,6 +47,8 @@ PlanOne: TypeAlias = Callable[[Graph, Cluster, Source, Options], Plan]
 BUDGET, OF_EACH = 100_000, 4_000
 """What strategies may cost to plan: each its ops times its devices, and so much besides; one is
 planned at least. A plan of 700 ops takes 16 devices about a second."""
+UNLIKE = 3
+"""Strategies of unlike replicas, or on fewer devices, that are compared with the others."""
 SMALL, FAR = 10_000, 1.1
 """What every strategy may cost, and times the best step that others may take by a closed form."""
 
@@ -95,6 +99,8 @@ class _Chooser:
     def run(self) -> None:
         """Plan what is worth it."""
         self._plan(undivided(self.cluster, self.options))
+        self.left = BUDGET  # else replicas of unlike sizes are planned in place of better ones
+        self._plan(() if self.stopped else self._unlike())
         if self.options.tensor == 0 and not self.stopped:
             self._plan(self._groups(fits=True))
         if tensor_is_open(self.options) and not self.plans and not self.stopped:
@@ -123,6 +129,12 @@ class _Chooser:
         return (Compared(str(each), None, error.what) for each, error in self.failures)
 
     # ------------------------------------------------------------------ what there is
+
+    def _unlike(self) -> list[Strategy]:
+        """Return the most promising replicas of unlike sizes, or without some devices."""
+        priced = map(self._bound.of, unlike_replicas(self.cluster, self.options))
+        fitting = (each for each in priced if each.fits and not each.lacks)
+        return [each.strategy for each in nsmallest(UNLIKE, fitting, key=lambda e: e.about_s)]
 
     def _groups(self, *, fits: bool) -> Iterator[Strategy]:
         """Yield tensor groups, and replicas of some, or note why there are none."""

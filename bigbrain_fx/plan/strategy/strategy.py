@@ -74,12 +74,18 @@ class Strategy:
 
     def _groups(self) -> str:
         if self.members == 1:
-            return ""
+            return self._sizes()
         of = f"of {self.members} devices"
         if not self.sets:
             return f"tensor groups {of}"
         count = len(self.sets[0]) // self.members
         return f"{count} tensor group{'s' * (count > 1)} {of}{_shares_text(self.shares)}"
+
+    def _sizes(self) -> str:
+        """Return how many devices the replicas have, where they are told apart by that."""
+        sizes = sorted({len(own) for own in self.sets})
+        what = f"{' or '.join(map(str, sizes))} device{'s' * (sizes != [1])}"
+        return f"{what}, {sum(map(len, self.sets))} in all" if sizes else ""
 
 
 def _shares_text(shares: Sequence[int]) -> str:

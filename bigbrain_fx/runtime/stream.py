@@ -17,7 +17,6 @@ from torch import Tensor
 from .coded import InputError
 
 Spec = tuple[str, tuple[int, ...]]  # element type and shape
-HOW = "give all one shape and type, or say pad, lengths or drop_last, and split again"
 Key = tuple[str | int, ...]  # what leads to an entry of a batch: dict keys and positions
 
 
@@ -101,7 +100,7 @@ class BatchStream:
         have = f"{batch.dtype}{[*batch.shape]}" if isinstance(batch, Tensor) else type(batch)
         if have != (want := f"torch.{dtype}{[*shape]}"):
             said = f"step {self.step}: batch entry {name!r} is {have}, the model takes {want}"
-            raise BatchError(f"{said}: {HOW}", code="BX5204")
+            raise BatchError(f"{said}: make all alike, or say pad or drop_last", code="BX5204")
         found: Tensor = batch.resolve_conj().resolve_neg()
         return found
 

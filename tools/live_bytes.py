@@ -121,7 +121,7 @@ def _leave_out_own_data(live: LiveBytes) -> None:
 
     What the bundle makes of it, its micro-batches, is counted.
     """
-    stream = importlib.import_module("runtime.data").Stream
+    stream = importlib.import_module("runtime.stream").BatchStream
     build = stream.__init__
 
     def building(this: Any, batches: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401

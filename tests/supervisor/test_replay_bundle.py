@@ -107,7 +107,7 @@ def test_launch_py_says_what_cannot_go_on(bundle: Path, tmp_path: Path) -> None:
     edit(copy / "training.py", "rows[:, 1:].contiguous()", "rows.contiguous()")
     done = python(copy, "launch.py", "--steps", "2", "--standby", "0")
     assert done.returncode == 2
-    assert "batch entry 'targets' is int64[8, 6]" in done.stderr
+    assert "BX5204]: step 0: batch entry 'targets' is torch.int64[8, 6]" in done.stderr
     assert "Traceback" not in done.stderr
 
 

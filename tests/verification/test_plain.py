@@ -381,7 +381,12 @@ def batches(seed):
 @pytest.mark.parametrize(
     ("more", "last", "what", "help_"),
     [
-        ("(step > 64)", 99, "step 65: batch entry 'letters' is int64", "pad all others to it"),
+        (
+            "(step > 64)",
+            99,
+            "step 65: batch entry 'letters' is torch.int64",
+            "say pad or drop_last",
+        ),
         ("0", 2, "ended before step 3", "use fewer --steps"),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -19,7 +18,6 @@ from bigbrain_fx.frontend import (
     MicroBatchEffect,
     Training,
     capture,
-    leaf,
     micro_batch_effect,
 )
 
@@ -70,62 +68,6 @@ class NoisyMeeting(Noisy):
     def forward(self, x: Tensor) -> Tensor:
         h = super().forward(x)
         return h - h.mean(0)
-
-
-class Taught(Rows):
-    """Holds a teacher in a list, and moves its weights in forward, as an EMA does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.teacher = [copy.deepcopy(self.up).requires_grad_(False)]
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            for own, up in zip(self.teacher[0].parameters(), self.up.parameters(), strict=True):
-                own.lerp_(up, 0.1)
-        return super().forward(x) - self.teacher[0](x)
-
-
-class Centred(Rows):
-    """Subtracts a mean that it remembers, as DINO's teacher does, where it trains."""
-
-    centre: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("centre", torch.zeros(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = F.dropout(super().forward(x), training=self.training)
-        found = h - self.centre
-        if self.training:
-            self.centre.mul_(0.9).add_(h.detach().mean(0), alpha=0.1)
-        return found
-
-
-class Remembered(Rows):
-    """An opaque part that adds what it has kept of the call before."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.part = Remembers()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.part(super().forward(x))
-
-
-@leaf
-class Remembers(nn.Module):
-    before: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("before", torch.zeros(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        found = x + self.before
-        self.before.copy_(x.detach().mean(0))
-        return found
 
 
 class Counted(Rows):
@@ -263,21 +205,6 @@ def test_rows_that_meet_each_other_differ_with_the_line(
     assert found.gradient_error > 1e-3
     assert cause in found.cause
     assert "--micro-batches 1 trains the whole batch" in found.warning
-
-
-@pytest.mark.parametrize(
-    ("model", "names"),
-    [(Centred, "centre"), (Taught, "constant"), (Remembered, "part")],
-)
-def test_what_a_micro_batch_wrote_for_the_next_one_is_named(
-    model: type[nn.Module], names: str
-) -> None:
-    found = effect(model(), mean, 4)
-    assert found.differs
-    assert found.is_carried
-    assert found.cause.startswith("A micro-batch reads what the one before it wrote")
-    assert names in found.cause
-    assert "after the others" in found.difference
 
 
 def test_a_sum_over_rows_is_named() -> None:
@@ -452,15 +379,6 @@ def test_the_model_is_as_it_was() -> None:
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
     assert not model.training
     assert all(p.grad is None for p in model.parameters())
-
-
-def test_a_tensor_that_no_module_holds_is_as_it_was_too() -> None:
-    """A bundle would begin with the teacher as the comparison has left it."""
-    model = Taught()
-    found = capture(model, batch_of(), mean)
-    before = model.teacher[0].weight.clone()
-    assert micro_batch_effect(Training(model, mean, None), found, 4).is_carried
-    assert torch.equal(model.teacher[0].weight, before)
 
 
 def test_later_data_are_compared_at_the_moved_weights() -> None:

@@ -5,7 +5,7 @@ This file knows plans; it starts nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -107,6 +107,13 @@ def entry_tensor(name: str, batch: object, entry: SentEntry) -> Tensor:
             code="BX3030",
             help="give x.to_dense(), or what is nested filled up to one length",
         )
+    if isinstance(found, torch.Tensor) and found.grad_fn is not None:
+        raise InputError(
+            f"batch entry {name!r} is computed from what wants a gradient, and devices send none "
+            "back to it: what computes it would not be trained",
+            code="BX3030a",
+            help="let the model's forward compute it; or give x.detach(), where it is not trained",
+        )
     if isinstance(found, torch.Tensor) and 0 < entry.dim < found.dim():
         found = found.movedim(entry.dim, 0)
     if not isinstance(found, torch.Tensor):
@@ -156,3 +163,48 @@ def require_one_number(found: Mapping[str, Tensor], known: Mapping[str, SentEntr
         raise InputError(
             f"the batch's entries have unequal rows: {said}", code="BX3032", help="give equal rows"
         )
+
+
+@dataclass(frozen=True)
+class RowCounts:
+    """How many elements of each row the loss is a mean over: sent with every batch.
+
+    Attributes:
+        count: of a batch, or a part of it.
+        dims: `batch_dims` of the recipe.
+    """
+
+    count: Callable[[Any], object]
+    dims: Mapping[str | int, int | str | None]
+
+    def of(self, batch: object) -> Tensor:
+        """Return the counts of a batch's rows.
+
+        Raises:
+            InputError: they are no counts, or do not add up to the batch's.
+        """
+        from bigbrain_fx.frontend import counts_by_row, take_apart
+
+        return counts_by_row(self.count, take_apart(batch, dims=self.dims))
+
+
+@dataclass(frozen=True)
+class Cutter:
+    """The caller's function that cuts batches, and into how many parts."""
+
+    micro: Callable[[Any, int], Any]
+    count: int
+
+    def of(self, batch: object) -> list[Any]:
+        """Return the parts of a batch.
+
+        Raises:
+            InputError: they are not so many, or not alike; or the function fails.
+        """
+        from bigbrain_fx.runtime import BatchError, parts_of
+
+        try:
+            return parts_of(self.micro, batch, self.count, 0)
+        except BatchError as error:
+            what, _, remedy = str(error).removeprefix("step 0: ").rpartition(": ")
+            raise InputError(what, code="BX3153", help=remedy) from error

@@ -17,15 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bigbrain_fx.bundles.compile import split
+from bigbrain_fx.bundles.entries import Cutter, RowCounts
 from bigbrain_fx.bundles.found_model import Loss, Recipe
 from bigbrain_fx.bundles.launch import RunOptions
-from bigbrain_fx.bundles.sessions import (
-    Constants,
-    Cutter,
-    RowCounts,
-    Session,
-    require_session,
-)
+from bigbrain_fx.bundles.sessions import Constants, Session, require_session
 from bigbrain_fx.core import Cluster, Shown
 from bigbrain_fx.emit import SESSION
 from bigbrain_fx.errors import InputError
@@ -68,7 +63,8 @@ class Machine(Shown):
         """Split a model over the devices, start them, and return what takes batches.
 
         Args:
-            model: an instance; its weights are where training begins. It is not changed.
+            model: an instance; its weights are where training begins. It has those after the last
+                step when it is called, when its `state_dict` is read, and when the session ends.
             example_batch: one batch; all others must have its shapes, but for what `drop_last`,
                 `pad` and `lengths` allow. Dimension 0 is the batch.
             loss: `loss(output, batch)`; else the scalar output, or its `.loss`.
@@ -156,7 +152,6 @@ class Machine(Shown):
             _hear(session, waiting, 0, on_step)
             if steps is not None and session.steps < steps:
                 warn(f"WARNING: the data ended after {session.steps} of {steps} steps")
-            model.load_state_dict(session.state_dict())
         return model
 
 

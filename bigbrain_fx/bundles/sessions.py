@@ -15,13 +15,20 @@ import os
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from bigbrain_fx.bundles.callers_module import CallersModule
 from bigbrain_fx.bundles.compile import Split
-from bigbrain_fx.bundles.entries import entries, entry_tensor, has_fewer, require_one_number
+from bigbrain_fx.bundles.entries import (
+    Cutter,
+    RowCounts,
+    entries,
+    entry_tensor,
+    has_fewer,
+    require_one_number,
+)
 from bigbrain_fx.bundles.found_model import Loss
 from bigbrain_fx.bundles.going_on import commit_held, export_commit, export_training
 from bigbrain_fx.bundles.launch import Backend, Run, RunOptions, StepLine, run
@@ -70,51 +77,6 @@ class Constants:
             self.changed.update(new)
 
 
-@dataclass(frozen=True)
-class RowCounts:
-    """How many elements of each row the loss is a mean over: sent with every batch.
-
-    Attributes:
-        count: of a batch, or a part of it.
-        dims: `batch_dims` of the recipe.
-    """
-
-    count: Callable[[Any], object]
-    dims: Mapping[str | int, int | str | None]
-
-    def of(self, batch: object) -> Tensor:
-        """Return the counts of a batch's rows.
-
-        Raises:
-            InputError: they are no counts, or do not add up to the batch's.
-        """
-        from bigbrain_fx.frontend import counts_by_row, take_apart
-
-        return counts_by_row(self.count, take_apart(batch, dims=self.dims))
-
-
-@dataclass(frozen=True)
-class Cutter:
-    """The caller's function that cuts batches, and into how many parts."""
-
-    micro: Callable[[Any, int], Any]
-    count: int
-
-    def of(self, batch: object) -> list[Any]:
-        """Return the parts of a batch.
-
-        Raises:
-            InputError: they are not so many, or not alike; or the function fails.
-        """
-        from bigbrain_fx.runtime import BatchError, parts_of
-
-        try:
-            return parts_of(self.micro, batch, self.count, 0)
-        except BatchError as error:
-            what, _, remedy = str(error).removeprefix("step 0: ").rpartition(": ")
-            raise InputError(what, code="BX3153", help=remedy) from error
-
-
 class _Elsewhere:
     """A name of a loop in plain PyTorch, which the devices have: it says what to do instead."""
 
@@ -142,7 +104,8 @@ class Session(Shown):
 
     Attributes:
         made: the plan, the bundle, and what to know of them.
-        module: the caller's own; it changes only in `eval` and where the loop ends well in `train`.
+        module: the caller's own. It has the weights after the last step when it is called, when its
+            `state_dict` is read, and after a `with` block that ends well.
         steps: how many batches were sent, those before a resumed run included.
         events: what happened to the processes: deaths, replacements.
         done: the run, once it has ended.
@@ -165,6 +128,9 @@ class Session(Shown):
         self._cutter = cutter
         self.made = made
         self.module = module
+        self._names = list(module.state_dict())
+        self._given = 0  # the step whose weights the module has
+        self._caller = CallersModule(module, self._refresh)
         self.events: list[Event] = []
         self.done: Run | None = None
         self._entries = entries(made.plan)
@@ -303,7 +269,7 @@ class Session(Shown):
             file = Path(scratch, "model.safetensors")
             export_commit(self.bundle, file, self._commit(Path(scratch, "commit")))
             found = {name: tensor.clone() for name, tensor in load_file(file).items()}
-        order = [name for name in self.module.state_dict() if name in found]
+        order = [name for name in self._names if name in found]
         return {name: found[name] for name in (*order, *sorted(found.keys() - set(order)))}
 
     def save(self, to: str | Path, optimizer: str | Path | None = None) -> None:
@@ -323,9 +289,18 @@ class Session(Shown):
 
         It computes in this process; the devices wait for the next batch.
         """
+        self._give_weights()
+        return self.module.eval()
+
+    def _refresh(self) -> None:
+        """Give the caller's module the weights of now, unless the caller wrote others."""
+        if self._given != self.steps and not self._ended and not self._constants.module.written:
+            self._give_weights()
+
+    def _give_weights(self) -> None:
+        self._given = self.steps
         self.module.load_state_dict(self.state_dict())
         self._constants.module.renew()
-        return self.module.eval()
 
     def _commit(self, folder: Path) -> Path:
         """Write the state of all devices as a commit; it is taken between two steps."""
@@ -344,19 +319,29 @@ class Session(Shown):
     # ------------------------------------------------------------------ its end
 
     def close(self) -> Run | None:
-        """End the processes after the last step that was sent; return the run."""
+        """Give your model the weights after the last step, end the processes, return the run."""
+        try:
+            self._refresh()
+        finally:
+            self._end()
+        return self.done
+
+    def _end(self) -> None:
+        self._caller.leave()
         if not self._ended:
             self._feed.stop()
         self._thread.join()
         _OPEN.discard(self)
         self._feed.close()
-        return self.done
 
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
+        if failed is None:
+            self.close()
+        else:
+            self._end()
 
     # ------------------------------------------------------------------ the supervisor's thread
 
@@ -442,7 +427,7 @@ _OPEN: weakref.WeakSet[Session] = weakref.WeakSet()
 
 def _close_all() -> None:
     for session in list(_OPEN):
-        session.close()
+        session._end()
 
 
 atexit.register(_close_all)

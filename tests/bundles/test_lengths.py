@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib.util
 import json
@@ -241,6 +242,7 @@ def tag_loss(output: torch.Tensor, batch: dict[str, torch.Tensor]) -> torch.Tens
 def test_a_loop_of_ones_own_sends_batches_of_several_lengths(tmp_path: Path) -> None:
     torch.manual_seed(0)
     net, dice = Tagger(), torch.Generator().manual_seed(0)
+    start = copy.deepcopy(net)
     sizes = (4, 8, 6)
     data = [
         {"ids": torch.randint(1, 9, (4, n), generator=dice), "tags": torch.ones(4, n).long()}
@@ -258,10 +260,10 @@ def test_a_loop_of_ones_own_sends_batches_of_several_lengths(tmp_path: Path) -> 
         losses = [session.step(batch) for batch in data]
         with pytest.raises(InputError, match="split for int64"):
             session.step({name: tensor.repeat(1, 3) for name, tensor in data[0].items()})
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(start.parameters(), lr=0.1)
     for batch, found in zip(data, losses, strict=True):
         optimizer.zero_grad()
-        value = tag_loss(net(batch["ids"]), batch)
+        value = tag_loss(start(batch["ids"]), batch)
         value.backward()
         optimizer.step()
         assert found == pytest.approx(value.item(), rel=1e-5)

@@ -89,7 +89,7 @@ def test_a_killed_device_does_not_show_in_the_loop(machine: bb.Machine, tmp_path
         found += [session.step(batch) for batch in batches[3:]]
         assert found == losses
         assert same(at_three, plain(3)[0].state_dict())
-        assert same(module.state_dict(), before)  # the caller's own is left alone until asked
+        assert same(module.state_dict(), want.state_dict())  # whoever looks at it, finds them
         session.save(tmp_path / "model.safetensors", tmp_path / "optimizer.safetensors")
         assert same(session.eval().state_dict(), want.state_dict())
         assert not module.training
@@ -101,6 +101,31 @@ def test_a_killed_device_does_not_show_in_the_loop(machine: bb.Machine, tmp_path
     assert session.done.restarts == 1
     with pytest.raises(bb.InputError, match="this session has ended"):
         session.step(batches[0])
+
+
+def test_the_callers_module_computes_with_the_weights_of_now(machine: bb.Machine) -> None:
+    want, _ = plain(2)
+    module, batches = net(), list(data(2))
+    with machine(
+        module, example_batch=batches[0], loss=loss, optimizer=ADAMW, options=OPTIONS
+    ) as session:
+        session.step(batches[0])
+        average = torch.optim.swa_utils.AveragedModel(module)  # a copy hears nothing of later steps
+        assert torch.equal(module(batches[0]["x"]), plain(1)[0](batches[0]["x"]))
+        session.step(batches[1])
+    assert all(
+        torch.equal(p, q) for p, q in zip(module.parameters(), want.parameters(), strict=True)
+    )
+    assert average(batches[0]["x"]).shape == (8, 1)
+    assert not module._forward_pre_hooks
+
+
+def test_a_batch_whose_gradient_the_caller_waits_for_is_refused() -> None:
+    entry = SentEntry(("x",), "float32", (8,), 0, is_split=True, fewer=False, pad=False)
+    wanted = torch.zeros(8, requires_grad=True)
+    assert entry_tensor("x", {"x": wanted}, entry).shape == (8,)
+    with refused("BX3030a", bb.InputError):
+        entry_tensor("x", {"x": wanted * 2}, entry)
 
 
 def test_batches_may_be_smaller_where_the_caller_says_so() -> None:

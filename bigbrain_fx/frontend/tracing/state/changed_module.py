@@ -60,16 +60,21 @@ class Copied:
 
     def _require_weights(self) -> None:
         """Refuse to go on where the caller writes into weights, as into a momentum encoder's."""
-        for name, parameter in self.model.named_parameters():
-            if self.weights.get(name, _mark(parameter)) != _mark(parameter):
-                raise InputError(
-                    f"the numbers of {name} have changed in this process since the session began, "
-                    "and devices train weights of their own",
-                    code="BX2152a",
-                    help="let forward write it, under torch.no_grad() and where it trains, as its "
-                    "first lines; or the optimizer's step. To begin with other weights, make a "
-                    "session of them",
-                )
+        if self.written:
+            raise InputError(
+                f"the numbers of {self.written} have changed in this process since the session "
+                "began, and devices train weights of their own",
+                code="BX2152a",
+                help="let forward write it, under torch.no_grad() and where it trains, as its "
+                "first lines; or the optimizer's step. To begin with other weights, make a "
+                "session of them",
+            )
+
+    @property
+    def written(self) -> str:
+        """The first parameter whose numbers the owner has changed; empty without one."""
+        marks = ((name, _mark(p)) for name, p in self.model.named_parameters())
+        return next((name for name, mark in marks if self.weights.get(name, mark) != mark), "")
 
     def _counts(self, moved: list[str]) -> bool:
         now = Attributes.of(self.model, self.loss)

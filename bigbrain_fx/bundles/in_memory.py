@@ -25,7 +25,7 @@ from bigbrain_fx.bundles.found_model import (
 from bigbrain_fx.core import ROW_COUNTS, LossCount
 from bigbrain_fx.errors import InputError, about_code
 from bigbrain_fx.plan import Options, Source
-from bigbrain_fx.weights import Scratch, as_umask_says
+from bigbrain_fx.weights import Scratch, as_umask_says, tensors_apart
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -303,8 +303,8 @@ class _InMemory:
         from safetensors.torch import save_file
 
         for name, tensors in files.items():
-            found = {t: self.captured.tensors[t].detach().contiguous().clone() for t in tensors}
-            save_file(found, folder / name)
+            found = {t: self.captured.tensors[t] for t in tensors}
+            save_file(tensors_apart(found), folder / name)
         as_umask_says(*(folder / name for name in files))
 
     def write_batch(self, path: Path) -> None:
@@ -313,7 +313,7 @@ class _InMemory:
         batch = {**self.captured.inputs(), **self._row_counts()}
         if self.file.parts > 1:
             batch = self._parts()
-        save_file({name: tensor.contiguous().clone() for name, tensor in batch.items()}, path)
+        save_file(tensors_apart(batch), path)
         as_umask_says(path)
 
     def _parts(self) -> dict[str, Tensor]:

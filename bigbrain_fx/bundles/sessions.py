@@ -36,7 +36,7 @@ from bigbrain_fx.core import ROW_COUNTS, Device, Shown
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Explanation, Options, Plan, explain
 from bigbrain_fx.supervisor import Event, Feed
-from bigbrain_fx.weights import Scratch
+from bigbrain_fx.weights import Scratch, tensors_apart
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -203,7 +203,7 @@ class Session(Shown):
                 what, code="BX3138", help="pass it over: if not session.leaves_out(batch)"
             )
         found = self._found(batch)
-        self._feed.put(self.steps, [save(found)])
+        self._feed.put(self.steps, [save(tensors_apart(found))])
         self.steps += 1
         return self.steps - 1
 

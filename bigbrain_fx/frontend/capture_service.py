@@ -268,7 +268,7 @@ class CaptureService:
         from safetensors.torch import save_file
 
         from bigbrain_fx.frontend.tracing.blank import is_blank
-        from bigbrain_fx.weights import as_umask_says
+        from bigbrain_fx.weights import as_umask_says, tensors_apart
 
         for file, names in files.items():
             tensors = self.captured.tensors
@@ -283,7 +283,8 @@ class CaptureService:
                 raise InputError(
                     f"the model has no tensors {', '.join(unknown)}", code="BX2030", at=file
                 )
-            save_file(_apart({name: self.captured.tensors[name] for name in names}), folder / file)
+            found = {name: self.captured.tensors[name] for name in names}
+            save_file(tensors_apart(found), folder / file)
         as_umask_says(*(folder / file for file in files))
 
     def convert(self, path: str, folder: Path) -> Mapping[str, tuple[str, str]]:
@@ -332,12 +333,12 @@ class CaptureService:
         """Write the example batch's tensors, and its structure as JSON beside them."""
         from safetensors.torch import save_file
 
-        from bigbrain_fx.weights import as_umask_says
+        from bigbrain_fx.weights import as_umask_says, tensors_apart
 
         batch = self.captured.batch
         if not self.meta:
             tensors = {entry.name: entry.tensor for entry in batch.entries}
-            save_file(_apart({**tensors, **self._row_counts()}), path)
+            save_file(tensors_apart({**tensors, **self._row_counts()}), path)
             as_umask_says(path)
         structure = json.dumps(_structure(batch.template), indent=1)
         path.with_name(path.name + ".json").write_text(structure, encoding="utf-8")
@@ -384,20 +385,6 @@ def _write_graph(captured: Captured, path: Path) -> None:
     from bigbrain_fx.core import Graph
 
     path.write_bytes(TypeAdapter(Graph).dump_json(captured.graph))
-
-
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return contiguous tensors with a storage of their own: safetensors stores no ties."""
-    seen: set[int] = set()
-    found = {}
-    for name, tensor in tensors.items():
-        plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
-        storage = plain.untyped_storage()
-        if storage.data_ptr() in seen or storage.nbytes() != plain.numel() * plain.element_size():
-            plain = plain.clone()
-        seen.add(plain.untyped_storage().data_ptr())
-        found[name] = plain.cpu()
-    return found
 
 
 def _positions(file: ModelFile) -> int:

@@ -62,7 +62,8 @@ class SlotPipes:
 
     def answer(self, _number: int, _rows: int, outputs: Mapping[str, Tensor], _s: float) -> None:
         """Send a batch's outputs."""
-        self._write(save({name: value.cpu().contiguous() for name, value in outputs.items()}))
+        apart = {name: value.cpu().contiguous().clone() for name, value in outputs.items()}
+        self._write(save(apart))
 
     def _read(self, count: int) -> bytes:
         found = bytearray()

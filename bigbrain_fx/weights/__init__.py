@@ -4,6 +4,7 @@ This room moves bytes and names; folders of work under way are made here, too (`
 imports no torch and knows no plans, processes or devices.
 """
 
+from bigbrain_fx.weights.apart import tensors_apart as tensors_apart
 from bigbrain_fx.weights.checkpoint import (
     Checkpoint as Checkpoint,
     read_checkpoint as read_checkpoint,

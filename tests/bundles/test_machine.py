@@ -120,6 +120,13 @@ def test_the_callers_module_computes_with_the_weights_of_now(machine: bb.Machine
     assert not module._forward_pre_hooks
 
 
+def test_one_tensor_may_stand_twice_in_a_batch(machine: bb.Machine) -> None:
+    """As `labels` of a causal language model, which are its `input_ids`."""
+    batches = [{"x": batch["x"], "y": batch["x"][:, :1]} for batch in data(2)]
+    trained = machine.train(net(), batches, loss=loss, optimizer=ADAMW, options=OPTIONS)
+    assert all(tensor.isfinite().all() for tensor in trained.state_dict().values())
+
+
 def test_a_batch_whose_gradient_the_caller_waits_for_is_refused() -> None:
     entry = SentEntry(("x",), "float32", (8,), 0, is_split=True, fewer=False, pad=False)
     wanted = torch.zeros(8, requires_grad=True)

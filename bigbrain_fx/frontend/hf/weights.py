@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.weights import Checkpoint, Stored, read_checkpoint
+from bigbrain_fx.weights import Checkpoint, Stored, read_checkpoint, tensors_apart
 
 
 @dataclass
@@ -118,5 +118,5 @@ def _joined(
             help="load it with from_pretrained and save it again with save_pretrained",
         ) from error
     tensors = {key: value[0] if isinstance(value, list) else value for key, value in made.items()}
-    save_file({key: value.contiguous().clone() for key, value in tensors.items()}, path)
+    save_file(tensors_apart(tensors), path)
     return dict(read_checkpoint(path).tensors)

@@ -28,12 +28,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bigbrain_fx.emit import imports_of_module
 from bigbrain_fx.errors import InputError
 
 _FUTURE = 0
 for _name in __future__.all_feature_names:
     _FUTURE |= getattr(__future__, _name).compiler_flag
 Make = Callable[..., object]
+_OURS = __name__.partition(".")[0]  # installed wherever a session is, also from a checkout
 _HELP = (
     "write it as text: in a file or a notebook cell, not by exec(); or put it into a module beside "
     "your program and import it"
@@ -88,6 +90,7 @@ class _Text:
     folder: Path
     parts: list[str] = field(default_factory=list)
     known: dict[str, object] = field(default_factory=dict)
+    shipped: set[str] = field(default_factory=set)  # modules whose imports were followed
 
     def define(self, name: str, value: object, whose: str) -> None:
         """Let a name mean a value.
@@ -162,30 +165,25 @@ class _Text:
         self._source(name, value, whose)
 
     def _ship(self, module: str) -> None:
-        """Copy a module of the user's own, whole, to where the file is."""
-        top = sys.modules[module.partition(".")[0]]
-        file = getattr(top, "__file__", None)
-        if file is None or _is_installed(Path(file)):
-            return
-        source = Path(file)
-        source = source.parent if source.name == "__init__.py" else source
+        """Copy what a module needs of the user's own, in whole packages, to where the file is."""
+        pending = [module]
+        while pending:
+            name = pending.pop()
+            source = None if name in self.shipped else _own_source(name)
+            self.shipped.add(name)
+            if source is not None:
+                self._copy(source)
+                pending += imports_of_module(name, source.parent)
+
+    def _copy(self, source: Path) -> None:
         to = self.folder / source.name
         if to.exists():
             return
         if source.is_dir():
-            shutil.copytree(source, to, ignore=shutil.ignore_patterns("__pycache__"))
+            is_package = (source / "__init__.py").is_file()  # else a folder may hold anything
+            shutil.copytree(source, to, ignore=_CACHES if is_package else _no_python)
         else:
             shutil.copyfile(source, to)
-        for each in [to] if to.is_file() else sorted(to.rglob("*.py")):
-            self._ship_imports_of(each)
-
-    def _ship_imports_of(self, file: Path) -> None:
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
-            for name in names:
-                if name.partition(".")[0] in sys.modules:
-                    self._ship(name)
 
     # ------------------------------------------------------------------ by source
 
@@ -359,10 +357,33 @@ def _is_importable(module: str, name: str, value: object) -> bool:
     )
 
 
+_CACHES = shutil.ignore_patterns("__pycache__")
+
+
+def _no_python(folder: str, names: list[str]) -> set[str]:
+    return {n for n in names if not (n.endswith(".py") or Path(folder, n).is_dir())} | {
+        "__pycache__"
+    }
+
+
+def _own_source(module: str) -> Path | None:
+    """Return the file or package of the user's that a module is of; None where it is installed."""
+    top = sys.modules.get(module.partition(".")[0])
+    file, folders = getattr(top, "__file__", None), list(getattr(top, "__path__", ()))
+    source = Path(folders[0]) if folders else Path(file) if file else None
+    if source is None or source.name == _OURS or _is_installed(source):
+        return None
+    return source
+
+
 def _is_installed(file: Path) -> bool:
+    return not _roots(tuple(sys.path)).isdisjoint(file.resolve().parents)
+
+
+@functools.lru_cache(maxsize=8)
+def _roots(searched: tuple[str, ...]) -> frozenset[Path]:
     roots = {Path(p).resolve() for n, p in sysconfig.get_paths().items() if "lib" in n}
-    roots |= {Path(entry).resolve() for entry in sys.path if entry.endswith("-packages")}
-    return any(root in file.resolve().parents for root in roots)
+    return frozenset(roots | {Path(p).resolve() for p in searched if p.endswith("-packages")})
 
 
 # --------------------------------------------------------------------------- values

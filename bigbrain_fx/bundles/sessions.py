@@ -131,6 +131,7 @@ class Session(Shown):
         self._names = list(module.state_dict())
         self._given = 0  # the step whose weights the module has
         self._caller = CallersModule(module, self._refresh)
+        constants.module.accept()  # with the hooks of that
         self.events: list[Event] = []
         self.done: Run | None = None
         self._entries = entries(made.plan)

@@ -14,6 +14,7 @@ from bigbrain_fx.emit.files.copied import (
     room_files as room_files,
     runtime_files as runtime_files,
 )
+from bigbrain_fx.emit.files.local_modules import imports_of_module as imports_of_module
 from bigbrain_fx.emit.files.model_file import (
     batch_specs as batch_specs,
     takes_file as takes_file,

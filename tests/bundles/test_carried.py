@@ -111,6 +111,24 @@ def test_a_module_beside_the_program_is_copied(
     assert sorted(path.name for path in out.iterdir()) == ["code.py", "mine_a.py", "mine_b.py"]
 
 
+def test_a_folder_of_python_without_init_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `src/` of many a project; its data stay where they are."""
+    folder = tmp_path / "program" / "mine_folder"
+    folder.mkdir(parents=True)
+    (folder / "rates.py").write_text("def f(step):\n    return step + 1\n")
+    (folder / "weights.bin").write_bytes(b"0" * 9)
+    monkeypatch.syspath_prepend(str(folder.parent))
+    names = cell("from mine_folder.rates import f\n")
+    out = tmp_path / "out"
+    out.mkdir()
+    carry({"lr_scale": names["f"]}, out)
+    for name in ("mine_folder", "mine_folder.rates"):
+        monkeypatch.delitem(sys.modules, name)
+    assert [path.name for path in (out / "mine_folder").iterdir()] == ["rates.py"]
+
+
 @pytest.mark.parametrize(
     ("text", "what"),
     [

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bigbrain_fx.core import Dim, Input
+from bigbrain_fx.emit.files.local_modules import local_modules
 from bigbrain_fx.emit.files.slicing import (
     SourceSlice,
     has_settings,
-    local_modules,
     slice_file,
 )
 from bigbrain_fx.emit.modules.kept import LOSS_NAME, MODEL_NAME, user_names

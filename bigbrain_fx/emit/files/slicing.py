@@ -12,10 +12,10 @@ import keyword
 import tokenize
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
+from bigbrain_fx.emit.files.local_modules import imported, local_modules
 from bigbrain_fx.errors import InputError
 
 SETTINGS = (  # and whatever is in torch.backends
@@ -53,7 +53,9 @@ def slice_file(path: Path, wanted: Sequence[str], seed: int | None = None) -> So
     tree = ast.parse(source)
     if wanted and (seed is not None or any(_is_star(node) for node in tree.body)):
         text = _import_of(path, wanted, seed)
-        return SourceSlice(text, (path, *_local_modules(tree.body, path.parent)), whole=True)
+        return SourceSlice(
+            text, (path, *local_modules(imported(tree.body), path.parent)), whole=True
+        )
     settings = [node for node in tree.body if _is_setting(node, _imports(tree.body))]
     chosen = _closure(tree.body, [*wanted, *(n for node in settings for n in _reads(node))])
     chosen |= {id(node): set() for node in settings}
@@ -62,7 +64,7 @@ def slice_file(path: Path, wanted: Sequence[str], seed: int | None = None) -> So
     parts = zip(_gaps(kept, source), kept, strict=True)
     texts = [gap + _text(node, source, chosen, node in shared) for gap, node in parts]
     text = "\n".join(texts) + "\n"
-    return SourceSlice(text, tuple(_local_modules(ast.parse(text).body, path.parent)))
+    return SourceSlice(text, tuple(local_modules(imported(ast.parse(text).body), path.parent)))
 
 
 def _import_of(path: Path, wanted: Sequence[str], seed: int | None) -> str:
@@ -207,55 +209,6 @@ def _import_text(node: ast.Import | ast.ImportFrom, names: set[str]) -> str:
     if isinstance(node, ast.Import):
         return ast.unparse(ast.Import(kept))
     return ast.unparse(ast.ImportFrom(node.module, kept, node.level))
-
-
-def _local_modules(body: Iterable[ast.stmt], folder: Path) -> list[Path]:
-    """Return modules and packages beside the model file that these need, through any imports."""
-    return local_modules(_imported(body), folder)
-
-
-def local_modules(names: Iterable[str], folder: Path) -> list[Path]:
-    """Return which of these modules, and of those that they import, stand in a folder."""
-    found: list[Path] = []
-    pending = [name.partition(".")[0] for name in names]
-    seen = set[str]()  # a large package imports itself thousands of times
-    while pending:
-        name = pending.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        for path, files in _beside(folder, name):
-            found.append(path)
-            pending += (name for file in files for name in _tops(file, file.stat().st_mtime_ns))
-    return sorted(found)
-
-
-@lru_cache(maxsize=4096)  # a bundle's texts ask several times
-def _tops(file: Path, _changed_ns: int) -> tuple[str, ...]:
-    """Return the first parts of the names that a file imports, each once."""
-    names = _imported(ast.parse(_read(file)).body)
-    return tuple(dict.fromkeys(name.partition(".")[0] for name in names))
-
-
-def _beside(folder: Path, name: str) -> Iterator[tuple[Path, list[Path]]]:
-    """Yield the module or package of that name in a folder, with its Python files.
-
-    As Python chooses: a package before a file, a file before a folder without `__init__.py`.
-    """
-    file, package = folder / f"{name}.py", folder / name
-    if file.is_file() and not (package / "__init__.py").is_file():
-        yield file, [file]
-    elif package.is_dir() and any(package.rglob("*.py")):
-        yield package, sorted(package.rglob("*.py"))
-
-
-def _imported(body: Iterable[ast.stmt]) -> Iterator[str]:
-    for node in body:
-        for inner in ast.walk(node):
-            if isinstance(inner, ast.Import):
-                yield from (alias.name for alias in inner.names)
-            elif isinstance(inner, ast.ImportFrom) and inner.module:
-                yield inner.module
 
 
 def has_settings(path: Path) -> bool:

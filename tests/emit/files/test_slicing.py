@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from bigbrain_fx.emit.files import slicing
-from bigbrain_fx.emit.files.slicing import SourceSlice, has_settings, local_modules, slice_file
+from bigbrain_fx.emit.files import local_modules as local
+from bigbrain_fx.emit.files.local_modules import imports_of_module, local_modules
+from bigbrain_fx.emit.files.slicing import SourceSlice, has_settings, slice_file
 from bigbrain_fx.errors import InputError
 
 
@@ -257,13 +257,43 @@ def test_a_package_that_imports_itself_is_looked_at_once(
         (tmp_path / "large" / f"{name}.py").write_text(text)
     (tmp_path / "other.py").write_text("import large, json\n")
     looked: list[str] = []
-    beside = slicing._beside
+    real = local.imports_of_module
 
-    def look(folder: Path, name: str) -> Iterator[tuple[Path, list[Path]]]:
+    def look(name: str, folder: Path) -> list[str]:
         looked.append(name)
-        return beside(folder, name)
+        return real(name, folder)
 
-    monkeypatch.setattr(slicing, "_beside", look)
-    found = slicing.local_modules(["large.part_3"], tmp_path)
+    monkeypatch.setattr(local, "imports_of_module", look)
+    found = local.local_modules(["large.part_3"], tmp_path)
     assert found == [tmp_path / "large", tmp_path / "other.py"]
-    assert sorted(looked) == ["json", "large", "other"]
+    assert len(looked) == len(set(looked)) == 23
+
+
+def test_of_a_package_only_what_is_imported_is_read(tmp_path: Path) -> None:
+    """Else one function out of a large package reads all of it, and takes what the rest needs."""
+    package = tmp_path / "mine"
+    (package / "deep").mkdir(parents=True)
+    files = {
+        "__init__.py": "",
+        "rates.py": "from .deep import one\nfrom . import words\n",
+        "words.py": "",
+        "deep/__init__.py": "import helper\n",
+        "deep/one.py": "from .. import rates\n",
+        "unread.py": "import other\nthis is no Python\n",
+    }
+    for name, text in files.items():
+        (package / name).write_text(text)
+    for name in ("helper", "other"):
+        (tmp_path / f"{name}.py").write_text("")
+    assert local_modules(["mine.rates"], tmp_path) == [tmp_path / "helper.py", package]
+    assert imports_of_module("mine.deep.one", tmp_path) == ["helper", "mine", "mine.rates"]
+
+
+def test_a_package_that_imports_by_name_is_read_whole(tmp_path: Path) -> None:
+    """As registries do, which import each file of their folder."""
+    package = tmp_path / "mine"
+    package.mkdir()
+    (package / "__init__.py").write_text("import importlib\nimportlib.import_module('mine.kind')\n")
+    (package / "kind.py").write_text("import helper\n")
+    (tmp_path / "helper.py").write_text("")
+    assert local_modules(["mine"], tmp_path) == [tmp_path / "helper.py", package]

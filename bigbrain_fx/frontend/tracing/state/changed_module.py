@@ -30,9 +30,13 @@ class Copied:
         self.model = model
         self.loss = loss
         self.numbers = _numbers(model, example, loss, autocast)
-        self.before = Attributes.of(model, loss)
         self.let_be: set[str] = set()  # what moved, and counts nothing
+        self.accept()
         self.renew()
+
+    def accept(self) -> None:
+        """Take the module as it is now, but for its weights, for the one that devices copied."""
+        self.before = Attributes.of(self.model, self.loss)
 
     def renew(self) -> None:
         """Take the weights that the module has now for those that devices know of."""

@@ -75,10 +75,13 @@ def counts(graph: Graph, cluster: Cluster, options: Options, per_device: int = 4
         fixed = batch // graph.static_batch
         if options.micro_batches not in (None, fixed):
             raise InputError(
-                f"the trace of {graph.name} holds for {graph.static_batch} rows only, "
-                f"so a batch of {batch} has {fixed} micro-batches, not {options.micro_batches}",
+                f"the trace of {graph.name} holds for {graph.static_batch} rows only (dimension 0 "
+                f"of the batch's first tensor), so a batch of {batch} has {fixed} micro-batches, "
+                f"not {options.micro_batches}",
                 code="BX1251",
-                help=f"use --micro-batches {fixed}, or another batch size in example_batch()",
+                help=f"use --micro-batches {fixed}, or another batch size in example_batch(); a "
+                "list of images, or what else is not cut along dimension 0, is cut by the model "
+                "file: def micro(batch, parts)",
             )
         return [fixed]
     if not graph.rows_apart:

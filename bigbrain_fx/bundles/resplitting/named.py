@@ -14,19 +14,17 @@ from typing import Any
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.runtime import (
     BrokenError,
+    CheckpointStore,
     CommitError,
     ImageLayout,
     Loaded,
     Record,
     TensorEntry,
     UnlikeFactsError,
-    committed,
     first_loadable,
     joined_facts,
-    load_shard,
     parameter_of,
     part_of_facts,
-    warn_of_others,
 )
 from bigbrain_fx.weights import CODES, read_header
 
@@ -119,7 +117,7 @@ def read_members(
         InputError: there is none, or it is of another plan.
     """
     notes: list[str] = []
-    loaded: dict[str, Loaded] = {}
+    store, loaded = CheckpointStore(folder), dict[str, Loaded]()
 
     def problems(record: Record) -> list[str]:
         loaded.clear()
@@ -127,15 +125,15 @@ def read_members(
         without = record.about.get("without", ())  # replicas that were lost for good
         for device in (n for devices in columns for n in devices if n not in without):
             try:
-                loaded[device] = load_shard(folder, record, device, expected, notes.append)
+                loaded[device] = store.load(record, device, expected, notes.append)
                 loaded[device].forget()  # all of them together are the whole model
             except BrokenError as error:
                 found.append(str(error))
         return found
 
     try:
-        found = committed(folder, notes.append)
-        warn_of_others(folder, notes.append)
+        found = store.to_resume(notes.append)
+        store.warn_of_others(notes.append)
         record, _ = first_loadable(found, problems, notes.append)
     except CommitError as error:
         raise InputError(

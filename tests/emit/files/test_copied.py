@@ -118,6 +118,12 @@ def test_a_feature_of_steps_brings_the_whole_device() -> None:
     assert "device" in left_out(Copied(plan, supervised=False, extras=("mpi",)), "runtime")
 
 
+def test_only_a_watch_brings_what_minds_dropped_messages() -> None:
+    plan = samples.plan("digits")
+    asked = [left_out(Copied(plan, True, extras), "supervisor") for extras in ((), ("watch",))]
+    assert ["log_loss" in left for left in asked] == [True, False]
+
+
 def test_only_a_plan_of_several_hosts_asks_where_they_meet() -> None:
     plan = samples.plan("digits")
     assert "addresses" in left_out(Copied(plan, supervised=False), "runtime")

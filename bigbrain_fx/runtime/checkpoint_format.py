@@ -162,6 +162,13 @@ def _is_sound(record: Record) -> bool:
     return numbers and checks and is_its_own and isinstance(record.about, dict)
 
 
+def reason_of(error: Exception) -> str:
+    """Say in a few words why something could not be read or written."""
+    if isinstance(error, OSError):
+        return str(error.strerror or error)
+    return f"{type(error).__name__}: {error}"
+
+
 def digest(data: Buffer) -> str:
     """Return the SHA-256 of some bytes; as fast as any checksum where the processor knows it."""
     return hashlib.sha256(data).hexdigest()

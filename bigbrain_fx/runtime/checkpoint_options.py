@@ -13,10 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .checkpoint_format import CommitError, Say
+from .checkpoint_format import CommitError, Say, reason_of
 from .checkpoint_store import KEPT, CheckpointStore
 from .launcher import as_called
-from .limits import reason_of
 
 
 @dataclass(frozen=True)

@@ -34,13 +34,13 @@ from .checkpoint_format import (
     digest,
     folder_name,
     manifest_of,
+    reason_of,
     record_of,
     sealed,
     unsealed,
 )
 from .disk import Disk, listed, locked, read_regular, require_regular
 from .image import Buffer, ImageLayout, read_layout
-from .limits import reason_of
 
 KEPT = 2
 ASIDE = ".set-aside"  # ending of records that count no more: a user went back behind them

@@ -26,15 +26,17 @@ from .checkpoint_format import (
     FencedError,
     Part,
     Record,
+    Say,
     about_of,
     graph_in,
+    reason_of,
     record_of,
 )
 from .checkpoint_options import CheckpointOptions, Start, decided, make_folder
 from .checkpoint_store import KEPT, CheckpointStore, Loaded, first_loadable
 from .image import Buffer
 from .ledger import Ledger, part_key, read_as, text_of
-from .limits import reason_of, tell
+from .limits import tell
 from .state import State, restore, state_of
 
 if TYPE_CHECKING:
@@ -147,7 +149,7 @@ class Checkpoints:
                     raise CommitError(part.why, code=part.code)
             return [part.why for part in all_of_us if part.why]
 
-        say = self._warn if self.leads else _nobody
+        say: Say = self._warn if self.leads else lambda _: None
         record, self.unusable = first_loadable(found, problems, say)
         restore(device, State.from_buffer(loaded[-1].image))
         self.begun_with = record.folder
@@ -392,10 +394,6 @@ def _require_written(parts: Collection[Part]) -> None:
             raise FencedError(part.why, code=part.code)
         if part.why:
             raise OSError(None, part.why)
-
-
-def _nobody(text: str) -> None:
-    """Say nothing."""
 
 
 def begin_together(

@@ -17,10 +17,9 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from .checkpoint_format import Part, about_of
+from .checkpoint_format import Part, about_of, reason_of
 from .checkpoint_store import ASIDE
 from .hosts import LastDuty
-from .limits import reason_of
 from .standing import alike, heirs
 from .state import State
 from .state_parts import held_names, part_of_state, state_before_update

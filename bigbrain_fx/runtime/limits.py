@@ -119,13 +119,6 @@ def shown(error: BaseException) -> str:
     return headline(error) if isinstance(error, CodedError) else f"error[BX5902]: {told(error)}"
 
 
-def reason_of(error: Exception) -> str:
-    """Say in a few words why something could not be read or written."""
-    if isinstance(error, OSError):
-        return str(error.strerror or error)
-    return f"{type(error).__name__}: {error}"
-
-
 def require_threads(count: int) -> None:
     """See that so many threads can be started at once: where a library cannot, it aborts.
 

@@ -18,7 +18,7 @@ from bigbrain_fx.runtime.checkpoints import Checkpoints, begin_together
 from bigbrain_fx.runtime.disk import Disk
 from bigbrain_fx.runtime.image import Buffer
 from tests.runtime.test_state import OPTIMIZERS, One, device, everything, run
-from tests.support.commit_disks import FullDisk, QuickDisk
+from tests.support.commit_disks import FullDisk, QuickDisk, steps_in
 from tests.support.ledgers import local_ledger
 
 ABOUT = {"plan": "p1", "graph": "g1"}
@@ -61,7 +61,7 @@ def test_a_run_goes_on_from_its_last_commit(tmp_path: Path) -> None:
     parts = committers(folder)
     assert begin_together(parts, made, resume=False) == 0
     train(made, parts, 0, 5)
-    assert [record.step for record in CheckpointStore(folder).records()] == [4, 2]
+    assert steps_in(folder) == [4, 2]
     others = devices()
     again = committers(folder)
     assert begin_together(again, others, resume=True) == 4
@@ -80,7 +80,7 @@ def test_a_run_goes_on_from_its_last_commit(tmp_path: Path) -> None:
 def test_a_new_run_commits_its_start(tmp_path: Path) -> None:
     parts = committers(tmp_path / "commits", every=0)
     begin_together(parts, devices(), resume=False)
-    assert [record.step for record in CheckpointStore(tmp_path / "commits").records()] == [0]
+    assert steps_in(tmp_path / "commits") == [0]
 
 
 def test_the_end_is_committed(tmp_path: Path) -> None:
@@ -89,10 +89,7 @@ def test_the_end_is_committed(tmp_path: Path) -> None:
     train(made, parts, 0, 3)
     for name, part in parts.items():
         part.close(made[name])
-    assert [record.step for record in CheckpointStore(tmp_path / "commits").records()] == [
-        3,
-        0,
-    ]
+    assert steps_in(tmp_path / "commits") == [3, 0]
 
 
 @pytest.mark.nightly
@@ -163,17 +160,11 @@ def test_a_full_disk_misses_commits_and_training_goes_on(
     said = capsys.readouterr().err
     assert said.count("WARNING: no commit at step 4: d0 cannot write") == 1
     assert said.count("WARNING: no commit at step 6") == 2  # each device says what it missed
-    assert [record.step for record in CheckpointStore(tmp_path / "commits").records()] == [
-        2,
-        0,
-    ]
+    assert steps_in(tmp_path / "commits") == [2, 0]
     assert not list((tmp_path / "commits").rglob("*.tmp"))
     disk.full = False
     train(made, parts, 6, 8)
-    assert [record.step for record in CheckpointStore(tmp_path / "commits").records()] == [
-        8,
-        2,
-    ]
+    assert steps_in(tmp_path / "commits") == [8, 2]
 
 
 def alone(folder: Path, disk: Disk) -> tuple[Checkpoints, list[dict[str, object]]]:
@@ -256,10 +247,7 @@ def test_a_full_log_stops_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             full.close()
     disk.full = False
     train(made, parts, 4, 6)
-    assert [record.step for record in CheckpointStore(tmp_path / "commits").records()] == [
-        6,
-        0,
-    ]
+    assert steps_in(tmp_path / "commits") == [6, 0]
 
 
 def test_a_run_that_was_replaced_stops(tmp_path: Path) -> None:
@@ -268,7 +256,7 @@ def test_a_run_that_was_replaced_stops(tmp_path: Path) -> None:
     CheckpointStore(tmp_path / "commits").begin_generation()
     with pytest.raises(FencedError, match="generation 1 was replaced by 2"):
         train(made, parts, 0, 2)
-    assert [record.step for record in CheckpointStore(tmp_path / "commits").records()] == [0]
+    assert steps_in(tmp_path / "commits") == [0]
 
 
 def test_another_graph_is_refused_by_all(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bigbrain_fx.runtime.checkpoint_store import CheckpointStore
 from bigbrain_fx.supervisor import FailedError, status
 from tests.support.bundles import copied, edit
+from tests.support.commit_disks import steps_in
 from tests.support.replayed import Fault, Seen, supervised
 
 NAMES = ("d0", "d1")
@@ -37,10 +37,7 @@ def test_misses_are_events(
     assert sorted(set(told))[:2] == [(4, 1), (6, 2)]
     assert [entry["missed"] for entry in seen.of("committed_again")] == [2]
     assert all(entry["newest"] >= 2 for entry in seen.of("missed"))  # also after the leader died
-    assert [record.step for record in CheckpointStore(tmp_path / "commits").records()] == [
-        STEPS,
-        2,
-    ]
+    assert steps_in(tmp_path / "commits") == [STEPS, 2]
     lines = [line for entry in seen.events if (line := status(entry)) and "WARNING" in line]
     assert len([line for line in lines if "no commit at step" in line]) == len(
         [row for _, row in told if row == 1]

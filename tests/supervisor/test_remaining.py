@@ -25,6 +25,7 @@ from bigbrain_fx.supervisor.remaining import Remaining, said_of
 from bigbrain_fx.supervisor.secured import Mouth, Secured, SilentError
 from tests.supervisor.test_peer_states import plain, split
 from tests.support.certificates import make, pair
+from tests.support.commit_disks import steps_in
 
 LIMIT_S = 30.0
 PLACES = (("south", ("d2", "d3")),)
@@ -215,7 +216,7 @@ def test_the_other_host_commits_when_the_listening_one_is_lost(
     assert agent.returncode == 1
     aside = [*commits.glob(f"*{ASIDE}")]
     assert len(aside) == (blow == signal.SIGSTOP), said
-    counted = [record.step for record in CheckpointStore(commits).records()]
+    counted = steps_in(commits)
     assert (counted == [0]) == bool(aside)  # no later run begins with what is set aside
     for path in aside:
         assert f"mv {path} {str(path).removesuffix(ASIDE)}" in said

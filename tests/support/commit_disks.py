@@ -58,6 +58,11 @@ def with_two_commits(folder: Path) -> int:
     return generation
 
 
+def steps_in(folder: Path) -> list[int]:
+    """Return the steps of the commits of a folder, newest first."""
+    return [record.step for record in CheckpointStore(folder).records()]
+
+
 class QuickDisk(Disk):
     """A disk that is never waited for."""
 

@@ -107,7 +107,7 @@ if TYPE_CHECKING:
         memory_remedy as memory_remedy,
     )
     from .local import Hub as Hub, LocalTransport as LocalTransport
-    from .loss_scale import are_finite as are_finite, unscaled as unscaled
+    from .loss_scale import unscaled as unscaled
     from .loss_weight import LossWeight as LossWeight, mapped as mapped
     from .malloc import keep_freed_memory as keep_freed_memory
     from .marks import marking as marking
@@ -118,7 +118,6 @@ if TYPE_CHECKING:
         buffer as buffer,
         parameter as parameter,
         reseed as reseed,
-        seed_of as seed_of,
     )
     from .named_facts import (
         UnlikeFactsError as UnlikeFactsError,
@@ -145,7 +144,6 @@ if TYPE_CHECKING:
     )
     from .own_lines import Shell as Shell, forward_of as forward_of, lines_until as lines_until
     from .planned_infer import InferenceDevice as InferenceDevice
-    from .planned_sums import mean_loss as mean_loss, share_of as share_of
     from .promises import AgainError as AgainError, MakingAgain as MakingAgain, again as again
     from .rates import RewindableRates as RewindableRates
     from .read_apart import has_generators as has_generators, left_alone as left_alone

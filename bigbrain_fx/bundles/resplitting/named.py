@@ -88,30 +88,18 @@ class Named:
         return found
 
 
-def read_named(
-    folder: Path, devices: Sequence[str], expected: Mapping[str, Any]
-) -> tuple[Named, list[str]]:
-    """Read the newest commit that is whole on all devices; every byte is checked.
-
-    Returns:
-        The commit, and what the user should know of newer ones that are broken.
-
-    Raises:
-        InputError: there is none, or it is of another plan.
-    """
-    (found,), notes = read_members(folder, [devices], expected)
-    return found, notes
-
-
 def read_members(
     folder: Path, columns: Sequence[Sequence[str]], expected: Mapping[str, Any]
 ) -> tuple[list[Named], list[str]]:
-    """Read a commit as `read_named` does: a state for each column of devices.
+    """Read the newest commit that is whole on all devices; every byte is checked.
 
     Args:
         folder: of the commits.
         columns: the devices that are one member of each tensor group, for all members.
         expected: what the commit must be of.
+
+    Returns:
+        A state for each column, and what the user should know of newer commits that are broken.
 
     Raises:
         InputError: there is none, or it is of another plan.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bigbrain_fx.bundles.resplitting import Resplit, resplit
-from bigbrain_fx.bundles.resplitting.named import read_named
+from bigbrain_fx.bundles.resplitting.named import read_members
 from bigbrain_fx.bundles.verifying import verify
 from bigbrain_fx.core import Cluster
 from bigbrain_fx.emit import bundle_texts
@@ -353,7 +353,7 @@ def test_commits_of_another_plan_are_refused(moved: Moved, tmp_path: Path) -> No
 def test_devices_that_disagree_on_a_tensor_are_refused(tmp_path: Path) -> None:
     with_two_commits(folder := tmp_path / "commits")
     with pytest.raises(InputError, match="buffer:n of d1 is not what the other devices have"):
-        read_named(folder, DEVICES, {"plan": ABOUT["plan"]})
+        read_members(folder, [DEVICES], {"plan": ABOUT["plan"]})
 
 
 def test_a_broken_commit_makes_way_for_the_older_one(moved: Moved, tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def decided(
             found = store.to_resume(say)
             store.warn_of_others(say)
         else:
-            store.open(say)
+            store.prepare(say)
             found = store.records(say)
         before = store.fence()
         ours = resume or (restarted and before.launcher == launcher())

@@ -87,7 +87,7 @@ class CheckpointStore:
 
     # ------------------------------------------------------------------ who may write
 
-    def open(self, say: Say) -> None:
+    def prepare(self, say: Say) -> None:
         """Make the folder if it is not there; warn of who else may write in it.
 
         Raises:

@@ -145,10 +145,10 @@ def test_pickled_files_are_not_read(tmp_path: Path) -> None:
 
 def test_who_else_may_write_there_is_warned_about(tmp_path: Path) -> None:
     folder, said = tmp_path / "commits", list[str]()
-    CheckpointStore(folder).open(said.append)
+    CheckpointStore(folder).prepare(said.append)
     assert said == []
     folder.chmod(0o777)
-    CheckpointStore(folder).open(said.append)
+    CheckpointStore(folder).prepare(said.append)
     assert "everyone on this host can write in" in said[0]
 
 
@@ -158,7 +158,7 @@ def test_a_folder_of_someone_else_is_warned_about(
 ) -> None:
     said: list[str] = []
     os.chown(tmp_path, 1234, 1234)
-    CheckpointStore(tmp_path).open(said.append)
+    CheckpointStore(tmp_path).prepare(said.append)
     assert "belongs to user 1234" in said[0]
 
 

@@ -14,9 +14,9 @@ RUNTIME = excused(
     {
         "of an older Python, which ends there: test_beginning": ("__init__.py - .write",),
         "failed, every one, in test_every_call_fails": (
-            "checkpoint_store.py open .exists",
-            "checkpoint_store.py open .is_dir",
-            "checkpoint_store.py open .mkdir",
+            "checkpoint_store.py prepare .exists",
+            "checkpoint_store.py prepare .is_dir",
+            "checkpoint_store.py prepare .mkdir",
             "checkpoint_store.py warn_of_others .stat",
             "checkpoints.py begin_together .submit",
         ),

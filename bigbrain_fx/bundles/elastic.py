@@ -30,7 +30,7 @@ from bigbrain_fx.bundles.resplitting import Resplit, resplit
 from bigbrain_fx.core import Cluster
 from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan import Plan, read_plan, require_no_overlap
-from bigbrain_fx.runtime import read_records
+from bigbrain_fx.runtime import CheckpointStore
 from bigbrain_fx.supervisor import Aside, Event, EventLog
 
 OnStep = Callable[[StepLine], None]
@@ -178,7 +178,7 @@ def _newest(options: RunOptions, rescued: _Rescued) -> Path | None:
     """Return the folder of commits that has the later step."""
     on_disk = -1
     if options.commits is not None and options.commits.is_dir():
-        on_disk = max((r.step for r in read_records(options.commits, lambda _: None)), default=-1)
+        on_disk = max((r.step for r in CheckpointStore(options.commits).records()), default=-1)
     if max(on_disk, rescued.step) < 0:
         return None
     return options.commits if on_disk > rescued.step else rescued.folder

@@ -31,19 +31,15 @@ from bigbrain_fx.runtime import (
     ASIDE,
     FORMAT,
     BrokenError,
+    CheckpointStore,
     CommitError,
     Disk,
     Record,
     about_of,
-    committed,
     graph_hash,
     layout_of,
-    load_shard,
     locked,
-    open_generation,
     read_layout,
-    write_record,
-    write_shard as commit_shard,
 )
 from bigbrain_fx.weights import Joined, Stored, read_header, state, stored_tensors, write_joined
 
@@ -187,14 +183,15 @@ def commit_held(bundle: Path, folder: Path, files: Mapping[str, int]) -> None:
     folder.mkdir(parents=True)
     plan = (bundle / "plan.json").read_bytes()
     about = {"plan": hashlib.sha256(plan).hexdigest()[:16], "graph": graph_hash(plan)}
-    generation, shards, facts = open_generation(folder), [], {}
+    store, parts, facts = CheckpointStore(folder), {}, {}
+    generation = store.begin_generation()
     for device, file in files.items():
         with mmap.mmap(file, 0, access=mmap.ACCESS_READ) as image:
             facts = dict(read_layout(image).facts)
-            shards.append(commit_shard(folder, device, image, generation, about))
+            parts[device] = store.write_part(device, image, generation, about)
     lost = [name for name in read_plan(bundle).stages.devices if name not in files]
     agreed = about_of({**facts, **about})
-    write_record(folder, shards, generation, {**agreed, "without": lost} if lost else agreed)
+    store.commit(parts, generation, {**agreed, "without": lost} if lost else agreed)
 
 
 def _trained(plan: Plan, named: Named, bundle: Path) -> dict[str, Stored]:
@@ -243,7 +240,7 @@ def list_commits(folder: str | Path, say: Callable[[str], None]) -> list[Record]
         InputError: there are none.
     """
     try:
-        return committed(Path(folder), say)
+        return CheckpointStore(Path(folder)).to_resume(say)
     except CommitError as error:
         raise InputError(
             str(error), code=error.code, at=str(folder), help="give another folder"
@@ -279,7 +276,9 @@ def rollback(folder: str | Path, step: int, say: Callable[[str], None]) -> list[
         "commits cannot be set aside", code="BX3045", at=str(place), help="see who owns it"
     ):
         if newer:
-            open_generation(place)  # whoever still writes there is of an older one, and stops
+            CheckpointStore(
+                place
+            ).begin_generation()  # whoever still writes there is of an older one, and stops
         with locked(place):  # the newest last: until then a run would go on from it, as before
             return [_set_aside(place, record) for record in reversed(newer)][::-1]
 
@@ -287,7 +286,7 @@ def rollback(folder: str | Path, step: int, say: Callable[[str], None]) -> list[
 def _require_whole(folder: Path, record: Record, say: Callable[[str], None]) -> None:
     for device in record.devices:
         try:
-            load_shard(folder, record, device, {}, say).forget()
+            CheckpointStore(folder).load(record, device, {}, say).forget()
         except (BrokenError, CommitError) as error:
             raise InputError(
                 f"the commit of step {record.step} is broken: {error}",

@@ -22,7 +22,7 @@ from pathlib import Path
 from bigbrain_fx.bundles.child_programs import run_group
 from bigbrain_fx.bundles.going_on import export_commit
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.runtime import CommitError, read_records
+from bigbrain_fx.runtime import CheckpointStore, CommitError
 from bigbrain_fx.weights import Scratch
 
 LIMIT_S = 3600.0  # of one validation
@@ -77,7 +77,7 @@ class Validator:
 
     def _newest(self) -> int | None:
         with suppress(OSError, CommitError):
-            records = read_records(self.commits, lambda _: None)
+            records = CheckpointStore(self.commits).records()
             return records[0].step if records else None
         return None
 

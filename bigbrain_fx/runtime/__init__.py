@@ -1,7 +1,7 @@
 """What a bundle runs on: copied into it verbatim.
 
 It imports torch and safetensors, and nothing of bigbrain-fx. Names are loaded when they are first
-used: `runtime.commits` imports no torch, so that a supervisor without it can use it.
+used: `runtime.checkpoint_store` imports no torch, so that a supervisor without it can use it.
 """
 
 from __future__ import annotations
@@ -31,12 +31,18 @@ if TYPE_CHECKING:
     from .buckets import bucket_channels as bucket_channels
     from .bundle import Bundle as Bundle
     from .channel import Channel as Channel, Transport as Transport
-    from .commits import (
+    from .checkpoint_format import (
+        BrokenError as BrokenError,
+        CommitError as CommitError,
+        Record as Record,
+        about_of as about_of,
+        graph_hash as graph_hash,
+    )
+    from .checkpoint_store import (
         ASIDE as ASIDE,
-        open_generation as open_generation,
-        warn_of_others as warn_of_others,
-        write_record as write_record,
-        write_shard as write_shard,
+        CheckpointStore as CheckpointStore,
+        Loaded as Loaded,
+        first_loadable as first_loadable,
     )
     from .compiler import CompilerError as CompilerError, require_compiler as require_compiler
     from .data import Stream as Stream
@@ -100,14 +106,8 @@ if TYPE_CHECKING:
         is_of_memory as is_of_memory,
         memory_remedy as memory_remedy,
     )
-    from .loading import (
-        Loaded as Loaded,
-        committed as committed,
-        first_loadable as first_loadable,
-        load_shard as load_shard,
-    )
     from .local import Hub as Hub, LocalTransport as LocalTransport
-    from .loss_scale import are_finite as are_finite, unscaled as unscaled
+    from .loss_scale import unscaled as unscaled
     from .loss_weight import LossWeight as LossWeight, mapped as mapped
     from .malloc import keep_freed_memory as keep_freed_memory
     from .marks import marking as marking
@@ -118,7 +118,6 @@ if TYPE_CHECKING:
         buffer as buffer,
         parameter as parameter,
         reseed as reseed,
-        seed_of as seed_of,
     )
     from .named_facts import (
         UnlikeFactsError as UnlikeFactsError,
@@ -145,19 +144,10 @@ if TYPE_CHECKING:
     )
     from .own_lines import Shell as Shell, forward_of as forward_of, lines_until as lines_until
     from .planned_infer import InferenceDevice as InferenceDevice
-    from .planned_sums import mean_loss as mean_loss, share_of as share_of
     from .promises import AgainError as AgainError, MakingAgain as MakingAgain, again as again
     from .rates import RewindableRates as RewindableRates
     from .read_apart import has_generators as has_generators, left_alone as left_alone
     from .recipe import LearningRates as LearningRates, Training as Training, adamw as adamw
-    from .records import (
-        BrokenError as BrokenError,
-        CommitError as CommitError,
-        Record as Record,
-        about_of as about_of,
-        graph_hash as graph_hash,
-        read_records as read_records,
-    )
     from .rendezvous import (
         join as join,
         leave_together as leave_together,

@@ -6,19 +6,18 @@ No device waits for a dead one: what the dead one owes, its replacement does or 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from .committing import Committer, Ledger
-from .loading import Loadable
+from .checkpoint_format import Part
+from .ledger import Ledger, part_key, read_as, text_of
 from .packets import HeadLostError
 from .protocol import DISK
-from .records import CommitError, Record, Told, part_key, told_of
 from .replay import ReplayTransport
 
 if TYPE_CHECKING:
     from .checked_device import CheckedDevice
-    from .state import State
+    from .checkpoints import Checkpoints
 
 
 class Board(Ledger):
@@ -34,7 +33,7 @@ class Board(Ledger):
         self.deadline_s = deadline_s
 
     @property
-    def may_begin_again(self) -> bool:
+    def is_beginning(self) -> bool:  # type: ignore[override]
         """Whether some device has no snapshot, and no peer, yet."""
         return self.control.epoch < 0
 
@@ -72,7 +71,7 @@ class Board(Ledger):
         if any(int(number) > step for _, number, name in found if name == device):
             return True
         said = self.look(part_key(step, device))
-        return said is not None and told_of(said).is_written
+        return said is not None and not read_as(Part, said).why
 
     def until(self, is_done: Callable[[], bool]) -> None:
         """Wait for the disk; before the first meeting there is nobody to meet meanwhile."""
@@ -92,79 +91,33 @@ class Board(Ledger):
         return False
 
 
-class SupervisedCommitter(Committer):
-    """A device's part in commits, of which a process before this one may have done some."""
-
-    ledger: Board
-    is_written = True  # by its thread
-
-    @property
-    def needed(self) -> Collection[str]:  # type: ignore[override]
-        """The commit that the run has begun with, as long as a process may yet start from it."""
-        return (self.begun_with,) if self.ledger.may_begin_again else ()
-
-    def _gathered(self, record: Record, mine: Loadable) -> list[Loadable]:
-        before = self.ledger.look(f"load/{record.folder}/{self.name}")
-        if before is not None and mine.broken and not Loadable(**json.loads(before)).broken:
-            # the others have begun: they say nothing of an older commit
-            raise CommitError(
-                f"{mine.broken}: the run has begun with this commit, and there is no snapshot "
-                "yet: go on from the newest one with --resume",
-                code="BX5169",
-            )
-        return super()._gathered(record, mine)
-
-    def settle(self) -> None:
-        """Wait for the commit that is being written, and meet the others anew meanwhile."""
-        self.ledger.until(lambda: self.is_written)
-        super().settle()
-
-    def commit(self, device: CheckedDevice) -> None:
-        """Begin a commit of where a device is, unless its part is written."""
-        step = device.finished
-        if self.ledger.has_part(self.name, step) and (not self.leads or self.newest() >= step):
-            self.begun = step
-        super().commit(device)
-
-    def _copy(self, device: CheckedDevice, state: State) -> None:
-        self.is_written = False
-        super()._copy(device, state)
-
-    def _write(self, state: State) -> None:
-        try:
-            super()._write(state)
-        finally:
-            self.is_written = True
-            self.ledger.wake()
-
-
-def make_up_for(committer: Committer, device: CheckedDevice, names: Iterable[str]) -> None:
+def make_up_for(parts: Checkpoints, device: CheckedDevice, names: Iterable[str]) -> None:
     """Write or give up what the process before this one has not written: others wait for it.
 
     One commit is under way at a time: that of the step where the device is, or of the last one due
     before it.
 
     Args:
-        committer: of the device.
+        parts: of the device.
         device: at its snapshot.
         names: of the devices whose parts it writes.
     """
-    for step in last_due(committer, device.finished):
+    for step in last_due(parts, device.finished):
         if step == device.finished:
-            committer.commit(device)
+            parts.commit(device)
             continue
         for name in names:
-            if committer.ledger.look(part_key(step, name)) is None:
-                miss(committer.ledger, step, name, f"the process of {name} died")
+            if parts.ledger.look(part_key(step, name)) is None:
+                miss(parts.ledger, step, name, f"the process of {name} died")
 
 
-def last_due(committer: Committer, step: int) -> list[int]:
+def last_due(parts: Checkpoints, step: int) -> list[int]:
     """Return the last two steps, at most, up to one at which there is a commit."""
-    every = committer.every or step + 1
+    every = parts.every or step + 1
     last = step // every * every
     return [due for due in (last, last - every) if due >= 0]
 
 
 def miss(ledger: Ledger, step: int, name: str, why: str) -> None:
     """Say that a device's part of a commit will not be written."""
-    ledger.post(part_key(step, name), Told(missed=f"{why} before its part was written").text)
+    ledger.post(part_key(step, name), text_of(Part(why=f"{why} before its part was written")))

@@ -1,4 +1,4 @@
-"""Commits where a replica is lost for good: who has the states of its devices writes their parts.
+"""Checkpoints where a replica is lost for good: others that have its states write its parts.
 
 So a commit has the parts of all devices, and is read by all. Copied into bundles with replicas.
 """
@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .board import SupervisedCommitter, last_due, miss
-from .records import part_key
+from .board import last_due, miss
+from .checkpoints import Checkpoints
+from .ledger import part_key, text_of
 from .state import State
 from .state_parts import part_of_state
 
@@ -17,10 +18,10 @@ if TYPE_CHECKING:
     from .checked_device import CheckedDevice
 
 
-class InheritingCommitter(SupervisedCommitter):
-    """A device's part in commits, and those of devices that are lost; see `Committer`."""
+class InheritingCheckpoints(Checkpoints):
+    """A device's part in checkpoints, and those of devices that are lost."""
 
-    def __init__(self, *given: Any, **more: Any) -> None:  # noqa: ANN401  # as a Committer's
+    def __init__(self, *given: Any, **more: Any) -> None:  # noqa: ANN401  # as of Checkpoints
         super().__init__(*given, **more)
         self.also: dict[str, frozenset[str]] = {}  # lost devices -> what this has of their states
         self.images: dict[str, bytearray] = {}  # of them
@@ -65,5 +66,5 @@ class InheritingCommitter(SupervisedCommitter):
 
     def _write_part(self, step: int) -> None:
         for name, image in self.images.items():  # its own part comes last: then all are there
-            self.ledger.post(part_key(step, name), self.written(name, image).text)
+            self.ledger.post(part_key(step, name), text_of(self.written(name, image)))
         super()._write_part(step)

@@ -17,17 +17,16 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from .commit_start import reason_of
-from .commits import ASIDE, write_record
+from .checkpoint_format import Part, about_of, reason_of
+from .checkpoint_store import ASIDE
 from .hosts import LastDuty
-from .records import Shard, about_of
 from .standing import alike, heirs
 from .state import State
 from .state_parts import held_names, part_of_state, state_before_update
 
 if TYPE_CHECKING:
     from .bundle import Bundle
-    from .committing import Committer
+    from .checkpoints import Checkpoints
     from .device import Device
     from .replay import ReplayTransport
 
@@ -41,7 +40,7 @@ class LastCommit:
         bundle: as it was emitted.
         device: of this process.
         transport: of the device.
-        committer: of the device.
+        checkpoints: of the device.
         duty: who is here, and who else was there.
         deadline_s: longest wait for what a device here says.
     """
@@ -51,13 +50,13 @@ class LastCommit:
         bundle: Bundle,
         device: Device,
         transport: ReplayTransport,
-        committer: Committer,
+        checkpoints: Checkpoints,
         duty: LastDuty,
         deadline_s: float | None,
     ) -> None:
         self.deadline_s = deadline_s
         self.bundle, self.device, self.transport = bundle, device, transport
-        self.committer, self.duty = committer, duty
+        self.checkpoints, self.duty = checkpoints, duty
         self.control = transport.control
         self.names = [cls.name for cls in bundle.devices]
         self.lost = set(self.names) - set(duty.here)
@@ -67,8 +66,8 @@ class LastCommit:
         why = self._why_not()
         if why is not None:
             return {"text": why}
-        if self.committer.thread is not None:
-            self.committer.thread.join()  # it writes an older commit, or misses one
+        if self.checkpoints.thread is not None:
+            self.checkpoints.thread.join()  # it writes an older commit, or misses one
         parts = self._parts()
         self.control.post(f"last/{self.device.name}", json.dumps(parts))
         leads = self.device.name == min(self.duty.here, key=self.names.index)
@@ -106,15 +105,15 @@ class LastCommit:
         for name, part in self._states(state):
             image = bytearray(part.nbytes)
             part.copy_into(image)
-            told = self.committer.written(name, image)
-            if not told.is_written:
-                return {"missed": told.missed or told.fenced}
+            told = self.checkpoints.written(name, image)
+            if told.why:
+                return {"missed": told.why}
             said[name] = asdict(told)
         return {"step": state.step, "parts": said}
 
     def _state(self) -> State:
         state = state_before_update(self.device)
-        return replace(state, facts={**self.committer.about, **state.facts})
+        return replace(state, facts={**self.checkpoints.about, **state.facts})
 
     def _states(self, state: State) -> Iterator[tuple[str, State]]:
         yield self.device.name, state
@@ -143,9 +142,8 @@ class LastCommit:
         if missed or len(steps) != 1:
             return {"text": missed[0] if missed else f"devices were at the steps {sorted(steps)}"}
         parts = {name: part for found in told for name, part in found["parts"].items()}
-        step, folder = steps.pop(), self.committer.folder
-        shards = [Shard(n, step, parts[n]["manifest"], parts[n]["size"]) for n in self.names]
+        step, store = steps.pop(), self.checkpoints.store
+        written = {name: Part(**parts[name]) for name in self.names}
         aside, about = not self.duty.is_gone, about_of(self._state().facts)
-        own = self.committer.generation, about, self.committer.disk
-        write_record(folder, shards, *own, aside=aside)
-        return {"step": step, "file": f"{folder.resolve()}/commit-{step}.json{ASIDE * aside}"}
+        store.commit(written, self.checkpoints.generation, about, aside=aside)
+        return {"step": step, "file": f"{store.folder.resolve()}/commit-{step}.json{ASIDE * aside}"}

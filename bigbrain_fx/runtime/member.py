@@ -19,14 +19,14 @@ from torch import Tensor
 from .agreed import Subject
 from .bundle import Bundle, make_device
 from .channel import Channel
+from .checkpoint_format import FencedError
+from .checkpoint_options import CheckpointOptions
 from .coded import InputError
-from .commit_start import CommitOptions
 from .control import Control
 from .finite import NOT_FINITE, NotFiniteError
 from .limits import code_of
 from .packets import Duty, HeadLostError
 from .peers import BAD_INPUT, NOT_SAVED, TAKEN_OVER
-from .records import FencedError
 from .tensor_file import SaveError
 from .worker import KNOWS, Worker
 
@@ -46,7 +46,7 @@ SAID = frozenset(CODES.values())  # errors that are said in a line
 def serve(
     bundle: Bundle,
     options: argparse.Namespace,
-    commits: CommitOptions | None,
+    commits: CheckpointOptions | None,
     seed: int,
     control: Control,
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from .commit_start import add_earlier
+from .checkpoint_options import add_earlier
 from .launcher import as_called
 from .stores import StoredState, StoreRoom, room_of
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from .board import SupervisedCommitter
 from .held_weights import WeightsError
 from .packets import StepAgainError
 from .peer_states import PeerStates, can_take_from_peers
@@ -19,14 +18,15 @@ from .worker import KNOWS, Worker
 
 if TYPE_CHECKING:
     from .bundle import Bundle
-    from .commit_start import CommitOptions
+    from .checkpoint_options import CheckpointOptions
+    from .checkpoints import Checkpoints
 
 
 class ReplicatedWorker(Worker):
     """Be a device that goes on without a replica, or takes its state from its peers."""
 
     @staticmethod
-    def about(bundle: Bundle, commits: CommitOptions | None) -> dict[str, Any]:
+    def about(bundle: Bundle, commits: CheckpointOptions | None) -> dict[str, Any]:
         """Return what to say of a bundle: its replicas, where a run can go on without one."""
         peers = ["peers"] if can_take_from_peers(bundle) else []
         found: list[list[str]] = []
@@ -34,11 +34,11 @@ class ReplicatedWorker(Worker):
             found = replicas_of(bundle, commits=commits is not None)
         return {"knows": [*KNOWS, *peers], **({"replicas": found} if found else {})}
 
-    def _committer(self) -> SupervisedCommitter | None:
+    def _checkpoints(self) -> Checkpoints | None:
         about = self.bundle, self.device, self.transport, self.connecting, self.board
         self.survivor = Survivor(*about, self.commits)
         self.bundle = self.survivor.begin()
-        return self.survivor.committer
+        return self.survivor.checkpoints
 
     def _take_state(self) -> None:
         """Put a device that takes over where all begin, by a snapshot or by its peers."""

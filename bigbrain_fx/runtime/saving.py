@@ -22,7 +22,7 @@ from .tensor_file import SaveError, UnnamedFile
 
 if TYPE_CHECKING:
     from .checked_device import CheckedDevice
-    from .committing import Ledger
+    from .ledger import Ledger
 
 
 def save_aside(device: CheckedDevice, folder: Path, name: str | None = None) -> UnnamedFile:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .committing import committer_of
-from .inheriting import InheritingCommitter
+from .checkpoints import checkpoints_of
+from .inheriting import InheritingCheckpoints
 from .peer_states import PeerStates
 from .standing import TakingOver, without
 from .state_parts import held_names
@@ -15,7 +15,7 @@ from .state_parts import held_names
 if TYPE_CHECKING:
     from .board import Board
     from .bundle import Bundle
-    from .commit_start import CommitOptions
+    from .checkpoint_options import CheckpointOptions
     from .device import Device
     from .mesh import MeshTransport
     from .replay import ReplayTransport
@@ -35,7 +35,7 @@ class Survivor:
         commits: that were asked for.
 
     Attributes:
-        committer: of the device, if the run commits.
+        checkpoints: of the device, if the run commits.
     """
 
     def __init__(
@@ -45,18 +45,18 @@ class Survivor:
         transport: ReplayTransport,
         connecting: Connecting,
         board: Board,
-        commits: CommitOptions | None,
+        commits: CheckpointOptions | None,
     ) -> None:
         self.bundle, self.device, self.transport = bundle, device, transport
         self.connecting, self.board = connecting, board
-        self.committer: InheritingCommitter | None = None
+        self.checkpoints: InheritingCheckpoints | None = None
         if commits is not None:
-            kind = InheritingCommitter
-            self.committer = committer_of(bundle, device, board, commits, kind=kind)
+            about = bundle, device, board, commits
+            self.checkpoints = checkpoints_of(InheritingCheckpoints, *about)
 
     def writes_for(self) -> list[str]:
         """Return the devices whose parts of commits this one writes."""
-        return [self.device.name, *(self.committer.also if self.committer else ())]
+        return [self.device.name, *(self.checkpoints.also if self.checkpoints else ())]
 
     def begin(self) -> Bundle:
         """Begin with those that are left now; return their bundle."""
@@ -79,10 +79,10 @@ class Survivor:
             transport.peers.began = began
             step = step if lacks is None else lacks
         transport.start(step, {})
-        if self.committer is not None:
+        if self.checkpoints is not None:
             lost_here = (c for c in self.bundle.devices if c.name in cls.stands_for)
             held = {c.name: held_names(c) for c in lost_here}
-            self.committer.go_on_with(cls.names, held, self.device.finished)
+            self.checkpoints.go_on_with(cls.names, held, self.device.finished)
         return left
 
     def keep_last(self) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class Survivor:
 
         duty = self.transport.control.last
         assert isinstance(duty, LastDuty)
-        if self.committer is None:
+        if self.checkpoints is None:
             return {"text": "the run has no --checkpoint-dir"}
-        own = self.bundle, self.device, self.transport, self.committer
+        own = self.bundle, self.device, self.transport, self.checkpoints
         return LastCommit(*own, duty, self.board.deadline_s).keep()

@@ -21,17 +21,18 @@ import torch
 import torch.distributed as dist
 
 from .bundle import Bundle, make_device, save_first_gradients
+from .checkpoint_format import FencedError
+from .checkpoint_options import CheckpointOptions, add_options, is_restart, options_of
+from .checkpoints import Checkpoints, begin_together, checkpoints_of
 from .coded import InputError
-from .commit_start import CommitOptions, add_options, is_restart, options_of
-from .committing import Committer, Ledger, begin_together, committer_of
 from .finite import NOT_FINITE, POLICIES, NotFiniteError
 from .launcher import as_called, words
+from .ledger import Ledger
 from .limits import LONGEST_COMPILE_S, headline, saying_limits, show, tell
 from .local import Hub, LocalTransport
 from .malloc import keep_freed_memory
 from .network import NetworkTransport
 from .peers import BAD_INPUT, CONTROL, TAKEN_OVER, blaming_peers
-from .records import FencedError
 from .rendezvous import (
     all_cuda,
     environment_number,
@@ -102,7 +103,7 @@ def main(bundle: Bundle) -> None:
 
 
 def _run_here(
-    bundle: Bundle, seed: int, options: argparse.Namespace, commits: CommitOptions | None
+    bundle: Bundle, seed: int, options: argparse.Namespace, commits: CheckpointOptions | None
 ) -> None:
     """Run all devices in this process, and write what the options ask for."""
     folder = options.first_gradients
@@ -137,7 +138,7 @@ def run_in_process(
     seed: int,
     report: Report | None = None,
     after_step: Callable[[Device, int], None] | None = None,
-    commits: CommitOptions | None = None,
+    commits: CheckpointOptions | None = None,
     on_nan: str = "stop",
     threads: Sequence[int] = (),
 ) -> dict[str, Device]:
@@ -156,16 +157,16 @@ def run_in_process(
         device.of_run = {"steps": steps, "seed": seed}
     first = 0
     ledger = Ledger(dist.HashStore(), LOCAL_S)  # type: ignore[attr-defined]  # torch has it
-    committers = {}
+    parts: dict[str, Checkpoints] = {}
     if commits is not None:
-        committers = {
-            name: committer_of(bundle, device, ledger, commits, in_background=False, kind=Committer)
-            for name, device in devices.items()
+        parts = {
+            name: checkpoints_of(Checkpoints, bundle, d, ledger, commits, in_background=False)
+            for name, d in devices.items()
         }
-        first = begin_together(committers, devices, resume=commits.resume)
+        first = begin_together(parts, devices, resume=commits.resume)
     hub.run(
         {
-            name: partial(run_steps, d, steps, report, after_step, first, committers.get(name))
+            name: partial(run_steps, d, steps, report, after_step, first, parts.get(name))
             for name, d in devices.items()
         }
     )
@@ -178,10 +179,10 @@ def run_steps(
     report: Report | None,
     after_step: Callable[[Device, int], None] | None = None,
     first: int = 0,
-    committer: Committer | None = None,
+    checkpoints: Checkpoints | None = None,
 ) -> None:
     """Run the steps from `first` to steps-1; report each where the loss is made."""
-    device.goes_on_after = partial(_goes_on, steps, committer)
+    device.goes_on_after = partial(_goes_on, steps, checkpoints)
     for step in range(first, steps):
         start = time.perf_counter()
         loss = device.run_step(step)
@@ -189,15 +190,15 @@ def run_steps(
             report(step, float(loss), time.perf_counter() - start)
         if after_step is not None:
             after_step(device, step)
-        if committer is not None:
-            committer.after_step(device, step)
-    if committer is not None:
-        committer.close(device)
+        if checkpoints is not None:
+            checkpoints.after_step(device, step)
+    if checkpoints is not None:
+        checkpoints.close(device)
 
 
-def _goes_on(steps: int, committer: Committer | None, step: int) -> bool:
+def _goes_on(steps: int, checkpoints: Checkpoints | None, step: int) -> bool:
     """Whether a step may run into the next: there is one, and no state is taken between them."""
-    return step + 1 < steps and not (committer is not None and committer.is_due(step))
+    return step + 1 < steps and not (checkpoints is not None and checkpoints.is_due(step))
 
 
 def _run(
@@ -206,7 +207,7 @@ def _run(
     seed: int,
     store: Store,
     options: argparse.Namespace,
-    commits: CommitOptions | None,
+    commits: CheckpointOptions | None,
 ) -> None:
     where = own_device(bundle.kinds, rank)
     ranks = {cls.name: number for number, cls in enumerate(bundle.devices)}
@@ -223,12 +224,12 @@ def _run(
     device.of_run = {"steps": options.steps, "seed": seed}
     folder = options.first_gradients
     keep = partial(save_first_gradients, Path(folder)) if folder else None
-    first, committer = 0, None
+    first, checkpoints = 0, None
     ledger = Ledger(store, options.deadline, as_json=options.json)
     if commits is not None:
-        committer = committer_of(bundle, device, ledger, commits, kind=Committer)
-        first = committer.begin(device, resume=commits.resume, restarted=is_restart())
-    run_steps(device, options.steps, _printer(options.json), keep, first, committer)
+        checkpoints = checkpoints_of(Checkpoints, bundle, device, ledger, commits)
+        first = checkpoints.begin(device, resume=commits.resume, restarted=is_restart())
+    run_steps(device, options.steps, _printer(options.json), keep, first, checkpoints)
     if options.save:
         save_together(device, Path(options.save), ledger)
     if options.report:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .board import Board, SupervisedCommitter, make_up_for
+from .board import Board, make_up_for
 from .bundle import Bundle, make_device, save_first_gradients
-from .commit_start import CommitOptions
-from .committing import Committer, committer_of
+from .checkpoint_options import CheckpointOptions
+from .checkpoints import Checkpoints, checkpoints_of
 from .control import Control
 from .mesh import MeshTransport, PassedOn, form_mesh
 from .packets import Duty, HeadLostError
@@ -48,7 +48,7 @@ class Worker:
         self,
         bundle: Bundle,
         options: argparse.Namespace,
-        commits: CommitOptions | None,
+        commits: CheckpointOptions | None,
         seed: int,
         control: Control,
         duty: Duty,
@@ -73,7 +73,7 @@ class Worker:
 
             control.is_busy = is_compiling
         self.board = Board(self.transport, options.deadline)
-        self.committer = self._committer()
+        self.checkpoints = self._checkpoints()
         self.snapshots = OwnSnapshots(self.transport, control, duty)
         self.recorder: TapeRecorder | None = None
 
@@ -89,11 +89,10 @@ class Worker:
             fed = FedBatches(self.control.features["feeding"])
             self.bundle = replace(self.bundle, batches=fed)
 
-    def _committer(self) -> SupervisedCommitter | None:
+    def _checkpoints(self) -> Checkpoints | None:
         if self.commits is None:
             return None
-        about = self.bundle, self.device, self.board, self.commits
-        return committer_of(*about, kind=SupervisedCommitter)
+        return checkpoints_of(Checkpoints, self.bundle, self.device, self.board, self.commits)
 
     def run(self) -> None:
         """Begin where all others do, run the steps, and be there for the others."""
@@ -119,13 +118,13 @@ class Worker:
     def _committed(self) -> int:
         """Take part in commits; return the first step, the newest commit's on resuming."""
         assert self.commits is not None
-        assert self.committer is not None
-        again = self.duty.again and self.committer.newest() >= 0
+        assert self.checkpoints is not None
+        again = self.duty.again and self.checkpoints.newest() >= 0
         resume = self.commits.resume or again
         if self.duty.epoch < 0:
-            return self.committer.begin(self.device, resume=resume)
-        self.committer.enter(resume=resume)
-        make_up_for(self.committer, self.device, self._writes_for())
+            return self.checkpoints.begin(self.device, resume=resume)
+        self.checkpoints.enter(resume=resume)
+        make_up_for(self.checkpoints, self.device, self._writes_for())
         return self.duty.epoch
 
     def _writes_for(self) -> list[str]:
@@ -150,8 +149,8 @@ class Worker:
             line = self.control.features["suspicion"]
             self.recorder = TapeRecorder(self.transport, line, self.control.suspect)
         has_ended = self._run(first)
-        if self.committer is not None:  # before the files of --save: their disk may be full
-            self.committer.close(self.device)
+        if self.checkpoints is not None:  # before the files of --save: their disk may be full
+            self.checkpoints.close(self.device)
         if has_ended and self.options.save:
             save_together(self.device, Path(self.options.save), Board(self.transport))
         if self.options.report:
@@ -162,7 +161,7 @@ class Worker:
         """Run the steps; return whether all of them were run: it may be told to stop."""
         control, device, steps = self.control, self.device, self.options.steps
         if not control.fed:  # the caller sends a batch when the one before it was trained on
-            device.goes_on_after = partial(_goes_on, device.empties_every, steps, self.committer)
+            device.goes_on_after = partial(_goes_on, device.empties_every, steps, self.checkpoints)
         for step in range(first, steps):
             if control.fed:
                 from .feeding import rest
@@ -182,8 +181,8 @@ class Worker:
                 save_first_gradients(Path(self.options.first_gradients), device, step)
             control.say("step", step=step, loss=value, step_s=round(step_s, 6))
             self._snapshot(step, step_s)
-            if self.committer is not None:
-                self.committer.after_step(device, step)
+            if self.checkpoints is not None:
+                self.checkpoints.after_step(device, step)
         return True
 
     def _run_step(self, step: int) -> Tensor | None:
@@ -194,13 +193,13 @@ class Worker:
         self.snapshots.after_step(self.device, step, step_s)
 
 
-def _goes_on(empties_every: int, steps: int, committer: Committer | None, step: int) -> bool:
+def _goes_on(empties_every: int, steps: int, checkpoints: Checkpoints | None, step: int) -> bool:
     """Whether a step may run into the next; it depends on nothing that a replacement cannot know.
 
     One of two neighbours that did and one that did not would wait for each other.
     """
     is_last = step + 1 == steps or (step + 1) % empties_every == 0
-    return not is_last and not (committer is not None and committer.is_due(step))
+    return not is_last and not (checkpoints is not None and checkpoints.is_due(step))
 
 
 def _connect(

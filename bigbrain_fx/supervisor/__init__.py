@@ -18,7 +18,6 @@ from .aside import Aside as Aside
 from .command import (
     last_lines as last_lines,
     main as main,
-    tail as tail,
 )
 from .console import hold_streams as hold_streams, warn as warn
 from .events import Event as Event, EventLog as EventLog, status as status
@@ -33,11 +32,10 @@ from .host_memory import (
 from .job import (
     FailedError as FailedError,
     Job as Job,
-    OnStep as OnStep,
     Outcome as Outcome,
     Rescue as Rescue,
 )
-from .judging import BAD_INPUT as BAD_INPUT, Death as Death
+from .judging import Death as Death
 from .limits import of_abort as of_abort, remedy_of as remedy_of
 from .outliving import OUTLIVING as OUTLIVING
 from .processes import (

@@ -14,8 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bigbrain_fx.bundles import rollback
-from bigbrain_fx.runtime.commits import write_record, write_shard
-from bigbrain_fx.runtime.records import read_records
+from bigbrain_fx.runtime.checkpoint_store import CheckpointStore
 from bigbrain_fx.weights import Copy, new_folder, read_header, replace_folder, write_joined
 from tests.support.commit_disks import ABOUT, DEVICES, image, with_two_commits
 
@@ -63,10 +62,11 @@ def test_rollback_goes_back_as_far_as_was_said_or_not_at_all(tmp_path: Path) -> 
     folder = tmp_path / "commits"
     generation = with_two_commits(folder)
     for step in (30, 40):
-        shards = [write_shard(folder, d, image(step, d), generation) for d in DEVICES]
-        write_record(folder, shards, generation, ABOUT)
+        store = CheckpointStore(folder)
+        parts = {d: store.write_part(d, image(step, d), generation) for d in DEVICES}
+        store.commit(parts, generation, ABOUT)
     turns = killed_in_turn(lambda: rollback(folder, 10, print))
-    newest = [read_records(folder, print)[0].step for _ in turns]
+    newest = [CheckpointStore(folder).records(print)[0].step for _ in turns]
     assert newest[0] == 40
     assert newest[-1] == 10
     assert set(newest) == {40, 10}

@@ -13,8 +13,7 @@ from bigbrain_fx.bundles.resplitting import resplit
 from bigbrain_fx.emit import write_bundle
 from bigbrain_fx.frontend import capture, load_model_file
 from bigbrain_fx.plan import Options, Plan, Source, make_plan, read_plan
-from bigbrain_fx.runtime.loading import load_shard
-from bigbrain_fx.runtime.records import read_records
+from bigbrain_fx.runtime.checkpoint_store import CheckpointStore
 from tests.bundles.resplitting.test_resplit import train
 from tests.bundles.test_killed import killed_in_turn
 from tests.support.bundles import MODEL, cluster
@@ -79,8 +78,10 @@ def test_a_resplit_in_its_own_place_leaves_the_run_as_it_was_or_moved(
     def states() -> Iterator[tuple[int, int]]:
         for _ in killed_in_turn(lambda: resplit(trained, cluster(1), trained, force=True), EVERY):
             plan, commits = read_plan(trained), trained / "commits"
-            (record, *_) = read_records(commits, print)
-            held = [load_shard(commits, record, d, {}, print) for d in plan.stages.devices]
+            (record, *_) = CheckpointStore(commits).records(print)
+            held = [
+                CheckpointStore(commits).load(record, d, {}, print) for d in plan.stages.devices
+            ]
             yield len(held), record.step  # and the checksum of each tensor was compared
 
     seen = list(states())

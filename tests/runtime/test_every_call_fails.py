@@ -23,9 +23,9 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from bigbrain_fx.runtime.committing import Committer, begin_together
-from bigbrain_fx.runtime.loading import load_shard
-from bigbrain_fx.runtime.records import CommitError, read_records
+from bigbrain_fx.runtime.checkpoint_format import CommitError
+from bigbrain_fx.runtime.checkpoint_store import CheckpointStore
+from bigbrain_fx.runtime.checkpoints import Checkpoints, begin_together
 from bigbrain_fx.runtime.tensor_file import SaveError, UnnamedFile
 from tests.runtime.test_state import OPTIMIZERS, One, device, everything
 from tests.support.ledgers import local_ledger
@@ -123,8 +123,8 @@ def _wrapped(name: str, real: Callable[..., Any], strike: Strike) -> Callable[..
 def trained(folder: Path) -> dict[str, One]:
     """Train two devices with commits every two steps and at the end, and save them."""
     made = {name: device(OPTIMIZERS["adamw"]) for name in NAMES}
-    ledger = local_ledger(20.0)
-    parts = {name: Committer(folder / "commits", 2, name, NAMES, ledger, ABOUT) for name in NAMES}
+    ledger, store = local_ledger(20.0), CheckpointStore(folder / "commits")
+    parts = {name: Checkpoints(store, 2, name, NAMES, ledger, ABOUT) for name in NAMES}
     begin_together(parts, made, resume=False)
     for step in range(STEPS):
         for name, each in made.items():
@@ -159,10 +159,10 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> tuple[Mapping[str, Any], C
 
 def newest_loads(folder: Path) -> int:
     """Return the step of the newest commit of a folder, all of which must load; -1: none."""
-    found = read_records(folder, print) if folder.is_dir() else []
+    found = CheckpointStore(folder).records() if folder.is_dir() else []
     for record in found:
         for name in NAMES:
-            load_shard(folder, record, name, ABOUT, print)
+            CheckpointStore(folder).load(record, name, ABOUT, print)
     return found[0].step if found else -1
 
 

@@ -15,9 +15,10 @@ import pytest
 import torch.distributed as dist
 
 from bigbrain_fx.bundles.launch.process import users_environment
-from bigbrain_fx.runtime import committing
+from bigbrain_fx.runtime import checkpoints
+from bigbrain_fx.runtime.checkpoint_store import CheckpointStore
+from bigbrain_fx.runtime.checkpoints import Checkpoints, begin_together
 from bigbrain_fx.runtime.coded import MisuseError
-from bigbrain_fx.runtime.committing import Committer, begin_together
 from bigbrain_fx.runtime.control import Control, said
 from bigbrain_fx.runtime.limits import (
     LENGTH,
@@ -140,8 +141,8 @@ def test_a_commit_is_written_where_no_thread_is_left_for_it(
             raise NO_THREAD
 
     made = {name: device(OPTIMIZERS["adamw"]) for name in NAMES}
-    ledger = local_ledger(20.0)
-    parts = {name: Committer(tmp_path / "c", 1, name, NAMES, ledger, ABOUT) for name in NAMES}
+    ledger, store = local_ledger(20.0), CheckpointStore(tmp_path / "c")
+    parts = {name: Checkpoints(store, 1, name, NAMES, ledger, ABOUT) for name in NAMES}
     begin_together(parts, made, resume=False)
 
     def run(name: str) -> None:
@@ -151,7 +152,7 @@ def test_a_commit_is_written_where_no_thread_is_left_for_it(
         parts[name].close(made[name])
 
     run_both = [threading.Thread(target=run, args=(name,)) for name in NAMES]
-    monkeypatch.setattr(committing, "threading", SimpleNamespace(Thread=Refused))
+    monkeypatch.setattr(checkpoints, "threading", SimpleNamespace(Thread=Refused))
     for thread in run_both:
         thread.start()
     for thread in run_both:

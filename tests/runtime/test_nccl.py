@@ -283,7 +283,7 @@ def test_a_step_has_taken_what_its_loss_has(monkeypatch: pytest.MonkeyPatch) -> 
     worker.control = cast(Control, SimpleNamespace(**about, fed=False))
     worker.snapshots = cast(OwnSnapshots, SimpleNamespace(after_step=lambda *_: None))
     device = SimpleNamespace(run_step=run_step, empties_every=1, begins_empty=True)
-    worker.device, worker.committer, worker.recorder = cast(Device, device), None, None
+    worker.device, worker.checkpoints, worker.recorder = cast(Device, device), None, None
     worker.options = cast(Namespace, SimpleNamespace(steps=1, first_gradients=None))
     monkeypatch.setattr(workers, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     assert worker._run(0)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bigbrain_fx.runtime.commit_start import add_options
+from bigbrain_fx.runtime.checkpoint_options import add_options
 from bigbrain_fx.supervisor.arguments import parser_of
 
 

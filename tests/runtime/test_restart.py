@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from bigbrain_fx.bundles.launch import PEER_LOST, free_port
-from bigbrain_fx.runtime.loading import load_shard
-from bigbrain_fx.runtime.records import read_records
+from bigbrain_fx.runtime.checkpoint_store import CheckpointStore
 from tests.support import warm
 from tests.support.bundles import copied, edit, split_small
 
@@ -68,11 +67,11 @@ def run_both(bundle: Path, **more: str) -> tuple[list[int], str]:
 
 def checks(folder: Path) -> dict[str, str]:
     """Return a checksum of every tensor of the newest commit."""
-    (record, *_) = read_records(folder, print)
+    (record, *_) = CheckpointStore(folder).records()
     assert record.step == STEPS
     found: dict[str, str] = {}
     for device in record.devices:
-        checked = load_shard(folder, record, device, {}, print).checks
+        checked = CheckpointStore(folder).load(record, device, {}, print).checks
         found.update({f"{device}: {name}": check for name, check in checked.items()})
     return found
 

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 from bigbrain_fx.plan.offloading import STORED_FROM_BYTES
 from bigbrain_fx.runtime import StoredState, StoreError, stores
-from bigbrain_fx.runtime.committing import begin_together
+from bigbrain_fx.runtime.checkpoints import begin_together
 from bigbrain_fx.runtime.offloading import offload_to
-from bigbrain_fx.runtime.records import read_records
 from bigbrain_fx.runtime.state import restore, state_of
 from bigbrain_fx.runtime.stores import DiskRoom, HostRoom
 from bigbrain_fx.runtime.update_pieces import pieces
-from tests.runtime.test_committing import NAMES, committers, train
+from tests.runtime.test_checkpoints import NAMES, committers, train
 from tests.runtime.test_state import OPTIMIZERS, Make, One, device, everything, run
+from tests.support.commit_disks import steps_in
 from tests.support.states import kept_state
 
 
@@ -117,7 +117,7 @@ def test_a_disk_that_fills_ends_in_words_and_the_newest_commit_stays(
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(StoreError, match=r"store of d0 in .* No space left .* free some or give"):
         train(made, parts, 0, 1)
-    assert [record.step for record in read_records(tmp_path / "commits", print)] == [0]
+    assert steps_in(tmp_path / "commits") == [0]
 
 
 def test_a_disk_that_is_too_full_is_told_before_the_first_step(

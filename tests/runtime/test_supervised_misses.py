@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bigbrain_fx.runtime.records import read_records
 from bigbrain_fx.supervisor import FailedError, status
 from tests.support.bundles import copied, edit
+from tests.support.commit_disks import steps_in
 from tests.support.replayed import Fault, Seen, supervised
 
 NAMES = ("d0", "d1")
@@ -37,7 +37,7 @@ def test_misses_are_events(
     assert sorted(set(told))[:2] == [(4, 1), (6, 2)]
     assert [entry["missed"] for entry in seen.of("committed_again")] == [2]
     assert all(entry["newest"] >= 2 for entry in seen.of("missed"))  # also after the leader died
-    assert [record.step for record in read_records(tmp_path / "commits", print)] == [STEPS, 2]
+    assert steps_in(tmp_path / "commits") == [STEPS, 2]
     lines = [line for entry in seen.events if (line := status(entry)) and "WARNING" in line]
     assert len([line for line in lines if "no commit at step" in line]) == len(
         [row for _, row in told if row == 1]
@@ -48,9 +48,9 @@ def test_misses_are_events(
 def test_a_run_ends_whose_commits_were_taken_over(trained_bundle: Path, tmp_path: Path) -> None:
     """As `rollback` does it, or a second `run --resume`: both begin a new generation."""
     copy = copied(trained_bundle, tmp_path)
-    at = "    return record\n\n\ndef prune("
-    taken = f"    if step == 2:\n        open_generation(folder)\n{at}"
-    edit(copy / "runtime" / "commits.py", at, taken)
+    at = "        return record\n\n    # "
+    taken = f"        if step == 2:\n            self.begin_generation()\n{at}"
+    edit(copy / "runtime" / "checkpoint_store.py", at, taken)
     more = ("--checkpoint-dir", str(tmp_path / "commits"), "--checkpoint-every", "2")
     with pytest.raises(FailedError, match="rollback has taken over its commits") as failed:
         supervised(copy, tmp_path / "run", NAMES, 100, more_words=more)

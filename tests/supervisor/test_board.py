@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from bigbrain_fx.runtime.board import Board, SupervisedCommitter, make_up_for
-from bigbrain_fx.runtime.commit_start import Start
+from bigbrain_fx.runtime.board import Board, make_up_for
+from bigbrain_fx.runtime.checkpoint_format import CommitError, Part, Record
+from bigbrain_fx.runtime.checkpoint_options import Start
+from bigbrain_fx.runtime.checkpoint_store import CheckpointStore
+from bigbrain_fx.runtime.checkpoints import Checkpoints
 from bigbrain_fx.runtime.control import Control
 from bigbrain_fx.runtime.device import Device
-from bigbrain_fx.runtime.loading import Loadable
+from bigbrain_fx.runtime.ledger import read_as, text_of
 from bigbrain_fx.runtime.mesh import MeshTransport
-from bigbrain_fx.runtime.records import CommitError, Record, Told, told_of
 from bigbrain_fx.runtime.replay import ReplayTransport
 from bigbrain_fx.supervisor.votes import KEPT, Notes
 
@@ -62,15 +62,18 @@ def unconnected(generation: int) -> MeshTransport:
     raise AssertionError(generation)
 
 
-def committer(board: Board, folder: Path) -> SupervisedCommitter:
-    return SupervisedCommitter(folder, 2, "d1", ("d0", "d1"), board, {"plan": "p", "graph": "g"})
+ABOUT = {"plan": "p", "graph": "g"}
+
+
+def checkpoints(board: Board, folder: Path) -> Checkpoints:
+    return Checkpoints(CheckpointStore(folder), 2, "d1", ("d0", "d1"), board, ABOUT)
 
 
 def test_a_commit_whose_note_is_gone_is_not_written_again(board: Board) -> None:
     """A replacement that starts far behind would wait for notes that nobody posts again."""
-    board.control.board = {"shard/8/d0": Told("sum", 1).text, "shard/9/d1": "", "begin": ""}
+    board.control.board = {"shard/8/d0": text_of(Part(8, "sum")), "shard/9/d1": "", "begin": ""}
     assert [board.has_part("d0", step) for step in (2, 7)] == [True, True]
-    board.control.board = {"shard/8/d1": Told("sum", 1).text}
+    board.control.board = {"shard/8/d1": text_of(Part(8, "sum"))}
     assert not board.has_part("d0", 7)
 
 
@@ -79,8 +82,8 @@ def test_a_device_that_comes_later_makes_the_folder_of_its_own_host(
 ) -> None:
     """The first device may have begun on another host: else this host has no commit, ever."""
     folder, written = tmp_path / "commits", list[bool]()
-    made = committer(board, folder)
-    board.control.board = {"begin": json.dumps(asdict(Start(1)))}
+    made = checkpoints(board, folder)
+    board.control.board = {"begin": text_of(Start(1))}
     monkeypatch.setattr(made, "commit", lambda _: written.append(folder.is_dir()))
     assert made.begin(object.__new__(Device), resume=False) == 0
     assert written == [True]
@@ -90,12 +93,12 @@ def test_a_replacement_does_not_wait_for_words_on_another_commit(
     board: Board, tmp_path: Path
 ) -> None:
     """What the run began with is gone: the others, who have begun, say nothing of an older one."""
-    made, record = committer(board, tmp_path), Record(3, 1, "commit-3-g1", {}, {})
-    fine = json.dumps(asdict(Loadable()))
+    made, record = checkpoints(board, tmp_path), Record(3, 1, "commit-3-g1", {}, {})
+    fine = text_of(Part())
     board.control.board = {f"load/commit-3-g1/{name}": fine for name in made.names}
     with pytest.raises(CommitError, match="d1: gone: the run has begun with this commit"):
-        made._gathered(record, Loadable(broken="d1: gone"))
-    assert made._gathered(record, Loadable()) == [Loadable()] * 2
+        made._gathered(record, Part(why="d1: gone"))
+    assert made._gathered(record, Part()) == [Part()] * 2
 
 
 def test_a_replacement_gives_up_what_the_dead_one_owed(board: Board, tmp_path: Path) -> None:
@@ -104,8 +107,8 @@ def test_a_replacement_gives_up_what_the_dead_one_owed(board: Board, tmp_path: P
     board.post = told.__setitem__  # type: ignore[method-assign, assignment]
     device = object.__new__(Device)
     device.finished = 5
-    make_up_for(committer(board, tmp_path), device, ["d1"])
-    assert {key: told_of(text).is_written for key, text in told.items()} == {
+    make_up_for(checkpoints(board, tmp_path), device, ["d1"])
+    assert {key: not read_as(Part, text).why for key, text in told.items()} == {
         "shard/4/d1": False,
         "shard/2/d1": False,
     }

@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 
 import tools.faulting
 from bigbrain_fx.bundles.launch import RunError, RunOptions, run
-from bigbrain_fx.runtime.records import read_records
 from bigbrain_fx.supervisor import Event
 from tests.support.bundles import copied, edit, edit_last, is_running, split_small
+from tests.support.commit_disks import steps_in
 from tests.support.excused import RUNTIME
 from tests.support.places import lines_of, places as read_places
 
@@ -98,7 +98,7 @@ def test_each_call_fails_once(
         events, said, tensors = tried(bundle, folder)
         pids = [event["pid"] for event in events if event["event"] == "started"]
         assert not any(map(is_running, pids))
-        steps = [record.step for record in read_records(folder / "commits", lambda _: None)]
+        steps = steps_in(folder / "commits")
         if not said:
             assert tensors.keys() == expected.keys()
             assert all(torch.equal(tensors[name], expected[name]) for name in expected)

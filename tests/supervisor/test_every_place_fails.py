@@ -28,7 +28,7 @@ from safetensors.torch import load_file
 
 from bigbrain_fx.bundles.launch import run
 from bigbrain_fx.errors import BigBrainError
-from bigbrain_fx.runtime.records import read_records
+from bigbrain_fx.runtime.checkpoint_store import CheckpointStore
 from bigbrain_fx.supervisor import Event, remedy_of
 from tests.support.bundles import (
     copied,
@@ -222,7 +222,7 @@ def test_every_place_fails_once(
             faults.append(f"{where}: other bits")
         records = []
         if (folder / "commits").exists():
-            records = read_records(folder / "commits", lambda _: None)
+            records = CheckpointStore(folder / "commits").records()
         if not said and (
             tensors.keys() != expected.keys() or max(r.step for r in records) != STEPS
         ):

@@ -19,13 +19,13 @@ import torch
 from safetensors.torch import load_file
 
 from bigbrain_fx import supervisor
-from bigbrain_fx.runtime.commits import ASIDE
-from bigbrain_fx.runtime.records import read_records
+from bigbrain_fx.runtime.checkpoint_store import ASIDE, CheckpointStore
 from bigbrain_fx.supervisor.pipe import Orders, line_pair
 from bigbrain_fx.supervisor.remaining import Remaining, said_of
 from bigbrain_fx.supervisor.secured import Mouth, Secured, SilentError
 from tests.supervisor.test_peer_states import plain, split
 from tests.support.certificates import make, pair
+from tests.support.commit_disks import steps_in
 
 LIMIT_S = 30.0
 PLACES = (("south", ("d2", "d3")),)
@@ -216,12 +216,12 @@ def test_the_other_host_commits_when_the_listening_one_is_lost(
     assert agent.returncode == 1
     aside = [*commits.glob(f"*{ASIDE}")]
     assert len(aside) == (blow == signal.SIGSTOP), said
-    counted = [record.step for record in read_records(commits, lambda _: None)]
+    counted = steps_in(commits)
     assert (counted == [0]) == bool(aside)  # no later run begins with what is set aside
     for path in aside:
         assert f"mv {path} {str(path).removesuffix(ASIDE)}" in said
         path.rename(str(path).removesuffix(ASIDE))
-    newest = read_records(commits, lambda _: None)[0]
+    newest = CheckpointStore(commits).records()[0]
     assert newest.step >= 2  # the head has ended step 2; the other may be before its update
     assert f"{commits}/commit-{newest.step}.json" in said
     launch.write_text(own)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bigbrain_fx.runtime.records import read_records
+from bigbrain_fx.runtime.checkpoint_store import CheckpointStore
 from bigbrain_fx.supervisor import FailedError, Supervisor, stopped_by_sigterm
 from bigbrain_fx.supervisor.stopping import Stopping
 from tests.support.bundles import split_small
@@ -197,5 +197,5 @@ def test_a_death_and_a_request_together(
     died = [event["device"] for event in seen.of("died")]
     assert died == ["d1"] or (died == [] and not kill_first)  # who was asked may be gone by then
     assert {found[-1]["steps"][-1] for found in seen.processes.values()} >= {at - 1}
-    newest = max(record.step for record in read_records(commits, lambda _: None))
+    newest = max(record.step for record in CheckpointStore(commits).records())
     assert newest == at >= 3

@@ -14,11 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bigbrain_fx.runtime.commits import open_generation, prune, write_record, write_shard
+from bigbrain_fx.runtime.checkpoint_format import BrokenError, Record, Say, about_of
+from bigbrain_fx.runtime.checkpoint_store import (
+    CheckpointStore,
+    Loaded,
+    first_loadable,
+)
 from bigbrain_fx.runtime.disk import Disk
 from bigbrain_fx.runtime.image import Buffer, TensorEntry, layout_of
-from bigbrain_fx.runtime.loading import Loaded, committed, first_loadable, load_shard
-from bigbrain_fx.runtime.records import BrokenError, Record, Say, about_of
 
 ABOUT = {"plan": "p1", "graph": "g1", "torch": "2.13.0"}
 FACTS = {**ABOUT, "seed": 0, "micro_batches": 4}
@@ -39,20 +42,25 @@ def image(step: int, device: str) -> bytes:
 
 def commit(folder: Path, step: int, generation: int, disk: Disk | None = None) -> Record:
     """Write a whole commit and remove older ones."""
-    disk = disk or QuickDisk()
-    shards = [write_shard(folder, d, image(step, d), generation, disk=disk) for d in DEVICES]
-    record = write_record(folder, shards, generation, about_of(FACTS), disk)
-    prune(folder, generation, disk=disk)
+    store = CheckpointStore(folder, disk or QuickDisk())
+    parts = {d: store.write_part(d, image(step, d), generation) for d in DEVICES}
+    record = store.commit(parts, generation, about_of(FACTS))
+    store.prune(generation)
     return record
 
 
 def with_two_commits(folder: Path) -> int:
     """Commit steps 10 and 20; return the generation."""
     folder.mkdir()
-    generation = open_generation(folder, QuickDisk())
+    generation = CheckpointStore(folder, QuickDisk()).begin_generation()
     commit(folder, 10, generation)
     commit(folder, 20, generation)
     return generation
+
+
+def steps_in(folder: Path) -> list[int]:
+    """Return the steps of the commits of a folder, newest first."""
+    return [record.step for record in CheckpointStore(folder).records()]
 
 
 class QuickDisk(Disk):
@@ -180,10 +188,10 @@ def load_commit(
 
     def load(record: Record) -> list[str]:
         try:
-            found.append(load_shard(folder, record, device, expected, say))
+            found.append(CheckpointStore(folder).load(record, device, expected, say))
         except BrokenError as error:
             return [str(error)]
         return []
 
-    _, unusable = first_loadable(committed(folder, say), load, say)
+    _, unusable = first_loadable(CheckpointStore(folder).to_resume(say), load, say)
     return found[-1], unusable

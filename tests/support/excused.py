@@ -14,20 +14,20 @@ RUNTIME = excused(
     {
         "of an older Python, which ends there: test_beginning": ("__init__.py - .write",),
         "failed, every one, in test_every_call_fails": (
-            "commits.py open_folder .exists",
-            "commits.py open_folder .is_dir",
-            "commits.py open_folder .mkdir",
-            "commits.py warn_of_others .stat",
-            "committing.py begin_together .submit",
+            "checkpoint_store.py prepare .exists",
+            "checkpoint_store.py prepare .is_dir",
+            "checkpoint_store.py prepare .mkdir",
+            "checkpoint_store.py warn_of_others .stat",
+            "checkpoints.py begin_together .submit",
         ),
         "a call of this room's own, whose call to the system is struck": (
             "disk.py put .rename",
             "tensor_file.py put .rename",
         ),
         "only where hosts have folders of their own; OSError is heard by the caller": (
-            "commits.py drop .is_dir",
-            "commits.py drop .is_symlink",
-            "commits.py drop .iterdir",
+            "checkpoint_store.py _drop .is_dir",
+            "checkpoint_store.py _drop .is_symlink",
+            "checkpoint_store.py _drop .iterdir",
         ),
         "prints, which `let_prints_be_lost` or `show` let be lost": (
             "control.py fail print",
@@ -55,10 +55,10 @@ RUNTIME = excused(
         "reads what was opened there, which is struck": ("disk.py read_regular .read",),
         "of files that a user gives, with tests of their own (inputs, checkpoints, resplit)": (
             "compiler.py require_compiler .is_file",
-            "loading.py load_shard .open",
-            "loading.py load_shard mmap.mmap",
-            "loading.py committed .exists",
-            "loading.py committed .is_dir",
+            "checkpoint_store.py load .open",
+            "checkpoint_store.py load mmap.mmap",
+            "checkpoint_store.py to_resume .exists",
+            "checkpoint_store.py to_resume .is_dir",
             "plain.py load_optimizer safe_open",
             "rows.py _opened safe_open",
         ),

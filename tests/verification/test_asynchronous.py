@@ -141,7 +141,7 @@ def test_a_run_that_goes_on_from_a_commit_has_the_same_bits(
     plan = overlapping(bench, 3, mode)
     folder = write_bundle(plan, bench, tmp_path / "bundle")
     with imported(folder, force_adamw=False) as bundle:
-        options = importlib.import_module("runtime.commit_start").CommitOptions
+        options = importlib.import_module("runtime.checkpoint_options").CheckpointOptions
         whole = state_of_all(run(bundle, 6))
         run(bundle, 3, commits=options(tmp_path / "commits", every=2))
         again = options(tmp_path / "commits", every=2, resume=True)

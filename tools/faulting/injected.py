@@ -18,7 +18,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from runtime import Device, committing, snapshots, worker
+from runtime import Device, snapshots, worker
+from runtime.checkpoint_store import CheckpointStore
+from runtime.checkpoints import Checkpoints
 from runtime.disk import Disk
 from runtime.mesh import PassedOn
 from runtime.network import NetworkTransport
@@ -318,10 +320,10 @@ def write(self, path, pieces):
     return write_whole(self, path, pieces)
 
 
-def record(folder, shards, *args, **kwargs):
-    """All files of a commit are in place; what names them is not."""
-    strike(mine.name, next(iter(shards)).step, "before_record")
-    return write_record(folder, shards, *args, **kwargs)
+def commit(self, parts, *args, **kwargs):
+    """All files of a checkpoint are in place; what names them is not."""
+    strike(mine.name, next(iter(parts.values())).step, "before_record")
+    return commit_whole(self, parts, *args, **kwargs)
 
 
 def begin(self, *args, **kwargs):
@@ -335,8 +337,8 @@ def begin(self, *args, **kwargs):
 
 copy_whole, snapshots.OwnSnapshots._copy = snapshots.OwnSnapshots._copy, copied
 write_whole, Disk.write = Disk.write, write
-write_record, committing.write_record = committing.write_record, record
-join_commits, committing.Committer.begin = committing.Committer.begin, begin
+commit_whole, CheckpointStore.commit = CheckpointStore.commit, commit
+join_commits, Checkpoints.begin = Checkpoints.begin, begin
 
 
 # --------------------------------------------------------------------------- messages, connections

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bigbrain_fx.runtime.records import read_records
+from bigbrain_fx.runtime.checkpoint_store import CheckpointStore
 from tools.faulting.bundle import Fault
 from tools.faulting.jobs import Run, launch_words, run_job
 from tools.faulting.rows_processes import HANG_S
@@ -91,7 +91,7 @@ def _run(ground: Ground, marks: Path, nth: int, words: tuple[str, ...]) -> Run:
 
 
 def _newest(commits: Path) -> int:
-    found = read_records(commits, lambda _: None) if commits.is_dir() else []
+    found = CheckpointStore(commits).records() if commits.is_dir() else []
     return max((record.step for record in found), default=-1)
 
 

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bigbrain_fx.runtime.loading import load_shard
-from bigbrain_fx.runtime.records import read_records
+from bigbrain_fx.runtime.checkpoint_store import CheckpointStore
 from tools.faulting.bundle import Fault
 from tools.faulting.jobs import Live, Run
 from tools.faulting.rows_processes import HANG_S
@@ -109,7 +108,7 @@ def _with_full_disk(ground: Ground, disk: Path) -> Verdict:
     ]
     words = ("--commits", str(commits), "--commit-every", "2")
     run = ground.run(faults, *words, spares=0, during=look)
-    newest = [record.step for record in read_records(commits, lambda _: None)]
+    newest = [record.step for record in CheckpointStore(commits).records()]
     checks = {
         "no older commit could be loaded while the disk was full": run.facts.get("loadable"),
         f"warnings: {_warnings(run.folder)}": _warnings(run.folder) >= 2,
@@ -138,9 +137,9 @@ def _warnings(folder: Path) -> int:
 
 
 def _loadable(commits: Path) -> bool:
-    for record in read_records(commits, lambda _: None)[:1]:
+    for record in CheckpointStore(commits).records()[:1]:
         for device in record.devices:
-            load_shard(commits, record, device, {}, lambda _: None)
+            CheckpointStore(commits).load(record, device, {}, lambda _: None)
         return True
     return False
 
@@ -186,7 +185,7 @@ def broken_files(ground: Ground) -> Verdict:
 def _spoiled(ground: Ground, kept: Path, spoil: Callable[[Path], object], count: int) -> Path:
     copy = ground.folder / f"broken-{ground.count}"
     shutil.copytree(kept, copy)
-    for record in read_records(copy, lambda _: None)[:count]:
+    for record in CheckpointStore(copy).records()[:count]:
         spoil(copy / record.folder / "d2.safetensors")
     return copy
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from bigbrain_fx.runtime.records import read_records
+from bigbrain_fx.runtime.checkpoint_store import CheckpointStore
 from bigbrain_fx.supervisor import how_to_make
 from tools.faulting.bundle import Fault
 from tools.faulting.jobs import Live, Run, launch_words, run_job
@@ -64,7 +64,7 @@ def _together(ground: Ground, pause_s: float, kill_first: bool) -> Verdict:
 
     faults = [Fault("d2", 5, "forward", 1, "sleep", seconds=0.5, spares=1)]
     run = ground.run(faults, *words, spares=1, during=strike)
-    newest = [record.step for record in read_records(commits, lambda _: None)]
+    newest = [record.step for record in CheckpointStore(commits).records()]
     checks = {
         f"exit code {run.code}: {run.said[-300:]}": run.code == 0,
         f"commits of steps {newest}": bool(newest) and 5 < newest[0] < STEPS,
@@ -89,7 +89,7 @@ def silent_host(ground: Ground) -> Verdict:
         run = over_two(folder, (near, far), "--snapshot-every", "2", *words)
     at = run.struck.get(0)
     agent_s = run.facts["agent_ended_s"] - at if at else None
-    newest = [record.step for record in read_records(commits, lambda _: None)]
+    newest = [record.step for record in CheckpointStore(commits).records()]
     checks = {
         f"exit code {run.code}": run.code == 1,
         "the head does not say so": "its host is lost" in run.said,

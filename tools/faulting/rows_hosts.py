@@ -14,8 +14,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import replace
 
-from bigbrain_fx.runtime.commits import ASIDE
-from bigbrain_fx.runtime.records import read_records
+from bigbrain_fx.runtime.checkpoint_store import ASIDE, CheckpointStore
 from bigbrain_fx.supervisor import how_to_make
 from tools.faulting.bundle import Fault
 from tools.faulting.jobs import Live, Run, launch_words, run_job
@@ -56,7 +55,7 @@ def _lost(here: Ground, blow: signal.Signals) -> Verdict:
     aside = sorted(commits.glob(f"*{ASIDE}"))
     for path in aside:  # as the agent says
         path.rename(path.with_name(path.name.removesuffix(ASIDE)))
-    newest = max((record.step for record in read_records(commits, lambda _: None)), default=-1)
+    newest = max((record.step for record in CheckpointStore(commits).records()), default=-1)
     checks = {
         f"exit code {run.facts['agent']} of the other: {said[-300:]}": run.facts["agent"] == 1,
         f"the newest commit is of step {newest}": newest == KEPT_STEP,
@@ -88,7 +87,7 @@ def cut_off(ground: Ground) -> Verdict:
     expected, (strike,) = here.reference(), times_of(run, faults)
     bits = run.hashes == {name: expected.hashes[name] for name in ("d0", "d1")}
     said = (run.folder / "agent.txt").read_text()
-    records = [record.step for record in read_records(commits, lambda _: None)]
+    records = [record.step for record in CheckpointStore(commits).records()]
     checks = {
         f"exit code {run.code}: {run.said[-300:]}": run.code == 0,
         f"exit code {run.facts['agent']} of the other: {said[-300:]}": run.facts["agent"] == 1,

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 
 from bigbrain_fx.plan import read_plan
-from bigbrain_fx.runtime.records import read_records
+from bigbrain_fx.runtime.checkpoint_store import CheckpointStore
 from tools.faulting.bundle import Fault
 from tools.faulting.jobs import LateError, Live, Run
 from tools.faulting.verdicts import (
@@ -84,7 +84,7 @@ def _while_writing(ground: Ground, fault: Fault) -> Verdict:
     except LateError as error:
         why = f"killed at {fault.at}: it does not go on ({str(error).splitlines()[0]})"
         return Verdict(BROKEN, why, problems=(why,))
-    newest = [record.step for record in read_records(run.folder / "commits", lambda _: None)]
+    newest = [record.step for record in CheckpointStore(run.folder / "commits").records()]
     more = [] if newest[:1] == [STEPS] else [f"commits at the end: {newest}"]
     return judged(run, ground.reference(), [fault], "", WARM_S, more=more)
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from bigbrain_fx.runtime.records import read_records
+from bigbrain_fx.runtime.checkpoint_store import CheckpointStore
 from tools.faulting.bundle import Fault
 from tools.faulting.jobs import LateError, Live, Run, is_running, run_job
 from tools.faulting.rows_processes import COLD_S, HANG_S
@@ -65,7 +65,7 @@ def _zombie_run(ground: Ground) -> Verdict:
     # the sleep keeps it in its step until it is stopped
     faults = [Fault("d1", 5, "forward", 1, "sleep", seconds=10.0)]
     first = ground.run(faults, *words, spares=0, during=replace_it, deadline_s=2 * DEADLINE_S)
-    made = {record.generation for record in read_records(commits, lambda _: None)}
+    made = {record.generation for record in CheckpointStore(commits).records()}
     more = {
         f"the woken run ended with exit code {first.code}": first.code not in (0, None),
         "the woken run does not say that it was replaced": "was replaced by" in first.said,
@@ -173,7 +173,7 @@ def asked_to_stop(ground: Ground) -> Verdict:
 
     faults = [Fault("d1", 5, "forward", 1, "sleep", seconds=0.5)]
     run = ground.run(faults, *words, during=ask)
-    newest = [record.step for record in read_records(commits, lambda _: None)]
+    newest = [record.step for record in CheckpointStore(commits).records()]
     checks = {
         f"exit code {run.code}: {run.said[-300:]}": run.code == 0,
         f"commits of steps {newest}": bool(newest) and 5 < newest[0] < STEPS,

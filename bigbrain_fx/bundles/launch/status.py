@@ -81,12 +81,12 @@ class Status:
     @property
     def last_commit(self) -> int | None:
         """The step of the newest commit that can be seen from here."""
-        from bigbrain_fx.runtime import CommitError, read_records
+        from bigbrain_fx.runtime import CheckpointStore, CommitError
 
         if self.commits is None:
             return None
         with suppress(OSError, CommitError):
-            records = read_records(Path(self.commits), lambda _: None)
+            records = CheckpointStore(Path(self.commits)).records()
             return records[0].step if records else None
         return None
 

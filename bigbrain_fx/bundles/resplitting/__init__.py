@@ -8,5 +8,5 @@ instead of reading them: what one device has is the most that is in memory at a 
 """
 
 from bigbrain_fx.bundles.resplitting.moving import Resplit as Resplit, resplit as resplit
-from bigbrain_fx.bundles.resplitting.named import Named as Named, read_named as read_named
+from bigbrain_fx.bundles.resplitting.named import Named as Named
 from bigbrain_fx.bundles.resplitting.newest import newest_state as newest_state

@@ -35,13 +35,11 @@ from bigbrain_fx.plan import (
 )
 from bigbrain_fx.runtime import (
     FORMAT,
+    CheckpointStore,
     Disk,
     about_of,
     graph_hash,
     layout_of,
-    open_generation,
-    write_record,
-    write_shard as commit_shard,
 )
 from bigbrain_fx.weights import Copy, Stored, note_trained, read_header, stored_tensors, write_file
 
@@ -235,18 +233,19 @@ class _Moved:
         folder.mkdir()
         text = to_json(self.plan)
         about = {"plan": self.plan.key, "graph": graph_hash(text)}
-        generation, shards = open_generation(folder), []
+        store, parts = CheckpointStore(folder), {}
+        generation = store.begin_generation()
         for device in self.plan.stages.devices:
             image = folder / f".{device}.image.tmp"
             self._write_image(image, device, about)
             self.named.forget()
             with image.open("rb") as file:
                 data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            shards.append(commit_shard(folder, device, data, generation))
+            parts[device] = store.write_part(device, data, generation)
             data.close()
             image.unlink()
         agreed = about_of({**self.named.facts, **about})
-        write_record(folder, shards, generation, agreed)
+        store.commit(parts, generation, agreed)
 
     def updated(self, device: str) -> set[str]:
         """Return what a device's optimizer has the state of: with ZeRO its replica's share."""

@@ -14,19 +14,17 @@ from typing import Any
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.runtime import (
     BrokenError,
+    CheckpointStore,
     CommitError,
     ImageLayout,
     Loaded,
     Record,
     TensorEntry,
     UnlikeFactsError,
-    committed,
     first_loadable,
     joined_facts,
-    load_shard,
     parameter_of,
     part_of_facts,
-    warn_of_others,
 )
 from bigbrain_fx.weights import CODES, read_header
 
@@ -90,36 +88,24 @@ class Named:
         return found
 
 
-def read_named(
-    folder: Path, devices: Sequence[str], expected: Mapping[str, Any]
-) -> tuple[Named, list[str]]:
-    """Read the newest commit that is whole on all devices; every byte is checked.
-
-    Returns:
-        The commit, and what the user should know of newer ones that are broken.
-
-    Raises:
-        InputError: there is none, or it is of another plan.
-    """
-    (found,), notes = read_members(folder, [devices], expected)
-    return found, notes
-
-
 def read_members(
     folder: Path, columns: Sequence[Sequence[str]], expected: Mapping[str, Any]
 ) -> tuple[list[Named], list[str]]:
-    """Read a commit as `read_named` does: a state for each column of devices.
+    """Read the newest commit that is whole on all devices; every byte is checked.
 
     Args:
         folder: of the commits.
         columns: the devices that are one member of each tensor group, for all members.
         expected: what the commit must be of.
 
+    Returns:
+        A state for each column, and what the user should know of newer commits that are broken.
+
     Raises:
         InputError: there is none, or it is of another plan.
     """
     notes: list[str] = []
-    loaded: dict[str, Loaded] = {}
+    store, loaded = CheckpointStore(folder), dict[str, Loaded]()
 
     def problems(record: Record) -> list[str]:
         loaded.clear()
@@ -127,15 +113,15 @@ def read_members(
         without = record.about.get("without", ())  # replicas that were lost for good
         for device in (n for devices in columns for n in devices if n not in without):
             try:
-                loaded[device] = load_shard(folder, record, device, expected, notes.append)
+                loaded[device] = store.load(record, device, expected, notes.append)
                 loaded[device].forget()  # all of them together are the whole model
             except BrokenError as error:
                 found.append(str(error))
         return found
 
     try:
-        found = committed(folder, notes.append)
-        warn_of_others(folder, notes.append)
+        found = store.to_resume(notes.append)
+        store.warn_of_others(notes.append)
         record, _ = first_loadable(found, problems, notes.append)
     except CommitError as error:
         raise InputError(

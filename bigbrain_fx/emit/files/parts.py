@@ -145,7 +145,7 @@ PARTS = (
         "a watch over processes and memory",
         lambda b: {"watch", "hosts"} & {*b.extras},
         (),
-        ("aside", "host_memory", "outliving", "watch"),
+        ("aside", "host_memory", "log_loss", "outliving", "watch"),
         is_in_device=False,
     ),
     Part(

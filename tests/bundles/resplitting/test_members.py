@@ -18,8 +18,7 @@ from bigbrain_fx.bundles.resplitting import Named, newest_state, resplit
 from bigbrain_fx.core import Cluster
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import read_plan
-from bigbrain_fx.runtime.loading import load_shard
-from bigbrain_fx.runtime.records import read_records
+from bigbrain_fx.runtime.checkpoint_store import CheckpointStore
 from bigbrain_fx.runtime.state import State
 from tests.bundles.resplitting.test_resplit import train
 from tests.support.bundles import MODEL, cluster
@@ -80,9 +79,11 @@ def test_a_run_goes_on_with_the_bits_that_it_would_have_had(begun: Path, tmp_pat
 
 def test_members_hold_their_parts_of_what_was_whole(begun: Path, tmp_path: Path) -> None:
     moved = resplit(begun, cluster(2), tmp_path / "moved")
-    (record, *_) = read_records(moved.commits, print)
+    (record, *_) = CheckpointStore(moved.commits).records(print)
     shapes = [
-        State.from_buffer(load_shard(moved.commits, record, name, {}, print).image).tensors
+        State.from_buffer(
+            CheckpointStore(moved.commits).load(record, name, {}, print).image
+        ).tensors
         for name in ("d0", "d1")
     ]
     names = "parameter:blocks.0.up.weight", "optimizer:exp_avg:blocks.0.up.weight"

@@ -16,15 +16,14 @@ import torch
 from torch import Tensor
 
 from bigbrain_fx.bundles.resplitting import Resplit, resplit
-from bigbrain_fx.bundles.resplitting.named import read_named
+from bigbrain_fx.bundles.resplitting.named import read_members
 from bigbrain_fx.bundles.verifying import verify
 from bigbrain_fx.core import Cluster
 from bigbrain_fx.emit import bundle_texts
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import capture, load_model_file
 from bigbrain_fx.plan import read_plan
-from bigbrain_fx.runtime.loading import load_shard
-from bigbrain_fx.runtime.records import read_records
+from bigbrain_fx.runtime.checkpoint_store import CheckpointStore
 from bigbrain_fx.runtime.state import State
 from bigbrain_fx.verification.reference import Reference
 from tests.support import warm
@@ -78,11 +77,11 @@ def named(devices: int) -> Cluster:
 
 def state(commits: Path) -> tuple[dict[str, Tensor], dict[str, object]]:
     """Return the tensors and facts of the newest commit, by name, of all devices."""
-    (record, *_) = read_records(commits, print)
+    (record, *_) = CheckpointStore(commits).records(print)
     tensors: dict[str, Tensor] = {}
     facts: dict[str, object] = {}
     for device in record.devices:
-        found = State.from_buffer(load_shard(commits, record, device, {}, print).image)
+        found = State.from_buffer(CheckpointStore(commits).load(record, device, {}, print).image)
         tensors.update(found.tensors)
         facts.update(found.facts)
     return tensors, facts
@@ -201,12 +200,12 @@ def test_a_new_bundle_has_the_weights_of_the_commit(moved: Moved) -> None:
 def test_no_device_gets_more_than_its_own(moved: Moved) -> None:
     bundle = moved.bundles[-1]
     plan = read_plan(bundle)
-    (record, *_) = read_records(bundle / "commits", print)
+    (record, *_) = CheckpointStore(bundle / "commits").records(print)
     for device in plan.stages.devices:
         held = {
             plan.graph.param[p].canonical for stage in plan.stages.of(device) for p in stage.params
         }
-        found = load_shard(bundle / "commits", record, device, {}, print)
+        found = CheckpointStore(bundle / "commits").load(record, device, {}, print)
         assert {name.split(":")[-1] for name in found.layout.entries} == held
 
 
@@ -354,7 +353,7 @@ def test_commits_of_another_plan_are_refused(moved: Moved, tmp_path: Path) -> No
 def test_devices_that_disagree_on_a_tensor_are_refused(tmp_path: Path) -> None:
     with_two_commits(folder := tmp_path / "commits")
     with pytest.raises(InputError, match="buffer:n of d1 is not what the other devices have"):
-        read_named(folder, DEVICES, {"plan": ABOUT["plan"]})
+        read_members(folder, [DEVICES], {"plan": ABOUT["plan"]})
 
 
 def test_a_broken_commit_makes_way_for_the_older_one(moved: Moved, tmp_path: Path) -> None:

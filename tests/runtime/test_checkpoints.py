@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from bigbrain_fx.runtime.commits import open_generation
-from bigbrain_fx.runtime.committing import Committer, begin_together
+from bigbrain_fx.runtime.checkpoint_format import CommitError, FencedError
+from bigbrain_fx.runtime.checkpoint_store import CheckpointStore
+from bigbrain_fx.runtime.checkpoints import Checkpoints, begin_together
 from bigbrain_fx.runtime.disk import Disk
 from bigbrain_fx.runtime.image import Buffer
-from bigbrain_fx.runtime.records import CommitError, FencedError, read_records
 from tests.runtime.test_state import OPTIMIZERS, One, device, everything, run
-from tests.support.commit_disks import FullDisk, QuickDisk
+from tests.support.commit_disks import FullDisk, QuickDisk, steps_in
 from tests.support.ledgers import local_ledger
 
 ABOUT = {"plan": "p1", "graph": "g1"}
@@ -27,20 +27,26 @@ NAMES = ("d0", "d1")
 
 def committers(
     folder: Path, every: int = 2, *, disk: Disk | None = None, **more: object
-) -> dict[str, Committer]:
-    ledger = local_ledger()
+) -> dict[str, Checkpoints]:
+    ledger, store = local_ledger(), CheckpointStore(folder, disk or QuickDisk())
     made = {
-        name: Committer(folder, every, name, NAMES, ledger, ABOUT, disk=disk or QuickDisk(), **more)  # type: ignore[arg-type]
+        name: Checkpoints(store, every, name, NAMES, ledger, ABOUT, **more)  # type: ignore[arg-type]
         for name in NAMES
     }
     return made
+
+
+def single(folder: Path, every: int, disk: Disk | None = None) -> Checkpoints:
+    """Return the checkpoints of the only device."""
+    store = CheckpointStore(folder, disk or Disk())
+    return Checkpoints(store, every, "d0", ["d0"], local_ledger(), ABOUT)
 
 
 def devices() -> dict[str, One]:
     return {name: device(OPTIMIZERS["adamw"]) for name in NAMES}
 
 
-def train(made: dict[str, One], parts: dict[str, Committer], first: int, last: int) -> None:
+def train(made: dict[str, One], parts: dict[str, Checkpoints], first: int, last: int) -> None:
     for step in range(first, last):
         for name, each in made.items():
             each.run_step(step)
@@ -55,7 +61,7 @@ def test_a_run_goes_on_from_its_last_commit(tmp_path: Path) -> None:
     parts = committers(folder)
     assert begin_together(parts, made, resume=False) == 0
     train(made, parts, 0, 5)
-    assert [record.step for record in read_records(folder, print)] == [4, 2]
+    assert steps_in(folder) == [4, 2]
     others = devices()
     again = committers(folder)
     assert begin_together(again, others, resume=True) == 4
@@ -65,13 +71,16 @@ def test_a_run_goes_on_from_its_last_commit(tmp_path: Path) -> None:
     train(others, again, 4, 8)
     run(whole, 4, 8)
     assert everything(others["d1"]) == everything(whole)
-    assert [(r.step, r.generation) for r in read_records(folder, print)] == [(8, 2), (6, 2)]
+    assert [(r.step, r.generation) for r in CheckpointStore(folder).records()] == [
+        (8, 2),
+        (6, 2),
+    ]
 
 
 def test_a_new_run_commits_its_start(tmp_path: Path) -> None:
     parts = committers(tmp_path / "commits", every=0)
     begin_together(parts, devices(), resume=False)
-    assert [record.step for record in read_records(tmp_path / "commits", print)] == [0]
+    assert steps_in(tmp_path / "commits") == [0]
 
 
 def test_the_end_is_committed(tmp_path: Path) -> None:
@@ -80,7 +89,7 @@ def test_the_end_is_committed(tmp_path: Path) -> None:
     train(made, parts, 0, 3)
     for name, part in parts.items():
         part.close(made[name])
-    assert [record.step for record in read_records(tmp_path / "commits", print)] == [3, 0]
+    assert steps_in(tmp_path / "commits") == [3, 0]
 
 
 @pytest.mark.nightly
@@ -101,7 +110,7 @@ def test_a_restart_goes_on_if_it_can_and_says_which_mode_this_is(
 ) -> None:
     for expected in (0, 3):
         made = device(OPTIMIZERS["sgd"])
-        part = Committer(tmp_path / "commits", 3, "d0", ["d0"], local_ledger(), ABOUT)
+        part = single(tmp_path / "commits", 3)
         assert part.begin(made, resume=False, restarted=True) == expected
         run(made, expected, 3)
         part.after_step(made, 2)
@@ -115,7 +124,7 @@ def test_a_restart_is_not_of_another_run(tmp_path: Path, monkeypatch: pytest.Mon
     """A new run that was refused is not let in by its launcher's second try."""
     begin_together(committers(tmp_path / "commits"), devices(), resume=False)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "another")
-    part = Committer(tmp_path / "commits", 3, "d0", ["d0"], local_ledger(), ABOUT)
+    part = single(tmp_path / "commits", 3)
     with pytest.raises(CommitError, match="add --resume"):
         part.begin(device(OPTIMIZERS["sgd"]), resume=False, restarted=True)
 
@@ -133,7 +142,10 @@ def test_all_devices_go_back_when_one_finds_its_part_broken(
     assert "d1.safetensors" in (said := capsys.readouterr().err)
     assert "going back to the older commit of step 2" in said
     train(others, again, 2, 4)
-    assert [(r.step, r.generation) for r in read_records(folder, print)] == [(4, 2), (2, 1)]
+    assert [(r.step, r.generation) for r in CheckpointStore(folder).records()] == [
+        (4, 2),
+        (2, 1),
+    ]
 
 
 def test_a_full_disk_misses_commits_and_training_goes_on(
@@ -148,16 +160,16 @@ def test_a_full_disk_misses_commits_and_training_goes_on(
     said = capsys.readouterr().err
     assert said.count("WARNING: no commit at step 4: d0 cannot write") == 1
     assert said.count("WARNING: no commit at step 6") == 2  # each device says what it missed
-    assert [record.step for record in read_records(tmp_path / "commits", print)] == [2, 0]
+    assert steps_in(tmp_path / "commits") == [2, 0]
     assert not list((tmp_path / "commits").rglob("*.tmp"))
     disk.full = False
     train(made, parts, 6, 8)
-    assert [record.step for record in read_records(tmp_path / "commits", print)] == [8, 2]
+    assert steps_in(tmp_path / "commits") == [8, 2]
 
 
-def alone(folder: Path, disk: Disk) -> tuple[Committer, list[dict[str, object]]]:
-    """Return the committer of the only device, and the events that it tells."""
-    part = Committer(folder, 1, "d0", ["d0"], local_ledger(), ABOUT, disk=disk)
+def alone(folder: Path, disk: Disk) -> tuple[Checkpoints, list[dict[str, object]]]:
+    """Return the checkpoints of the only device, and the events that it tells."""
+    part = single(folder, 1, disk)
     told: list[dict[str, object]] = []
     part.misses.tell = lambda event, step, facts: told.append({"event": event, **facts})
     return part, told
@@ -235,16 +247,16 @@ def test_a_full_log_stops_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             full.close()
     disk.full = False
     train(made, parts, 4, 6)
-    assert [record.step for record in read_records(tmp_path / "commits", print)] == [6, 0]
+    assert steps_in(tmp_path / "commits") == [6, 0]
 
 
 def test_a_run_that_was_replaced_stops(tmp_path: Path) -> None:
     made, parts = devices(), committers(tmp_path / "commits")
     begin_together(parts, made, resume=False)
-    open_generation(tmp_path / "commits")
+    CheckpointStore(tmp_path / "commits").begin_generation()
     with pytest.raises(FencedError, match="generation 1 was replaced by 2"):
         train(made, parts, 0, 2)
-    assert [record.step for record in read_records(tmp_path / "commits", print)] == [0]
+    assert steps_in(tmp_path / "commits") == [0]
 
 
 def test_another_graph_is_refused_by_all(tmp_path: Path) -> None:
@@ -266,7 +278,7 @@ def test_training_does_not_wait_for_the_disk(tmp_path: Path) -> None:
             assert self.go.wait(60)
 
     disk, made = Slow(), device(OPTIMIZERS["sgd"])
-    part = Committer(tmp_path / "c", 2, "d0", ["d0"], local_ledger(), ABOUT, disk=disk)
+    part = single(tmp_path / "c", 2, disk)
     part.begin(made, resume=False)
     disk.go.clear()
     run(made, 0, 2)
@@ -275,7 +287,7 @@ def test_training_does_not_wait_for_the_disk(tmp_path: Path) -> None:
     disk.go.set()
     part.settle()
     other = device(OPTIMIZERS["sgd"])
-    again = Committer(tmp_path / "c", 2, "d0", ["d0"], local_ledger(), ABOUT)
+    again = single(tmp_path / "c", 2)
     assert again.begin(other, resume=True) == 2
     whole = device(OPTIMIZERS["sgd"])
     run(whole, 0, 2)

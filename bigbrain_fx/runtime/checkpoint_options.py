@@ -1,4 +1,4 @@
-"""How a run begins with a folder of commits: its options; from the start, or from the last commit.
+"""How a run begins with checkpoints: its options; from the start, or from the last checkpoint.
 
     every device  waits for what rank 0 has decided; this is what that looks at
 
@@ -9,22 +9,13 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .commits import (
-    KEPT,
-    launcher_of,
-    number_kept,
-    open_folder,
-    open_generation,
-    warn_of_others,
-)
-from .disk import Disk
+from .checkpoint_format import CommitError, Say, reason_of
+from .checkpoint_store import KEPT, CheckpointStore
 from .launcher import as_called
-from .loading import committed
-from .records import CommitError, Say, read_records
 
 
 @dataclass(frozen=True)
@@ -46,31 +37,32 @@ class Start:
 
 
 def decided(
-    folder: Path, wanted: int | None, disk: Disk, say: Say, *, resume: bool, restarted: bool
+    store: CheckpointStore, wanted: int | None, say: Say, *, resume: bool, restarted: bool
 ) -> Start:
-    """Look at a folder of commits, for all devices; `wanted`: how many are to stay there."""
+    """Look at the checkpoints there, for all devices; `wanted`: how many are to stay there."""
     try:
         if resume:
-            found = committed(folder, say)
-            warn_of_others(folder, say)
+            found = store.to_resume(say)
+            store.warn_of_others(say)
         else:
-            open_folder(folder, say)
-            found = read_records(folder, say)
-        ours = resume or (restarted and launcher_of(folder) == launcher())
+            store.prepare(say)
+            found = store.records(say)
+        before = store.fence()
+        ours = resume or (restarted and before.launcher == launcher())
         if found and not ours:
             raise CommitError(
-                f"{folder} has commits up to step {found[0].step}: add --resume to go on from "
-                "there, or give an empty folder",
+                f"{store.folder} has commits up to step {found[0].step}: add --resume to go on "
+                "from there, or give an empty folder",
                 code="BX5012",
             )
         if restarted:
             say("restarted: all devices go on from the last commit; none kept its state")
-        keep = wanted or (number_kept(folder) if ours else KEPT)
-        generation = open_generation(folder, disk, launcher(), keep)
+        keep = wanted or (before.keep if ours else KEPT)
+        generation = store.begin_generation(launcher(), keep)
     except CommitError as error:
         return Start(error=str(error), code=error.code)
     except OSError as error:
-        where = error.filename or folder
+        where = error.filename or store.folder
         why = f"commits cannot be written, {where}: {reason_of(error)}: give another folder"
         return Start(error=why, code="BX5903")
     return Start(generation, keep, tuple(record.text for record in found))
@@ -90,13 +82,6 @@ def make_folder(folder: Path) -> None:
         ) from error
 
 
-def reason_of(error: Exception) -> str:
-    """Say in a few words why something could not be read or written."""
-    if isinstance(error, OSError):
-        return str(error.strerror or error)
-    return f"{type(error).__name__}: {error}"
-
-
 def launcher() -> str:
     """Return who started this process: the same for all restarts by one torchrun, and no other."""
     return f"{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{os.getppid()}"
@@ -111,7 +96,7 @@ COMMIT_EVERY = 100  # steps
 
 
 @dataclass(frozen=True)
-class CommitOptions:
+class CheckpointOptions:
     """Where a run commits, how often, and whether it goes on from there."""
 
     folder: Path
@@ -141,7 +126,9 @@ def add_earlier(parser: argparse.ArgumentParser, flag: str, kind: Callable[[str]
     parser.add_argument(flag, type=kind, default=hidden, help=hidden)
 
 
-def options_of(parser: argparse.ArgumentParser, given: argparse.Namespace) -> CommitOptions | None:
+def options_of(
+    parser: argparse.ArgumentParser, given: argparse.Namespace
+) -> CheckpointOptions | None:
     """Return what was asked for; None without commits."""
     if given.commits is None:
         if given.resume:
@@ -154,49 +141,4 @@ def options_of(parser: argparse.ArgumentParser, given: argparse.Namespace) -> Co
             f"--keep must be {KEPT} or more, found {given.keep}: where the newest checkpoint is "
             "broken, the one before it counts"
         )
-    return CommitOptions(given.commits, given.commit_every, given.resume, given.keep)
-
-
-OnEvent = Callable[[str, int, Mapping[str, object]], object]  # event, step, facts -> is it said?
-
-
-class Misses:
-    """How many commits in a row were missed, and what is said of it.
-
-    Args:
-        say: prints a line.
-        tell: hears of events: missed, committed_again, at_risk. What it says to people itself is
-            not printed.
-    """
-
-    def __init__(self, say: Say, tell: OnEvent) -> None:
-        self.say, self.tell = say, tell
-        self.count = 0  # in a row
-        self.newest = -1  # step of the newest commit
-
-    def miss(self, step: int, why: str) -> None:
-        """Hear that a commit was not written."""
-        self.count += 1
-        line = f"WARNING: no commit at step {step}: {why}; training goes on, older ones stay"
-        self._report("missed", step, line, text=why, row=self.count, newest=self.newest)
-
-    def hit(self, step: int) -> None:
-        """Hear that a commit was written."""
-        missed, self.count, self.newest = self.count, 0, step
-        if missed:
-            line = f"commits are written again: step {step}, after {missed} were missed"
-            self._report("committed_again", step, line, missed=missed)
-
-    def end(self, step: int) -> None:
-        """Hear that the run ends at a step; warn of what is on no disk."""
-        if self.count and self.newest != step:
-            line = (
-                f"WARNING: the last {self.count} commits were missed, the newest is of step "
-                f"{self.newest} (-1: there is none): what was trained up to step {step} is in the "
-                "files of --save only, or nowhere"
-            )
-            self._report("at_risk", step, line, missed=self.count, newest=self.newest)
-
-    def _report(self, event: str, step: int, line: str, **facts: object) -> None:
-        if not self.tell(event, step, {"step": step, **facts}):
-            self.say(line)
+    return CheckpointOptions(given.commits, given.commit_every, given.resume, given.keep)

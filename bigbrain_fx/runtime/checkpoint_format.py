@@ -1,9 +1,9 @@
-"""What a commit says of itself, as JSON with a checksum of its own: records and manifests.
+"""What a checkpoint says of itself, as JSON with a checksum of its own: records and manifests.
 
     commit-40.json       the record: step, generation, folder, and each device's manifest
     commit-40-g2/d0.json the manifest: of each tensor dtype, shape, place and SHA-256
 
-This file is stdlib only and writes nothing.
+This file is stdlib only, and reads and writes no checkpoint.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from .coded import CodedError, InputError
-from .disk import listed, read_regular
+from .disk import read_regular
 from .image import Buffer, ImageLayout
 from .json_once import once
 
@@ -42,54 +42,25 @@ class FencedError(CodedError, RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
-    """One device's part of a commit: its manifest's checksum is what the record remembers."""
-
-    device: str
-    step: int
-    manifest: str
-    size: int
-
-
-@dataclass(frozen=True)
-class Told:
-    """What a device tells the others of its part: what it has written, or why it has not.
+class Part:
+    """What a device says of its part of a checkpoint: it is written, or can be loaded, or why not.
 
     Attributes:
-        manifest, size: as of a `Shard`.
-        missed: the disk did not take it.
-        fenced: it was not its to write any more.
+        step: of the checkpoint, where the part is written.
+        manifest: the checksum of its manifest: the record remembers it.
+        why: it is not written, or cannot be loaded.
+        code: of the error that says so of all checkpoints; "": another one may do.
     """
 
+    step: int = -1
     manifest: str = ""
-    size: int = 0
-    missed: str = ""
-    fenced: str = ""
-
-    @property
-    def is_written(self) -> bool:
-        """Whether the disk has it."""
-        return not (self.missed or self.fenced)
-
-    @property
-    def text(self) -> str:
-        """It as JSON: `told_of` reads it."""
-        return json.dumps({name: value for name, value in asdict(self).items() if value})
-
-
-def part_key(step: int, device: str) -> str:
-    """Return the key under which a device tells that."""
-    return f"shard/{step}/{device}"
-
-
-def told_of(text: str) -> Told:
-    """Read what a device has told."""
-    return Told(**json.loads(text))
+    why: str = ""
+    code: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A commit: at which step, by which generation, in which folder, and of whom.
+    """A checkpoint: at which step, by which generation, in which folder, and of whom.
 
     Attributes:
         devices: device -> checksum of its manifest.
@@ -191,36 +162,11 @@ def _is_sound(record: Record) -> bool:
     return numbers and checks and is_its_own and isinstance(record.about, dict)
 
 
-def read_records(folder: Path, say: Say) -> list[Record]:
-    """Return the commits of a folder, newest first; of records that are broken `say` hears.
-
-    Raises:
-        CommitError: one is a symbolic link, or of a newer format.
-    """
-    found = []
-    for path in listed(folder, "commit-*.json"):
-        if not RECORD.fullmatch(path.name):
-            continue
-        refuse_link(path)
-        try:
-            found.append(record_of(read_regular(path), str(path)))
-        except BrokenError as error:
-            say(f"warning: {error}: this commit is lost")
-        except OSError as error:
-            say(f"warning: {path}: {error.strerror or error}: this commit is lost")
-    return sorted(found, key=lambda record: (-record.generation, -record.step))
-
-
-def refuse_link(path: Path) -> None:
-    """Refuse a symbolic link: what it leads to may be anyone's.
-
-    Raises:
-        CommitError: it is one.
-    """
-    if path.is_symlink():
-        raise CommitError(
-            f"{path} is a symbolic link: give the folder of commits itself", code="BX5124"
-        )
+def reason_of(error: Exception) -> str:
+    """Say in a few words why something could not be read or written."""
+    if isinstance(error, OSError):
+        return str(error.strerror or error)
+    return f"{type(error).__name__}: {error}"
 
 
 def digest(data: Buffer) -> str:

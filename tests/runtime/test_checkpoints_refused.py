@@ -7,28 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from bigbrain_fx.runtime.commits import (
-    drop,
-    newest_generation,
-    open_folder,
-    open_generation,
-    prune,
-    write_record,
-    write_shard,
-)
-from bigbrain_fx.runtime.disk import locked
-from bigbrain_fx.runtime.image import ImageError, read_layout
-from bigbrain_fx.runtime.loading import load_shard
-from bigbrain_fx.runtime.records import (
+from bigbrain_fx.runtime.checkpoint_format import (
     BrokenError,
     CommitError,
     FencedError,
     graph_in,
-    read_records,
     sealed,
     unsealed,
 )
-from tests.runtime.test_commits import flip, loaded_step
+from bigbrain_fx.runtime.checkpoint_store import CheckpointStore
+from bigbrain_fx.runtime.disk import locked
+from bigbrain_fx.runtime.image import ImageError, read_layout
+from tests.runtime.test_checkpoint_store import flip, loaded_step
 from tests.support.commit_disks import (
     ABOUT,
     DEVICES,
@@ -44,15 +34,15 @@ from tests.support.commit_disks import (
 @pytest.mark.parametrize("how", ["flip", "cut"])
 def test_the_tensor_is_named(tmp_path: Path, tensor: str, how: str) -> None:
     with_two_commits(folder := tmp_path / "commits")
-    (record, *_) = read_records(folder, print)
-    whole = load_shard(folder, record, "d0", ABOUT, print)
+    (record, *_) = CheckpointStore(folder).records()
+    whole = CheckpointStore(folder).load(record, "d0", ABOUT, print)
     path, entry = folder / "commit-20-g1/d0.safetensors", whole.layout.entries[tensor]
     if how == "flip":
         flip(path, entry.end - 1)
     else:
         path.write_bytes(path.read_bytes()[: entry.end - 1])
     with pytest.raises(BrokenError, match=rf"d0\.safetensors: .*tensor '{tensor}'"):
-        load_shard(folder, record, "d0", ABOUT, print)
+        CheckpointStore(folder).load(record, "d0", ABOUT, print)
 
 
 def test_when_no_commit_is_whole_nothing_is_started(tmp_path: Path) -> None:
@@ -69,21 +59,22 @@ def test_a_commit_that_could_not_be_loaded_is_not_one_of_the_two(tmp_path: Path)
     with_two_commits(folder := tmp_path / "commits")
     flip(folder / "commit-20-g1/d0.safetensors", 600)
     _, unusable = load_commit(folder, "d0", ABOUT, print)
-    generation = open_generation(folder)
-    shards = [write_shard(folder, d, image(15, d), generation) for d in DEVICES]
-    write_record(folder, shards, generation, ABOUT)
-    kept = prune(folder, generation, unusable)
-    assert [record.step for record in kept] == [15, 10]
+    store = CheckpointStore(folder)
+    generation = store.begin_generation()
+    parts = {d: store.write_part(d, image(15, d), generation) for d in DEVICES}
+    store.commit(parts, generation, ABOUT)
+    assert store.prune(generation, unusable=unusable) == ["commit-15-g2", "commit-10-g1"]
     assert loaded_step(folder) == 15
 
 
 def test_a_commit_that_is_needed_stays_beside_the_newest(tmp_path: Path) -> None:
     with_two_commits(folder := tmp_path / "commits")
-    generation = open_generation(folder)
-    shards = [write_shard(folder, d, image(30, d), generation) for d in DEVICES]
-    write_record(folder, shards, generation, ABOUT)
-    kept = prune(folder, generation, keep=1, needed=["commit-10-g1"])
-    assert [record.step for record in kept] == [30, 10]
+    store = CheckpointStore(folder)
+    generation = store.begin_generation()
+    parts = {d: store.write_part(d, image(30, d), generation) for d in DEVICES}
+    store.commit(parts, generation, ABOUT)
+    kept = store.prune(generation, keep=1, needed=["commit-10-g1"])
+    assert kept == ["commit-30-g2", "commit-10-g1"]
     assert (folder / "commit-10-g1" / "d0.safetensors").is_file()
     assert not (folder / "commit-20-g1").exists()
 
@@ -111,7 +102,7 @@ def test_another_torch_is_a_warning(tmp_path: Path) -> None:
 
 
 def test_a_newer_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bigbrain_fx.runtime.records.FORMAT", 2)
+    monkeypatch.setattr("bigbrain_fx.runtime.checkpoint_format.FORMAT", 2)
     with_two_commits(folder := tmp_path / "commits")
     monkeypatch.undo()
     with pytest.raises(CommitError, match="format: expected 1, found 2"):
@@ -154,10 +145,10 @@ def test_pickled_files_are_not_read(tmp_path: Path) -> None:
 
 def test_who_else_may_write_there_is_warned_about(tmp_path: Path) -> None:
     folder, said = tmp_path / "commits", list[str]()
-    open_folder(folder, said.append)
+    CheckpointStore(folder).prepare(said.append)
     assert said == []
     folder.chmod(0o777)
-    open_folder(folder, said.append)
+    CheckpointStore(folder).prepare(said.append)
     assert "everyone on this host can write in" in said[0]
 
 
@@ -167,19 +158,20 @@ def test_a_folder_of_someone_else_is_warned_about(
 ) -> None:
     said: list[str] = []
     os.chown(tmp_path, 1234, 1234)
-    open_folder(tmp_path, said.append)
+    CheckpointStore(tmp_path).prepare(said.append)
     assert "belongs to user 1234" in said[0]
 
 
 def test_an_older_generation_writes_nothing_more(tmp_path: Path) -> None:
     old = with_two_commits(folder := tmp_path / "commits")
-    shards = [write_shard(folder, d, image(30, d), old) for d in DEVICES]
-    new = open_generation(folder)
+    store = CheckpointStore(folder)
+    parts = {d: store.write_part(d, image(30, d), old) for d in DEVICES}
+    new = CheckpointStore(folder).begin_generation()
     before = sorted(folder.rglob("*"))
     for attempt in (
-        lambda: write_shard(folder, "d0", image(40, "d0"), old),
-        lambda: write_record(folder, shards, old, ABOUT),
-        lambda: prune(folder, old),
+        lambda: CheckpointStore(folder).write_part("d0", image(40, "d0"), old),
+        lambda: store.commit(parts, old, ABOUT),
+        lambda: store.prune(old),
     ):
         with pytest.raises(FencedError, match=f"generation {old} was replaced by {new}"):
             attempt()
@@ -190,8 +182,8 @@ def test_an_older_generation_writes_nothing_more(tmp_path: Path) -> None:
 def test_generations_go_up_also_when_the_fence_is_broken(tmp_path: Path) -> None:
     with_two_commits(folder := tmp_path / "commits")
     flip(folder / "generation.json", 20)
-    assert newest_generation(folder) == 1
-    assert open_generation(folder) == 2
+    assert CheckpointStore(folder).fence().generation == 1
+    assert CheckpointStore(folder).begin_generation() == 2
 
 
 @pytest.mark.parametrize("depth", [900, 993, 5_000])
@@ -233,7 +225,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
     generation, disk = with_two_commits(folder := tmp_path / "commits"), FullDisk()
     disk.full = True
     with pytest.raises(OSError, match="No space left"):
-        write_shard(folder, "d0", image(30, "d0"), generation, disk=disk)
+        CheckpointStore(folder, disk).write_part("d0", image(30, "d0"), generation)
     assert not list((folder / "commit-30-g1").iterdir())
     assert loaded_step(folder) == 20
     disk.full = False
@@ -248,7 +240,7 @@ def test_a_record_of_another_step_is_no_record_of_these_files(tmp_path: Path) ->
     whole = unsealed(path.read_bytes(), "a test")
     path.write_bytes(sealed({**whole, "step": 23}))
     said: list[str] = []
-    assert [record.step for record in read_records(folder, said.append)] == [10]
+    assert [record.step for record in CheckpointStore(folder).records(said.append)] == [10]
     assert "it is no record of a commit" in said[0]
     (folder / "commit-20-g1").rename(folder / "commit-23-g1")
     path.write_bytes(sealed({**whole, "step": 23, "folder": "commit-23-g1"}))
@@ -259,17 +251,19 @@ def test_a_record_of_another_step_is_no_record_of_these_files(tmp_path: Path) ->
 def test_parts_of_a_commit_that_was_missed_go(tmp_path: Path) -> None:
     """The next one needs the room, which the parts of some devices would take for ever."""
     generation = with_two_commits(folder := tmp_path / "commits")
-    write_shard(folder, "d1", image(30, "d1"), generation)
-    drop(folder / "commit-30-g1")
-    drop(folder / "commit-40-g1")  # of which nothing was written
+    store = CheckpointStore(folder)
+    store.write_part("d1", image(30, "d1"), generation)
+    store.drop(30, generation)
+    store.drop(40, generation)  # of which nothing was written
     assert not (folder / "commit-30-g1").exists()
     assert loaded_step(folder) == 20
 
 
 def test_a_record_that_is_set_aside_counts_when_it_is_renamed(tmp_path: Path) -> None:
     generation = with_two_commits(folder := tmp_path / "commits")
-    shards = [write_shard(folder, d, image(30, d), generation) for d in DEVICES]
-    write_record(folder, shards, generation, ABOUT, aside=True)
+    store = CheckpointStore(folder)
+    parts = {d: store.write_part(d, image(30, d), generation) for d in DEVICES}
+    store.commit(parts, generation, ABOUT, aside=True)
     assert loaded_step(folder) == 20
     (folder / "commit-30.json.set-aside").rename(folder / "commit-30.json")
     assert loaded_step(folder) == 30

@@ -14,17 +14,10 @@ from typing import Any
 
 import pytest
 
-from bigbrain_fx.runtime.commits import (
-    launcher_of,
-    newest_generation,
-    open_generation,
-    prune_folders,
-    write_record,
-    write_shard,
-)
+from bigbrain_fx.runtime.checkpoint_format import Part, digest, sealed, unsealed
+from bigbrain_fx.runtime.checkpoint_store import CheckpointStore
 from bigbrain_fx.runtime.disk import Disk
 from bigbrain_fx.runtime.image import read_layout
-from bigbrain_fx.runtime.records import Shard, digest, read_records, sealed, unsealed
 from tests.support.commit_disks import (
     ABOUT,
     DEVICES,
@@ -71,12 +64,12 @@ def test_what_was_committed_is_loaded_and_two_commits_are_kept(tmp_path: Path) -
 def test_without_a_record_nothing_is_committed(tmp_path: Path) -> None:
     generation = with_two_commits(folder := tmp_path / "commits")
     for device in DEVICES:
-        write_shard(folder, device, image(30, device), generation)
+        CheckpointStore(folder).write_part(device, image(30, device), generation)
     assert loaded_step(folder) == 20
 
 
 @pytest.mark.parametrize("error", [errno.EACCES, errno.EIO, errno.ESTALE])
-@pytest.mark.parametrize("looks", [read_records, newest_generation])
+@pytest.mark.parametrize("looks", [CheckpointStore.records, CheckpointStore.fence])
 def test_a_folder_that_cannot_be_read_is_not_an_empty_one(
     looks: Callable[..., object], error: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,19 +80,19 @@ def test_a_folder_that_cannot_be_read_is_not_an_empty_one(
 
     monkeypatch.setattr(os, "scandir", scandir)
     with pytest.raises(OSError, match=os.strerror(error)):
-        looks(folder, *[print][: looks is read_records])
+        looks(CheckpointStore(folder))
 
 
 def test_a_record_names_one_step_only() -> None:
-    shards = [Shard("d0", 1, "", 1), Shard("d1", 2, "", 1)]
+    parts = {"d0": Part(1), "d1": Part(2)}
     with pytest.raises(ValueError, match="a commit is of one step"):
-        write_record(Path(), shards, 1, {})
+        CheckpointStore(Path()).commit(parts, 1, {})
 
 
 def test_a_device_removes_old_states_where_nobody_else_does(tmp_path: Path) -> None:
     generation = with_two_commits(folder := tmp_path / "commits")
-    write_shard(folder, "d1", image(30, "d1"), generation)
-    prune_folders(folder, ["commit-20-g1"])
+    CheckpointStore(folder).write_part("d1", image(30, "d1"), generation)
+    CheckpointStore(folder).prune_folders(["commit-20-g1"])
     assert not (folder / "commit-10-g1").exists()
     assert (folder / "commit-20-g1" / "d0.safetensors").exists()
     assert (folder / "commit-30-g1" / "d1.safetensors").exists()  # it may be being written
@@ -129,7 +122,7 @@ def test_after_a_crash_at_any_call_there_is_a_commit_that_loads(
         if loses:
             disk.lose()
         outcomes.append(loaded_step(folder))
-        commit(folder, 40, open_generation(folder, QuickDisk()))
+        commit(folder, 40, CheckpointStore(folder, QuickDisk()).begin_generation())
         assert loaded_step(folder) == 40
         assert not [p for p in folder.rglob("*") if p.name.endswith(".tmp")]
         assert len(list(folder.glob("commit-*-g*"))) == len(list(folder.glob("commit-*.json"))) == 2
@@ -263,8 +256,8 @@ def test_what_a_stranger_put_there_is_passed_over(tmp_path: Path, file: str, spo
 def test_a_fence_that_cannot_be_read_says_nothing(tmp_path: Path, spoil: str) -> None:
     with_two_commits(folder := tmp_path / "commits")
     HOSTILE[spoil](folder / "generation.json")
-    assert newest_generation(folder) == 1
-    assert launcher_of(folder) is None
+    assert CheckpointStore(folder).fence().generation == 1
+    assert CheckpointStore(folder).fence().launcher is None
     assert load_commit(folder, "d0", ABOUT, print)[0].record.step == 20
 
 
@@ -339,5 +332,5 @@ def test_a_record_of_other_types_is_broken(tmp_path: Path, field: str, value: ob
     path = folder / "commit-20.json"
     reseal(path, {**json.loads(path.read_text()), field: value})
     said: list[str] = []
-    assert [record.step for record in read_records(folder, said.append)] == [10]
+    assert [record.step for record in CheckpointStore(folder).records(said.append)] == [10]
     assert "commit-20.json" in said[0]

@@ -265,8 +265,8 @@ def _called(captured: Captured, loss: Loss | None) -> Iterator[tuple[str, object
     for target in captured.functions:
         if target.startswith((LEAF, LINES)):
             raise InputError(
-                f"{target} is kept whole: a device would have to build "
-                "it, and only a model file says how",
+                f"{target.rstrip('.')} is opaque: a device would have to build it, and only a "
+                "model file says how",
                 code="BX0140a",
                 help="write a model.py with model(), example_batch() and loss, and give that",
             )

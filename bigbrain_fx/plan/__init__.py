@@ -112,12 +112,10 @@ from bigbrain_fx.plan.recompute import (
 )
 from bigbrain_fx.plan.recovery import (
     Assumptions as Assumptions,
-    FailureTrial as FailureTrial,
     Recovery as Recovery,
     choose as choose,
     closed_form as closed_form,
     restart_all as restart_all,
-    tried as tried,
 )
 from bigbrain_fx.plan.remedy import plan_or_remedy as plan_or_remedy
 from bigbrain_fx.plan.replanning import replan as replan, with_placement as with_placement

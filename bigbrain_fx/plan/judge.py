@@ -167,10 +167,6 @@ class Judge:
         if found.stopped:
             stop()
         plan = self._whole(trial)
-        if (
-            plan.stages.deferring and found.bounds
-        ):  # the other bounds are of pipelines of whole backwards
-            found = replace(found, bounds=found.bounds[:1])
         return replace(plan, partitioner=AUTO, search=found)
 
     def _search(self, usual: tuple[int, ...], known: tuple[Trial, ...]) -> tuple[Trial, Search]:

@@ -13,8 +13,7 @@ from typing import Protocol
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement, micro_text
 from bigbrain_fx.errors import BigBrainError, InputError, NoPlanError
-from bigbrain_fx.plan.apart import least_gap, times_counted
-from bigbrain_fx.plan.fastest import fastest, fastest_number
+from bigbrain_fx.plan.fastest import fastest, fastest_number, least_gap, times_counted
 from bigbrain_fx.plan.fold import FOLDS
 from bigbrain_fx.plan.halving import open_halves
 from bigbrain_fx.plan.memory_check import needed_bytes

@@ -26,7 +26,7 @@ from bigbrain_fx.bundles import source_of
 from bigbrain_fx.core import Cluster, Graph
 from bigbrain_fx.errors import BigBrainError
 from bigbrain_fx.frontend import capture_file
-from bigbrain_fx.plan import Options, Plan, Source, apart, make_plan
+from bigbrain_fx.plan import Options, Plan, Source, fastest, make_plan
 from tools.studies.emulated_models import MODELS, Site
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -225,8 +225,8 @@ def _limit(row: Row) -> str:
 @click.option("--json", "as_json", is_flag=True)
 def main(only: tuple[str, ...], out: Path | None, as_json: bool) -> None:
     """Plan all cases, and show them."""
-    apart.CPU = 0.0  # of plans that are about as fast `auto` takes the simpler one: not here
-    apart.SPLIT = 1.0
+    fastest.CPU = 0.0  # of plans that are about as fast `auto` takes the simpler one: not here
+    fastest.SPLIT = 1.0
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
         for name in only or EVERY:

@@ -8,7 +8,7 @@
         --effort fast                                     Sailor's experiments, 1,024 rows
 
 Seconds are of the process's own processor time, estimates and all, without capture; with --gpt
-capture is told apart. Gaps are to the two bounds that a search gives. 175 B: 96 blocks, 64 devices
+capture is told apart. The gap is to the bound that a search gives. 175 B: 96 blocks, 64 devices
 of the preset a100-80, 8 a host with 300 GB/s between them, 200 Gbit/s between hosts. "unlike":
 hosts of 8 A100s, V100s, T4s and A10Gs in turn, 25 GB/s within one and 10 Gbit/s between them. Cards
 that are counted are 4 a host, 2 GB/s between any two; products in TF32. 1 T
@@ -106,8 +106,7 @@ class Row:
     devices: int
     micro_batches: int
     shape: str
-    gap_any: float | None = None
-    gap_chains: float | None = None
+    gap: float | None = None
     most_memory: float | None = None
 
 
@@ -158,12 +157,9 @@ def _show(row: Row, as_json: bool) -> None:
 
 
 def _gaps(row: Row) -> str:
-    if row.gap_any is None or row.gap_chains is None or row.most_memory is None:
+    if row.gap is None or row.most_memory is None:
         return ""
-    return (
-        f", fullest {row.most_memory:.0%}; gap {row.gap_any:.1%} to any plan, "
-        f"{row.gap_chains:.1%} to any contiguous one"
-    )
+    return f", fullest {row.most_memory:.0%}; gap {row.gap:.1%} to any plan"
 
 
 def _shape(plan: Plan) -> str:

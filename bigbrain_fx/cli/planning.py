@@ -246,7 +246,6 @@ def explain(plan: Path, placement: Path | None, force: bool, as_json: bool) -> N
     help="Let devices come and go as this file says: what is computed, what does it cost?",
 )
 @failure_options
-@option("--seed", default=0, help="With --mtbf: of the failures.")
 @verbose_option
 @json_option
 def simulate(
@@ -257,9 +256,7 @@ def simulate(
     profile: Path | None,
     trace: Path | None,
     mtbf: str | None,
-    hours: float,
     host_share: float,
-    seed: int,
     verbose: bool,
     as_json: bool,
 ) -> None:
@@ -299,7 +296,7 @@ def simulate(
     elif mtbf is None:
         _print_plan(found, verbose, as_json, price[0] if price else None)
     else:
-        print_failures(found, mtbf, hours, host_share, seed, as_json)
+        print_failures(found, mtbf, host_share, as_json)
 
 
 def _with_profile(path: Path, profile: Path | None) -> Plan:

@@ -8,7 +8,6 @@ torch, of emitted text, or of how a plan is run. `plan.json` is the noun `Plan`,
 
 from __future__ import annotations
 
-from bigbrain_fx.plan.apart import least_gap as least_gap
 from bigbrain_fx.plan.asynchronous import require_no_overlap as require_no_overlap
 from bigbrain_fx.plan.availability import (
     OverTime as OverTime,
@@ -43,6 +42,7 @@ from bigbrain_fx.plan.explain import (
     measured_text as measured_text,
     size_text as size_text,
 )
+from bigbrain_fx.plan.fastest import least_gap as least_gap
 from bigbrain_fx.plan.freezing import with_frozen as with_frozen
 from bigbrain_fx.plan.goals import Goals as Goals, Offer as Offer
 from bigbrain_fx.plan.half_sums import (
@@ -112,12 +112,10 @@ from bigbrain_fx.plan.recompute import (
 )
 from bigbrain_fx.plan.recovery import (
     Assumptions as Assumptions,
-    FailureTrial as FailureTrial,
     Recovery as Recovery,
     choose as choose,
     closed_form as closed_form,
     restart_all as restart_all,
-    tried as tried,
 )
 from bigbrain_fx.plan.remedy import plan_or_remedy as plan_or_remedy
 from bigbrain_fx.plan.replanning import replan as replan, with_placement as with_placement

@@ -19,7 +19,7 @@ from typing import Literal, TypeAlias
 
 from bigbrain_fx.core import Period
 from bigbrain_fx.errors import InputError, NoPlanError
-from bigbrain_fx.plan.apart import least_gap
+from bigbrain_fx.plan.fastest import least_gap
 from bigbrain_fx.plan.money import HOUR_S, money, per_step
 from bigbrain_fx.plan.nouns import Plan
 from bigbrain_fx.plan.recovery import Assumptions, choose

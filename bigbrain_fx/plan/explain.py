@@ -12,8 +12,8 @@ from functools import lru_cache
 
 from bigbrain_fx.core import Costs, Edge, Graph, Placement, Shown, Stage
 from bigbrain_fx.errors import InputError, NoPlanError, ScheduleError
-from bigbrain_fx.plan.apart import least_gap
 from bigbrain_fx.plan.deferring import defer_text
+from bigbrain_fx.plan.fastest import least_gap
 from bigbrain_fx.plan.making import costs_of, measured_share
 from bigbrain_fx.plan.nouns import Plan, asynchronous_text, compiled_text
 from bigbrain_fx.plan.offloading import offload_text

@@ -229,15 +229,15 @@ class _Judge:
         return clock.step_s(clock.numbered(dict(zip(devices, ranked, strict=True))))
 
     def _stages(self, cuts: Cuts) -> VirtualStages:
-        timed, nothing = self.cutter.pieces(cuts, self.homes), (0.0,) * len(self.homes)
+        whole = VirtualStages.unsplit(self.cutter.pieces(cuts, self.homes), self.micro_batches)
         if not self.later_s:
-            none = (None,) * len(self.homes)
-            return VirtualStages(timed, self.micro_batches, none, nothing, nothing, {})
+            return whole
         ends = pairwise((0, *cuts, self.cutter.known.count))
         later = tuple(sum(self.later_s[d][a:b]) for d, (a, b) in zip(self.homes, ends, strict=True))
-        now = tuple(max(0.0, b - w) for b, w in zip(timed.backward_s, later, strict=True))
-        split = replace(timed, backward_s=now)
-        return VirtualStages(split, self.micro_batches, later, nothing, nothing, {})
+        each = zip(whole.timed.backward_s, later, strict=True)
+        now = tuple(max(0.0, b - w) for b, w in each)
+        timed = replace(whole.timed, backward_s=now)
+        return replace(whole, timed=timed, backward_weight_s=later)
 
 
 def _later_s(

@@ -13,8 +13,7 @@ from typing import Protocol
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement, micro_text
 from bigbrain_fx.errors import BigBrainError, InputError, NoPlanError
-from bigbrain_fx.plan.apart import least_gap, times_counted
-from bigbrain_fx.plan.fastest import fastest, fastest_number
+from bigbrain_fx.plan.fastest import fastest, fastest_number, least_gap, times_counted
 from bigbrain_fx.plan.fold import FOLDS
 from bigbrain_fx.plan.halving import open_halves
 from bigbrain_fx.plan.memory_check import needed_bytes
@@ -167,10 +166,6 @@ class Judge:
         if found.stopped:
             stop()
         plan = self._whole(trial)
-        if (
-            plan.stages.deferring and found.bounds
-        ):  # the other bounds are of pipelines of whole backwards
-            found = replace(found, bounds=found.bounds[:1])
         return replace(plan, partitioner=AUTO, search=found)
 
     def _search(self, usual: tuple[int, ...], known: tuple[Trial, ...]) -> tuple[Trial, Search]:

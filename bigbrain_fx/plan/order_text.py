@@ -1,4 +1,4 @@
-"""Why devices compute in this order: what was found, how near the bound, what loops cost."""
+"""Why devices compute in this order: what was found, and how near the bound it is."""
 
 from __future__ import annotations
 
@@ -46,26 +46,14 @@ def _said(plan: Plan, given: VirtualStages, found: Synthesis | None) -> str:
         f"  what counts is a step {why}: no order of these stages takes less than {least_s:.4g} s, "
         f"this one {gap:.1%} more",
     ]
-    return "\n".join([*lines, *([_form(found)] if found else [])])
+    return "\n".join(lines)
 
 
 def _start(found: Synthesis | None) -> str:
     if found is None:
         return ""
     kept = "a list schedule" if found.start == "list" else found.start
-    return f", searched from {kept} under the devices' memory"
-
-
-def _form(found: Synthesis) -> str:
-    """Say which form is written, and what the other would take."""
-    if found.periodic_s is None:
-        return "  no periodic order has room: the free one is written, as a table where it is long"
-    cost = found.periodic_s / found.free_s - 1 if found.free_s else 0.0
-    if found.form == "periodic":
-        return f"  it is periodic, so that it reads as loops, which costs {max(0.0, cost):.1%}"
-    return (
-        f"  a periodic order, which reads as loops, would cost {cost:.1%}: the free one is written"
-    )
+    return f", {kept}, the best that was found under the devices' memory"
 
 
 def _jobs(plan: Plan) -> dict[int, list[JobOf]]:

@@ -17,8 +17,8 @@ from typing import TypeAlias
 
 from bigbrain_fx.core import Cluster, Graph
 from bigbrain_fx.errors import BigBrainError, InputError, NoPlanError
-from bigbrain_fx.plan.apart import least_gap
 from bigbrain_fx.plan.device_choices import Names, device_choices
+from bigbrain_fx.plan.fastest import least_gap
 from bigbrain_fx.plan.goals import Goals, Offer
 from bigbrain_fx.plan.limits import excesses, no_plan_within, require_countable
 from bigbrain_fx.plan.money import HOUR_S, money

@@ -88,7 +88,6 @@ if TYPE_CHECKING:
         zb_v as zb_v,
     )
     from bigbrain_fx.planning.layer_units import whole_layers as whole_layers
-    from bigbrain_fx.planning.list_play import Play as Play
     from bigbrain_fx.planning.listing import (
         Taste as Taste,
         list_orders as list_orders,

@@ -1,14 +1,14 @@
 """The sequences of devices to try along a pipeline, made of links and rates.
 
-All orders of all subsets, where these are few; else a beam over links from every start, improved by
-2-opt, and orders by speed, memory and host. What is found does not depend on the order in which a
+All orders of all subsets, where these are few; else a beam over links from every start, and orders
+by speed, memory and host. What is found does not depend on the order in which a
 cluster lists its devices (`device_kinds`). It knows no graph: who asks says about what a pipeline
 takes (`Rough`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 
@@ -18,8 +18,6 @@ from bigbrain_fx.planning.device_kinds import seen_devices
 
 _BEAM = 24
 _PER_LENGTH = 3
-_IMPROVED = 4
-_LONGEST_IMPROVED = 24
 _LENGTHS = 16
 _BYTES = 1 << 20
 
@@ -130,10 +128,6 @@ class _Known:
         alone_s = length * share_s + sums.trips_s
         return alone_s + (self.rough.micro_batches - 1) * max(share_s, sums.wire_s)
 
-    def links_of(self, sums: _PathSums, length: int) -> float:
-        """Return what only the links take of a step, in seconds."""
-        return sums.trips_s + (self.rough.micro_batches - 1) * sums.wire_s
-
     def step_s(self, path: Path) -> float:
         """Return about what a step takes on a path of devices."""
         return self.step_of(self.sums(path), len(path))
@@ -211,22 +205,15 @@ def _firsts(kinds: Sequence[int]) -> tuple[int, ...]:
 
 
 def _promising(known: _Known, most: int) -> Iterator[Path]:
-    """Yield what a beam finds by step and by links, what 2-opt makes of the best, and sorted ones.
+    """Yield what a beam finds, and sorted ones.
 
     Mirror images are yielded, too: a model is not the same from its two ends.
     """
     whole = len(known.devices)
-    beams = [_beam(known, known.step_of), _beam(known, known.links_of)]
-    begun = [each for length in zip(*beams, strict=True) for paths in length for each in paths]
-    found = [each.path for each in begun]
-    about_s = {each.path: known.step_of(each.sums, len(each.path)) for each in begun}
-    best = sorted(found, key=lambda path: (about_s[path], path))[:_IMPROVED]
-    longest = [path for path in found if len(path) == whole][:_IMPROVED]
-    better = [_improved(known, path) for path in (*best, *longest)]
     step = max(1, -(-whole * 12 // most), whole // _LENGTHS)
     lengths = {*range(whole, 1, -step), 1}
-    kept = [path for path in found if len(path) in lengths]
-    for path in (*better, *kept, *_sorted(known, lengths)):
+    found = (path for paths in _beam(known) for path in paths if len(path) in lengths)
+    for path in (*found, *_sorted(known, lengths)):
         yield path
         yield path[::-1]
 
@@ -240,14 +227,14 @@ class _Begun:
     nexts: tuple[int, ...]
 
 
-def _beam(known: _Known, score_s: Callable[[_PathSums, int], float]) -> list[list[_Begun]]:
+def _beam(known: _Known) -> list[list[Path]]:
     """Return, for each length, the best paths of those that extend the best ones before."""
     after = _next_alike(known.kinds)
     begun = [_Begun((), _PathSums(0.0), _firsts(known.kinds))]
     found = []
     for length in range(1, len(known.devices) + 1):
         longer = [
-            (score_s(sums, length), old.path, i, sums, old)
+            (known.step_of(sums, length), old.path, i, sums, old)
             for old in begun
             for i, sums in _extended(known, old)
         ]
@@ -256,7 +243,7 @@ def _beam(known: _Known, score_s: Callable[[_PathSums, int], float]) -> list[lis
             _Begun((*path, i), sums, _without(old.nexts, i, after[i]))
             for _, path, i, sums, old in longer[:_BEAM]
         ]
-        found.append(begun[:_PER_LENGTH])
+        found.append([each.path for each in begun[:_PER_LENGTH]])
     return found
 
 
@@ -286,33 +273,6 @@ def _without(nexts: tuple[int, ...], taken: int, after: int | None) -> tuple[int
     """Return the first devices of each kind once one of them is taken."""
     left = [i for i in nexts if i != taken]
     return tuple(left if after is None else sorted((*left, after)))
-
-
-def _improved(known: _Known, path: Path) -> Path:
-    """Return what 2-opt makes of a path: parts reversed, moved, changed for unused devices."""
-    best, best_s = path, known.step_s(path)
-    improved = 1 < len(path) <= _LONGEST_IMPROVED
-    while improved:
-        improved = False
-        for other in neighbours(best, len(known.devices)):
-            other_s = known.step_s(other)
-            if other_s < best_s * (1 - 1e-9):
-                best, best_s, improved = other, other_s, True
-                break
-    return best
-
-
-def neighbours(path: Path, devices: int) -> Iterator[Path]:
-    """Yield the paths of as many devices that are one change away."""
-    count = len(path)
-    for first in range(count):
-        for after in range(first + 2, count + 1):
-            yield (*path[:first], *path[first:after][::-1], *path[after:])
-    for at in range(count):
-        rest = (*path[:at], *path[at + 1 :])
-        yield from ((*rest[:to], path[at], *rest[to:]) for to in range(count) if to != at)
-        unused = (i for i in range(devices) if i not in path)
-        yield from ((*path[:at], i, *path[at + 1 :]) for i in unused)
 
 
 def _sorted(known: _Known, lengths: Iterable[int]) -> Iterator[Path]:

@@ -7,7 +7,8 @@ from itertools import pairwise
 from math import ceil
 
 from bigbrain_fx.planning.clock import TimedStages
-from bigbrain_fx.planning.list_play import Play
+from bigbrain_fx.planning.listing import stays_s
+from bigbrain_fx.planning.virtual_stages import VirtualStages
 
 
 def in_flight_to_fill(
@@ -27,14 +28,13 @@ def in_flight_to_fill(
     cycle_s = _busiest_s(stages, untrained)
     if cycle_s <= 0.0:
         return (micro_batches,) * len(stages.devices)
-    alone = Play(stages, 1, dict.fromkeys(stages.devices, 1), untrained)
-    alone.orders()
-    stays_s = [alone.last_s[device] - alone.first_s[device] for device in stages.devices]
+    alone_s = stays_s(VirtualStages.unsplit(stages, 1, untrained))
+    each_s = [alone_s[device] for device in stages.devices]
     if stages.is_chain:
-        hops_s = [a - b for a, b in pairwise((*stays_s, 0.0))]
+        hops_s = [a - b for a, b in pairwise((*each_s, 0.0))]
         counts = [sum(_rounds(hop_s, cycle_s) for hop_s in hops_s[i:]) for i in range(len(hops_s))]
     else:
-        counts = [_rounds(stay_s, cycle_s) + 1 for stay_s in stays_s]
+        counts = [_rounds(stay_s, cycle_s) + 1 for stay_s in each_s]
     return tuple(max(1, min(micro_batches, count)) for count in counts)
 
 

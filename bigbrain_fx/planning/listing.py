@@ -3,7 +3,8 @@
 A BackwardWeight fills gaps: it is taken when no Forward and no Backward may begin, and not even
 then where one is known to arrive soon. A Forward is let in only where every micro-batch that is
 here could still come to its end, one after another, with the bytes that are left (Dijkstra's
-banker): the earliest that is not done can then go on everywhere, so no order blocks.
+banker): the earliest that is not done can then go on everywhere, so no order blocks. Nor does a
+limit of micro-batches: they enter every stage in ascending order.
 
 Source: Graham 1969 (list scheduling); Qi et al., Zero Bubble Pipeline Parallelism, 2024, section 3
 (a heuristic order under a memory limit), here for any stages on any devices.
@@ -11,7 +12,7 @@ Source: Graham 1969 (list scheduling); Qi et al., Zero Bubble Pipeline Paralleli
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import product
@@ -47,16 +48,33 @@ def tastes(splits: bool) -> Iterator[Taste]:
     yield from (Taste(wait, deep, first, most) for most, wait, deep, first in every)
 
 
-def list_orders(stages: VirtualStages, taste: Taste) -> OrdersOf | None:
-    """Play a step through and return what each device took; None where something has no room."""
-    return _Play(stages, taste).orders()
+def list_orders(
+    stages: VirtualStages, taste: Taste, limits: Mapping[int, int] | None = None
+) -> OrdersOf | None:
+    """Play a step through and return what each device took; None where something has no room.
+
+    Args:
+        stages: the pipeline.
+        taste: what a free device prefers.
+        limits: device -> the most micro-batches on it at once, in place of the taste's.
+    """
+    return _Play(stages, taste, limits or {}).orders()
+
+
+def stays_s(stages: VirtualStages) -> Mapping[int, float]:
+    """Return how long a step stays on each device, from its first job there to its last."""
+    play = _Play(stages, Taste(deep=False), {})
+    play.orders()
+    return {device: play.last_s[device] - begun_s for device, begun_s in play.first_s.items()}
 
 
 class _Play:
     """One step, played through in time: mutable, used once."""
 
-    def __init__(self, stages: VirtualStages, taste: Taste) -> None:
+    def __init__(self, stages: VirtualStages, taste: Taste, limits: Mapping[int, int]) -> None:
         self.stages, self.taste, timed = stages, taste, stages.timed
+        self.first_s: dict[int, float] = {}
+        self.last_s: dict[int, float] = {}
         self._into: dict[tuple[int, int], list[tuple[int, Message]]] = {}
         self._out_of: dict[tuple[int, int], list[tuple[int, Message]]] = {}
         every = [(Kind.FORWARD, m) for m in timed.values]
@@ -72,8 +90,17 @@ class _Play:
         self._busy_s = {device: timed.begin_s[device] for device in timed.devices}
         self._events = [(busy, i, d) for i, (d, busy) in enumerate(self._busy_s.items())]
         self._done: dict[int, list[JobOf]] = {device: [] for device in timed.devices}
-        self._books = {device: _Book(stages, device, taste) for device in timed.devices}
+        self._books = {
+            device: _Book(stages, device, limits.get(device, self._most(device)))
+            for device in timed.devices
+        }
         self._ranks = {device: self._ranked(device) for device in timed.devices}
+
+    def _most(self, device: int) -> float:
+        """Return how many micro-batches may be on a device at once, by the taste."""
+        devices = self.stages.timed.devices
+        ahead = len(devices) - 1 - devices.index(device)
+        return _NEVER if self.taste.in_flight is None else self.taste.in_flight + ahead
 
     def orders(self) -> OrdersOf | None:
         while self._events:
@@ -104,7 +131,8 @@ class _Play:
         end_s += sum(message.received_s for _, message in self._into.get((kind, stage), ()))
         for number, message in self._out_of.get((kind, stage), ()) if kind < 2 else ():
             end_s = self._send(number, message, end_s)
-        self._busy_s[device] = end_s
+        self.first_s.setdefault(device, now_s)
+        self._busy_s[device] = self.last_s[device] = end_s
         self._wake(end_s, device)
 
     def _send(self, number: int, message: Message, now_s: float) -> float:
@@ -176,7 +204,7 @@ class _Play:
 class _Book:
     """What a device's room is taken by, micro-batch by micro-batch: mutable."""
 
-    def __init__(self, stages: VirtualStages, device: int, taste: Taste) -> None:
+    def __init__(self, stages: VirtualStages, device: int, most: float) -> None:
         self._stages, own = stages, stages.on[device]
         # more may stay after Backward than before: that is claimed from the first
         self._claim = {s: stages.claim_bytes(s) for s in own}
@@ -187,9 +215,7 @@ class _Book:
         self._held: dict[int, float] = {}  # micro -> bytes
         self._asks: dict[int, float] = {}  # micro -> bytes that it will still ask for
         self._left: dict[int, int] = {}  # micro -> jobs
-        places = {d: i for i, d in enumerate(stages.timed.devices)}
-        ahead = len(places) - 1 - places[device]
-        self._most_inside = _NEVER if taste.in_flight is None else taste.in_flight + ahead
+        self._most_inside = most
 
     def admits(self, job: JobOf) -> bool:
         """Whether all that is here could still end if this began; only a Forward asks for more."""
@@ -198,6 +224,8 @@ class _Book:
             return True
         if micro not in self._left and len(self._left) >= self._most_inside:
             return False
+        if self._room == _NEVER:
+            return True
         claim = self._claim[stage]
         free = self._free - claim
         if free < 0:

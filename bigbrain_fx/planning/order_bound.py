@@ -16,15 +16,6 @@ def bound_s(stages: VirtualStages, *, in_row: bool) -> float:
     return max(_bounds(stages, in_row))
 
 
-def period_s(stages: VirtualStages) -> float:
-    """Return seconds after which no micro-batch follows another: the busiest device's or link's."""
-    works = (
-        sum(taken_s(stages, kind, stage) for stage in own for kind in stages.kinds(stage))
-        for own in stages.on.values()
-    )
-    return max(*works, *_links_s(stages), 0.0)
-
-
 def _links_s(stages: VirtualStages) -> Iterable[float]:
     """Return for how long a micro-batch takes each link."""
     timed = stages.timed

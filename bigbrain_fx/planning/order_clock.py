@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 from bigbrain_fx.planning.clock import Message
-from bigbrain_fx.planning.virtual_stages import JobOf, Kind, OrdersOf, VirtualStages
+from bigbrain_fx.planning.virtual_stages import JobOf, Kind, VirtualStages
 
 MOST_STEPS = 6
 """In a row, until a period is taken for what the last of them took."""
@@ -30,10 +30,7 @@ class OrderClock:
         self._micros = stages.micro_batches
         self.count = sum(len(stages.kinds(stage)) for stage in range(stages.count)) * self._micros
         numbers = range(len(Kind) * stages.count * self._micros)
-        self.kind = [job // (stages.count * self._micros) for job in numbers]
-        self.stage = [job // self._micros % stages.count for job in numbers]
-        self.micro = [job % self._micros for job in numbers]
-        each = list(zip(self.kind, self.stage, strict=True))
+        each = [divmod(job // self._micros, stages.count) for job in numbers]
         self.cost_s = [stages.job_s[kind][stage] for kind, stage in each]
         self.bytes = [stages.change_bytes(kind, stage) for kind, stage in each]
         self._needs: list[list[tuple[int, float]]] = [[] for _ in numbers]
@@ -72,13 +69,6 @@ class OrderClock:
     def numbered(self, orders: Mapping[int, Sequence[JobOf]]) -> list[list[int]]:
         """Return orders as numbers."""
         return [list(map(self.number, orders[device])) for device in self.devices]
-
-    def named(self, orders: Sequence[Sequence[int]]) -> OrdersOf:
-        """Return orders as jobs."""
-        return {
-            device: tuple((self.kind[j], self.stage[j], self.micro[j]) for j in jobs)
-            for device, jobs in zip(self.devices, orders, strict=True)
-        }
 
     def fits(self, device: int, jobs: Sequence[int]) -> bool:
         """Whether what the device of this place holds always has room."""

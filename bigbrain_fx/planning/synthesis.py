@@ -1,36 +1,23 @@
-"""Virtual stages -> an order for each device: list schedules, local search, the periodic form.
+"""Virtual stages -> an order for each device: the best of named orders and of list schedules.
 
-    list schedules, named orders ──best──▶ local search ──▶ free order ─┐
-    offsets, as soon as possible and near it ──search──▶ periodic order ┴▶ the one that is written
-
-The periodic order is written where it is within 2 % of the free one: its program is short. Work is
-counted in jobs that are played; equal input gives equal orders.
+Of a step in a row, or of a step alone. Work is counted in jobs that are played; equal input gives
+equal orders.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.planning.known_orders import Ranked, interleaved, one_f_one_b, zb_h1, zb_v
 from bigbrain_fx.planning.listing import list_orders, tastes
 from bigbrain_fx.planning.order_bound import bound_s
 from bigbrain_fx.planning.order_clock import OrderClock
-from bigbrain_fx.planning.order_search import Coded, Score, climbed, scorer
-from bigbrain_fx.planning.periodic import as_soon_as_possible, from_orders, searched
 from bigbrain_fx.planning.virtual_stages import OrdersOf, VirtualStages, loop_line, v_line
 
-READABLE = 1.02
-"""The periodic order may take this much of the free one."""
 WORK = 3_000_000
 """Jobs to play for one order, about: two seconds."""
-_OFFSETS_FOR = 12
-"""Micro-batches for which offsets are searched, where a step has more."""
-_EACH = 10_000
-"""Times that the orders of a pipeline are played at most: of a small one there are few."""
-_STRETCHES = (1.0, 1.01, 1.03, 1.08)
 _LISTING = 15
 """A list schedule takes as long as playing so many."""
 
@@ -40,23 +27,17 @@ class Synthesis:
     """The order that was found for a pipeline.
 
     Attributes:
-        orders: what each device computes, in order: the one to write.
-        form: whether that is the periodic one.
+        orders: what each device computes, in order.
         step_s: of a step alone. row_s: of one more step in a row.
-        free_s: what the objective of the free search came to; `periodic_s` that of the periodic
-            order, None where none has room.
-        start: from what the free search started.
+        start: the named order that it is, or "list".
         bound_s: no order of these stages goes below, for the same objective.
         peak_bytes: what each device holds at most of what is saved and what waits.
         played: jobs that were played: the work of it.
     """
 
     orders: OrdersOf
-    form: Literal["free", "periodic"]
     step_s: float
     row_s: float
-    free_s: float
-    periodic_s: float | None
     start: str
     bound_s: float
     peak_bytes: dict[int, float]
@@ -69,61 +50,41 @@ def synthesise(stages: VirtualStages, *, in_row: bool, work: int = WORK) -> Synt
     Args:
         stages: the pipeline.
         in_row: make a step in a row short, which is what training takes where nothing is clipped;
-            else a step alone.
-        work: jobs to play, about; the first list schedule is made in any case.
+            among equals, and otherwise, a step alone.
+        work: jobs to play, about; the first order that has room is found in any case.
 
     Raises:
         NoPlanError: a device has no room for one micro-batch.
     """
     _require_possible(stages)
-    clock = OrderClock(stages)
-    work = min(work, _EACH * clock.count)
-    score = scorer(clock, in_row)
-    begun, name, start = _best_start(clock, score, work // 3)
-    bound = bound_s(stages, in_row=in_row)
-    periodic = _periodic(clock, start, in_row, (work - clock.played) // 2)
-    free = min((begun, start), periodic) if periodic else (begun, start)
-    if free[0][0] > bound * (1 + 1e-9):
-        free = climbed(clock, free[1], score, work - clock.played)
-    is_periodic = periodic is not None and periodic[0][0] <= READABLE * free[0][0]
-    chosen = periodic[1] if periodic is not None and is_periodic else free[1]
-    row_s, step_s = clock.row_s(chosen)
-    orders = clock.named(chosen)
-    return Synthesis(
-        orders,
-        "periodic" if is_periodic else "free",
-        step_s,
-        row_s,
-        free[0][0],
-        periodic[0][0] if periodic else None,
-        name,
-        bound,
-        dict(stages.peaks(orders)),
-        clock.played,
-    )
-
-
-def _best_start(
-    clock: OrderClock, score: Callable[[Coded], Score], work: int
-) -> tuple[Score, str, Coded]:
-    """Return the best of what to start from; when the work is done, of what was looked at."""
-    best: tuple[Score, str, Coded] | None = None
-    for name, orders in _starts(clock.stages):
-        coded = clock.numbered(orders)
+    clock, bound = OrderClock(stages), bound_s(stages, in_row=in_row)
+    best: tuple[tuple[float, float], str, OrdersOf] | None = None
+    for name, orders in _every_order(stages):
         clock.played += _LISTING * clock.count
-        if clock.all_fit(coded):
-            judged = score(coded)
-            if judged[0] < float("inf") and (best is None or judged < best[0]):
-                best = judged, name, coded
-        if best is not None and clock.played > work:
+        judged = _judged(clock, orders, in_row=in_row)
+        if judged is not None and (best is None or judged < best[0]):
+            best = judged, name, orders
+        if best is not None and (clock.played > work or best[0][0] <= bound * (1 + 1e-9)):
             break
     if best is None:
         raise _no_room()
-    return best
+    _, start, orders = best
+    row_s, step_s = clock.row_s(clock.numbered(orders))
+    peaks = dict(stages.peaks(orders))
+    return Synthesis(orders, step_s, row_s, start, bound, peaks, clock.played)
 
 
-def _starts(stages: VirtualStages) -> Iterator[tuple[str, OrdersOf]]:
-    """Yield what to start from: named orders of such a placement, then list schedules."""
+def _judged(clock: OrderClock, orders: OrdersOf, *, in_row: bool) -> tuple[float, float] | None:
+    """Return what is least of the best order; None of one that blocks, or has no room."""
+    coded = clock.numbered(orders)
+    if not clock.all_fit(coded):
+        return None
+    judged = clock.row_s(coded) if in_row else (clock.step_s(coded), 0.0)
+    return judged if judged[0] < float("inf") else None
+
+
+def _every_order(stages: VirtualStages) -> Iterator[tuple[str, OrdersOf]]:
+    """Yield named orders of such a placement, then list schedules, each with its name."""
     for name, ranked in _named(stages):
         yield name, dict(zip(stages.timed.devices, ranked, strict=True))
     for taste in tastes(stages.splits):
@@ -152,24 +113,6 @@ def _named(stages: VirtualStages) -> Iterator[tuple[str, Ranked]]:
             yield "interleaved", interleaved(devices, micro, count // devices)
         except InputError:
             return
-
-
-def _periodic(
-    clock: OrderClock, start: Coded, in_row: bool, work: int
-) -> tuple[Score, Coded] | None:
-    """Search offsets, with fewer micro-batches where a step has many; what they give for all."""
-    stages = clock.stages
-    few = replace(stages, micro_batches=min(stages.micro_batches, _OFFSETS_FOR))
-    small = OrderClock(few)
-    near = from_orders(stages, clock.named(start))
-    soon = [as_soon_as_possible(few, stretch) for stretch in _STRETCHES]
-    _, found = searched(small, [*soon, near], scorer(small, in_row), work)
-    clock.played += small.played
-    coded = clock.numbered(found.orders(stages))
-    if not clock.all_fit(coded):
-        return None
-    judged = scorer(clock, in_row)(coded)
-    return (judged, coded) if judged[0] < float("inf") else None
 
 
 def _require_possible(stages: VirtualStages) -> None:

@@ -140,10 +140,6 @@ class Work:
         first = first_device or (device_of_unit[0] if device_of_unit else "")
         return spread(self.groups, self.copies, device_of_unit, first)
 
-    def reordered(self, order: Sequence[int]) -> Work:
-        """Return the same work with the units in another order: `order[new] = old`."""
-        return self.merged([[old] for old in order])
-
     def merged(self, blocks: Sequence[Sequence[int]]) -> Work:
         """Return the work with units made one: `blocks[new]` lists them."""
         position = {old: new for new, block in enumerate(blocks) for old in block}

@@ -54,6 +54,14 @@ class VirtualStages:
     memory_bytes: Mapping[int, float]
     untrained: frozenset[int] = frozenset()
 
+    @staticmethod
+    def unsplit(
+        timed: TimedStages, micro_batches: int, untrained: frozenset[int] = frozenset()
+    ) -> VirtualStages:
+        """Return stages of whole backwards, of which nobody counts the bytes."""
+        none, nothing = (None,) * len(timed.device_of), (0.0,) * len(timed.device_of)
+        return VirtualStages(timed, micro_batches, none, nothing, nothing, {}, untrained)
+
     @property
     def count(self) -> int:
         """How many stages there are."""

@@ -41,7 +41,8 @@ from bigbrain_fx.plan.schedule import (
 from bigbrain_fx.plan.schedule.messages import with_messages
 from bigbrain_fx.plan.schedule.virtual import timed_stages
 from bigbrain_fx.plan.simulate import simulate
-from bigbrain_fx.planning import Play, in_flight_to_fill
+from bigbrain_fx.planning import Taste, VirtualStages, in_flight_to_fill
+from bigbrain_fx.planning.listing import _Play
 from tests.support.examples import examples
 from tests.support.hash_seeds import printed_under_hash_seeds
 from tests.support.pipelines import mirrored
@@ -212,7 +213,8 @@ def test_the_list_scheduler_and_the_simulator_share_their_physics(
     trained = all_of(stages)
     timed = timed_stages(stages, costs, trained)
     in_flight = in_flight_to_fill(timed, micro_batches)
-    played = Play(timed, micro_batches, dict(enumerate(in_flight)))
+    whole = VirtualStages.unsplit(timed, micro_batches)
+    played = _Play(whole, Taste(deep=False), dict(enumerate(in_flight)))
     played.orders()
     programs = build("list", stages, micro_batches, costs, trained, in_flight)
     bars = [bar for bar in simulate(programs, stages, costs).timeline if "#" in bar.what]

@@ -230,11 +230,11 @@ def test_a_folded_plan_keeps_its_schedule_on_devices_of_other_names() -> None:
 
 
 @pytest.mark.nightly
-def test_explain_says_what_was_found_how_near_the_bound_and_what_loops_cost() -> None:
+def test_explain_says_what_was_found_and_how_near_the_bound() -> None:
     text = explain(plan_of("auto", 3)).order
-    assert "order: auto, searched from" in text
+    assert "order: auto, " in text
+    assert "the best that was found under the devices' memory" in text
     assert "in a row, since nothing is clipped: no order of these stages takes less than" in text
-    assert "periodic" in text
     clipped = make_plan(
         GRAPH,
         samples.cluster(2),

@@ -14,7 +14,6 @@ from bigbrain_fx.planning.clock import played_s
 from bigbrain_fx.planning.listing import Taste, list_orders, tastes
 from bigbrain_fx.planning.order_bound import bound_s
 from bigbrain_fx.planning.order_clock import OrderClock
-from bigbrain_fx.planning.periodic import Periodic
 from bigbrain_fx.planning.synthesis import Synthesis, synthesise
 from bigbrain_fx.planning.virtual_stages import (
     JobOf,
@@ -180,7 +179,7 @@ def test_no_order_of_two_devices_and_three_micro_batches_is_one_percent_faster(s
     found = synthesise(stages, in_row=False, work=50_000)
     least_s = least_of_all_s(stages)
     require_legal(stages, found.orders)
-    assert least_s <= found.free_s * (1 + 1e-9) <= 1.01 * least_s
+    assert least_s <= found.step_s * (1 + 1e-9) <= 1.01 * least_s
     assert found.bound_s <= least_s * (1 + 1e-9)
 
 
@@ -191,7 +190,7 @@ def test_no_order_of_a_v_of_two_devices_is_one_percent_faster(seed: int) -> None
     found = synthesise(stages, in_row=False, work=100_000)
     require_legal(stages, found.orders)
     least_s = least_of_all_s(stages)
-    assert least_s <= found.free_s * (1 + 1e-9) <= 1.01 * least_s
+    assert least_s <= found.step_s * (1 + 1e-9) <= 1.01 * least_s
 
 
 @pytest.mark.parametrize("line", [(0, 1, 2), (0, 1, 2, 2, 1, 0), (0, 1, 2) * 2])
@@ -249,31 +248,6 @@ def test_untrained_stages_have_forwards_only() -> None:
     found = synthesise(frozen, in_row=True, work=20_000)
     require_legal(frozen, found.orders)
     assert not [job for job in found.orders[0] if job[1] == 0 and job[0] != Kind.FORWARD]
-
-
-def test_the_periodic_form_is_written_where_it_costs_at_most_two_percent() -> None:
-    for seed in range(4):
-        found = synthesise(unlike(seed, v_line(3), 6, room=24), in_row=False, work=60_000)
-        near = found.periodic_s is not None and found.periodic_s <= 1.02 * found.free_s
-        assert (found.form == "periodic") == near
-        assert found.step_s == (found.periodic_s if near else found.free_s)
-
-
-def test_a_periodic_order_is_short_to_write_whatever_the_micro_batches() -> None:
-    """In the middle every device does after six jobs the same again, one micro-batch later."""
-    found = synthesise(unlike(3, v_line(3), 40, room=24), in_row=False, work=100_000)
-    assert found.form == "periodic"
-    for jobs in found.orders.values():
-        middle = range(len(jobs) // 3, 2 * len(jobs) // 3)
-        assert all(jobs[i + 6] == (*jobs[i][:2], jobs[i][2] + 1) for i in middle)
-
-
-def test_offsets_of_one_time_keep_the_order_of_a_micro_batch() -> None:
-    """A Backward beside its Forward went before it, once; the clock does not look at that."""
-    for line in (v_line(2), (0, 1), (0, 1, 0, 1)):
-        stages = equal(line, 3)
-        every = {(int(k), s): 0.0 for s in range(len(line)) for k in stages.kinds(s)}
-        require_legal(stages, Periodic(every, 1.0).orders(stages))
 
 
 def test_equal_input_gives_equal_orders() -> None:

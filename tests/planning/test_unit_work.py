@@ -25,7 +25,7 @@ def test_units_are_put_in_order_once_for_devices_that_share(
         return merged(self, *args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(OnKind, "merged", counted)
-    found = known.reordered(range(known.count)[::-1])
+    found = known.merged([[old] for old in reversed(range(known.count))])
     assert len(asked) == len({id(on) for on in known.on.values()}) == 2
     assert len({id(on) for on in found.on.values()}) == 2
     for name, on in known.on.items():

@@ -20,7 +20,7 @@ MOST_GAP = 0.05
 
 @pytest.fixture(autouse=True)
 def _told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bigbrain_fx.plan.apart.CPU", 0.0)
+    monkeypatch.setattr("bigbrain_fx.plan.fastest.CPU", 0.0)
 
 
 def test_ways_of_two_devices_are_as_many_as_can_be_counted() -> None:

@@ -6,13 +6,13 @@ RULES                                             all of them, as docs/reference
 has them
 """
 
-from bigbrain_fx.plan.compatibility.check import (
-    conflict as conflict,
-    require_compatible as require_compatible,
-)
 from bigbrain_fx.plan.compatibility.rule import (
     Feature as Feature,
     Request as Request,
     Rule as Rule,
 )
-from bigbrain_fx.plan.compatibility.table import RULES as RULES
+from bigbrain_fx.plan.compatibility.table import (
+    RULES as RULES,
+    conflict as conflict,
+    require_compatible as require_compatible,
+)

@@ -1,6 +1,8 @@
 """All that does not go together, as data: refusals, the page and the searches' filters read it.
 
-The first rule that applies is the one a user sees: what a remedy cannot mend stands first.
+The first rule that applies is the one a user sees: what a remedy cannot mend stands first. What
+options alone show is refused before a model is captured, which may take minutes: features of the
+model are not found in a request without one.
 """
 
 from __future__ import annotations
@@ -374,3 +376,19 @@ RULES: Sequence[Rule] = (
     *_REPLICAS,
 )
 """In the order in which they are tried."""
+
+
+def conflict(request: Request) -> Rule | None:
+    """Return the first rule that a request breaks, or None."""
+    return next((rule for rule in RULES if rule.applies(request)), None)
+
+
+def require_compatible(request: Request) -> None:
+    """Refuse what does not go together.
+
+    Raises:
+        InputError: two things were asked for that do not; says what to do instead.
+    """
+    rule = conflict(request)
+    if rule is not None:
+        raise rule.error(request)

@@ -20,14 +20,12 @@ from bigbrain_fx.plan.replicas.make import (
     plan_replicas as plan_replicas,
     run_as_one as run_as_one,
 )
-from bigbrain_fx.plan.replicas.many import (
-    has_many_messages as has_many_messages,
-)
 from bigbrain_fx.plan.replicas.mirror import (
     plan_mirrored as plan_mirrored,
     wants_mirror as wants_mirror,
 )
 from bigbrain_fx.plan.replicas.share import by_speed as by_speed
 from bigbrain_fx.plan.replicas.wanted import (
+    has_many_messages as has_many_messages,
     replica_count as replica_count,
 )

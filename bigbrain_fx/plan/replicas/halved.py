@@ -11,8 +11,7 @@ from functools import partial
 
 from bigbrain_fx.core import Cluster, Graph
 from bigbrain_fx.errors import InputError, NoPlanError
-from bigbrain_fx.plan.apart import least_gap
-from bigbrain_fx.plan.fastest import fastest, simplest
+from bigbrain_fx.plan.fastest import fastest, least_gap, simplest
 from bigbrain_fx.plan.halving import open_halves
 from bigbrain_fx.plan.nouns import Options, Plan
 from bigbrain_fx.plan.progress import is_stopped

@@ -28,25 +28,27 @@ from bigbrain_fx.plan.nouns import Options, Plan, Source
 from bigbrain_fx.plan.one import counts, estimated, more_counts, placed
 from bigbrain_fx.plan.progress import tell, until_stopped
 from bigbrain_fx.plan.replica_cut import with_breaks
-from bigbrain_fx.plan.replicas.as_alone import again_of, in_flight_of, schedule_of
 from bigbrain_fx.plan.replicas.as_another import (
     ABOUT,
     LONG,
     SAME,
+    again_of,
     has_kinds,
+    in_flight_of,
     is_long,
     is_plain,
     names,
     renamed,
+    schedule_of,
 )
 from bigbrain_fx.plan.replicas.collectives import require_alike_micros, require_collectives
 from bigbrain_fx.plan.replicas.divide import Group, divide, likeness, only
 from bigbrain_fx.plan.replicas.halved import halved
-from bigbrain_fx.plan.replicas.many import require_few_messages
 from bigbrain_fx.plan.replicas.shard_group import shard_group
 from bigbrain_fx.plan.replicas.share import asked, by_speed, numbered
 from bigbrain_fx.plan.replicas.wanted import (
     replica_count,
+    require_few_messages,
     require_room_to_fold,
 )
 from bigbrain_fx.planning import label, nameless

@@ -1,6 +1,6 @@
 """Stages x micro-batches -> Programs: who computes what and when; and a checker for programs.
 
-One file per schedule, all in `SCHEDULES`; each decides only the order of forwards and backwards,
+All schedules are in `SCHEDULES`; each decides only the order of forwards and backwards,
 and `messages` puts the messages around them. `check` returns named faults, `require_sound` raises
 them. This room imports no torch and knows nothing of how programs are written as text or run.
 """
@@ -39,11 +39,8 @@ from bigbrain_fx.plan.schedule.faults import (
     UnmatchedSend as UnmatchedSend,
     WeightBeforeBackward as WeightBeforeBackward,
 )
-from bigbrain_fx.plan.schedule.forward import ForwardOnly as ForwardOnly
 from bigbrain_fx.plan.schedule.gathers import begun_at as begun_at, early_takes as early_takes
 from bigbrain_fx.plan.schedule.gems import Gems as Gems, is_mirrored as is_mirrored
-from bigbrain_fx.plan.schedule.gpipe import GPipe as GPipe
-from bigbrain_fx.plan.schedule.interleaved import Interleaved as Interleaved
 from bigbrain_fx.plan.schedule.list_scheduler import ListScheduler as ListScheduler
 from bigbrain_fx.plan.schedule.memory import (
     Held as Held,
@@ -52,9 +49,14 @@ from bigbrain_fx.plan.schedule.memory import (
     optimizes as optimizes,
 )
 from bigbrain_fx.plan.schedule.messages import Orders, messages as messages, with_messages
-from bigbrain_fx.plan.schedule.one_f_one_b import (
+from bigbrain_fx.plan.schedule.named_orders import (
+    DualPipeV as DualPipeV,
+    ForwardOnly as ForwardOnly,
+    GPipe as GPipe,
+    Interleaved as Interleaved,
     OneForwardOneBackward as OneForwardOneBackward,
     ZeroBubbleH1 as ZeroBubbleH1,
+    ZeroBubbleV as ZeroBubbleV,
 )
 from bigbrain_fx.plan.schedule.parts import nodes as nodes, parts as parts
 from bigbrain_fx.plan.schedule.replicas import order_replicas
@@ -67,7 +69,6 @@ from bigbrain_fx.plan.schedule.synthesised import (
     goes_in_row as goes_in_row,
 )
 from bigbrain_fx.plan.schedule.table import table as table
-from bigbrain_fx.plan.schedule.v_placement import DualPipeV as DualPipeV, ZeroBubbleV as ZeroBubbleV
 from bigbrain_fx.plan.schedule.virtual import line_of as line_of, virtual_stages as virtual_stages
 
 InFlight: TypeAlias = tuple[int, ...] | None

@@ -1,7 +1,8 @@
 """The list scheduler: any stage graph; a device that is free takes what is ready.
 
 What was played in time order is written down as each device's program; what happened once cannot
-deadlock. Physics and priorities are in `planning.list_play`.
+deadlock. A backward goes before a forward, and an early micro-batch before a late one: see
+`planning.listing`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from bigbrain_fx.core import Stages
 from bigbrain_fx.plan.schedule.costs import StageCosts
 from bigbrain_fx.plan.schedule.messages import Orders
 from bigbrain_fx.plan.schedule.virtual import timed_stages, with_instructions, without_backward
-from bigbrain_fx.planning import Play, in_flight_to_fill
+from bigbrain_fx.planning import Taste, VirtualStages, in_flight_to_fill, list_orders
 
 
 @dataclass(frozen=True)
@@ -33,5 +34,7 @@ class ListScheduler:
         timed = timed_stages(stages, costs.whole, trained)
         untrained = without_backward(stages, trained)
         in_flight = self.in_flight or in_flight_to_fill(timed, micro_batches, untrained)
-        orders = Play(timed, micro_batches, dict(enumerate(in_flight)), untrained).orders()
+        whole = VirtualStages.unsplit(timed, micro_batches, untrained)
+        orders = list_orders(whole, Taste(deep=False), dict(enumerate(in_flight)))
+        assert orders is not None, "nothing lacks room where no bytes are counted"
         return with_instructions(stages, (orders[device] for device in timed.devices), trained)

@@ -143,7 +143,7 @@ class Search:
     Attributes:
         others: the best of the rest, the best first, at most 5.
         refused: what did not fit, at most 5.
-        bounds: lower bounds of the step, for these costs; the first covers every plan.
+        bounds: the lower bound of the step, for these costs; none where Ctrl-C ended it.
         looked_at: splits that the dynamic program compared.
         simulated: trials that the simulator ran.
         stopped: whether Ctrl-C ended it: then this is the best so far, without bounds.

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement, micro_text
 from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan.memory_check import for_tensors
-from bigbrain_fx.plan.search.bound import bound_of_all, bound_of_chains
+from bigbrain_fx.plan.search.bound import bound_of_all
 from bigbrain_fx.plan.search.halves import halved
 from bigbrain_fx.plan.search.nouns import (
     LIMITS,
@@ -74,7 +72,7 @@ def search_pipelines(ask: Ask) -> tuple[Trial, Search]:
         winner,
         others,
         tuple(search.ranking.refused),
-        () if stopped else search.bounds(),
+        () if stopped else (search.bound(),),
         search.looked_at,
         search.ranking.simulated,
         stopped,
@@ -112,7 +110,6 @@ class PipelineSearch:
         self.looked_at = 0
         self.at = tuple(self._prepared(count) for count in counts)
         self._floors: dict[int, float] = {}
-        self._chain_floors: dict[int, float] = {}
 
     def run(self) -> bool:
         """Search; return whether Ctrl-C ended it, with a plan at hand.
@@ -270,21 +267,12 @@ class PipelineSearch:
                 self._simple(at)
 
     def _promising(self) -> Iterator[MicroBatchCase]:
-        """Yield the numbers of micro-batches with which a chain could be the best."""
+        """Yield the numbers of micro-batches with which a plan could be the best."""
         for at in self.at:
             best = self.ranking.best()
             every = self.ask.objective == "memory"
-            if best is None or every or self.chain_floor_s(at) < best.score.step_s:
+            if best is None or every or self.floor_s(at) < best.score.step_s:
                 yield at
-
-    def chain_floor_s(self, at: MicroBatchCase) -> float:
-        """Return the same for splits into one piece per device, of the lines' orders."""
-        if at.micro_batches not in self._chain_floors:
-            micro, cluster = at.micro_batches, self.ask.cluster
-            each = (bound_of_chains(at.least, line.order, cluster, micro) for line in at.lines)
-            found = min((bound or 0.0 for bound in each), default=0.0)
-            self._chain_floors[micro] = max(found, self.floor_s(at))
-        return self._chain_floors[at.micro_batches]
 
     def floor_s(self, at: MicroBatchCase) -> float:
         """Return seconds that no plan with so many micro-batches goes below."""
@@ -329,21 +317,11 @@ class PipelineSearch:
         for trial in halved(self.ranking.order(), self.ask.halves, most) if most else ():
             self.ranking.consider(trial)
 
-    # ------------------------------------------------------------------ bounds
+    # ------------------------------------------------------------------ the bound
 
-    def bounds(self) -> tuple[Bound, ...]:
-        """Return the lower bounds, each the least over the numbers of micro-batches."""
-        every = min(map(self.floor_s, self.at))
-        chains = np.inf
-        for at in sorted(self.at, key=self.floor_s):
-            if self.floor_s(at) < chains:
-                chains = min(chains, self.chain_floor_s(at))
-        orders = max(len(at.lines) for at in self.at)
-        many = f"the {orders} orders" if orders > 1 else "the order"
+    def bound(self) -> Bound:
+        """Return the lower bound, the least over the numbers of micro-batches."""
         counts = [str(at.micro_batches) for at in self.at]
         micro = ", ".join(counts[:-1]) + " or " * (len(counts) > 1) + counts[-1]
-        covers = (
-            f"pipeline of whole backwards, one piece per device, of {many} of ops that were tried,"
-        )
         kind = f"plan {self.ask.scope}, of whole backwards, with {micro} micro-batches"
-        return Bound(kind, every), Bound(covers, float(chains))
+        return Bound(kind, min(map(self.floor_s, self.at)))

@@ -17,17 +17,15 @@ from typing import TypeAlias
 
 from bigbrain_fx.core import Cluster, Graph
 from bigbrain_fx.errors import BigBrainError, InputError, NoPlanError
-from bigbrain_fx.plan.apart import least_gap
 from bigbrain_fx.plan.compatibility import Request, Rule, conflict
-from bigbrain_fx.plan.fastest import counted_s
+from bigbrain_fx.plan.fastest import counted_s, least_gap
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
 from bigbrain_fx.plan.objective import best_for, charges_for_bytes
 from bigbrain_fx.plan.progress import is_stopped, tell, until_stopped
 from bigbrain_fx.plan.replicas import halved
 from bigbrain_fx.plan.search import Compared
-from bigbrain_fx.plan.strategy.as_cut import as_cut_s
 from bigbrain_fx.plan.strategy.bound import Bound, Priced
-from bigbrain_fx.plan.strategy.micro_batches import fastest_number
+from bigbrain_fx.plan.strategy.micro_batches import as_cut_s, fastest_number
 from bigbrain_fx.plan.strategy.space import (
     are_alike,
     grouped,

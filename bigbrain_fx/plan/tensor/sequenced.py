@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from bigbrain_fx.core import Axis, Graph
 from bigbrain_fx.errors import InputError, NoPlanError
-from bigbrain_fx.plan.apart import least_gap
+from bigbrain_fx.plan.fastest import least_gap
 from bigbrain_fx.plan.nouns import Options, Plan
 from bigbrain_fx.plan.tensor.asked import named_axes, wanted_axes, with_sequence
 from bigbrain_fx.plan.tensor.choices import step_with

@@ -16,7 +16,7 @@ from bigbrain_fx.plan import (
     plan_placed as placed_plan,
 )
 from bigbrain_fx.plan.judge import Judge
-from bigbrain_fx.plan.search.bound import bound_of_all, bound_of_chains
+from bigbrain_fx.plan.search.bound import bound_of_all
 from bigbrain_fx.plan.search.pool import splits
 from bigbrain_fx.planning import estimator, partitioner
 from bigbrain_fx.planning.chain import Line
@@ -70,14 +70,12 @@ def test_where_nothing_can_be_run_the_rule_in_the_way_is_named() -> None:
 @given(
     seed=seeds, count=st.integers(1, 7), devices=st.integers(1, 3), micro=st.sampled_from([1, 4])
 )
-def test_no_split_of_an_order_is_below_its_bound(
+def test_no_split_of_an_order_is_below_the_bound(
     seed: int, count: int, devices: int, micro: int
 ) -> None:
     """Simulate every contiguous split of the given order, on every sequence of devices."""
     graph, cluster = case(seed, count, devices)
     found = work_of(graph, cluster, micro)
-    bound_s = bound_of_chains(found, range(found.count), cluster, micro)
-    assert bound_s is not None
     least_s = bound_of_all(found, cluster, micro)
     for sequence in device_orders(cluster, 100):
         for inner in combinations(range(1, found.count), len(sequence) - 1):
@@ -89,7 +87,6 @@ def test_no_split_of_an_order_is_below_its_bound(
             for in_flight in (None, (micro,) * len(set(homes))):
                 options = Options("naive", micro_batches=micro, in_flight=in_flight)
                 plan = placed_plan(graph, cluster, SOURCE, options, placement)
-                assert bound_s <= plan.forecast.step_s * (1 + 1e-9)
                 assert least_s <= plan.forecast.step_s * (1 + 1e-9)
 
 
@@ -97,9 +94,7 @@ def test_the_bound_of_an_even_chain_is_nearly_reached() -> None:
     plan = auto(even_chain(64), equal(4, Link(1e-6, 1e10)))
     assert plan.search is not None
     assert "that divides no op, of one replica" in plan.search.bounds[0].covers
-    assert "one piece per device" in plan.search.bounds[1].covers
-    assert 0 <= plan.search.gaps[1] < 0.06
-    assert plan.search.gaps[1] < plan.search.gaps[0]
+    assert 0 <= plan.search.gaps[0] < 0.08
 
 
 def work_of(graph: Graph, cluster: Cluster, micro: int) -> Work:

@@ -24,7 +24,7 @@ from bigbrain_fx.plan import (
     replan,
     to_json,
 )
-from bigbrain_fx.plan.apart import CPU
+from bigbrain_fx.plan.fastest import CPU
 from bigbrain_fx.plan.memory_check import needed_bytes
 from bigbrain_fx.plan.search import MEMORY_SLACK, Ask, Score, Trial
 from bigbrain_fx.plan.search.ranking import CutBlocks, Ranking

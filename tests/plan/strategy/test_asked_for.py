@@ -100,12 +100,12 @@ def faster_than_auto(seed: int, effort: str, every: int) -> dict[str, float]:
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(6))
 def test_nothing_that_is_asked_for_is_faster(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bigbrain_fx.plan.apart.CPU", 0.0)
+    monkeypatch.setattr("bigbrain_fx.plan.fastest.CPU", 0.0)
     assert not faster_than_auto(seed, "normal", every=1)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("every", [pytest.param(9, marks=pytest.mark.nightly), 18])
 def test_nor_are_some_in_a_hurry(every: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bigbrain_fx.plan.apart.CPU", 0.0)
+    monkeypatch.setattr("bigbrain_fx.plan.fastest.CPU", 0.0)
     assert not faster_than_auto(10, "fast", every=every)

@@ -144,7 +144,7 @@ GAP = 0.05  # forecasts are further off
 def test_nothing_is_much_faster_than_what_is_planned_together(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bigbrain_fx.plan.apart.CPU", 0.0)
+    monkeypatch.setattr("bigbrain_fx.plan.fastest.CPU", 0.0)
     found, where = drawn(seed)
     micro = (1, 2)[seed % 2]
     best_s = min(every_step_s(found, where, micro))

@@ -68,8 +68,7 @@ class Case:
     auto_s: tuple[float, ...]
     naive_forecast_s: float
     auto_forecast_s: float
-    any_bound_s: float
-    pipeline_bound_s: float
+    bound_s: float
     auto: str
 
     @property
@@ -79,13 +78,8 @@ class Case:
 
     @property
     def limit(self) -> float:
-        """How many times faster a pipeline could be, by forecast."""
-        return self.naive_forecast_s / self.pipeline_bound_s
-
-    @property
-    def any_limit(self) -> float:
         """How many times faster any plan could be, by forecast."""
-        return self.naive_forecast_s / self.any_bound_s
+        return self.naive_forecast_s / self.bound_s
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -98,7 +92,7 @@ class Case:
             f"{self.model:7s} {speeds:8s} {self.mbit_per_s:5g} Mbit/s  {self.faster:5.2f}x measured"
             f"  {self.naive_forecast_s / self.auto_forecast_s:5.2f}x forecast"
             f"  {self.limit:5.2f}x limit  {100 * self.faster / self.limit:4.0f} % of it"
-            f"  (any plan {self.any_limit:4.2f}x, freely divisible {free_limit(self.speeds):4.2f}x)"
+            f"  (freely divisible {free_limit(self.speeds):4.2f}x)"
             f"  {self.auto}"
         )
 
@@ -184,7 +178,6 @@ def compared(
         naive.forecast.step_s,
         auto.forecast.step_s,
         auto.search.bounds[0].step_s,
-        auto.search.bounds[-1].step_s,
         f"{auto.schedule} on {len(auto.stages.devices)}{in_flight}",
     )
 

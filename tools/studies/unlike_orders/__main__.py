@@ -1,4 +1,4 @@
-"""Orders for devices of speeds 4:2:1:1, simulated: the best 1F1B, the free order, the periodic one.
+"""Orders for devices of speeds 4:2:1:1, simulated: the best 1F1B, and the order found.
 
     python -m tools.studies.unlike_orders [--micro 4 8 16] [--mbit 100 1000] [--work 3000000]
         [--tight]
@@ -192,7 +192,7 @@ def best_order(
         except NoPlanError:
             continue
         every.append((line, cuts, found_order))
-    return min(every, key=lambda each: each[2].free_s)
+    return min(every, key=lambda each: each[2].step_s)
 
 
 def row(mbit: int, micro: int, work: int, tight: bool) -> str:
@@ -205,16 +205,13 @@ def row(mbit: int, micro: int, work: int, tight: bool) -> str:
     lines = [each for base in (line, full) for each in (base, (*base, *base[::-1]))]
     where, cuts, order = best_order(setting, lines, work)
     page = (PAGE_TIGHT if tight else PAGE).get((mbit, micro), ("-", "-"))
-    periodic = "-" if order.periodic_s is None else f"{order.periodic_s:.0f}"
     names = ":".join(f"{SPEED[d]:.0f}" for d in where)
     cells = (
         f"{mbit} Mbit/s, {micro}",
         f"{first:.0f} ({page[0]})",
-        f"{order.free_s:.0f} ({page[1]})",
-        periodic,
-        order.form,
-        f"{order.free_s / first:.3f}",
-        f"{order.step_s / order.free_s:.3f}",
+        f"{order.step_s:.0f} ({page[1]})",
+        order.start,
+        f"{order.step_s / first:.3f}",
         f"{order.bound_s:.0f}",
         f"{names} at {cuts}",
         f"{time.process_time() - began:.0f} s",
@@ -233,10 +230,10 @@ def main() -> None:
     parser.add_argument("--tight", action="store_true", help="half the room")
     asked = parser.parse_args()
     print(
-        "| link, M | best 1F1B (page) | free (page) | periodic | written | free / 1F1B "
-        "| written / free | bound of the cut | devices, cuts | processor time |"
+        "| link, M | best 1F1B (page) | found (page) | from | found / 1F1B "
+        "| bound of the cut | devices, cuts | processor time |"
     )
-    print("|---|---|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|")
     for mbit in asked.mbit:
         for micro in asked.micro:
             print(row(mbit, micro, asked.work, asked.tight), flush=True)

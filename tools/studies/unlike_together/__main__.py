@@ -26,7 +26,7 @@ from bigbrain_fx.bundles import source_of
 from bigbrain_fx.core import Cluster, Graph
 from bigbrain_fx.errors import BigBrainError
 from bigbrain_fx.frontend import capture_file
-from bigbrain_fx.plan import Options, Plan, Source, apart, make_plan
+from bigbrain_fx.plan import Options, Plan, Source, fastest, make_plan
 from tools.studies.emulated_models import MODELS, Site
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -48,7 +48,6 @@ class Row:
         everything: what that plan is.
         fluid_s: the work divided freely, nothing sent.
         bound_s: no pipeline that divides no op is faster.
-        line_bound_s: no line of one piece a device whose backwards are whole is: links and bubbles.
         gradients_s: in which every gradient goes over a link once, there and back at once.
         planning_s: of a processor, with all left open.
     """
@@ -62,7 +61,6 @@ class Row:
     everything: str
     fluid_s: float
     bound_s: float
-    line_bound_s: float
     gradients_s: float
     planning_s: float
 
@@ -84,15 +82,12 @@ def row_of(model: str, graph: Graph, source: Source, site: Site) -> Row:
     alone = [_best(graph, only, source, [Options("auto", tensor=1)]) for only in _each(where)]
     pipeline = _best(graph, where, source, [Options("auto", tensor=1)])
     counts = [n for n in range(2, len(where.devices) + 1) if len(where.devices) % n == 0]
-    whole = _best(graph, where, source, [Options("auto", tensor=1, defer=())])
     replicas = _best(graph, where, source, list(_replicas(counts)))
     start_s = time.process_time()
     plan = make_plan(graph, where, source, Options("auto", tensor=0, replicas=0))
     planning_s = time.process_time() - start_s
     assert pipeline is not None
     assert pipeline.search is not None
-    assert whole is not None
-    assert whole.search is not None
     held = {p.canonical: p.spec.nbytes for p in graph.params if p.spec.requires_grad}
     return Row(
         model,
@@ -104,7 +99,6 @@ def row_of(model: str, graph: Graph, source: Source, site: Site) -> Row:
         said(plan),
         1 / sum(1 / each.forecast.step_s for each in alone if each is not None),
         pipeline.search.bounds[0].step_s,
-        whole.search.bounds[-1].step_s,
         sum(held.values()) / (site.mbit_per_s * 1e6 / 8),
         planning_s,
     )
@@ -162,10 +156,8 @@ and 12 GB/s times their speeds, so plans are the same on every machine. Models a
 without and with ZeRO 1, and *everything* what it finds with replicas, tensor groups and schedules
 left open; the number of micro-batches is always open. *Fluid* is all devices together at the speeds
 that each has alone, with nothing sent. Where less than 90 % of it is reached the last column has
-what stands in the way: the most that a pipeline which divides no op can reach, and the most that a
-line of one piece a device can whose backwards are whole (its links, and what waits for them), both
-by the search's bounds; and how long every gradient takes over one link, which replicas send in each
-direction.
+what stands in the way: the most that a pipeline which divides no op can reach, by the search's
+bound; and how long every gradient takes over one link, which replicas send in each direction.
 Plans within 1.2 % of each other are told apart here; `split` takes the simpler of them, and counts
 a step of split backwards (`zb-v`, `auto`) as 6 % longer, since measured ones were.
 
@@ -222,8 +214,7 @@ def _limit(row: Row) -> str:
     if row.of_fluid >= ENOUGH:
         return ""
     return (
-        f"pipelines {row.fluid_s / row.bound_s:.0%} of fluid at most, lines of whole backwards "
-        f"{row.fluid_s / row.line_bound_s:.0%}; "
+        f"pipelines {row.fluid_s / row.bound_s:.0%} of fluid at most; "
         f"gradients {row.gradients_s:.3g} s, fluid {row.fluid_s:.3g} s"
     )
 
@@ -234,8 +225,8 @@ def _limit(row: Row) -> str:
 @click.option("--json", "as_json", is_flag=True)
 def main(only: tuple[str, ...], out: Path | None, as_json: bool) -> None:
     """Plan all cases, and show them."""
-    apart.CPU = 0.0  # of plans that are about as fast `auto` takes the simpler one: not here
-    apart.SPLIT = 1.0
+    fastest.CPU = 0.0  # of plans that are about as fast `auto` takes the simpler one: not here
+    fastest.SPLIT = 1.0
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
         for name in only or EVERY:

@@ -29,7 +29,7 @@ from bigbrain_fx.bundles import source_of
 from bigbrain_fx.core import Cluster, Graph
 from bigbrain_fx.errors import BigBrainError
 from bigbrain_fx.frontend import capture_file
-from bigbrain_fx.plan import Options, Plan, Source, apart, make_plan
+from bigbrain_fx.plan import Options, Plan, Source, fastest, make_plan
 from bigbrain_fx.plan.judge import PipelineMaker
 from bigbrain_fx.plan.tensor import GroupMaker
 from tools.studies.which_planner.scenarios import cluster_of
@@ -221,7 +221,7 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
 @click.option("--json", "as_json", is_flag=True)
 def main(models: str, seeds: int, as_json: bool) -> None:
     """Compare walks with `auto`."""
-    apart.CPU = 0.0  # of plans that are about as fast `auto` takes the simpler one: not here
+    fastest.CPU = 0.0  # of plans that are about as fast `auto` takes the simpler one: not here
     rows = []
     for model in models.split(","):
         with capture_file(ROOT / "models" / f"{model}.py") as session:

@@ -1,0 +1,260 @@
+"""Schedules whose orders have a name; none knows messages, times or memory.
+
+    gpipe         every forward, then every backward             one stage a device, or stores
+    1f1b          forwards until enough are in flight, then one backward, one forward, in turn
+    zb-h1         1f1b with split backwards                      one stage a device
+    interleaved   1f1b round and round                           several stages a device, in a loop
+    zb-v          split backwards, down and up again             two stages a device, in a V
+    dualpipe-v    the same from both ends
+    forward       micro-batches stream through, for inference    any stages
+
+What each device computes is `planning.known_orders`'; here is which stages a schedule takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar
+
+from bigbrain_fx.core import Backward, Forward, Stages
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.plan.schedule.costs import StageCosts
+from bigbrain_fx.plan.schedule.messages import Orders
+from bigbrain_fx.plan.schedule.virtual import require_line, with_instructions
+from bigbrain_fx.planning import (
+    Ranked,
+    dualpipe_v,
+    interleaved,
+    loop_line,
+    one_f_one_b,
+    v_line,
+    zb_h1,
+    zb_v,
+)
+
+
+def require_chain(name: str, stages: Stages) -> None:
+    """Raise InputError, naming a device with several stages, unless `stages` is a chain."""
+    if stages.is_chain:
+        return
+    device = next(device for device in stages.devices if len(stages.of(device)) > 1)
+    indices = ", ".join(str(stage.index) for stage in stages.of(device))
+    raise InputError(
+        f"schedule '{name}' needs one stage per device, but device '{device}' has stages {indices}",
+        code="BX1306",
+        help="use --schedule list, which runs any stage graph",
+    )
+
+
+@dataclass(frozen=True)
+class ForwardOnly:
+    """Stream micro-batches through any stage graph; there is no backward.
+
+      stage 0  F0 F1 F2 F3 .  .       batch = (m + p - 1) t
+      stage 1  .  F0 F1 F2 F3 .       held: the micro-batch that runs, and what waits to be sent
+      stage 2  .  .  F0 F1 F2 F3
+
+    A device with several stages takes them along the same diagonal: F(stage, micro) in the order of
+    stage + micro. An earlier stage of one micro-batch, and the same stage of an earlier one, stand
+    on an earlier diagonal, so that no order of devices can deadlock.
+    """
+
+    name: str = "forward"
+    in_flight: tuple[int, ...] | None = None
+
+    def order(
+        self, stages: Stages, micro_batches: int, costs: StageCosts, trained: frozenset[int]
+    ) -> Orders:
+        """Return what each device computes, in order.
+
+        Raises:
+            InputError: there are stages to train, or `in_flight` is given.
+        """
+        if trained:
+            raise InputError(
+                "schedule 'forward' has no backward, and this plan trains",
+                code="BX1308",
+                help="use --schedule 1f1b, gpipe or list, or split with --mode eval",
+            )
+        if self.in_flight is not None:
+            raise InputError(
+                "schedule 'forward' keeps nothing in flight and takes no in_flight",
+                code="BX1309",
+                help="leave in_flight out",
+            )
+        return {device: _diagonal(stages, device, micro_batches) for device in stages.devices}
+
+
+def _diagonal(stages: Stages, device: str, micro_batches: int) -> tuple[Forward, ...]:
+    own = [stage.index for stage in stages.of(device)]
+    cells = [(stage + micro, stage, micro) for stage in own for micro in range(micro_batches)]
+    return tuple(Forward(stage, micro) for _, stage, micro in sorted(cells))
+
+
+@dataclass(frozen=True)
+class GPipe:
+    """Run all micro-batches forward, then all backward; needs one stage per device, or stores.
+
+      stage 0  F0 F1 F2 F3 .  .  .  .  .  .  B0 B1 B2 B3      step = (m + p - 1)(tf + tb)
+      stage 1  .  F0 F1 F2 F3 .  .  .  .  B0 B1 B2 B3 .       in flight: m everywhere
+
+    Where weights lie in stores, devices have several stages and run them one after another, so that
+    the weights of each come once for all forwards, and once for all backwards.
+
+    Source: Huang et al., GPipe, NeurIPS 2019; here backwards go in ascending micro-batch order too,
+    which costs the same and fixes the order in which gradients are summed.
+    """
+
+    name: str = "gpipe"
+    in_flight: tuple[int, ...] | None = None
+
+    def order(
+        self, stages: Stages, micro_batches: int, costs: StageCosts, trained: frozenset[int]
+    ) -> Orders:
+        """Return what each device computes, in order.
+
+        Raises:
+            InputError: a device has several stages, or `in_flight` is given.
+        """
+        if "weights" not in stages.offload:
+            require_chain(self.name, stages)
+        if self.in_flight is not None:
+            raise InputError(
+                "schedule 'gpipe' keeps every micro-batch in flight and takes no in_flight",
+                code="BX1313",
+                help="use --schedule 1f1b, or leave in_flight out",
+            )
+        micros = range(micro_batches)
+        orders: Orders = {}
+        for device in stages.devices:
+            own = [stage.index for stage in stages.of(device)]
+            forwards = (Forward(stage, m) for stage in own for m in micros)
+            backwards = (Backward(s, m) for s in reversed(own) for m in micros if s in trained)
+            orders[device] = (*forwards, *backwards)
+        return orders
+
+
+@dataclass(frozen=True)
+class OneForwardOneBackward:
+    """Alternate forwards and backwards; needs one stage per device.
+
+      stage 0  F0 F1 F2 .  .  .  B0 F3 .  B1 F4 .  B2 ...     step = (m + p - 1)(tf + tb)
+      stage 1  .  F0 F1 .  .  B0 F2 .  B1 F3 .  B2 F4 ...     in flight: min(m, p - s)
+      stage 2  .  .  F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 ...
+
+    `in_flight[s]` is the most micro-batches that stage s holds between their forward and their
+    backward; None is the classic p - s. The steady cycle is at least
+    sum over j >= s of (t_j + round trip_j) / in_flight[s].
+    """
+
+    name: str = "1f1b"
+    in_flight: tuple[int, ...] | None = None
+    ranked: ClassVar[Callable[..., Ranked]] = staticmethod(one_f_one_b)
+
+    def order(
+        self, stages: Stages, micro_batches: int, costs: StageCosts, trained: frozenset[int]
+    ) -> Orders:
+        """Return what each device computes, in order.
+
+        Raises:
+            InputError: a device has several stages, or `in_flight` grows along the chain.
+        """
+        require_chain(self.name, stages)
+        count = len(stages.stages)
+        in_flight = self.in_flight or tuple(range(count, 0, -1))
+        _require_falling(in_flight, trained)
+        return with_instructions(stages, self.ranked(count, micro_batches, in_flight), trained)
+
+
+@dataclass(frozen=True)
+class ZeroBubbleH1(OneForwardOneBackward):
+    """ZB-H1: 1F1B whose backwards are split; gradients of weights fill the gaps at a step's end.
+
+      stage 0  F0 F1 F2 F3 .  .  .  B0 W0 F4 B1 W1 F5 B2 W2 ...  f = b = w, p = 4, M = 8: 27 units,
+      stage 1  .  F0 F1 F2 .  .  B0 F3 B1 W0 F4 B2 W1 F5 B3 ...  where 1F1B takes 33 and 24 are work
+      stage 2  .  .  F0 F1 .  B0 F2 B1 F3 B2 W0 F4 B3 W1 F5 ...
+      stage 3  .  .  .  F0 B0 F1 B1 F2 B2 F3 B3 W0 F4 B4 W1 ...  in memory: p micro-batches at most
+
+    Stage s has p - s micro-batches between forward and backward, as with 1F1B, and s more between
+    backward and W.
+    """
+
+    name: str = "zb-h1"
+    ranked: ClassVar[Callable[..., Ranked]] = staticmethod(zb_h1)
+
+
+def _require_falling(in_flight: tuple[int, ...], trained: frozenset[int]) -> None:
+    """Raise when a stage would wait for more micro-batches than an earlier one lets out."""
+    for earlier, later in pairwise(sorted(trained)):
+        if in_flight[earlier] < in_flight[later]:
+            raise InputError(
+                f"in_flight must not grow along the chain, but stage {earlier} has "
+                f"{in_flight[earlier]} and stage {later} has {in_flight[later]}",
+                code="BX1314",
+                notes=(
+                    f"stage {later} would wait for a micro-batch that stage {earlier} holds back",
+                ),
+                help=f"give stage {earlier} at least {in_flight[later]}",
+            )
+
+
+@dataclass(frozen=True)
+class Interleaved:
+    """Alternate forwards and backwards over stages that go round the devices.
+
+    device 0  stages 0, 2      the bubble is that of 1F1B divided by the pieces of a device, and
+    device 1  stages 1, 3      every link is crossed as often as there are pieces
+    """
+
+    name: str = "interleaved"
+    in_flight: tuple[int, ...] | None = None
+
+    def order(
+        self, stages: Stages, micro_batches: int, costs: StageCosts, trained: frozenset[int]
+    ) -> Orders:
+        """Return what each device computes, in order.
+
+        Raises:
+            InputError: the stages do not go round the devices, the micro-batches make no even
+                rounds, or `in_flight` is given.
+        """
+        devices = len(stages.devices)
+        pieces = max(2, len(stages.stages) // devices)
+        require_line(self.name, stages, loop_line(devices, pieces), self.in_flight)
+        return with_instructions(stages, interleaved(devices, micro_batches, pieces), trained)
+
+
+@dataclass(frozen=True)
+class ZeroBubbleV:
+    """ZB-V: 1F1B's memory, and no bubble between equal stages of steps in a row.
+
+    device 0  stages 0, 3      the last piece is where the first one is: its gradients need not
+    device 1  stages 1, 2      come far, and BackwardWeights fill what is left of the gaps
+    """
+
+    name: str = "zb-v"
+    in_flight: tuple[int, ...] | None = None
+    ranked: ClassVar[Callable[..., Ranked]] = staticmethod(zb_v)
+
+    def order(
+        self, stages: Stages, micro_batches: int, costs: StageCosts, trained: frozenset[int]
+    ) -> Orders:
+        """Return what each device computes, in order.
+
+        Raises:
+            InputError: the stages are no V, fewer micro-batches than it takes, or `in_flight` is
+                given.
+        """
+        devices = len(stages.devices)
+        require_line(self.name, stages, v_line(devices), self.in_flight)
+        return with_instructions(stages, self.ranked(devices, micro_batches), trained)
+
+
+@dataclass(frozen=True)
+class DualPipeV(ZeroBubbleV):
+    """DualPipe-V, whose Forwards and Backwards go one after another here."""
+
+    name: str = "dualpipe-v"
+    ranked: ClassVar[Callable[..., Ranked]] = staticmethod(dualpipe_v)

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 __all__ = ["State", "StateError", "restore", "state_of"]
 
+USER = "user:"  # as `plain_values.PREFIX`, which only some bundles have
+
 DTYPES = {code: dtype for dtype, code in CODES.items()}
 
 
@@ -167,7 +169,7 @@ def state_at(device: CheckedDevice, about: Mapping[str, Any] | None = None) -> S
     if device.objects is not None:
         facts["user"], more = device.objects.taken()
         tensors.update(more)
-    elif device.optimizer is not None:
+    if device.optimizer is not None and not device.is_opaque:
         facts["optimizer"] = optimizer_facts(device.optimizer, device.updated, device.rates.base)
         if device.stored is not None:
             device.stored.put_home(facts["optimizer"], device.updated)
@@ -183,7 +185,7 @@ def restore(device: CheckedDevice, state: State) -> None:
     Raises:
         StateError: the state is of another model, data or optimizer; names field, expected, found.
     """
-    if device.objects is not None:
+    if device.objects is not None and device.is_opaque:
         _require_run(device, state)
         device.objects.restore(state)
         device.finished, device.step = state.step, max(0, state.step - 1)
@@ -210,6 +212,8 @@ def restore(device: CheckedDevice, state: State) -> None:
             state.facts,
             keep=None if device.stored is None else device.stored.keep,
         )
+    if device.objects is not None:
+        device.objects.restore(state)
     device.finished, device.step = state.step, max(0, state.step - 1)
     device.stream.rewind(state.step)
 
@@ -261,6 +265,9 @@ def _require(device: CheckedDevice, state: State) -> None:
     for name, tensor in _held(device):
         names.add(name)
         _require_like(name, tensor, state.tensors.get(name))
+    if device.objects is not None:
+        device.objects.require(state)
+        names |= {name for name in state.tensors if name.startswith(USER)}
     own = {name for name in state.tensors if not name.startswith("optimizer:")}
     if own - names:
         raise StateError(

@@ -28,6 +28,7 @@ from bigbrain_fx.emit.files.opaque import (
 )
 from bigbrain_fx.emit.files.schedule_text import schedule_lines
 from bigbrain_fx.emit.modules.classes import StageText
+from bigbrain_fx.emit.modules.kept import leaf_path
 from bigbrain_fx.emit.modules.layout import WIDTH, double_quoted, quiet, wrapped
 from bigbrain_fx.emit.modules.names import identifier
 from bigbrain_fx.emit.modules.taps import TAPPING
@@ -41,6 +42,7 @@ _OVERLAP = {
     "stash": "# a micro-batch computes with the weights of `ahead` updates before its own",
 }
 _COMPILED = "# stages run under torch.compile, with these shapes: equal to rounding"
+_STATEFUL = "# these modules keep plain attributes between calls: checkpoints have them"
 _RECOMPUTE = "# these keep no activations: each backward first runs the stage forward again"
 
 
@@ -168,6 +170,8 @@ def _attributes(
     again = tuple(text.stage.index for text in own if text.stage.runs_again)
     waits = tuple(text.stage.index for text in own if text.stage.deferred)
     promises = tuple(text.stage.index for text in own if text.stage.again)
+    ops = [file.graph.op[name] for text in own for name in text.stage.ops]
+    stateful = {leaf_path(op): op.state for op in ops if op.state}
     about = _DEFERRING.format(layers=", ".join(tapping))
     rows = [
         f"name = {file.program.device!r}",
@@ -183,6 +187,7 @@ def _attributes(
         *([f"outputs = {dict(file.graph.output_dims)!r}"] if collects else []),
         f"channels = {_names_tuple(channels.all_names())}",
         *([f"tied = {tied!r}"] if tied else []),
+        *([_STATEFUL, f"stateful = {stateful!r}"] if stateful else []),
         *([f"aliases = {aliases!r}"] if aliases else []),
         *_store_rows(file),
         *_overlap_rows(file),

@@ -77,7 +77,8 @@ class Plain:
         Raises:
             Exception: whatever the model raises.
         """
-        with state_kept(self.model):
+        in_turn = getattr(self.step, "in_turn", contextlib.nullcontext)
+        with state_kept(self.model), in_turn():
             for batch in before:
                 with self._running(batch, seed, seed) as copies:
                     self.step(*copies)

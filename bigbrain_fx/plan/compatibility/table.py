@@ -359,6 +359,20 @@ _GROUPS = (
     ),
     Rule(f.GROUPS, f.NO_LOSS, "", "add loss(output, batch), or say --mode eval", code="BX1329"),
 )
+_STATE = (
+    Rule(f.REPLICAS, f.STATE, "each replica would have its own", code="BX1352a"),
+    Rule(f.GROUPS, f.STATE, "each member would have its own", code="BX1352b"),
+    Rule(f.ASYNCHRONOUS, f.STATE, "the next step's calls begin before its end", code="BX1352c"),
+    Rule(f.COMPILE, f.STATE, "compiled code would keep what it was", code="BX1352d"),
+    Rule(f.RECOMPUTE, f.STATE, "a forward that runs again would move it twice", code="BX1352e"),
+    Rule(
+        f.SMALLER_BATCHES,
+        f.STATE,
+        "a part without rows would move it, too",
+        "say drop_last = True in the model file",
+        code="BX1352f",
+    ),
+)
 RULES: Sequence[Rule] = (
     *_CUTS,
     *_BACKWARDS,
@@ -372,5 +386,6 @@ RULES: Sequence[Rule] = (
     *_VIRTUAL,
     *_GROUPS,
     *_REPLICAS,
+    *_STATE,
 )
 """In the order in which they are tried."""

@@ -28,6 +28,7 @@ from bigbrain_fx.frontend.tracing.opaque.left_attributes import (
 from bigbrain_fx.frontend.tracing.opaque.rules import asks_within, require_found, require_unread
 from bigbrain_fx.frontend.tracing.opaque.tensor_access import TensorReads
 from bigbrain_fx.frontend.tracing.state.attributes import FORWARD_HOOKS
+from bigbrain_fx.frontend.tracing.state.module_state import Snapshot
 from bigbrain_fx.frontend.translation.kept import LEAF, Keeper, KeptCall, place, placed
 from bigbrain_fx.frontend.translation.leaf import attribute_of, call_leaf, own_tensors
 from bigbrain_fx.frontend.translation.nests import decode
@@ -52,6 +53,7 @@ class Facts:
         fixed: numbers of output tensors that carry no gradient.
         left: attributes that it left for others to read: their values are in `result`, behind what
             came out.
+        state: attributes that its next call goes by.
     """
 
     given: tuple[tuple[Size, ...], ...]
@@ -62,6 +64,7 @@ class Facts:
     views: tuple[int | None, ...]
     fixed: frozenset[int]
     left: tuple[str, ...] = ()
+    state: tuple[str, ...] = ()
 
 
 @dataclass
@@ -69,13 +72,15 @@ class Leaves:
     """The leaf modules of one capture, by path, and the facts of their calls.
 
     `lines` are of a forward that is kept whole but for the modules that it calls.
-    `known` has for each number of rows the facts of every call, by path.
+    `known` has for each number of rows the facts of every call, by path. `stateful` are those that
+    go by what their calls leave in attributes, by path; None: nobody knows.
     """
 
     modules: Mapping[str, nn.Module]
     lines: KeptLines | None = None
     known: dict[int, dict[str, list[Facts]]] = field(default_factory=dict)
     seen: dict[str, list[Facts]] = field(default_factory=dict)
+    stateful: tuple[str, ...] | None = ()
 
     def __bool__(self) -> bool:
         """Whether anything is kept whole."""
@@ -89,9 +94,13 @@ class Leaves:
             if self.lines is not None:
                 stack.enter_context(self.lines.observed(rows))
             for path, module in self.modules.items():
-                observer = partial(_Observer, facts=self.seen[path])
+                goes_by_state = None if self.stateful is None else path in self.stateful
+                observer = partial(_Observer, facts=self.seen[path], goes_by_state=goes_by_state)
                 stack.enter_context(_in_place(module, observer))
             yield
+        for path, calls in self.seen.items():
+            if len(calls) > 1 and any(facts.state for facts in calls):
+                raise _twice(path)
         before = self.known.get(rows)
         if before is not None and before != self.seen:
             raise _unsteady(before, self.seen)
@@ -111,6 +120,15 @@ class Leaves:
                 stand_in = partial(_StandIn, path=path, keeper=keeper, facts=facts)
                 stack.enter_context(_in_place(module, stand_in))
             yield
+
+
+def _twice(path: str) -> CaptureError:
+    return CaptureError(
+        f"forward calls the opaque module {path} more than once, and it goes by what its calls "
+        "leave in attributes: the calls may be on several devices, each with attributes of its own",
+        code="BX0160j",
+        help=f"let one module call {path}, and keep that one whole: --opaque with its class",
+    )
 
 
 def _unsteady(before: Mapping[str, list[Facts]], now: Mapping[str, list[Facts]]) -> CaptureError:
@@ -214,18 +232,31 @@ class _Observer:
 
     own: _Own
     facts: list[Facts]
+    goes_by_state: bool | None
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         """Run the leaf as it is."""
         module, tensors = self.own.module, own_tensors(self.own.module)
         versions = {name: tensor._version for name, tensor in tensors.items()}
+        before = Snapshot.of(module)
         result, facts = self.own.facts_of_call(tensors, args, kwargs)
+        facts = replace(facts, state=self._state(before, facts.left))
         self.facts.append(facts)
         require_found(module, tensors, facts.left)
         written = [name for name, tensor in tensors.items() if tensor._version != versions[name]]
         left = [attribute_of(module, name) for name in facts.left]
         require_unread(module, {name: tensors[name] for name in written}, (result, left))
         return result
+
+    def _state(self, before: Snapshot, left: Sequence[str]) -> tuple[str, ...]:
+        """Return the attributes that the call has moved; of what nobody knows, none left to read.
+
+        Which attributes count is known of small models only: else all do that others do not read.
+        """
+        if self.goes_by_state is False:
+            return ()
+        moved = before.moved(Snapshot.of(self.own.module))
+        return tuple(name for name in moved if self.goes_by_state or name not in left)
 
 
 def facts_of(
@@ -341,7 +372,7 @@ def applied(call: KeptCall, facts: Facts, tensors: Sequence[Tensor], given: int)
             help="let it write into a copy: x = x.clone()",
         )
     call.result, call.outputs = facts.result, len(facts.tensors)
-    call.random, call.left = facts.random, facts.left
+    call.random, call.left, call.state = facts.random, facts.left, facts.state
     call.mutates = tuple(call.params[i - given] for i in facts.written)
     call.views = tuple(i if i is not None and i < given else None for i in facts.views)
     call.fixed = facts.fixed

@@ -145,6 +145,7 @@ if TYPE_CHECKING:
         restore_optimizer as restore_optimizer,
     )
     from .own_lines import Shell as Shell, forward_of as forward_of, lines_until as lines_until
+    from .plain_values import UnkeptError as UnkeptError, Values as Values
     from .planned_infer import InferenceDevice as InferenceDevice
     from .planned_sums import mean_loss as mean_loss, share_of as share_of
     from .promises import AgainError as AgainError, MakingAgain as MakingAgain, again as again

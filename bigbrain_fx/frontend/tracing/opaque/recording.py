@@ -25,10 +25,16 @@ from bigbrain_fx.frontend.tracing.opaque.left_attributes import (
     plain_attributes,
     set_attributes,
 )
-from bigbrain_fx.frontend.tracing.opaque.rules import asks_within, require_found, require_unread
+from bigbrain_fx.frontend.tracing.opaque.rules import (
+    asks_within,
+    require_found,
+    require_unread,
+    twice,
+    unsteady,
+)
 from bigbrain_fx.frontend.tracing.opaque.tensor_access import TensorReads
-from bigbrain_fx.frontend.tracing.state.attributes import FORWARD_HOOKS
-from bigbrain_fx.frontend.tracing.state.module_state import Snapshot
+from bigbrain_fx.frontend.tracing.state.attributes import FORWARD_HOOKS, Attributes
+from bigbrain_fx.frontend.tracing.state.module_state import Marks, aside, marks, moved
 from bigbrain_fx.frontend.translation.kept import LEAF, Keeper, KeptCall, place, placed
 from bigbrain_fx.frontend.translation.leaf import attribute_of, call_leaf, own_tensors
 from bigbrain_fx.frontend.translation.nests import decode
@@ -100,10 +106,10 @@ class Leaves:
             yield
         for path, calls in self.seen.items():
             if len(calls) > 1 and any(facts.state for facts in calls):
-                raise _twice(path)
+                raise twice(path)
         before = self.known.get(rows)
         if before is not None and before != self.seen:
-            raise _unsteady(before, self.seen)
+            raise unsteady(before, self.seen)
         self.known[rows] = self.seen
 
     @contextmanager
@@ -120,53 +126,6 @@ class Leaves:
                 stand_in = partial(_StandIn, path=path, keeper=keeper, facts=facts)
                 stack.enter_context(_in_place(module, stand_in))
             yield
-
-
-def _twice(path: str) -> CaptureError:
-    return CaptureError(
-        f"forward calls the opaque module {path} more than once, and it goes by what its calls "
-        "leave in attributes: the calls may be on several devices, each with attributes of its own",
-        code="BX0160j",
-        help=f"let one module call {path}, and keep that one whole: --opaque with its class",
-    )
-
-
-def _unsteady(before: Mapping[str, list[Facts]], now: Mapping[str, list[Facts]]) -> CaptureError:
-    path = next(path for path in before if before[path] != now[path])
-    pairs = [*zip(before[path], now[path], strict=False)]
-    alike = len(before[path]) == len(now[path])
-    if alike and all(one.tensors == other.tensors for one, other in pairs):
-        what, how = _other_than_shapes(pairs)
-    else:
-        what, how = (
-            "gives other shapes for other data",
-            "return tensors of a fixed shape (pad them)",
-        )
-    return CaptureError(
-        f"the leaf {path} {what} of the same batch size",
-        code="BX0140g",
-        help=f"let it {how}, or make a larger module the leaf",
-    )
-
-
-def _other_than_shapes(pairs: Sequence[tuple[Facts, Facts]]) -> tuple[str, str]:
-    """Say what runs differ in that give tensors of the same shapes, and what to do."""
-    if any(one.views != other.views for one, other in pairs):
-        return (
-            "gives back what it is given for some data, and new tensors for other data",
-            "return a copy (return h.clone()) where it gives h back",
-        )
-    if any(one.fixed != other.fixed for one, other in pairs):
-        return (
-            "gives what needs no gradient for some data, and what needs one for other data",
-            "return h + 0 * self.weight.sum() where it has used no weight",
-        )
-    if any(one.random != other.random for one, other in pairs):
-        return (
-            "draws random numbers for some data, and none for other data",
-            "draw in either case: keep = torch.rand(n) before the branch",
-        )
-    return "does other things for other data", "write into the same tensors in either case"
 
 
 @dataclass
@@ -238,9 +197,12 @@ class _Observer:
         """Run the leaf as it is."""
         module, tensors = self.own.module, own_tensors(self.own.module)
         versions = {name: tensor._version for name, tensor in tensors.items()}
-        before = Snapshot.of(module)
+        is_asked = self.goes_by_state is not False
+        before = marks(module) if is_asked else {}
         result, facts = self.own.facts_of_call(tensors, args, kwargs)
-        facts = replace(facts, state=self._state(before, facts.left))
+        if is_asked:
+            again = partial(self.own.call, tensors, args, kwargs)
+            facts = replace(facts, state=self._state(before, facts.left, again))
         self.facts.append(facts)
         require_found(module, tensors, facts.left)
         written = [name for name, tensor in tensors.items() if tensor._version != versions[name]]
@@ -248,15 +210,26 @@ class _Observer:
         require_unread(module, {name: tensors[name] for name in written}, (result, left))
         return result
 
-    def _state(self, before: Snapshot, left: Sequence[str]) -> tuple[str, ...]:
-        """Return the attributes that the call has moved; of what nobody knows, none left to read.
+    def _state(
+        self, before: Marks, left: Sequence[str], again: Callable[[], object]
+    ) -> tuple[str, ...]:
+        """Return the attributes that the call has moved, and that its next one may go by.
 
-        Which attributes count is known of small models only: else all do that others do not read.
+        Which count is known of small models only. Else all do that others do not read, and that
+        move once more when the module is called `again`: a cache does not.
         """
-        if self.goes_by_state is False:
-            return ()
-        moved = before.moved(Snapshot.of(self.own.module))
-        return tuple(name for name in moved if self.goes_by_state or name not in left)
+        module, first = self.own.module, marks(self.own.module)
+        keys = moved(before, first)
+        names = [f"{path}.{name}".removeprefix(".") for path, name in keys]
+        if self.goes_by_state or not names:
+            return tuple(names)
+        attributes = Attributes.of(module)
+        with aside(module):
+            again()
+        keys = [key for key in moved(first, marks(module)) if key in keys]
+        attributes.put_back()
+        names = [f"{path}.{name}".removeprefix(".") for path, name in keys]
+        return tuple(name for name in names if name not in left)
 
 
 def facts_of(

@@ -21,53 +21,35 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bigbrain_fx.frontend.tracing.state.attributes import OF_TORCH
 from bigbrain_fx.frontend.tracing.state.python_rng import random_state_kept
-from bigbrain_fx.runtime import put_into, taken_of
+from bigbrain_fx.runtime import UnkeptError, Values, put_into, taken_of
 
 _PREFIX = "state:"
 _NEARLY_ALL = 0.95  # of the parameters: nothing would be split
 _RUNS = 3
+Marks = dict[tuple[str, str], tuple[str, list[Tensor]]]
+"""Path of a module and name of its attribute -> the value as JSON, and its tensors' numbers."""
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """What a module has in plain attributes: those that are data."""
+def marks(module: nn.Module) -> Marks:
+    """Return what a module and those within have in plain attributes, as far as it is data."""
+    found: Marks = {}
+    parameters = dict(module.named_parameters())
+    for path, part in module.named_modules():
+        for name, value in vars(part).items():
+            values = Values(parameters, "")
+            with contextlib.suppress(UnkeptError):
+                text = json.dumps(values.encode(value)) if name not in OF_TORCH else ""
+                tensors = [tensor.clone() for tensor in values.tensors.values()]
+                if text and not any(tensor.is_meta for tensor in tensors):
+                    found[path, name] = text, tensors
+    return found
 
-    text: str
-    tensors: Mapping[str, Tensor]
 
-    @staticmethod
-    def of(module: nn.Module) -> Snapshot:
-        """Return it as of now."""
-        facts, tensors = taken_of(module, _PREFIX)
-        copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-        return Snapshot(json.dumps(facts, sort_keys=True), copies)
-
-    def put_into(self, module: nn.Module) -> None:
-        """Let a module have it, as a process that replaces a dead one lets it."""
-        put_into(module, _PREFIX, json.loads(self.text), dict(self.tensors))
-
-    def is_as(self, other: Snapshot) -> bool:
-        """Whether both are the same, bit by bit."""
-        if self.text != other.text or self.tensors.keys() != other.tensors.keys():
-            return False
-        return all(torch.equal(t, other.tensors[n]) for n, t in self.tensors.items())
-
-    def moved(self, now: Snapshot) -> list[str]:
-        """Return the attributes that are others now, by path."""
-        before, after = self._values(), now._values()
-        return [n for n in {**before, **after} if not _same(before.get(n), after.get(n))]
-
-    def _values(self) -> dict[str, tuple[str, list[Tensor]]]:
-        parts: dict[str, dict[str, Any]] = json.loads(self.text)["parts"]
-        return {
-            f"{path}.{name}".removeprefix("."): (_shape_of(entry), self._in(entry))
-            for path, held in parts.items()
-            for name, entry in held.items()
-        }
-
-    def _in(self, entry: object) -> list[Tensor]:
-        return [self.tensors[name] for name in _tensor_names(entry)]
+def moved(before: Marks, now: Marks) -> list[tuple[str, str]]:
+    """Return the attributes that are others now."""
+    return [key for key in {**before, **now} if not _same(before.get(key), now.get(key))]
 
 
 def _same(one: tuple[str, list[Tensor]] | None, other: tuple[str, list[Tensor]] | None) -> bool:
@@ -76,24 +58,22 @@ def _same(one: tuple[str, list[Tensor]] | None, other: tuple[str, list[Tensor]] 
     return all(map(torch.equal, one[1], other[1]))
 
 
-def _tensor_names(entry: object) -> Iterator[str]:
-    """Yield the names of tensors in the JSON of a value."""
-    if isinstance(entry, list):
-        for item in entry:
-            yield from _tensor_names(item)
-    elif isinstance(entry, dict):
-        if entry["is"] == "tensor":
-            yield entry["of"]
-        else:
-            yield from _tensor_names(entry["of"])
+@dataclass(frozen=True)
+class Snapshot:
+    """What a checkpoint would have of a module."""
 
+    text: str
+    tensors: Mapping[str, Tensor]
 
-def _shape_of(entry: object) -> str:
-    """Return the JSON of a value, whatever its tensors are called there."""
-    text = json.dumps(entry)
-    for number, name in enumerate(_tensor_names(entry)):
-        text = text.replace(json.dumps(name), f'"{number}"', 1)
-    return text
+    @staticmethod
+    def of(module: nn.Module) -> Snapshot:
+        """Return it as of now."""
+        facts, tensors = taken_of(module, _PREFIX)
+        return Snapshot(json.dumps(facts), {name: t.clone() for name, t in tensors.items()})
+
+    def put_into(self, module: nn.Module) -> None:
+        """Let a module have it, as a process that replaces a dead one lets it."""
+        put_into(module, _PREFIX, json.loads(self.text), dict(self.tensors))
 
 
 class NotOpaqueError(Exception):
@@ -106,46 +86,45 @@ class _Tried:
 
     module: nn.Module
     first: Snapshot
-    left: Snapshot
+    left: Marks
     calls: int = 0
 
     def begin(self) -> None:
         """Hear that a run of the model begins: whatever moved the state meanwhile was no call."""
-        self.left, self.calls = Snapshot.of(self.module), 0
+        self.left, self.calls = marks(self.module), 0
 
     def end(self) -> None:
         """Require one call in the run, and that nobody has written since."""
-        if self.calls != 1 or not Snapshot.of(self.module).is_as(self.left):
+        if self.calls != 1 or moved(self.left, marks(self.module)):
             raise NotOpaqueError
 
     def call(
         self, original: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, Any]
     ) -> object:
         """Run a call from where the state is, for what it leaves, and from where it was first."""
-        if not Snapshot.of(self.module).is_as(self.left):
+        if moved(self.left, marks(self.module)):
             raise NotOpaqueError
         self.calls += 1
-        with random_state_kept(), torch.random.fork_rng(devices=[]), _tensors_kept(self.module):
+        with aside(self.module):
             original(*args, **kwargs)
-        self.left = Snapshot.of(self.module)
+        self.left, after = marks(self.module), Snapshot.of(self.module)
         self.first.put_into(self.module)
         try:
             return original(*args, **kwargs)
         finally:
-            self.left.put_into(self.module)
+            after.put_into(self.module)
 
 
 @contextmanager
-def _tensors_kept(module: nn.Module) -> Iterator[None]:
-    """Put the numbers of buffers and frozen weights back."""
+def aside(module: nn.Module) -> Iterator[None]:
+    """Put the numbers of buffers and frozen weights back, and all random states."""
     held = [*module.buffers(), *(p for p in module.parameters() if not p.requires_grad)]
     kept = [(tensor, tensor.detach().clone()) for tensor in held]
-    try:
+    with random_state_kept(), torch.random.fork_rng(devices=[]):
         yield
-    finally:
-        with torch.no_grad():
-            for tensor, numbers in kept:
-                tensor.copy_(numbers)
+    with torch.no_grad():
+        for tensor, numbers in kept:
+            tensor.copy_(numbers)
 
 
 def moving_modules(model: nn.Module, run: Callable[[], object]) -> tuple[str, ...]:
@@ -154,29 +133,16 @@ def moving_modules(model: nn.Module, run: Callable[[], object]) -> tuple[str, ..
     None where nearly all of the model is in them, or where one has tensors in attributes from the
     start: a device that builds the model without numbers would lack theirs.
     """
-    before = {path: _own(part) for path, part in model.named_modules() if path}
+    before = marks(model)
     run()
     run()
-    moved = [path for path, was in before.items() if was.moved(_own(model.get_submodule(path)))]
-    outer = [p for p in moved if not any(p.startswith(f"{other}.") for other in moved)]
+    paths = dict.fromkeys(path for path, _ in moved(before, marks(model)) if path)
+    outer = [p for p in paths if not any(p.startswith(f"{other}.") for other in paths)]
     held = {id(p): p.numel() for path in outer for p in model.get_submodule(path).parameters()}
     share = sum(held.values()) / max(1, sum(p.numel() for p in model.parameters()))
-    has_tensors = any(was.tensors for p, was in before.items() if _is_in(p, outer))
+    has_tensors = any(f"{path}.".startswith(f"{o}.") and before[path, name][1]
+                      for path, name in before for o in outer)  # fmt: skip
     return () if share > _NEARLY_ALL or has_tensors else tuple(outer)
-
-
-def _is_in(path: str, outer: Sequence[str]) -> bool:
-    return any(path == other or path.startswith(f"{other}.") for other in outer)
-
-
-def _own(part: nn.Module) -> Snapshot:
-    """Return the attributes of a module itself; of those within each has its own."""
-    found = Snapshot.of(part)
-    facts = json.loads(found.text)
-    own = facts["parts"][""]
-    names = {*_tensor_names([*own.values()])}
-    text = json.dumps({"parts": {"": own}})
-    return Snapshot(text, {n: t for n, t in found.tensors.items() if n in names})
 
 
 @contextmanager
@@ -189,7 +155,7 @@ def begun_anew(
     where a run calls a module twice, or not at all.
     """
     parts = map(model.get_submodule, paths)
-    tried = [_Tried(part, first, first) for part, first in ((p, Snapshot.of(p)) for p in parts)]
+    tried = [_Tried(part, Snapshot.of(part), {}) for part in parts]
 
     def run(work: Callable[[], Any]) -> Any:  # noqa: ANN401  # of any kind
         for each in tried:

@@ -111,7 +111,11 @@ if TYPE_CHECKING:
     from .loss_weight import LossWeight as LossWeight, mapped as mapped
     from .malloc import keep_freed_memory as keep_freed_memory
     from .marks import marking as marking
-    from .module_state import put_into as put_into, taken_of as taken_of
+    from .module_state import (
+        Stateful as Stateful,
+        put_into as put_into,
+        taken_of as taken_of,
+    )
     from .modules import (
         Region as Region,
         Stage as Stage,

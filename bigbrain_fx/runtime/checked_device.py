@@ -24,8 +24,6 @@ from .weights import require_owners
 if TYPE_CHECKING:  # a bundle has the files of what its plan uses
     from .asynchronous import Versions
     from .loss_scale import LossScale
-    from .module_state import ModuleStates
-    from .opaque_state import ObjectStates
     from .rates import RewindableRates
     from .replicas import Replicas
     from .statistics import Statistics
@@ -62,7 +60,7 @@ class CheckedDevice(HookedDevice, PipelineDevice):
     weights: StoredWeights | None = None
     stored: StoredState | None = None
     versions: Versions | None = None
-    objects: ObjectStates | ModuleStates | None = None  # of the user's, kept by value
+    objects: Any = None  # what the user's keep by value: see `opaque_state` and `module_state`
 
     def __init__(
         self, transport: AgreeingTransport, stream: ComparedStream, seed: int, device: torch.device
@@ -72,10 +70,6 @@ class CheckedDevice(HookedDevice, PipelineDevice):
         self.updates_together = False  # not before all have all of a step's messages
         self.first_gradients: dict[str, Tensor] | None = None
         self.goes_on_after: Callable[[int], bool] = lambda _step: False  # into the next batch
-        if self.stateful:
-            from .module_state import ModuleStates  # only bundles with such modules have it
-
-            self.objects = ModuleStates(self)
 
     def load(self, tensors: Mapping[str, Tensor], owner: Mapping[str, str]) -> None:
         """Give the stages their weights, by their names in the model; see `PipelineDevice.load`.

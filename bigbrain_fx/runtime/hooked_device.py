@@ -5,7 +5,7 @@ Copied into all bundles but those of `split --bare`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,12 +50,10 @@ class HookedDevice(ForwardDevice):
     Attributes:
         names: all devices, by rank.
         stream_type: what gives it its batches; checked ones, where the bundle has `data`.
-        stateful: path of an opaque module -> the plain attributes that its calls go by.
     """
 
     names: tuple[str, ...] = ()
     stream_type: type[ComparedStream] = ComparedStream
-    stateful: Mapping[str, Sequence[str]] = {}
     transport: AgreeingTransport
     stream: ComparedStream
 

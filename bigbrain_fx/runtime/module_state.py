@@ -8,7 +8,8 @@ closures, files) no state holds: a step with such a module is not split.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -19,8 +20,22 @@ from .own_dice import own_dice, set_states, states_of
 from .plain_values import PREFIX, Values, encoded, put_back
 
 if TYPE_CHECKING:
-    from .checked_device import CheckedDevice
     from .state import State
+
+
+class Stateful:
+    """What devices have, beside their class, of opaque modules with state.
+
+    Attributes:
+        stateful: path of a module -> the plain attributes that its calls go by.
+    """
+
+    stateful: Mapping[str, Sequence[str]] = {}
+
+    def __init__(self, *args: Any) -> None:  # noqa: ANN401  # as of the device's class
+        super().__init__(*args)
+        device: Any = self  # a CheckedDevice
+        device.objects = ModuleStates(device)
 
 
 class ModuleStates:
@@ -28,7 +43,7 @@ class ModuleStates:
 
     restored = ""  # nothing begins anew
 
-    def __init__(self, device: CheckedDevice) -> None:
+    def __init__(self, device: Any) -> None:  # noqa: ANN401  # a CheckedDevice that is Stateful
         self.device = device
 
     def taken(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -42,16 +57,27 @@ class ModuleStates:
 
     def restore(self, state: State) -> None:
         """Let the modules go on from a state."""
+        self._put(state.facts["user"], state.tensors)
+
+    def _put(self, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         for path, module in self._modules():
             own = f"{PREFIX}{path}:"
-            tensors = {n: t for n, t in state.tensors.items() if n.startswith(own)}
-            put_into(module, own, state.facts["user"]["modules"][path], tensors)
+            held = {name: tensor for name, tensor in tensors.items() if name.startswith(own)}
+            put_into(module, own, facts["modules"][path], held)
 
-    def require(self, state: State) -> None:
-        """Refuse a state that lacks a module's.
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Put back at the end what the modules have now."""
+        facts, tensors = self.taken()
+        copies = {name: tensor.clone() for name, tensor in tensors.items()}
+        yield
+        self._put(facts, copies)
+
+    def required(self, state: State) -> set[str]:
+        """Return the names of a state's tensors that are in attributes.
 
         Raises:
-            StateError: names the module.
+            StateError: it lacks what a module keeps.
         """
         found = state.facts.get("user", {}).get("modules", {})
         for path, _ in self._modules():
@@ -61,6 +87,7 @@ class ModuleStates:
                     "another split of the model",
                     code="BX5121",
                 )
+        return {name for name in state.tensors if name.startswith(PREFIX)}
 
     def _require_kept(self, path: str, module: nn.Module, parts: Mapping[str, Any]) -> None:
         """Refuse an attribute that calls go by, and that is no data any more."""

@@ -82,8 +82,9 @@ class ObjectStates:
         if state.step:
             tell(self.restored)
 
-    def require(self, state: State) -> None:
-        """Take any state of the step: what it lacks begins anew."""
+    def required(self, state: State) -> set[str]:
+        """Return the names of a state's tensors that are in attributes or the optimizer's."""
+        return {name for name in state.tensors if name.startswith(PREFIX)}
 
     def _generators(self) -> list[Any]:
         """Return the generators that the user's objects and functions lead to, in one order."""

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 __all__ = ["State", "StateError", "restore", "state_of"]
 
-USER = "user:"  # as `plain_values.PREFIX`, which only some bundles have
-
 DTYPES = {code: dtype for dtype, code in CODES.items()}
 
 
@@ -266,8 +264,7 @@ def _require(device: CheckedDevice, state: State) -> None:
         names.add(name)
         _require_like(name, tensor, state.tensors.get(name))
     if device.objects is not None:
-        device.objects.require(state)
-        names |= {name for name in state.tensors if name.startswith(USER)}
+        names |= device.objects.required(state)
     own = {name for name in state.tensors if not name.startswith("optimizer:")}
     if own - names:
         raise StateError(

@@ -69,6 +69,19 @@ def test_the_module_alone_is_opaque_and_is_as_it_was() -> None:
     assert model.inner.calls == 0
 
 
+def test_only_where_it_may_be_opaque() -> None:
+    for how in ({"strict": True}, {"training": False}):
+        with refused("BX0160g", CaptureError):
+            capture(Net(Counting()), BATCH, loss, **how)  # type: ignore[arg-type]  # of bools
+    found = capture(Net(Counting()), BATCH, loss, strict=True, leaves=("inner",))
+    assert states(found.graph) == {"leaf.inner": ("calls",)}
+
+
+def test_state_in_a_part_of_an_opaque_module_is_its_own() -> None:
+    inner = nn.Sequential(Counting(), nn.ReLU())
+    assert states(graph_of(Net(inner), "inner")) == {"leaf.inner": ("0.calls",)}
+
+
 def test_a_stage_with_such_a_module_does_not_run_again() -> None:
     for inner, expected in ((Counting(), False), (Cached(), True)):
         graph = graph_of(Net(inner))

@@ -6,7 +6,7 @@ The room's first door. It knows nothing of devices, stages or emitted code.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -101,7 +101,8 @@ def capture(
     """
     on_meta = _require_traceable(module, loss)
     example_batch = to_meta(example_batch) if on_meta else example_batch
-    how, stateful = _route(module, loss, example_batch, training, autocast)
+    opaque = find_leaves(module, leaves).keys() if strict else None
+    how, stateful = _route(module, loss, example_batch, training, autocast, opaque)
     names = input_names(module, example_batch, how)
     batch = take_apart(example_batch, names, tensor_names(module), batch_dims)
     batch = batch.with_lengths(lengths or {})
@@ -127,7 +128,12 @@ def capture(
 
 
 def _route(
-    module: nn.Module, loss: Loss | None, example: object, training: bool, autocast: str | None
+    module: nn.Module,
+    loss: Loss | None,
+    example: object,
+    training: bool,
+    autocast: str | None,
+    opaque: Collection[str] | None,
 ) -> tuple[Route, tuple[str, ...] | None]:
     """Return how a batch reaches forward, and the modules whose calls go by what they have left.
 
@@ -138,7 +144,8 @@ def _route(
     if loss is not None and training:
         how = settle(module, how, example, partial(_has_loss, module, loss, example))
     with _in_mode(module, training):
-        stateful = modules_with_state(module, loss, take_apart(example), how, autocast)
+        about = module, loss, take_apart(example), how, autocast
+        stateful = modules_with_state(*about, opaque if training else ())
     return how, stateful if training else ()
 
 

@@ -34,7 +34,13 @@ from bigbrain_fx.frontend.tracing.opaque.rules import (
 )
 from bigbrain_fx.frontend.tracing.opaque.tensor_access import TensorReads
 from bigbrain_fx.frontend.tracing.state.attributes import FORWARD_HOOKS, Attributes
-from bigbrain_fx.frontend.tracing.state.module_state import Marks, aside, marks, moved
+from bigbrain_fx.frontend.tracing.state.module_state import (
+    Marks,
+    aside,
+    is_within,
+    marks,
+    moved,
+)
 from bigbrain_fx.frontend.translation.kept import LEAF, Keeper, KeptCall, place, placed
 from bigbrain_fx.frontend.translation.leaf import attribute_of, call_leaf, own_tensors
 from bigbrain_fx.frontend.translation.nests import decode
@@ -100,7 +106,7 @@ class Leaves:
             if self.lines is not None:
                 stack.enter_context(self.lines.observed(rows))
             for path, module in self.modules.items():
-                goes_by_state = None if self.stateful is None else path in self.stateful
+                goes_by_state = None if self.stateful is None else _has(path, self.stateful)
                 observer = partial(_Observer, facts=self.seen[path], goes_by_state=goes_by_state)
                 stack.enter_context(_in_place(module, observer))
             yield
@@ -126,6 +132,11 @@ class Leaves:
                 stand_in = partial(_StandIn, path=path, keeper=keeper, facts=facts)
                 stack.enter_context(_in_place(module, stand_in))
             yield
+
+
+def _has(path: str, stateful: Sequence[str]) -> bool:
+    """Whether a module is one of those with state, is in one or has one inside."""
+    return is_within(path, stateful) or any(is_within(other, (path,)) for other in stateful)
 
 
 @dataclass

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -31,6 +31,7 @@ from bigbrain_fx.frontend.tracing.state.counters import Decision, decision, numb
 from bigbrain_fx.frontend.tracing.state.module_state import (
     begun_anew,
     goes_on,
+    is_within,
     moving_modules,
 )
 from bigbrain_fx.frontend.tracing.state.python_rng import where_changed
@@ -42,20 +43,34 @@ _STRIDED = (Tensor, nn.Parameter)
 _Held = list[tuple[Tensor, Tensor]]  # tensors, and their numbers
 _MOST = 2**28  # bytes of weights, for which a few calls take long
 _REMEDY = (
-    "let the model hold it in a buffer, self.register_buffer('calls', torch.zeros(())) in "
-    "__init__, write into it in place (self.calls += 1), and read it as a tensor "
-    "(torch.clamp(self.calls / 100, max=1.0), or torch.where(self.calls % 100 == 0, new, old) for "
-    "if); or let the batch bring it: an entry of batches() with a number for each row. Parameters "
-    "and modules are made in __init__; what only a first call changes (a cache for longer texts) "
-    "is there when model() has run the model once; a loss that is a module with buffers is held by "
-    "the model, whose forward returns the loss"
+    "put it, with the lines that go by it, into a module of its own, which forward calls once: "
+    "that is opaque, and its attributes are recorded. Or hold it in a buffer, "
+    "self.register_buffer('calls', torch.zeros(())) in __init__, write into it in place "
+    "(self.calls += 1), and read it as a tensor (torch.clamp(self.calls / 100, max=1.0), or "
+    "torch.where(self.calls % 100 == 0, new, old) for if); or let the batch bring it: an entry of "
+    "batches() with a number for each row. Parameters and modules are made in __init__; what only "
+    "a first call changes (a cache for longer texts) is there when model() has run the model once; "
+    "a loss that is a module with buffers is held by the model, whose forward returns the loss"
 )
 
 
 def modules_with_state(
-    model: nn.Module, loss: Loss | None, batch: Batch, how: Route, autocast: str | None
+    model: nn.Module,
+    loss: Loss | None,
+    batch: Batch,
+    how: Route,
+    autocast: str | None,
+    opaque: Collection[str] | None = None,
 ) -> tuple[str, ...] | None:
     """Return the modules whose calls go by what they leave in attributes; None: too costly to say.
+
+    Args:
+        model: in the mode that it is captured in.
+        loss: the user's.
+        batch: the example, taken apart.
+        how: it reaches forward.
+        autocast: as captured.
+        opaque: paths of the modules that may be such, with those within; None: any.
 
     Raises:
         CaptureError: calls give unlike numbers for the same batch, now or later, and it is not by
@@ -72,10 +87,11 @@ def modules_with_state(
     found = apart(partial(_refused, step, plain, example)) or {}
     if "error" not in found:
         return ()
-    kept = _in_modules(step, plain, example) if step.trains else None
-    if kept is None:
+    kept = _in_modules(step, plain, example) if opaque is None or opaque else None
+    paths = tuple(json.loads(kept["paths"])) if kept else ()
+    if not paths or not (opaque is None or all(is_within(path, opaque) for path in paths)):
         raise from_fields(json.loads(found["error"]))
-    return tuple(json.loads(kept["paths"]))
+    return paths
 
 
 def _in_modules(step: Step, plain: Plain, example: Sequence[Tensor]) -> Mapping[str, str] | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -140,9 +140,13 @@ def moving_modules(model: nn.Module, run: Callable[[], object]) -> tuple[str, ..
     outer = [p for p in paths if not any(p.startswith(f"{other}.") for other in paths)]
     held = {id(p): p.numel() for path in outer for p in model.get_submodule(path).parameters()}
     share = sum(held.values()) / max(1, sum(p.numel() for p in model.parameters()))
-    has_tensors = any(f"{path}.".startswith(f"{o}.") and before[path, name][1]
-                      for path, name in before for o in outer)  # fmt: skip
+    has_tensors = any(held and is_within(path, outer) for (path, _), (_, held) in before.items())
     return () if share > _NEARLY_ALL or has_tensors else tuple(outer)
+
+
+def is_within(path: str, outer: Collection[str]) -> bool:
+    """Whether a module is one of some, or inside one."""
+    return any(f"{path}.".startswith(f"{other}.") for other in outer)
 
 
 @contextmanager

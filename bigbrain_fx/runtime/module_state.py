@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from .modules import owner_of
@@ -63,7 +64,7 @@ class ModuleStates:
         for path, module in self._modules():
             own = f"{PREFIX}{path}:"
             held = {name: tensor for name, tensor in tensors.items() if name.startswith(own)}
-            put_into(module, own, facts["modules"][path], held)
+            put_into(module, own, facts["modules"][path], held, self.device.device)
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -119,10 +120,14 @@ def taken_of(module: nn.Module, prefix: str) -> tuple[dict[str, Any], dict[str, 
 
 
 def put_into(
-    module: nn.Module, prefix: str, facts: dict[str, Any], tensors: dict[str, Tensor]
+    module: nn.Module,
+    prefix: str,
+    facts: dict[str, Any],
+    tensors: dict[str, Tensor],
+    home: torch.device | None = None,
 ) -> None:
     """Let a module have the attributes that `taken_of` gave; others that are data go."""
-    values = Values(dict(module.named_parameters()), prefix, tensors)
+    values = Values(dict(module.named_parameters()), prefix, tensors, home)
     for path, part in module.named_modules():
         kept = facts["parts"].get(path, {})
         for name in encoded(Values(values.parameters, prefix), vars(part)).keys() - kept.keys():

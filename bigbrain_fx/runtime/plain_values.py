@@ -72,11 +72,13 @@ class Values:
         names: parameters by their identity -> their names in the model.
         prefix: of the names of tensors.
         tensors: by name.
+        home: where tensors come to that were not on the CPU; the parameters' device when left out.
     """
 
     parameters: Mapping[str, nn.Parameter]
     prefix: str
     tensors: dict[str, Tensor] = field(default_factory=dict)
+    home: torch.device | None = None
 
     def __post_init__(self) -> None:
         self._names = {id(p): name for name, p in self.parameters.items()}
@@ -177,7 +179,8 @@ class Values:
     def _decode_tensor(self, found: Mapping[str, Any]) -> Tensor:
         kept = self.tensors[found["of"]]
         like = next(iter(self.parameters.values()), kept)
-        where = like.device if found["on"] != "cpu" else torch.device("cpu")
+        where = self.home or like.device
+        where = where if found["on"] != "cpu" else torch.device("cpu")
         room = 1 + sum((n - 1) * s for n, s in zip(kept.shape, found["strides"], strict=True))
         if room != kept.numel():  # a view with gaps
             return kept.to(where, copy=True)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -203,6 +204,18 @@ def test_state_that_is_no_data_any_more_stops_the_run() -> None:
     module.kept = module.weight.sum()
     with refused("BX5123", StateError):
         states.taken()
+
+
+def test_what_a_part_without_rows_moves_is_put_back() -> None:
+    module: Any = nn.Linear(2, 2)
+    module.calls, module.kept = 3, torch.ones(2)
+    held = {0: nn.ModuleDict({"m": module})}
+    device = SimpleNamespace(stateful={"m": ("calls",)}, modules=held, device=torch.device("cpu"))
+    with ModuleStates(device).aside():
+        module.calls, module.late = 4, 1
+        module.kept.add_(1)
+    assert (module.calls, module.kept.tolist()) == (3, [1.0, 1.0])
+    assert not hasattr(module, "late")
 
 
 def test_a_state_of_another_split_is_refused() -> None:

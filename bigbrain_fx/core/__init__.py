@@ -24,6 +24,7 @@ from bigbrain_fx.core.costs import Costs as Costs, OpCost as OpCost
 from bigbrain_fx.core.doors import door as door, promised as promised
 from bigbrain_fx.core.graph import (
     INT8_MOST as INT8_MOST,
+    OPAQUE_MODULE as OPAQUE_MODULE,
     OPAQUE_STEP as OPAQUE_STEP,
     Arg as Arg,
     CallArguments as CallArguments,

@@ -13,6 +13,7 @@ from bigbrain_fx.core.sizes import Dim, is_length, size_of
 from bigbrain_fx.core.tensor_spec import TensorSpec
 
 OPAQUE_STEP = "user.step"
+OPAQUE_MODULE = "leaf."
 """Target of the op that is a whole training step of the user's own Python, see `frontend`."""
 
 
@@ -187,6 +188,19 @@ class Op:
         own = [ref.param for ref in leaves(self._all_args()) if isinstance(ref, ParamRef)]
         inner = [name for op in self.body.ops for name in op.params] if self.body else []
         return tuple(dict.fromkeys(own + inner))
+
+    @property
+    def state(self) -> tuple[str, ...]:
+        """Plain attributes that a call of an opaque module goes by, as the call before left them.
+
+        They stand behind what the call is given, and behind the attributes that it gives.
+        """
+        if not self.target.startswith(OPAQUE_MODULE):
+            return ()
+        match self.args[0]:
+            case (_, (_, _, _, (_, names))):
+                return tuple(map(str, names))  # type: ignore[arg-type]  # a nest of texts
+        return ()
 
     @property
     def layer(self) -> str:

@@ -139,6 +139,7 @@ if TYPE_CHECKING:
     )
     from bigbrain_fx.frontend.translation.kept import LEAF as LEAF, LINES as LINES, LOSS as LOSS
     from bigbrain_fx.frontend.translation.leaf import (
+        apart_from_here as apart_from_here,
         leaf as leaf,
         leaf_paths as leaf_paths,
         lines_apart as lines_apart,

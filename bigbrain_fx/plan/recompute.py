@@ -127,6 +127,15 @@ def may_repeat(graph: Graph, stage: Stage) -> bool:
 
 def _require_repeatable(graph: Graph, stage: Stage) -> None:
     """Refuse a stage that writes what training changes, too: what it reads twice would differ."""
+    kept = next((op for op in map(graph.op.__getitem__, stage.ops) if op.state), None)
+    if kept is not None:
+        raise InputError(
+            f"stage {stage.index} has an opaque module with state in attributes ('{kept.name}'), "
+            "so it cannot run again",
+            code="BX1353",
+            at=kept.source or None,
+            help="leave the stage out of --activation-checkpointing",
+        )
     for name, op in _written(graph, stage):
         if graph.param[name].is_trained:
             raise InputError(

@@ -71,7 +71,7 @@ def live_ops(graph: Graph) -> frozenset[str]:
     wanted = [graph.loss] if graph.loss else list(graph.outputs)
     pending = [name for name in wanted if name in graph.op]
     pending += [op.name for op in graph.ops if any(name in graph.param for name in op.mutates)]
-    pending += [op.name for op in graph.ops if op.checks]
+    pending += [op.name for op in graph.ops if op.checks or op.state]
     writers = defaultdict(list)
     for op in graph.ops:
         for name in op.mutates:
@@ -120,7 +120,7 @@ def _replicated(graph: Graph) -> Iterator[str]:
     wanted = {*graph.outputs, graph.loss}
     cheap_params = {p.name for p in graph.params if p.kind != "parameter" and p.name not in mutated}
     for op in graph.ops:
-        pure = not (op.random or op.mutates or op.checks or op.requires_grad)
+        pure = not (op.random or op.mutates or op.checks or op.state or op.requires_grad)
         pure = pure and op.name not in mutated
         local = all(ref in kept or ref in graph.input for ref in op.refs)
         stateless = cheap_params.issuperset(op.params)

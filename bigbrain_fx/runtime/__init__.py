@@ -111,6 +111,11 @@ if TYPE_CHECKING:
     from .loss_weight import LossWeight as LossWeight, mapped as mapped
     from .malloc import keep_freed_memory as keep_freed_memory
     from .marks import marking as marking
+    from .module_state import (
+        Stateful as Stateful,
+        put_into as put_into,
+        taken_of as taken_of,
+    )
     from .modules import (
         Region as Region,
         Stage as Stage,
@@ -143,6 +148,7 @@ if TYPE_CHECKING:
         restore_optimizer as restore_optimizer,
     )
     from .own_lines import Shell as Shell, forward_of as forward_of, lines_until as lines_until
+    from .plain_values import UnkeptError as UnkeptError, Values as Values
     from .planned_infer import InferenceDevice as InferenceDevice
     from .promises import AgainError as AgainError, MakingAgain as MakingAgain, again as again
     from .rates import RewindableRates as RewindableRates

@@ -24,7 +24,6 @@ from .weights import require_owners
 if TYPE_CHECKING:  # a bundle has the files of what its plan uses
     from .asynchronous import Versions
     from .loss_scale import LossScale
-    from .opaque_state import ObjectStates
     from .rates import RewindableRates
     from .replicas import Replicas
     from .statistics import Statistics
@@ -61,7 +60,7 @@ class CheckedDevice(HookedDevice, PipelineDevice):
     weights: StoredWeights | None = None
     stored: StoredState | None = None
     versions: Versions | None = None
-    objects: ObjectStates | None = None  # of the user's, where no stage is traced
+    objects: Any = None  # what the user's keep by value: see `opaque_state` and `module_state`
 
     def __init__(
         self, transport: AgreeingTransport, stream: ComparedStream, seed: int, device: torch.device

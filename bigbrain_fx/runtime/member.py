@@ -103,10 +103,10 @@ def warm_up(bundle: Bundle, seed: int, control: Control) -> None:
 
     A spare that is needed meanwhile leaves it at that.
     """
-    for rank in range(len(bundle.devices)):
+    for rank, cls in enumerate(bundle.devices):
         if control.duties:
             return
-        if "weights" in bundle.devices[rank].offload or bundle.devices[rank].is_opaque:
+        if "weights" in cls.offload or cls.is_opaque or hasattr(cls, "stateful"):
             continue  # its memory does not hold them; a step leaves traces in the user's Python
         torch.set_num_threads(bundle.threads[rank])
         device = make_device(bundle, rank, _Nothing(), seed, torch.device("cpu"), offloads=False)

@@ -186,7 +186,15 @@ class UnevenRows(Feature):
         """Let a stage write into copies where its micro-batch counts nothing."""
         if phase != "forward" or self._counts(micro) or self._is_summed(stage):
             return nullcontext()
-        return Twice(self.device.modules[stage]).aside()
+        return self._aside(stage)
+
+    @contextmanager
+    def _aside(self, stage: int) -> Iterator[None]:
+        """Let a stage write into copies, and its opaque modules keep their attributes."""
+        objects = self.device.objects
+        kept = nullcontext() if objects is None else objects.aside()
+        with Twice(self.device.modules[stage]).aside(), kept:
+            yield
 
     def _counts(self, micro: int) -> bool:
         sizes = self.device.stream.sizes

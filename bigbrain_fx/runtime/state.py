@@ -167,7 +167,7 @@ def state_at(device: CheckedDevice, about: Mapping[str, Any] | None = None) -> S
     if device.objects is not None:
         facts["user"], more = device.objects.taken()
         tensors.update(more)
-    elif device.optimizer is not None:
+    if device.optimizer is not None and not device.is_opaque:
         facts["optimizer"] = optimizer_facts(device.optimizer, device.updated, device.rates.base)
         if device.stored is not None:
             device.stored.put_home(facts["optimizer"], device.updated)
@@ -183,7 +183,7 @@ def restore(device: CheckedDevice, state: State) -> None:
     Raises:
         StateError: the state is of another model, data or optimizer; names field, expected, found.
     """
-    if device.objects is not None:
+    if device.objects is not None and device.is_opaque:
         _require_run(device, state)
         device.objects.restore(state)
         device.finished, device.step = state.step, max(0, state.step - 1)
@@ -210,6 +210,8 @@ def restore(device: CheckedDevice, state: State) -> None:
             state.facts,
             keep=None if device.stored is None else device.stored.keep,
         )
+    if device.objects is not None:
+        device.objects.restore(state)
     device.finished, device.step = state.step, max(0, state.step - 1)
     device.stream.rewind(state.step)
 
@@ -261,6 +263,8 @@ def _require(device: CheckedDevice, state: State) -> None:
     for name, tensor in _held(device):
         names.add(name)
         _require_like(name, tensor, state.tensors.get(name))
+    if device.objects is not None:
+        names |= device.objects.required(state)
     own = {name for name in state.tensors if not name.startswith("optimizer:")}
     if own - names:
         raise StateError(

@@ -65,6 +65,7 @@ def require_repeatable(bundle: Bundle) -> None:
             cls.empties_every > 1 for cls in bundle.devices
         ),
         "runs the user's own step": any(cls.is_opaque for cls in bundle.devices),
+        "has opaque modules with state": any(hasattr(cls, "stateful") for cls in bundle.devices),
         "has GPUs": set(bundle.kinds) != {"cpu"},
     }
     for what, is_so in found.items():

@@ -133,7 +133,7 @@ class Worker:
 
     def _tell_restored(self, first: int) -> None:
         """Say what the user's own objects have kept, and what no state holds."""
-        if first and self.device.objects is not None:
+        if first and self.device.objects is not None and self.device.objects.restored:
             note = json.dumps({"text": self.device.objects.restored})
             self.control.post(f"event/{first}/{self.device.name}-warned", note)
 

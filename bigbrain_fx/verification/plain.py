@@ -132,6 +132,7 @@ class _Comparison:
         }
         self.updates = Updates(self.file, held, self.own.training)
         self.constants: dict[str, Tensor] = {}
+        self.functions = self.captured.functions
         self.rounded = frozenset(quantised_weights(self.plan.graph))
 
     def compare(self, steps: int, enough_s: float = math.inf) -> str:
@@ -184,6 +185,7 @@ class _Comparison:
         elif fine or same:
             self.lines.append(f"step {step}: loop or graph alone has gradients that are not finite")
         self.updates.take(step, state, given, after, folder)
+        self.functions = reference.functions  # what opaque modules have left is the next step's
         for name in ("inputs", "gradients", "after", "exact", *(["state"] if step else [])):
             (folder / name).unlink(missing_ok=True)
 
@@ -242,7 +244,7 @@ class _Comparison:
         if wide:
             graph = replace(widened(graph), autocast=None)
             tensors = {name: _wide(tensor) for name, tensor in tensors.items()}
-        return LoopReference(graph, stages, tensors, self.captured.functions)
+        return LoopReference(graph, stages, tensors, self.functions)
 
     def _inputs(self, inputs: Mapping[str, Tensor], micro: int) -> Mapping[str, Tensor]:
         entries = self.plan.graph.inputs

@@ -22,7 +22,14 @@ import torch
 from torch import Tensor, nn
 
 from bigbrain_fx.core import ROW_COUNTS, Dim, Graph, Op, Ref, Shard, Stages
-from bigbrain_fx.frontend import draw_places, place_name, run_graph, run_members, taken
+from bigbrain_fx.frontend import (
+    apart_from_here,
+    draw_places,
+    place_name,
+    run_graph,
+    run_members,
+    taken,
+)
 from bigbrain_fx.plan import Plan
 from bigbrain_fx.verification import plain_batches
 from bigbrain_fx.verification.draws import LOOP, Key, reseed
@@ -201,7 +208,8 @@ class _Members:
         functions: Mapping[str, object],
         leaves_per_stage: bool,
     ) -> None:
-        self.graphs, self.stages, self.functions = graphs, stages, functions
+        self.graphs, self.stages = graphs, stages
+        self.functions = apart_from_here(functions)
         self.watch: Watch | None = None
         self.leaves_per_stage = leaves_per_stage
         self.shards = {(shard.param, shard.member): shard for shard in shards}

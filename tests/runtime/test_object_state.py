@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from bigbrain_fx.runtime.opaque_state import UnkeptError, Values
+from bigbrain_fx.runtime.plain_values import UnkeptError, Values
 
 WEIGHT = nn.Parameter(torch.ones(2, 3))
 

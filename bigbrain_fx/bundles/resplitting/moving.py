@@ -20,7 +20,7 @@ from bigbrain_fx.bundles.resplitting.order import order_notes
 from bigbrain_fx.bundles.resplitting.parts import Division
 from bigbrain_fx.bundles.resplitting.trying import trying
 from bigbrain_fx.cluster import read_cluster
-from bigbrain_fx.core import Cluster
+from bigbrain_fx.core import OPAQUE_MODULE, Cluster
 from bigbrain_fx.emit import check_out, write_bundle
 from bigbrain_fx.errors import InputError, os_error_as
 from bigbrain_fx.plan import (
@@ -107,6 +107,7 @@ def resplit(
     check_out(place, force=force)
     plan = _training_plan(old)
     require_no_overlap(plan, "resplit", _FROM_WEIGHTS)
+    _require_no_state(plan)
     cluster = devices if isinstance(devices, Cluster) else read_cluster(devices)
     asked = plan if partitioner is None else replace(plan, partitioner=partitioner, search=None)
     if freeze:
@@ -118,6 +119,20 @@ def resplit(
         write_bundle(moved, _Moved(moved, named, old), target, force=force, like=old)
     said = (*notes, *kept, *order_notes(plan, moved))
     return Resplit(moved, place, place / COMMITS, named.step, said)
+
+
+def _require_no_state(plan: Plan) -> None:
+    """Refuse a plan whose commits hold what modules keep in attributes: each of its own device."""
+    op = next((op for op in plan.graph.ops if op.state), None)
+    if op is not None:
+        raise InputError(
+            f"the opaque module {op.target.removeprefix(OPAQUE_MODULE)} keeps state in attributes, "
+            "which commits hold for the devices of this bundle only",
+            code="BX3167",
+            at=op.source or None,
+            help="go on with this bundle (train.py --resume), or split the model anew with its "
+            "weights (--weights), where the attributes begin as model() makes them",
+        )
 
 
 def _planned(

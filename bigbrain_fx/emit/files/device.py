@@ -28,6 +28,7 @@ from bigbrain_fx.emit.files.opaque import (
 )
 from bigbrain_fx.emit.files.schedule_text import schedule_lines
 from bigbrain_fx.emit.modules.classes import StageText
+from bigbrain_fx.emit.modules.kept import leaf_path
 from bigbrain_fx.emit.modules.layout import WIDTH, double_quoted, quiet, wrapped
 from bigbrain_fx.emit.modules.names import identifier
 from bigbrain_fx.emit.modules.taps import TAPPING
@@ -41,6 +42,7 @@ _OVERLAP = {
     "stash": "# a micro-batch computes with the weights of `ahead` updates before its own",
 }
 _COMPILED = "# stages run under torch.compile, with these shapes: equal to rounding"
+_STATEFUL = "# these modules keep plain attributes between calls: checkpoints have them"
 _RECOMPUTE = "# these keep no activations: each backward first runs the stage forward again"
 
 
@@ -58,7 +60,7 @@ def device_text(device: DeviceCode, shared: Mapping[str, str] | None = None) -> 
     bodies = ["\n".join(("", "", *text.lines)) for text in own if text.lines]
     step = step_lines(file) if file.graph.is_opaque_step else []
     program = _device_class(file, own, channels, _tapping([*device.blocks.values(), *bodies]))
-    names = ["Channel", _base_class(file), *["Stage"] * (not file.graph.is_opaque_step)]
+    names = ["Channel", *_bases(file), *["Stage"] * (not file.graph.is_opaque_step)]
     text = "\n".join([*blocks, *bodies, *channels.lines(), *step])
     tried = f"{file.names.module} import {own[0].name}"
     lines = [
@@ -115,6 +117,18 @@ def _copies(file: DeviceFile) -> str:
     return f", {word} {' and '.join(map(str, found))} of {file.stages.replicas}"
 
 
+def _bases(file: DeviceFile) -> tuple[str, ...]:
+    """Return the classes of the runtime that a device's is of."""
+    return ("Stateful", _base_class(file)) if _stateful(file) else (_base_class(file),)
+
+
+def _stateful(file: DeviceFile) -> dict[str, tuple[str, ...]]:
+    """Return the paths of the opaque modules that keep state here, with their attributes."""
+    own = file.stages.of(file.program.device)
+    ops = [file.graph.op[name] for stage in own for name in stage.ops]
+    return {path: op.state for op in ops if op.state and (path := leaf_path(op))}
+
+
 def _base_class(file: DeviceFile) -> str:
     if file.graph.is_opaque_step:
         return OPAQUE
@@ -139,7 +153,7 @@ def _device_class(
     device = file.program.device
     work = "in one step" if file.graph.training else "with one batch"
     lines = [
-        f"class {file.names.program}({_base_class(file)}):",
+        f"class {file.names.program}({', '.join(_bases(file))}):",
         f'    """What {identifier(device)} does {work}; `step_once` at the end is the schedule."""',
         "",
         *_attributes(file, own, channels, tapping),
@@ -168,6 +182,7 @@ def _attributes(
     again = tuple(text.stage.index for text in own if text.stage.runs_again)
     waits = tuple(text.stage.index for text in own if text.stage.deferred)
     promises = tuple(text.stage.index for text in own if text.stage.again)
+    stateful = _stateful(file)
     about = _DEFERRING.format(layers=", ".join(tapping))
     rows = [
         f"name = {file.program.device!r}",
@@ -183,6 +198,7 @@ def _attributes(
         *([f"outputs = {dict(file.graph.output_dims)!r}"] if collects else []),
         f"channels = {_names_tuple(channels.all_names())}",
         *([f"tied = {tied!r}"] if tied else []),
+        *([_STATEFUL, f"stateful = {stateful!r}"] if stateful else []),
         *([f"aliases = {aliases!r}"] if aliases else []),
         *_store_rows(file),
         *_overlap_rows(file),

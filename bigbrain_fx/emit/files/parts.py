@@ -74,6 +74,11 @@ def _varies(bundle: Copied) -> bool:
     return bundle.plan.source.varies or bool(may_be_ungiven(bundle.plan.graph))
 
 
+def _has_state(bundle: Copied) -> bool:
+    """Whether an opaque module goes by what it has left in plain attributes."""
+    return any(op.state for op in bundle.plan.graph.ops)
+
+
 def _has_hosts(bundle: Copied) -> bool:
     device = bundle.plan.cluster.device
     return len({device[name].host for name in bundle.plan.stages.devices}) > 1
@@ -139,6 +144,13 @@ PARTS = (
     Part("batches of several lengths", lambda b: b.plan.source.lengths, ("lengths",)),
     Part("batches that are split by rules", _has_rules, ("splitting",)),
     Part("a training step that runs as it is", lambda b: b.plan.graph.is_opaque_step),
+    Part(
+        "opaque modules with state",
+        _has_state,
+        ("module_state",),
+        is_check=True,
+        is_in_device=False,
+    ),
     Part("devices of several hosts", _has_hosts, ("addresses",), is_check=True, is_in_device=False),
     Part("GPUs", _has_gpus, ("gpus",), is_in_device=False),
     Part(
@@ -157,7 +169,7 @@ PARTS = (
     ),
     Part(
         "random generators of the model file's own",
-        lambda b: GENERATORS in b.extras or b.plan.graph.is_opaque_step,
+        lambda b: GENERATORS in b.extras or b.plan.graph.is_opaque_step or _has_state(b),
         ("own_dice",),
         is_check=True,
         is_in_device=False,

@@ -166,14 +166,14 @@ def _leaf(op: Op, argument: Argument, users: Users) -> ast.expr:
 
     With attributes that it leaves for others: `flat((self.moe(x), self.moe.aux))`.
     """
-    positional, named, *left = _items(op.args[0])
+    positional, named, *names = _items(op.args[0])
     given = [_nest(arg, argument, users) for arg in _items(positional)]
     pairs = map(_pair, _items(named))
     keywords = [ast.keyword(str(k), _nest(v, argument, users)) for k, v in pairs]
-    path = op.target.removeprefix(LEAF)
+    path, left = op.target.removeprefix(LEAF), _items(names[0]) if names else ()
     call: ast.expr = ast.Call(argument(ParamRef(path)), given, keywords)
     if left:
-        own = [argument(ParamRef(f"{path}.{name}")) for name in map(str, _items(left[0]))]
+        own = [argument(ParamRef(f"{path}.{name}")) for name in map(str, left)]
         call = ast.Tuple([call, *own])
     return ast.Call(ast.Name("flat"), [call], []) if op.is_tuple else call
 

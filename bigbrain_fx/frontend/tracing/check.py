@@ -28,6 +28,7 @@ from bigbrain_fx.frontend.tracing.module_results import Results, copied
 from bigbrain_fx.frontend.tracing.plain import same_numbers, seed_python, state_kept
 from bigbrain_fx.frontend.tracing.step import Step
 from bigbrain_fx.frontend.translation.batch import Batch
+from bigbrain_fx.frontend.translation.leaf import apart_from_here
 from bigbrain_fx.frontend.translation.oracle import WrongAnswerError
 
 CHECK_FLOPS = 3e10  # above this a check would take seconds; `verify` compares the real thing anyway
@@ -133,7 +134,8 @@ class CheckRun:
         cloned = {name: tensor.clone() for name, tensor in inputs.items()}
         tensors = self._without_hooks()
         with torch.set_grad_enabled(asked):
-            found = run_graph(self.graph, tensors, cloned, functions=self.functions)
+            functions = apart_from_here(self.functions)
+            found = run_graph(self.graph, tensors, cloned, functions=functions)
         buffers = {
             p.name: self.tensors[p.name].detach().clone()
             for p in self.graph.params
@@ -223,7 +225,8 @@ def module_apart(step: Step, found: Captured, batch: Batch) -> str:
         with run.kept(0), results.noted(step.model):
             run.eager(inputs, asked=False)
         with run.kept(0):
-            run_graph(graph, found.tensors, cloned, functions=found.functions, watch=note)
+            functions = apart_from_here(found.functions)
+            run_graph(graph, found.tensors, cloned, functions=functions, watch=note)
     path = results.first_apart(graph, values)
     draws = any(op.random and not f"{op.module_path}.".startswith(f"{path}.") for op in graph.ops)
     return "" if draws else path

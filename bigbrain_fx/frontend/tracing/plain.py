@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -77,7 +77,8 @@ class Plain:
         Raises:
             Exception: whatever the model raises.
         """
-        with state_kept(self.model):
+        in_turn = getattr(self.step, "in_turn", contextlib.nullcontext)
+        with state_kept(self.model), in_turn():
             for batch in before:
                 with self._running(batch, seed, seed) as copies:
                     self.step(*copies)
@@ -144,12 +145,10 @@ def state_kept(model: nn.Module) -> Iterator[None]:
         for name, tensor in part._buffers.items()
         if tensor is not None
     ]
-    shared = _sharing(model)
     with random_state_kept(), torch.random.fork_rng(devices=[]):
         try:
             yield
         finally:
-            joined = _joined(model, shared)
             with torch.no_grad():
                 for part, name, tensor, memory, numbers in kept:
                     _require_shape(part, name, tensor, numbers)
@@ -158,8 +157,6 @@ def state_kept(model: nn.Module) -> Iterator[None]:
                     part._buffers[name] = tensor
                 for parameter, memory, numbers in frozen:
                     _put_back(parameter, memory, numbers)
-            if joined is not None:
-                raise joined
 
 
 def _put_back(tensor: Tensor, memory: Tensor, numbers: Tensor) -> None:
@@ -168,31 +165,6 @@ def _put_back(tensor: Tensor, memory: Tensor, numbers: Tensor) -> None:
         tensor.data = memory
     if not torch.equal(tensor, numbers):
         tensor.copy_(numbers)
-
-
-def _sharing(model: nn.Module) -> dict[str, int]:
-    """Return where each weight and buffer lies in memory, those without any left out."""
-    named = (*model.named_parameters(), *model.named_buffers())
-    plain = ((n, t) for n, t in named if t.layout is torch.strided and t.device.type != "meta")
-    return {n: t.untyped_storage().data_ptr() for n, t in plain if t.numel()}
-
-
-def _joined(model: nn.Module, before: Mapping[str, int]) -> CaptureError | None:
-    """Refuse what gives two tensors one memory: `t.data = s.data`, which a trace copies once."""
-    after = _sharing(model)
-    homes = {home: name for name, home in after.items() if before.get(name) == home}
-    for name, home in after.items():
-        owner = homes.get(home, name)
-        if before.get(name, home) != home and before.get(owner) != before[name]:
-            return CaptureError(
-                f"forward gives {name} the memory of {owner}: what is written into one is "
-                "from then on written into both, and no graph holds that",
-                code="BX0181a",
-                at=forward_line(model),
-                help=f"copy the numbers: {name}.data.copy_({owner}.data) for {name}.data = "
-                f"{owner}.data",
-            )
-    return None
 
 
 def _require_shape(part: nn.Module, name: str, tensor: Tensor, before: Tensor) -> None:

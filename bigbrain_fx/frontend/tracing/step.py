@@ -299,6 +299,17 @@ class Step(nn.Module):
         finally:
             before.put_back()
 
+    @contextmanager
+    def in_turn(self) -> Iterator[None]:
+        """Let a call find plain attributes as the one before has left them; put back at the end."""
+        before = Attributes.of(self._itself[0], self._given[0])
+        self.watch.keeps = True
+        try:
+            yield
+        finally:
+            self.watch.keeps = False
+            before.put_back()
+
     def _call(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         self.seen.part = "model"
         traces = self.watch.tracing or torch.compiler.is_dynamo_compiling()

@@ -6,7 +6,7 @@ The room's first door. It knows nothing of devices, stages or emitted code.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -29,7 +29,7 @@ from bigbrain_fx.frontend.tracing.objective import (
 from bigbrain_fx.frontend.tracing.opaque.enclosing_module import KeptWhole, enclosing
 from bigbrain_fx.frontend.tracing.opaque.recording import Leaves
 from bigbrain_fx.frontend.tracing.plain import Plain
-from bigbrain_fx.frontend.tracing.state.hidden_state import require_steady_calls
+from bigbrain_fx.frontend.tracing.state.hidden_state import modules_with_state
 from bigbrain_fx.frontend.tracing.step import (
     Loss,
     Route,
@@ -101,38 +101,52 @@ def capture(
     """
     on_meta = _require_traceable(module, loss)
     example_batch = to_meta(example_batch) if on_meta else example_batch
-    how = _route(module, loss, example_batch, training, autocast)
+    opaque = find_leaves(module, leaves).keys() if strict else None
+    how, stateful = _route(module, loss, example_batch, training, autocast, opaque)
     names = input_names(module, example_batch, how)
     batch = take_apart(example_batch, names, tensor_names(module), batch_dims)
     batch = batch.with_lengths(lengths or {})
     rows, is_fixed = batch.rows * (parts or 1), parts is not None
     labels = Labels(name or type(module).__name__, rows, training, autocast, is_fixed=is_fixed)
     attempt = partial(
-        _attempted, module, loss, batch, how, labels, dict(assume or {}), micro_batch=micro_batch
+        _attempted,
+        *(module, loss, batch, how, labels, dict(assume or {})),
+        micro_batch=micro_batch,
+        stateful=stateful,
     )
     device = torch.device("meta") if on_meta else nullcontext()
     with _in_mode(module, training), device:
         own = tuple(leaves)
-        captured = attempt(KeptWhole(own)) if strict else enclosing(module, own, attempt, apart)
+        captured = (
+            attempt(KeptWhole(own))
+            if strict
+            else enclosing(module, own, attempt, apart, stateful or ())
+        )
     if training and loss_needed:
         require_loss(captured.graph)
     return replace(captured, device_lines=device_lines(module, loss))
 
 
 def _route(
-    module: nn.Module, loss: Loss | None, example: object, training: bool, autocast: str | None
-) -> Route:
-    """Return how a batch reaches forward.
+    module: nn.Module,
+    loss: Loss | None,
+    example: object,
+    training: bool,
+    autocast: str | None,
+    opaque: Collection[str] | None,
+) -> tuple[Route, tuple[str, ...] | None]:
+    """Return how a batch reaches forward, and the modules whose calls go by what they have left.
 
     Raises:
-        CaptureError: calls keep what later ones go by.
+        CaptureError: calls keep elsewhere what later ones go by.
     """
     how = route(module, example, loss is not None)
     if loss is not None and training:
         how = settle(module, how, example, partial(_has_loss, module, loss, example))
     with _in_mode(module, training):
-        require_steady_calls(module, loss, take_apart(example), how, autocast)
-    return how
+        about = module, loss, take_apart(example), how, autocast
+        stateful = modules_with_state(*about, opaque if training else ())
+    return how, stateful if training else ()
 
 
 def _require_traceable(module: nn.Module, loss: Loss | None) -> bool:
@@ -160,12 +174,14 @@ def _attempted(
     whole: KeptWhole,
     *,
     micro_batch: int | None,
+    stateful: tuple[str, ...] | None,
 ) -> Captured:
     """Capture with so much of the module kept whole."""
     blank = any(is_blank(t) for t in (*module.parameters(), *module.buffers()))
     step = Step(module, loss, batch, how, labels.training)
     plain = Plain(step, module, labels.autocast)
-    found = Leaves(find_leaves(module, whole.leaves), whole.kept_lines(module, blank))
+    lines = whole.kept_lines(module, blank)
+    found = Leaves(find_leaves(module, whole.leaves), lines, stateful=stateful)
     ladder = Ladder(step, batch, plain, not blank, Oracle(dict(assume)), found)
     return CaptureJob(step, batch, labels, blank, ladder).run(micro_batch)
 

@@ -48,7 +48,7 @@ class KeptCall:
         views: for each output tensor the number of the given one whose storage it shares, or None.
         fixed: numbers of output tensors that carry no gradient.
         left: attributes that a leaf leaves for others to read; `result` is then what it gave, and
-            their values.
+            their values. state: those that its next call goes by.
     """
 
     target: str
@@ -63,6 +63,7 @@ class KeptCall:
     views: tuple[int | None, ...] = ()
     fixed: frozenset[int] = frozenset()
     left: tuple[str, ...] = ()
+    state: tuple[str, ...] = ()
 
     @property
     def single(self) -> bool:
@@ -184,14 +185,17 @@ def _arguments(scope: Scope, call: KeptCall, tensors: Sequence[Arg]) -> tuple[Ar
         own = cast("tuple[object, ...]", call.args)
         return tuple(tensors[a.index] if isinstance(a, TensorSlot) else scope.arg(a) for a in own)
     nest = _with_values(call.args, tensors)
-    nest = with_left(nest, call.left) if call.left else nest
+    nest = _with_names(nest, call.left, call.state)
     return (nest, *(ParamRef(name) for name in call.params))
 
 
-def with_left(nest: Arg, left: tuple[str, ...]) -> Arg:
-    """Return what a leaf is given, and behind it the attributes that its op gives as well."""
+def _with_names(nest: Arg, left: tuple[str, ...], state: tuple[str, ...]) -> Arg:
+    """Return what a leaf is given, behind it the attributes that its op gives, and its state."""
+    if not (left or state):
+        return nest
     kind, items = cast("tuple[str, tuple[Arg, ...]]", nest)
-    return (kind, (*items, ("tuple", left)))
+    more = [("tuple", left), ("tuple", state)] if state else [("tuple", left)]
+    return (kind, (*items, *more))
 
 
 def _with_values(arg: object, values: Sequence[Arg]) -> Arg:

@@ -7,8 +7,10 @@ knows modules; `leaf_trace` knows traces.
 
 from __future__ import annotations
 
+import copy
 import difflib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TypeVar, cast
 
 import torch
@@ -135,16 +137,33 @@ def _assigns(module: nn.Module, name: str) -> CaptureError:
 def run_leaf(module: nn.Module, args: Sequence[object], nest: object) -> object:
     """Run a leaf's op: return its tensor, or the tensors of its result in order."""
     tensors = dict(zip(own_tensors(module), cast("Sequence[Tensor]", args), strict=True))
-    positional, named, *left = cast("_Given", nest)
-    found: list[Tensor] = []
+    positional, named, *names = cast("_Given", nest)
+    left, found = names[0] if names else (), list[Tensor]()
     result = call_leaf(module, tensors, positional, dict(named))
-    values = [attribute_of(module, name) for names in left for name in names]
+    values = [attribute_of(module, name) for name in left]
     encoded: object = place((result, values) if left else result, found)
     return found[0] if isinstance(encoded, TensorSlot) else found
 
 
+def apart_from_here(functions: Mapping[str, object]) -> dict[str, object]:
+    """Return what a graph calls, with copies of opaque modules: their state is the run's own.
+
+    The copies share all tensors, in whose place a call is given others.
+    """
+    return {target: _copied(own) for target, own in functions.items()}
+
+
+def _copied(own: object) -> object:
+    if not isinstance(own, nn.Module):
+        return own
+    held = (*own.parameters(), *own.buffers())
+    with suppress(Exception):  # the user's own objects: a lock, say, which no device has twice
+        return copy.deepcopy(own, {id(tensor): tensor for tensor in held})
+    return own
+
+
 _Given = tuple[tuple[object, ...], Mapping[str, object], *tuple[tuple[str, ...], ...]]
-"""Positional, keyword; and names of attributes that the op gives, where there are any."""
+"""Positional, keyword; then names of attributes: those that the op gives, those that are state."""
 
 
 def attribute_of(module: nn.Module, name: str) -> object:

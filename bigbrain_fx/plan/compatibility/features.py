@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bigbrain_fx.core import Graph, Op
+from bigbrain_fx.core import OPAQUE_MODULE, Graph, Op
 from bigbrain_fx.plan.compatibility.rule import Feature, Request
 from bigbrain_fx.plan.fold import FOLDS
 from bigbrain_fx.plan.nouns import AUTO
@@ -65,6 +65,13 @@ def _written(request: Request) -> str:
     return f"'{names[0]}', which the forward writes" if names else ""
 
 
+def _state(request: Request) -> str:
+    ops = request.graph.ops if request.graph is not None else ()
+    op = next((op for op in ops if op.state), None)
+    return f"what '{op.target.removeprefix(OPAQUE_MODULE)}' keeps in attributes" if op else ""
+
+
+STATE = Feature("opaque modules with state in attributes", _state)
 RANDOM = Feature("random numbers", _drawing)
 WRITTEN = Feature("buffers that the forward writes", _written)
 

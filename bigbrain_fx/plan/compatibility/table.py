@@ -361,6 +361,27 @@ _GROUPS = (
     ),
     Rule(f.GROUPS, f.NO_LOSS, "", "add loss(output, batch), or say --mode eval", code="BX1329"),
 )
+_IN_BUFFERS = "hold it in buffers, written in place (register_buffer)"
+_OWN_DEVICES = "leave --replicas out: the devices are one pipeline then"
+_STATE = (
+    Rule(f.REPLICAS, f.STATE, "each replica would have its own", _OWN_DEVICES, code="BX1352a"),
+    Rule(f.GROUPS, f.STATE, "each member would have its own", _IN_BUFFERS, code="BX1352b"),
+    Rule(
+        f.ASYNCHRONOUS,
+        f.STATE,
+        "the next step's calls begin before its end",
+        _IN_BUFFERS,
+        code="BX1352c",
+    ),
+    Rule(f.COMPILE, f.STATE, "compiled code would keep what it was", _IN_BUFFERS, code="BX1352d"),
+    Rule(
+        f.RECOMPUTE,
+        f.STATE,
+        "a forward that runs again would move it twice",
+        _IN_BUFFERS,
+        code="BX1352e",
+    ),
+)
 RULES: Sequence[Rule] = (
     *_CUTS,
     *_BACKWARDS,
@@ -374,6 +395,7 @@ RULES: Sequence[Rule] = (
     *_VIRTUAL,
     *_GROUPS,
     *_REPLICAS,
+    *_STATE,
 )
 """In the order in which they are tried."""
 

@@ -33,6 +33,9 @@ GRAPH = layers(4)
 DRAWING = replace(GRAPH, ops=(replace(GRAPH.ops[0], random=True), *GRAPH.ops[1:]))
 WRITING = replace(GRAPH, ops=(*GRAPH.ops[:-1], replace(GRAPH.ops[-1], mutates=("w3",))))
 NO_LOSS = replace(GRAPH, loss=None)
+_GIVEN = ("tuple", (("tuple", ()), ("dict", ()), ("tuple", ()), ("tuple", ("calls",))))
+_STATEFUL = replace(GRAPH.ops[-1], target="leaf.memory", args=(_GIVEN, *GRAPH.ops[-1].args))
+STATEFUL = replace(GRAPH, ops=(*GRAPH.ops[:-1], _STATEFUL))
 WEIGHTS = ("weights",)
 TWO = Options("naive", micro_batches=4)
 
@@ -132,6 +135,11 @@ BY_MODEL: tuple[tuple[str, dict[str, object], dict[str, object]], ...] = (
     ("BX1293b", {"replicas": 2}, {"graph": NO_LOSS}),
     ("BX1329", {"tensor": 2}, {"graph": NO_LOSS}),
     ("BX1349", {"tensor": 2}, {"source": LENGTHS}),
+    ("BX1352a", {"replicas": 2}, {"graph": STATEFUL}),
+    ("BX1352b", {"tensor": 2}, {"graph": STATEFUL}),
+    ("BX1352c", {"asynchronous": "2bw"}, {"graph": STATEFUL}),
+    ("BX1352d", {"compiled": True}, {"graph": STATEFUL}),
+    ("BX1352e", {"recompute": "all"}, {"graph": STATEFUL}),
 )
 FOLLOWED = [case for case in BY_MODEL if not {"replicas", "tensor"} & set(case[1])]
 """A plan to follow has replicas and groups of its own."""

@@ -69,6 +69,7 @@ def enclosing(
     leaves: Sequence[str],
     attempt: Callable[[KeptWhole], _Found],
     apart: Sequence[tuple[str, str]] = (),
+    stateful: Sequence[str] = (),
 ) -> _Found:
     """Make an attempt; where it is refused for a part of the model, keep that part whole.
 
@@ -77,12 +78,14 @@ def enclosing(
         leaves: what is kept whole in any case.
         attempt: captures with parts kept whole.
         apart: modules that a trace was found to hold otherwise than they are, by path, and how.
+        stateful: modules whose calls go by what they have left in attributes.
 
     Raises:
         BigBrainError: the first refusal, where no part of the model can be kept instead.
     """
     first: BigBrainError | None = None
-    whole, said = KeptWhole(tuple(leaves)), ""
+    whole = KeptWhole((*leaves, *stateful))
+    said = "its calls go by what they leave in attributes" if stateful else ""
     for path, how in apart:
         whole = _around(model, whole, path, len(leaves)) or whole
         said = said or f"rehearsed otherwise, {how}"

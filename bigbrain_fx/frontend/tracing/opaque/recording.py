@@ -25,9 +25,22 @@ from bigbrain_fx.frontend.tracing.opaque.left_attributes import (
     plain_attributes,
     set_attributes,
 )
-from bigbrain_fx.frontend.tracing.opaque.rules import asks_within, require_found, require_unread
+from bigbrain_fx.frontend.tracing.opaque.rules import (
+    asks_within,
+    require_found,
+    require_unread,
+    twice,
+    unsteady,
+)
 from bigbrain_fx.frontend.tracing.opaque.tensor_access import TensorReads
-from bigbrain_fx.frontend.tracing.state.attributes import FORWARD_HOOKS
+from bigbrain_fx.frontend.tracing.state.attributes import FORWARD_HOOKS, Attributes
+from bigbrain_fx.frontend.tracing.state.module_state import (
+    Marks,
+    aside,
+    is_within,
+    marks,
+    moved,
+)
 from bigbrain_fx.frontend.translation.kept import LEAF, Keeper, KeptCall, place, placed
 from bigbrain_fx.frontend.translation.leaf import attribute_of, call_leaf, own_tensors
 from bigbrain_fx.frontend.translation.nests import decode
@@ -52,6 +65,7 @@ class Facts:
         fixed: numbers of output tensors that carry no gradient.
         left: attributes that it left for others to read: their values are in `result`, behind what
             came out.
+        state: attributes that its next call goes by.
     """
 
     given: tuple[tuple[Size, ...], ...]
@@ -62,6 +76,7 @@ class Facts:
     views: tuple[int | None, ...]
     fixed: frozenset[int]
     left: tuple[str, ...] = ()
+    state: tuple[str, ...] = ()
 
 
 @dataclass
@@ -69,13 +84,15 @@ class Leaves:
     """The leaf modules of one capture, by path, and the facts of their calls.
 
     `lines` are of a forward that is kept whole but for the modules that it calls.
-    `known` has for each number of rows the facts of every call, by path.
+    `known` has for each number of rows the facts of every call, by path. `stateful` are those that
+    go by what their calls leave in attributes, by path; None: nobody knows.
     """
 
     modules: Mapping[str, nn.Module]
     lines: KeptLines | None = None
     known: dict[int, dict[str, list[Facts]]] = field(default_factory=dict)
     seen: dict[str, list[Facts]] = field(default_factory=dict)
+    stateful: tuple[str, ...] | None = ()
 
     def __bool__(self) -> bool:
         """Whether anything is kept whole."""
@@ -89,12 +106,16 @@ class Leaves:
             if self.lines is not None:
                 stack.enter_context(self.lines.observed(rows))
             for path, module in self.modules.items():
-                observer = partial(_Observer, facts=self.seen[path])
+                goes_by_state = None if self.stateful is None else _has(path, self.stateful)
+                observer = partial(_Observer, facts=self.seen[path], goes_by_state=goes_by_state)
                 stack.enter_context(_in_place(module, observer))
             yield
+        for path, calls in self.seen.items():
+            if len(calls) > 1 and any(facts.state for facts in calls):
+                raise twice(path)
         before = self.known.get(rows)
         if before is not None and before != self.seen:
-            raise _unsteady(before, self.seen)
+            raise unsteady(before, self.seen)
         self.known[rows] = self.seen
 
     @contextmanager
@@ -113,42 +134,9 @@ class Leaves:
             yield
 
 
-def _unsteady(before: Mapping[str, list[Facts]], now: Mapping[str, list[Facts]]) -> CaptureError:
-    path = next(path for path in before if before[path] != now[path])
-    pairs = [*zip(before[path], now[path], strict=False)]
-    alike = len(before[path]) == len(now[path])
-    if alike and all(one.tensors == other.tensors for one, other in pairs):
-        what, how = _other_than_shapes(pairs)
-    else:
-        what, how = (
-            "gives other shapes for other data",
-            "return tensors of a fixed shape (pad them)",
-        )
-    return CaptureError(
-        f"the leaf {path} {what} of the same batch size",
-        code="BX0140g",
-        help=f"let it {how}, or make a larger module the leaf",
-    )
-
-
-def _other_than_shapes(pairs: Sequence[tuple[Facts, Facts]]) -> tuple[str, str]:
-    """Say what runs differ in that give tensors of the same shapes, and what to do."""
-    if any(one.views != other.views for one, other in pairs):
-        return (
-            "gives back what it is given for some data, and new tensors for other data",
-            "return a copy (return h.clone()) where it gives h back",
-        )
-    if any(one.fixed != other.fixed for one, other in pairs):
-        return (
-            "gives what needs no gradient for some data, and what needs one for other data",
-            "return h + 0 * self.weight.sum() where it has used no weight",
-        )
-    if any(one.random != other.random for one, other in pairs):
-        return (
-            "draws random numbers for some data, and none for other data",
-            "draw in either case: keep = torch.rand(n) before the branch",
-        )
-    return "does other things for other data", "write into the same tensors in either case"
+def _has(path: str, stateful: Sequence[str]) -> bool:
+    """Whether a module is one of those with state, is in one or has one inside."""
+    return is_within(path, stateful) or any(is_within(other, (path,)) for other in stateful)
 
 
 @dataclass
@@ -214,18 +202,45 @@ class _Observer:
 
     own: _Own
     facts: list[Facts]
+    goes_by_state: bool | None
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         """Run the leaf as it is."""
         module, tensors = self.own.module, own_tensors(self.own.module)
         versions = {name: tensor._version for name, tensor in tensors.items()}
+        is_asked = self.goes_by_state is not False
+        before = marks(module) if is_asked else {}
         result, facts = self.own.facts_of_call(tensors, args, kwargs)
+        if is_asked:
+            again = partial(self.own.call, tensors, args, kwargs)
+            facts = replace(facts, state=self._state(before, facts.left, again))
         self.facts.append(facts)
         require_found(module, tensors, facts.left)
         written = [name for name, tensor in tensors.items() if tensor._version != versions[name]]
         left = [attribute_of(module, name) for name in facts.left]
         require_unread(module, {name: tensors[name] for name in written}, (result, left))
         return result
+
+    def _state(
+        self, before: Marks, left: Sequence[str], again: Callable[[], object]
+    ) -> tuple[str, ...]:
+        """Return the attributes that the call has moved, and that its next one may go by.
+
+        Which count is known of small models only. Else all do that others do not read, and that
+        move once more when the module is called `again`: a cache does not.
+        """
+        module, first = self.own.module, marks(self.own.module)
+        keys = moved(before, first)
+        names = [f"{path}.{name}".removeprefix(".") for path, name in keys]
+        if self.goes_by_state or not names:
+            return tuple(names)
+        attributes = Attributes.of(module)
+        with aside(module):
+            again()
+        keys = [key for key in moved(first, marks(module)) if key in keys]
+        attributes.put_back()
+        names = [f"{path}.{name}".removeprefix(".") for path, name in keys]
+        return tuple(name for name in names if name not in left)
 
 
 def facts_of(
@@ -341,7 +356,7 @@ def applied(call: KeptCall, facts: Facts, tensors: Sequence[Tensor], given: int)
             help="let it write into a copy: x = x.clone()",
         )
     call.result, call.outputs = facts.result, len(facts.tensors)
-    call.random, call.left = facts.random, facts.left
+    call.random, call.left, call.state = facts.random, facts.left, facts.state
     call.mutates = tuple(call.params[i - given] for i in facts.written)
     call.views = tuple(i if i is not None and i < given else None for i in facts.views)
     call.fixed = facts.fixed

@@ -1,4 +1,4 @@
-"""Rules for an opaque module, checked in a plain run: its own tensors, and what it asks autograd.
+"""Rules for an opaque module, checked in plain runs: its tensors, its calls, what it asks autograd.
 
     buffers written in place, read as copies  ─▶ kept      anything else ─▶ refused
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,9 @@ from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend.tracing.opaque.left_attributes import plain_attributes
 from bigbrain_fx.frontend.translation.kept import place
 from bigbrain_fx.frontend.translation.leaf import own_tensors
+
+if TYPE_CHECKING:
+    from bigbrain_fx.frontend.tracing.opaque.recording import Facts
 
 
 def require_found(
@@ -95,6 +98,55 @@ def _saved_by(results: list[Tensor]) -> Iterator[Tensor]:
                 held = getattr(node, name, None)
                 each = held if isinstance(held, tuple) else (held,)
                 yield from (tensor for tensor in each if isinstance(tensor, Tensor))
+
+
+def twice(path: str) -> CaptureError:
+    """Refuse a module with state that is called more than once."""
+    return CaptureError(
+        f"forward calls the opaque module {path} more than once, and it goes by what its calls "
+        "leave in attributes: the calls may be on several devices, each with attributes of its own",
+        code="BX0160j",
+        help=f"let one module call {path}, and keep that one whole: --opaque with its class",
+    )
+
+
+def unsteady(before: Mapping[str, list[Facts]], now: Mapping[str, list[Facts]]) -> CaptureError:
+    """Say what two runs at one batch size differ in."""
+    path = next(path for path in before if before[path] != now[path])
+    pairs = [*zip(before[path], now[path], strict=False)]
+    alike = len(before[path]) == len(now[path])
+    if alike and all(one.tensors == other.tensors for one, other in pairs):
+        what, how = _other_than_shapes(pairs)
+    else:
+        what, how = (
+            "gives other shapes for other data",
+            "return tensors of a fixed shape (pad them)",
+        )
+    return CaptureError(
+        f"the leaf {path} {what} of the same batch size",
+        code="BX0140g",
+        help=f"let it {how}, or make a larger module the leaf",
+    )
+
+
+def _other_than_shapes(pairs: Sequence[tuple[Facts, Facts]]) -> tuple[str, str]:
+    """Say what runs differ in that give tensors of the same shapes, and what to do."""
+    if any(one.views != other.views for one, other in pairs):
+        return (
+            "gives back what it is given for some data, and new tensors for other data",
+            "return a copy (return h.clone()) where it gives h back",
+        )
+    if any(one.fixed != other.fixed for one, other in pairs):
+        return (
+            "gives what needs no gradient for some data, and what needs one for other data",
+            "return h + 0 * self.weight.sum() where it has used no weight",
+        )
+    if any(one.random != other.random for one, other in pairs):
+        return (
+            "draws random numbers for some data, and none for other data",
+            "draw in either case: keep = torch.rand(n) before the branch",
+        )
+    return "does other things for other data", "write into the same tensors in either case"
 
 
 _INPUTS = 3  # of the arguments of torch's engine after the first

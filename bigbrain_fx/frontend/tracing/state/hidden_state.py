@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 
 import torch
@@ -27,6 +28,12 @@ from bigbrain_fx.frontend.tracing.check import CHECK_FLOPS
 from bigbrain_fx.frontend.tracing.plain import Numbers, Plain
 from bigbrain_fx.frontend.tracing.state.attributes import OF_TORCH, Attributes
 from bigbrain_fx.frontend.tracing.state.counters import Decision, decision, numbers_of
+from bigbrain_fx.frontend.tracing.state.module_state import (
+    begun_anew,
+    goes_on,
+    is_within,
+    moving_modules,
+)
 from bigbrain_fx.frontend.tracing.state.python_rng import where_changed
 from bigbrain_fx.frontend.tracing.step import Loss, Route, Step
 from bigbrain_fx.frontend.translation.batch import Batch
@@ -36,35 +43,95 @@ _STRIDED = (Tensor, nn.Parameter)
 _Held = list[tuple[Tensor, Tensor]]  # tensors, and their numbers
 _MOST = 2**28  # bytes of weights, for which a few calls take long
 _REMEDY = (
-    "let the model hold it in a buffer, self.register_buffer('calls', torch.zeros(())) in "
-    "__init__, write into it in place (self.calls += 1), and read it as a tensor "
-    "(torch.clamp(self.calls / 100, max=1.0), or torch.where(self.calls % 100 == 0, new, old) for "
-    "if); or let the batch bring it: an entry of batches() with a number for each row. Parameters "
-    "and modules are made in __init__; what only a first call changes (a cache for longer texts) "
-    "is there when model() has run the model once; a loss that is a module with buffers is held by "
-    "the model, whose forward returns the loss"
+    "put it, with the lines that go by it, into a module of its own, which forward calls once: "
+    "that is opaque, and its attributes are recorded. Or hold it in a buffer, "
+    "self.register_buffer('calls', torch.zeros(())) in __init__, write into it in place "
+    "(self.calls += 1), and read it as a tensor (torch.clamp(self.calls / 100, max=1.0), or "
+    "torch.where(self.calls % 100 == 0, new, old) for if); or let the batch bring it: an entry of "
+    "batches() with a number for each row. Parameters and modules are made in __init__; what only "
+    "a first call changes (a cache for longer texts) is there when model() has run the model once; "
+    "a loss that is a module with buffers is held by the model, whose forward returns the loss"
 )
 
 
-def require_steady_calls(
-    model: nn.Module, loss: Loss | None, batch: Batch, how: Route, autocast: str | None
-) -> None:
-    """Refuse a model whose calls give unlike numbers for the same batch, now or later.
+def modules_with_state(
+    model: nn.Module,
+    loss: Loss | None,
+    batch: Batch,
+    how: Route,
+    autocast: str | None,
+    opaque: Collection[str] | None = None,
+) -> tuple[str, ...] | None:
+    """Return the modules whose calls go by what they leave in attributes; None: too costly to say.
+
+    Args:
+        model: in the mode that it is captured in.
+        loss: the user's.
+        batch: the example, taken apart.
+        how: it reaches forward.
+        autocast: as captured.
+        opaque: paths of the modules that may be such, with those within; None: any.
 
     Raises:
-        CaptureError: they do.
+        CaptureError: calls give unlike numbers for the same batch, now or later, and it is not by
+            such modules alone.
     """
     example = list(batch.sized(batch.rows).values())
     if is_costly(model, example):
-        return
+        return None
     step = Step(model, loss, batch, how)
     step.watch.keeps = True
     plain = Plain(step, model, autocast)
     if _leaves_nothing(step, plain, example):
-        return
+        return ()
     found = apart(partial(_refused, step, plain, example)) or {}
-    if "error" in found:
+    if "error" not in found:
+        return ()
+    kept = _in_modules(step, plain, example) if opaque is None or opaque else None
+    paths = tuple(json.loads(kept["paths"])) if kept else ()
+    if not paths or not (opaque is None or all(is_within(path, opaque) for path in paths)):
         raise from_fields(json.loads(found["error"]))
+    return paths
+
+
+def _in_modules(step: Step, plain: Plain, example: Sequence[Tensor]) -> Mapping[str, str] | None:
+    """Return the modules that have all that calls go by as "paths"; nothing where others have.
+
+    Each trial has a fork of its own: what counts only at first has not begun to count there.
+    """
+    found = apart(partial(_moving, step, plain, example))
+    if not found:
+        return None
+    paths: list[str] = json.loads(found["paths"])
+    trials = [partial(each, step, plain, example, paths) for each in (_goes_on, _begins_anew)]
+    return found if all(apart(trial) for trial in trials) else None
+
+
+def _moving(step: Step, plain: Plain, example: Sequence[Tensor]) -> Mapping[str, str]:
+    """Return the modules whose attributes move as the model runs."""
+    with suppress(Exception):  # the user's own code, in an order of its own
+        paths = moving_modules(step.model, partial(_left, plain, example, _held(step.model)))
+        return {"paths": json.dumps(paths)} if paths else {}
+    return {}
+
+
+def _goes_on(
+    step: Step, plain: Plain, example: Sequence[Tensor], paths: Sequence[str]
+) -> Mapping[str, str]:
+    """Say whether runs go on alike where the modules' attributes are written and read between."""
+    is_data = goes_on(step.model, paths, partial(_left, plain, example, _held(step.model)))
+    return {"is_data": "yes"} if is_data else {}
+
+
+def _begins_anew(
+    step: Step, plain: Plain, example: Sequence[Tensor], paths: Sequence[str]
+) -> Mapping[str, str]:
+    """Say whether nothing decides where the modules' calls begin as the first one does."""
+    run = partial(_left, plain, example, _held(step.model))
+    with suppress(Exception), begun_anew(step.model, paths) as anew:  # as `NotOpaqueError`
+        look = partial(numbers_of, step.model, step.own_loss)
+        return {} if decision(partial(anew, run), look) else {"is_steady": "yes"}
+    return {}
 
 
 def _leaves_nothing(step: Step, plain: Plain, example: Sequence[Tensor]) -> bool:

@@ -200,7 +200,13 @@ def roomier(strategy: Strategy) -> Iterator[Strategy]:
 
 
 def are_alike(graph: Graph, cluster: Cluster, options: Options, count: int) -> bool:
-    """Whether so many replicas have devices alike, and as many micro-batches each."""
+    """Whether so many replicas have devices alike, and as many micro-batches each.
+
+    Their links may be unlike: shares of a group go by its devices alone.
+    """
     divided = (only(cluster, own) for own in divide(cluster, count))
     micro, step = options.micro_batches or count, count * (graph.static_batch or 1)
-    return not (graph.batch % step or micro % count) and len(set(map(likeness, divided))) == 1
+    return (
+        not (graph.batch % step or micro % count)
+        and len({likeness(own)[0] for own in divided}) == 1
+    )

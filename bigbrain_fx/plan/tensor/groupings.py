@@ -3,6 +3,7 @@
     4 4 2 2     alike      [4 4] [2 2]    1:1, each group of devices of one kind
                 dealt      [4 2] [4 2]    2:1, each group with as many of the fast and the slow
                 fastest    [4 4 2]        2:2:1, one group, the others left out
+                nearest    [4 4]          1:1, one group, of those with the quickest links
 
 Members are on one host and have as many threads, so that what is not divided rounds alike on each.
 This file knows devices and their speeds; it knows no model.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, permutations
 from typing import TypeAlias
 
 from bigbrain_fx.core import Cluster, Device
@@ -57,7 +58,8 @@ def groupings(cluster: Cluster, speeds: Mapping[str, float], most: int) -> tuple
         wide = [pool for pool in pools if len(pool) >= members]
         kinds = [[(nameless(device), speeds[device.name]) for device in pool] for pool in wide]
         about = wide, kinds, members
-        for groups in (_alike(*about), _dealt(*about), _fastest(*about)):
+        one_each = _fastest(*about), _nearest(cluster, wide, members)
+        for groups in (_alike(*about), _dealt(*about), *one_each):
             if groups:
                 found[_shared(groups, speeds)] = None
     firsts: dict[object, Grouping] = {}
@@ -128,6 +130,24 @@ def _fastest(
     """Make one group of the fastest devices of each host that has unlike ones."""
     unlike = [pool for pool, own in zip(pools, kinds, strict=True) if len(set(own)) > 1]
     return [tuple(device.name for device in pool[:members]) for pool in unlike]
+
+
+def _nearest(
+    cluster: Cluster, pools: Sequence[Sequence[Device]], members: int
+) -> list[tuple[str, ...]]:
+    """Make one group on each host, of the devices whose slowest link is the quickest."""
+    if not cluster.links:
+        return []
+    found = []
+    for pool in pools:
+        names = [device.name for device in pool]
+        rows = [tuple(names[i : i + members]) for i in range(len(names) - members + 1)]
+        found.append(max(rows, key=lambda row: _slowest(cluster, row)))
+    return found
+
+
+def _slowest(cluster: Cluster, names: Sequence[str]) -> float:
+    return min(cluster.link(a, b).bytes_per_s for a, b in permutations(names, 2))
 
 
 def _shared(groups: Sequence[Sequence[str]], speeds: Mapping[str, float]) -> Grouping:

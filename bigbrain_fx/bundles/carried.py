@@ -18,16 +18,15 @@ import functools
 import inspect
 import linecache
 import math
-import shutil
 import symtable
 import sys
-import sysconfig
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bigbrain_fx.bundles.own_sources import copy_source, own_source
 from bigbrain_fx.emit import imports_of_module
 from bigbrain_fx.errors import InputError
 
@@ -35,7 +34,6 @@ _FUTURE = 0
 for _name in __future__.all_feature_names:
     _FUTURE |= getattr(__future__, _name).compiler_flag
 Make = Callable[..., object]
-_OURS = __name__.partition(".")[0]  # installed wherever a session is, also from a checkout
 _HELP = (
     "write it as text: in a file or a notebook cell, not by exec(); or put it into a module beside "
     "your program and import it"
@@ -169,21 +167,11 @@ class _Text:
         pending = [module]
         while pending:
             name = pending.pop()
-            source = None if name in self.shipped else _own_source(name)
+            source = None if name in self.shipped else own_source(name)
             self.shipped.add(name)
             if source is not None:
-                self._copy(source)
+                copy_source(source, self.folder)
                 pending += imports_of_module(name, source.parent)
-
-    def _copy(self, source: Path) -> None:
-        to = self.folder / source.name
-        if to.exists():
-            return
-        if source.is_dir():
-            is_package = (source / "__init__.py").is_file()  # else a folder may hold anything
-            shutil.copytree(source, to, ignore=_CACHES if is_package else _no_python)
-        else:
-            shutil.copyfile(source, to)
 
     # ------------------------------------------------------------------ by source
 
@@ -355,35 +343,6 @@ def _is_importable(module: str, name: str, value: object) -> bool:
         and is_a_file
         and getattr(found, name, None) is value
     )
-
-
-_CACHES = shutil.ignore_patterns("__pycache__")
-
-
-def _no_python(folder: str, names: list[str]) -> set[str]:
-    return {n for n in names if not (n.endswith(".py") or Path(folder, n).is_dir())} | {
-        "__pycache__"
-    }
-
-
-def _own_source(module: str) -> Path | None:
-    """Return the file or package of the user's that a module is of; None where it is installed."""
-    top = sys.modules.get(module.partition(".")[0])
-    file, folders = getattr(top, "__file__", None), list(getattr(top, "__path__", ()))
-    source = Path(folders[0]) if folders else Path(file) if file else None
-    if source is None or source.name == _OURS or _is_installed(source):
-        return None
-    return source
-
-
-def _is_installed(file: Path) -> bool:
-    return not _roots(tuple(sys.path)).isdisjoint(file.resolve().parents)
-
-
-@functools.lru_cache(maxsize=8)
-def _roots(searched: tuple[str, ...]) -> frozenset[Path]:
-    roots = {Path(p).resolve() for n, p in sysconfig.get_paths().items() if "lib" in n}
-    return frozenset(roots | {Path(p).resolve() for p in searched if p.endswith("-packages")})
 
 
 # --------------------------------------------------------------------------- values

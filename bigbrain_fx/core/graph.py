@@ -13,8 +13,9 @@ from bigbrain_fx.core.sizes import Dim, is_length, size_of
 from bigbrain_fx.core.tensor_spec import TensorSpec
 
 OPAQUE_STEP = "user.step"
-OPAQUE_MODULE = "leaf."
 """Target of the op that is a whole training step of the user's own Python, see `frontend`."""
+OPAQUE_MODULE = "leaf."
+"""Begins the target of an op that calls an opaque module, before its path."""
 
 
 @dataclass(frozen=True, slots=True)

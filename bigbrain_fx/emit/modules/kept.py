@@ -9,14 +9,14 @@ import ast
 import keyword
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from bigbrain_fx.core import OPAQUE_STEP, Arg, Graph, Op, ParamRef
+from bigbrain_fx.core import OPAQUE_MODULE, OPAQUE_STEP, Arg, Graph, Op, ParamRef
 from bigbrain_fx.emit.modules.expressions import attribute, dotted, function_place
 from bigbrain_fx.emit.modules.names import Names
 from bigbrain_fx.errors import InputError
 
 ASSUME = {"assume.true": "assume", "assume.false": "assume_not"}
 LIBRARY = "library."
-LEAF = "leaf."
+LEAF = OPAQUE_MODULE
 LINES = "forward."
 LOSS = "user.loss"
 MODEL_NAME, LOSS_NAME = "user_model", "user_loss"

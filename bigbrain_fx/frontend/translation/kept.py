@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor, fx
 
-from bigbrain_fx.core import Arg, Dim, Op, ParamRef, Ref, times
+from bigbrain_fx.core import OPAQUE_MODULE, Arg, Dim, Op, ParamRef, Ref, times
 from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend.translation.batch import unique
 from bigbrain_fx.frontend.translation.nests import TensorSlot, decode, encode, plain_value
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 KEPT = "bigbrain_fx.kept.default"
 FUNCTION = "opaque."  # a custom torch.autograd.Function
-LEAF = "leaf."
+LEAF = OPAQUE_MODULE
 LINES = "forward."
 LOSS = "user.loss"
 

@@ -25,6 +25,7 @@ from bigbrain_fx.bundles.micro_batches import planned_as_trained
 from bigbrain_fx.bundles.opaque import (
     OF_ESTIMATES,
     planned_whole,
+    with_loss_whole,
     with_modules_whole,
     with_opaque_step,
 )
@@ -151,7 +152,8 @@ def split(
     capture = partial(capture, given=given, recipe=recipe, is_rehearsed=rehearse and not is_off())
     make = partial(_written, capture, chosen, cluster, followed, target)
     is_open = followed is None and _has_code(model)
-    make_whole = partial(with_modules_whole, chosen, make, is_open=is_open)
+    make_loss = partial(with_loss_whole, chosen, make, is_open=is_open)
+    make_whole = partial(with_modules_whole, chosen, make_loss, is_open=is_open)
     made = with_opaque_step(chosen, make_whole, is_open=is_open)
     _warn(made.warnings)
     return made
@@ -165,14 +167,16 @@ def _written(
     target: Target,
     apart: Sequence[BigBrainError],
     refusal: BigBrainError | None,
+    loss_apart: bool,
 ) -> Split:
     """Capture, plan and write: a trace, or the step as one op where a trace was refused.
 
-    Modules that differ `apart` in bundles that were tried before are opaque.
+    Modules that differ `apart` in bundles that were tried before are opaque. So is the loss where
+    what only it reads has other shapes in other batches: `loss_apart`.
     """
     watch = Stopwatch()
     start = watch.lap("start")
-    with capture(refusal=refusal, apart=apart) as found:
+    with capture(refusal=refusal, apart=apart, loss_apart=loss_apart) as found:
         watch.lap("wait for the capture")
         plan, notes = planned(found, options, cluster, followed, refusal)
         require_sent_types(plan)

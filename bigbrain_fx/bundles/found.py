@@ -255,11 +255,13 @@ def captured_model(
     *,
     is_rehearsed: bool = False,
     apart: Sequence[BigBrainError] = (),
+    loss_apart: bool = False,
 ) -> Iterator[FoundModel]:
     """Capture a model as `split` does, or `estimate` with `meta`; inside, weights can be written.
 
     With a `refusal` of its trace the whole step is one op. `is_rehearsed`: what is written of it
     can be trained beside the user's loop. `apart` name modules that are opaque for that.
+    With `loss_apart` the loss is opaque: what only it reads has other shapes in other batches.
 
     Raises:
         BigBrainError: the input cannot be used or captured.
@@ -282,7 +284,9 @@ def captured_model(
     child = CAPTURE_CHILD if is_rehearsed else CHILD
     blank = checkpoint is not None
     with (
-        _session(model, options, time_limit_s, meta, blank, refusal, apart, child) as session,
+        _session(
+            model, options, time_limit_s, meta, blank, refusal, apart, loss_apart, child
+        ) as session,
         Scratch("weights") as scratch,
     ):
         facts = session.facts
@@ -334,6 +338,7 @@ def _session(
     blank: bool = False,
     refusal: BigBrainError | None = None,
     apart: Sequence[BigBrainError] = (),
+    loss_apart: bool = False,
     child: str = CHILD,
 ) -> Iterator[CaptureSession]:
     def start(rows: int | None) -> CaptureSession:
@@ -353,6 +358,7 @@ def _session(
             parts=options.micro_batches or options.replicas or 1,
             strict=options.strict,
             apart=[(error.apart or "", _first_of(error.what)) for error in apart],
+            loss_apart=loss_apart,
             child=child,
         )
 

@@ -24,6 +24,8 @@ _FINAL = {
 }
 OF_ESTIMATES = {**_FINAL, "BX0101": "a model without numbers gives no answer, and `split` has them"}
 """Code of a refusal, or its number -> why it stands though eager PyTorch trains the model."""
+_OTHER_BATCH = "BX0135"
+"""Code of a batch that does not fit what the model was traced with."""
 _MOST = 3  # modules that are kept whole one after another for rehearsals
 
 
@@ -85,6 +87,43 @@ def with_modules_whole(
             if is_last or len(apart) == _MOST:
                 raise (apart[0] if apart else error) from None
             apart = (*apart, error)
+
+
+def with_loss_whole(
+    options: Options,
+    make: Callable[[Sequence[BigBrainError], BigBrainError | None, bool], _Result],
+    apart: Sequence[BigBrainError],
+    refusal: BigBrainError | None,
+    *,
+    is_open: bool,
+) -> _Result:
+    """Make something of a model; where a batch does not fit its trace, with an opaque loss, again.
+
+    What only the loss reads may then have another shape in each batch.
+
+    Args:
+        options: what was asked for.
+        make: makes it, given `apart`, `refusal`, and whether the loss is opaque.
+        apart: modules that are opaque, by the errors that named them.
+        refusal: as in `with_modules_whole`.
+        is_open: as in `with_opaque_step`.
+
+    Raises:
+        BigBrainError: the first, where an opaque loss does not do, either.
+    """
+    try:
+        return make(apart, refusal, False)
+    except BigBrainError as error:
+        is_cut = max(options.micro_batches or 1, options.replicas or 1) > 1
+        if error.code != _OTHER_BATCH or refusal or options.strict or is_cut or not is_open:
+            raise
+        first = error
+    try:
+        return make(apart, None, True)
+    except BigBrainError as error:
+        if error.apart is not None:
+            raise  # a module that differs: it is opaque next
+        raise first from None
 
 
 def _may_run_whole(error: BigBrainError, options: Options, final: Collection[str]) -> bool:

@@ -252,13 +252,15 @@ class Input:
 
     `name` is its name in the graph; `key` is how to reach it in the batch: a path of dict keys and
     tuple positions. `batched` entries are split on dimension 0 into micro-batches, others are
-    passed whole.
+    passed whole. Each batch has another shape of those that `varies`: only an opaque loss reads
+    them.
     """
 
     name: str
     key: tuple[str | int, ...]
     spec: TensorSpec
     batched: bool = True
+    varies: bool = False
 
 
 @dataclass(frozen=True, slots=True)

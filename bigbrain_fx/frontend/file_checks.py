@@ -57,6 +57,7 @@ def captured(file: ModelFile, wanted: Mapping[str, object]) -> Captured:
         strict=bool(wanted.get("strict")),
         lengths=file.free,
         apart=cast("Sequence[tuple[str, str]]", wanted.get("apart", ())),
+        loss_apart=bool(wanted.get("loss_apart")),
     )
 
 

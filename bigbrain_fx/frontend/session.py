@@ -286,6 +286,7 @@ def capture_file(
     parts: int = 1,
     strict: bool = False,
     apart: Sequence[tuple[str, str]] = (),
+    loss_apart: bool = False,
     child: str = CHILD,
 ) -> CaptureSession:
     """Run a model file in a child process and capture its model there.
@@ -305,6 +306,7 @@ def capture_file(
         parts: into which the file's `micro` cuts a batch, where it has one.
         strict: as in `capture`.
         apart: as in `capture`.
+        loss_apart: as in `capture`.
         refusal: why a trace was refused: the step is captured as one op, the user's own Python.
         child: the module of the child process; one may answer more than a capture needs.
 
@@ -327,6 +329,7 @@ def capture_file(
         "parts": parts,
         "strict": strict,
         "apart": list(apart),
+        "loss_apart": loss_apart,
         "known": "" if is_off() else str(folder() / "answers.sqlite"),
         "environment": environment(),
         **({} if refusal is None else {"refusal": refusal.fields}),

@@ -138,7 +138,10 @@ class Stream(KnownStream):
 
     def _wanted(self, name: str, value: object) -> Spec | None:
         """Return what an entry must be."""
-        return self.specs.get(name)
+        wanted = self.specs.get(name)
+        if not (wanted and -1 in wanted[1] and isinstance(value, Tensor)):
+            return wanted
+        return wanted[0], tuple(value.shape) if value.dim() == len(wanted[1]) else wanted[1]
 
     def _remedy(self, name: str, value: object) -> str:
         """Say what to change in `batches` so that an entry fits."""

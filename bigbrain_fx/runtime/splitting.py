@@ -237,7 +237,7 @@ class SplitStream(Stream):
 
     def _wanted(self, name: str, value: object) -> Spec | None:
         """Return what an entry must be; one that may be smaller keeps its own rows."""
-        wanted = self.specs.get(name)
+        wanted = super()._wanted(name, value)
         if wanted is not None and name in self.splitting.lengths and isinstance(value, Tensor):
             from .lengths import own_shape  # only bundles of batches of several lengths have it
 

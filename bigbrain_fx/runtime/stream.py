@@ -34,7 +34,7 @@ class BatchStream:
         whole: inputs that are not split into micro-batches.
         micro_batches: how many parts a batch is split into.
         device: where the tensors go.
-        specs: model input -> element type and shape of its entry in every batch.
+        specs: model input -> element type and shape (-1: any size) of its entry in every batch.
     """
 
     def __init__(
@@ -97,6 +97,7 @@ class BatchStream:
             batch = batch[part]
         if shape == () and isinstance(batch, int | float):
             batch = torch.tensor(batch, dtype=getattr(torch, dtype))
+        shape = getattr(batch, "shape", shape) if -1 in shape else shape
         have = f"{batch.dtype}{[*batch.shape]}" if isinstance(batch, Tensor) else type(batch)
         if have != (want := f"torch.{dtype}{[*shape]}"):
             said = f"step {self.step}: batch entry {name!r} is {have}, the model takes {want}"

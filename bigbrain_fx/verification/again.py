@@ -38,6 +38,7 @@ def capture_again(file: ModelFile, plan: Plan) -> Captured:
         lengths=file.free,
         parts=plan.micro_batches if plan.source.has_micro else None,
         apart=lines_apart(plan.graph),
+        loss_apart=any(entry.varies for entry in plan.graph.inputs),
     )
     found = _rewritten(captured.graph, plan)
     if _unplaced(found) == _unplaced(plan.graph):

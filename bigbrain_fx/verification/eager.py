@@ -48,6 +48,7 @@ class Wanted:
         exact: in float64, one step at a time from a given state, without an optimizer.
         rounded: weights, by name, that a bundle has in int8: rounded as such before anything else.
         divided: entries that count what a batch has, of which each micro-batch has its part.
+        varying: entries of another shape in each batch, which nobody cuts.
         lengths: entries that are shorter in some batches -> in which of their dimensions.
         offsets: entries that hold offsets into the rows laid end to end -> positions of all rows.
         loss_count: by which micro-batches weigh, where the model file has no `loss_weight`.
@@ -67,6 +68,7 @@ class Wanted:
     offsets: Mapping[plain_batches.Path_, int] = field(default_factory=dict)
     lengths: Mapping[plain_batches.Path_, tuple[int, ...]] = field(default_factory=dict)
     divided: tuple[plain_batches.Path_, ...] = ()
+    varying: tuple[plain_batches.Path_, ...] = ()
     call: Call = ()
     entries: Mapping[plain_batches.Path_, int | None] = field(default_factory=dict)
     rows: int = 0
@@ -102,7 +104,8 @@ class TrainingLoop:
         self.model.train()
         self.data = plain_batches.drawn(self.file, wanted.seed)
         found = plain_batches.split_entries(self.file.example_batch, self.file.batch_dims)
-        self.split = {path: dim for path, dim in found.items() if path not in wanted.offsets}
+        others = {*wanted.offsets, *wanted.varying}
+        self.split = {path: dim for path, dim in found.items() if path not in others}
         self.pad = plain_batches.padding(
             self.file.example_batch,
             self.file.pad,

@@ -225,6 +225,7 @@ def wanted_of(plan: Plan, location: str, start: str = "") -> Wanted:
             for e in plan.graph.inputs
             if e.name in plan.source.lengths
         },
+        varying=tuple(e.key for e in plan.graph.inputs if e.varies),
         divided=tuple(e.key for e in plan.graph.inputs if e.name in plan.source.divided),
         call=cast("Call", plan.graph.ops[0].args[0]) if is_opaque else (),
         entries={e.key: dims.get(e.name, 0) if e.batched else None for e in plan.graph.inputs},

@@ -209,7 +209,9 @@ def _read_entries(plan: Plan) -> list[Input]:
 
 
 def _shape(entry: Input, plan: Plan) -> tuple[Dim, ...]:
-    """Return the shape of an entry in a whole batch."""
+    """Return the shape of an entry in a whole batch; -1 where each batch has another size."""
+    if entry.varies:
+        return (-1,) * len(entry.spec.shape)
     if not entry.batched:
         return entry.spec.at(plan.rows).shape
     if plan.source.has_micro:

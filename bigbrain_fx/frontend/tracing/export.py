@@ -6,6 +6,7 @@ This file knows torch.export and its errors; it knows nothing of our graph.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import io
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._decomp import decompositions
 from torch._export.passes import replace_set_grad_with_hop_pass as regions_pass
 from torch.export import Dim, ExportedProgram
 from torch.fx.proxy import TracerBase
@@ -63,8 +65,10 @@ def export_step(
         sizes[place] = {**(sizes[place] or {}), **own} or None
     alike = contextlib.nullcontext() if strict else _as_plain()  # dynamo follows them itself
     plain, cast_as_asked = (_no_inference_mode(), _plain_checkpoints()), ambient(autocast, tensors)
-    whole = _no_grad_within_autocast(), _no_partial_graph()
-    with quiet(), whole[0], whole[1], _users_lines(), cast_as_asked, alike, plain[0], plain[1]:
+    whole = _no_grad_within_autocast(), _no_partial_graph(), _one_time_step()
+    with contextlib.ExitStack() as stack:
+        for each in (quiet(), *whole, _users_lines(), cast_as_asked, alike, *plain):
+            stack.enter_context(each)
         program = torch.export.export(
             step, tuple(tensors), dynamic_shapes={"tensors": tuple(sizes)}, strict=strict
         )
@@ -270,6 +274,33 @@ def _no_partial_graph() -> Iterator[None]:
         raise
     finally:
         sys.stderr.write(said.getvalue().replace(graph, "") if graph.strip() else said.getvalue())
+
+
+@contextlib.contextmanager
+def _one_time_step() -> Iterator[None]:
+    """Let recurrent layers find their shapes by one time step: torch's loop takes seconds a layer.
+
+    Their ops stay whole in a trace; the loop is only how torch learns what they give.
+    """
+    layers = {n: getattr(decompositions, n) for n in _LAYERS if hasattr(decompositions, n)}
+    for name, layer in layers.items():
+        setattr(decompositions, name, functools.partial(_first_step, layer))
+    try:
+        yield
+    finally:
+        for name, layer in layers.items():
+            setattr(decompositions, name, layer)
+
+
+_LAYERS = ("one_layer_rnn", "one_layer_lstm")
+
+
+def _first_step(
+    layer: Callable[..., tuple[Tensor, object]], given: Tensor, *args: object, **named: object
+) -> tuple[Tensor, object]:
+    """Run a recurrent layer on the first of its time steps; return the shapes of all."""
+    found, last = layer(given[:1], *args, **named)
+    return found.new_empty((given.shape[0], *found.shape[1:])), last
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ from bigbrain_fx.frontend.tracing.lines.untraced_queries import (
     until_last_module,
 )
 from bigbrain_fx.frontend.tracing.opaque.recording import Leaves
-from bigbrain_fx.frontend.tracing.opaque.whole_loss import KeptLoss
+from bigbrain_fx.frontend.tracing.opaque.whole_loss import SAID_OF_VARYING, VARIES, KeptLoss
 from bigbrain_fx.frontend.tracing.plain import Plain, another, same_numbers
 from bigbrain_fx.frontend.tracing.state.python_rng import where_rolled
 from bigbrain_fx.frontend.tracing.step import Step
@@ -180,7 +180,14 @@ class Ladder:
         own, part = self.step.own_loss, self.step.seen.part
         if own is None or self.loss is not None or part == "model" or is_about_size(error):
             return False
-        self.loss, self.why = KeptLoss(own), _why(error)
+        return self.keep_loss(_why(error))
+
+    def keep_loss(self, why: tuple[str | None, str]) -> bool:
+        """Keep the user's loss whole, where it can be run; say why."""
+        own = self.step.own_loss
+        if own is None:
+            return False
+        self.loss, self.why = KeptLoss(own), why
         if self.has_numbers:
             rows = max(2, self.batch.rows)
             watch = self.step.watch
@@ -266,7 +273,9 @@ class Ladder:
         for target in self.recorder.functions if self.recorder else ():
             name = target.removeprefix(FUNCTION)
             yield f"BX0110: custom backward in {name} is kept: the stage calls the class itself"
-        if self.loss is not None:
+        if self.loss is not None and self.why == VARIES:
+            yield SAID_OF_VARYING
+        elif self.loss is not None:
             why = ": ".join(filter(None, self.why)).rstrip(":")
             yield (
                 f"BX0150: the loss cannot be traced ({why}): it is kept whole, and the "

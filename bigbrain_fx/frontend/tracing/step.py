@@ -35,6 +35,12 @@ class Route:
     keys: tuple[str, ...] = ()
     positions: int = 0
 
+    def reaches(self, key: Key) -> bool:
+        """Whether what is at a key of the batch is given to forward."""
+        if self.whole or not key:
+            return True
+        return key[0] in self.keys or (isinstance(key[0], int) and key[0] < self.positions)
+
     def call(self, model: nn.Module, batch: object) -> object:
         """Call the model with its part of the batch."""
         if self.whole:

@@ -6,7 +6,7 @@ The room's first door. It knows nothing of devices, stages or emitted code.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -28,6 +28,7 @@ from bigbrain_fx.frontend.tracing.objective import (
 )
 from bigbrain_fx.frontend.tracing.opaque.enclosing_module import KeptWhole, enclosing
 from bigbrain_fx.frontend.tracing.opaque.recording import Leaves
+from bigbrain_fx.frontend.tracing.opaque.whole_loss import VARIES, of_loss_alone, with_varying
 from bigbrain_fx.frontend.tracing.plain import Plain
 from bigbrain_fx.frontend.tracing.state.hidden_state import modules_with_state
 from bigbrain_fx.frontend.tracing.step import (
@@ -67,6 +68,7 @@ def capture(
     strict: bool = False,
     lengths: Mapping[Key, Lengths] | None = None,
     apart: Sequence[tuple[str, str]] = (),
+    loss_apart: bool = False,
 ) -> Captured:
     """Trace a module to a graph, without strictness and with a free batch size.
 
@@ -94,6 +96,8 @@ def capture(
         strict: refuse what no trace can hold; else the smallest module around it is kept whole.
         apart: paths of modules whose traces were found to be other than they, each with how: kept
             whole in that order, one after another.
+        loss_apart: the loss is opaque, and the entries that only it reads have other shapes in
+            other batches: the graph holds for the example's rows, in one micro-batch.
 
     Raises:
         InputError: the batch does not fit forward, or the module fails on it.
@@ -102,17 +106,22 @@ def capture(
     on_meta = _require_traceable(module, loss)
     example_batch = to_meta(example_batch) if on_meta else example_batch
     opaque = find_leaves(module, leaves).keys() if strict else None
-    how, stateful = _route(module, loss, example_batch, training, autocast, opaque)
+    how, vary = _route(module, loss, example_batch, training, loss_apart)
     names = input_names(module, example_batch, how)
-    batch = take_apart(example_batch, names, tensor_names(module), batch_dims)
+    batch = take_apart(example_batch, names, tensor_names(module), batch_dims, vary)
+    with _in_mode(module, training):
+        about = module, loss, batch, how, autocast
+        found = modules_with_state(*about, opaque if training else ())
+    stateful = found if training else ()
     batch = batch.with_lengths(lengths or {})
-    rows, is_fixed = batch.rows * (parts or 1), parts is not None
+    rows, is_fixed = batch.rows * (parts or 1), loss_apart or parts is not None
     labels = Labels(name or type(module).__name__, rows, training, autocast, is_fixed=is_fixed)
     attempt = partial(
         _attempted,
         *(module, loss, batch, how, labels, dict(assume or {})),
         micro_batch=micro_batch,
         stateful=stateful,
+        loss_apart=loss_apart,
     )
     device = torch.device("meta") if on_meta else nullcontext()
     with _in_mode(module, training), device:
@@ -124,29 +133,18 @@ def capture(
         )
     if training and loss_needed:
         require_loss(captured.graph)
-    return replace(captured, device_lines=device_lines(module, loss))
+    graph = with_varying(captured.graph, vary)
+    return replace(captured, graph=graph, device_lines=device_lines(module, loss))
 
 
 def _route(
-    module: nn.Module,
-    loss: Loss | None,
-    example: object,
-    training: bool,
-    autocast: str | None,
-    opaque: Collection[str] | None,
-) -> tuple[Route, tuple[str, ...] | None]:
-    """Return how a batch reaches forward, and the modules whose calls go by what they have left.
-
-    Raises:
-        CaptureError: calls keep elsewhere what later ones go by.
-    """
+    module: nn.Module, loss: Loss | None, example: object, training: bool, loss_apart: bool
+) -> tuple[Route, tuple[Key, ...]]:
+    """Return how a batch reaches forward, and the keys of what only an opaque loss reads."""
     how = route(module, example, loss is not None)
     if loss is not None and training:
         how = settle(module, how, example, partial(_has_loss, module, loss, example))
-    with _in_mode(module, training):
-        about = module, loss, take_apart(example), how, autocast
-        stateful = modules_with_state(*about, opaque if training else ())
-    return how, stateful if training else ()
+    return how, of_loss_alone(example, how) if loss_apart else ()
 
 
 def _require_traceable(module: nn.Module, loss: Loss | None) -> bool:
@@ -175,6 +173,7 @@ def _attempted(
     *,
     micro_batch: int | None,
     stateful: tuple[str, ...] | None,
+    loss_apart: bool,
 ) -> Captured:
     """Capture with so much of the module kept whole."""
     blank = any(is_blank(t) for t in (*module.parameters(), *module.buffers()))
@@ -183,6 +182,8 @@ def _attempted(
     lines = whole.kept_lines(module, blank)
     found = Leaves(find_leaves(module, whole.leaves), lines, stateful=stateful)
     ladder = Ladder(step, batch, plain, not blank, Oracle(dict(assume)), found)
+    if loss_apart:
+        ladder.keep_loss(VARIES)
     return CaptureJob(step, batch, labels, blank, ladder).run(micro_batch)
 
 

@@ -9,7 +9,7 @@ import itertools
 import keyword
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -162,6 +162,7 @@ def take_apart(
     names: Mapping[Key, str] | None = None,
     taken: Iterable[str] = (),
     dims: BatchDims | None = None,
+    whole: Collection[Key] = (),
 ) -> Batch:
     """Find the tensors of an example batch.
 
@@ -174,15 +175,16 @@ def take_apart(
         names: names to give to tensors, by key; others are named after their keys.
         taken: names that are not free.
         dims: which dimension is the batch, None for none, by entry.
+        whole: keys of tensors of which no dimension is, whatever their lengths are.
 
     Raises:
         InputError: it holds no tensor with a dimension 0; or `dims` does not fit it.
     """
-    found = [(key, value) for key, value in _walk(batch, ()) if isinstance(value, Tensor)]
+    found = [(key, value) for key, value in walk(batch, ()) if isinstance(value, Tensor)]
     with about_code():  # a step that runs whole takes any batch
         _require_strided(found)
         _require_plain_keys([key for key, _ in found])
-    said = dims_of(found, dims or {})
+    said = dims_of(found, dims or {}) | dict.fromkeys(whole)
     found = [(key, _first(value, said.get(key) or 0)) for key, value in found]
     own = [tensor.shape[0] for key, tensor in found if said.get(key) is not None]
     asked = [tensor.shape[0] for key, tensor in found if tensor.dim() and key not in said]
@@ -200,7 +202,7 @@ def take_apart(
         Entry(given[key], key, tensor, _has_rows(key, tensor, rows, said), said.get(key) or 0)
         for key, tensor in found
     )
-    offsets = offsets_of(found, dims or {}, rows)
+    offsets = {k: n for k, n in offsets_of(found, dims or {}, rows).items() if k not in whole}
     entries = tuple(
         replace(e, said=e.key in said, per_row=n, batched=e.batched and not n)
         for e in entries
@@ -323,13 +325,14 @@ def _like(original: tuple[object, ...] | list[object], values: list[object]) -> 
     return make(values)
 
 
-def _walk(value: object, key: Key) -> Iterator[tuple[Key, object]]:
+def walk(value: object, key: Key) -> Iterator[tuple[Key, object]]:
+    """Yield what a nest holds, with what leads to it."""
     if isinstance(value, Mapping):
         for name, item in value.items():
-            yield from _walk(item, (*key, name))
+            yield from walk(item, (*key, name))
     elif isinstance(value, tuple | list):
         for index, item in enumerate(value):
-            yield from _walk(item, (*key, index))
+            yield from walk(item, (*key, index))
     else:
         yield key, value
 

@@ -7,21 +7,43 @@ autograd. This file knows losses; it knows no graphs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
 from torch import Tensor
 
-from bigbrain_fx.core import Arg
+from bigbrain_fx.core import Arg, Graph
 from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend.tracing.opaque.rules import asks_within
 from bigbrain_fx.frontend.tracing.opaque.tensor_access import TensorReads
-from bigbrain_fx.frontend.tracing.step import Loss
+from bigbrain_fx.frontend.tracing.step import Loss, Route
+from bigbrain_fx.frontend.translation.batch import walk
+from bigbrain_fx.frontend.translation.batch_dims import Key
 from bigbrain_fx.frontend.translation.kept import LOSS, Keeper, KeptCall, place, placed
 from bigbrain_fx.frontend.translation.nests import TensorSlot, decode, replaced
 from bigbrain_fx.frontend.translation.opaque import Dice
+
+VARIES = None, "what only it reads has another shape in each batch"
+"""Why a loss is opaque that could be traced: its place, which is none, and the sentence."""
+SAID_OF_VARYING = (
+    "the loss is opaque, since what only it reads has another shape in each batch: the device that "
+    "has the output calls loss(output, batch) of the model file, for one micro-batch"
+)
+
+
+def of_loss_alone(batch: object, how: Route) -> tuple[Key, ...]:
+    """Return the keys of the tensors of a batch that do not reach forward."""
+    return tuple(
+        key for key, value in walk(batch, ()) if isinstance(value, Tensor) and not how.reaches(key)
+    )
+
+
+def with_varying(graph: Graph, keys: Collection[Key]) -> Graph:
+    """Return a graph whose inputs with these keys have any shape."""
+    inputs = (replace(entry, varies=entry.key in keys) for entry in graph.inputs)
+    return replace(graph, inputs=tuple(inputs)) if keys else graph
 
 
 @dataclass

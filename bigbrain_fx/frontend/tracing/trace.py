@@ -44,13 +44,11 @@ from bigbrain_fx.frontend.tracing.step import (
 from bigbrain_fx.frontend.translation.batch import Batch, take_apart, to_meta
 from bigbrain_fx.frontend.translation.batch_dims import BatchDims, Key
 from bigbrain_fx.frontend.translation.leaf import find_leaves
-from bigbrain_fx.frontend.translation.library import library_remedies
 from bigbrain_fx.frontend.translation.oracle import Oracle
 from bigbrain_fx.frontend.translation.params import tensor_names
 from bigbrain_fx.frontend.translation.translate import Labels
 
 
-@library_remedies()
 def capture(
     module: nn.Module,
     example_batch: object,

@@ -18,8 +18,8 @@ from pathlib import Path
 from bigbrain_fx.bundles import CAPTURE_CHILD
 from bigbrain_fx.core import Timing
 from bigbrain_fx.errors import BigBrainError
+from bigbrain_fx.frontend.child import service_of
 from bigbrain_fx.frontend.client import Child, Message, Task
-from bigbrain_fx.frontend.opaque_service import service_of
 from bigbrain_fx.verification.rehearsal import Rehearsal
 
 DEADLINE_S = 120.0

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
         training_of as training_of,
     )
     from bigbrain_fx.frontend.device_dependence import told_of_gpus as told_of_gpus
-    from bigbrain_fx.frontend.eval_parts import eval_parts_note as eval_parts_note
     from bigbrain_fx.frontend.file_checks import module_name as module_name
     from bigbrain_fx.frontend.first_batches import (
         BatchReading as BatchReading,
@@ -56,10 +55,9 @@ if TYPE_CHECKING:
     )
     from bigbrain_fx.frontend.modelfile import (
         ModelFile as ModelFile,
+        eval_parts_note as eval_parts_note,
         load_model_file as load_model_file,
     )
-    from bigbrain_fx.frontend.needs import require_folder as require_folder
-    from bigbrain_fx.frontend.notes import TOO_LARGE as TOO_LARGE
     from bigbrain_fx.frontend.onnx import load_onnx as load_onnx
     from bigbrain_fx.frontend.opaque_step.user_step import Call as Call, UserStep as UserStep
     from bigbrain_fx.frontend.plain_entries import (
@@ -70,10 +68,12 @@ if TYPE_CHECKING:
     )
     from bigbrain_fx.frontend.quantised import quantise as quantise
     from bigbrain_fx.frontend.randomness import draw_places as draw_places, place_name as place_name
+    from bigbrain_fx.frontend.refusal import TOO_LARGE as TOO_LARGE
     from bigbrain_fx.frontend.service import (
         Replies as Replies,
         end_with_parent as end_with_parent,
         memory_error as memory_error,
+        require_folder as require_folder,
         require_torch as require_torch,
     )
     from bigbrain_fx.frontend.session import (
@@ -92,7 +92,12 @@ if TYPE_CHECKING:
     )
     from bigbrain_fx.frontend.tracing.blank import fill as fill
     from bigbrain_fx.frontend.tracing.captured import Captured as Captured
-    from bigbrain_fx.frontend.tracing.check import CheckRun as CheckRun, unit_of as unit_of
+    from bigbrain_fx.frontend.tracing.check import (
+        CheckRun as CheckRun,
+        Results as Results,
+        copied as copied,
+        unit_of as unit_of,
+    )
     from bigbrain_fx.frontend.tracing.executor.graph_executor import run_graph as run_graph
     from bigbrain_fx.frontend.tracing.executor.rewrite_proof import (
         laid_out as laid_out,
@@ -115,12 +120,11 @@ if TYPE_CHECKING:
         relative as relative,
     )
     from bigbrain_fx.frontend.tracing.export import ambient as ambient, without_gc as without_gc
-    from bigbrain_fx.frontend.tracing.module_results import Results as Results, copied as copied
     from bigbrain_fx.frontend.tracing.optimizers.memory import optimizer_facts as optimizer_facts
     from bigbrain_fx.frontend.tracing.optimizers.per_device import (
+        require_divided as require_divided,
         require_made_per_device as require_made_per_device,
     )
-    from bigbrain_fx.frontend.tracing.optimizers.sharded import require_divided as require_divided
     from bigbrain_fx.frontend.tracing.plain import Plain as Plain, same_numbers as same_numbers
     from bigbrain_fx.frontend.tracing.state.changed_module import Copied as Copied
     from bigbrain_fx.frontend.tracing.step import (

@@ -30,7 +30,7 @@ from bigbrain_fx.frontend.file_checks import (
     with_lengths,
     with_parts,
 )
-from bigbrain_fx.frontend.notes import OF_ONE_LENGTH
+from bigbrain_fx.frontend.refusal import OF_ONE_LENGTH
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -145,7 +145,7 @@ class CaptureService:
 
     def _reported(self) -> Mapping[str, object]:
         from bigbrain_fx.frontend.contract import marks_of
-        from bigbrain_fx.frontend.eval_parts import eval_parts_note
+        from bigbrain_fx.frontend.modelfile import eval_parts_note
         from bigbrain_fx.frontend.tracing.batches.uneven import pads
         from bigbrain_fx.runtime import has_generators
 

@@ -118,7 +118,7 @@ def require_divided_optimizer(model: Module, make: Callable[..., object], shards
     from pydantic import TypeAdapter
 
     from bigbrain_fx.core import Shard
-    from bigbrain_fx.frontend.tracing.optimizers.sharded import require_divided
+    from bigbrain_fx.frontend.tracing.optimizers.per_device import require_divided
 
     found = TypeAdapter(tuple[Shard, ...]).validate_python(shards)
     require_divided(model, make, found)

@@ -15,13 +15,13 @@ from typing import Any, Literal, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from bigbrain_fx.errors import InputError, about_code
 from bigbrain_fx.frontend.contract import functions_of, kept_whole, training_of
-from bigbrain_fx.frontend.lazy_modules import give_sizes, has_lazy
 from bigbrain_fx.frontend.location import hf_location, is_hf, is_onnx, onnx_location, split_location
 from bigbrain_fx.frontend.tracing.blank import reserve, unmade
-from bigbrain_fx.frontend.tracing.step import Loss
+from bigbrain_fx.frontend.tracing.step import Loss, modes_kept, route
 from bigbrain_fx.frontend.users_code import definition, errors_of, run_file, users_folder
 from bigbrain_fx.runtime import left_alone
 
@@ -312,3 +312,79 @@ def _first_batch(module: ModuleType, path: Path, seed: int) -> object:
     """Return the first of `batches`, the example where the file has no other."""
     batches = cast("Callable[[int], Iterable[object]]", functions_of(module, path)["batches"])
     return next(iter(batches(seed)), None)
+
+
+# --------------------------------------------------------------------------- lazy modules
+
+
+def has_lazy(model: nn.Module) -> bool:
+    """Whether a parameter or buffer has no shape before a first forward."""
+    return any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers()))
+
+
+def give_sizes(model: nn.Module, batch: object, loss: object) -> None:
+    """Run the model once on a batch; where that fails, it stays as it is.
+
+    Args:
+        model: some of whose modules are lazy.
+        batch: the example batch.
+        loss: the file's loss function, or None: it says how a batch reaches forward.
+    """
+    with modes_kept(model), torch.no_grad():
+        model.eval()
+        try:
+            route(model, batch, loss is not None).call(model, batch)
+        except InputError:
+            raise
+        except Exception:
+            return  # whoever needs the sizes names the module
+
+
+# --------------------------------------------------------------------------- parts in eval mode
+
+_SAID = 3  # names in a sentence
+_MODES = (
+    nn.modules.batchnorm._NormBase,
+    nn.modules.dropout._DropoutNd,
+    nn.RNNBase,
+    nn.MultiheadAttention,
+)
+
+
+def eval_parts_note(model: nn.Module) -> str | None:
+    """Say which parts `model.train()` changes; None where there are none.
+
+    A model that is in eval mode itself trains as a whole: `from_pretrained` returns such.
+    """
+    names = list(_changed(model)) if model.training else []
+    if not names:
+        return None
+    others = f" and {len(names) - _SAID} others" if len(names) > _SAID else ""
+    said = f"{', '.join(names[:_SAID])}{others}"
+    return (
+        f"{said}: made in eval mode, and trained in training mode, as after model.train() in a "
+        "plain loop. To keep eval mode, let the class say so: def train(self, mode=True): return "
+        "super().train(False)"
+    )
+
+
+def _changed(model: nn.Module) -> Iterator[str]:
+    """Yield the outermost parts in eval mode that `model.train()` lets train, if it matters."""
+    found = {name: part for name, part in model.named_modules() if not part.training}
+    with modes_kept(model):
+        model.train()
+        trained = [name for name, part in found.items() if part.training]
+    for name in trained:
+        if name.rpartition(".")[0] not in trained and _goes_by_mode(found[name]):
+            yield name
+
+
+def _goes_by_mode(part: nn.Module) -> bool:
+    """Whether a part may compute something else in training: a class of the user's may ask."""
+    kinds = (type(each) for each in part.modules())
+    return any(issubclass(kind, _MODES) or not _is_torchs(kind) for kind in kinds)
+
+
+def _is_torchs(kind: type) -> bool:
+    """Whether a class is one of torch's own."""
+    return kind.__module__.partition(".")[0] == "torch"

@@ -57,3 +57,8 @@ class TraceRefusal(_Row):
         error = CaptureError(what, code=self.code, at=at or None, notes=said, help=help_)
         error.inside = inside
         return error
+
+
+# Warnings of a capture that later work may answer: by these words they are found again.
+TOO_LARGE = "too large to compare with the module here; `verify` compares them"
+OF_ONE_LENGTH = "the trace holds for batches as long as the longest only"

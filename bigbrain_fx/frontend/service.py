@@ -1,6 +1,7 @@
 """The other end of `client`: what every child process with torch does besides its work.
 
-It ends with its parent, keeps stdin and stdout for the protocol, and reports what goes wrong.
+It loads torch or says why it cannot, ends with its parent, keeps stdin and stdout for the protocol,
+and reports what goes wrong.
 """
 
 from __future__ import annotations
@@ -8,17 +9,18 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import resource
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from importlib import import_module
 from typing import IO
 
 from bigbrain_fx.core import Stopwatch
 from bigbrain_fx.errors import BigBrainError, InputError
-from bigbrain_fx.frontend.needs import LIBRARIES, load, require_folder
-from bigbrain_fx.runtime import is_of_memory, memory_remedy
+from bigbrain_fx.runtime import MEMORY, is_of_memory, memory_remedy
 
 _PR_SET_PDEATHSIG = 1
 BEFORE = "start, import torch"
@@ -100,3 +102,57 @@ class Replies:
             self.say(**message, spent=[asdict(before), asdict(self._watch.lap(part))])
             return True
         return False
+
+
+# --------------------------------------------------------------------------- what it needs to begin
+
+LIBRARIES = ("torch", "safetensors.torch")
+
+
+def require_folder() -> None:
+    """See that the working directory is there: without one, MKL ends the process.
+
+    Raises:
+        InputError: it has been removed.
+    """
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise InputError(
+            "the working directory has been removed", code="BX2002", help="cd to one that is there"
+        ) from error
+
+
+def load(*names: str) -> None:
+    """Import modules.
+
+    Raises:
+        InputError: one cannot be.
+    """
+    for name in names:
+        try:
+            import_module(name)
+        except (Exception, SystemExit) as error:
+            raise _told(name.partition(".")[0], error) from error
+
+
+def _told(name: str, error: BaseException) -> InputError:
+    if is_of_memory(error) or (isinstance(error, SystemError) and _is_limited()):
+        what = f"{name} cannot be loaded, for memory has run out"
+        return InputError(what, code="BX2003", help=MEMORY)
+    if isinstance(error, ModuleNotFoundError):
+        version = ".".join(map(str, sys.version_info[:2]))
+        remedy = "start it with the Python that has torch and safetensors, or install them there"
+        what = f"{sys.executable} (Python {version}) has no {error.name}"
+        return InputError(what, code="BX2045", help=remedy)
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    what = f"{name} cannot be loaded ({type(error).__name__}: {(lines or ['?'])[0]})"
+    if "log settings" in str(error) and "TORCH_LOGS" in os.environ:
+        return InputError(what, code="BX2048", help="unset TORCH_LOGS, or see TORCH_LOGS=help")
+    remedy = f'`{sys.executable} -c "import {name}"` must work first'
+    return InputError(what, code="BX2049", help=remedy)
+
+
+def _is_limited() -> bool:
+    """Whether this process may have less memory than there is: C code fails in many ways then."""
+    return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY

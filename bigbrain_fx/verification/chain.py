@@ -1,6 +1,7 @@
 """Module, captured graph, one-process reference and bundle: a chain of equalities in training.
 
-It runs what it is given, and says in which order links are compared; `links` compares.
+A bundle that runs the user's own step has no graph: its chain is plain PyTorch = bundle. This file
+runs what it is given, and says in which order links are compared; `links` compares.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType
 
+import torch
 from torch import Tensor
 
 from bigbrain_fx.emit import training_texts
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import Captured, ModelFile, allowed, unit_of
 from bigbrain_fx.plan import Plan
+from bigbrain_fx.verification import laid_tensors
 from bigbrain_fx.verification.alone import Alone, Way, train_bundle
 from bigbrain_fx.verification.imported_bundle import (
     batches_of,
@@ -33,7 +36,7 @@ from bigbrain_fx.verification.links import (
     same_training,
     same_weights,
 )
-from bigbrain_fx.verification.loop import PlainLoop
+from bigbrain_fx.verification.loop import NoLoopError, PlainLoop, lacking
 from bigbrain_fx.verification.members import (
     same_graph,
     same_leaves,
@@ -41,7 +44,7 @@ from bigbrain_fx.verification.members import (
 )
 from bigbrain_fx.verification.plain import STEPS, Own, looped_link
 from bigbrain_fx.verification.reference import MembersReference, Reference, rows_of
-from bigbrain_fx.verification.trace import Trace, same_to_rounding
+from bigbrain_fx.verification.trace import Trace, same_run, same_to_rounding
 from bigbrain_fx.verification.training import train_reference, trained_once
 
 _ENOUGH_S = 20.0  # of a rehearsal: no further step is compared after it
@@ -214,3 +217,56 @@ def _fewest_rows(bundle: ModuleType, plan: Plan, steps: int) -> int:
         return plan.rows
     stream = batches_of(bundle, plan)
     return min(rows for step in range(steps) for rows in rows_of(plan.graph, stream(step)))
+
+
+# --------------------------------------------------------------------------- the user's own step
+
+NAME = "plain PyTorch = bundle"
+_OTHER = (
+    "your own loop gives other losses in each process: it goes by the clock, by a file, or by "
+    "random numbers that nobody seeds"
+)
+
+
+def opaque_chain(
+    plan: Plan,
+    folder: Path,
+    steps: int,
+    plain: PlainLoop | None,
+    alone: Alone | None,
+    trained: Trace | None = None,
+) -> list[dict[str, object]]:
+    """Compare the user's loop with the bundle, bit for bit; return a check for each quantity.
+
+    Args:
+        plan: of the bundle.
+        folder: of the bundle.
+        steps: how many are trained.
+        plain: the loop, in a process that has not run the model file before.
+        alone: trains the bundle in another such process.
+        trained: what real processes made of the bundle.
+    """
+    if plain is None:
+        return [{"name": NAME, "passed": None, "detail": lacking(plan)}]
+    try:
+        want = _looped(plain, steps)
+    except NoLoopError as error:
+        return [{"name": NAME, "passed": None, "detail": str(error)}]
+    have = trained or train_bundle(alone, folder, plan, steps, partial(import_bundle, folder))
+    checks = same_run(NAME, want, have, [*want.tensors])
+    if not checks[0]["passed"] and not plain.repeats([float(loss) for loss in want.losses]):
+        return [{"name": NAME, "passed": None, "detail": _OTHER}]
+    return checks
+
+
+def _looped(plain: PlainLoop, steps: int) -> Trace:
+    """Return what the loop leaves."""
+    found = Trace()
+    for step in range(steps):
+        folder, made = plain.step()
+        found.losses.append(torch.tensor(made["losses"][0], dtype=torch.float64))
+        if not step:
+            found.gradients.update(laid_tensors.read(folder / "gradients"))
+        if step + 1 == steps:
+            found.tensors.update(laid_tensors.read(folder / "after"))
+    return found

@@ -23,12 +23,11 @@ from bigbrain_fx.errors import BigBrainError, InputError
 from bigbrain_fx.frontend import Captured, CaptureService, ModelFile, apart, asked_at
 from bigbrain_fx.plan import Plan, read_plan
 from bigbrain_fx.verification.alone import Alone, Way
-from bigbrain_fx.verification.chain import rehearsed_links
+from bigbrain_fx.verification.chain import opaque_chain, rehearsed_links
 from bigbrain_fx.verification.eager import load_there
 from bigbrain_fx.verification.failures import error_of
 from bigbrain_fx.verification.imported_bundle import weights_of
 from bigbrain_fx.verification.loop import Load, PlainLoop, lacking, save_start
-from bigbrain_fx.verification.opaque import opaque_chain
 from bigbrain_fx.verification.plain import STEPS
 from bigbrain_fx.weights import Scratch
 

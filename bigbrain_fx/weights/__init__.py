@@ -4,7 +4,6 @@ This room moves bytes and names; folders of work under way are made here, too (`
 imports no torch and knows no plans, processes or devices.
 """
 
-from bigbrain_fx.weights.apart import tensors_apart as tensors_apart
 from bigbrain_fx.weights.checkpoint import (
     Checkpoint as Checkpoint,
     read_checkpoint as read_checkpoint,
@@ -53,4 +52,8 @@ from bigbrain_fx.weights.stored import (
     Stored as Stored,
     read_header as read_header,
 )
-from bigbrain_fx.weights.write import Copy as Copy, write_file as write_file
+from bigbrain_fx.weights.write import (
+    Copy as Copy,
+    tensors_apart as tensors_apart,
+    write_file as write_file,
+)

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 from bigbrain_fx.core import Param
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.weights.cast import can_cast
 from bigbrain_fx.weights.checkpoint import Checkpoint, listed
 from bigbrain_fx.weights.stored import Stored
-from bigbrain_fx.weights.write import same_numbers
+from bigbrain_fx.weights.write import can_cast, same_numbers
 
 _DEPTH = 3  # how many leading names a prefix may have: "model.language_model.x"
 

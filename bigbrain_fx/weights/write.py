@@ -1,19 +1,24 @@
 """Write a safetensors file piece by piece: no tensor is ever whole in memory.
 
-This file copies bytes from files to a file; it knows no models.
+Element types change on the way as `tensor.to(dtype)` does, without torch. This file copies bytes
+from files to a file; it knows no models.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
-from bigbrain_fx.weights.cast import cast
 from bigbrain_fx.weights.distributed import SpreadTensor
 from bigbrain_fx.weights.stored import CODES, DTYPES, Stored, size_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
 
 PIECE = 1 << 22  # bytes read at a time; a multiple of every element's size
 
@@ -98,3 +103,62 @@ def _exactly(file: IO[bytes], count: int, source: Stored) -> bytes:
     if len(data) != count:
         raise OSError(None, f"the file ends inside {source.key!r}", str(source.file))
     return data
+
+
+# --------------------------------------------------------------------------- element types
+
+FLOATS = ("float64", "float32", "float16", "bfloat16")
+
+
+def can_cast(source: str, target: str) -> bool:
+    """Whether bytes of one element type can become the other."""
+    return source == target or (source in FLOATS and target in FLOATS)
+
+
+def cast(data: bytes, source: str, target: str) -> bytes:
+    """Return the bytes in another element type; both are in `FLOATS`, rounding is to nearest even.
+
+    A float64 reaches 16 bits through float32, as in torch.
+    """
+    if source == target:
+        return data
+    import numpy as np  # most commands cast nothing
+
+    numbers = _read(data, source)
+    if target == "bfloat16":
+        return _bfloat16(numbers.astype(np.float32)).tobytes()
+    if target == "float16":
+        numbers = numbers.astype(np.float32)
+    with np.errstate(over="ignore"):  # too large for 16 bits: infinity, as in torch
+        return numbers.astype(target).tobytes()
+
+
+def _read(data: bytes, dtype: str) -> NDArray[np.floating]:
+    import numpy as np
+
+    if dtype == "bfloat16":
+        return (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return np.frombuffer(data, dtype)
+
+
+def _bfloat16(numbers: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Keep the upper half of each float32, rounded to nearest, ties to even."""
+    import numpy as np
+
+    bits = numbers.view(np.uint32)
+    rounded = (bits + (((bits >> 16) & 1) + np.uint32(0x7FFF))) >> 16
+    return np.where(np.isnan(numbers), 0x7FC0, rounded).astype(np.uint16)
+
+
+def tensors_apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return contiguous tensors on the CPU, each with a storage of its own."""
+    seen: set[int] = set()
+    found = {}
+    for name, tensor in tensors.items():
+        plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        storage = plain.untyped_storage()
+        if storage.data_ptr() in seen or storage.nbytes() != plain.numel() * plain.element_size():
+            plain = plain.clone()
+        seen.add(plain.untyped_storage().data_ptr())
+        found[name] = plain.cpu()
+    return found

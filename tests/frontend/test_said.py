@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bigbrain_fx.frontend import capture
-from bigbrain_fx.frontend.tracing.lines.log_lines import only_says
+from bigbrain_fx.frontend.tracing.lines.untraced_queries import only_says
 
 LOG = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import pytest
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import ModelFile, capture, load_model_file
 from bigbrain_fx.plan import Source, with_frozen
-from bigbrain_fx.verification.again import capture_again
+from bigbrain_fx.verification.child import capture_again
 from tests.support.bundles import MODEL
 
 FROZEN = """

@@ -16,7 +16,7 @@ from bigbrain_fx.core import Cluster, Device, Link, Shard
 from bigbrain_fx.emit import bundle_texts, write_bundle
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import ModelFile, capture, load_model_file
-from bigbrain_fx.frontend.tracing.optimizers.sharded import require_divided
+from bigbrain_fx.frontend.tracing.optimizers.per_device import require_divided
 from bigbrain_fx.plan import (
     Options,
     Plan,

@@ -40,7 +40,7 @@ from pathlib import Path
 from bigbrain_fx.frontend import load_model_file
 from bigbrain_fx.plan import read_plan
 from bigbrain_fx.runtime import Training
-from bigbrain_fx.verification.again import capture_again
+from bigbrain_fx.verification.child import capture_again
 from bigbrain_fx.verification.imported_bundle import weights_of
 from bigbrain_fx.verification.loop import plain_loop
 from bigbrain_fx.verification.plain import plain_link

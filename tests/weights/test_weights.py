@@ -23,7 +23,7 @@ from bigbrain_fx.weights import (
     write_file,
     write_joined,
 )
-from bigbrain_fx.weights.cast import FLOATS, cast
+from bigbrain_fx.weights.write import FLOATS, cast
 from tests.support.messages import refused
 
 

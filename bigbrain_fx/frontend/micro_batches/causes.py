@@ -28,7 +28,7 @@ from bigbrain_fx.frontend.micro_batches.loss_count import explained, fitted_shar
 from bigbrain_fx.frontend.micro_batches.term import first_apart
 from bigbrain_fx.frontend.tracing.captured import Captured
 from bigbrain_fx.frontend.translation.batch import Batch, Entry
-from bigbrain_fx.frontend.translation.offsets import may_be_offsets
+from bigbrain_fx.frontend.translation.batch_dims import may_be_offsets
 
 _PARTS = 4  # whose gradients are held at once
 _EVEN = 1e-2  # of a share

@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING
 from bigbrain_fx.core import door
 
 if TYPE_CHECKING:
-    from bigbrain_fx.frontend.onnx.example import example_inputs as example_inputs
-    from bigbrain_fx.frontend.onnx.module import OnnxModule as OnnxModule, load_onnx as load_onnx
+    from bigbrain_fx.frontend.onnx.module import (
+        OnnxModule as OnnxModule,
+        example_inputs as example_inputs,
+        load_onnx as load_onnx,
+    )
 else:
     __getattr__ = door(__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import groupby, takewhile
 from pathlib import Path
@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from bigbrain_fx.errors import BigBrainError, CaptureError
 from bigbrain_fx.frontend.onnx import ops_math, ops_nn, ops_rnn, ops_shape  # noqa: F401  # fill the table
-from bigbrain_fx.frontend.onnx.naming import tensor_names
 from bigbrain_fx.frontend.onnx.nodes import OPERATORS, Node
-from bigbrain_fx.frontend.onnx.reader import NodeBody, OnnxFile, read_onnx
+from bigbrain_fx.frontend.onnx.reader import InputSpec, NodeBody, OnnxFile, read_onnx
 from bigbrain_fx.frontend.onnx.values import HOST_LIMIT, Value, host, tensor_of
 
 Environment = dict[str, Value]
@@ -311,3 +310,115 @@ def _run_if(node: Node, values: Environment) -> None:
     for step in body.nodes:
         run_node(step, inner)
     values.update(zip(node.outputs, (inner[name] for name in body.outputs), strict=True))
+
+
+# --------------------------------------------------------------------------- names of tensors
+
+_ROLES = {
+    "Add": ("bias", "bias"),
+    "Conv": ("", "weight", "bias"),
+    "ConvTranspose": ("", "weight", "bias"),
+    "GRU": ("", "weight", "recurrent", "bias"),
+    "Gather": ("weight", "index"),
+    "Gemm": ("", "weight", "bias"),
+    "LSTM": ("", "weight", "recurrent", "bias"),
+    "LayerNormalization": ("", "weight", "bias"),
+    "MatMul": ("weight", "weight"),
+    "Mul": ("scale", "scale"),
+    "RNN": ("", "weight", "recurrent", "bias"),
+}
+
+
+def tensor_names(file: OnnxFile) -> dict[str, str]:
+    """Return a dotted name for each weight and constant of a file."""
+    readers: dict[str, list[tuple[Node, int]]] = defaultdict(list)
+    for node in file.body.nodes:
+        for place, name in enumerate(node.inputs):
+            readers[name].append((node, place))
+    tensors = [*file.weights, *file.constants]
+    kept = {name for name in tensors if _says_module(name, readers[name])}
+    taken = Counter(kept)
+    return {n: n if n in kept else _fresh(_by_reader(n, readers[n]), taken) for n in tensors}
+
+
+def _says_module(name: str, readers: Sequence[tuple[Node, int]]) -> bool:
+    """Whether a name is one that a person gave: it has a dot, or no scope is known to do better."""
+    if "/" in name or "::" in name:
+        return False
+    return "." in name or not any(node.scope for node, _ in readers)
+
+
+def _by_reader(name: str, readers: Sequence[tuple[Node, int]]) -> str:
+    node, place = readers[0]
+    path = _common([node.scope for node, _ in readers])
+    roles = _ROLES.get(node.op, ())
+    role = roles[place] if place < len(roles) else ""
+    return ".".join(part for part in (path, role or node.op.lower()) if part)
+
+
+def _common(scopes: Sequence[tuple[tuple[str, str], ...]]) -> str:
+    """Return the path of the innermost module that all these scopes are in."""
+    levels = zip(*scopes, strict=False)
+    same = list(takewhile(lambda level: len(set(level)) == 1, levels))
+    return same[-1][0][0] if same else ""
+
+
+def _fresh(name: str, taken: Counter[str]) -> str:
+    found, number = name, 1
+    while found in taken:
+        number += 1
+        found = f"{name}_{number}"
+    taken[found] += 1
+    return found
+
+
+# --------------------------------------------------------------------------- example inputs
+
+_PASSES_ON = ("Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Slice")
+
+
+def example_inputs(
+    module: OnnxModule, rows: int = 8, length: int = 16, seed: int = 0
+) -> dict[str, Tensor]:
+    """Make one batch: a free first size is `rows`, any other free size is `length`.
+
+    Whole numbers stay within the tables that they index, else they are 0 or 1; floating-point
+    numbers are normal, booleans are true.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    found = {}
+    for name, spec in zip(module.input_names, module.file.inputs, strict=True):
+        given = enumerate(spec.shape)
+        shape = [d if isinstance(d, int) else (length if i else rows) for i, d in given]
+        found[name] = _random(spec, shape, _bound(module, spec.name), generator)
+    return found
+
+
+def _random(spec: InputSpec, shape: list[int], bound: int, generator: torch.Generator) -> Tensor:
+    if spec.dtype.is_floating_point:
+        return torch.randn(shape, generator=generator).to(spec.dtype)
+    if spec.dtype == torch.bool:
+        return torch.ones(shape, dtype=torch.bool)
+    return torch.randint(0, bound, shape, generator=generator).to(spec.dtype)
+
+
+def _bound(module: OnnxModule, name: str) -> int:
+    """Return one more than the largest index that every table reached by an input allows."""
+    names, bounds = {name}, [module.file.weights[t].shape[0] for t in _tables(module, name)]
+    for node in module.file.body.nodes:
+        if node.op in _PASSES_ON and node.inputs[0] in names:
+            names.add(node.outputs[0])
+            bounds += [module.file.weights[t].shape[0] for t in _tables(module, node.outputs[0])]
+    return min(bounds, default=2)
+
+
+def _tables(module: OnnxModule, index: str) -> list[str]:
+    return [
+        node.inputs[0]
+        for node in module.file.body.nodes
+        if _looks_up(node, index) and node.inputs[0] in module.file.weights
+    ]
+
+
+def _looks_up(node: Node, index: str) -> bool:
+    return node.op == "Gather" and node.inputs[1] == index and not node.attribute("axis", 0)

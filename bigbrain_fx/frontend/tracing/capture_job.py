@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bigbrain_fx.core import longest
 from bigbrain_fx.errors import BigBrainError, CaptureError, InputError
-from bigbrain_fx.frontend.notes import OF_ONE_LENGTH, TOO_LARGE
+from bigbrain_fx.frontend.refusal import OF_ONE_LENGTH, TOO_LARGE
 from bigbrain_fx.frontend.tracing.batches.row_independence import asked_for_inference
 from bigbrain_fx.frontend.tracing.captured import Captured
 from bigbrain_fx.frontend.tracing.check import BACKWARD, CheckRun, affordable, module_apart

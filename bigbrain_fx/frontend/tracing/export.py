@@ -30,9 +30,8 @@ from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend.tracing import step as step_file
 from bigbrain_fx.frontend.tracing.lines.patches import idle_casts
 from bigbrain_fx.frontend.tracing.state.attributes import file_of
-from bigbrain_fx.frontend.translation.lines import trail
 from bigbrain_fx.frontend.translation.sizes import env_of, know_lengths
-from bigbrain_fx.frontend.translation.sources import is_own, is_users
+from bigbrain_fx.frontend.translation.sources import is_own, is_users, trail
 
 _STEP = step_file.__file__
 Lengths = tuple[tuple[int, str], ...]  # of a tensor: dimensions that are free, and their names

@@ -17,8 +17,8 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
 from bigbrain_fx.core import CallArguments, Graph
 from bigbrain_fx.frontend.translation import rules
-from bigbrain_fx.frontend.translation.lines import statements
 from bigbrain_fx.frontend.translation.nodes import VALUE
+from bigbrain_fx.frontend.translation.sources import statements
 
 
 @dataclass

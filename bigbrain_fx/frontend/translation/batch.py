@@ -17,8 +17,13 @@ from torch import Tensor
 
 from bigbrain_fx.core import Graph
 from bigbrain_fx.errors import InputError, about_code
-from bigbrain_fx.frontend.translation.batch_dims import BatchDims, Key, dims_of, offsets_of
-from bigbrain_fx.frontend.translation.offsets import cut_offsets
+from bigbrain_fx.frontend.translation.batch_dims import (
+    BatchDims,
+    Key,
+    cut_offsets,
+    dims_of,
+    offsets_of,
+)
 from bigbrain_fx.runtime import is_number, overlap
 
 

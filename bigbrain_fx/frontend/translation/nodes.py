@@ -15,10 +15,9 @@ from torch import Tensor, fx
 from bigbrain_fx.core import Arg, Const, ModuleCall, ParamRef, Ref, TensorSpec
 from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend.translation import rules
-from bigbrain_fx.frontend.translation.lines import Lines, lines_of
 from bigbrain_fx.frontend.translation.params import dtype_name
 from bigbrain_fx.frontend.translation.sizes import UnknownSizeError, dim
-from bigbrain_fx.frontend.translation.sources import line_of, module_calls
+from bigbrain_fx.frontend.translation.sources import Lines, line_of, lines_of, module_calls
 
 
 class Place(TypedDict):

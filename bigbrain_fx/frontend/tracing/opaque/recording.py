@@ -20,15 +20,13 @@ from torch import Tensor, nn
 
 from bigbrain_fx.core import Arg
 from bigbrain_fx.errors import CaptureError
-from bigbrain_fx.frontend.tracing.opaque.left_attributes import (
-    left_by,
-    plain_attributes,
-    set_attributes,
-)
 from bigbrain_fx.frontend.tracing.opaque.rules import (
     asks_within,
+    left_by,
+    plain_attributes,
     require_found,
     require_unread,
+    set_attributes,
     twice,
     unsteady,
 )

@@ -15,7 +15,7 @@ from bigbrain_fx.frontend.tracing.lines.untraced_queries import only_says
 LOG = logging.getLogger(__name__)
 
 
-class Same(torch.autograd.Function):  # torch's strict tracer is no way out with it
+class Same(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         return x.clone()
@@ -60,7 +60,7 @@ def test_what_is_printed_or_logged_is_left_out_and_said() -> None:
 
 
 def test_what_is_kept_is_another_matter() -> None:
-    found = capture(Keeps(), torch.randn(6, 4), square)  # by torch's strict tracer
+    found = capture(Keeps(), torch.randn(6, 4), square)
     assert not any("only prints or logs" in line for line in found.warnings)
 
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -105,47 +102,6 @@ def test_in_the_middle_of_the_models_own_forward_it_is_refused(guard: Guard) -> 
     with refused("BX0130a", CaptureError) as caught:
         of(Model(guard), strict=True)
     assert (caught.value.at or "").startswith("test_unseen.py:")
-
-
-class Noting(nn.Module):
-    """Keeps a number as text: torch's strict tracer alone follows that."""
-
-    def __init__(self, guard: Guard) -> None:
-        super().__init__()
-        self.guard, self.a, self.b = guard, nn.Linear(3, 4), nn.Linear(4, 2)
-        self.last = ""
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.tanh(self.a(x))
-        self.last = f"{h.std():.3f}"
-        return self.b(self.guard(h))
-
-
-def by_number(h: Tensor) -> Tensor:
-    return h / h.abs().max().item()
-
-
-@pytest.mark.nightly
-def test_strict_traces_are_listened_to() -> None:
-    assert any("strict" in said for said in of(Noting(by_number)).warnings)
-    with refused("BX0130a", CaptureError) as caught:
-        of(Noting(told), strict=True)
-    assert (caught.value.at or "").startswith("test_unseen.py:")
-
-
-ALONE = """
-import torch, torch.nn.functional as F
-from bigbrain_fx.frontend import capture
-from tests.frontend.test_unseen import Noting
-batch = {"x": torch.randn(8, 3), "y": torch.randn(8, 2)}
-capture(Noting(torch.relu), batch, lambda output, batch: F.mse_loss(output, batch["y"]))
-"""
-
-
-@pytest.mark.nightly
-def test_the_strict_tracer_knows_who_asks_in_a_process_that_has_not_loaded_it() -> None:
-    done = subprocess.run([sys.executable, "-c", ALONE], cwd=Path(__file__).parents[2], check=False)
-    assert done.returncode == 0
 
 
 def test_in_the_loss_it_is_refused() -> None:

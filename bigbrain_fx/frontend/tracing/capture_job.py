@@ -87,15 +87,7 @@ class CaptureJob:
     def run(self, micro_batch: int | None) -> Captured:
         """Try a free batch size, then a fixed one."""
         self.judge_hooks()
-        refused: CaptureError | None = None
-        try:
-            found = self.follow(micro_batch)
-        except (CaptureError, InputError) as error:
-            if isinstance(error, InputError) or not self.ladder.may_be_strict(error):
-                raise
-            refused = error
-        if refused is not None:  # out here, or it would be the context of what comes now
-            found = self.strictly(micro_batch, refused)
+        found = self.follow(micro_batch)
         self.judge_hooks()  # those that forward has set meanwhile
         if affordable(found.graph, (self.batch.rows,)):
             self.ladder.judge_questions()
@@ -113,15 +105,6 @@ class CaptureJob:
         check_saved_tensors_hooks()
         if self.labels.training:
             check_hooks(self.step.model, self.ladder.leaves.modules.values())
-
-    def strictly(self, micro_batch: int | None, error: CaptureError) -> Captured:
-        """Try torch's strict tracer; where it fails, too, the first error is the one to tell."""
-        self.ladder.strict = True
-        self.warnings.clear()
-        try:
-            return self.follow(micro_batch)
-        except (BigBrainError, AssertionError):
-            raise error from None
 
     def follow(self, micro_batch: int | None) -> Captured:
         """Trace with a free batch size, else with a fixed one."""
@@ -195,10 +178,9 @@ class CaptureJob:
         batched = [entry.batched and free for entry in self.batch.entries]
         noting, helping = noting_arguments(self.step.model), self.ladder.helping(rows, free)
         hooks = refusing_hooks() if self.labels.training else nullcontext()
-        seen = nullcontext(self.by_data) if self.ladder.strict else data_seen()
         with (
             random_state_kept(),
-            seen as self.by_data,
+            data_seen() as self.by_data,
             rolls() as rolled,
             recording() as recorder,
             helping as keeper,
@@ -213,13 +195,11 @@ class CaptureJob:
                 tensors,
                 batched,
                 self.labels.autocast,
-                strict=self.ladder.strict,
                 lengths=lengths,
             )
         symbols = lengths_in(program, lengths)
         self.asked = size_guards.in_guards(program, symbols)
         self.asked_of_lengths = size_guards.of_lengths(program, symbols, rows)
-        self.ladder.hear(program)
         unseen = rolled or self.ladder.leaves  # what is kept whole was not run here
         said = self.ladder.judge_dice(tensors, self._quiet_run) if unseen else None
         self.warnings += [said] if said else []

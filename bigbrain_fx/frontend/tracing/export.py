@@ -43,7 +43,6 @@ def export_step(
     batched: Sequence[bool],
     autocast: str | None,
     *,
-    strict: bool = False,
     longest: int | None = None,
     lengths: Sequence[Lengths] = (),
 ) -> ExportedProgram:
@@ -62,20 +61,24 @@ def export_step(
     for place, own_lengths in enumerate(lengths):
         own = {dim: Dim.DYNAMIC for dim, _ in own_lengths}
         sizes[place] = {**(sizes[place] or {}), **own} or None
-    alike = contextlib.nullcontext() if strict else _as_plain()  # dynamo follows them itself
-    plain, cast_as_asked = (_no_inference_mode(), _plain_checkpoints()), ambient(autocast, tensors)
-    whole = _no_grad_within_autocast(), _no_partial_graph(), _one_time_step()
-    with contextlib.ExitStack() as stack:
-        for each in (quiet(), *whole, _users_lines(), cast_as_asked, alike, *plain):
-            stack.enter_context(each)
-        program = torch.export.export(
-            step, tuple(tensors), dynamic_shapes={"tensors": tuple(sizes)}, strict=strict
-        )
+    with _patched(), ambient(autocast, tensors), _as_plain(), _plain_checkpoints():
+        shapes = {"tensors": tuple(sizes)}
+        program = torch.export.export(step, tuple(tensors), dynamic_shapes=shapes, strict=False)
     free = [node.meta["val"].shape[0] for node, is_free in _inputs(program, batched) if is_free]
     if any(isinstance(size, int) for size in free):
         raise CaptureError("the trace fixed the batch size", code="BX2108")
     know_lengths(env_of(program), lengths_in(program, lengths))
     return program
+
+
+@contextlib.contextmanager
+def _patched() -> Iterator[None]:
+    """Let torch trace gradients and lines as they are, and say nothing meanwhile."""
+    plain = _no_grad_within_autocast, _no_inference_mode
+    with quiet(), contextlib.ExitStack() as stack:
+        for patch in (*plain, _no_partial_graph, _users_lines, _one_time_step):
+            stack.enter_context(patch())
+        yield
 
 
 def lengths_in(program: ExportedProgram, lengths: Sequence[Lengths]) -> dict[Any, str]:

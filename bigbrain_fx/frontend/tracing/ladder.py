@@ -1,6 +1,6 @@
-"""What to try when a trace fails: answers from plain runs, a loss kept whole, torch's strict one.
+"""What to try when a trace fails: answers from plain runs, a loss kept whole.
 
-    non-strict export ─▶ yes and no from plain runs ─▶ the user's loss as one op ─▶ strict export
+    export ─▶ yes and no from plain runs ─▶ the user's loss as one op
 
 Each rung is tried only when the error asks for it, so a model that exports pays for none of them.
 This file knows what helps; `trace` knows how to trace.
@@ -15,14 +15,12 @@ from functools import partial
 from typing import TypeVar
 
 from torch import Tensor
-from torch.export import ExportedProgram
 
 from bigbrain_fx.core import Graph
 from bigbrain_fx.errors import BigBrainError
 from bigbrain_fx.frontend.budget import budget
 from bigbrain_fx.frontend.tracing.lines.untraced_queries import (
     Asked,
-    asked_in,
     both,
     code_of,
     require_seen,
@@ -40,7 +38,6 @@ from bigbrain_fx.frontend.translation.opaque import Recorder, paused
 from bigbrain_fx.frontend.translation.oracle import Oracle, Question
 from bigbrain_fx.frontend.translation.refusals import (
     is_about_size,
-    is_broken,
     is_final,
     place,
     reads_a_value,
@@ -58,7 +55,6 @@ class Ladder:
 
     Attributes:
         has_numbers: the model has weights, so that it can be run.
-        strict: trace with dynamo.
         left: what the loss asks data is not answered by plain runs: it can be kept whole, and asks
             each batch then.
     """
@@ -69,7 +65,6 @@ class Ladder:
     has_numbers: bool
     oracle: Oracle = field(default_factory=Oracle)
     leaves: Leaves = field(default_factory=lambda: Leaves({}))
-    strict: bool = False
     listened: bool = False
     left: bool | None = None
     asked: Asked = field(default_factory=Asked)
@@ -105,14 +100,12 @@ class Ladder:
         """Help the calls of the step that are traced meanwhile; yield who keeps calls whole."""
         sizes = self._run_leaves((rows, rows + 1, rows + 3) if free else (rows,))
         self.asked = asked = Asked()
-        formats = contextlib.nullcontext() if self.strict else asked.formatting()
-        with keeping() as keeper, self.leaves.stood_in(keeper, sizes), asked.tracing(), formats:
+        stood_in = self.leaves.stood_in
+        with keeping() as keeper, stood_in(keeper, sizes), asked.tracing(), asked.formatting():
             watch = self.step.watch
             watch.listening = lambda: both(self.oracle.replaying(), asked)
-            if self.strict:  # dynamo asks nothing of tensors
-                watch.listening = contextlib.nullcontext
             watch.loss = self.loss.traced(keeper) if self.loss else None
-            watch.tracing = not self.strict  # dynamo notes assignments itself
+            watch.tracing = True
             try:
                 yield keeper
             finally:
@@ -125,11 +118,6 @@ class Ladder:
         lines = self.leaves.lines
         found |= {f"{LINES}{lines.path}": lines.run_op} if lines else {}
         return found | ({LOSS: self.loss.loss} if self.loss else {})
-
-    def hear(self, program: ExportedProgram) -> None:
-        """Note what a strict trace has asked: dynamo asks no tensor, it leaves nodes."""
-        if self.strict:
-            self.asked.answered |= dict.fromkeys(asked_in(program))
 
     def judge_questions(self) -> None:
         """Refuse a model that asks data in plain runs what it does not ask in a trace."""
@@ -268,8 +256,6 @@ class Ladder:
         for file, line in sorted(self.asked.said):
             at = f"{file.rpartition('/')[2]}:{line}"
             yield f"{at} only prints or logs numbers of tensors: a bundle leaves that line out"
-        if self.strict:
-            yield "traced with torch's strict tracer (dynamo): the other could not follow the model"
         for target in self.recorder.functions if self.recorder else ():
             name = target.removeprefix(FUNCTION)
             yield f"BX0110: custom backward in {name} is kept: the stage calls the class itself"
@@ -283,17 +269,6 @@ class Ladder:
             )
         for given in self.oracle.unused():
             yield f"--assume {given}: no tensor is asked for yes or no there"
-
-    def may_be_strict(self, error: BigBrainError) -> bool:
-        """Whether torch's strict tracer may follow what the other cannot.
-
-        It forgets which parameters are tied, runs through a custom Function's forward alone, and
-        knows nothing of what is kept whole; a final refusal would only come again.
-        """
-        parameters = list(self.step.model.named_parameters(remove_duplicate=False))
-        tied = len({id(p) for _, p in parameters}) < len(parameters)
-        whole = self.leaves or self.loss or (self.recorder and self.recorder.functions)
-        return not (self.strict or tied or whole or is_final(error) or is_broken(error))
 
 
 def _why(error: Exception) -> tuple[str | None, str]:

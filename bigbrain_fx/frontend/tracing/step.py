@@ -296,7 +296,7 @@ class Step(nn.Module):
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Return (loss, *outputs), or the outputs alone."""
-        if self.watch.keeps or torch.compiler.is_dynamo_compiling():
+        if self.watch.keeps:
             return self._call(*tensors)
         (model,) = self._itself
         before = Attributes.of(model, self._given[0], numbers=not self.watch.tracing)
@@ -318,8 +318,7 @@ class Step(nn.Module):
 
     def _call(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         self.seen.part = "model"
-        traces = self.watch.tracing or torch.compiler.is_dynamo_compiling()
-        versions = [] if traces else [tensor._version for tensor in tensors]
+        versions = [] if self.watch.tracing else [tensor._version for tensor in tensors]
         buffers = _buffers(self.model) if self.watch.tracing else []
         with self.watch.listening():
             found = self._run(*tensors)

@@ -60,11 +60,6 @@ def is_final(error: BaseException) -> bool:
     return any(cause.family in _FINAL or cause.code in _FINAL for cause in causes)
 
 
-def is_broken(error: BaseException) -> bool:
-    """Whether an error says that a graph was made, and computes something else."""
-    return isinstance(error, CaptureError) and error.family == "BX0201"
-
-
 def is_about_size(error: BaseException) -> bool:
     """Whether an error says that the batch size cannot stay free, and nothing else."""
     return any(mark in str(cause) for cause in with_causes(error) for mark in _ABOUT_SIZE)

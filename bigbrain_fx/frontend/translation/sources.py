@@ -126,7 +126,7 @@ def _type_name(kind: object) -> str:
 
 @lru_cache(maxsize=65536)
 def _call(key: str, path: str, kind: str) -> ModuleCall:
-    _, later, call = key.rpartition("@")  # the strict tracer's key of a first call is an address
+    _, later, call = key.rpartition("@")
     return ModuleCall(inside(path), kind, int(call) if later and call.isdigit() else 0)
 
 

@@ -15,7 +15,6 @@ import builtins
 import contextlib
 import functools
 import linecache
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +23,6 @@ from types import CodeType, FrameType
 import numpy
 import torch
 from torch import Tensor, nn
-from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode
 
@@ -35,8 +33,6 @@ from bigbrain_fx.frontend.translation.sources import is_own
 _ARRAYS = ("/torch/_tensor.py", __file__)
 _SYMBOLS = ("/torch/fx/", "/torch/__init__.py", "/torch/_export/", *_ARRAYS)  # before the error
 _MAKES_ERROR = "_make_data_dependent_error"
-_ASKING = ("item", "_local_scalar_dense", "_assert", "is_nonzero", "equal", "allclose")
-_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 Line = tuple[str, int]
 
 
@@ -191,14 +187,6 @@ def until_last_module(asked: Asked, rest: Asked) -> Iterator[dict[Line, object]]
     finally:
         handle.remove()
         found.update(rest.answered)
-
-
-def asked_in(program: ExportedProgram) -> Iterator[Line]:
-    """Yield the lines at which a program of dynamo's asks tensors for numbers."""
-    for node in program.graph.nodes:
-        if any(word in str(node.target) for word in _ASKING):
-            for file, line in _FRAME.findall(node.stack_trace or ""):
-                yield file, int(line)
 
 
 def require_seen(plain: Mapping[Line, object], trace: Asked) -> None:

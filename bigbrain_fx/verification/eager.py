@@ -195,6 +195,9 @@ class TrainingLoop:
         while self.step < step:
             self.batch = self._next()
             self.step += 1
+        return self._parts()
+
+    def _parts(self) -> list[object]:
         if self.file.micro is not None and self.wanted.micro_batches > 1:
             found = self.file.micro(self.batch, self.wanted.micro_batches)
             return self._weighty(list(found)) if self._counts() else list(found)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -63,17 +62,6 @@ class OpaqueLoop(TrainingLoop):
         else:
             super()._advance_scheduler()
 
-    def _clip(self) -> None:
-        self.file = replace(self.file, clip_norm=self._clip_norm())
-        super()._clip()
-
-    def _clip_norm(self) -> float | None:
-        """Return what the model file says now: its code may change it."""
-        file = str(self.file.path)
-        module = next(m for m in sys.modules.values() if getattr(m, "__file__", None) == file)
-        found: float | None = getattr(module, "clip_norm", None)
-        return found
-
     def forward_and_backward(self, batches: Sequence[object]) -> list[float]:
         """Return the losses of the micro-batches."""
         losses, weights = [], self._step_weights(batches)
@@ -107,11 +95,8 @@ class OpaqueLoop(TrainingLoop):
                 found = of_replica[own]
                 parameter.grad = found if parameter.grad is None else parameter.grad + found
 
-    def micro_batches(self, step: int) -> list[object]:
-        """Read on to the batch of a step; return its parts, or itself where it is not cut."""
-        while self.step < step:
-            self.batch = self._next()
-            self.step += 1
+    def _parts(self) -> list[object]:
+        """Return the parts of the batch, or itself where it is not cut."""
         if self.wanted.micro_batches == 1:
             return [self.batch]
         count = min(self.wanted.micro_batches, self._rows(self.batch))

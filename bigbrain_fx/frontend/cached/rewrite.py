@@ -14,10 +14,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx
 
-from bigbrain_fx.frontend.cached.keeping import Caches
 from bigbrain_fx.frontend.cached.making import Making, aten
 from bigbrain_fx.frontend.cached.row import Row, is_tensor, refuse, shape_of
-from bigbrain_fx.frontend.cached.tables import Tables
+from bigbrain_fx.frontend.cached.tables import Caches, Tables
 
 _SIZED = frozenset(
     (aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.expand.default)

@@ -1,9 +1,17 @@
-"""Measure what micro-batches change for one captured model: the entry point of this package."""
+"""Measure what micro-batches change for one captured model: the entry point of this package.
+
+Also whether one computes with what those before it wrote: a centre, a momentum encoder.
+
+    in turn   m0 ─▶ m1 ─▶ m2 ─▶ m3        alone   m3
+
+Both in training mode, with the same seeds, on weights that training has moved: an average that
+begins as a copy of the weights has to differ from them.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -11,12 +19,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from bigbrain_fx.core import LossCount
-from bigbrain_fx.frontend.micro_batches.carried import carried
+from bigbrain_fx.core import Graph, LossCount
 from bigbrain_fx.frontend.micro_batches.causes import Diagnosis
-from bigbrain_fx.frontend.micro_batches.comparison import Comparison, Weights
+from bigbrain_fx.frontend.micro_batches.comparison import Comparison, Weights, training
 from bigbrain_fx.frontend.micro_batches.effect import MicroBatchEffect
-from bigbrain_fx.frontend.micro_batches.gradients import Tensors, Trainee
+from bigbrain_fx.frontend.micro_batches.gradients import Tensors, Trainee, difference
 from bigbrain_fx.frontend.micro_batches.graph_rules import remarks
 from bigbrain_fx.frontend.micro_batches.loss_count import (
     count_by,
@@ -29,6 +36,7 @@ from bigbrain_fx.frontend.tracing.blank import is_blank
 from bigbrain_fx.frontend.tracing.plain import Plain
 from bigbrain_fx.frontend.tracing.step import Loss, Step, route
 from bigbrain_fx.frontend.translation.batch import Batch, fill
+from bigbrain_fx.frontend.translation.kept import LEAF, LINES, LOSS
 
 if TYPE_CHECKING:
     from bigbrain_fx.frontend.tracing.captured import Captured
@@ -263,3 +271,56 @@ def _with_ignored_labels(batch: Batch) -> Batch | None:
     tensor = tensor.masked_fill(~counts, _IGNORED)
     entries = tuple(replace(e, tensor=tensor) if e is labels[0] else e for e in batch.entries)
     return replace(batch, entries=entries)
+
+
+# --------------------------------------------------------------------------- carried on
+
+_SAID = 3  # names in a sentence
+_SAME_LOSS, _SAME_GRADIENT = 1e-6, 1e-5  # shares: the same rows in the same order, all but bitwise
+
+
+def carried(comparison: Comparison, effect: MicroBatchEffect) -> MicroBatchEffect | None:
+    """Compare the last micro-batch after the others with the same one alone; None: they agree.
+
+    Also None where it cannot be told: the micro-batches are too large, or the model fails on them.
+    """
+    own = {param.name for param in comparison.graph.params}
+    written = list(dict.fromkeys(_written(comparison.graph, own)))
+    if not written or effect.rows < 2:
+        return None
+    with suppress(Exception), training(comparison.trainee.plain.model):  # the user's own code
+        parts = comparison.cut(effect.rows, min(effect.micro_batches, effect.rows))[1:]
+        with comparison.trainee.moved(comparison.trainee.step(parts[0])):
+            return _compared(comparison, effect, parts, written)
+    return None
+
+
+def _written(graph: Graph, own: Container[str]) -> Iterator[str]:
+    """Yield the buffers and frozen weights that forward writes, and what Python may write into."""
+    for op in graph.ops:
+        if op.target.startswith((LEAF, LINES, LOSS)):
+            yield op.module_path or op.target
+        yield from (name for name in op.mutates if name in own)
+
+
+def _compared(
+    comparison: Comparison, effect: MicroBatchEffect, parts: list[Tensors], written: list[str]
+) -> MicroBatchEffect | None:
+    trainee = comparison.trainee
+    alone, in_turn = trainee.last_of(parts[-1:]), trainee.last_of(parts)
+    off = difference(alone, in_turn, trainee.names)
+    if not alone.is_finite or off.is_within(_SAME_LOSS, _SAME_GRADIENT):
+        return None
+    others = " and others" if len(written) > _SAID else ""  # batch norms' statistics, say
+    return replace(
+        effect,
+        is_equal=False,
+        is_carried=True,
+        whole_loss=alone.loss,
+        parts_loss=in_turn.loss,
+        gradient_error=off.gradient,
+        parameter=off.parameter,
+        parameter_error=off.parameter_gradient,
+        cause="A micro-batch reads what the one before it wrote: "
+        f"{', '.join(written[:_SAID])}{others}",
+    )

@@ -41,9 +41,7 @@ from bigbrain_fx.frontend.tracing.objective import (
     on_written,
     require_constants_unwritten,
     require_dense,
-    require_memory_apart,
     require_numbers,
-    require_parameters_unwritten,
 )
 from bigbrain_fx.frontend.tracing.plain import state_kept
 from bigbrain_fx.frontend.tracing.state.python_rng import random_state_kept, rolls
@@ -96,7 +94,7 @@ class CaptureJob:
             graph, more = asked_for_inference(self.ladder.plain, self.batch, found.graph)
             found, said = replace(found, graph=graph), said + more
         written = (*self.step.seen.written,)
-        said += on_written(written, self.batch)
+        said += on_written(written)
         graph, said = with_saves(found.graph), (*dict.fromkeys(said),)
         return replace(found, graph=graph, warnings=said, written=written)
 
@@ -213,9 +211,7 @@ class CaptureJob:
         require_numbers(graph, store.tensors)
         if self.labels.training:
             require_dense(graph)
-            require_parameters_unwritten(graph)
             require_constants_unwritten(graph, store.tensors, self.step.model, self.step.own_loss)
-            require_memory_apart(graph, store.tensors)
         graph = with_hints(graph, given, program.graph.nodes)
         graph = without_settled(graph)
         bet = wrong_bet(graph, store.tensors)

@@ -5,7 +5,6 @@ This file knows graphs and the three ways to give a loss; it knows nothing of tr
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -15,7 +14,6 @@ from torch.nn.parameter import is_lazy
 
 from bigbrain_fx.core import Graph, Op
 from bigbrain_fx.errors import CaptureError, InputError
-from bigbrain_fx.frontend.translation.batch import Batch
 from bigbrain_fx.frontend.translation.sources import forward_line
 from bigbrain_fx.frontend.translation.trace_refusals import BY_DATA
 
@@ -184,28 +182,6 @@ def require_dense(graph: Graph) -> None:
             )
 
 
-def require_parameters_unwritten(graph: Graph) -> None:
-    """Refuse a forward that writes into what is trained: its backward would find other numbers.
-
-    Raises:
-        CaptureError: names the parameter and the line.
-    """
-    trained = {param.name for param in graph.params if param.spec.requires_grad}
-    for op in _all(graph.ops):
-        for name in trained.intersection(op.mutates):
-            raise CaptureError(
-                f"forward writes into the parameter {name}, which is trained: "
-                "micro-batches in flight would read what others wrote",
-                code="BX0180",
-                at=op.source or None,
-                notes=(op.code,) if op.code else (),
-                help="compute it instead (w = F.normalize(self.weight, dim=1)), or write after the "
-                "step: in the optimizer, a class whose step() calls super().step() and then "
-                "writes; what the first batch sets is set in model(): made = Net(); "
-                "made(example_batch()['x']); return made",
-            )
-
-
 def require_constants_unwritten(
     graph: Graph, tensors: Mapping[str, Tensor], model: nn.Module, loss: object
 ) -> None:
@@ -256,35 +232,6 @@ def _address(tensor: Tensor) -> int:
     return tensor.data_ptr() if tensor.device.type != "meta" and tensor.numel() else 0
 
 
-def require_memory_apart(graph: Graph, tensors: Mapping[str, Tensor]) -> None:
-    """Refuse what is trained, or written by forward, and has memory that another tensor shares.
-
-    Devices have memory apart: what one of them writes, the other would not see.
-
-    Raises:
-        InputError: names both.
-    """
-    trained = {p.canonical for p in graph.params if p.spec.requires_grad}
-    written = _written(graph)
-    for param in graph.params:
-        if param.canonical in written and param.name != param.canonical:
-            raise _shared_buffer(param.canonical, param.name, written)
-    first = {p.canonical: tensors[p.canonical] for p in graph.params}
-    by_storage: dict[int, list[str]] = {}
-    for name, tensor in first.items():
-        if isinstance(tensor, FakeTensor) or tensor.device.type == "meta" or not tensor.numel():
-            continue
-        by_storage.setdefault(tensor.untyped_storage().data_ptr(), []).append(name)
-    for names in by_storage.values():
-        for one, other in itertools.combinations(names, 2):
-            if not {one, other} & {*trained, *written} or not _overlap(first[one], first[other]):
-                continue
-            if {one, other} & trained:
-                raise _shared(*sorted((one, other), key=lambda name: name not in trained))
-            here, there = (one, other) if one in written else (other, one)
-            raise _shared_buffer(here, there, written)
-
-
 def _written(graph: Graph) -> Mapping[str, Op]:
     """Return what forward writes into, each with the first op that does."""
     canonical = {param.name: param.canonical for param in graph.params}
@@ -295,60 +242,10 @@ def _written(graph: Graph) -> Mapping[str, Op]:
     return writers
 
 
-def _shared_buffer(one: str, other: str, written: Mapping[str, Op]) -> InputError:
-    writer = written[one]
-    return InputError(
-        f"{one} and {other} share memory, which forward writes into: what is written under one "
-        "name would not reach the other, since devices have memory of their own",
-        code="BX2122",
-        at=writer.source or None,
-        notes=(writer.code,) if writer.code else (),
-        help="use one name: a module that is called twice is called under the same one; of a "
-        "buffer that two modules have, one registers it and gives the other what it reads, "
-        "self.two(h, self.one.mean); what is to stay as it was: .detach().clone()",
-    )
-
-
-def _overlap(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors of one storage have an element in common."""
-    if one.dtype != other.dtype:
-        return True
-    marks = torch.zeros(one.untyped_storage().nbytes() // one.itemsize, dtype=torch.bool)
-    marks.as_strided(one.shape, one.stride(), one.storage_offset()).fill_(True)
-    return bool(marks.as_strided(other.shape, other.stride(), other.storage_offset()).any())
-
-
-def _shared(trained: str, other: str) -> InputError:
-    return InputError(
-        f"{other} is a view of the memory of {trained}, which is trained: an update of one would "
-        "change both, and devices have memory of their own",
-        code="BX2123",
-        help="tie the parameter itself: self.b.weight = self.a.weight (without .data, .view() and "
-        "nn.Parameter()); what a closure or a list holds is read from its module in forward: "
-        "self.a.weight; what has another shape is computed in forward: F.linear(x, "
-        "self.a.weight.t()); what is to stay as it was: .detach().clone()",
-    )
-
-
-def on_written(names: Sequence[str], batch: Batch) -> tuple[str, ...]:
-    """Say what becomes of what forward or loss write into the batch.
-
-    Raises:
-        InputError: it is another entry's memory, too, which a device would not see written.
-    """
+def on_written(names: Sequence[str]) -> tuple[str, ...]:
+    """Say what becomes of what forward or loss write into the batch."""
     if not names:
         return ()
-    shared = batch.overlapping()
-    for name in names:
-        if name in shared:
-            raise InputError(
-                f"forward or loss writes into {name} of the batch in place, and {shared[name]} is "
-                "the same memory: in a bundle each entry has its own, and is not written with it",
-                code="BX2165",
-                at="example_batch",
-                help=f"compute with a copy: x = x * 2 for x.mul_(2); or give {shared[name]} as a "
-                "copy, if it is to stay as it was: y = x.clone()",
-            )
     return (
         f"forward or loss writes into the batch in place ({', '.join(names[:3])}): each step "
         "begins with what batches() gave, also where it gives the same memory again; a plain loop "

@@ -24,7 +24,7 @@ from bigbrain_fx.frontend.translation.batch_dims import (
     dims_of,
     offsets_of,
 )
-from bigbrain_fx.runtime import is_number, overlap
+from bigbrain_fx.runtime import is_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,14 +134,6 @@ class Batch:
     def shorter(self, lengths: Mapping[str, int]) -> Batch:
         """Return this batch with the first positions of each free length, by its name."""
         return replace(self, entries=tuple(_shorter(entry, lengths) for entry in self.entries))
-
-    def overlapping(self) -> dict[str, str]:
-        """Return entries whose memory is, in part, another's, and that one's name."""
-        found = {}
-        for one, other in itertools.permutations(self.entries, 2):
-            if overlap(one.tensor, other.tensor):
-                found[one.name] = other.name
-        return found
 
     def last(self, rows: int) -> dict[str, Tensor]:
         """Return the tensors with the last rows of the example, as the last micro-batch has."""

@@ -40,6 +40,18 @@ class Disk:
         """Put a file in its place in one step; what was there is gone."""
         old.replace(new)
 
+    def keep(self, path: Path) -> Path | None:
+        """Give what has a name another beside it, too; return that, or None: nothing is there."""
+        kept = path.with_name(f".{path.name}.{os.getpid()}-before.tmp")
+        self.remove(kept)
+        if not path.is_file():
+            return None
+        try:
+            os.link(path, kept)
+        except OSError:  # not every file system has two names of one file
+            self.rename(path, kept)
+        return kept
+
     def sync(self, folder: Path) -> None:
         """Wait until the disk has the folder's names."""
         number = os.open(folder, os.O_RDONLY)

@@ -1,19 +1,20 @@
 """What `--save` writes at the end: the tensors of all devices, or of none.
 
     every device   writes its file beside its place, and says so
-    when all have  each gives its file its name
+    when all have  each gives its file its name, keeps what was there aside, and says so
+    when all have  each drops what was there; one that could not lets all take theirs back
 
-What is there before stays whole when one disk is full. Only an end of all processes between the
-first name and the last leaves some files of each. So each file says of which run it is, and of
-which numbers of all devices (two runs may have one seed and as many steps), and who joins them
-looks.
+What remains possible: processes end between the first name and the last word, all of them or one
+for which nobody takes over, or a file system fails again as a file is taken back. Then some files
+are of each. So each file says of which run it is, and of which numbers of all devices (two runs may
+have one seed and as many steps), and who joins them looks.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,32 +72,52 @@ def require_room(folder: str | None) -> None:
 def save_together(device: CheckedDevice, folder: Path, ledger: Ledger) -> None:
     """Write all devices' tensors, or none; processes may be replaced meanwhile.
 
-    A replacement finds in the ledger who has written.
+    A replacement finds in the ledger who has written, and stands by what was said before it.
 
     Raises:
         SaveError: a device cannot write its own.
     """
     say_contents(device, _told(device, ledger, "contents", contents(device)))
-    file, why = _tried(device, folder)
-    failed = [text for text in _told(device, ledger, "aside", why) if text]
-    failed += filter(None, (ledger.look(f"dropped/{name}") for name in device.names))
-    if failed:  # who ends first ends all: not before each has tidied up
-        if file is not None:
-            file.drop()
-        _told(device, ledger, "dropped", failed[0])
-        raise SaveError(failed[0], code="BX5147")
-    assert file is not None
-    file.put()
-    for lost in device.stands_for:
-        save_aside(device, folder, lost).put()
+    files, why = _tried(device, folder)
+    why = _first(device, ledger, "aside", why) or _named(files)
+    why = _first(device, ledger, "named", why)
+    if why:  # who ends first ends all: not before each has tidied up
+        for file in files:
+            file.take_back()
+        _told(device, ledger, "dropped", why)
+        raise SaveError(why, code="BX5147")
+    for file in files:
+        file.settle()
 
 
-def _tried(device: CheckedDevice, folder: Path) -> tuple[UnnamedFile | None, str]:
-    """Return the device's file, or why it cannot be written."""
+def _tried(device: CheckedDevice, folder: Path) -> tuple[list[UnnamedFile], str]:
+    """Return a device's files, also of those that it stands for, and why one is not written."""
+    files: list[UnnamedFile] = []
     try:
-        return save_aside(device, folder), ""
+        for name in (device.name, *device.stands_for):
+            files.append(save_aside(device, folder, name))  # noqa: PERF401  # one may raise
     except SaveError as error:
-        return None, str(error)
+        return files, str(error)
+    return files, ""
+
+
+def _named(files: Sequence[UnnamedFile]) -> str:
+    """Give files their names; return why one cannot have it."""
+    try:
+        for file in files:
+            file.put()
+    except SaveError as error:
+        return str(error)
+    return ""
+
+
+def _first(device: CheckedDevice, ledger: Ledger, what: str, why: str) -> str:
+    """Say how it went on this device, and return why it failed on the first where it did.
+
+    What a process before this one has said of a failure stands: others may have heard it.
+    """
+    said = ledger.look(f"{what}/{device.name}") or why
+    return next(filter(None, _told(device, ledger, what, said)), "")
 
 
 def _told(device: CheckedDevice, ledger: Ledger, what: str, own: str) -> list[str]:

@@ -5,7 +5,7 @@ safetensors' own writer for torch needs numpy, which neither torch nor a bundle 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -57,6 +57,8 @@ class UnnamedFile:
     ) -> None:
         self.path = path
         self.disk = disk or Disk()
+        self.before: Path | None = None  # where that is which had the name
+        self.is_named = False
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self.part = self.disk.put_aside(path, _pieces(tensors, facts or {}))
@@ -64,21 +66,34 @@ class UnnamedFile:
             raise self._error(error) from error
 
     def put(self) -> None:
-        """Give the file its name, in place of what is there.
+        """Give the file its name; what is there stays beside it, until `settle`.
 
         Raises:
             SaveError: the folder is gone, or not ours any more.
         """
         try:
+            self.before = self.disk.keep(self.path)
             self.disk.rename(self.part, self.path)
+            self.is_named = True
             self.disk.sync(self.path.parent)
         except OSError as error:
             raise self._error(error) from error
 
-    def drop(self) -> None:
-        """Remove it again: another device could not write its own."""
+    def take_back(self) -> None:
+        """Leave the place as it was: this file, or another one, could not be written."""
         with suppress(OSError):
-            self.disk.remove(self.part)
+            if self.before is not None:
+                self.disk.rename(self.before, self.path)
+            elif self.is_named:
+                self.disk.remove(self.path)
+        self.settle()
+
+    def settle(self) -> None:
+        """Remove what is beside the file: all others have their names, or none has."""
+        for path in (self.part, self.before):
+            with suppress(OSError):
+                if path is not None:
+                    self.disk.remove(path)
 
     def _error(self, error: OSError) -> SaveError:
         why = error.strerror or error
@@ -105,7 +120,24 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
         SaveError: the disk is full, or not ours to write on.
         KeyError: the format has no such element type.
     """
-    UnnamedFile(tensors, path).put()
+    put_all([UnnamedFile(tensors, path)])
+
+
+def put_all(files: Sequence[UnnamedFile]) -> None:
+    """Give files their names: all of them or, where one cannot have it, none.
+
+    Raises:
+        SaveError: one cannot.
+    """
+    try:
+        for file in files:
+            file.put()
+    except SaveError:
+        for file in files:
+            file.take_back()
+        raise
+    for file in files:
+        file.settle()
 
 
 def _pieces(tensors: Mapping[str, Tensor], facts: Mapping[str, int]) -> Iterator[Buffer]:

@@ -44,7 +44,7 @@ from .rendezvous import (
     write_report,
 )
 from .saving import contents, require_room, save_aside, save_together, say_contents
-from .tensor_file import SaveError
+from .tensor_file import SaveError, put_all
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -118,8 +118,7 @@ def _run_here(
         for device in devices.values():
             say_contents(device, told)
         aside = [save_aside(device, Path(options.save)) for device in devices.values()]
-        for file in aside:
-            file.put()
+        put_all(aside)
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from safetensors.torch import load_file
 from bigbrain_fx.runtime.checkpoint_format import CommitError
 from bigbrain_fx.runtime.checkpoint_store import CheckpointStore
 from bigbrain_fx.runtime.checkpoints import Checkpoints, begin_together
-from bigbrain_fx.runtime.tensor_file import SaveError, UnnamedFile
+from bigbrain_fx.runtime.tensor_file import SaveError, UnnamedFile, put_all
 from tests.runtime.test_state import OPTIMIZERS, One, device, everything
 from tests.support.ledgers import local_ledger
 
@@ -133,8 +133,7 @@ def trained(folder: Path) -> dict[str, One]:
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda name: parts[name].close(made[name]), NAMES))
     files = [UnnamedFile(each.state(), folder / f"out-{name}") for name, each in made.items()]
-    for file in files:
-        file.put()
+    put_all(files)
     return made
 
 

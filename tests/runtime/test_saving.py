@@ -24,7 +24,7 @@ from bigbrain_fx.runtime.disk import Disk
 from bigbrain_fx.runtime.image import Buffer
 from bigbrain_fx.runtime.limits import show
 from bigbrain_fx.runtime.saving import save_together
-from bigbrain_fx.runtime.tensor_file import SaveError, UnnamedFile, write_tensors
+from bigbrain_fx.runtime.tensor_file import SaveError, UnnamedFile, put_all, write_tensors
 from bigbrain_fx.supervisor import FailedError
 from bigbrain_fx.weights import read_checkpoint, require_one_save
 from tests.support import warm
@@ -51,8 +51,32 @@ class Failing(Disk):
 
     def rename(self, old: Path, new: Path) -> None:
         if self.call == "rename":
+            self.call = ""  # and not again, where files are taken back
             raise self.error
         super().rename(old, new)
+
+    def sync(self, folder: Path) -> None:
+        if self.call == "sync":
+            raise self.error
+        super().sync(folder)
+
+
+def test_what_was_there_comes_back_where_a_file_has_one_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on file systems without hard links."""
+
+    def link(*_: Any) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", link)
+    files = [tmp_path / f"{name}.safetensors" for name in ("d0", "d1")]
+    write_tensors(OLD, files[0])
+    new = [UnnamedFile(NEW, files[0]), UnnamedFile(NEW, files[1], Failing("sync"))]
+    with pytest.raises(SaveError):
+        put_all(new)
+    assert list(tmp_path.iterdir()) == [files[0]]
+    assert torch.equal(load_file(files[0])["w"], OLD["w"])
 
 
 @pytest.mark.parametrize("call", ["write", "rename"])
@@ -61,7 +85,7 @@ def test_what_was_there_stays_whole(tmp_path: Path, call: str, number: int) -> N
     file = tmp_path / "d0.safetensors"
     write_tensors(OLD, file)
     with pytest.raises(SaveError, match=r"cannot write .*d0.safetensors: .*: give a folder|room"):
-        UnnamedFile(NEW, file, Failing(call, number)).put()
+        put_all([UnnamedFile(NEW, file, Failing(call, number))])
     assert torch.equal(load_file(file)["w"], OLD["w"])
 
 
@@ -71,16 +95,18 @@ def test_nothing_is_left_of_what_failed(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_one_device_without_room_keeps_all_from_changing_theirs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("call", ["write", "rename", "sync"])
+@pytest.mark.parametrize("is_there", [True, False])
+def test_one_device_that_cannot_write_keeps_all_from_changing_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, is_there: bool
 ) -> None:
     local = local_ledger(30.0)
-    for name in ("d0", "d1"):
+    for name in ("d0", "d1") if is_there else ():
         write_tensors(OLD, tmp_path / f"{name}.safetensors")
 
-    def aside(device: Any, folder: Path) -> UnnamedFile:
-        disk = Failing("write" if device.name == "d1" else "")
-        return UnnamedFile(NEW, folder / f"{device.name}.safetensors", disk)
+    def aside(device: Any, folder: Path, name: str) -> UnnamedFile:
+        disk = Failing(call if device.name == "d1" else "")
+        return UnnamedFile(NEW, folder / f"{name}.safetensors", disk)
 
     def save(rank: int) -> str:
         device: Any = SimpleNamespace(
@@ -95,7 +121,8 @@ def test_one_device_without_room_keeps_all_from_changing_theirs(
         said = list(pool.map(save, (0, 1)))
     assert said[0] == said[1]
     assert "d1.safetensors: No space left on device" in said[0]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["d0.safetensors", "d1.safetensors"]
+    names = ["d0.safetensors", "d1.safetensors"] if is_there else []
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
     assert all(torch.equal(load_file(p)["w"], OLD["w"]) for p in tmp_path.iterdir())
 
 

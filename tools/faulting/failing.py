@@ -152,7 +152,7 @@ def opening(whole):
     return call
 
 
-for _name in ("open", "fsync", "replace", "mkdir", "rmdir", "unlink", "scandir"):
+for _name in ("open", "fsync", "replace", "mkdir", "rmdir", "unlink", "scandir", "link"):
     setattr(os, _name, failing(_name, getattr(os, _name), "open"))
 for _name in ("stat", "lstat", "listdir", "access"):
     setattr(os, _name, failing(_name, getattr(os, _name), "look"))

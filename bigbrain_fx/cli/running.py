@@ -27,7 +27,7 @@ from bigbrain_fx.cli.options import (
 from bigbrain_fx.cli.output import emit, json_line
 from bigbrain_fx.cli.progress import stepping, working
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.supervisor import FLAGS, Flag
+from bigbrain_fx.supervisor import FLAGS, MORE_FLAGS, Flag
 
 if TYPE_CHECKING:
     from bigbrain_fx.bundles import Line, Run, RunOptions, Validation
@@ -132,7 +132,7 @@ def _of_launch(flag: Flag) -> Add:
 )
 @grouped(
     "failures",
-    *map(_of_launch, FLAGS),
+    *map(_of_launch, (*FLAGS, *MORE_FLAGS)),
     option(
         "--no-replay",
         is_flag=True,

@@ -37,6 +37,7 @@ from .job import (
 )
 from .judging import Death as Death
 from .limits import of_abort as of_abort, remedy_of as remedy_of
+from .more_arguments import MORE_FLAGS as MORE_FLAGS
 from .outliving import OUTLIVING as OUTLIVING
 from .processes import (
     LAUNCHER as LAUNCHER,

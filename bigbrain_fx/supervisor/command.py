@@ -9,15 +9,16 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from .arguments import FLAGS, Flag, parser_of
+from .arguments import parser_of, require_parts
 from .console import Console, hold_streams
 from .events import Event, EventLog, status
 from .host import Supervisor
 from .job import FailedError, Job, OnStep
 from .judging import BAD_INPUT, Death, Failure
 from .limits import THREADS, headline, of_abort, require_limit, with_remedy
+from .policies import HAS_MORE
 from .processes import CALLED_IN, popen
 from .stopping import stopped_by_sigterm
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130  # exit code; as a shell's
 TAIL_LINES, TAIL_BYTES = 12, 1 << 16
-MIB = 2**20
 
 
 def main(
@@ -50,34 +50,35 @@ def main(
     """
     hold_streams()
     parser = parser_of(program)
+    if HAS_MORE:
+        from .more_arguments import add_more, head_of, more_of, require_more  # some bundles have it
+
+        add_more(parser)
     options, words = parser.parse_known_args()
-    _require_parts(parser, options, hosts)
+    _require(parser, words)
+    if HAS_MORE:
+        require_more(parser, options, hosts)
     logs = _logs(parser, options)
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", CALLED_IN: _called_in()}
     head: Head | None = None
-    if options.listen or options.join:
-        from .multi_host import head_or_agent  # only bundles of --with hosts have it
-
-        where = list(zip(devices, hosts, strict=True))
-        head = head_or_agent(parser, options, environment, logs, folder, where)
-        environment |= head.environment()
+    more: dict[str, Any] = {}
+    if HAS_MORE:
+        where = list(zip(devices, hosts, strict=False))
+        head, more = head_of(parser, options, environment, logs, folder, where), more_of(options)
     job = Job(
         devices=tuple(devices),
         words=(sys.executable, program, *words),
         folder=folder,
-        environment=environment,
+        environment=environment | (head.environment() if head else {}),
         logs=logs,
         spares=options.spares,
         restarts=options.restarts,
-        hang_s=options.hang_s,
         every=options.snapshot_every,
-        suspect=options.suspect,
-        log_bytes=None if options.log_mib is None else options.log_mib * MIB,
         hosts=tuple(hosts) if head else (),
-        grace_s=options.grace_s,
         elastic=options.elastic,
         replicas=replicas,
         snapshots=options.snapshots,
+        **more,
     )
     events = Path(options.events) if options.events else None
     code = _run(job, head, events, options.json)
@@ -104,32 +105,13 @@ def _called_in() -> str:
         return ""
 
 
-def _require_parts(
-    parser: argparse.ArgumentParser, options: argparse.Namespace, hosts: Sequence[str]
-) -> None:
-    """Refuse what this bundle has no files for, or no supervisor of another host be found by."""
+def _require(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    """Refuse other systems, and words that are options of bundles that have more."""
     if sys.platform != "linux":
         parser.exit(
             BAD_INPUT, "error[BX6901]: this needs Linux; elsewhere start it with torchrun\n"
         )
-    if options.suspect and (hosts or not options.spares):
-        parser.error("--suspect needs --standby 1 or more, and all devices on one host")
-    if (options.listen or options.join) and not hosts:
-        parser.error("--listen and --join are for plans with several hosts")
-    wanted = {flag.name: flag.needs for flag in FLAGS if _is_given(options, flag)}
-    wanted |= {"--listen": "hosts" * bool(options.listen), "--join": "hosts" * bool(options.join)}
-    for name, extra in wanted.items():
-        if extra and not Path(__file__).with_name(f"{extra}.py").is_file():
-            parser.error(f"{name} needs a bundle that was split with `--with {extra}`")
-    if not (options.listen or options.join):
-        return
-    from .multi_host import require_hosts  # only bundles of --with hosts have it
-
-    require_hosts(parser, options, hosts)
-
-
-def _is_given(options: argparse.Namespace, flag: Flag) -> bool:
-    return bool(getattr(options, flag.field) != flag.value)
+    require_parts(parser, {word.partition("=")[0] for word in words})
 
 
 def _run(job: Job, head: Head | None, events: Path | None, as_json: bool) -> int:

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from .crew import Crew
+from .policies import Acts
 from .processes import Member
 from .snapshots import Snapshots, nameless
 
@@ -100,12 +101,22 @@ def _written(file: int, piece: bytes) -> int:
 class Feeding:
     """Serve the devices of a crew from a feed."""
 
-    def __init__(self, crew: Crew, feed: Feed, stop: Callable[[], None]) -> None:
-        self.crew = crew
+    def __init__(
+        self, crew: Crew, feed: Feed, snapshots: Snapshots, stop: Callable[[], None]
+    ) -> None:
+        self.crew, self.snapshots = crew, snapshots
         self.feed = feed
         self.wanted: dict[str, int] = {}  # by the name of a process
         self.told: dict[str, int] = {}  # the step whose state each was asked for
         feed.wake, feed.stop = crew.wake, stop
+
+    def acts(self) -> Acts:
+        """Return the methods that follow from messages of processes, by message."""
+        return {"wants": self.hear_wants}
+
+    def orders(self) -> dict[str, bool]:
+        """Return what a process is told besides: it takes its batches from here."""
+        return {"fed": True}
 
     def hear_wants(self, member: Member, step: int) -> None:
         """Hear that a device rests until the batch of a step is there."""
@@ -114,8 +125,9 @@ class Feeding:
             self.feed.first = step
             self.feed.on_first(step)
 
-    def look(self, snapshots: Snapshots) -> None:
+    def look(self, now: float) -> None:
         """Hand out what is there, ask for states, and answer when all devices have taken theirs."""
+        snapshots = self.snapshots
         self.feed.forget(max(snapshots.epoch, 0))
         for member in self.crew.at_work():
             self._serve(member)

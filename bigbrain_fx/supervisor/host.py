@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ from .events import EventLog
 from .job import FailedError, Job, OnStep, Outcome, Rescue
 from .judging import Death, Failure, Judge, Stop
 from .pipe import PARTS, Said
-from .policies import END, IS_WATCHED
+from .policies import END, HAS_MORE
 from .processes import Member, Start, popen
 from .protocol import LastWord, wait_of
 from .rendezvous import Rendezvous
@@ -30,7 +29,7 @@ from .stopping import Ending, Stopping
 from .votes import Posting, Votes
 
 if TYPE_CHECKING:
-    from .feeding import Feed, Feeding
+    from .feeding import Feed
 
 
 class Supervisor:
@@ -65,51 +64,21 @@ class Supervisor:
         self.votes = Votes(frozenset(job.devices))
         self.catch_up = CatchUp()
         self.policies = self.crew.policies
-        self._add_policies(snapshots_only=feed is not None)
+        self.judge = Judge(job.restarts, job.window_s)
+        if HAS_MORE:
+            from .more import add_policies  # only bundles with any of them have it
+
+            add_policies(self, feed)
         self.rendezvous = Rendezvous(self.crew)
         self.ending = Ending(self.crew, self.stopping, self.snapshots, self.told)
         self.posting = Posting(self.crew, self.votes)
         self.snapshotting = Snapshotting(self.crew, self.snapshots, self.votes)
-        self.judge = Judge(job.restarts, job.window_s)
-        self.feeding = None if feed is None else self._feeding(feed)
         self.restarts = 0
         self.acts = self._acts()
 
-    def _add_policies(self, *, snapshots_only: bool) -> None:
-        """Add what this run has besides, in the order in which they hear of things."""
-        job, parts = self.job, self.policies.parts
-        if IS_WATCHED:
-            from .log_loss import LogLoss  # only bundles of --with watch have these
-            from .watch import Watch
-
-            parts += Watch(self.crew, self.stopping), LogLoss(self.crew)
-        if job.suspect:
-            from .suspicion import Suspicion, go_back  # only bundles of --with suspicion have it
-
-            parts += [Suspicion(self.crew, self.spares, partial(go_back, self))]
-        if job.replicas:
-            is_wanted = not snapshots_only and job.every is None and not job.suspect
-            self._have_replicas(is_wanted, is_elastic=job.elastic or self.rescue is not None)
-
-    def _have_replicas(self, is_wanted: bool, is_elastic: bool) -> None:
-        from .losing import Losing  # only bundles with replicas have these
-        from .peering import Peering
-
-        about = self.crew, self.snapshots, self.votes, self.told.tell
-        peering = Peering(*about, is_elastic=is_elastic, is_wanted=is_wanted)
-        self.losing = Losing(self.crew, self.votes, self.catch_up, peering)
-        self.policies.parts += peering, self.losing
-
-    def _feeding(self, feed: Feed) -> Feeding:
-        from .feeding import Feeding  # only the caller of a session has it
-
-        return Feeding(self.crew, feed, self.ask_to_stop)
-
     def _acts(self) -> dict[str, Callable[..., object]]:
         """Return what follows from each thing that a process can say."""
-        fed = {"wants": self.feeding.hear_wants} if self.feeding else {}
         return {
-            **fed,
             **self.policies.joined("acts"),
             "hello": self._hear_hello,
             "warm": self.spares.hear_warm,
@@ -180,8 +149,6 @@ class Supervisor:
         self.crew.turn(self.job.beat_s)
         now = self.crew.clock.now()
         self.policies.ask("look", now)
-        if self.feeding is not None:
-            self.feeding.look(self.snapshots)
         if self.rendezvous.all_formed() and self.policies.any("is_locked", now):
             self.rendezvous.lock(now)
         if not self.crew.ending and self.rendezvous.must_meet_anew(now):
@@ -234,8 +201,6 @@ class Supervisor:
             stop_at=self.stopping.at,
             slots=slots.steps,
             files=slots.files,
-            **({"fed": True} if self.feeding else {}),
-            **({"suspect": self.job.suspect} if self.job.suspect else {}),
             **self.policies.joined("orders"),
             **({"lost": self.crew.lost} if self.crew.lost else {}),
         )
@@ -324,9 +289,7 @@ class Supervisor:
     def _hear(self, member: Member, said: Said) -> None:
         member.pulse.heard = self.crew.clock.now()
         what = said.pop("say")
-        if member.device in self.crew.lost:
-            return
-        if member.recalled and self.job.suspect:  # what it computed may be wrong
+        if member.device in self.crew.lost or self.policies.any("ignores", member):
             return
         act = self.acts.get(what)
         if act is None:
@@ -353,8 +316,7 @@ class Supervisor:
         member.greeted = True
         member.knows, member.replicas = frozenset(knows), list(replicas)
         member.orders.takes_parts = PARTS in member.knows
-        if self.job.suspect and "check" not in member.knows:
-            self.crew.refuse(member, "its bundle is older than --suspect: split again")
+        self.policies.ask("greet", member)
 
     def _hear_beat(self, member: Member, n: int, step: int, waiting: Sequence[str] | None) -> None:
         member.step = max(member.step, step)

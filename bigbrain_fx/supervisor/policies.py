@@ -3,6 +3,7 @@
     watch       Watch, and LogLoss: `split --with watch`
     suspicion   Suspicion: `--suspect`
     peering     Peering, and in losing Losing: replicas
+    feeding     Feeding: sessions
 
 A bundle has the files of those that its plan or its flags need. A part has as many as it wants of:
 
@@ -10,6 +11,7 @@ A bundle has the files of those that its plan or its flags need. A part has as m
     look(now), require_end(now)     what it does from time to time; FailedError ends the run
     is_locked(now)            all devices wait for each other
     limits(host), left_bytes(), mind(snapshots, left)     of memory
+    greet(member), ignores(member)     a process begins to speak; what it says does not count
     hear_end(member), meant(code, now)     a process has ended; that was for want of memory
     take_over(device), orders(), meet(members)     what a dead one's replacement, and all, are told
     has_states(), starts_over(), lacks_snapshot()     the state of a dead device is with others
@@ -28,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 IS_WATCHED = Path(__file__).with_name("watch.py").is_file()  # the bundle has it
+HAS_MORE = Path(__file__).with_name("more.py").is_file()  # and one of the parts above
 END = 1 << 62  # a step after all others
 
 Act = Callable[[], None]

@@ -78,7 +78,20 @@ class Suspicion:
             "checked": self.hear_checked,
         }
 
+    def orders(self) -> dict[str, float]:
+        """Return what a process is told besides: the share of steps to tape."""
+        return {"suspect": self.crew.job.suspect}
+
     # ------------------------------------------------------------------ what processes say
+
+    def greet(self, member: Member) -> None:
+        """Refuse a process that can check nothing."""
+        if "check" not in member.knows:
+            self.crew.refuse(member, "its bundle is older than --suspect: split again")
+
+    def ignores(self, member: Member) -> bool:
+        """Whether what a process says does not count: what it computed may be wrong."""
+        return member.recalled
 
     def hear_tape(self, member: Member, step: int) -> None:
         """Hear that a device wants to tape its step."""
@@ -236,5 +249,5 @@ def take_back(votes: Votes, step: int) -> None:
         partly = [n for n, keys in numbers.items() if n > step and len(keys) < len(votes.devices)]
         for key in [key for number in partly for key in numbers.pop(number)]:
             del notes[key]
-    for key in [key for key in notes if key.startswith("aside/")]:
+    for key in [key for key in notes if key.startswith(("contents/", "aside/"))]:
         del notes[key]

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from bigbrain_fx.bundles.resplitting import resplit
 from bigbrain_fx.supervisor import FailedError, Rescue, Supervisor
 from bigbrain_fx.supervisor.judging import Death
+from bigbrain_fx.supervisor.losing import Losing
 from tests.supervisor.test_peer_states import (
     STEPS,
     UNLIKE,
@@ -51,13 +52,14 @@ def lost(
     """
 
     def allow(supervisor: Supervisor) -> None:
-        leave_out = supervisor.losing.leave_out
+        losing = next(p for p in supervisor.policies.parts if isinstance(p, Losing))
+        leave_out = losing.leave_out
 
         def leave_out_and_allow(death: Death, reason: str) -> None:
             leave_out(death, reason)
             supervisor.judge.restarts = restarts
 
-        supervisor.losing.leave_out = leave_out_and_allow  # type: ignore[method-assign]
+        losing.leave_out = leave_out_and_allow  # type: ignore[method-assign]
 
     seen = supervised(
         bundle,

@@ -145,7 +145,7 @@ SUPERVISOR = excused(
             "command.py last_lines .read",
             "command.py last_lines .stat",
             "command.py _logs .mkdir",
-            "command.py _require_parts .is_file",
+            "arguments.py require_parts .is_file",
             "policies.py - .is_file",
             "arguments.py _folder .is_dir",
             "command.py _logs tempfile.mkdtemp",

@@ -84,6 +84,11 @@ def _has_hosts(bundle: Copied) -> bool:
     return len({device[name].host for name in bundle.plan.stages.devices}) > 1
 
 
+def _has_more(bundle: Copied) -> object:
+    """Whether a supervisor may watch, check, span hosts, or lose replicas."""
+    return {"hosts", "suspicion", "watch"} & {*bundle.extras} or bundle.plan.stages.micros
+
+
 def _has_gpus(bundle: Copied) -> bool:
     device = bundle.plan.cluster.device
     return any(device[name].kind != "cpu" for name in bundle.plan.stages.devices)
@@ -158,6 +163,13 @@ PARTS = (
         lambda b: {"watch", "hosts"} & {*b.extras},
         (),
         ("aside", "host_memory", "log_loss", "outliving", "watch"),
+        is_in_device=False,
+    ),
+    Part(
+        "what a supervisor does beside replacing processes",
+        _has_more,
+        (),
+        ("more", "more_arguments"),
         is_in_device=False,
     ),
     Part(

@@ -80,7 +80,6 @@ if TYPE_CHECKING:
         part_of_whole as part_of_whole,
         reduce_scatter as reduce_scatter,
     )
-    from .held_weights import WeightsError as WeightsError
     from .hooked_device import Hooks as Hooks
     from .image import (
         FORMAT as FORMAT,
@@ -120,6 +119,7 @@ if TYPE_CHECKING:
         Region as Region,
         Stage as Stage,
         Tensors as Tensors,
+        WeightsError as WeightsError,
         buffer as buffer,
         parameter as parameter,
         reseed as reseed,
@@ -147,12 +147,12 @@ if TYPE_CHECKING:
         optimizer_tensors as optimizer_tensors,
         restore_optimizer as restore_optimizer,
     )
+    from .own_dice import has_generators as has_generators, left_alone as left_alone
     from .own_lines import Shell as Shell, forward_of as forward_of, lines_until as lines_until
     from .plain_values import UnkeptError as UnkeptError, Values as Values
     from .planned_infer import InferenceDevice as InferenceDevice
     from .promises import AgainError as AgainError, MakingAgain as MakingAgain, again as again
     from .rates import RewindableRates as RewindableRates
-    from .read_apart import has_generators as has_generators, left_alone as left_alone
     from .recipe import LearningRates as LearningRates, Training as Training, adamw as adamw
     from .rendezvous import (
         join as join,
@@ -164,11 +164,12 @@ if TYPE_CHECKING:
     from .splitting import (
         Splitting as Splitting,
         filled_up as filled_up,
+        given_parts as given_parts,
+        parts_of as parts_of,
     )
     from .stores import HostRoom as HostRoom, StoredState as StoredState, StoreError as StoreError
     from .stream import BatchError as BatchError
     from .train import main as main, run_in_process as run_in_process
-    from .user_parts import given_parts as given_parts, parts_of as parts_of
     from .weights import OwnWeights as OwnWeights
     from .whole_batches import WholeBatches as WholeBatches, repeated as repeated
     from .widening import widened as widened

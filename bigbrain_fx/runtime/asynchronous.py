@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .agreed import AgreeingTransport, Subject
 from .channel import Channel
+from .compared_stream import AgreeingTransport, Subject
 from .data import Stream
 from .device import Device
 from .finite import POLICIES

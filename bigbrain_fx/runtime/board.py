@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from .checkpoint_format import Part
-from .ledger import Ledger, part_key, read_as, text_of
+from .checkpoint_options import Ledger, part_key, read_as, text_of
 from .packets import HeadLostError
 from .protocol import DISK
 from .replay import ReplayTransport

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from .channel import Channel
 from .disk import read_regular
-from .held_weights import AGAIN, WeightsError
 from .json_once import once
+from .modules import AGAIN, WeightsError
 
 Ways = Mapping[int, Channel]  # place of a replica among the bucket's -> the channel to or from it
 

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from .agreed import AgreeingTransport
-from .compared_stream import ComparedStream
-from .held_weights import AGAIN, WeightsError
+from .compared_stream import AgreeingTransport, ComparedStream
 from .hooked_device import Hooks
+from .modules import AGAIN, WeightsError
 from .recipe import Training
 from .stream import Spec
 from .tensor_file import write_tensors

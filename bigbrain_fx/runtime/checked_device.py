@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from .agreed import AgreeingTransport
-from .compared_stream import ComparedStream
+from .compared_stream import AgreeingTransport, ComparedStream
 from .finite import NotFiniteError, not_finite
 from .hooked_device import HookedDevice
 from .pipeline_device import PipelineDevice

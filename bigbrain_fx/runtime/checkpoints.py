@@ -32,10 +32,18 @@ from .checkpoint_format import (
     reason_of,
     record_of,
 )
-from .checkpoint_options import CheckpointOptions, Start, decided, make_folder
+from .checkpoint_options import (
+    CheckpointOptions,
+    Ledger,
+    Start,
+    decided,
+    make_folder,
+    part_key,
+    read_as,
+    text_of,
+)
 from .checkpoint_store import KEPT, CheckpointStore, Loaded, first_loadable
 from .image import Buffer
-from .ledger import Ledger, part_key, read_as, text_of
 from .limits import tell
 from .state import State, restore, state_of
 

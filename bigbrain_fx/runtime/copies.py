@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from .agreed import Subject
 from .checksum import checksum
+from .compared_stream import Subject
 
 if TYPE_CHECKING:
     from .checked_device import CheckedDevice

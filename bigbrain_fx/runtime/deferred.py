@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from .agreed import AgreeingTransport
+from .compared_stream import AgreeingTransport
 from .data import Stream
 from .deferred_layers import DeferredError, Tap, WaitingTap, made, tapping, tensors_of, waiting_tap
 from .device import Device

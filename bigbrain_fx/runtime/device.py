@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from .agreed import AgreeingTransport
 from .channel import Channel
 from .checked_device import CheckedDevice, Parts
+from .compared_stream import AgreeingTransport
 from .data import Stream
 from .feature import Compute
 from .finite import not_finite
-from .held_weights import fill
-from .modules import Stage
+from .modules import Stage, fill
 from .pipeline_device import Saved
 from .planned_device import PlannedDevice
 from .planned_sums import PlannedSums, nothing_of, share_of

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from .channel import Channel, Transport
-from .held_weights import HeldWeights, fill
-from .modules import Stage, active
+from .modules import HeldWeights, Stage, active, fill
 from .stream import BatchStream
 
 

@@ -11,8 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .channel import HEADER_LENGTH, Channel
-from .layout import Layout, pack, unpack
+from .channel import HEADER_LENGTH, Channel, Layout, pack, unpack
 
 AHEAD = 2  # receives posted per channel: one being used, one arriving
 

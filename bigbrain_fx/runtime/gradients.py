@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .channel import is_dense
 from .coded import MisuseError
-from .held_weights import HeldWeights
-from .layout import is_dense
+from .modules import HeldWeights
 
 Parts = Mapping[tuple[str, int], Tensor]  # (parameter, stage) -> sum over micro-batches
 

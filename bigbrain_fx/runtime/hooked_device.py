@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .agreed import AgreeingTransport, Subject
 from .channel import Channel
-from .compared_stream import ComparedStream
+from .compared_stream import AgreeingTransport, ComparedStream, Subject
 from .forward_device import ForwardDevice
 
 AtStep = Callable[[Any, int], None]  # a Device (of an inference bundle, an InferenceDevice), step

@@ -22,8 +22,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .agreed import AgreeingTransport
 from .coded import InputError
+from .compared_stream import AgreeingTransport
 from .hooked_device import HookedDevice
 from .launcher import words
 from .limits import LONGEST_COMPILE_S, headline, saying_limits, show, tell

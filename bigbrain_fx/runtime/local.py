@@ -16,10 +16,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from .agreed import Subject, require_same
-from .channel import Channel
+from .channel import Channel, Layout, unpack
 from .coded import MisuseError
-from .layout import Layout, unpack
+from .compared_stream import Subject, require_same
 from .limits import require_threads
 from .network import pack
 

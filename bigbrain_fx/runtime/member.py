@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .agreed import Subject
 from .bundle import Bundle, make_device
 from .channel import Channel
 from .checkpoint_format import FencedError
 from .checkpoint_options import CheckpointOptions
 from .coded import InputError
+from .compared_stream import Subject
 from .control import Control
 from .finite import NOT_FINITE, NotFiniteError
 from .limits import code_of
@@ -54,7 +54,7 @@ def serve(
     _listen(control)
     kind, about = Worker, {"knows": KNOWS}
     if all(cls.micros for cls in bundle.devices):
-        from .replicated_worker import ReplicatedWorker  # only bundles with replicas have it
+        from .surviving import ReplicatedWorker  # only bundles with replicas have it
 
         kind, about = ReplicatedWorker, ReplicatedWorker.about(bundle, commits)
     control.say("hello", pid=os.getpid(), plan=bundle.plan, **about)

@@ -23,10 +23,9 @@ from torch import Tensor
 # torch exports it, but not for mypy
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from .channel import Channel
+from .channel import Channel, Layout
 from .checksum import WORD, hashed
 from .gloo import ChannelEnd
-from .layout import Layout
 from .limits import remedy_of, require_threads
 from .network import Background, NetworkTransport
 from .packets import SpoiledError

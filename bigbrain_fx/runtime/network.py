@@ -20,11 +20,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from . import layout as same
-from .agreed import Subject, require_same
-from .channel import Channel
+from .channel import Channel, Layout, LayoutError, pack as pack_as_is, stored
+from .compared_stream import Subject, require_same
 from .gloo import ChannelEnd, GlooTransport
-from .layout import Layout, LayoutError, stored
 from .peers import LateMessageError, PeerLostError
 
 if TYPE_CHECKING:
@@ -41,7 +39,7 @@ def pack(tensor: Tensor, layout: Layout) -> Tensor:
     """
     tensor = tensor.resolve_conj().resolve_neg()  # numbers travel, no note to turn a sign
     if Layout.of(tensor) == layout:
-        return same.pack(tensor, layout)
+        return pack_as_is(tensor, layout)
     _require_room(tensor, layout)
     fresh = torch.empty_strided(
         layout.stored, _dense_strides(layout), dtype=tensor.dtype, device=tensor.device

@@ -19,12 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from .agreed import AgreeingTransport, Subject
+from .compared_stream import AgreeingTransport, Subject
 from .data import Stream
 from .device import Device
 from .forward_device import ForwardDevice
-from .held_weights import AGAIN, WeightsError
-from .modules import reseed, seed_of
+from .modules import AGAIN, WeightsError, reseed, seed_of
 from .opaque_state import ObjectStates
 from .optimizer_state import needs_closure
 from .planned_sums import share_of

@@ -15,7 +15,8 @@ import random
 import sys
 import types
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -112,3 +113,19 @@ class OwnRandomState(RandomState):
         self.own_more = states_of(self.more)
         set_states(self.more, self.outer_more)
         super().__exit__()
+
+
+def has_generators(function: object) -> bool:
+    """Whether a function leads to generators of a file's own."""
+    return bool(own_dice(function))
+
+
+@contextmanager
+def left_alone(function: object) -> Iterator[None]:
+    """Let what is drawn within move none of a file's own generators."""
+    dice = own_dice(function)
+    states = states_of(dice)
+    try:
+        yield
+    finally:
+        set_states(dice, states)

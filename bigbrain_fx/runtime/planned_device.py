@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .agreed import AgreeingTransport
 from .channel import Channel
+from .compared_stream import AgreeingTransport
 from .data import Stream
 from .feature import Feature, Features
 from .hooked_device import HookedDevice

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from .held_weights import HeldWeights
+from .modules import HeldWeights
 
 
 def release(parameters: Iterable[torch.Tensor]) -> None:

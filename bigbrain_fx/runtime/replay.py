@@ -23,11 +23,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .agreed import Subject, require_same
-from .channel import Channel
+from .channel import Channel, Layout
 from .coded import CodedError
+from .compared_stream import Subject, require_same
 from .control import Control, said
-from .layout import Layout
 from .mesh import MeshTransport, seal
 from .network import pack
 from .packets import Meeting, SpoiledError, StepAgainError

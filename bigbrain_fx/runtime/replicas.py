@@ -3,13 +3,20 @@
     backward ──▶ bucket (flat) ──▶ reduce: each piece to who sums it ──▶ gather: the sums come back
                                                 with ZeRO: only who sums a piece updates its weights
 
-It knows buckets (`buckets`), and no schedule.
+Sums are added up over micro-batches and replicas in the order of the plan:
+
+    replica   each replica's own, ascending; then the replicas', ascending
+    micro     all micro-batches, ascending by number
+    tree      nodes of the binary tree over their numbers: what two siblings give is their parent
+
+A part is a sum of neighbours: (first micro-batch, how many, numbers). It knows buckets
+(`buckets`), and no schedule.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -18,8 +25,62 @@ from torch import Tensor, nn
 from .buckets import Bucket
 from .channel import Transport
 from .gradients import laid_out
-from .held_weights import AGAIN, WeightsError
-from .sums import Sum, sizes
+from .modules import AGAIN, WeightsError
+
+
+@dataclass
+class Sum:
+    """A running sum: parts come ascending. The first of two that are added takes up the other."""
+
+    is_tree: bool
+    parts: list[tuple[int, int, Tensor]] = field(default_factory=list)
+
+    def add(self, first: int, size: int, part: Tensor) -> None:
+        """Add a part; it may be written into from now on."""
+        self.parts.append((first, size, part))
+        while len(self.parts) > 1 and self._joins():
+            _, (_, more, right) = self.parts[-2:]
+            first, size, left = self.parts[-2]
+            self.parts[-2:] = [(first, size + more, left.add_(right))]
+
+    def _joins(self) -> bool:
+        if not self.is_tree:
+            return True
+        (first, size, _), (after, same, _) = self.parts[-2:]
+        return _are_siblings(first, size, after, same)
+
+    def total(self) -> Tensor:
+        """Return the sum of all parts; what is left of a tree is added from the left."""
+        _, _, total = self.parts[0]
+        for _, _, right in self.parts[1:]:
+            total = total.add_(right)
+        self.parts = []
+        return total
+
+
+def sizes(order: str, micros: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the parts that a replica with these micro-batches sends: (first, how many)."""
+    if order == "replica":
+        return [(micros[0], len(micros))]
+    if order == "micro":
+        return [(micro, 1) for micro in micros]
+    return _nodes(micros)
+
+
+def _nodes(micros: Iterable[int]) -> list[tuple[int, int]]:
+    found: list[tuple[int, int]] = []
+    for micro in micros:
+        found.append((micro, 1))
+        while len(found) > 1 and _are_siblings(*found[-2], *found[-1]):
+            first, size = found[-2]
+            found[-2:] = [(first, 2 * size)]
+    return found
+
+
+def _are_siblings(first: int, size: int, after: int, same: int) -> bool:
+    """Whether two nodes, (first, size) and (after, same), are halves of one."""
+    return size == same and after == first + size and first % (2 * size) == 0
+
 
 OUT = 2
 """Buckets of a backward that have left and wait for parts of others, where each is summed then.

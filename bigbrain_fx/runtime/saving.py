@@ -23,7 +23,7 @@ from .tensor_file import SaveError, UnnamedFile
 
 if TYPE_CHECKING:
     from .checked_device import CheckedDevice
-    from .ledger import Ledger
+    from .checkpoint_options import Ledger
 
 
 def save_aside(device: CheckedDevice, folder: Path, name: str | None = None) -> UnnamedFile:

@@ -20,8 +20,8 @@ from .channel import Channel
 from .device import Device
 from .joining import join
 from .peer_states import can_take_from_peers
+from .replicas import sizes
 from .state_parts import held_names
-from .sums import sizes
 from .weights import read_index
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from .channel import Channel, Transport
-from .held_weights import AGAIN, WeightsError
+from .modules import AGAIN, WeightsError
 
 Pair = tuple[Tensor, Tensor]  # a running mean, and a running variance
 

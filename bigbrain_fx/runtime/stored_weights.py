@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from .feature import Feature
 from .gradients import clip_factor
-from .held_weights import fill
+from .modules import fill
 from .offload_malloc import apart, give_freed_memory_back
 from .released import is_released
 from .stores import StoreRoom, fetched, is_dense, put, span_bytes

@@ -25,13 +25,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .agreed import Subject
 from .bundle import Bundle, make_device
-from .channel import Channel
+from .channel import Channel, Layout, unpack
 from .checksum import WORD, checksum
+from .compared_stream import Subject
 from .control import Control
 from .hooked_device import Hooks
-from .layout import Layout, unpack
 from .mesh import seal
 from .network import pack
 from .packets import Duty

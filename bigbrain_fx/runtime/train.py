@@ -22,12 +22,11 @@ import torch.distributed as dist
 
 from .bundle import Bundle, make_device, save_first_gradients
 from .checkpoint_format import FencedError
-from .checkpoint_options import CheckpointOptions, add_options, is_restart, options_of
+from .checkpoint_options import CheckpointOptions, Ledger, add_options, is_restart, options_of
 from .checkpoints import Checkpoints, begin_together, checkpoints_of
 from .coded import InputError
 from .finite import NOT_FINITE, POLICIES, NotFiniteError
 from .launcher import as_called, words
-from .ledger import Ledger
 from .limits import LONGEST_COMPILE_S, headline, saying_limits, show, tell
 from .local import Hub, LocalTransport
 from .malloc import keep_freed_memory

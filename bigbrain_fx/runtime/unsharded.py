@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from .buckets import Bucket, Listed
 from .channel import Channel
 from .feature import Compute, Feature
-from .held_weights import AGAIN, WeightsError, fill
+from .modules import AGAIN, WeightsError, fill
 from .released import refill, release
 from .replicas import Replicas
 

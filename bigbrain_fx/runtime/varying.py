@@ -10,8 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .channel import HEADER_BYTES, Channel
-from .layout import Layout, LayoutError, unpack
+from .channel import HEADER_BYTES, Channel, Layout, LayoutError, unpack
 from .network import pack
 
 _NOTHING = -1  # dimensions of None

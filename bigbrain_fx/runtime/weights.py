@@ -23,8 +23,8 @@ from torch import Tensor
 
 from .checksum import checksum
 from .disk import read_regular, require_regular
-from .held_weights import AGAIN, HeldWeights, WeightsError
 from .json_once import once
+from .modules import AGAIN, HeldWeights, WeightsError
 
 BY_REFERENCE = (
     "--weights-by-reference; put the checkpoint back, or put one into the bundle with "

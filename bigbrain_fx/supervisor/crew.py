@@ -22,14 +22,15 @@ from .pipe import Ears, Orders, Said, line_pair
 from .policies import Policies
 from .processes import (
     CONTROL,
+    AwakeClock,
     Member,
     Order,
+    Pulse,
     Start,
     end_now,
     end_of,
 )
 from .protocol import LastWord
-from .pulse import AwakeClock, Pulse
 
 
 class Spares:

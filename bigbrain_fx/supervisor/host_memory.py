@@ -1,13 +1,16 @@
 """How much memory is left: of this host, and of the control groups that this process is in.
 
 A container, a batch system and systemd set limits of their own, of which /proc/meminfo says
-nothing: who takes what the host has left is ended by the kernel.
+nothing: who takes what the host has left is ended by the kernel, which says SIGKILL alone.
+`MemoryKills` counts such deaths of the whole host: a SIGKILL just after a rise is one of them.
 """
 
 from __future__ import annotations
 
 import math
+import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path("/")
@@ -87,3 +90,46 @@ def _row(path: Path, name: str) -> float:
         if words[:1] == [name] and words[1:2] and words[1].isdigit():
             return int(words[1])
     return math.inf
+
+
+COUNTS = Path("/proc/vmstat")
+EVERY_S = 1.0
+WITHIN_S = 3.0
+
+
+class MemoryKills:
+    """Watch the count. `look` as often as something happens, `meant` at a death.
+
+    Args:
+        counts: the file with a line "oom_kill N".
+    """
+
+    def __init__(self, counts: Path = COUNTS) -> None:
+        self.counts = counts
+        self.count, self.looked, self.risen = _count(counts), 0.0, -WITHIN_S - 1.0
+
+    def look(self, now: float) -> None:
+        """Note a rise, if it is time to look."""
+        if now - self.looked >= EVERY_S:
+            self._look(now)
+
+    def meant(self, code: int, now: float) -> bool:
+        """Whether a process that ended with this code was ended for want of memory."""
+        if code != -signal.SIGKILL:
+            return False
+        self._look(now)
+        return now - self.risen <= WITHIN_S
+
+    def _look(self, now: float) -> None:
+        count, self.looked = _count(self.counts), now
+        if count > self.count:
+            self.count, self.risen = count, now
+
+
+def _count(path: Path) -> int:
+    with suppress(OSError, ValueError):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            name, _, number = line.partition(" ")
+            if name == "oom_kill":
+                return int(number)
+    return 0

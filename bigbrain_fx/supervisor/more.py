@@ -19,8 +19,10 @@ def add_policies(run: Supervisor, feed: Feed | None) -> None:
     """Add the policies of a run, in the order in which they hear of things."""
     job, parts = run.job, run.policies.parts
     if IS_WATCHED:
-        from .log_loss import LogLoss  # only bundles of --with watch have these
-        from .watch import Watch
+        from .watch import (
+            LogLoss,  # only bundles of --with watch have these
+            Watch,
+        )
 
         parts += Watch(run.crew, run.stopping), LogLoss(run.crew)
     if job.suspect:
@@ -28,8 +30,10 @@ def add_policies(run: Supervisor, feed: Feed | None) -> None:
 
         parts += [Suspicion(run.crew, run.spares, partial(go_back, run))]
     if job.replicas:
-        from .losing import Losing  # only bundles with replicas have these
-        from .peering import Peering
+        from .peering import (
+            Losing,  # only bundles with replicas have these
+            Peering,
+        )
 
         is_wanted = feed is None and job.every is None and not job.suspect
         about = run.crew, run.snapshots, run.votes, run.told.tell

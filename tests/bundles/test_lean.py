@@ -30,7 +30,7 @@ def test_it_has_no_supervisor_and_does_not_speak_of_one(lean: Path) -> None:
     assert not {"launch.py", "supervisor"} & held
     runtime = {path.stem for path in (lean / "runtime").iterdir()}
     tied = {"copies"}  # what its tied weight needs
-    assert not (ways_into(PARTS, "runtime") - tied | {"sums"}) & runtime
+    assert not (ways_into(PARTS, "runtime") - tied) & runtime
     assert not {"replay", "snapshots", "board"} & runtime
     said = (lean / "README.md").read_text() + (lean / "train.py").read_text().split('"""')[1]
     assert "launch.py" not in said

@@ -12,7 +12,7 @@ import torch
 from bigbrain_fx.bundles.launch import RunOptions, run
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.runtime import Device
-from bigbrain_fx.runtime.agreed import Subject
+from bigbrain_fx.runtime.compared_stream import Subject
 from bigbrain_fx.runtime.data import Stream
 from bigbrain_fx.runtime.local import Hub, LocalTransport
 from bigbrain_fx.runtime.stream import BatchError

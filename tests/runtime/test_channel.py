@@ -9,8 +9,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from bigbrain_fx.runtime.channel import HEADER_LENGTH, Channel
-from bigbrain_fx.runtime.layout import MAX_DIMS, Layout, unpack
+from bigbrain_fx.runtime.channel import HEADER_LENGTH, MAX_DIMS, Channel, Layout, unpack
 from bigbrain_fx.runtime.network import pack
 from bigbrain_fx.runtime.varying import disclose, enclose, enclose_nothing
 from tests.support.examples import examples

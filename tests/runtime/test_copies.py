@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bigbrain_fx.plan import Options
-from bigbrain_fx.runtime.agreed import CopiesError, Subject, require_same
+from bigbrain_fx.runtime.compared_stream import CopiesError, Subject, require_same
 from bigbrain_fx.supervisor import FailedError
 from bigbrain_fx.supervisor.suspicion import take_back
 from bigbrain_fx.supervisor.votes import Votes

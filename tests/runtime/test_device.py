@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from bigbrain_fx.runtime import Channel, Device, Stage, Training, adamw
 from bigbrain_fx.runtime.data import Stream
-from bigbrain_fx.runtime.held_weights import WeightsError
 from bigbrain_fx.runtime.local import Hub, LocalTransport
+from bigbrain_fx.runtime.modules import WeightsError
 from bigbrain_fx.runtime.stream import BatchError
 
 ROWS, MICRO_BATCHES, STEPS = 6, 3, 4

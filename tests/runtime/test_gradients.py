@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bigbrain_fx.runtime.gradients import StepSums
-from bigbrain_fx.runtime.held_weights import HeldWeights
+from bigbrain_fx.runtime.modules import HeldWeights
 
 
 def held(**parameters: Any) -> HeldWeights:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from bigbrain_fx.runtime.agreed import Subject
 from bigbrain_fx.runtime.channel import Channel
+from bigbrain_fx.runtime.compared_stream import Subject
 from bigbrain_fx.runtime.local import Hub, LocalTransport
 from bigbrain_fx.runtime.stream import BatchError
 

@@ -25,12 +25,11 @@ from torch import Tensor
 
 from bigbrain_fx.bundles.launch import Command, Process, RunOptions, popen, run
 from bigbrain_fx.runtime import gpus, rendezvous, worker as workers
-from bigbrain_fx.runtime.channel import Channel
+from bigbrain_fx.runtime.channel import Channel, Layout
 from bigbrain_fx.runtime.control import Control
 from bigbrain_fx.runtime.device import Device
 from bigbrain_fx.runtime.gloo import AHEAD, ChannelEnd
 from bigbrain_fx.runtime.gpus import GpuBackground, NcclTransport, prepare_cuda
-from bigbrain_fx.runtime.layout import Layout
 from bigbrain_fx.runtime.network import Background
 from bigbrain_fx.runtime.snapshots import OwnSnapshots
 from tests.support.bundles import cluster, split_small

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from bigbrain_fx.runtime.agreed import Subject
+from bigbrain_fx.runtime.compared_stream import Subject
 from bigbrain_fx.runtime.channel import Channel
 from bigbrain_fx.runtime.network import NetworkTransport
 

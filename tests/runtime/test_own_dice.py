@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from bigbrain_fx.runtime.data import Stream
-from bigbrain_fx.runtime.own_dice import own_dice
-from bigbrain_fx.runtime.read_apart import left_alone
+from bigbrain_fx.runtime.own_dice import left_alone, own_dice
 
 GEN = torch.Generator().manual_seed(1)
 COIN = random.Random(2)

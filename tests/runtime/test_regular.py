@@ -12,8 +12,8 @@ from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import read_plan
 from bigbrain_fx.runtime.buckets import read_buckets
 from bigbrain_fx.runtime.checkpoint_format import BrokenError, sealed, unsealed
-from bigbrain_fx.runtime.held_weights import WeightsError
 from bigbrain_fx.runtime.json_once import once
+from bigbrain_fx.runtime.modules import WeightsError
 from bigbrain_fx.runtime.weights import read_index
 
 TWICE = '{"d0": "a.safetensors", "d1": "b", "d0": "c.safetensors"}'

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bigbrain_fx.runtime.buckets import bucket_channels, buckets_of, read_buckets
 from bigbrain_fx.runtime.channel import Channel
-from bigbrain_fx.runtime.held_weights import WeightsError
+from bigbrain_fx.runtime.modules import WeightsError
 from bigbrain_fx.runtime.replicas import Replicas
 
 LISTED: dict[str, dict[str, Any]] = {

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bigbrain_fx.runtime.channel import Channel, Transport
-from bigbrain_fx.runtime.held_weights import WeightsError
+from bigbrain_fx.runtime.modules import WeightsError
 from bigbrain_fx.runtime.statistics import Statistics, groups_of
 
 MICROS = ((0, 1, 4), (2,), (3, 5))

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from bigbrain_fx.runtime.sums import Sum, sizes
+from bigbrain_fx.runtime.replicas import Sum, sizes
 
 
 def leaves(count: int) -> list[Tensor]:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from bigbrain_fx.runtime.buckets import bucket_channels, buckets_of, read_buckets
-from bigbrain_fx.runtime.held_weights import WeightsError
+from bigbrain_fx.runtime.modules import WeightsError
 from bigbrain_fx.runtime.released import is_released, release
 from bigbrain_fx.runtime.replicas import Replicas
 from bigbrain_fx.runtime.unsharded import Unsharded

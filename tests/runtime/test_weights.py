@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from bigbrain_fx.runtime.checksum import checksum
-from bigbrain_fx.runtime.held_weights import WeightsError
+from bigbrain_fx.runtime.modules import WeightsError
 from bigbrain_fx.runtime.weights import (
     Index,
     OwnWeights,

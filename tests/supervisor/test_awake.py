@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from bigbrain_fx.supervisor import FailedError, pulse, watch
-from bigbrain_fx.supervisor.pulse import AwakeClock
+from bigbrain_fx.supervisor import FailedError, processes, watch
+from bigbrain_fx.supervisor.processes import AwakeClock
 from tests.support.puppets import Stage, stage
 
 STOPPED_S = 1000.0
@@ -32,7 +32,8 @@ class Pause:
 @pytest.fixture
 def pause(monkeypatch: pytest.MonkeyPatch) -> Pause:
     made = Pause()
-    monkeypatch.setattr(pulse, "time", SimpleNamespace(monotonic=made.monotonic))
+    clock = SimpleNamespace(monotonic=made.monotonic, sleep=time.sleep)
+    monkeypatch.setattr(processes, "time", clock)
     return made
 
 

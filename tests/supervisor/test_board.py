@@ -10,12 +10,11 @@ import pytest
 
 from bigbrain_fx.runtime.board import Board, make_up_for
 from bigbrain_fx.runtime.checkpoint_format import CommitError, Part, Record
-from bigbrain_fx.runtime.checkpoint_options import Start
+from bigbrain_fx.runtime.checkpoint_options import Start, read_as, text_of
 from bigbrain_fx.runtime.checkpoint_store import CheckpointStore
 from bigbrain_fx.runtime.checkpoints import Checkpoints
 from bigbrain_fx.runtime.control import Control
 from bigbrain_fx.runtime.device import Device
-from bigbrain_fx.runtime.ledger import read_as, text_of
 from bigbrain_fx.runtime.mesh import MeshTransport
 from bigbrain_fx.runtime.replay import ReplayTransport
 from bigbrain_fx.supervisor.votes import KEPT, Notes

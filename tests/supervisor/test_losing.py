@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from bigbrain_fx.bundles.resplitting import resplit
 from bigbrain_fx.supervisor import FailedError, Rescue, Supervisor
 from bigbrain_fx.supervisor.judging import Death
-from bigbrain_fx.supervisor.losing import Losing
+from bigbrain_fx.supervisor.peering import Losing
 from tests.supervisor.test_peer_states import (
     STEPS,
     UNLIKE,

@@ -10,8 +10,8 @@ import torch
 
 from bigbrain_fx.runtime.control import last_word
 from bigbrain_fx.supervisor.events import status
+from bigbrain_fx.supervisor.host_memory import WITHIN_S, MemoryKills
 from bigbrain_fx.supervisor.judging import Death, Judge
-from bigbrain_fx.supervisor.memory_kills import WITHIN_S, MemoryKills
 
 
 def counted(path: Path, number: int) -> Path:

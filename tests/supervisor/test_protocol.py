@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bigbrain_fx.runtime import protocol as of_process
-from bigbrain_fx.runtime.agreed import Subject
+from bigbrain_fx.runtime.compared_stream import Subject
 from bigbrain_fx.supervisor.protocol import (
     BATCH,
     DISK,

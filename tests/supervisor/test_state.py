@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from bigbrain_fx.supervisor.catch_up import CatchUp, CaughtUp
-from bigbrain_fx.supervisor.log_loss import LogLoss
 from bigbrain_fx.supervisor.snapshots import SnapshotCost, Snapshots
 from bigbrain_fx.supervisor.votes import Decision, Votes
+from bigbrain_fx.supervisor.watch import LogLoss
 
 GIB = 2**30
 

@@ -14,8 +14,8 @@ import pytest
 from bigbrain_fx.supervisor import Death, FailedError, status
 from bigbrain_fx.supervisor.judging import Judge, Stop
 from bigbrain_fx.supervisor.pipe import Orders, hear, line_pair
+from bigbrain_fx.supervisor.processes import Pulse
 from bigbrain_fx.supervisor.protocol import Wait
-from bigbrain_fx.supervisor.pulse import Pulse
 from bigbrain_fx.supervisor.snapshots import (
     SnapshotCost,
     SnapshotMemory,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from bigbrain_fx.runtime.ledger import Ledger
+from bigbrain_fx.runtime.checkpoint_options import Ledger
 
 
 def local_ledger(deadline_s: float = 60.0) -> Ledger:

@@ -63,7 +63,7 @@ class Rig:
 
     def __init__(self, bundle: ModuleType) -> None:
         self.bundle = bundle.BUNDLE
-        names = ("bundle", "local", "suspicion", "layout", "mesh", "control")
+        names = ("bundle", "local", "suspicion", "channel", "mesh", "control")
         self.runtime = {name: importlib.import_module(f"runtime.{name}") for name in names}
         self.devices = [cls.name for cls in self.bundle.devices]
 
@@ -151,11 +151,11 @@ class Taping:
     def send(self, channel: Any, tensor: Tensor) -> None:
         """Send, wrong where that is planned, and tell the tape."""
         tensor = self._struck(channel.kind, tensor)
-        layout = self.runtime["layout"].Layout.of(tensor)
+        layout = self.runtime["channel"].Layout.of(tensor)
         layout = self.layouts.setdefault(channel.tag, layout)
         if self.tape is not None:
             with _timed(self.counted, "tape_s"):
-                flat = self.runtime["layout"].pack(tensor, layout).view(torch.uint8)
+                flat = self.runtime["channel"].pack(tensor, layout).view(torch.uint8)
                 self.tape.tell(channel, self.runtime["mesh"].seal(flat))
         self.inner.send(channel, tensor)
 

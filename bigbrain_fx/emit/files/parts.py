@@ -103,9 +103,8 @@ GENERATORS = "generators"  # and one that model files do
 _SPARE = ("suspicion",)
 _OF_HOSTS = ("hosts", "last_commit")
 _OF_REPLICAS = (
-    *("buckets", "inheriting", "joining", "peer_states", "replicas", "replicated_worker"),
-    *("standing", "state_parts"),
-    *("statistics", "surviving"),
+    *("buckets", "joining", "peer_states", "replicas"),
+    *("standing", "state_parts", "statistics", "surviving"),
 )
 PARTS = (
     Part(
@@ -115,7 +114,7 @@ PARTS = (
         is_in_device=False,
     ),
     Part(
-        "replicas", lambda b: b.plan.stages.micros, _OF_REPLICAS, ("losing", "peering")
+        "replicas", lambda b: b.plan.stages.micros, _OF_REPLICAS, ("peering",)
     ),  # one, summed by a tree, too
     Part("sums by torch's collectives", lambda b: b.plan.stages.by_backend, ("collectives",)),
     Part("ZeRO 3", lambda b: b.plan.stages.gathers, ("unsharded",)),
@@ -162,7 +161,7 @@ PARTS = (
         "a watch over processes and memory",
         lambda b: {"watch", "hosts"} & {*b.extras},
         (),
-        ("aside", "host_memory", "log_loss", "outliving", "watch"),
+        ("aside", "host_memory", "outliving", "watch"),
         is_in_device=False,
     ),
     Part(

@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -163,38 +163,20 @@ def read_status(run: str | Path) -> Status:
 
 
 def _read(file: Path) -> Status:
+    from pydantic import TypeAdapter, ValidationError
+
     try:
-        found = json.loads(file.read_bytes())
-        status = Status(**found)
-        _require_types(status)
-        return status
+        text = file.read_bytes()
+        Status(**json.loads(text))  # it has no other fields
+        return TypeAdapter(Status).validate_json(text, strict=True)
     except (OSError, ValueError, TypeError, RecursionError) as error:
+        first = error.errors()[0] if isinstance(error, ValidationError) else None
+        why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}" if first else error
         raise InputError(
-            f"there is no status of a run in {file.parent}: {error}",
+            f"there is no status of a run in {file.parent}: {why}",
             code="BX3071",
             help="give the folder that `run` names at its end (or --logs), or the bundle",
         ) from error
-
-
-def _require_types(status: Status) -> None:
-    """Raise a TypeError for a field of another type: someone else wrote it, or a broken disk."""
-    for each in fields(Status):
-        value = getattr(status, each.name)
-        if not isinstance(value, _TYPES[str(each.type)]) or isinstance(value, bool):
-            raise TypeError(f"{each.name} is {value!r}")
-    if not all(type(pid) in (int, type(None)) for pid in status.devices.values()):
-        raise TypeError(f"devices are {status.devices!r}")
-
-
-_TYPES: dict[str, tuple[type, ...]] = {
-    "str": (str,),
-    "int": (int,),
-    "float": (int, float),
-    "int | None": (int, type(None)),
-    "str | None": (str, type(None)),
-    "float | None": (int, float, type(None)),
-    "dict[str, int | None]": (dict,),
-}
 
 
 def _newest(bundle: Path) -> Status:

@@ -36,10 +36,10 @@ from bigbrain_fx.planning import (
 from .memory_bound import (
     MemoryBound,
     in_flight_by_device,
+    no_plan,
     require_micro_batches,
     upstream,
 )
-from .nearest import no_plan
 
 MOST_UNITS = 1000  # longer chains are cut only where little crosses
 MOST_STEPS = 10_000  # stages solved, for each order of the units

@@ -12,7 +12,7 @@ a device; each unit may be a stage of its own there, with any micro-batch in fli
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -261,3 +261,51 @@ class Ledger:
         for unit in set(units):
             self._touches[unit].append(len(self._shared))
         self._shared.append(nbytes)
+
+
+# --------------------------------------------------------------------------- nothing fits
+
+
+_PRECISION = 1.01
+
+Fits = Callable[[float], Sequence[str] | None]
+"""Factor of every device's memory -> a split that fits, as the device of every unit, if any."""
+
+
+def no_plan(bound: MemoryBound, fits: Fits) -> NoPlanError:
+    """Return the error for a model that does not fit; the nearest is sought when that is read."""
+    return NoPlanError.later(lambda: _error(bound, fits))
+
+
+def _error(bound: MemoryBound, fits: Fits) -> NoPlanError:
+    scale, homes = _least_scale(fits)
+    if homes is None:
+        count, devices = bound.known.count, len(bound.cluster.devices)
+        return NoPlanError(
+            f"{devices} devices cannot share {count} groups of ops that stay together",
+            code="BX1405",
+            help=f"use at most {count} devices, or let the planner leave some out",
+        )
+    return NoPlanError(
+        "no split fits into the devices' memory; this is the nearest",
+        code="BX1406",
+        notes=bound.notes(homes),
+        help=f"give every device {scale:.1f} times the memory, or use more micro-batches, or more "
+        "devices",
+        nearest=bound.known.placed(homes, homes[0]),
+    )
+
+
+def _least_scale(fits: Fits) -> tuple[float, Sequence[str] | None]:
+    """Return the least factor on all memories with which something fits, to a hundredth."""
+    low, high = 1.0, 2.0
+    split = fits(high)
+    while split is None and high < 2.0**40:
+        low, high = high, high * 2
+        split = fits(high)
+    while high / low > _PRECISION:
+        middle = (low * high) ** 0.5
+        closer = fits(middle)
+        low, high = (middle, high) if closer is None else (low, middle)
+        split = closer or split
+    return high, split

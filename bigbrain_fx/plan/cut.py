@@ -9,7 +9,7 @@ This room knows the graph and the placement; it knows nothing of schedules, time
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
@@ -362,3 +362,38 @@ def _updating(graph: Graph, stages: Stages) -> dict[str, int]:
             found[name] = min(bisect_right(ends, start), len(ends) - 1)
             start += graph.param[name].spec.numel
     return found
+
+
+# --------------------------------------------------------------------------- each replica
+
+
+_Names = tuple[str, ...]
+
+
+def cut_each(graph: Graph, placement: Placement, rows: int) -> list[Stages]:
+    """Cut a graph for each replica of a placement; a thousand that are alike cost one cut."""
+    known: dict[object, tuple[_Names, Stages]] = {}
+    found = []
+    for each in placement.replicas:
+        names, pattern = _pattern(graph, each.device_of)
+        key = pattern, each.breaks
+        if key not in known:
+            known[key] = names, cut(graph, Placement(each.device_of), rows, breaks=each.breaks)
+        first, stages = known[key]
+        found.append(on_devices(stages, dict(zip(first, names, strict=True))))
+    return found
+
+
+def _pattern(graph: Graph, device_of: Mapping[str, str]) -> tuple[_Names, tuple[int, ...]]:
+    """Return devices in the order in which ops meet them, and for each op which of them it has."""
+    number: dict[str, int] = {}
+    pattern = tuple(number.setdefault(device_of[op.name], len(number)) for op in graph.ops)
+    return tuple(number), pattern
+
+
+def on_devices(stages: Stages, to: Mapping[str, str]) -> Stages:
+    """Return the same stages on other devices."""
+    return replace(
+        stages,
+        stages=tuple(replace(stage, device=to[stage.device]) for stage in stages.stages),
+    )

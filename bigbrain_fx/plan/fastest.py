@@ -7,13 +7,19 @@ than `least_gap` is taken for as fast, and of such plans the simplest is chosen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from itertools import chain
 
-from bigbrain_fx.core import Cluster
-from bigbrain_fx.errors import BigBrainError
-from bigbrain_fx.plan.nouns import Plan
+from bigbrain_fx.core import Cluster, Graph
+from bigbrain_fx.errors import BigBrainError, InputError, NoPlanError
+from bigbrain_fx.plan.compatibility import Request, conflict
+from bigbrain_fx.plan.nouns import Options, Plan
+from bigbrain_fx.plan.progress import is_stopped
+from bigbrain_fx.plan.schedule import Synthesised, ZeroBubbleH1, ZeroBubbleV
+from bigbrain_fx.plan.search import MANY_DEVICES
 
 CPU = 0.012
 """tools/studies/fidelity: choosing by `steady` lost 1.2 % to the best that was measured. The middle
@@ -139,3 +145,61 @@ def _simplicity(plan: Plan) -> tuple[float, ...]:
     counts = stages.replicas, stages.members, devices, stages.zero_stage
     ways = sum(size > 1 for size in sizes)
     return ways, *counts, bool(stages.deferring), counted_s(plan)
+
+
+# ------------------------------------------------------------ split backwards that nobody asked for
+
+
+HALVES: Mapping[str, bool] = {
+    ZeroBubbleH1.name: True,
+    ZeroBubbleV.name: True,
+    Synthesised.name: False,
+}
+"""By name; whether one is for a line of one piece a device only."""
+
+
+def open_halves(graph: Graph, cluster: Cluster, options: Options) -> Mapping[str, bool]:
+    """Return those of `HALVES` that go with what was asked for, where an order was left open.
+
+    None on GPUs, where halves of a backward were never measured, and none on so many devices that
+    one order takes seconds to search.
+    """
+    is_asked = options.schedule or options.in_flight or options.defer is not None
+    if is_asked or not graph.training or options.objective == "memory":
+        return {}
+    if len(cluster.devices) > MANY_DEVICES or any(d.kind != "cpu" for d in cluster.devices):
+        return {}
+    asked = {name: replace(options, schedule=name) for name in HALVES}
+    return {n: HALVES[n] for n, o in asked.items() if not conflict(Request(o, cluster, graph))}
+
+
+def halved(
+    best: Plan,
+    graph: Graph,
+    cluster: Cluster,
+    options: Options,
+    make: Callable[[Options, int], Plan],
+) -> Plan:
+    """Return the best with split backwards, or as it is: where replicas have a device each, say.
+
+    Args:
+        best: with whole backwards.
+        graph: with the whole batch.
+        cluster: all devices.
+        options: of all replicas together.
+        make: plans them as other options say, with so many micro-batches.
+    """
+    if is_stopped() or len(cluster.devices) == best.stages.replicas:
+        return best
+    ways = (
+        replace(options, schedule=name, effort="fast")
+        for name in open_halves(graph, cluster, options)
+    )
+    tries = [partial(make, way, best.micro_batches) for way in ways]
+    if not tries:
+        return best
+    try:
+        plan = fastest(tries, but=(NoPlanError, InputError))
+    except (NoPlanError, InputError):
+        return best
+    return simplest((best, plan), least_gap(cluster))

@@ -90,3 +90,9 @@ def _layers(graph: Graph, rows: int) -> Iterator[_ModelLayer]:
         params |= read & sizes.keys()
     if first:
         yield _ModelLayer(first, frozenset(params))
+
+
+def in_layers(graph: Graph, placement: Placement, rows: int) -> Placement:
+    """Begin a stage at each layer that has weights worth moving."""
+    breaks = dict.fromkeys((*placement.breaks, *breaks_at_layers(graph, rows)))
+    return replace(placement, breaks=tuple(breaks))

@@ -5,22 +5,20 @@ It judges pipelines of devices and of tensor groups alike: a `Maker` turns place
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
-from bigbrain_fx.core import Cluster, Costs, Graph, Placement, micro_text
+from bigbrain_fx.core import Cluster, Costs, Graph, OpCost, Placement, micro_text
 from bigbrain_fx.errors import BigBrainError, InputError, NoPlanError
-from bigbrain_fx.plan.fastest import fastest, fastest_number, least_gap, times_counted
+from bigbrain_fx.plan.fastest import fastest, fastest_number, least_gap, open_halves, times_counted
 from bigbrain_fx.plan.fold import FOLDS
-from bigbrain_fx.plan.halving import open_halves
 from bigbrain_fx.plan.memory_check import needed_bytes
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
 from bigbrain_fx.plan.offloading import as_planners_see
 from bigbrain_fx.plan.one import counts, estimated, more_counts, placed, placement_of, planned_as
-from bigbrain_fx.plan.process_clock import held_up
 from bigbrain_fx.plan.progress import stop, tell
 from bigbrain_fx.plan.search import (
     MANY_DEVICES,
@@ -327,4 +325,48 @@ def _trial_of(plan: Plan) -> Trial:
         plan.micro_batches,
         plan.in_flight,
         plan.stages.recompute,
+    )
+
+
+# -------------------------------------------------------------- devices that wait for their process
+
+
+_Table = Mapping[str, OpCost]
+
+
+def held_up(costs: Costs) -> Costs | None:
+    """Return costs in which GPUs that wait for their processes take those's time; None: none does.
+
+    Args:
+        costs: of a graph's ops on every device.
+    """
+    alone = None if costs.alone is None else held_up(costs.alone)
+    known: dict[int, _Table] = {}  # devices of one kind have one table: keep it so
+    for table in costs.ops.values():
+        if id(table) not in known:
+            known[id(table)] = _by_process(table) if _waits(table) else table
+    if alone is None and not any(map(_waits, costs.ops.values())):
+        return None
+    ops = {device: known[id(table)] for device, table in costs.ops.items()}
+    return replace(costs, ops=ops, alone=alone or costs.alone)
+
+
+def _waits(table: _Table) -> bool:
+    """Whether starting all ops takes longer than computing them."""
+    started_s = sum(cost.host_forward_s + cost.host_backward_s for cost in table.values())
+    return started_s > sum(cost.forward_s + cost.backward_s for cost in table.values())
+
+
+def _by_process(table: _Table) -> _Table:
+    return {name: _started(cost) for name, cost in table.items()}
+
+
+def _started(cost: OpCost) -> OpCost:
+    """Return an op that takes what starting it takes; its gradients of inputs in proportion."""
+    share = cost.backward_input_s / cost.backward_s if cost.backward_s else 0.0
+    return replace(
+        cost,
+        forward_s=cost.host_forward_s,
+        backward_s=cost.host_backward_s,
+        backward_input_s=share * cost.host_backward_s,
     )

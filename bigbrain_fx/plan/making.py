@@ -25,10 +25,10 @@ from bigbrain_fx.plan.by_hand import (
 from bigbrain_fx.plan.compatibility import Request, require_compatible
 from bigbrain_fx.plan.fastest import fastest, fastest_number
 from bigbrain_fx.plan.judge import MOST_KEPT, Maker, PipelineMaker, by_partitioner
-from bigbrain_fx.plan.layer_by_layer import layer_by_layer
 from bigbrain_fx.plan.least_memory import require_enough
 from bigbrain_fx.plan.memory_check import with_data
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
+from bigbrain_fx.plan.offloading import WORDS
 from bigbrain_fx.plan.one import counts, estimated, more_counts, placed, placement_of, planned_as
 from bigbrain_fx.plan.renting import plan_rented
 from bigbrain_fx.plan.replicas import (
@@ -40,7 +40,7 @@ from bigbrain_fx.plan.replicas import (
     wants_mirror,
     with_replica_of,
 )
-from bigbrain_fx.plan.schedule import require_sound, stage_costs
+from bigbrain_fx.plan.schedule import GPipe, require_sound, stage_costs
 from bigbrain_fx.plan.simulate import simulate
 from bigbrain_fx.plan.strategy import is_open, plan_strategies
 from bigbrain_fx.plan.tensor import (
@@ -84,6 +84,17 @@ def make_plan(
     if options.chooses_devices:
         return _checked(plan_rented(graph, cluster, source, options, on_all))
     return _checked(on_all(graph, cluster, source, options))
+
+
+def layer_by_layer(options: Options) -> Options:
+    """Return options with all that offloaded weights imply; those without, as they are.
+
+    What the optimizer keeps and what stages receive lie in stores too, each stage runs its forward
+    again, and all micro-batches of a stage run before the next one's.
+    """
+    if "weights" not in options.offload:
+        return options
+    return replace(options, offload=WORDS, recompute="all", schedule=GPipe.name, tensor=1)
 
 
 def _checked(plan: Plan) -> Plan:

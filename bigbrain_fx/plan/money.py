@@ -1,17 +1,19 @@
 """Plan -> what a step costs: its devices by the hour, and bytes over links that charge for them.
 
-It knows plans and prices; it chooses nothing.
+`best_for` chooses among finished plans, by money or as `fastest` does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from bigbrain_fx.core import Graph, Send
+from bigbrain_fx.core import Cluster, Graph, Send
+from bigbrain_fx.plan.fastest import simplest
 from bigbrain_fx.plan.nouns import Plan
 from bigbrain_fx.plan.replica_cut import piece_messages
+from bigbrain_fx.plan.search import Objective
 from bigbrain_fx.plan.tensor import part_channels
 
 HOUR_S = 3600.0
@@ -101,3 +103,26 @@ def per_step(graph: Graph) -> int:
 def steps_for(graph: Graph, count: float) -> int:
     """Return the steps in which so many tokens, or rows, are computed."""
     return ceil(count / per_step(graph))
+
+
+def best_for(objective: Objective, plans: Sequence[Plan], gap: float) -> Plan:
+    """Return the cheapest plan for the objective cost, else as `simplest` does.
+
+    Args:
+        objective: what the user asked for.
+        plans: one at least.
+        gap: as in `simplest`.
+    """
+    return min(plans, key=step_usd) if objective == "cost" else simplest(plans, gap)
+
+
+def step_usd(plan: Plan) -> float:
+    """Return what a step costs; infinite, where a device has no price."""
+    paid = money(plan)
+    return float("inf") if paid is None else paid.step_usd
+
+
+def charges_for_bytes(cluster: Cluster) -> bool:
+    """Whether a plan may cost more than another that is slower on the same devices."""
+    links = (cluster.default_link, *(link for _, _, link in cluster.links))
+    return any(link.usd_per_gb for link in links)

@@ -36,7 +36,7 @@ from bigbrain_fx.plan.fold import (
     micro_option,
     taken_counts,
 )
-from bigbrain_fx.plan.layer_by_layer import in_layers
+from bigbrain_fx.plan.gathered_parts import in_layers
 from bigbrain_fx.plan.lightening import lightened
 from bigbrain_fx.plan.memory_check import (
     beside_compiler,

@@ -21,9 +21,8 @@ from bigbrain_fx.plan.device_choices import Names, device_choices
 from bigbrain_fx.plan.fastest import least_gap
 from bigbrain_fx.plan.goals import Goals, Offer
 from bigbrain_fx.plan.limits import excesses, no_plan_within, require_countable
-from bigbrain_fx.plan.money import HOUR_S, money
+from bigbrain_fx.plan.money import HOUR_S, best_for, money, step_usd
 from bigbrain_fx.plan.nouns import Options, Plan, Source
-from bigbrain_fx.plan.objective import best_for, step_usd
 from bigbrain_fx.plan.progress import tell
 from bigbrain_fx.plan.replicas import only
 from bigbrain_fx.plan.search import Objective

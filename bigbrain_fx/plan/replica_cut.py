@@ -15,8 +15,7 @@ from itertools import accumulate, pairwise, permutations
 
 from bigbrain_fx.core import DTYPE_BYTES, Bucket, Edge, EdgeKind, Graph, Placement, Stage, Stages
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.plan.cut import cut, graded_params, holders, live_ops, norms, updating
-from bigbrain_fx.plan.cut_alike import cut_each
+from bigbrain_fx.plan.cut import cut, cut_each, graded_params, holders, live_ops, norms, updating
 from bigbrain_fx.plan.replica_statistics import statistics, statistics_edges
 from bigbrain_fx.plan.ungiven import may_be_ungiven
 

@@ -16,8 +16,10 @@ from bigbrain_fx.planning.contention import (
 from bigbrain_fx.planning.device_kinds import (
     canonical as canonical,
     interchangeable as interchangeable,
+    looked_at as looked_at,
     nameless as nameless,
     near_first as near_first,
+    of_how_many as of_how_many,
 )
 from bigbrain_fx.planning.device_orders import device_orders as device_orders
 from bigbrain_fx.planning.given import (
@@ -27,11 +29,6 @@ from bigbrain_fx.planning.given import (
     label as label,
 )
 from bigbrain_fx.planning.graph_memo import GraphMemo as GraphMemo
-from bigbrain_fx.planning.many_devices import (
-    looked_at as looked_at,
-    of_how_many as of_how_many,
-)
-from bigbrain_fx.planning.orders import unit_orders as unit_orders
 from bigbrain_fx.planning.registry import (
     Plugin as Plugin,
     estimator as estimator,
@@ -53,6 +50,7 @@ from bigbrain_fx.planning.units import (
     live_ops as live_ops,
     mutated_roots as mutated_roots,
     spread as spread,
+    unit_orders as unit_orders,
     units as units,
 )
 
@@ -71,12 +69,6 @@ if TYPE_CHECKING:
         hop_of as hop_of,
         least_busy_s as least_busy_s,
     )
-    from bigbrain_fx.planning.fold_cuts import (
-        Cuts as Cuts,
-        searched_cuts as searched_cuts,
-        shared_cuts as shared_cuts,
-    )
-    from bigbrain_fx.planning.in_flight import in_flight_to_fill as in_flight_to_fill
     from bigbrain_fx.planning.known_orders import (
         Ranked as Ranked,
         dualpipe_v as dualpipe_v,
@@ -87,13 +79,12 @@ if TYPE_CHECKING:
         zb_h1 as zb_h1,
         zb_v as zb_v,
     )
-    from bigbrain_fx.planning.layer_units import whole_layers as whole_layers
     from bigbrain_fx.planning.listing import (
         Taste as Taste,
+        in_flight_to_fill as in_flight_to_fill,
         list_orders as list_orders,
         tastes as tastes,
     )
-    from bigbrain_fx.planning.order_bound import bound_s as bound_s
     from bigbrain_fx.planning.order_clock import OrderClock as OrderClock
     from bigbrain_fx.planning.pace import (
         chain_of as chain_of,
@@ -112,8 +103,17 @@ if TYPE_CHECKING:
         neighbours as neighbours,
         stage_lists as stage_lists,
     )
-    from bigbrain_fx.planning.stages import StageCutter as StageCutter
-    from bigbrain_fx.planning.synthesis import Synthesis as Synthesis, synthesise as synthesise
+    from bigbrain_fx.planning.stages import (
+        Cuts as Cuts,
+        StageCutter as StageCutter,
+        searched_cuts as searched_cuts,
+        shared_cuts as shared_cuts,
+    )
+    from bigbrain_fx.planning.synthesis import (
+        Synthesis as Synthesis,
+        bound_s as bound_s,
+        synthesise as synthesise,
+    )
     from bigbrain_fx.planning.unit_io import (
         AHEAD as AHEAD,
         Value as Value,
@@ -127,6 +127,7 @@ if TYPE_CHECKING:
         Array as Array,
         Numbers as Numbers,
         Work as Work,
+        whole_layers as whole_layers,
         work as work,
     )
     from bigbrain_fx.planning.virtual_stages import (

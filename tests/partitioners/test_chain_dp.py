@@ -27,8 +27,8 @@ from bigbrain_fx.planning.chain import Line, Split
 from bigbrain_fx.planning.cut_setting import Setting
 from bigbrain_fx.planning.cutter import Cutter
 from bigbrain_fx.planning.device_orders import device_orders
-from bigbrain_fx.planning.orders import unit_orders
 from bigbrain_fx.planning.unit_work import work
+from bigbrain_fx.planning.units import unit_orders
 from partitioners.chain_dp import MOST_STEPS, MOST_UNITS, ChainDP
 from partitioners.memory_bound import MemoryBound
 from tests.support.brute_force import every_split, plain_fits, plain_step_s, unlike_cluster

@@ -9,7 +9,7 @@ import pytest
 from bigbrain_fx.cluster import parse_cluster
 from bigbrain_fx.core import Cluster, Graph
 from bigbrain_fx.plan import Options, Source, judge, make_plan
-from bigbrain_fx.plan.process_clock import held_up
+from bigbrain_fx.plan.judge import held_up
 from bigbrain_fx.planning import estimator
 from tests.support import samples
 

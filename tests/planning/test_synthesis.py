@@ -12,9 +12,8 @@ import pytest
 from bigbrain_fx.errors import NoPlanError
 from bigbrain_fx.planning.clock import played_s
 from bigbrain_fx.planning.listing import Taste, list_orders, tastes
-from bigbrain_fx.planning.order_bound import bound_s
 from bigbrain_fx.planning.order_clock import OrderClock
-from bigbrain_fx.planning.synthesis import Synthesis, synthesise
+from bigbrain_fx.planning.synthesis import Synthesis, bound_s, synthesise
 from bigbrain_fx.planning.virtual_stages import (
     JobOf,
     Kind,

@@ -5,15 +5,18 @@
 This room joins plans of single replicas; it places no op and orders no instruction itself.
 """
 
+from bigbrain_fx.plan.fastest import halved as halved
 from bigbrain_fx.plan.replicas.divide import (
     Group as Group,
+    by_speed as by_speed,
     divide as divide,
+    has_many_messages as has_many_messages,
     likeness as likeness,
     numbers as numbers,
     only as only,
+    replica_count as replica_count,
     with_replica_of as with_replica_of,
 )
-from bigbrain_fx.plan.replicas.halved import halved as halved
 from bigbrain_fx.plan.replicas.make import (
     MOST_TRIED as MOST_TRIED,
     numbers_of as numbers_of,
@@ -23,9 +26,4 @@ from bigbrain_fx.plan.replicas.make import (
 from bigbrain_fx.plan.replicas.mirror import (
     plan_mirrored as plan_mirrored,
     wants_mirror as wants_mirror,
-)
-from bigbrain_fx.plan.replicas.share import by_speed as by_speed
-from bigbrain_fx.plan.replicas.wanted import (
-    has_many_messages as has_many_messages,
-    replica_count as replica_count,
 )

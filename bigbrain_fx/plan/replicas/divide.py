@@ -3,7 +3,11 @@
     a a b b     two replicas of the same mix: [a b] [a b]; three kinds of speeds that do not divide:
     a b c       the fastest first, each to who has least: [a] [b c]
 
-This file knows devices; it knows no model.
+    shares 3:1 of 8 micro-batches   neighbours   0 1 2 3 4 5 | 6 7     few parts of a tree
+                                    in turn      0 1 2 4 5 6 | 3 7     nobody waits long
+
+With --shard-group 2 four replicas divide ZeRO's state in groups: 0 1 | 2 3. This file knows
+devices and numbers; it knows no model.
 """
 
 from __future__ import annotations
@@ -13,6 +17,9 @@ from dataclasses import replace
 
 from bigbrain_fx.core import Cluster, Device, Link
 from bigbrain_fx.errors import InputError
+from bigbrain_fx.plan.fold import FOLDS
+from bigbrain_fx.plan.nouns import Options
+from bigbrain_fx.plan.replica_cut import BUCKETS
 from bigbrain_fx.planning import nameless, near_first
 
 Group = tuple[str, ...]
@@ -158,3 +165,180 @@ def _other_links(cluster: Cluster) -> Iterator[tuple[int, int, Link]]:
         link = cluster.link(a, b)
         if link != cluster.default_link:
             yield i, j, link
+
+
+# ------------------------------------------------------------- groups that divide what ZeRO divides
+
+
+def shard_group(cluster: Cluster, options: Options, groups: Sequence[Group]) -> int:
+    """Return how many replicas that follow each other divide the state; 0: all.
+
+    Args:
+        cluster: all devices.
+        options: of all replicas.
+        groups: the devices of each.
+
+    Raises:
+        InputError: the replicas are not divided evenly so, or not by hosts.
+    """
+    asked, count = options.shard_group, len(groups)
+    if asked is None:
+        return 0
+    found = _on_one_host(cluster, groups) if asked == "host" else int(asked)
+    if found < 2 or count % found:
+        raise InputError(
+            f"--shard-group {found} divides ZeRO's shards among {found} replicas, and there are "
+            f"{count}",
+            code="BX1350",
+            at="--shard-group",
+            help=_other_groups(count),
+        )
+    return found if found < count else 0
+
+
+def _on_one_host(cluster: Cluster, groups: Sequence[Group]) -> int:
+    """Return how many replicas each host has."""
+    hosts = [frozenset(cluster.device[name].host for name in group) for group in groups]
+    size = hosts.count(hosts[0])
+    is_even = size > 1 and len(hosts) % size == 0 and all(len(own) == 1 for own in hosts)
+    if not is_even or any(len({*hosts[i : i + size]}) > 1 for i in range(0, len(hosts), size)):
+        listed = (f"replica {i}: {', '.join(sorted(own))}" for i, own in enumerate(hosts))
+        raise InputError(
+            "--shard-group host needs the same number of replicas on every host, two at least, and "
+            "none of several hosts",
+            code="BX1351",
+            at="--shard-group",
+            notes=("; ".join(listed),),
+            help=_other_groups(len(groups)),
+        )
+    return size
+
+
+def _other_groups(count: int) -> str:
+    numbers = [n for n in range(2, count) if count % n == 0]
+    use = f"use --shard-group {' or '.join(map(str, numbers))}, or " if numbers else ""
+    return f"{use}leave --shard-group out"
+
+
+# --------------------------------------------------------------------------- how many
+
+
+MOST_MESSAGES = 2_000_000
+"""Of a step, for sums: more would fill the memory of who plans, and of who runs it."""
+
+
+def replica_count(cluster: Cluster, options: Options) -> int:
+    """Return how many replicas were asked for, by option or by the cluster file; 1: none."""
+    return options.replicas or len(options.replica_shares) or len(cluster.replicas) or 1
+
+
+def require_room_to_fold(options: Options, groups: Sequence[Sequence[str]]) -> None:
+    """Refuse a schedule that folds a line of devices where a replica has but one of them.
+
+    Args:
+        options: of all replicas.
+        groups: the devices of each.
+    """
+    single = [own for own in groups if len(own) == (options.tensor or 1)]
+    if options.schedule in FOLDS and len(groups) > 1 and single:
+        what = "device" if len(single[0]) == 1 else "tensor group"
+        raise InputError(
+            f"schedule '{options.schedule}' goes over several {what}s, and {len(single)} of "
+            f"{len(groups)} replicas {'has' if len(single) == 1 else 'have'} one",
+            code="BX1295",
+            at="--schedule",
+            help="leave --replicas out, use --schedule 1f1b, or a cluster of more devices",
+        )
+
+
+def has_many_messages(replicas: int) -> bool:
+    """Whether so many replicas are too many for a bundle."""
+    return _messages(replicas) > MOST_MESSAGES
+
+
+def require_few_messages(replicas: int) -> None:
+    """Refuse replicas whose sums a plan could not list.
+
+    Raises:
+        InputError: says how many there may be.
+    """
+    if not has_many_messages(replicas):
+        return
+    most = next(n for n in range(replicas, 0, -1) if not has_many_messages(n))
+    raise InputError(
+        f"{replicas:,} replicas that each send to each other are {_messages(replicas):,} messages "
+        f"a step for one stage alone, and a plan has room for {MOST_MESSAGES:,}",
+        code="BX1283",
+        at="--replicas",
+        help=f"use at most --replicas {most}, each of several devices",
+    )
+
+
+def _messages(replicas: int) -> int:
+    return 2 * BUCKETS * replicas * (replicas - 1)
+
+
+# --------------------------------------------------------------------------- micro-batches of each
+
+
+def asked(count: int, shares: Sequence[int], batch: int) -> tuple[int, ...]:
+    """Return how many of `count` micro-batches each replica has, in exactly these shares.
+
+    Args:
+        count: of a step.
+        shares: of each replica.
+        batch: rows of a step, which the number of micro-batches divides.
+
+    Raises:
+        InputError: they do not divide so.
+    """
+    whole = sum(shares)
+    if count % whole:
+        listed = ":".join(map(str, shares))
+        raise InputError(
+            f"{count} micro-batches cannot be shared {listed}: {whole} does not divide {count}",
+            code="BX1290",
+            at="--replica-ratio",
+            help=_instead(count, shares, batch),
+        )
+    return tuple(share * count // whole for share in shares)
+
+
+def _instead(count: int, shares: Sequence[int], batch: int) -> str:
+    """Return what can be shared so: the nearest number of micro-batches, else other shares."""
+    whole, replicas = sum(shares), len(shares)
+    numbers = [n for n in range(whole, batch + 1, whole) if batch % n == 0]
+    if numbers:
+        return f"--micro-batches {min(numbers, key=lambda n: abs(n - count))}"
+    return (
+        f"no number of micro-batches that divides the batch of {batch} is divided by {whole}: use "
+        f"shares whose sum divides {batch}, or another batch"
+        + (f"; or --replicas {replicas} alone, which shares any" if len(set(shares)) == 1 else "")
+    )
+
+
+def by_speed(count: int, speeds: Sequence[float]) -> tuple[int, ...]:
+    """Return how many micro-batches each replica has so that the last is done soonest.
+
+    Each has one at least; the next goes to who would be done with it first.
+
+    Source: D'Hondt's method, which minimises the largest count over speed.
+    """
+    found = [1] * len(speeds)
+    for _ in range(count - len(speeds)):
+        first = min(range(len(speeds)), key=lambda i: (found[i] + 1) / speeds[i])
+        found[first] += 1
+    return tuple(found)
+
+
+def numbered(counts: Sequence[int], *, in_turn: bool) -> tuple[tuple[int, ...], ...]:
+    """Return the numbers of each replica's micro-batches, ascending."""
+    total = sum(counts)
+    if not in_turn:
+        ends = [sum(counts[: i + 1]) for i in range(len(counts))]
+        return tuple(tuple(range(end - n, end)) for end, n in zip(ends, counts, strict=True))
+    turns = sorted((((k + 0.5) / n), i) for i, n in enumerate(counts) for k in range(n))
+    assert len(turns) == total
+    return tuple(
+        tuple(micro for micro, (_, who) in enumerate(turns) if who == i) for i in range(len(counts))
+    )

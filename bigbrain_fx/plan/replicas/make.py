@@ -22,6 +22,7 @@ from bigbrain_fx.core import (
 )
 from bigbrain_fx.errors import InputError, NoPlanError, ScheduleError
 from bigbrain_fx.plan.deferring import Defer
+from bigbrain_fx.plan.fastest import halved
 from bigbrain_fx.plan.gathered_parts import in_parts
 from bigbrain_fx.plan.judge import Maker, PipelineMaker
 from bigbrain_fx.plan.nouns import Options, Plan, Source
@@ -42,14 +43,18 @@ from bigbrain_fx.plan.replicas.as_another import (
     schedule_of,
 )
 from bigbrain_fx.plan.replicas.collectives import require_alike_micros, require_collectives
-from bigbrain_fx.plan.replicas.divide import Group, divide, likeness, only
-from bigbrain_fx.plan.replicas.halved import halved
-from bigbrain_fx.plan.replicas.shard_group import shard_group
-from bigbrain_fx.plan.replicas.share import asked, by_speed, numbered
-from bigbrain_fx.plan.replicas.wanted import (
+from bigbrain_fx.plan.replicas.divide import (
+    Group,
+    asked,
+    by_speed,
+    divide,
+    likeness,
+    numbered,
+    only,
     replica_count,
     require_few_messages,
     require_room_to_fold,
+    shard_group,
 )
 from bigbrain_fx.planning import label, nameless
 

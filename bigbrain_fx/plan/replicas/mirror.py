@@ -21,8 +21,7 @@ from bigbrain_fx.plan.judge import Maker
 from bigbrain_fx.plan.nouns import Options, Plan, Source
 from bigbrain_fx.plan.one import counts, estimated, more_counts, placement_of, planned_as
 from bigbrain_fx.plan.replica_cut import cut_replicas
-from bigbrain_fx.plan.replicas.divide import Group, divide, likeness, only
-from bigbrain_fx.plan.replicas.share import numbered
+from bigbrain_fx.plan.replicas.divide import Group, divide, likeness, numbered, only
 from bigbrain_fx.plan.schedule import Gems
 from bigbrain_fx.planning import label, options_of
 

@@ -12,6 +12,6 @@ from __future__ import annotations
 from bigbrain_fx.plan.rewriting.apply import (
     places_again as places_again,
     rewrite_places as rewrite_places,
+    rewrite_trial as rewrite_trial,
     rewritten_graph as rewritten_graph,
 )
-from bigbrain_fx.plan.rewriting.trials import rewrite_trial as rewrite_trial

@@ -40,8 +40,6 @@ from bigbrain_fx.plan.schedule.faults import (
     WeightBeforeBackward as WeightBeforeBackward,
 )
 from bigbrain_fx.plan.schedule.gathers import begun_at as begun_at, early_takes as early_takes
-from bigbrain_fx.plan.schedule.gems import Gems as Gems, is_mirrored as is_mirrored
-from bigbrain_fx.plan.schedule.list_scheduler import ListScheduler as ListScheduler
 from bigbrain_fx.plan.schedule.memory import (
     Held as Held,
     fixed_bytes as fixed_bytes,
@@ -52,21 +50,24 @@ from bigbrain_fx.plan.schedule.messages import Orders, messages as messages, wit
 from bigbrain_fx.plan.schedule.named_orders import (
     DualPipeV as DualPipeV,
     ForwardOnly as ForwardOnly,
+    Gems as Gems,
     GPipe as GPipe,
     Interleaved as Interleaved,
     OneForwardOneBackward as OneForwardOneBackward,
     ZeroBubbleH1 as ZeroBubbleH1,
     ZeroBubbleV as ZeroBubbleV,
+    is_mirrored as is_mirrored,
 )
 from bigbrain_fx.plan.schedule.parts import nodes as nodes, parts as parts
 from bigbrain_fx.plan.schedule.replicas import order_replicas
+from bigbrain_fx.plan.schedule.searched_orders import (
+    ListScheduler as ListScheduler,
+    Synthesised as Synthesised,
+    goes_in_row as goes_in_row,
+)
 from bigbrain_fx.plan.schedule.stage_part import Part as Part
 from bigbrain_fx.plan.schedule.stored_activations import (
     with_saved_in_stores as with_saved_in_stores,
-)
-from bigbrain_fx.plan.schedule.synthesised import (
-    Synthesised as Synthesised,
-    goes_in_row as goes_in_row,
 )
 from bigbrain_fx.plan.schedule.table import table as table
 from bigbrain_fx.plan.schedule.virtual import line_of as line_of, virtual_stages as virtual_stages

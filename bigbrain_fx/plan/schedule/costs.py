@@ -22,7 +22,7 @@ from bigbrain_fx.core import (
 )
 from bigbrain_fx.plan.deferring import waiting_ops
 from bigbrain_fx.plan.schedule.cuda import library_bytes, rounded
-from bigbrain_fx.plan.schedule.stage_part import Part
+from bigbrain_fx.plan.schedule.stage_part import Part, divided, wholes
 from bigbrain_fx.plan.schedule.update_costs import (
     bytes_of,
     kept_params,
@@ -37,7 +37,6 @@ from bigbrain_fx.plan.schedule.update_costs import (
     visiting_bytes,
 )
 from bigbrain_fx.plan.schedule.walk import Working, walked
-from bigbrain_fx.plan.schedule.whole_gradients import divided, wholes
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,9 @@ from dataclasses import dataclass, replace
 
 from bigbrain_fx.core import EdgeKind, Stage
 from bigbrain_fx.plan.schedule.bucket_room import BucketRoom, own_buckets, sums_parts
-from bigbrain_fx.plan.schedule.stage_part import Part, trained_params
+from bigbrain_fx.plan.schedule.stage_part import Part, trained_params, wholes
 from bigbrain_fx.plan.schedule.walk_backward import BackwardWalk, GradientStore, Waits
 from bigbrain_fx.plan.schedule.walk_forward import ForwardWalk
-from bigbrain_fx.plan.schedule.whole_gradients import wholes
 
 _KNOWN = "_walked"  # as a cached property is: a graph is frozen
 

@@ -23,8 +23,6 @@ from bigbrain_fx.plan.search.nouns import (
     Score as Score,
     Search as Search,
     Trial as Trial,
-)
-from bigbrain_fx.plan.search.numbers import (
     most_micro_batches as most_micro_batches,
     numbers as numbers,
 )

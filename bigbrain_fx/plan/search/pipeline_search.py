@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement, micro_text
 from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan.memory_check import for_tensors
-from bigbrain_fx.plan.search.bound import bound_of_all
-from bigbrain_fx.plan.search.halves import halved
 from bigbrain_fx.plan.search.nouns import (
+    INSTRUCTIONS,
     LIMITS,
     Ask,
     Bound,
     Search,
     Trial,
+    numbers,
 )
-from bigbrain_fx.plan.search.numbers import INSTRUCTIONS, numbers
 from bigbrain_fx.plan.search.pool import (
     by_pace,
     is_tight,
@@ -28,8 +29,9 @@ from bigbrain_fx.plan.search.pool import (
     shifted,
     splits,
 )
-from bigbrain_fx.plan.search.ranking import Ranking
+from bigbrain_fx.plan.search.ranking import Ranking, Scored
 from bigbrain_fx.planning import (
+    Array,
     Cutter,
     Found,
     Line,
@@ -38,6 +40,7 @@ from bigbrain_fx.planning import (
     Work,
     canonical,
     device_orders,
+    least_busy_s,
     polished,
     unit_orders,
     whole_layers,
@@ -325,3 +328,72 @@ class PipelineSearch:
         micro = ", ".join(counts[:-1]) + " or " * (len(counts) > 1) + counts[-1]
         kind = f"plan {self.ask.scope}, of whole backwards, with {micro} micro-batches"
         return Bound(kind, min(map(self.floor_s, self.at)))
+
+
+# --------------------------------------------------------------------------- split backwards
+
+
+NEAR = 1.35
+"""Times the best step: what is idle is all that a split backward can fill."""
+
+
+def halved(scored: Sequence[Scored], schedules: Mapping[str, bool], most: int) -> Iterator[Trial]:
+    """Yield trials with split backwards, of the best for each number of micro-batches.
+
+    Args:
+        scored: what was simulated, the best first.
+        schedules: of split backwards, by name; whether one is for lines only.
+        most: lines for each number of micro-batches.
+    """
+    left: dict[int, int] = {}
+    seen: set[tuple[object, ...]] = set()
+    for each in scored:
+        trial, score = each.trial, each.score
+        micro, key = trial.micro_batches, (trial.micro_batches, score.devices, trial.recompute)
+        is_far = len(score.devices) == 1 or score.step_s > NEAR * scored[0].score.step_s
+        if is_far or key in seen or left.setdefault(micro, most) == 0:
+            continue
+        seen.add(key)
+        left[micro] -= 1
+        for schedule, of_lines in schedules.items():
+            if score.is_chain or not of_lines:
+                yield replace(trial, schedule=schedule, in_flight=None)
+
+
+# --------------------------------------------------------------------------- the bound
+
+
+def bound_of_all(work: Work, cluster: Cluster, micro_batches: int) -> float:
+    """Return seconds that no plan of any kind goes below, for this number of micro-batches."""
+    names = [device.name for device in cluster.devices]
+    step_s = min(device.overheads.step_s for device in cluster.devices)
+    if work.count == 0:
+        return step_s
+    seconds = np.stack([_unit_s(work, name, micro_batches) for name in names])
+    return step_s + max(micro_batches * least_busy_s(seconds), _longest_path_s(work, names))
+
+
+def _unit_s(work: Work, device: str, micro_batches: int) -> Array:
+    on = work.on[device]
+    found: Array = on.forward_s + on.backward_s + on.once_s / micro_batches
+    return found
+
+
+def _longest_path_s(work: Work, names: Sequence[str]) -> float:
+    """Return the longest path through the units, there and back, each on its fastest device."""
+    forward = np.stack([work.on[name].forward_s for name in names]).min(axis=0)
+    both = np.stack([work.on[n].forward_s + work.on[n].backward_s for n in names]).min(axis=0)
+    ends_forward, ends_both = np.zeros(work.count), np.zeros(work.count)
+    makers: list[list[int]] = [[] for _ in range(work.count)]
+    graded: list[list[int]] = [[] for _ in range(work.count)]
+    for value in work.values:
+        for reader in value.readers:
+            makers[reader].append(value.maker)
+        for reader in work.flows(value):
+            graded[reader].append(value.maker)
+    for unit in range(work.count):
+        before = max((ends_forward[maker] for maker in makers[unit]), default=0.0)
+        ends_forward[unit] = before + forward[unit]
+        before = max((ends_both[maker] for maker in graded[unit]), default=0.0)
+        ends_both[unit] = before + both[unit]
+    return float(max(ends_forward.max(), ends_both.max()))

@@ -8,7 +8,6 @@ nothing of devices, schedules or torch: rules are tried by `frontend`, which run
 
 from __future__ import annotations
 
-from bigbrain_fx.plan.shard.alone import alone as alone
 from bigbrain_fx.plan.shard.between import between as between
 from bigbrain_fx.plan.shard.choose import (
     chosen_axes as chosen_axes,
@@ -31,6 +30,7 @@ from bigbrain_fx.plan.shard.rewrite import (
     sharded as sharded,
 )
 from bigbrain_fx.plan.shard.trials import (
+    alone as alone,
     sound_axes as sound_axes,
     trials as trials,
     without as without,

@@ -15,11 +15,13 @@ from typing import TypeAlias, cast
 from bigbrain_fx.core import (
     SENT_BACKWARD,
     SENT_FORWARD,
+    Arg,
     Axis,
     Crossed,
     Exchange,
     ExchangeKind,
     Graph,
+    Input,
     Op,
     Param,
     ParamRef,
@@ -38,7 +40,6 @@ from bigbrain_fx.plan.shard.local import BIAS, LOCAL, relaid
 from bigbrain_fx.plan.shard.local_op import Local, plainly
 from bigbrain_fx.plan.shard.memory import owns_all, sees_memory, strides_over
 from bigbrain_fx.plan.shard.parted import part_dim, with_parts
-from bigbrain_fx.plan.shard.regions import Given, region_given
 from bigbrain_fx.plan.shard.saved import ATTENTION, attention_saves, part_saves
 from bigbrain_fx.plan.shard.sizes import SizePart
 
@@ -406,3 +407,35 @@ class _Rewriting:
     def _param(self, param: Param) -> Param:
         held = self.forms.place_of.get(param.name)
         return param if held is None else replace(param, spec=self.forms.narrow(param.spec, held))
+
+
+# --------------------------------------------------------------------------- regions
+
+
+Given = Mapping[str, tuple[Ref, TensorSpec]]
+
+
+def region_given(op: Op, values: Given) -> Op:
+    """Return a region, and those in it, that reads values where it read these parameters.
+
+    Args:
+        op: a region, as `core.Op` describes it; any other op comes back as it is.
+        values: by parameter, what is read in its place, and how that is.
+    """
+    read = {name: values[name] for name in op.params if name in values}
+    if op.body is None or not read:
+        return op
+
+    def changed(arg: Arg) -> Arg:
+        if isinstance(arg, tuple):
+            return tuple(map(changed, arg))
+        return read[arg.param][0] if isinstance(arg, ParamRef) and arg.param in read else arg
+
+    def inside(each: Op) -> Op:
+        kwargs = tuple((key, changed(value)) for key, value in each.kwargs)
+        own = replace(each, args=tuple(map(changed, each.args)), kwargs=kwargs)
+        return region_given(own, read)
+
+    entries = (Input(ref.value, (), spec, batched=False) for ref, spec in read.values())
+    body = replace(op.body, ops=tuple(map(inside, op.body.ops)), inputs=(*op.body.inputs, *entries))
+    return replace(op, args=(*op.args, *(ref for ref, _ in read.values())), body=body)

@@ -19,8 +19,8 @@ from bigbrain_fx.core import Cluster, Graph
 from bigbrain_fx.errors import BigBrainError, InputError, NoPlanError
 from bigbrain_fx.plan.compatibility import Request, Rule, conflict
 from bigbrain_fx.plan.fastest import counted_s, least_gap
+from bigbrain_fx.plan.money import best_for, charges_for_bytes
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
-from bigbrain_fx.plan.objective import best_for, charges_for_bytes
 from bigbrain_fx.plan.progress import is_stopped, tell, until_stopped
 from bigbrain_fx.plan.replicas import halved
 from bigbrain_fx.plan.search import Compared

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from bigbrain_fx.core import Costs, OpCost, Stage
 from bigbrain_fx.errors import BigBrainError, InputError, NoPlanError
 from bigbrain_fx.plan.fastest import counted_s
+from bigbrain_fx.plan.judge import held_up
 from bigbrain_fx.plan.nouns import Plan
-from bigbrain_fx.plan.process_clock import held_up
 from bigbrain_fx.plan.progress import is_stopped
 from bigbrain_fx.plan.strategy.bound import Priced
 

@@ -29,7 +29,7 @@ from bigbrain_fx.core import (
     Statistics,
 )
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.plan.cut_alike import on_devices
+from bigbrain_fx.plan.cut import on_devices
 from bigbrain_fx.plan.replica_cut import cut_replicas, with_waiting_buckets
 from bigbrain_fx.weights import part_name
 

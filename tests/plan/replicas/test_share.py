@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from bigbrain_fx.core import Cluster, Stages, SumOrder, ZeroStage
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import left_out_text
-from bigbrain_fx.plan.replicas.share import asked, by_speed, numbered
+from bigbrain_fx.plan.replicas.divide import asked, by_speed, numbered
 from bigbrain_fx.plan.schedule import nodes, parts
 from tests.support.bundles import cluster
 

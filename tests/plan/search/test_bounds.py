@@ -16,7 +16,7 @@ from bigbrain_fx.plan import (
     plan_placed as placed_plan,
 )
 from bigbrain_fx.plan.judge import Judge
-from bigbrain_fx.plan.search.bound import bound_of_all
+from bigbrain_fx.plan.search.pipeline_search import bound_of_all
 from bigbrain_fx.plan.search.pool import splits
 from bigbrain_fx.planning import estimator, partitioner
 from bigbrain_fx.planning.chain import Line
@@ -35,7 +35,7 @@ def test_a_refusal_that_nobody_reads_is_not_worked_out(monkeypatch: pytest.Monke
     def looked_for(fits: object) -> None:
         raise AssertionError("the nearest split was looked for")
 
-    monkeypatch.setattr("partitioners.nearest._least_scale", looked_for)
+    monkeypatch.setattr("partitioners.memory_bound._least_scale", looked_for)
     graph, cluster = case(3, 6, 2, 1)
     costs = estimator("analytical").estimate(graph.at(8), cluster)
     with pytest.raises(NoPlanError) as caught:

@@ -16,7 +16,7 @@ from bigbrain_fx.plan.search import Ask, Search, Trial, search
 from bigbrain_fx.plan.strategy.bound import Bound, Priced
 from bigbrain_fx.plan.strategy.space import undivided
 from bigbrain_fx.plan.strategy.strategy import Strategy
-from bigbrain_fx.planning.many_devices import MOST_DEVICES
+from bigbrain_fx.planning.device_kinds import MOST_DEVICES
 from tests.plan.strategy.test_asked_for import drawn
 from tests.plan.tensor.test_together import cluster as unlike, graph as layers, work
 from tests.support.synthetic import GIB, device

@@ -1,7 +1,9 @@
-"""The schedule `auto`: an order found for these stages, under the room that devices have.
+"""Orders found by the clock, for any stage graph: `list` and `auto`.
 
-It runs any stage graph. Where gradients are not clipped, a step in a row is made short: a device
-begins its next step when its own program ends; else a step alone.
+`auto` searches an order under the room that devices have. Where gradients are not clipped, a step
+in a row is made short: a device begins its next step when its own program ends; else a step alone.
+With `list` a device that is free takes what is ready: a backward before a forward, an early
+micro-batch before a late one (`planning.listing`). Played once, such an order cannot deadlock.
 """
 
 from __future__ import annotations
@@ -13,8 +15,20 @@ from bigbrain_fx.core import Stages
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan.schedule.costs import StageCosts
 from bigbrain_fx.plan.schedule.messages import Orders
-from bigbrain_fx.plan.schedule.virtual import virtual_stages, with_instructions
-from bigbrain_fx.planning import Synthesis, synthesise
+from bigbrain_fx.plan.schedule.virtual import (
+    timed_stages,
+    virtual_stages,
+    with_instructions,
+    without_backward,
+)
+from bigbrain_fx.planning import (
+    Synthesis,
+    Taste,
+    VirtualStages,
+    in_flight_to_fill,
+    list_orders,
+    synthesise,
+)
 
 WORK = 1_000_000
 """Jobs to play for an order, about: a second."""
@@ -59,3 +73,27 @@ class Synthesised:
 def goes_in_row(stages: Stages) -> bool:
     """Whether devices begin a step without waiting for all others: nothing is clipped."""
     return not any(edge.kind == "norm" for edge in stages.edges)
+
+
+@dataclass(frozen=True)
+class ListScheduler:
+    """Schedule any stage graph greedily in simulated time.
+
+    `in_flight` is the most micro-batches that are on a device at once, per device in the order of
+    `stages.devices`; None is enough to fill the pipeline (`in_flight_to_fill`).
+    """
+
+    name: str = "list"
+    in_flight: tuple[int, ...] | None = None
+
+    def order(
+        self, stages: Stages, micro_batches: int, costs: StageCosts, trained: frozenset[int]
+    ) -> Orders:
+        """Return what each device computes, in order; each Backward with its BackwardWeight."""
+        timed = timed_stages(stages, costs.whole, trained)
+        untrained = without_backward(stages, trained)
+        in_flight = self.in_flight or in_flight_to_fill(timed, micro_batches, untrained)
+        whole = VirtualStages.unsplit(timed, micro_batches, untrained)
+        orders = list_orders(whole, Taste(deep=False), dict(enumerate(in_flight)))
+        assert orders is not None, "nothing lacks room where no bytes are counted"
+        return with_instructions(stages, (orders[device] for device in timed.devices), trained)

@@ -34,7 +34,7 @@ from bigbrain_fx.core import (
     Stages,
 )
 from bigbrain_fx.emit.files.schedule_text import overlapping_lines, step_once_lines
-from bigbrain_fx.plan.schedule import SPLIT, TOGETHER, ForwardOnly, StageCosts, build
+from bigbrain_fx.plan.schedule import ForwardOnly, StageCosts, build, traits
 from bigbrain_fx.plan.simulate import in_a_row, simulate, steps_in_a_row
 from bigbrain_fx.planning import loop_line, v_line
 
@@ -62,7 +62,7 @@ _CODE = re.compile(r"(<!-- (\S+\.py) (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 def pipeline(schedule: str) -> tuple[Stages, StageCosts]:
     """Return equal stages, and what they cost in units of a device's forward."""
     line = LINES.get(schedule, tuple(range(STAGES)))
-    count, split, copies = len(line), schedule in SPLIT, 2 if schedule in TOGETHER else 1
+    count, split, copies = len(line), traits(schedule).splits, 2 if traits(schedule).joins else 1
     links = [i for i in range(count - 1) if (i + 1) * copies % count or copies == 1]
     forth = [Edge(f"x{i}", i, i + 1, "activation") for i in links]
     back = [Edge(f"x{i}", i + 1, i, "gradient") for i in links]

@@ -41,8 +41,6 @@ from bigbrain_fx.frontend import TOO_LARGE, is_hf, is_onnx
 from bigbrain_fx.plan import (
     AUTO,
     SCHEDULES,
-    SEARCHED,
-    SPLIT,
     Options,
     Plan,
     Request,
@@ -53,6 +51,7 @@ from bigbrain_fx.plan import (
     require_placeable,
     require_sent_types,
     timeline,
+    traits,
     with_placement,
 )
 from bigbrain_fx.planning import estimator, preset, require_ready
@@ -335,7 +334,8 @@ def checked(options: Options | None, model: str | Path | nn.Module) -> Options:
         )
     onnx = isinstance(model, str | Path) and is_onnx(model)
     mode = chosen.mode or ("eval" if onnx else "train")
-    if mode == "eval" and chosen.schedule in SPLIT - SEARCHED:
+    schedule = traits(chosen.schedule)
+    if mode == "eval" and schedule.splits and not schedule.searches:
         raise InputError(
             f"schedule '{chosen.schedule}' splits backwards, and inference has none",
             code="BX3013",

@@ -22,7 +22,6 @@ from bigbrain_fx.core import Cluster, Graph
 from bigbrain_fx.errors import BigBrainError, InputError
 from bigbrain_fx.frontend import told_of_gpus
 from bigbrain_fx.plan import (
-    TOGETHER,
     Options,
     Plan,
     group_warnings,
@@ -31,6 +30,7 @@ from bigbrain_fx.plan import (
     plan_or_remedy,
     plan_placed,
     rewritten_note,
+    traits,
     turned_text,
 )
 
@@ -94,7 +94,7 @@ def _plan(found: FoundModel, cluster: Cluster, options: Options, followed: Plan 
 def _require_one_replica(graph: Graph, options: Options, followed: Plan) -> None:
     """Refuse replicas where ops are placed as another plan has them: shares are not in it."""
     asked = (options.replicas or 1) > 1 or options.replica_shares or options.zero_stage
-    if asked or options.all_reduce_order != "replica" or options.schedule in TOGETHER:
+    if asked or options.all_reduce_order != "replica" or traits(options.schedule).joins:
         raise InputError(
             "--like places one replica, as another plan did",
             code="BX3019",

@@ -141,12 +141,10 @@ from bigbrain_fx.plan.rewriting import (
 )
 from bigbrain_fx.plan.schedule import (
     SCHEDULES as SCHEDULES,
-    SEARCHED as SEARCHED,
-    SPLIT as SPLIT,
-    TOGETHER as TOGETHER,
     begun_at as begun_at,
     early_takes as early_takes,
     messages as messages,
+    traits as traits,
 )
 from bigbrain_fx.plan.search import Candidate as Candidate, Compared as Compared, Search as Search
 from bigbrain_fx.plan.shard import (

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from bigbrain_fx.core import Cluster, Forecast, Graph, Program, Stages
 from bigbrain_fx.plan.memory_check import tensor_bytes, with_data
 from bigbrain_fx.plan.schedule import (
-    SEARCHED,
     StageCosts,
     build,
     require_sound,
+    traits,
     virtual_stages,
 )
 from bigbrain_fx.plan.simulate import simulate
@@ -65,7 +65,7 @@ def scheduled(
     step: Step, schedule: str, in_flight: tuple[int, ...] | None
 ) -> tuple[tuple[Program, ...], Forecast]:
     """Return the programs and their forecast; whether they fit is for the caller to say."""
-    if schedule in SEARCHED:
+    if traits(schedule).searches:
         return _searched(step, schedule, in_flight)[:2]
     programs = step.programs(schedule, in_flight)
     return programs, step.forecast(programs)

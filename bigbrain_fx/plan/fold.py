@@ -7,30 +7,22 @@ that the schedule gives gets shorter. It knows units, costs and orders; it knows
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from bigbrain_fx.core import Costs, Graph, Placement, Stages
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan.cut import cut
 from bigbrain_fx.plan.deferring import LAYERS
-from bigbrain_fx.plan.schedule import SPLIT, line_of
+from bigbrain_fx.plan.schedule import Fold, line_of, traits
 from bigbrain_fx.planning import (
     Cuts,
     OrderClock,
-    Ranked,
     VirtualStages,
-    dualpipe_v,
-    fills_both_ways,
-    interleaved,
-    loop_line,
-    makes_rounds,
     searched_cuts,
     shared_cuts,
-    v_line,
-    zb_v,
 )
 
 if TYPE_CHECKING:
@@ -39,40 +31,12 @@ if TYPE_CHECKING:
 CUTS = 60
 """Cuts to play a step for, at most."""
 
-Order: TypeAlias = Callable[[int, int, int], Ranked]
 
-
-@dataclass(frozen=True)
-class Fold:
-    """How a schedule lays its pieces over devices.
-
-    Attributes:
-        shape: in words.
-        line: (devices, pieces) -> the device of each piece.
-        order: (devices, micro-batches, pieces) -> what it computes.
-        takes: (devices, micro-batches) -> whether it has an order for so many.
-        any_pieces: whether a device may have more than two.
-    """
-
-    shape: str
-    line: Callable[[int, int], tuple[int, ...]]
-    order: Order
-    takes: Callable[[int, int], bool] = lambda _devices, _micro: True
-    any_pieces: bool = False
-
-
-def _v(devices: int, _pieces: int) -> tuple[int, ...]:
-    return v_line(devices)
-
-
-FOLDS: Mapping[str, Fold] = {
-    "interleaved": Fold("loop", loop_line, interleaved, makes_rounds, any_pieces=True),
-    "zb-v": Fold("V", _v, lambda devices, micro, _: zb_v(devices, micro)),
-    "dualpipe-v": Fold(
-        "V", _v, lambda devices, micro, _: dualpipe_v(devices, micro), fills_both_ways
-    ),
-}
-"""The schedules that bring their own cut of a line, by name."""
+def fold_of(schedule: str) -> Fold:
+    """Return how a schedule of virtual stages lays its pieces."""
+    fold = traits(schedule).fold
+    assert fold is not None, f"{schedule} has one piece a device"
+    return fold
 
 
 def folded(
@@ -90,14 +54,14 @@ def folded(
         placement: a line: one piece a device.
         costs: of the graph at the rows of a micro-batch.
         micro_batches: of a step.
-        schedule: one of `FOLDS`.
+        schedule: one of virtual stages.
         pieces: of each device; two where it is left out.
 
     Raises:
         InputError: the placement is no line, has one device, or the model has too few units for
             the pieces; or the micro-batches do not suit the schedule.
     """
-    fold = FOLDS[schedule]
+    fold = fold_of(schedule)
     rows = graph.batch // micro_batches
     names = _line_of(graph, placement, rows, schedule, len(costs.cluster.devices))
     _require_taken(graph.batch, schedule, len(names), micro_batches)
@@ -114,7 +78,7 @@ def folded(
         )
     numbers = {device.name: i for i, device in enumerate(costs.cluster.devices)}
     homes = tuple(numbers[names[place]] for place in line)
-    later_s = _later_s(graph, known, costs, homes) if schedule in SPLIT else {}
+    later_s = _later_s(graph, known, costs, homes) if traits(schedule).splits else {}
     cutter = StageCutter(known, costs.cluster)
     judge = _Judge(cutter, homes, fold, micro_batches, pieces or 2, later_s)
     step_s, cuts = searched_cuts(_shared(known, names, line), known.count, judge.step_s, CUTS)
@@ -124,11 +88,11 @@ def folded(
 
 
 def is_folded(stages: Stages, schedule: str) -> bool:
-    """Whether stages lie as a schedule of `FOLDS` has them."""
-    if schedule not in FOLDS or stages.micros:
+    """Whether stages lie as a schedule of virtual stages has them."""
+    fold, devices = traits(schedule).fold, len(stages.devices)
+    if fold is None or stages.micros:
         return False
-    devices = len(stages.devices)
-    return line_of(stages) == FOLDS[schedule].line(devices, len(stages.stages) // devices)
+    return line_of(stages) == fold.line(devices, len(stages.stages) // devices)
 
 
 def taken_counts(batch: int, schedule: str | None, devices: int) -> list[int]:
@@ -136,10 +100,10 @@ def taken_counts(batch: int, schedule: str | None, devices: int) -> list[int]:
 
     Args:
         batch: its rows.
-        schedule: one of `FOLDS`; any other has an order for each number.
+        schedule: one without virtual stages has an order for each number.
         devices: of the line.
     """
-    fold = FOLDS.get(schedule or "")
+    fold = traits(schedule).fold
     even = [count for count in range(1, batch + 1) if batch % count == 0]
     return [count for count in even if fold is None or fold.takes(devices, count)]
 
@@ -152,7 +116,7 @@ def micro_option(counts: Sequence[int]) -> str:
 
 def _require_taken(batch: int, schedule: str, devices: int, micro_batches: int) -> None:
     """Raise InputError for micro-batches of which a schedule has no order; say which it has."""
-    fold = FOLDS[schedule]
+    fold = fold_of(schedule)
     if fold.takes(devices, micro_batches):
         return
     taken = taken_counts(batch, schedule, devices)
@@ -168,7 +132,7 @@ def _require_taken(batch: int, schedule: str, devices: int, micro_batches: int) 
 def _fewer(schedule: str, units: int, devices: int, pieces: int | None) -> str:
     """Say how a line has fewer pieces than there are units of the model."""
     most = units // devices
-    if FOLDS[schedule].any_pieces and 2 <= most < (pieces or 2):
+    if fold_of(schedule).any_pieces and 2 <= most < (pieces or 2):
         return f"use --virtual-stages {most} or fewer, or --schedule 1f1b"
     return "use fewer devices, or --schedule 1f1b"
 

@@ -14,12 +14,12 @@ from typing import Protocol
 from bigbrain_fx.core import Cluster, Costs, Graph, OpCost, Placement, micro_text
 from bigbrain_fx.errors import BigBrainError, InputError, NoPlanError
 from bigbrain_fx.plan.fastest import fastest, fastest_number, least_gap, open_halves, times_counted
-from bigbrain_fx.plan.fold import FOLDS
 from bigbrain_fx.plan.memory_check import needed_bytes
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
 from bigbrain_fx.plan.offloading import as_planners_see
 from bigbrain_fx.plan.one import counts, estimated, more_counts, placed, placement_of, planned_as
 from bigbrain_fx.plan.progress import stop, tell
+from bigbrain_fx.plan.schedule import traits
 from bigbrain_fx.plan.search import (
     MANY_DEVICES,
     MOST_OTHERS,
@@ -119,7 +119,7 @@ def by_partitioner(maker: Maker, known: Sequence[Plan] = ()) -> Plan:
     usual = counts(maker.graph, maker.cluster, options)
     more = more_counts(maker.graph, options, max(usual))
     # where the number is open, those that do not suit a schedule of virtual stages are left out
-    open_count = options.schedule in FOLDS and options.micro_batches is None
+    open_count = traits(options.schedule).fold and options.micro_batches is None
     but: tuple[type[BigBrainError], ...] = (NoPlanError, *([InputError] if open_count else []))
     return fastest_number(usual, more, partial(_made, maker), but=but)
 

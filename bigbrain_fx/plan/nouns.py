@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import MISSING, Field as DataField, dataclass, field, fields
 from functools import cached_property, lru_cache
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -350,45 +351,38 @@ def _left_out_of(cluster: Cluster) -> dict[str, Any]:
     return {**found, "default_link": plain, "links": {"__all__": {2: plain}}} if plain else found
 
 
-def to_json(plan: Plan) -> bytes:
-    """Return the plan as JSON: the same bytes for the same plan.
+_LEFT_OUT: Mapping[str, str] = {
+    "source": "cache+positions quantize+quantize_error rewritten has_loss_weight+loss_count "
+    "offsets divided has_micro marks optimizer_at_once",
+    "stages": "asynchronous compiled shard_group offload+saves",
+    "placement": "shard_group",
+}
+"""Fields that plan.json has where they, or one beside them, say something: others came later."""
 
-    Of stores, prices, zones, caches, overlapping steps, compiled stages, quantised weights and
-    rewritten places nothing is written where there are none: a plan without them is as it always
-    was.
-    """
-    left_out: dict[str, Any] = {"cluster": _left_out_of(plan.cluster)}
-    tensor = plan.placement.tensor
-    if tensor is not None:
-        none = {"scatters": tensor.scatters, "crossed": tensor.crossed}
-        left_out["placement"] = {"tensor": {name for name, said in none.items() if not said}}
-    left_out["source"] = set() if plan.source.cache else {"cache", "positions"}
-    if plan.source.quantize is None:
-        left_out["source"] |= {"quantize", "quantize_error"}
-    if not plan.source.rewritten:
-        left_out["source"] |= {"rewritten"}
-    if not plan.source.weighs:
-        left_out["source"] |= {"has_loss_weight", "loss_count"}
-    if not plan.source.offsets:
-        left_out["source"] |= {"offsets"}
-    if not plan.source.divided:
-        left_out["source"] |= {"divided"}
-    if not plan.source.has_micro:
-        left_out["source"] |= {"has_micro"}
-    if not plan.source.marks:
-        left_out["source"] |= {"marks"}
-    if plan.source.optimizer_at_once:
-        left_out["source"] |= {"optimizer_at_once"}
-    left_out["stages"] = set() if plan.stages.asynchronous else {"asynchronous"}
-    left_out["stages"] |= set() if plan.stages.compiled else {"compiled"}
-    if not plan.stages.shard_group:
-        left_out["stages"] |= {"shard_group"}
-        left_out.setdefault("placement", {})["shard_group"] = True
-    of_device = {"held"}
-    if not plan.stages.offload:
-        left_out["stages"] |= {"offload", "saves"}
-        of_device |= {"stored_bytes", "moved_s"}
-    left_out["forecast"] = {"devices": {"__all__": of_device}}
+
+def _silent(part: object, names: str) -> set[str]:
+    """Return those of some fields that have their default, with all beside them."""
+    first = {each.name: _default(each) for each in fields(part)}  # type: ignore[arg-type]
+    groups = (group.split("+") for group in names.split())
+    return {n for own in groups if all(getattr(part, f) == first[f] for f in own) for n in own}
+
+
+def _default(entry: DataField[Any]) -> object:
+    return entry.default if entry.default_factory is MISSING else entry.default_factory()
+
+
+def to_json(plan: Plan) -> bytes:
+    """Return the plan as JSON: the same bytes for the same plan."""
+    left_out: dict[str, Any] = {
+        part: dict.fromkeys(_silent(getattr(plan, part), names), True)
+        for part, names in _LEFT_OUT.items()
+    }
+    left_out["cluster"] = _left_out_of(plan.cluster)
+    if plan.placement.tensor is not None:
+        of_groups = _silent(plan.placement.tensor, "scatters crossed")
+        left_out["placement"]["tensor"] = of_groups
+    moves = set() if plan.stages.offload else {"stored_bytes", "moved_s"}
+    left_out["forecast"] = {"devices": {"__all__": {"held", *moves}}}
     if not plan.rented:
         left_out["rented"] = True
-    return plan_adapter().dump_json(plan, indent=None, exclude=left_out or None) + b"\n"
+    return plan_adapter().dump_json(plan, indent=None, exclude=left_out) + b"\n"

@@ -30,7 +30,6 @@ from bigbrain_fx.plan.cut import trained
 from bigbrain_fx.plan.deferring import deferring
 from bigbrain_fx.plan.fitting import Step, scheduled
 from bigbrain_fx.plan.fold import (
-    FOLDS,
     folded,
     is_folded,
     micro_option,
@@ -56,10 +55,9 @@ from bigbrain_fx.plan.quantising import requantising
 from bigbrain_fx.plan.recompute import recomputing
 from bigbrain_fx.plan.replica_cut import cut_replicas, with_waiting_buckets
 from bigbrain_fx.plan.schedule import (
-    SPLIT,
-    TOGETHER,
     is_mirrored,
     stage_costs,
+    traits,
     with_saved_in_stores,
 )
 from bigbrain_fx.plan.simulate import in_a_row
@@ -129,7 +127,7 @@ def _taken(batch: int, cluster: Cluster, options: Options) -> list[int]:
     It is asked as for a line of all devices; of replicas, each with a line of its own, not at all.
     """
     even = taken_counts(batch, None, 1)
-    if options.schedule in TOGETHER:  # two replicas in turn
+    if traits(options.schedule).joins:  # two replicas in turn
         return [count for count in even if count % 2 == 0] or even
     if cluster.replicas or options.replicas not in (None, 1):
         return even
@@ -372,7 +370,7 @@ def marked(
     lenient = not keep_schedule
     stages = recomputing(graph, stages, with_backward, options.recompute, lenient=lenient)
     schedule = _schedule_for(graph, stages, options, keep_schedule)
-    defer = "all" if options.defer is None and schedule in SPLIT else options.defer
+    defer = "all" if options.defer is None and traits(schedule).splits else options.defer
     stages = deferring(graph, stages, with_backward, defer, lenient=lenient)
     return requantising(graph, stages, with_backward), schedule
 
@@ -383,7 +381,7 @@ def in_pieces(
     """Give devices several pieces each, where the schedule that was asked for is of such."""
     is_cut = bool(placement.breaks or placement.replicas)  # of replicas, each by itself
     schedule = options.schedule
-    if schedule is None or schedule not in FOLDS or is_cut:
+    if schedule is None or not traits(schedule).fold or is_cut:
         return placement
     seen = as_planners_see(costs, options.offload)
     return folded(graph, placement, seen, micro_batches, schedule, options.pieces)
@@ -395,6 +393,6 @@ def _schedule_for(graph: Graph, stages: Stages, options: Options, keep_schedule:
     schedule = options.schedule or (chain if stages.is_chain else "list")
     if "weights" in stages.offload:
         return schedule
-    suits = is_mirrored(stages) if schedule in TOGETHER else stages.is_chain
+    suits = is_mirrored(stages) if traits(schedule).joins else stages.is_chain
     fits = keep_schedule or suits or is_folded(stages, schedule)
     return schedule if fits else "list"

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from bigbrain_fx.core import Backward, BackwardWeight, Costs, Forward, Instruction
 from bigbrain_fx.plan.fitting import Step, room_of
-from bigbrain_fx.plan.fold import FOLDS
 from bigbrain_fx.plan.nouns import Plan
 from bigbrain_fx.plan.schedule import (
-    SEARCHED,
     Synthesised,
     goes_in_row,
     stage_costs,
+    traits,
     virtual_stages,
 )
 from bigbrain_fx.planning import JobOf, Kind, OrderClock, Synthesis, VirtualStages, bound_s
@@ -18,7 +17,8 @@ from bigbrain_fx.planning import JobOf, Kind, OrderClock, Synthesis, VirtualStag
 
 def order_text(plan: Plan, costs: Costs) -> str:
     """Say it of a schedule of virtual stages, or one that was searched; nothing of others."""
-    if plan.schedule not in (*SEARCHED, *FOLDS) or plan.mode != "train" or plan.stages.micros:
+    own = traits(plan.schedule)
+    if not (own.searches or own.fold) or plan.mode != "train" or plan.stages.micros:
         return ""
     if plan.placement.tensor is not None:  # `costs` are of all members, and they run one order
         return ""
@@ -27,9 +27,9 @@ def order_text(plan: Plan, costs: Costs) -> str:
     step = Step(concrete, plan.stages, plan.micro_batches, per_stage, trained, plan.cluster)
     given = virtual_stages(plan.stages, plan.micro_batches, per_stage, trained)
     found = None
-    if plan.schedule in SEARCHED:
-        own = Synthesised(room_bytes=room_of(step, plan.schedule))
-        found = own.found(plan.stages, plan.micro_batches, per_stage, trained)
+    if own.searches:
+        search = Synthesised(room_bytes=room_of(step, plan.schedule))
+        found = search.found(plan.stages, plan.micro_batches, per_stage, trained)
     return _said(plan, given, found)
 
 

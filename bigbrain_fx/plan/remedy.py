@@ -14,7 +14,7 @@ from bigbrain_fx.plan.making import make_plan
 from bigbrain_fx.plan.memory_check import least_memory, mib
 from bigbrain_fx.plan.nouns import Options, Plan, Source
 from bigbrain_fx.plan.recompute import Wanted
-from bigbrain_fx.plan.schedule import TOGETHER
+from bigbrain_fx.plan.schedule import traits
 
 _PLENTY = 1 << 60
 _DISK_BYTES_PER_S = 5e8  # of a disk that is only supposed; whether a plan fits is not changed by it
@@ -82,7 +82,7 @@ def _changes(case: _Case) -> Iterator[tuple[str, _Case]]:
             if graph.batch % count == 0:
                 more = replace(options, micro_batches=count)
                 yield f"--micro-batches {count}", replace(case, options=more)
-    if options.schedule in ("gpipe", *TOGETHER):
+    if options.schedule == "gpipe" or traits(options.schedule).joins:
         yield "--schedule 1f1b", replace(case, options=replace(options, schedule="1f1b"))
     if options.partitioner != "chain-dp":
         other = replace(options, partitioner="chain-dp", partitioner_options=())

@@ -18,7 +18,7 @@ from bigbrain_fx.plan.nouns import Options, Plan
 from bigbrain_fx.plan.one import placed
 from bigbrain_fx.plan.quantising import widening
 from bigbrain_fx.plan.recompute import Wanted, wanted_by
-from bigbrain_fx.plan.schedule import SPLIT, TOGETHER
+from bigbrain_fx.plan.schedule import traits
 
 BY_DEFAULT = ("1f1b", "forward")
 """Schedules of a chain of stages, where none is asked for."""
@@ -90,7 +90,7 @@ def _own_schedule(plan: Plan) -> Iterator[tuple[str, int | None]]:
     if name == "interleaved":
         pieces = max(len(stages.of(device)) for device in stages.devices)
         yield from ((name, count) for count in range(pieces, 1, -1))
-    elif name in SPLIT or name in TOGETHER or is_asked:
+    elif traits(name).splits or traits(name).joins or is_asked:
         yield name, None
 
 
@@ -102,7 +102,7 @@ def _with_replicas(
     pieces: int | None = None,
 ) -> Plan:
     make = partial(_replan, plan, cluster, groups, schedule, pieces)
-    if schedule in TOGETHER:  # two replicas are on the same devices
+    if traits(schedule).joins:  # two replicas are on the same devices
         return make(plan.stages.replicas // 2)
     if plan.stages.replicas == 1:
         return make(1)
@@ -133,7 +133,7 @@ def _replan(
         plan.micro_batches,
         plan.seed,
         recompute=_recompute_of(plan),
-        defer=_defer_of(plan) if schedule or plan.schedule not in SPLIT else None,
+        defer=_defer_of(plan) if schedule or not traits(plan.schedule).splits else None,
         pieces=pieces,
         replicas=replicas,
         zero_stage=0 if len(cluster.replicas) == 1 else plan.stages.zero_stage,

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from bigbrain_fx.core import OPAQUE_MODULE, Graph, Op
 from bigbrain_fx.plan.compatibility.rule import Feature, Request
-from bigbrain_fx.plan.fold import FOLDS
 from bigbrain_fx.plan.nouns import AUTO
 from bigbrain_fx.plan.replica_statistics import written
-from bigbrain_fx.plan.schedule import SPLIT, Gems, GPipe
+from bigbrain_fx.plan.schedule import SCHEDULES, Gems, GPipe, traits
 from bigbrain_fx.planning import label, options_of
 
 
@@ -108,7 +107,8 @@ def _named(request: Request) -> str:
 
 
 GEMS = _schedule("--schedule gems", Gems.name)
-VIRTUAL_STAGES = _schedule("a schedule of virtual stages", *FOLDS)
+_FOLDED = [name for name, each in SCHEDULES.items() if each.fold]
+VIRTUAL_STAGES = _schedule("a schedule of virtual stages", *_FOLDED)
 NOT_1F1B = Feature(
     "another schedule than 1f1b",
     lambda r: _named(r) if r.options.schedule not in (None, "1f1b") else "",
@@ -125,7 +125,7 @@ def _split_backward(request: Request) -> str:
     options = request.options
     if options.defer:
         return "--delay-weight-gradients"
-    return _named(request) if options.schedule in SPLIT and options.defer != () else ""
+    return _named(request) if traits(options.schedule).splits and options.defer != () else ""
 
 
 SPLIT_BACKWARD = Feature("split backwards", _split_backward)
@@ -134,7 +134,7 @@ SPLIT_BACKWARD = Feature("split backwards", _split_backward)
 def _divided_backward(request: Request) -> str:
     """Name what may divide a backward, or make single ops of it again."""
     options = request.options
-    if options.schedule in SPLIT:
+    if traits(options.schedule).splits:
         return _named(request)
     return SEARCHED.words(request) or DEFER.words(request) or RECOMPUTE_OPS.words(request)
 
@@ -151,7 +151,7 @@ def _has_pieces(request: Request) -> bool:
 
 def _takes_no_such_pieces(request: Request) -> str:
     pieces, schedule = request.options.pieces or 0, request.options.schedule
-    fold = FOLDS.get(schedule or "")
+    fold = traits(schedule).fold
     if fold is not None and (pieces == 2 or (pieces > 2 and fold.any_pieces)):  # a V has two
         return ""
     return f"--schedule {schedule}" if schedule else "a schedule of one piece a device"

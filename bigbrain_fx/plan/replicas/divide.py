@@ -17,9 +17,9 @@ from dataclasses import replace
 
 from bigbrain_fx.core import Cluster, Device, Link
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.plan.fold import FOLDS
 from bigbrain_fx.plan.nouns import Options
 from bigbrain_fx.plan.replica_cut import BUCKETS
+from bigbrain_fx.plan.schedule import traits
 from bigbrain_fx.planning import nameless, near_first
 
 Group = tuple[str, ...]
@@ -240,7 +240,7 @@ def require_room_to_fold(options: Options, groups: Sequence[Sequence[str]]) -> N
         groups: the devices of each.
     """
     single = [own for own in groups if len(own) == (options.tensor or 1)]
-    if options.schedule in FOLDS and len(groups) > 1 and single:
+    if traits(options.schedule).fold and len(groups) > 1 and single:
         what = "device" if len(single[0]) == 1 else "tensor group"
         raise InputError(
             f"schedule '{options.schedule}' goes over several {what}s, and {len(single)} of "

@@ -7,8 +7,8 @@ them. This room imports no torch and knows nothing of how programs are written a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol, TypeAlias
+from collections.abc import Iterator, Mapping
+from typing import TypeAlias
 
 from bigbrain_fx.core import Backward, BackwardWeight, Compute, Program, Stages
 from bigbrain_fx.errors import InputError, ScheduleError
@@ -70,32 +70,17 @@ from bigbrain_fx.plan.schedule.stored_activations import (
     with_saved_in_stores as with_saved_in_stores,
 )
 from bigbrain_fx.plan.schedule.table import table as table
-from bigbrain_fx.plan.schedule.virtual import line_of as line_of, virtual_stages as virtual_stages
+from bigbrain_fx.plan.schedule.virtual import (
+    Fold as Fold,
+    Schedule as Schedule,
+    line_of as line_of,
+    virtual_stages as virtual_stages,
+)
 
 InFlight: TypeAlias = tuple[int, ...] | None
 
 
-class Schedule(Protocol):
-    """Decide in which order every device runs forwards and backwards.
-
-    Contract: every stage runs its micro-batches in ascending order, forward and backward; stages
-    that are not in `trained` have no backward; the programs pass `check`. A schedule that does not
-    place the BackwardWeights of a stage that defers gets each right after its Backward.
-    """
-
-    @property
-    def name(self) -> str:
-        """The name that the command line offers."""
-        ...
-
-    def order(
-        self, stages: Stages, micro_batches: int, costs: StageCosts, trained: frozenset[int]
-    ) -> Orders:
-        """Return what each device computes, in order."""
-        ...
-
-
-SCHEDULES: Mapping[str, Callable[..., Schedule]] = {
+SCHEDULES: Mapping[str, type[Schedule]] = {
     GPipe.name: GPipe,
     OneForwardOneBackward.name: OneForwardOneBackward,
     ListScheduler.name: ListScheduler,
@@ -109,15 +94,10 @@ SCHEDULES: Mapping[str, Callable[..., Schedule]] = {
 }
 """Every schedule by its name; each takes `in_flight`. All but "forward" train."""
 
-SPLIT = frozenset({ZeroBubbleH1.name, ZeroBubbleV.name, DualPipeV.name, Synthesised.name})
-"""Schedules that are made for split backwards: with them all stages defer unless one says which."""
 
-
-TOGETHER = frozenset({Gems.name})
-"""Schedules that order all replicas together; others order each replica by itself."""
-
-SEARCHED = frozenset({Synthesised.name})
-"""Schedules whose order is searched under the room that devices have."""
+def traits(name: str | None) -> type[Schedule]:
+    """Return what a schedule of this name is; of none, or an unknown one, nothing special."""
+    return SCHEDULES.get(name or "", Schedule)
 
 
 def build(
@@ -140,7 +120,7 @@ def build(
         trained: indices of the stages that have a Backward; empty for inference: then there are
             only forwards, no gradient, tied or norm messages and no OptimizerStep.
         in_flight: the most micro-batches on each device at once, in the order of `stages.devices`.
-        room_bytes: by device, for what is saved and what waits; for those in `SEARCHED`.
+        room_bytes: by device, for what is saved and what waits; for one that searches.
 
     Returns:
         One program per device, in the order of `stages.devices`.
@@ -159,16 +139,16 @@ def build(
         raise InputError(f"a step needs at least 1 micro-batch, not {micro_batches}", code="BX1303")
     _require_in_flight(stages, in_flight)
     _require_gradients_between(stages, trained)
-    told: dict[str, object] = {"room_bytes": room_bytes} if name in SEARCHED else {}
-    if not stages.micros or name in TOGETHER:
-        schedule = SCHEDULES[name](in_flight=in_flight, **told)
-        orders = schedule.order(stages, micro_batches, costs, trained)
-        return with_messages(stages, with_weights(stages, orders), trained)
 
     def order(
         part: Stages, count: int, own: StageCosts, has: frozenset[int], most: InFlight
     ) -> Orders:
-        return SCHEDULES[name](in_flight=most, **told).order(part, count, own, has)
+        searches = Synthesised(most, room_bytes) if traits(name).searches else None
+        return (searches or SCHEDULES[name](most)).order(part, count, own, has)
+
+    if not stages.micros or traits(name).joins:
+        orders = order(stages, micro_batches, costs, trained, in_flight)
+        return with_messages(stages, with_weights(stages, orders), trained)
 
     orders = order_replicas(order, stages, costs, trained, in_flight)
     return with_messages(stages, with_weights(stages, orders), trained)

@@ -14,20 +14,24 @@ What each device computes is `planning.known_orders`'; here is which stages a sc
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import pairwise
 from typing import ClassVar
+
+from typing_extensions import override
 
 from bigbrain_fx.core import Backward, Compute, Forward, Stages
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan.schedule.costs import StageCosts
 from bigbrain_fx.plan.schedule.messages import Orders
-from bigbrain_fx.plan.schedule.virtual import require_line, with_instructions
+from bigbrain_fx.plan.schedule.virtual import Fold, Schedule, require_line, with_instructions
 from bigbrain_fx.planning import (
     Ranked,
     dualpipe_v,
+    fills_both_ways,
     interleaved,
     loop_line,
+    makes_rounds,
     one_f_one_b,
     v_line,
     zb_h1,
@@ -48,8 +52,7 @@ def require_chain(name: str, stages: Stages) -> None:
     )
 
 
-@dataclass(frozen=True)
-class ForwardOnly:
+class ForwardOnly(Schedule):
     """Stream micro-batches through any stage graph; there is no backward.
 
       stage 0  F0 F1 F2 F3 .  .       batch = (m + p - 1) t
@@ -61,17 +64,12 @@ class ForwardOnly:
     on an earlier diagonal, so that no order of devices can deadlock.
     """
 
-    name: str = "forward"
-    in_flight: tuple[int, ...] | None = None
+    name = "forward"
 
+    @override
     def order(
         self, stages: Stages, micro_batches: int, costs: StageCosts, trained: frozenset[int]
     ) -> Orders:
-        """Return what each device computes, in order.
-
-        Raises:
-            InputError: there are stages to train, or `in_flight` is given.
-        """
         if trained:
             raise InputError(
                 "schedule 'forward' has no backward, and this plan trains",
@@ -93,8 +91,7 @@ def _diagonal(stages: Stages, device: str, micro_batches: int) -> tuple[Forward,
     return tuple(Forward(stage, micro) for _, stage, micro in sorted(cells))
 
 
-@dataclass(frozen=True)
-class GPipe:
+class GPipe(Schedule):
     """Run all micro-batches forward, then all backward; needs one stage per device, or stores.
 
       stage 0  F0 F1 F2 F3 .  .  .  .  .  .  B0 B1 B2 B3      step = (m + p - 1)(tf + tb)
@@ -107,17 +104,12 @@ class GPipe:
     which costs the same and fixes the order in which gradients are summed.
     """
 
-    name: str = "gpipe"
-    in_flight: tuple[int, ...] | None = None
+    name = "gpipe"
 
+    @override
     def order(
         self, stages: Stages, micro_batches: int, costs: StageCosts, trained: frozenset[int]
     ) -> Orders:
-        """Return what each device computes, in order.
-
-        Raises:
-            InputError: a device has several stages, or `in_flight` is given.
-        """
         if "weights" not in stages.offload:
             require_chain(self.name, stages)
         if self.in_flight is not None:
@@ -136,8 +128,7 @@ class GPipe:
         return orders
 
 
-@dataclass(frozen=True)
-class OneForwardOneBackward:
+class OneForwardOneBackward(Schedule):
     """Alternate forwards and backwards; needs one stage per device.
 
       stage 0  F0 F1 F2 .  .  .  B0 F3 .  B1 F4 .  B2 ...     step = (m + p - 1)(tf + tb)
@@ -149,18 +140,13 @@ class OneForwardOneBackward:
     sum over j >= s of (t_j + round trip_j) / in_flight[s].
     """
 
-    name: str = "1f1b"
-    in_flight: tuple[int, ...] | None = None
+    name = "1f1b"
     ranked: ClassVar[Callable[..., Ranked]] = staticmethod(one_f_one_b)
 
+    @override
     def order(
         self, stages: Stages, micro_batches: int, costs: StageCosts, trained: frozenset[int]
     ) -> Orders:
-        """Return what each device computes, in order.
-
-        Raises:
-            InputError: a device has several stages, or `in_flight` grows along the chain.
-        """
         require_chain(self.name, stages)
         count = len(stages.stages)
         in_flight = self.in_flight or tuple(range(count, 0, -1))
@@ -168,7 +154,6 @@ class OneForwardOneBackward:
         return with_instructions(stages, self.ranked(count, micro_batches, in_flight), trained)
 
 
-@dataclass(frozen=True)
 class ZeroBubbleH1(OneForwardOneBackward):
     """ZB-H1: 1F1B whose backwards are split; gradients of weights fill the gaps at a step's end.
 
@@ -181,7 +166,8 @@ class ZeroBubbleH1(OneForwardOneBackward):
     backward and W.
     """
 
-    name: str = "zb-h1"
+    name = "zb-h1"
+    splits = True
     ranked: ClassVar[Callable[..., Ranked]] = staticmethod(zb_h1)
 
 
@@ -200,85 +186,65 @@ def _require_falling(in_flight: tuple[int, ...], trained: frozenset[int]) -> Non
             )
 
 
-@dataclass(frozen=True)
-class Interleaved:
+class Folded(Schedule):
+    """A schedule of several pieces of a device, each a stage."""
+
+    @override
+    def order(
+        self, stages: Stages, micro_batches: int, costs: StageCosts, trained: frozenset[int]
+    ) -> Orders:
+        assert self.fold is not None
+        devices = len(stages.devices)
+        pieces = max(2, len(stages.stages) // devices)
+        require_line(self.name, stages, self.fold.line(devices, pieces), self.in_flight)
+        return with_instructions(stages, self.fold.order(devices, micro_batches, pieces), trained)
+
+
+class Interleaved(Folded):
     """Alternate forwards and backwards over stages that go round the devices.
 
     device 0  stages 0, 2      the bubble is that of 1F1B divided by the pieces of a device, and
     device 1  stages 1, 3      every link is crossed as often as there are pieces
     """
 
-    name: str = "interleaved"
-    in_flight: tuple[int, ...] | None = None
-
-    def order(
-        self, stages: Stages, micro_batches: int, costs: StageCosts, trained: frozenset[int]
-    ) -> Orders:
-        """Return what each device computes, in order.
-
-        Raises:
-            InputError: the stages do not go round the devices, the micro-batches make no even
-                rounds, or `in_flight` is given.
-        """
-        devices = len(stages.devices)
-        pieces = max(2, len(stages.stages) // devices)
-        require_line(self.name, stages, loop_line(devices, pieces), self.in_flight)
-        return with_instructions(stages, interleaved(devices, micro_batches, pieces), trained)
+    name = "interleaved"
+    fold = Fold("loop", loop_line, interleaved, makes_rounds, any_pieces=True)
 
 
-@dataclass(frozen=True)
-class ZeroBubbleV:
+class ZeroBubbleV(Folded):
     """ZB-V: 1F1B's memory, and no bubble between equal stages of steps in a row.
 
     device 0  stages 0, 3      the last piece is where the first one is: its gradients need not
     device 1  stages 1, 2      come far, and BackwardWeights fill what is left of the gaps
     """
 
-    name: str = "zb-v"
-    in_flight: tuple[int, ...] | None = None
-    ranked: ClassVar[Callable[..., Ranked]] = staticmethod(zb_v)
-
-    def order(
-        self, stages: Stages, micro_batches: int, costs: StageCosts, trained: frozenset[int]
-    ) -> Orders:
-        """Return what each device computes, in order.
-
-        Raises:
-            InputError: the stages are no V, fewer micro-batches than it takes, or `in_flight` is
-                given.
-        """
-        devices = len(stages.devices)
-        require_line(self.name, stages, v_line(devices), self.in_flight)
-        return with_instructions(stages, self.ranked(devices, micro_batches), trained)
+    name = "zb-v"
+    splits = True
+    fold = Fold("V", lambda devices, _: v_line(devices), lambda n, micro, _: zb_v(n, micro))
 
 
-@dataclass(frozen=True)
 class DualPipeV(ZeroBubbleV):
     """DualPipe-V, whose Forwards and Backwards go one after another here."""
 
-    name: str = "dualpipe-v"
-    ranked: ClassVar[Callable[..., Ranked]] = staticmethod(dualpipe_v)
+    name = "dualpipe-v"
+    fold = replace(
+        ZeroBubbleV.fold, order=lambda n, micro, _: dualpipe_v(n, micro), takes=fills_both_ways
+    )
 
 
 # --------------------------------------------------------------------------- gems
 
 
-@dataclass(frozen=True)
-class Gems:
+class Gems(Schedule):
     """Run one micro-batch after the other on each device, forward and backward, of two replicas."""
 
-    name: str = "gems"
-    in_flight: tuple[int, ...] | None = None
+    name = "gems"
+    joins = True
 
+    @override
     def order(
         self, stages: Stages, micro_batches: int, costs: StageCosts, trained: frozenset[int]
     ) -> Orders:
-        """Return what each device computes, in order; `stages` are those of all replicas.
-
-        Raises:
-            InputError: the replicas do not lie on the same devices in reverse, or have unequal
-                numbers of micro-batches; or `in_flight` is given.
-        """
         if self.in_flight is not None:
             raise InputError(
                 "schedule 'gems' has one micro-batch in flight on each device",

@@ -11,11 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from typing_extensions import override
+
 from bigbrain_fx.core import Stages
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan.schedule.costs import StageCosts
 from bigbrain_fx.plan.schedule.messages import Orders
 from bigbrain_fx.plan.schedule.virtual import (
+    Schedule,
     timed_stages,
     virtual_stages,
     with_instructions,
@@ -35,23 +38,19 @@ WORK = 1_000_000
 
 
 @dataclass(frozen=True)
-class Synthesised:
+class Synthesised(Schedule):
     """Search an order; `room_bytes` is by device for what is saved and what waits."""
 
-    name: str = "auto"
-    in_flight: tuple[int, ...] | None = None
+    name = "auto"
+    splits = True
+    searches = True
     room_bytes: Mapping[str, float] | None = None
     work: int = WORK
 
+    @override
     def order(
         self, stages: Stages, micro_batches: int, costs: StageCosts, trained: frozenset[int]
     ) -> Orders:
-        """Return what each device computes, in order.
-
-        Raises:
-            InputError: `in_flight` is given.
-            NoPlanError: a device has no room for one micro-batch.
-        """
         if self.in_flight is not None:
             raise InputError(
                 "schedule 'auto' goes by the bytes that are in flight, and takes no in_flight",
@@ -75,21 +74,19 @@ def goes_in_row(stages: Stages) -> bool:
     return not any(edge.kind == "norm" for edge in stages.edges)
 
 
-@dataclass(frozen=True)
-class ListScheduler:
+class ListScheduler(Schedule):
     """Schedule any stage graph greedily in simulated time.
 
     `in_flight` is the most micro-batches that are on a device at once, per device in the order of
     `stages.devices`; None is enough to fill the pipeline (`in_flight_to_fill`).
     """
 
-    name: str = "list"
-    in_flight: tuple[int, ...] | None = None
+    name = "list"
 
+    @override
     def order(
         self, stages: Stages, micro_batches: int, costs: StageCosts, trained: frozenset[int]
     ) -> Orders:
-        """Return what each device computes, in order; each Backward with its BackwardWeight."""
         timed = timed_stages(stages, costs.whole, trained)
         untrained = without_backward(stages, trained)
         in_flight = self.in_flight or in_flight_to_fill(timed, micro_batches, untrained)

@@ -1,14 +1,71 @@
-"""Stages and their costs as the planning kernel has them, and its jobs as instructions."""
+"""What a schedule is; stages as the planning kernel has them, and its jobs as instructions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 from bigbrain_fx.core import Backward, BackwardWeight, Compute, Edge, Forward, Stages
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan.schedule.costs import StageCosts
 from bigbrain_fx.plan.schedule.messages import Orders
-from bigbrain_fx.planning import JobOf, Kind, Message, TimedStages, VirtualStages
+from bigbrain_fx.planning import JobOf, Kind, Message, Ranked, TimedStages, VirtualStages
+
+
+@dataclass(frozen=True)
+class Fold:
+    """How a schedule lays several pieces of a device over a line of devices.
+
+    Attributes:
+        shape: in words.
+        line: (devices, pieces) -> the device of each piece.
+        order: (devices, micro-batches, pieces) -> what it computes.
+        takes: (devices, micro-batches) -> whether it has an order for so many.
+        any_pieces: whether a device may have more than two.
+    """
+
+    shape: str
+    line: Callable[[int, int], tuple[int, ...]]
+    order: Callable[[int, int, int], Ranked]
+    takes: Callable[[int, int], bool] = lambda _devices, _micro: True
+    any_pieces: bool = False
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Decide in which order every device runs forwards and backwards.
+
+    Contract: every stage runs its micro-batches in ascending order, forward and backward; stages
+    that are not in `trained` have no backward; the programs pass `check`. A schedule that does not
+    place the BackwardWeights of a stage that defers gets each right after its Backward.
+
+    Attributes:
+        in_flight: the most micro-batches on each device at once.
+        name: that the command line offers.
+        splits: it is made for split backwards: all stages defer unless one says which.
+        joins: it orders all replicas together; others order each replica by itself.
+        searches: its order is searched under the room that devices have.
+        fold: how it brings its own cut of a line, into several pieces of a device.
+    """
+
+    in_flight: tuple[int, ...] | None = None
+    name: ClassVar[str] = ""
+    splits: ClassVar[bool] = False
+    joins: ClassVar[bool] = False
+    searches: ClassVar[bool] = False
+    fold: ClassVar[Fold | None] = None
+
+    def order(
+        self, stages: Stages, micro_batches: int, costs: StageCosts, trained: frozenset[int]
+    ) -> Orders:
+        """Return what each device computes, in order.
+
+        Raises:
+            InputError: it does not run such stages, or takes no `in_flight`.
+            NoPlanError: a device has no room for one micro-batch.
+        """
+        raise NotImplementedError
 
 
 def line_of(stages: Stages) -> tuple[int, ...]:

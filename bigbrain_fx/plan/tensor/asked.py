@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from bigbrain_fx.core import Axis, Cluster, Graph
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.plan.fold import FOLDS
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan
 from bigbrain_fx.plan.replicas import divide, replica_count
+from bigbrain_fx.plan.schedule import traits
 from bigbrain_fx.plan.shard import (
     axes,
     between,
@@ -51,7 +51,7 @@ def require_possible(graph: Graph, cluster: Cluster, options: Options) -> None:
             code="BX1344",
             help="add --replicas 2 or more, or leave --all-reduce-order out",
         )
-    if options.schedule in FOLDS and len(cluster.devices) == count:
+    if traits(options.schedule).fold and len(cluster.devices) == count:
         raise InputError(
             f"schedule '{options.schedule}' goes over several groups of devices, and these "
             f"{count} devices are one",

@@ -2,17 +2,14 @@
 
 The physics, and the bits, are those of `clock.played_s`, which follows one device after another.
 Where many stages compute at once, all of them go in step, in arrays: in a round each takes its next
-job where what it waits for is there, and hundreds of stages take about as long as a few. Others are
-followed one by one (`_Followed`). It knows chains alone, whose neighbours send each other one
-message each way.
+job where what it waits for is there, and hundreds of stages take about as long as a few. It knows
+chains alone, whose neighbours send each other one message each way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TypeAlias
 
 import numpy as np
 
@@ -96,85 +93,6 @@ class _Way:
         self.arrived_s[targets, micro] = self.free_s[ready] + self.latency_s[ready]
 
 
-class _Followed:
-    """One step of a chain, one stage after another, each as far as it comes: used once."""
-
-    def __init__(self, stages: TimedStages, micro_batches: int, in_flight: Sequence[int]) -> None:
-        count = len(stages.forward_s)
-        self.micro_batches, self.in_flight = micro_batches, in_flight
-        self.now_s = [stages.begin_s[stage] for stage in range(count)]
-        self.there, self.back = [0] * count, [0] * count
-        backward_s, forward_s = stages.job_s
-        ways = _jobs(stages.values, forward_s), _jobs(stages.gradients, backward_s)
-        self.jobs = list(zip(*ways, strict=True))
-        self.pending = list(range(count))[::-1]
-
-    def step_s(self, once_s: Array) -> float:
-        """Return when the last device is done."""
-        while self.pending:
-            self._follow(self.pending.pop())
-        return float((np.array(self.now_s) + once_s).max())
-
-    def _follow(self, stage: int) -> None:
-        """Run a stage until it is done or waits; whom its messages wake is pending."""
-        micro_batches, warm_up = self.micro_batches, self.in_flight[stage]
-        forwards, backwards, now_s = self.there[stage], self.back[stage], self.now_s[stage]
-        forward, backward = self.jobs[stage]
-        while backwards < micro_batches:
-            is_forward = forwards < micro_batches and forwards - backwards < warm_up
-            into, received_s, job_s, out = forward if is_forward else backward
-            if into is not None:
-                micro = forwards if is_forward else backwards
-                if len(into.arrived_s) <= micro:
-                    into.waits = True
-                    break
-                arrived_s = into.arrived_s[micro]
-                now_s = (arrived_s if arrived_s > now_s else now_s) + received_s
-            now_s += job_s
-            if out is not None:
-                now_s += out.sent_s
-                out.free_s = (now_s if now_s > out.free_s else out.free_s) + out.wire_s
-                out.arrived_s.append(out.free_s + out.latency_s)
-                if out.waits:
-                    out.waits = False
-                    self.pending.append(out.target)
-            if is_forward:
-                forwards += 1
-            else:
-                backwards += 1
-        self.there[stage], self.back[stage], self.now_s[stage] = forwards, backwards, now_s
-
-
-@dataclass(slots=True)
-class _Link:
-    """One way between two stages: what is on it, and whether its target waits."""
-
-    target: int
-    sent_s: float
-    wire_s: float
-    latency_s: float
-    free_s: float = 0.0
-    waits: bool = False
-    arrived_s: list[float] = field(default_factory=list)
-
-
-_Job: TypeAlias = tuple[_Link | None, float, float, _Link | None]
-"""What it waits for, what receiving that takes, what the job takes, and what it sends on."""
-
-
-def _jobs(every: Sequence[Message], job_s: Sequence[float]) -> list[_Job]:
-    """Return the jobs of one direction, by stage."""
-    into: dict[int, tuple[_Link, float]] = {}
-    out: dict[int, _Link] = {}
-    for m in every:
-        out[m.source] = link = _Link(m.target, m.sent_s, m.wire_s, m.latency_s)
-        into[m.target] = link, m.received_s
-    return [
-        (*into.get(stage, (None, 0.0)), taken_s, out.get(stage))
-        for stage, taken_s in enumerate(job_s)
-    ]
-
-
 def many_at_once(stages: TimedStages, micro_batches: int, in_flight: Sequence[int]) -> bool:
     """Whether many stages of a chain compute at once.
 
@@ -201,12 +119,3 @@ def is_plain(stages: TimedStages) -> bool:
         and sorted(there) == hops
         and sorted(back) == hops
     )
-
-
-def alternated_s(stages: TimedStages, micro_batches: int, in_flight: Sequence[int]) -> float:
-    """Return what `played_s` says of the order `alternating`, for a chain that `is_plain`."""
-    once_s = np.array([stages.once_s.get(stage, 0.0) for stage in stages.device_of])
-    if not many_at_once(stages, micro_batches, in_flight):
-        return _Followed(stages, micro_batches, in_flight).step_s(once_s)
-    flights = np.array(in_flight, dtype=np.intp)
-    return ChainClock(stages, micro_batches, flights).step_s(once_s)

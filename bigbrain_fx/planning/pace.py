@@ -10,8 +10,10 @@ from collections.abc import Iterator, Sequence
 from math import ceil
 from operator import add
 
+import numpy as np
+
 from bigbrain_fx.planning.chain import Line, Split
-from bigbrain_fx.planning.chain_clock import alternated_s, is_plain
+from bigbrain_fx.planning.chain_clock import ChainClock, is_plain, many_at_once
 from bigbrain_fx.planning.clock import Message, TimedStages, alternating, forwards, played_s
 from bigbrain_fx.planning.cut_setting import Setting
 from bigbrain_fx.planning.stages import Wires, messages
@@ -77,8 +79,10 @@ def step_s(
         in_flight: of each stage; never more than the stage's before it.
         trains: otherwise there are only forwards.
     """
-    if trains and is_plain(chain):
-        return alternated_s(chain, micro_batches, in_flight)
+    if trains and is_plain(chain) and many_at_once(chain, micro_batches, in_flight):
+        once_s = np.array([chain.once_s.get(stage, 0.0) for stage in chain.device_of])
+        clock = ChainClock(chain, micro_batches, np.array(in_flight, dtype=np.intp))
+        return clock.step_s(once_s)
     order = (
         alternating(chain, micro_batches, in_flight) if trains else forwards(chain, micro_batches)
     )

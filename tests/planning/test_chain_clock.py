@@ -7,8 +7,9 @@ import random
 import numpy as np
 import pytest
 
-from bigbrain_fx.planning.chain_clock import ChainClock, alternated_s, is_plain, many_at_once
+from bigbrain_fx.planning.chain_clock import ChainClock, is_plain, many_at_once
 from bigbrain_fx.planning.clock import Message, TimedStages, alternating, played_s
+from bigbrain_fx.planning.pace import step_s
 
 
 def chain(count: int, dice: random.Random) -> TimedStages:
@@ -40,7 +41,7 @@ def test_a_chain_in_arrays_takes_to_the_bit_what_its_devices_take(seed: int) -> 
     assert is_plain(stages)
     followed_s = played_s(stages, alternating(stages, micro, in_flight), trains=True)
     assert not many_at_once(stages, micro, in_flight)
-    assert alternated_s(stages, micro, in_flight) == followed_s
+    assert step_s(stages, micro, in_flight) == followed_s
     once_s = np.array(list(stages.once_s.values()))
     assert ChainClock(stages, micro, np.array(in_flight)).step_s(once_s) == followed_s
 

@@ -87,7 +87,6 @@ if TYPE_CHECKING:
     )
     from bigbrain_fx.bundles.rehearsing import CAPTURE_CHILD as CAPTURE_CHILD
     from bigbrain_fx.bundles.resplitting import Resplit as Resplit, resplit as resplit
-    from bigbrain_fx.bundles.rewriting import with_rewrites as with_rewrites
     from bigbrain_fx.bundles.sessions import Session as Session
     from bigbrain_fx.bundles.validating import Validation as Validation, validations as validations
     from bigbrain_fx.bundles.verifying import (

@@ -31,7 +31,6 @@ from bigbrain_fx.bundles.opaque import (
 )
 from bigbrain_fx.bundles.planned import planned, tried_plan
 from bigbrain_fx.bundles.rehearsing import Rehearsal, is_off
-from bigbrain_fx.bundles.rewriting import with_rewrites
 from bigbrain_fx.bundles.target import Target
 from bigbrain_fx.bundles.typed import of_its_types
 from bigbrain_fx.cluster import read_cluster
@@ -274,7 +273,6 @@ def estimate(
         )
         with capturing as found:
             plan = partial(tried_plan, cluster=cluster, followed=None)
-            plan = partial(with_rewrites, make=plan)
             if refusal is not None:
                 return planned_whole(found, chosen, plan, refusal)
             is_open = chosen.micro_batches is None
@@ -374,12 +372,6 @@ def _require_followable(options: Options, followed: Plan | None) -> None:
             help="leave one of them out",
         )
     require_no_groups(followed, "--like", "leave --like out, and place by a --partitioner")
-    if options.rewrite:
-        raise InputError(
-            "--like places ops by their names, and --rewrite puts others in",
-            code="BX3017",
-            help="leave one of them out",
-        )
     if options.wants_groups:
         raise InputError(
             "--like places ops as another plan did, and --tensor-parallel in groups",

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def source_of(facts: ModelFacts) -> Source:
     """Return what a plan remembers of the model file."""
     location = facts.path if facts.name == "model" else f"{facts.path}:{facts.name}"
-    own = ("path", "rewritten", "loss_count", "divided")
+    own = ("path", "loss_count", "divided")
     same = (entry.name for entry in fields(Source) if entry.name not in own)
     return Source(location, **{name: getattr(facts, name) for name in same})
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bigbrain_fx.core import Graph, RewriteProof, RewriteTrial, RuleTrial
+from bigbrain_fx.core import Graph, RuleTrial
 from bigbrain_fx.emit import GENERATORS, Weights
 from bigbrain_fx.frontend import CaptureSession, MicroBatchEffect
 from bigbrain_fx.plan import Options, Source
@@ -85,26 +85,6 @@ class FoundModel:
         from bigbrain_fx.frontend import try_rule
 
         return [try_rule(trial) for trial in trials]
-
-    def laid_out(self, graph: Graph, fresh: Sequence[str]) -> Graph:
-        """Return a rewritten graph with how its tensors lie.
-
-        Raises:
-            CaptureError: an op does not go with what it reads now.
-        """
-        if self.session is not None:
-            return self.session.laid_out(graph, fresh)
-        from bigbrain_fx.frontend import laid_out
-
-        return laid_out(graph, fresh)
-
-    def prove(self, trials: Sequence[RewriteTrial]) -> list[RewriteProof]:
-        """Run rewritten places both ways, where torch is."""
-        if self.session is not None:
-            return self.session.prove(trials)
-        from bigbrain_fx.frontend import prove
-
-        return [prove(trial) for trial in trials]
 
 
 def other_rows(graph: Graph, options: Options) -> int | None:

@@ -168,9 +168,7 @@ def planned_whole(
         BigBrainError: as `make` does.
     """
     wanted = options.micro_batches or options.replicas or 1
-    whole = replace(
-        options, tensor=1, schedule=None, recompute=None, defer=None, rewrite=(), rows=None
-    )
+    whole = replace(options, tensor=1, schedule=None, recompute=None, defer=None, rows=None)
     notes: tuple[str, ...] = ()
     fault = _fault(found, wanted) if wanted > 1 else ""
     if fault:

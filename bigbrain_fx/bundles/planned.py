@@ -5,6 +5,7 @@ Graph ─▶ partitioner, or another plan to follow ─▶ rules and optimizer t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -17,7 +18,6 @@ from bigbrain_fx.bundles.found import (
 from bigbrain_fx.bundles.found_model import FoundModel
 from bigbrain_fx.bundles.micro_batches import planned_as_trained
 from bigbrain_fx.bundles.opaque import planned_whole
-from bigbrain_fx.bundles.rewriting import Make, with_rewrites
 from bigbrain_fx.core import Cluster, Graph
 from bigbrain_fx.errors import BigBrainError, InputError
 from bigbrain_fx.frontend import told_of_gpus
@@ -29,7 +29,6 @@ from bigbrain_fx.plan import (
     place_like,
     plan_or_remedy,
     plan_placed,
-    rewritten_note,
     traits,
     turned_text,
 )
@@ -54,11 +53,14 @@ def planned(
     return with_seeded_file(found, plan), (*there, *said)
 
 
-def _said_plan(found: FoundModel, options: Options, make: Make) -> tuple[Plan, tuple[str, ...]]:
+def _said_plan(
+    found: FoundModel,
+    options: Options,
+    make: Callable[[FoundModel, Options], tuple[Plan, tuple[str, ...]]],
+) -> tuple[Plan, tuple[str, ...]]:
     """Return a plan, and what the user should know of it; its optimizer was tried."""
-    plan, kept = with_rewrites(found, options, make)
+    plan, kept = make(found, options)
     notes = (
-        *rewritten_note(plan),
         *half_sums_text(plan.graph, plan.stages),
         *turned_text(plan.graph),
     )

@@ -28,7 +28,6 @@ from bigbrain_fx.plan import (
     measured_text,
     offload_text,
     quantised_text,
-    rewritten_text,
     size_text,
     spread,
 )
@@ -80,7 +79,6 @@ def show_forecast(plan: Plan, verbose: bool = False) -> None:
         asynchronous_text(stages),
         compiled_text(stages),
         quantised_text(plan),
-        rewritten_text(plan),
         offload_text(stages, plan.forecast, plan.cluster),
     )
     _show_compared(plan.compared)
@@ -204,7 +202,7 @@ def _show_reasons(found: Explanation) -> None:
     if len(found.cuts) > MOST_CUTS:
         _say(f"and {len(found.cuts) - MOST_CUTS} smaller cuts, see --json")
     said = (found.tensor, found.replicas, found.recompute, found.split, found.offload, found.order)
-    last = found.asynchronous, found.compiled, found.quantised, found.rewritten
+    last = found.asynchronous, found.compiled, found.quantised
     _say_all(*said, *last, *(f"  {line}" for line in found.axis_lines))
     _show_compared(found.compared)
     if found.moved:
@@ -348,7 +346,6 @@ def plan_json(plan: Plan) -> dict[str, object]:
         **{name: getattr(plan, name) for name in own},
         **{name: getattr(stages, name) for name in cut},
         "quantize": source.quantize,
-        "rewritten": [dataclasses.asdict(each) for each in source.rewritten],
         "replicas": [list(own) for own in stages.micros],
         "stages": len(stages.stages),
         "step_s": plan.forecast.step_s,

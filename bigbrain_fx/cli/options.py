@@ -387,15 +387,6 @@ _PLAN = grouped(
             "to rounding; dead processes are then not replaced [default: replica; with --zero 2 or "
             "3 micro].",
         ),
-        _shared(
-            "--rewrite",
-            default="none",
-            metavar="none|auto|NAME,NAME",
-            callback=reads("read_rewrites"),
-            help="Rewrites that are equal to rounding. linears: layers that read one value, as one "
-            "product. scales: a number on a product, on its smaller operand. auto: those that make "
-            "a step faster by forecast.",
-        ),
     ),
 )
 

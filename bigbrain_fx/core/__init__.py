@@ -78,14 +78,6 @@ from bigbrain_fx.core.protocols import (
     GroupEstimator as GroupEstimator,
     Partitioner as Partitioner,
 )
-from bigbrain_fx.core.rewrites import (
-    REWRITES as REWRITES,
-    Rewrite as Rewrite,
-    RewritePlace as RewritePlace,
-    RewriteProof as RewriteProof,
-    RewriteTrial as RewriteTrial,
-    Rewritten as Rewritten,
-)
 from bigbrain_fx.core.shards import (
     SENT_BACKWARD as SENT_BACKWARD,
     SENT_FORWARD as SENT_FORWARD,

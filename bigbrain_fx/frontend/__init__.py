@@ -99,10 +99,6 @@ if TYPE_CHECKING:
         unit_of as unit_of,
     )
     from bigbrain_fx.frontend.tracing.executor.graph_executor import run_graph as run_graph
-    from bigbrain_fx.frontend.tracing.executor.rewrite_proof import (
-        laid_out as laid_out,
-        prove as prove,
-    )
     from bigbrain_fx.frontend.tracing.executor.shard_rule_trial import (
         failed_rules as failed_rules,
         in_float64 as in_float64,

@@ -254,12 +254,8 @@ class CaptureService:
             from bigbrain_fx.frontend.tracing.executor.shard_rule_trial import failed_rules
 
             return {"failed": failed_rules(Path(str(request["path"])))}
-        elif request["do"] in ("lay", "prove"):
-            return rewriting(str(request["do"]), Path(str(request["path"])))
         else:
-            expected = (
-                "weights, batch, convert, optimizer, micro-batches, batches, rules, lay or prove"
-            )
+            expected = "weights, batch, convert, optimizer, micro-batches, batches or rules"
             raise InputError(f"expected {expected}, found {request['do']!r}", code="BX2028")
         return {"done": request["do"]}
 
@@ -352,15 +348,6 @@ class CaptureService:
         if own is None or self.file.batches is not None:
             return {}
         return {ROW_COUNTS: counts_by_row(own, self.captured.batch)}
-
-
-def rewriting(do: str, path: Path) -> Mapping[str, object]:
-    """Lay out the rewritten graph that a file has, in the same file; or prove its places."""
-    from bigbrain_fx.frontend.tracing.executor.rewrite_proof import laid_file, proofs
-
-    if do == "lay":
-        return {"why": laid_file(path)}
-    return {"proofs": [[each.apart, each.same_bits, each.why] for each in proofs(path)]}
 
 
 def _settle_what_torch_finds(without: str | None = None) -> None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 from pydantic import TypeAdapter
 
-from bigbrain_fx.core import Graph, RewriteProof, RewriteTrial, RuleTrial, Shard, Timing
-from bigbrain_fx.errors import BigBrainError, CaptureError, InputError
+from bigbrain_fx.core import Graph, RuleTrial, Shard, Timing
+from bigbrain_fx.errors import BigBrainError, InputError
 from bigbrain_fx.frontend.capture_cache.table import environment, folder, is_off
 from bigbrain_fx.frontend.client import Child, EndedError, Message, Task
 from bigbrain_fx.frontend.first_batches import BatchReading
@@ -204,29 +204,6 @@ class CaptureSession:
     def try_rules(self, trials: Sequence[RuleTrial]) -> list[str | None]:
         """Run trials of rules; return for each why it failed, or None."""
         return ask_rules(self._child, trials)
-
-    def laid_out(self, graph: Graph, fresh: Sequence[str]) -> Graph:
-        """Return a rewritten graph with how its tensors lie; `fresh` are ops that were put in.
-
-        Raises:
-            CaptureError: an op does not go with what it reads now.
-        """
-        adapter = TypeAdapter(tuple[Graph, tuple[str, ...]])
-        with Scratch("rewritten") as folder:
-            path = Path(folder, "graph.json")
-            path.write_bytes(adapter.dump_json((graph, tuple(fresh))))
-            why = self._child.ask({"do": "lay", "path": str(path)})["why"]
-            if why is not None:
-                raise CaptureError(str(why), code="BX2102")
-            return adapter.validate_json(path.read_bytes())[0]
-
-    def prove(self, trials: Sequence[RewriteTrial]) -> list[RewriteProof]:
-        """Run rewritten places both ways."""
-        with Scratch("trials") as folder:
-            path = Path(folder, "trials.json")
-            path.write_bytes(TypeAdapter(tuple[RewriteTrial, ...]).dump_json(tuple(trials)))
-            answer = self._child.ask({"do": "prove", "path": str(path)})
-        return [RewriteProof(*each) for each in cast("list[list[Any]]", answer["proofs"])]
 
     def rehearse(self, bundle: Path, limit_s: float) -> Message:
         """Train a few steps of a bundle beside the user's own loop, where the child knows how.

@@ -126,19 +126,6 @@ from bigbrain_fx.plan.replica_text import (
 )
 from bigbrain_fx.plan.report import report as report
 from bigbrain_fx.plan.reuse import place_like as place_like
-from bigbrain_fx.plan.rewritable import (
-    layers_text as layers_text,
-    read_rewrites as read_rewrites,
-    rewrites_of as rewrites_of,
-    rewritten_note as rewritten_note,
-    rewritten_text as rewritten_text,
-)
-from bigbrain_fx.plan.rewriting import (
-    places_again as places_again,
-    rewrite_places as rewrite_places,
-    rewrite_trial as rewrite_trial,
-    rewritten_graph as rewritten_graph,
-)
 from bigbrain_fx.plan.schedule import (
     SCHEDULES as SCHEDULES,
     begun_at as begun_at,

@@ -23,7 +23,6 @@ from bigbrain_fx.plan.recompute import recompute_text
 from bigbrain_fx.plan.recovery import Recovery, choose
 from bigbrain_fx.plan.replanning import with_placement
 from bigbrain_fx.plan.replica_text import replicas_text
-from bigbrain_fx.plan.rewritable import rewritten_text
 from bigbrain_fx.plan.search import Compared
 from bigbrain_fx.plan.tensor import AxisChoice, axis_choices, cheaper_whole, tensor_text
 
@@ -86,8 +85,7 @@ class Explanation(Shown):
     `axes` what each axis of that costs and saves, `cheaper` which had better stay whole,
     `compared` which replicas and groups were tried,
     `offload` what lies in stores, `asynchronous` which weights overlapping steps compute with,
-    `compiled` that stages are compiled, `quantised` which frozen weights are int8, `rewritten` what
-    is computed otherwise than the model file says.
+    `compiled` that stages are compiled, `quantised` which frozen weights are int8.
     `measured` is the share of the ops' time that was measured, None if the estimator does not
     measure, `scaled` says whose times it has then that were measured elsewhere. `recovery` is what
     a failure would cost, None where there is one device or no training.
@@ -112,7 +110,6 @@ class Explanation(Shown):
     asynchronous: str = ""
     compiled: str = ""
     quantised: str = ""
-    rewritten: str = ""
     scaled: str = ""
 
     @property
@@ -136,9 +133,7 @@ class Explanation(Shown):
             lines += [f"    {line}" for line in map(self.compare, cut.alternatives)]
         said = self.tensor, self.replicas, self.recompute, self.split, self.offload, self.order
         lines += [
-            text
-            for text in (*said, self.asynchronous, self.compiled, self.quantised, self.rewritten)
-            if text
+            text for text in (*said, self.asynchronous, self.compiled, self.quantised) if text
         ]
         lines += [f"  {line}" for line in self.axis_lines]
         lines += [f"  compared: {line}" for line in map(compared_text, self.compared)]
@@ -205,7 +200,6 @@ def explain(plan: Plan) -> Explanation:
         asynchronous_text(plan.stages),
         compiled_text(plan.stages),
         quantised_text(plan),
-        rewritten_text(plan),
         scaled_text(plan, costs),
     )
 

@@ -20,8 +20,6 @@ from bigbrain_fx.core import (
     Offloaded,
     Placement,
     Program,
-    Rewrite,
-    Rewritten,
     Sharded,
     Shown,
     Stage,
@@ -107,11 +105,9 @@ class Options:
     run under torch.compile, equal to rounding. `cache` rows of keys and values are kept for
     generation, one position a step; 0 computes whole rows: see tools/studies/serving. `cut_at` says
     whether cuts may go through a layer of the model; None: where that gains more than forecasts are
-    off. `quantize` puts frozen weights into int8. `rewrite` is what may be computed otherwise, to
-    rounding: see `plan.rewriting`; "auto" is what makes a step faster by forecast. `strict` refuses
-    a model of which a trace cannot hold all; else its whole step runs on one device, as the user
-    wrote it. With `goals`, or the objective "cost", a plan may leave devices out: see
-    `plan.renting`.
+    off. `quantize` puts frozen weights into int8. `strict` refuses a model of which a trace
+    cannot hold all; else its whole step runs on one device, as the user wrote it. With `goals`, or
+    the objective "cost", a plan may leave devices out: see `plan.renting`.
     """
 
     partitioner: Given = "chain-dp"
@@ -148,7 +144,6 @@ class Options:
     cache: int = 0
     cut_at: CutAt | None = None
     quantize: Quantize | None = None
-    rewrite: tuple[Rewrite | Literal["auto"], ...] = ()
     strict: bool = False
     goals: Goals | None = None
 
@@ -189,11 +184,11 @@ class Source:
     else the model goes by in a batch: its place and value, of a list its length. With a `cache` of
     so many rows, of `positions` each, the graph computes one position and keeps keys and values.
     `quantize` is what frozen weights were put into, `quantize_error` the most that one is off,
-    where the weights are known. The plan's graph computes the places `rewritten` otherwise than the
-    file. Micro-batches weigh by the model file's `loss_weight` where it `has_loss_weight`, else by
-    `loss_count` where that was found, else by their rows; each has its part of inputs that are
-    counts of the batch, `divided`. Batches may be shorter in the dimensions `lengths` of an input,
-    its rows first, each of a name; they are filled up to the next of `buckets`, if any. With
+    where the weights are known. Micro-batches weigh by the model file's `loss_weight` where it
+    `has_loss_weight`, else by `loss_count` where that was found, else by their rows; each has its
+    part of inputs that are counts of the batch, `divided`. Batches may be shorter in the
+    dimensions `lengths` of an input, its rows first, each of a name; they are filled up to the next
+    of `buckets`, if any. With
     `has_micro` the file's `micro` cuts batches. `marks` are the user's own attributes of
     parameters, by name, which its optimizer may read. A bundle
     `ships_file`, the whole model file, where a copy of the lines that it needs would have other
@@ -223,7 +218,6 @@ class Source:
     quantize: Quantize | None = None
     quantize_error: float | None = None
     ships_file: bool = False
-    rewritten: tuple[Rewritten, ...] = ()
     has_loss_weight: bool = False
     loss_count: LossCount | None = None
     offsets: dict[str, int] = field(default_factory=dict)
@@ -352,7 +346,7 @@ def _left_out_of(cluster: Cluster) -> dict[str, Any]:
 
 
 _LEFT_OUT: Mapping[str, str] = {
-    "source": "cache+positions quantize+quantize_error rewritten has_loss_weight+loss_count "
+    "source": "cache+positions quantize+quantize_error has_loss_weight+loss_count "
     "offsets divided has_micro marks optimizer_at_once",
     "stages": "asynchronous compiled shard_group offload+saves",
     "placement": "shard_group",

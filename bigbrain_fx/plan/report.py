@@ -59,7 +59,6 @@ def report(
         found.tensor,
         found.compiled,
         found.quantised,
-        found.rewritten,
     )
     head = "; ".join([head, *(each for each in said if each)])
     title = escape(plan.graph.name)

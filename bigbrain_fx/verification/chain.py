@@ -28,11 +28,9 @@ from bigbrain_fx.verification.imported_bundle import (
     weights_of,
 )
 from bigbrain_fx.verification.links import (
-    as_written,
     same_grouping,
     same_loop,
     same_module,
-    same_rewritten,
     same_training,
     same_weights,
 )
@@ -88,8 +86,8 @@ def chain(
 
 
 def _written(captured: Captured, plan: Plan) -> Plan:
-    """Return the plan of the graph as the model file has it: not divided, not rewritten."""
-    return whole_plan(plan) if plan.placement.tensor is not None else as_written(captured, plan)
+    """Return the plan of the graph as the model file has it: not divided."""
+    return whole_plan(plan) if plan.placement.tensor is not None else plan
 
 
 def _links_of_graph(
@@ -99,11 +97,11 @@ def _links_of_graph(
     plan: Plan,
     _steps: int,
 ) -> list[dict[str, object]]:
-    """Compare the graph with its rewritten form, and with the sums of its stages."""
+    """Compare the graph with the sums of its stages."""
     about = plan.graph, plan.stages, weights, captured.functions
     stages, whole = Reference(*about), Reference(*about, leaves_per_stage=False)
     grouped = same_grouping(stages, whole, batches_of(bundle, plan)(0), plan.seed)
-    return [*same_rewritten(captured, plan), grouped]
+    return [grouped]
 
 
 def _links_of_members(

@@ -26,7 +26,6 @@ from bigbrain_fx.frontend import (
     answers_in,
     capture,
     fill,
-    laid_out,
     leaf_paths,
     lines_apart,
     load_model_file,
@@ -37,7 +36,7 @@ from bigbrain_fx.frontend import (
     with_number_inputs,
     with_parts,
 )
-from bigbrain_fx.plan import Plan, places_again, read_plan, rewritten_graph, with_frozen
+from bigbrain_fx.plan import Plan, read_plan, with_frozen
 from bigbrain_fx.verification.alone import Alone, alone
 from bigbrain_fx.verification.chain import chain, opaque_chain
 from bigbrain_fx.verification.failures import error_of
@@ -169,7 +168,7 @@ def capture_again(file: ModelFile, plan: Plan) -> Captured:
         apart=lines_apart(plan.graph),
         loss_apart=any(entry.varies for entry in plan.graph.inputs),
     )
-    found = _rewritten(captured.graph, plan)
+    found = captured.graph
     if _unplaced(found) == _unplaced(plan.graph):
         return captured
     if frozen := _frozen_since(found, plan.graph):
@@ -187,15 +186,6 @@ def capture_again(file: ModelFile, plan: Plan) -> Captured:
         at=str(file.path),
         help="split it again, or give the file it was split from with --model",
     )
-
-
-def _rewritten(graph: Graph, plan: Plan) -> Graph:
-    """Return a graph with the places of a plan rewritten, as far as it has them."""
-    places = places_again(graph, plan.source.rewritten)
-    if not places:
-        return graph
-    fresh = [op.name for place in places for op in place.made]
-    return laid_out(rewritten_graph(graph, places), fresh)
 
 
 def _frozen_since(found: Graph, planned: Graph) -> list[str]:

@@ -37,7 +37,6 @@ from bigbrain_fx.frontend import (
 )
 from bigbrain_fx.plan import Plan, live_ops
 from bigbrain_fx.runtime import left_alone
-from bigbrain_fx.verification.links import same_rewritten
 from bigbrain_fx.verification.members import same_outputs
 from bigbrain_fx.verification.module import (
     SEEDS,
@@ -89,7 +88,6 @@ def inference_checks(
     return [
         _same_module(file, captured, plan),
         *([same_outputs(captured, plan)] if grouped else []),
-        *same_rewritten(captured, plan),
         _same_outputs(f"{one.what} = bundle, outputs", expected, actual, plan, unit),
         *(_of_rows(file, captured, one, bundle, unit) if plan.graph.rows_apart else []),
         _unchanged(state, weights, plan),
@@ -168,7 +166,7 @@ class _OneProcess:
     @property
     def what(self) -> str:
         """What the bundle is compared with."""
-        return "rewritten graph" if self.plan.source.rewritten else "captured graph"
+        return "captured graph"
 
     def batch(self, micro_batches: Sequence[Values], step: int) -> dict[str, Tensor]:
         """Return the outputs of a batch by name, all rows of it."""

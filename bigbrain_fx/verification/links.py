@@ -35,7 +35,6 @@ from bigbrain_fx.plan import Plan, half_sums, half_sums_text, turned_text
 from bigbrain_fx.runtime import filled_up, left_alone
 from bigbrain_fx.verification.imported_bundle import weights_of
 from bigbrain_fx.verification.loop import PlainLoop, lacking, plain_loop
-from bigbrain_fx.verification.members import close_link, whole_plan
 from bigbrain_fx.verification.module import (
     SEEDS,
     another_size,
@@ -47,11 +46,6 @@ from bigbrain_fx.verification.module import (
 )
 from bigbrain_fx.verification.plain import Own, not_run, plain_link
 from bigbrain_fx.verification.reference import Reference
-from bigbrain_fx.verification.sharding import (
-    outputs_rounding,
-    own_rounding,
-    rewritten_apart,
-)
 from bigbrain_fx.verification.trace import Trace, same_run
 from bigbrain_fx.weights import part_name, trained_steps
 
@@ -171,33 +165,6 @@ def _unless_left_out(check: dict[str, object], expected: Trace) -> dict[str, obj
     what = "all updates" if every else "the update of step 0"
     detail = f"the loss scale left out {what}: give grad_scaler a smaller init_scale to compare it"
     return {**check, "passed": None, "detail": detail}
-
-
-def as_written(captured: Captured, plan: Plan) -> Plan:
-    """Return the plan; of a rewritten graph, one of the captured graph in one stage."""
-    if not plan.source.rewritten:
-        return plan
-    return whole_plan(replace(plan, graph=captured.graph))
-
-
-def same_rewritten(captured: Captured, plan: Plan) -> list[dict[str, object]]:
-    """Compare a rewritten graph with the captured one; no check where nothing is rewritten."""
-    if not plan.source.rewritten:
-        return []
-    rows, found = captured.graph.static_batch or plan.rows, [(0.0, 0)]
-
-    def apart(exact: bool) -> float:
-        found.append(rewritten_apart(captured, plan.graph, rows, exact=exact))
-        return found[-1][0]
-
-    def said() -> tuple[str, str]:
-        what = f"{found[-1][1]} tensors, {len(plan.source.rewritten)} places rewritten"
-        return "a loss, gradient or output", what
-
-    own = own_rounding if captured.graph.training else outputs_rounding
-    name = "captured graph ≈ rewritten graph"
-    link = close_link(name, apart, partial(own, captured, rows), said)
-    return [{**link, "rounded": any(most for most, _ in found)}]
 
 
 WHOLE_BATCH = "whole batch = micro-batches"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -155,25 +155,6 @@ def _run_members(
             key=keyed(made.members[0], _KEY),
             functions=captured.functions,
         )
-
-
-def rewritten_apart(
-    captured: Captured, graph: Graph, rows: int | None, *, exact: bool
-) -> tuple[float, int]:
-    """Return how far a rewritten graph is from the captured one, as above, and in how many tensors.
-
-    Compared are the loss and all gradients; of inference, the outputs.
-    """
-    other = replace(captured, graph=graph)
-    if captured.graph.loss is None or not captured.graph.training:
-        names = captured.graph.outputs
-        with torch.no_grad():
-            values = [_run_whole(each, rows, exact=exact)[1] for each in (captured, other)]
-        return _outputs_apart(names, values[0], names, values[1]), len(names)
-    (loss, want), (own, have) = (_whole(each, rows, exact=exact) for each in (captured, other))
-    most = max((float(g.abs().max()) for g in want.values()), default=0.0)
-    apart = (_distance(g, have[name], g, most) for name, g in want.items())
-    return max((abs(own - loss) / abs(loss or 1.0), *apart)), 1 + len(want)
 
 
 def own_rounding(captured: Captured, rows: int | None = None) -> float:

@@ -32,7 +32,7 @@ def records() -> Iterator[tuple[str, str]]:
 
 def test_no_option_states_its_default_twice() -> None:
     shown = dict(records())
-    assert "split --rewrite" in shown
+    assert "split --compile" in shown
     assert [name for name, text in shown.items() if text.count("[default:") > 1] == []
 
 

@@ -32,7 +32,7 @@ NOT_TYPED = {
     "bigbrain-fx serve": "answers until Ctrl-C: tests/serving/test_serving.py",
     "curl ": "asks that server",
 }
-EMITTED = ("class ", "output = self", "x = ", "q, k, v = ")  # blocks of device files begin so
+EMITTED = ("class ", "output = self", "x = ")  # blocks of device files begin so
 INSTEAD = {"--weights checkpoint/ ": "--weights hf/checkpoint/ "}  # one page, two models
 ROWS = r"^\| `((?:run bundle|init \.) [^`]*)`"  # commands in tables
 CLUSTER = {

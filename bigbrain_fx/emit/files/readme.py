@@ -18,7 +18,6 @@ from bigbrain_fx.plan import (
     quantised_text,
     recompute_text,
     replicas_text,
-    rewritten_text,
     tensor_text,
 )
 
@@ -70,7 +69,6 @@ def _remarks(plan: Plan) -> list[str]:
         defer_text(plan.stages) if plan.stages.deferring else "",
         compiled_text(plan.stages),
         quantised_text(plan) if plan.source.quantize else "",
-        rewritten_text(plan) if plan.source.rewritten else "",
     ]
     return [_sentence(text) for text in said if text]
 

@@ -247,7 +247,7 @@ def _fallback(
     """Name a value after its layer, what its caller calls what it is given, or its op."""
     if isinstance(item, Op):
         found = _by_layer(item) or _by_region(graph, item, names) or outside
-        return found or _by_joined(graph, item) or _by_target(item, names)
+        return found or _by_target(item, names)
     if isinstance(item, LayerCall) or len(gives_of(item)) == 1:
         return _by_path(item.module.path) or _by_target(item.ops[-1], names)
     known = ever.names.get(value) if ever else None
@@ -260,18 +260,6 @@ def _by_region(graph: Graph, op: Op, names: Mapping[str, str]) -> str | None:
     if region is None or region.body is None:
         return None
     return names.get(region.body.outputs[int(str(op.args[1]))])
-
-
-def _by_joined(graph: Graph, op: Op) -> str | None:
-    """Name a part of a product after the layer whose weight made it: see `plan.rewriting`."""
-    split = graph.op.get(op.refs[0]) if _is_part(op) and op.refs else None
-    product = graph.op.get(split.refs[0]) if split is not None and split.refs else None
-    weights = graph.op.get(product.refs[-1]) if product is not None and product.refs else None
-    if weights is None or weights.target != "aten.cat.default":
-        return None
-    layers = [name.rpartition(".")[0].rpartition(".")[2] for name in weights.params]
-    place = int(str(op.args[1]))
-    return identifier(layers[place]) if len(layers) > place and layers[place] else None
 
 
 def _by_layer(op: Op) -> str | None:

@@ -21,7 +21,6 @@ from bigbrain_fx.bundles import (
     require_gpus,
     require_optimizer,
     run,
-    with_rewrites,
     with_tried_rules,
 )
 from bigbrain_fx.cluster import read_cluster
@@ -182,7 +181,7 @@ def _planned(
     fresh = replace(found, graph=replace(found.graph))
     begun_s = time.perf_counter()
     try:
-        plan, _ = with_rewrites(fresh, options, partial(_tried_plan, cluster=cluster))
+        plan, _ = _tried_plan(fresh, options, cluster=cluster)
     except Exception as error:  # a third party's partitioner raises anything
         took_s = time.perf_counter() - begun_s
         blank = Contender(name, label(options.partitioner), options.estimator, took_s)

@@ -277,5 +277,4 @@ QUANTIZE_TRAINING = Feature(
     "--quantize of a base that is trained on",
     lambda r: "--quantize" if r.options.quantize and r.options.mode != "eval" else "",
 )
-REWRITE = _option("--rewrite", "rewrite")
 CACHE = _option("--kv-cache", "cache")

@@ -166,12 +166,6 @@ _QUANTIZE = (
     Rule(f.QUANTIZE_TRAINING, f.ASYNCHRONOUS, _INT8, code="BX1258d"),
     Rule(f.QUANTIZE_TRAINING, f.COMPILE, _INT8, code="BX1258e"),
 )
-_REWRITE = (
-    Rule(f.REWRITE, f.GROUPS, "members divide the model as it is written", code="BX1301a"),
-    Rule(f.REWRITE, f.CACHE, "", code="BX1301b"),
-    Rule(f.REWRITE, f.COMPILE, "torch.compile rewrites what it compiles itself", code="BX1301c"),
-    Rule(f.REWRITE, f.QUANTIZE, "a layer in int8 is no product of its own weight", code="BX1301d"),
-)
 _WHOLE = "keys and values are kept whole, where they are made and as the model makes them"
 _CACHE = (
     Rule(f.CACHE, f.TRAINING, "it is for generation", "add --mode eval", code="BX3008"),
@@ -388,7 +382,6 @@ RULES: Sequence[Rule] = (
     *_ASYNCHRONOUS,
     *_COMPILE,
     *_QUANTIZE,
-    *_REWRITE,
     *_CACHE,
     *_OFFLOAD,
     *_GEMS,

@@ -379,4 +379,6 @@ def to_json(plan: Plan) -> bytes:
     left_out["forecast"] = {"devices": {"__all__": {"held", *moves}}}
     if not plan.rented:
         left_out["rented"] = True
+    if not any(entry.varies for entry in plan.graph.inputs):
+        left_out["graph"] = {"inputs": {"__all__": {"varies"}}}
     return plan_adapter().dump_json(plan, indent=None, exclude=left_out) + b"\n"

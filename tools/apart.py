@@ -88,7 +88,7 @@ def _answer(work: Callable[[], Mapping[str, str]], answer: Path, log: Path) -> N
     said = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(said, 1)
     os.dup2(said, 2)
-    _forget_model_files()
+    _forget_others()
     try:
         found = work()
     except BigBrainError as error:
@@ -101,11 +101,21 @@ def _answer(work: Callable[[], Mapping[str, str]], answer: Path, log: Path) -> N
     os._exit(0)
 
 
-def _forget_model_files() -> None:
-    """Forget inherited model files: a bundle imports its own by such a name."""
-    marked = [n for n, module in sys.modules.items() if hasattr(module, "__bigbrain_fx__")]
-    for name in marked:
+def _forget_others() -> None:
+    """Forget inherited model files and bundles: a bundle imports its own files by such names."""
+    others = [name for name, module in sys.modules.items() if _is_of_others(module)]
+    for name in others:
         del sys.modules[name]
+
+
+def _is_of_others(module: object) -> bool:
+    """Whether a module is a model file, or of neither this repository nor an installation."""
+    file = getattr(module, "__file__", None)
+    is_ours = not file or any(Path(file).is_relative_to(place) for place in _OURS)
+    return not is_ours or hasattr(module, "__bigbrain_fx__")
+
+
+_OURS = (Path(__file__).resolve().parents[1], sys.prefix, sys.base_prefix)
 
 
 def _refused(error: BigBrainError) -> Mapping[str, str]:

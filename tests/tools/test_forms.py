@@ -31,15 +31,19 @@ def test_a_cell_is_a_model_file() -> None:
         compile(each.source, each.name, "exec")
 
 
-def test_a_form_is_judged_as_if_no_other_model_file_had_been_loaded(
+def test_a_form_is_judged_as_if_nothing_else_had_been_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bundle imports its model file by name; an earlier test may have loaded another one."""
+    """A bundle imports its own files by name; an earlier test may have loaded others."""
     other = ModuleType("model")
     other.__dict__["__bigbrain_fx__"] = True
     monkeypatch.setitem(sys.modules, "model", other)
-    found = apart(lambda: {"loaded": str("model" in sys.modules)}, tmp_path)
-    assert found == {"loaded": "False"}
+    device = ModuleType("device_d1")
+    device.__file__ = str(tmp_path / "bundle/device_d1.py")
+    monkeypatch.setitem(sys.modules, "device_d1", device)
+    names = {"model", "device_d1"}
+    found = apart(lambda: {"loaded": str(names & sys.modules.keys())}, tmp_path)
+    assert found == {"loaded": "set()"}
     assert sys.modules["model"] is other
 
 

@@ -27,6 +27,7 @@ class SentEntry:
         dim: where the user has the rows.
         is_split: whether it has rows; `fewer` are let through, and with `pad` what is shorter.
         free: dimensions, rows first, that may be shorter: as long as one of `buckets`, if any.
+        varies: each batch has it in another shape: only an opaque loss reads it.
     """
 
     key: tuple[str | int, ...]
@@ -38,6 +39,7 @@ class SentEntry:
     pad: bool
     free: tuple[int, ...] = ()
     buckets: tuple[int, ...] = ()
+    varies: bool = False
 
 
 def entries(plan: Plan) -> dict[str, SentEntry]:
@@ -58,6 +60,7 @@ def _entry(entry: Input, plan: Plan) -> SentEntry:
         entry.name in said.pad,
         tuple(dim for dim, _ in said.lengths.get(entry.name, ())),
         said.buckets,
+        entry.varies,
     )
 
 
@@ -134,9 +137,11 @@ def entry_tensor(name: str, batch: object, entry: SentEntry) -> Tensor:
 
 
 def _may_be(entry: SentEntry, found: Tensor) -> bool:
-    """Whether `drop_last` and `pad` let an entry be smaller than the example's."""
+    """Whether an entry may have a shape that is not the example's."""
     if str(found.dtype) != f"torch.{entry.dtype}" or found.dim() != len(entry.shape):
         return False
+    if entry.varies:
+        return True
     pairs = [(h == w, h <= w) for h, w in zip(found.shape, entry.shape, strict=True)]
     rows = pairs[: int(entry.is_split)]
     rest = pairs[int(entry.is_split) :]

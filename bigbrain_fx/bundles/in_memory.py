@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from bigbrain_fx.bundles.found_model import (
     other_rows,
 )
 from bigbrain_fx.core import ROW_COUNTS, LossCount
-from bigbrain_fx.errors import InputError, about_code
+from bigbrain_fx.errors import BigBrainError, InputError, about_code
 from bigbrain_fx.plan import Options, Source
 from bigbrain_fx.weights import Scratch, as_umask_says, tensors_apart
 
@@ -198,8 +198,34 @@ def _captured(given: _Given) -> Captured:
         parts=None if file.whole_batch is None else file.parts,
     )
     captured = trace(micro_batch=options.rows)
+    if given.trains and _unlike(captured, recipe.seen):
+        captured = _with_opaque_loss(trace, captured, given) or captured
     rows = other_rows(captured.graph, options)
     return captured if rows is None else trace(micro_batch=rows)
+
+
+def _with_opaque_loss(
+    trace: Callable[..., Captured], captured: Captured, given: _Given
+) -> Captured | None:
+    """Capture with an opaque loss, if all batches fit then: what only it reads may vary."""
+    options, seen = given.options, given.recipe.seen
+    is_cut = max(options.micro_batches or 1, options.replicas or 1) > 1
+    if given.loss is None or given.recipe.micro or options.strict or is_cut:
+        return None
+    if len(_unlike(captured, seen)) == len(captured.batch.entries):
+        return None  # a batch of fewer rows
+    with suppress(BigBrainError):
+        found = trace(loss_apart=True)
+        varying = {entry.name for entry in found.graph.inputs if entry.varies}
+        return found if _unlike(found, seen) <= varying else None
+    return None
+
+
+def _unlike(captured: Captured, batches: Sequence[object]) -> set[str]:
+    """Return the entries of which some batches have another shape than the example."""
+    batch = captured.batch
+    alone = {entry.name: replace(batch, entries=(entry,)) for entry in batch.entries}
+    return {name for name, one in alone.items() if not all(map(one.like, batches))}
 
 
 def _require_given(module: nn.Module, example_batch: object) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,13 +82,18 @@ def write(folder: Path, *more: str) -> Path:
     return path
 
 
-def plain_losses(path: Path) -> list[float]:
+def loaded(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location("detector_file", path)
     assert spec is not None
     assert spec.loader is not None
     file = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(file)
-    model, data, losses = file.model(), file.batches(0), []
+    return file
+
+
+def plain_losses(path: Path) -> list[float]:
+    file = loaded(path)
+    model, data, losses = file.model(), file.batches(0), list[float]()
     optimizer = file.optimizer(model.named_parameters())
     for _ in range(STEPS):
         batch = next(data)
@@ -133,3 +140,20 @@ def test_what_forward_reads_has_one_shape(tmp_path: Path) -> None:
     """Then the whole step is opaque, as before."""
     made = bb.split(write(tmp_path, READ_BY_FORWARD), cluster(), tmp_path / "bundle")
     assert made.plan.graph.is_opaque_step
+
+
+@pytest.mark.nightly
+def test_a_machine_trains_a_module_on_such_batches(tmp_path: Path) -> None:
+    path, losses = write(tmp_path), list[float]()
+    file = loaded(path)
+    data = list(islice(file.batches(0), STEPS))
+    with pytest.warns(bb.SplitWarning, match="the loss is opaque"):
+        bb.machine(cluster()).train(
+            file.model(),
+            data,
+            loss=file.loss,
+            optimizer=file.optimizer,
+            options=Options("naive"),
+            on_step=lambda _, loss: losses.append(loss),
+        )
+    assert losses == pytest.approx(plain_losses(path), rel=1e-6)

@@ -12,14 +12,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from bigbrain_fx.core import Cluster, Overheads
 from bigbrain_fx.planning.clock import Message, TimedStages
 from bigbrain_fx.planning.contention import bytes_per_s
 from bigbrain_fx.planning.stage_order import neighbours, stage_lists
-from bigbrain_fx.planning.unit_io import Value
-from bigbrain_fx.planning.unit_work import Work
+
+if TYPE_CHECKING:
+    from bigbrain_fx.planning.unit_io import Value
+    from bigbrain_fx.planning.unit_work import Work
 
 
 class Wires:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from bigbrain_fx.core import Costs, Graph
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 AHEAD = 2
 """Receives that the runtime posts ahead on every channel: so much memory is taken for them."""
@@ -83,6 +85,8 @@ def edges_of(values: Iterable[Value]) -> tuple[tuple[int, int], ...]:
 
 def once_s(costs: Costs, device: str, weights: Sequence[Weight], units: int) -> NDArray[np.float64]:
     """Return the optimizer's seconds a step for each unit: a weight's at its first reader."""
+    import numpy as np  # a program that only asks for sizes needs none
+
     found = np.zeros(units)
     for weight in weights:
         if weight.trained_bytes:

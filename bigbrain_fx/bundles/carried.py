@@ -59,8 +59,8 @@ def carry(named: Mapping[str, object], folder: Path) -> Path:
     return path
 
 
-def as_optimizer(made: Make | None) -> Make | None:
-    """Return a function of named parameters: of a torch class, or a `functools.partial` of one."""
+def as_optimizer(made: object) -> Any:  # noqa: ANN401  # a function, or what it makes
+    """Return a function of named parameters for a torch class, or a `functools.partial` of one."""
     kind, _ = _class_and_options(made)
     return _ClassOptimizer(made) if isinstance(kind, type) else made
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from bigbrain_fx.bundles.found_model import FoundModel, Loss, Recipe, other_rows
 from bigbrain_fx.bundles.in_memory import captured_in_memory
@@ -234,10 +234,10 @@ def _tried_here(
     recipe = found.recipe or Recipe()
     if found.module is None or not (recipe.optimizer or recipe.scheduler):
         return ()
-    made = recipe.optimizer, recipe.scheduler
-    if recipe.optimizer and shards:
-        require_divided(found.module, recipe.optimizer, shards)
-    note = require_made_per_device(found.module, *made, held, here=here)
+    make = cast("Callable[..., object] | None", recipe.optimizer)  # an optimizer is data by now
+    if make and shards:
+        require_divided(found.module, make, shards)
+    note = require_made_per_device(found.module, make, recipe.scheduler, held, here=here)
     return (note,) if note else ()
 
 

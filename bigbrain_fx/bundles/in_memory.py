@@ -85,7 +85,9 @@ def _given(
 ) -> _Given:
     """Check a recipe; with `cache` the module is one of a single position."""
     from bigbrain_fx.frontend import (
+        GroupedOptimizer,
         ModelFile,
+        for_devices,
         training_of,
         with_cache,
         with_lengths,
@@ -99,6 +101,9 @@ def _given(
         recipe, loss = Recipe(autocast=recipe.autocast), None
     said = training_of(_Defined(recipe, loss), Path("Recipe"), module)
     file = ModelFile(Path("Recipe"), "model", module, example, **cast("Mapping[str, Any]", said))
+    for_all = for_devices(cast("Any", said["optimizer"]), module)
+    if isinstance(for_all, GroupedOptimizer):
+        recipe = replace(recipe, optimizer=for_all)
     if options.mode == "train":
         file = with_parts(file, options.micro_batches or options.replicas or 1)
         file = replace(file, batches=(lambda _seed: iter(recipe.seen)) if recipe.seen else None)
@@ -251,7 +256,7 @@ def _carried(given: _Given, captured: Captured, scratch: Path) -> Source:
     Raises:
         InputError: something has no source, or it is a module that no trace can hold.
     """
-    from bigbrain_fx.frontend import Cached, marks_of, pads
+    from bigbrain_fx.frontend import Cached, GroupedOptimizer, marks_of, pads
 
     module, recipe, said = given.module, given.recipe, given.said
     named: dict[str, object] = {
@@ -259,6 +264,10 @@ def _carried(given: _Given, captured: Captured, scratch: Path) -> Source:
         for name in ("optimizer", "lr_scale", "scheduler")
         if (value := getattr(recipe, name)) is not None
     }
+    grouped = recipe.optimizer if isinstance(recipe.optimizer, GroupedOptimizer) else None
+    if grouped is not None:
+        del named["optimizer"]
+        named[grouped.data.name] = grouped.make.kind
     named |= dict(_called(captured, given.loss))
     return Source(
         path=str(carry(named, scratch)) if named else "",
@@ -275,6 +284,7 @@ def _carried(given: _Given, captured: Captured, scratch: Path) -> Source:
         batch_dims={e.name: e.dim for e in captured.batch.entries if e.dim},
         offsets={e.name: e.per_row for e in captured.batch.entries if e.per_row},
         marks=marks_of(module),
+        optimizer=replace(grouped.data, module="") if grouped else None,
         pad=pads(captured.batch, recipe.pad),
         lengths=dict(captured.graph.lengths),
         buckets=cast("tuple[int, ...]", said["lengths"] or ()) if captured.graph.lengths else (),

@@ -1,7 +1,8 @@
 """A cluster as one device: give it a model, and train.
 
     machine = bb.machine("cluster.json")
-    trained = machine.train(model, data, loss=loss, optimizer=partial(torch.optim.AdamW, lr=1e-3))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    trained = machine.train(model, data, loss=loss, optimizer=optimizer)
 
 It joins `split` and a `Session`; it decides nothing.
 """

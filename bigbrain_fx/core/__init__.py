@@ -48,6 +48,11 @@ from bigbrain_fx.core.kernels import (
 )
 from bigbrain_fx.core.loss_count import ROW_COUNTS as ROW_COUNTS, LossCount as LossCount
 from bigbrain_fx.core.modules import module_of as module_of, run_module as run_module
+from bigbrain_fx.core.optimizer_data import (
+    OptimizerData as OptimizerData,
+    Option as Option,
+    ParameterGroup as ParameterGroup,
+)
 from bigbrain_fx.core.placement import (
     Asynchronous as Asynchronous,
     Crossed as Crossed,

@@ -116,6 +116,10 @@ if TYPE_CHECKING:
         relative as relative,
     )
     from bigbrain_fx.frontend.tracing.export import ambient as ambient, without_gc as without_gc
+    from bigbrain_fx.frontend.tracing.optimizers.as_data import (
+        GroupedOptimizer as GroupedOptimizer,
+        for_devices as for_devices,
+    )
     from bigbrain_fx.frontend.tracing.optimizers.memory import optimizer_facts as optimizer_facts
     from bigbrain_fx.frontend.tracing.optimizers.per_device import (
         require_divided as require_divided,

@@ -28,6 +28,7 @@ from bigbrain_fx.frontend.file_checks import (
     require_uneven,
     second_batch,
     with_lengths,
+    with_optimizer_for_devices,
     with_parts,
 )
 from bigbrain_fx.frontend.refusal import OF_ONE_LENGTH
@@ -73,6 +74,8 @@ class CaptureService:
             example=self.example,
         )
         sys.path.insert(0, str(self.file.path.parent))  # forward may import, too
+        if wanted["training"]:
+            self.file = with_optimizer_for_devices(self.file)
         self.quantised = quantised(self.file, wanted.get("quantize"))
         self.trains = bool(wanted["training"]) and not self.meta
         self._cut(wanted)
@@ -150,7 +153,7 @@ class CaptureService:
         from bigbrain_fx.runtime import has_generators
 
         file, parameters = self.file, {id(p): p for p in self.file.model.parameters()}
-        optimizer = self.optimizer_facts()
+        optimizer, data = self.optimizer_facts(), getattr(file.optimizer, "data", None)
         facts = {
             "path": file.location if file.is_data else str(file.path),
             "name": file.name,
@@ -163,6 +166,7 @@ class CaptureService:
             "has_loss_weight": file.loss_weight is not None,
             "has_micro": file.whole_batch is not None,
             "marks": marks_of(file.model),
+            "optimizer": data and asdict(data),
             "has_generators": has_generators(file.batches),
             "clip_norm": file.clip_norm,
             "grad_scaler": file.grad_scaler,

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 from torch import nn
@@ -20,6 +20,9 @@ from bigbrain_fx.frontend.translation.batch_dims import RAGGED
 from bigbrain_fx.frontend.users_code import definition
 from bigbrain_fx.runtime import marking
 
+if TYPE_CHECKING:
+    from bigbrain_fx.frontend.tracing.optimizers.as_data import GroupedOptimizer
+
 Mark: TypeAlias = bool | int | float | str | None
 _MARKS = (bool, int, float, str, type(None))
 _DTYPES = ("bfloat16", "float16")
@@ -27,6 +30,11 @@ _MADE = (
     "each device makes its own, of its own parameters: define optimizer(named_params), or give the "
     "class with its options, functools.partial(torch.optim.AdamW, lr=1e-3)"
 )
+_SCHEDULER = (
+    "each device makes its own, for its optimizer: define scheduler(optimizer), or give the class "
+    "with its options, functools.partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=100)"
+)
+_HELP = {"optimizer": _MADE, "scheduler": _SCHEDULER}
 
 
 def training_of(defined: object, path: Path, model: nn.Module) -> dict[str, object]:
@@ -43,7 +51,9 @@ def training_of(defined: object, path: Path, model: nn.Module) -> dict[str, obje
     module = cast("ModuleType", defined)
     functions, marks = functions_of(module, path), marks_of(model)
     make = cast("Callable[..., torch.optim.Optimizer] | None", functions["optimizer"])
-    if make is not None and marks:  # trials make it of parameters of their own
+    if isinstance(make, torch.optim.Optimizer):
+        functions["optimizer"] = _made_before(make, module, path, model)
+    elif make is not None and marks:  # trials make it of parameters of their own
         functions["optimizer"] = marking(marks, make)
     return {
         **functions,
@@ -55,6 +65,35 @@ def training_of(defined: object, path: Path, model: nn.Module) -> dict[str, obje
         "pad": _pad(module, path),
         "lengths": _lengths(module, path),
     }
+
+
+def _made_before(
+    made: torch.optim.Optimizer, module: ModuleType, path: Path, model: nn.Module
+) -> GroupedOptimizer:
+    """Return what makes an optimizer again that exists already."""
+    from bigbrain_fx.frontend.tracing.optimizers.as_data import as_data
+
+    said = getattr(module, "scheduler", None) or getattr(module, "lr_scale", None)
+    if said is None and any("initial_lr" in group for group in made.param_groups):
+        raise InputError(
+            "`optimizer` has a scheduler, and there is no `scheduler` that a device would step",
+            code="BX2033b",
+            at=path.name,
+            help=_SCHEDULER,
+        )
+    found = as_data(made, dict(model.named_parameters()), vars(module))
+    if found is None:
+        raise InputError(
+            f"`optimizer` is a {type(made).__name__} that cannot be made again for each device",
+            code="BX2033a",
+            at=path.name,
+            notes=(
+                "it has made a step, or parameters that are not this model's, or more in it than "
+                "its class, its groups and numbers",
+            ),
+            help=_MADE,
+        )
+    return found
 
 
 def marks_of(model: nn.Module) -> dict[str, dict[str, Mark]]:
@@ -76,12 +115,13 @@ def functions_of(module: ModuleType, path: Path) -> dict[str, object]:
     found: dict[str, object] = {}
     for name in ("loss", "batches", "optimizer", "lr_scale", "scheduler", "loss_weight", "micro"):
         value = getattr(module, name, None)
-        if value is not None and not callable(value):
+        is_made = name == "optimizer" and isinstance(value, torch.optim.Optimizer)
+        if value is not None and not callable(value) and not is_made:
             raise InputError(
                 f"`{name}` must be a function, found {type(value).__name__}",
                 code="BX2033",
                 at=path.name,
-                help=_MADE if name == "optimizer" else f"define it: def {name}(...)",
+                help=_HELP.get(name, f"define it: def {name}(...)"),
             )
         found[name] = value
     if found["batches"] is not None:

@@ -61,6 +61,13 @@ def captured(file: ModelFile, wanted: Mapping[str, object]) -> Captured:
     )
 
 
+def with_optimizer_for_devices(file: ModelFile) -> ModelFile:
+    """Return a model file whose optimizer each device can make of its own parameters."""
+    from bigbrain_fx.frontend.tracing.optimizers.as_data import for_devices
+
+    return replace(file, optimizer=for_devices(file.optimizer, file.model))
+
+
 def with_parts(file: ModelFile, count: int) -> ModelFile:
     """Return a model file whose example is one of so many parts, where it cuts its batches."""
     from bigbrain_fx.frontend.user_cut import with_parts

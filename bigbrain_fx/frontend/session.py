@@ -13,7 +13,7 @@ from typing import Literal, cast
 
 from pydantic import TypeAdapter
 
-from bigbrain_fx.core import Graph, RuleTrial, Shard, Timing
+from bigbrain_fx.core import Graph, OptimizerData, RuleTrial, Shard, Timing
 from bigbrain_fx.errors import BigBrainError, InputError
 from bigbrain_fx.frontend.capture_cache.table import environment, folder, is_off
 from bigbrain_fx.frontend.client import Child, EndedError, Message, Task
@@ -41,7 +41,7 @@ class ModelFacts:
         optimizer_state, optimizer_temporaries, optimizer_leftover, optimizer_states,
             optimizer_at_once: what its optimizer holds, see `Source` of a plan.
         quantize, quantize_error: what frozen weights were put into, and the most that one is off.
-        ships_file: see `Source` of a plan.
+        ships_file, optimizer: see `Source` of a plan.
         has_generators: its `batches` lead to random generators of the file's own.
         device_lines: the user's lines that ask for the device.
     """
@@ -69,6 +69,7 @@ class ModelFacts:
     fixed: tuple[tuple[tuple[str | int, ...], bool | int | float | str | None], ...] = ()
     functions: tuple[str, ...] = ()
     marks: dict[str, dict[str, bool | int | float | str | None]] = field(default_factory=dict)
+    optimizer: OptimizerData | None = None
     has_generators: bool = True
     optimizer_state: float = 2.0
     optimizer_temporaries: float = 2.0

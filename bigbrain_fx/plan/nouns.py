@@ -18,6 +18,7 @@ from bigbrain_fx.core import (
     Graph,
     LossCount,
     Offloaded,
+    OptimizerData,
     Placement,
     Program,
     Sharded,
@@ -190,7 +191,8 @@ class Source:
     dimensions `lengths` of an input, its rows first, each of a name; they are filled up to the next
     of `buckets`, if any. With
     `has_micro` the file's `micro` cuts batches. `marks` are the user's own attributes of
-    parameters, by name, which its optimizer may read. A bundle
+    parameters, by name, which its optimizer may read; `optimizer` is that optimizer as data, where
+    a device could not make its own by the file's function. A bundle
     `ships_file`, the whole model file, where a copy of the lines that it needs would have other
     values.
     """
@@ -226,6 +228,7 @@ class Source:
     buckets: tuple[int, ...] = ()
     has_micro: bool = False
     marks: dict[str, dict[str, bool | int | float | str | None]] = field(default_factory=dict)
+    optimizer: OptimizerData | None = None
 
     @property
     def weighs(self) -> bool:
@@ -347,7 +350,7 @@ def _left_out_of(cluster: Cluster) -> dict[str, Any]:
 
 _LEFT_OUT: Mapping[str, str] = {
     "source": "cache+positions quantize+quantize_error has_loss_weight+loss_count "
-    "offsets divided has_micro marks optimizer_at_once",
+    "offsets divided has_micro marks optimizer_at_once optimizer",
     "stages": "asynchronous compiled shard_group offload+saves",
     "placement": "shard_group",
 }

@@ -139,6 +139,7 @@ if TYPE_CHECKING:
         needs_metrics as needs_metrics,
         own_loss as own_loss,
     )
+    from .optimizer_groups import OptimizerGroups as OptimizerGroups
     from .optimizer_state import (
         StateError as StateError,
         decoded as decoded,

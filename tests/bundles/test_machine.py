@@ -76,8 +76,9 @@ def test_a_killed_device_does_not_show_in_the_loop(machine: bb.Machine, tmp_path
     want, losses = plain(6)
     module, batches = net(), list(data(6))
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    adamw = torch.optim.AdamW(module.parameters(), lr=1e-2)  # made here; devices make their own
     with machine(
-        module, example_batch=batches[0], loss=loss, optimizer=ADAMW, options=OPTIONS
+        module, example_batch=batches[0], loss=loss, optimizer=adamw, options=OPTIONS
     ) as session:
         assert same(session.state_dict(), before)
         found = [session.step(batch) for batch in batches[:3]]
@@ -302,9 +303,8 @@ def test_what_cannot_be_trained_starts_nothing(machine: bb.Machine, tmp_path: Pa
 def test_what_a_loop_of_plain_pytorch_would_do_is_answered(machine: bb.Machine) -> None:
     first = next(data(1))
     made = torch.optim.SGD(net().parameters(), lr=0.1)
-    with pytest.raises(bb.InputError, match="must be a function, found SGD") as found:
+    with refused("BX2033a", bb.InputError):
         machine(net(), example_batch=first, loss=loss, optimizer=made)
-    assert "functools.partial" in str(found.value)
     pair = first["x"], first["y"]
     with pytest.raises(bb.InputError, match="the loss fails on its example batch") as found:
         machine(net(), example_batch=pair, loss=nn.MSELoss())

@@ -65,7 +65,7 @@ def _training_slice(plan: Plan) -> SourceSlice:
     source, trains = plan.source, plan.mode == "train"
     named = {
         "batches": source.has_batches,
-        "optimizer": source.has_optimizer and trains,
+        "optimizer": source.has_optimizer and trains and source.optimizer is None,
         "lr_scale": source.has_lr_scale and trains,
         "scheduler": source.has_scheduler and trains,
         "loss_weight": source.has_loss_weight and source.has_batches and trains,
@@ -73,6 +73,8 @@ def _training_slice(plan: Plan) -> SourceSlice:
         "example_batch": plan.graph.is_opaque_step and not source.has_batches,
     }
     wanted = [name for name, is_there in named.items() if is_there]
+    if source.optimizer is not None and not source.optimizer.module and trains:
+        wanted.append(source.optimizer.name)
     sets = is_model_file(plan) and has_settings(source_file(plan))
     return slice_file(source_file(plan), wanted, _seed(plan)) if wanted or sets else EMPTY
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from bigbrain_fx.core import ROW_COUNTS, LossCount
+from bigbrain_fx.core import ROW_COUNTS, LossCount, OptimizerData
 from bigbrain_fx.emit.files.entry import (
     beginning,
     call_lines,
@@ -106,6 +106,7 @@ def _training_text(plan: Plan, own: UsersCode, constants: Mapping[str, str]) -> 
     runtime = [*["current"] * _clip_norm(plan).startswith("current"), *runtime]
     runtime = [*["Splitting"] * (not source.splits_evenly), *runtime]
     runtime = [*["LossWeight"] * source.weighs, *["marking"] * _is_marked(plan), *runtime]
+    runtime += ["OptimizerGroups"] * (source.optimizer is not None)
     runtime += ["given_parts"] * (source.has_micro and not source.has_batches)
     title, origin = quiet(plan.graph.name), quiet(own.name)
     head = [
@@ -117,10 +118,13 @@ def _training_text(plan: Plan, own: UsersCode, constants: Mapping[str, str]) -> 
     if plan.graph.is_opaque_step:
         head = [f'"""How {title} is trained: as {origin} says, which stands beside this."""', ""]
     imports = [f"from runtime import {', '.join(runtime)}"] if runtime else []
+    if source.optimizer is not None and source.optimizer.module:
+        imports = [f"import {source.optimizer.module}", "", *imports]
     examples = OWN_EXAMPLES if plan.graph.is_opaque_step else OWN_BATCHES
     ours = [] if source.has_batches else [*examples]
     ours += ["", *inputs_lines(plan, constants)]
     optimizer = "optimizer" if source.has_optimizer else "adamw"
+    optimizer = _optimizer_groups(source.optimizer) if source.optimizer else optimizer
     optimizer = f"marking({source.marks!r}, {optimizer})" if _is_marked(plan) else optimizer
     ours += wrapped(f"{constants['OPTIMIZER']} = {optimizer}", 0)
     ours.append(f"{constants['LR_SCALE']} = {'lr_scale' if source.has_lr_scale else None}")
@@ -135,9 +139,18 @@ def _training_text(plan: Plan, own: UsersCode, constants: Mapping[str, str]) -> 
     return with_users_code(head, imports, own.training, ours)
 
 
+def _optimizer_groups(optimizer: OptimizerData) -> str:
+    """Return an optimizer that was made once of all parameters, by its class and their names."""
+    kind = f"{optimizer.module}.{optimizer.name}".removeprefix(".")
+    groups = [{"params": list(each.params), **each.options} for each in optimizer.groups]
+    return f"OptimizerGroups({kind}, {groups!r}, {optimizer.options!r})"
+
+
 def _is_marked(plan: Plan) -> bool:
     """Whether an optimizer of the user's may read attributes that the model's parameters have."""
-    return bool(plan.source.marks and plan.source.has_optimizer and not plan.graph.is_opaque_step)
+    source = plan.source
+    reads = source.has_optimizer and source.optimizer is None
+    return bool(source.marks and reads and not plan.graph.is_opaque_step)
 
 
 def _clip_norm(plan: Plan) -> str:

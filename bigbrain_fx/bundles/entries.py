@@ -128,10 +128,11 @@ def entry_tensor(name: str, batch: object, entry: SentEntry) -> Tensor:
         raise InputError(
             f"batch entry {name!r} is {shown}, but the model was split for {wanted}",
             code="BX3031",
-            help="give all batches one shape: drop_last=False trains on a smaller last one, "
-            "drop_last=True leaves it out, pad={entry: number} fills up what is shorter, and with "
-            "lengths=(64, 128) to the next of these, all beside example_batch; or give an "
-            "example_batch of that size",
+            help="show some batches, from which it is found what varies: seen=list(itertools."
+            "islice(loader, 16)), beside example_batch; or give all batches one shape: "
+            "drop_last=False trains on a smaller last one, drop_last=True leaves it out, "
+            "pad={entry: number} fills up what is shorter, and with lengths=(64, 128) to the next "
+            "of these",
         )
     return torch.as_tensor(found).detach().cpu().contiguous()
 

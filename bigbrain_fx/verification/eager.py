@@ -103,9 +103,9 @@ class TrainingLoop:
             put(self.model, laid_tensors.read(Path(wanted.start)))
         self.model.train()
         self.data = plain_batches.drawn(self.file, wanted.seed)
-        found = plain_batches.split_entries(self.file.example_batch, self.file.batch_dims)
-        others = {*wanted.offsets, *wanted.varying}
-        self.split = {path: dim for path, dim in found.items() if path not in others}
+        self.split = plain_batches.split_entries(
+            self.file.example_batch, self.file.batch_dims, {*wanted.offsets, *wanted.varying}
+        )
         self.pad = plain_batches.padding(
             self.file.example_batch,
             self.file.pad,

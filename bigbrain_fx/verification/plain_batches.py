@@ -9,7 +9,7 @@ import json
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import Any
 
@@ -63,13 +63,17 @@ def _set_dice(state: tuple[Any, ...]) -> None:
         sys.modules["numpy.random"].set_state(state[2])
 
 
-def split_entries(example: object, dims: Mapping[str | int, int | str | None]) -> dict[Path_, int]:
+def split_entries(
+    example: object, dims: Mapping[str | int, int | str | None], others: Collection[Path_] = ()
+) -> dict[Path_, int]:
     """Return the dimension that is the batch of every tensor that has its rows.
 
     They are the most common length of dimension 0, but where the file says which dimension it is.
+    `others` have other rows than the batch: boxes of an image, offsets.
     """
     found: dict[Path_, Tensor] = {}
     tensors_of(example, lambda tensor, path: found.setdefault(path, tensor))
+    found = {path: tensor for path, tensor in found.items() if path not in others}
     said = {
         path: dim
         for name, dim in dims.items()

@@ -147,7 +147,7 @@ def test_a_machine_trains_a_module_on_such_batches(tmp_path: Path) -> None:
     path, losses = write(tmp_path), list[float]()
     file = loaded(path)
     data = list(islice(file.batches(0), STEPS))
-    with pytest.warns(bb.SplitWarning, match="the loss is opaque"):
+    with pytest.warns(bb.SplitWarning, match="the loss is opaque") as said:
         bb.machine(cluster()).train(
             file.model(),
             data,
@@ -156,4 +156,24 @@ def test_a_machine_trains_a_module_on_such_batches(tmp_path: Path) -> None:
             options=Options("naive"),
             on_step=lambda _, loss: losses.append(loss),
         )
+    assert losses == pytest.approx(plain_losses(path), rel=1e-6)
+    assert not [each for each in said if "not compared" in str(each.message)]
+
+
+@pytest.mark.nightly
+def test_a_loop_of_ones_own_shows_what_varies(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    file = loaded(path)
+    data = list(islice(file.batches(0), STEPS))
+    with (
+        pytest.warns(bb.SplitWarning, match="the loss is opaque"),
+        bb.machine(cluster())(
+            file.model(),
+            example_batch=data[0],
+            loss=file.loss,
+            optimizer=file.optimizer,
+            seen=data[:3],
+        ) as session,
+    ):
+        losses = [float(session.step(batch)) for batch in data]
     assert losses == pytest.approx(plain_losses(path), rel=1e-6)

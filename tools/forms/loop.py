@@ -37,7 +37,7 @@ def train(
     """Train a model file's model; return the loss of each step, and all tensors at the end."""
     code = _run(path)
     torch.manual_seed(0)
-    model = code.model()
+    model = code.model if isinstance(code.model, torch.nn.Module) else code.model()
     drawn = _drawn(code, keyed)  # a loop has no example: it may draw from the data's own generator
     torch.manual_seed(0)
     example = None if keyed and hasattr(code, "batches") else code.example_batch()
@@ -45,7 +45,7 @@ def train(
     roll = _roll if keyed else _roll_on
     roll(0, 0, "optimizer")
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    made = code.optimizer(named)
+    made = code.optimizer(named) if callable(code.optimizer) else code.optimizer
     base = [group.get("lr") for group in made.param_groups]
     scheduler = code.scheduler(made) if hasattr(code, "scheduler") else None
     scaling = getattr(code, "grad_scaler", None) or {"enabled": False}

@@ -108,7 +108,13 @@ def wrapping(named: Named) -> Any:
     return Wrapper([p for _, p in list(named)[:2]], object())
 
 
-@pytest.mark.parametrize("make", [decay_by_names, freezing, wrapping])
+def hooked(named: Named) -> Any:
+    made = torch.optim.SGD([p for _, p in list(named)[:2]], lr=0.1)
+    made.register_step_pre_hook(lambda *_: None)
+    return made
+
+
+@pytest.mark.parametrize("make", [decay_by_names, freezing, wrapping, hooked])
 def test_any_other_function_stays_as_it_is(make: Callable[[Named], Any]) -> None:
     model = net()
     assert for_devices(make, model) is make

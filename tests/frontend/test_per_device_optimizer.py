@@ -276,10 +276,15 @@ def test_a_large_model_is_tried_small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 HEAD = 'n == "blocks.3.up.weight"'
 PICKED = """
+class Picking(torch.optim.SGD):
+    def __init__(self, named):
+        found = dict(named)
+        head = found.pop("blocks.3.up.weight")
+        super().__init__([{"params": [head], "lr": 0.1}, {"params": found.values()}], lr=0.01)
+
+
 def optimizer(named):
-    found = dict(named)
-    head = found.pop("blocks.3.up.weight")
-    return torch.optim.SGD([{"params": [head], "lr": 0.1}, {"params": found.values()}], lr=0.01)
+    return Picking(named)
 """
 CHOSEN = f"""
 def optimizer(named):
@@ -291,7 +296,7 @@ def optimizer(named):
 
 @pytest.mark.nightly
 def test_the_remedy_of_a_refusal_works(tmp_path: Path) -> None:
-    """A parameter picked by its name: refused, with the line, before anything is written."""
+    """A class that picks a parameter by its name: refused before anything is written."""
     file, out = tmp_path / "letters.py", tmp_path / "bundle"
     options = bb.Options("naive", micro_batches=2)
     file.write_text(MODEL + PICKED)

@@ -12,11 +12,11 @@ import inspect
 import json
 import sys
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, TypeGuard, cast
+from typing import Any, TypeAlias, TypeGuard, cast
 
 import torch
 from pydantic import TypeAdapter
@@ -24,9 +24,16 @@ from torch import nn
 
 from bigbrain_fx.core import OptimizerData, Option, ParameterGroup
 from bigbrain_fx.frontend.forked import apart
-from bigbrain_fx.frontend.tracing.optimizers.trial import Make, cut_short, dice_kept, shapes_of
+from bigbrain_fx.frontend.tracing.optimizers.trial import (
+    Make,
+    Shape,
+    cut_short,
+    dice_kept,
+    shapes_of,
+)
 from bigbrain_fx.runtime import OptimizerGroups
 
+Names: TypeAlias = Sequence[str]
 _PLAIN = (bool, int, float, str, type(None))
 _OF_GROUP = ("params", "param_names", "initial_lr")  # the last is what a scheduler notes
 _APART = ("state", "param_groups", "defaults", "step")  # a scheduler wraps `step`
@@ -125,17 +132,49 @@ def as_data(
 
 def _goes_by_names(make: Make, params: Mapping[str, nn.Parameter], made: Any) -> bool:  # noqa: ANN401
     """Whether parameters of the same names and shapes, or half of them, get the same options."""
-    want = _options_by_name(made, params)
     shapes = cut_short(shapes_of(params))
-    for names in (list(shapes), list(shapes)[::2], list(shapes)[1::2]):
-        few = {n: nn.Parameter(torch.zeros(shapes[n].size, dtype=shapes[n].dtype)) for n in names}
-        try:
-            found = _options_by_name(make(list(few.items())), few)
-        except Exception:  # the user's own code
-            return False
-        if found != {name: want[name] for name in names if name in want}:
-            return False
-    return True
+    names, want = list(shapes), _options_by_name(made, params)
+    try:
+        return all(
+            _is_alike(make, shapes, own, want) for own in (names, names[::2], names[1::2]) if own
+        )
+    except Exception:  # the user's own code
+        return False
+
+
+def is_torchs_own(make: Make, shapes: Mapping[str, Shape], parts: Collection[Names]) -> bool:
+    """Whether devices make the same optimizer of torch's, which updates each parameter alone.
+
+    Args:
+        make: `optimizer` of the model file.
+        shapes: of all trained parameters.
+        parts: names of those of each device.
+    """
+    params = _stand_ins(shapes, list(shapes))
+    try:
+        made = make(list(params.items()))
+        found, want = as_data(made, params, {}), _options_by_name(made, params)
+        is_own = found is not None and found.data.module == "torch.optim"
+        is_alone = is_own and not isinstance(made, torch.optim.LBFGS)
+        return is_alone and all(_is_alike(make, shapes, own, want) for own in parts)
+    except Exception:  # the user's own code: its trial says so
+        return False
+
+
+def _is_alike(
+    make: Make,
+    shapes: Mapping[str, Shape],
+    names: Names,
+    want: Mapping[str, Mapping[str, object]],
+) -> bool:
+    """Whether some parameters get the options that they have among all."""
+    few = _stand_ins(shapes, names)
+    found = _options_by_name(make(list(few.items())), few)
+    return found == {name: want[name] for name in names if name in want}
+
+
+def _stand_ins(shapes: Mapping[str, Shape], names: Names) -> dict[str, nn.Parameter]:
+    return {n: nn.Parameter(torch.zeros(shapes[n].size, dtype=shapes[n].dtype)) for n in names}
 
 
 def _options_by_name(
@@ -172,8 +211,9 @@ def _is_same(made: Any, again: Make, params: Mapping[str, nn.Parameter]) -> bool
 
 
 def _compared(made: Any) -> tuple[object, ...]:  # noqa: ANN401
-    """Return the groups, what the class keeps beside them, and state: none before a first step."""
+    """Return groups, hooks, what the class keeps beside them, and state: none before a step."""
     groups = [([id(p) for p in g["params"]], _own_options(g, {})) for g in made.param_groups]
+    hooks = [len(each) for n, each in vars(made).items() if n.startswith("_optimizer_")]
     beside = {n: v for n, v in vars(made).items() if not n.startswith("_") and n not in _APART}
     state = [
         [t.tolist() if isinstance(t, torch.Tensor) else t for t in made.state[p].values()]
@@ -181,7 +221,7 @@ def _compared(made: Any) -> tuple[object, ...]:  # noqa: ANN401
         for p in group["params"]
         if p in made.state
     ]
-    return groups, beside, state
+    return groups, hooks, beside, state
 
 
 def _arguments(kind: type) -> Sequence[str]:

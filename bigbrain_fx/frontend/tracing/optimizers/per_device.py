@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from bigbrain_fx.core import Shard
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend.tracing.executor.tensor_parallel import taken
+from bigbrain_fx.frontend.tracing.optimizers.as_data import is_torchs_own
 from bigbrain_fx.frontend.tracing.optimizers.refusals import (
     CLIP_OR_SCALE,
     COUNTS,
@@ -122,15 +123,17 @@ def require_per_device(
     parts = {device: names for device, names in parts.items() if names}
     if not parts:
         return None
+    few = cut_short(shapes)
     with dice_kept():
+        if is_torchs_own(make, few, parts.values()):
+            shapes, parts = few, {}  # nothing of it is to be found out but whether it runs
         try:
             _require_run(make, shapes)
         except InputError as error:
             if here:
                 raise
             return f"the optimizer could not be tried on this host's CPU: {error.what}"
-        few = cut_short(shapes)
-        if _runs(make, few):  # else it wants the shapes that it is made for
+        if parts and _runs(make, few):  # else it wants the shapes that it is made for
             _require_all(make, few, parts if len(parts) > 1 else {})
     return None
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement
 
-from .baechi import prepared
-from .favorite_children import favorite_children
+from .baechi import favorite_children, prepared
 from .jobs import timetable
 from .memory_bound import Ledger
 

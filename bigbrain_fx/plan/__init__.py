@@ -30,11 +30,6 @@ from bigbrain_fx.plan.cut import (
     roots as roots,
     updating as updating,
 )
-from bigbrain_fx.plan.deferring import (
-    LAYERS as LAYERS,
-    defer_text as defer_text,
-    read_defer as read_defer,
-)
 from bigbrain_fx.plan.explain import (
     Explanation as Explanation,
     compared_text as compared_text,
@@ -42,7 +37,7 @@ from bigbrain_fx.plan.explain import (
     measured_text as measured_text,
     size_text as size_text,
 )
-from bigbrain_fx.plan.fastest import least_gap as least_gap
+from bigbrain_fx.plan.fastest import least_gap as least_gap, telling as telling
 from bigbrain_fx.plan.freezing import with_frozen as with_frozen
 from bigbrain_fx.plan.goals import Goals as Goals, Offer as Offer
 from bigbrain_fx.plan.half_sums import (
@@ -50,6 +45,7 @@ from bigbrain_fx.plan.half_sums import (
     half_sums_text as half_sums_text,
     half_values as half_values,
     in_turn_text as in_turn_text,
+    may_be_ungiven as may_be_ungiven,
     turned_text as turned_text,
 )
 from bigbrain_fx.plan.making import (
@@ -62,7 +58,9 @@ from bigbrain_fx.plan.making import (
 from bigbrain_fx.plan.measured import (
     MeasuredRun as MeasuredRun,
     MeasuredStep as MeasuredStep,
+    Spread as Spread,
     run_trace as run_trace,
+    spread as spread,
     typical_step as typical_step,
 )
 from bigbrain_fx.plan.money import (
@@ -94,7 +92,6 @@ from bigbrain_fx.plan.packing import (
     pack as pack,
     part_of as part_of,
 )
-from bigbrain_fx.plan.progress import telling as telling
 from bigbrain_fx.plan.quantising import (
     plain_params as plain_params,
     quantised_text as quantised_text,
@@ -107,6 +104,9 @@ from bigbrain_fx.plan.reading import (
     write_plan as write_plan,
 )
 from bigbrain_fx.plan.recompute import (
+    LAYERS as LAYERS,
+    defer_text as defer_text,
+    read_defer as read_defer,
     read_recompute as read_recompute,
     recompute_text as recompute_text,
 )
@@ -118,14 +118,17 @@ from bigbrain_fx.plan.recovery import (
     restart_all as restart_all,
 )
 from bigbrain_fx.plan.remedy import plan_or_remedy as plan_or_remedy
-from bigbrain_fx.plan.replanning import replan as replan, with_placement as with_placement
+from bigbrain_fx.plan.replanning import (
+    place_like as place_like,
+    replan as replan,
+    with_placement as with_placement,
+)
 from bigbrain_fx.plan.replica_cut import piece_messages as piece_messages
 from bigbrain_fx.plan.replica_text import (
     left_out_text as left_out_text,
     replicas_text as replicas_text,
 )
 from bigbrain_fx.plan.report import report as report
-from bigbrain_fx.plan.reuse import place_like as place_like
 from bigbrain_fx.plan.schedule import (
     SCHEDULES as SCHEDULES,
     begun_at as begun_at,
@@ -147,7 +150,6 @@ from bigbrain_fx.plan.shard import (
     trials as trials,
 )
 from bigbrain_fx.plan.simulate import chrome_trace as chrome_trace
-from bigbrain_fx.plan.spread import Spread as Spread, spread as spread
 from bigbrain_fx.plan.tensor import (
     PartChannel as PartChannel,
     answering as answering,
@@ -158,5 +160,4 @@ from bigbrain_fx.plan.tensor import (
     tensor_text as tensor_text,
     wanted_axes as wanted_axes,
 )
-from bigbrain_fx.plan.ungiven import may_be_ungiven as may_be_ungiven
 from bigbrain_fx.plan.wide_on_gpus import require_sent_types as require_sent_types

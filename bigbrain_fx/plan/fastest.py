@@ -7,8 +7,9 @@ than `least_gap` is taken for as fast, and of such plans the simplest is chosen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -17,9 +18,68 @@ from bigbrain_fx.core import Cluster, Graph
 from bigbrain_fx.errors import BigBrainError, InputError, NoPlanError
 from bigbrain_fx.plan.compatibility import Request, conflict
 from bigbrain_fx.plan.nouns import Options, Plan
-from bigbrain_fx.plan.progress import is_stopped
 from bigbrain_fx.plan.schedule import Synthesised, ZeroBubbleH1, ZeroBubbleV
 from bigbrain_fx.plan.search import MANY_DEVICES
+
+# ------------------------------------------------------------------------------------------------
+# How far planning is, told to whoever listens, and whether it shall stop with what there is.
+#
+# A search is deep below the one who waits for it, and one of several that make a plan: who
+# presses Ctrl-C in one of them wants no other.
+
+
+Say = Callable[[str], None]  # called often: as cheap as a spinner's new text
+
+_listener: ContextVar[Say | None] = ContextVar("listener", default=None)
+
+
+@contextmanager
+def telling(say: Say) -> Iterator[None]:
+    """Have `say` called with how far each plan is that is made meanwhile, in this context."""
+    before = _listener.set(say)
+    try:
+        yield
+    finally:
+        _listener.reset(before)
+
+
+def tell(how_far: str) -> None:
+    """Tell whoever listens; nobody has to."""
+    say = _listener.get()
+    if say is not None:
+        say(how_far)
+
+
+_asked: ContextVar[bool | None] = ContextVar("asked", default=None)  # None: nobody would know
+
+
+@contextmanager
+def until_stopped() -> Iterator[None]:
+    """Note within whether Ctrl-C was pressed; of several around each other the outermost counts."""
+    if _asked.get() is not None:
+        yield
+        return
+    before = _asked.set(False)
+    try:
+        yield
+    finally:
+        _asked.reset(before)
+
+
+def stop() -> None:
+    """Note that a search was ended by Ctrl-C, with a plan at hand."""
+    if _asked.get() is not None:
+        _asked.set(True)
+
+
+def is_stopped() -> bool:
+    """Whether no more searches are wanted."""
+    return bool(_asked.get())
+
+
+# ------------------------------------------------------------------------------------------------
+# Several tries at a plan -> the fastest of them, or why the first made none; or the simplest.
+
 
 CPU = 0.012
 """tools/studies/fidelity: choosing by `steady` lost 1.2 % to the best that was measured. The middle

@@ -13,12 +13,19 @@ from typing import Protocol
 
 from bigbrain_fx.core import Cluster, Costs, Graph, OpCost, Placement, micro_text
 from bigbrain_fx.errors import BigBrainError, InputError, NoPlanError
-from bigbrain_fx.plan.fastest import fastest, fastest_number, least_gap, open_halves, times_counted
+from bigbrain_fx.plan.fastest import (
+    fastest,
+    fastest_number,
+    least_gap,
+    open_halves,
+    stop,
+    tell,
+    times_counted,
+)
 from bigbrain_fx.plan.memory_check import needed_bytes
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
 from bigbrain_fx.plan.offloading import as_planners_see
 from bigbrain_fx.plan.one import counts, estimated, more_counts, placed, placement_of, planned_as
-from bigbrain_fx.plan.progress import stop, tell
 from bigbrain_fx.plan.schedule import traits
 from bigbrain_fx.plan.search import (
     MANY_DEVICES,

@@ -7,15 +7,226 @@ and forecast are made again, so what counts is the ledger's peak and no sum.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from bigbrain_fx.core import Costs, Forecast, Graph, Program, Stage, Stages
+from bigbrain_fx.core import (
+    Cluster,
+    Costs,
+    Device,
+    Forecast,
+    Graph,
+    Offloaded,
+    Param,
+    Program,
+    Stage,
+    Stages,
+)
 from bigbrain_fx.errors import InputError, NoPlanError
-from bigbrain_fx.plan.memory_check import held_bytes, needed_bytes, tensor_bytes
+from bigbrain_fx.plan.memory_check import (
+    held_bytes,
+    mib,
+    needed_bytes,
+    process_of,
+    tensor_bytes,
+    with_data,
+)
+from bigbrain_fx.plan.nouns import Source
 from bigbrain_fx.plan.recompute import Wanted, may_repeat
-from bigbrain_fx.plan.schedule import Choice, Part, choices, may_run_again
+from bigbrain_fx.plan.schedule import (
+    Choice,
+    Part,
+    StageCosts,
+    build,
+    choices,
+    may_run_again,
+    require_sound,
+    traits,
+    virtual_stages,
+)
+from bigbrain_fx.plan.simulate import simulate
+
+# ------------------------------------------------------------------------------------------------
+# What any plan holds at least, before anything is planned: a bound that refuses at once.
+#
+#   weights + gradients + state of the whole model  <=  what all devices hold together
+#
+# Replicas and tensor groups divide that or hold it several times; recompute and more micro-
+# batches change none of it.
+
+
+def whole_bytes(
+    graph: Graph, source: Source, offload: Sequence[Offloaded] = ()
+) -> Mapping[str, float]:
+    """Return what each tensor of the model takes where it is whole, by its own name."""
+    read = {name for op in graph.ops for name in op.params}
+    return {
+        param.canonical: param.spec.nbytes * (1 + _besides(param, graph, source, offload))
+        for param in graph.params
+        if param.name in read
+    }
+
+
+def _besides(param: Param, graph: Graph, source: Source, offload: Sequence[Offloaded]) -> float:
+    """Return how many times a tensor's own bytes its gradient and state take."""
+    if not (graph.training and param.is_trained):
+        return 0.0
+    if "state" in offload:
+        return 1.0
+    return 1 + source.optimizer_states.get(param.canonical, source.optimizer_state)
+
+
+def require_enough(
+    graph: Graph, cluster: Cluster, source: Source, offload: Sequence[Offloaded]
+) -> None:
+    """Refuse a model that all devices together cannot hold, however it is split.
+
+    Raises:
+        NoPlanError: with what it holds at least, and what each device has room for.
+    """
+    if "weights" in offload:
+        return
+    least = sum(whole_bytes(graph, source, offload).values())
+    room = sum(map(_room_bytes, cluster.devices))
+    if least <= room + len(cluster.devices):  # what each needs is rounded down
+        return
+    raise NoPlanError(
+        f"no split fits into the devices' memory: the model needs {mib(int(least))} at least, and "
+        f"together they have room for {mib(int(room))} of tensors",
+        code="BX1343",
+        notes=(_arithmetic(graph, source, offload, room), *map(_has, cluster.devices)),
+        help="use more devices, or devices with more memory",
+    )
+
+
+def _arithmetic(graph: Graph, source: Source, offload: Sequence[Offloaded], room: float) -> str:
+    """Return what the whole model needs and the cluster has, and what the need is made of."""
+    least = sum(whole_bytes(graph, source, offload).values())
+    weights = sum(whole_bytes(replace(graph, training=False), source).values())
+    both = sum(whole_bytes(graph, source, ("state",)).values())
+    parts = {"weights": weights, "gradients": both - weights, "optimizer": least - both}
+    made_of = ", ".join(f"{name} {mib(int(count))}" for name, count in parts.items() if count)
+    return f"the cluster needs {mib(int(least))} and has {mib(int(room))} for tensors: {made_of}"
+
+
+def _room_bytes(device: Device) -> float:
+    return max(0.0, tensor_bytes(device))
+
+
+def _has(device: Device) -> str:
+    """Say what a device has, and how much of it tensors may take."""
+    context = f"{mib(process_of(device).context_bytes)} are the process's"
+    room = int(_room_bytes(device))
+    holds = f"{mib(room)} are for tensors" if room else "there is no room for tensors"
+    return f"{device.name} has {mib(device.memory_bytes)}: {context}, and {holds}"
+
+
+# ------------------------------------------------------------------------------------------------
+# Programs under the bytes that devices have: an order that is searched is told its room.
+#
+# What a device takes beside activations is seen from a step with one micro-batch in flight, whose
+# ledger is exact; the room is what that leaves. Where a plan still does not fit, the room was
+# told too large (messages that have not left, workspace), and the order is made again with less.
+
+
+TRIES = 4
+LESS = 0.9
+"""Of its room is left for the next try, where a device lacks memory."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is to be ordered: stages of a graph for so many micro-batches.
+
+    `is_trial`: one of many, not checked. If it is stuck the simulator says so, and who answers with
+    it checks it.
+    """
+
+    graph: Graph
+    stages: Stages
+    micro_batches: int
+    costs: StageCosts
+    trained: frozenset[int]
+    cluster: Cluster
+    is_trial: bool = False
+
+    def forecast(self, programs: tuple[Program, ...]) -> Forecast:
+        """Simulate programs, and count the batch."""
+        found = simulate(programs, self.stages, self.costs, timeline=False)
+        return with_data(found, self.graph, self.stages, self.micro_batches, self.cluster)
+
+    def programs(
+        self,
+        schedule: str,
+        in_flight: tuple[int, ...] | None = None,
+        room: Mapping[str, float] | None = None,
+    ) -> tuple[Program, ...]:
+        """Order, and check unless it is a trial."""
+        given = self.stages, self.micro_batches, self.costs, self.trained
+        found = build(schedule, *given, in_flight, room)
+        if not self.is_trial:
+            require_sound(found, self.stages)
+        return found
+
+
+def scheduled(
+    step: Step, schedule: str, in_flight: tuple[int, ...] | None
+) -> tuple[tuple[Program, ...], Forecast]:
+    """Return the programs and their forecast; whether they fit is for the caller to say."""
+    if traits(schedule).searches:
+        return _searched(step, schedule, in_flight)[:2]
+    programs = step.programs(schedule, in_flight)
+    return programs, step.forecast(programs)
+
+
+def room_of(step: Step, schedule: str) -> Mapping[str, float]:
+    """Return the room under which a searched order was found."""
+    return _searched(step, schedule, None)[2]
+
+
+def _searched(
+    step: Step, schedule: str, in_flight: tuple[int, ...] | None
+) -> tuple[tuple[Program, ...], Forecast, Mapping[str, float]]:
+    least, less = _claimed(step), room_bytes(step)
+    for _ in range(TRIES):
+        room = less
+        programs = step.programs(schedule, in_flight, room)
+        forecast = step.forecast(programs)
+        short = [e.device for e in forecast.devices if e.peak_bytes > _most(step, e.device)]
+        less = {d: max(least[d], room[d] * LESS) if d in short else room[d] for d in room}
+        if less == room:
+            break
+    return programs, forecast, room
+
+
+def room_bytes(step: Step) -> Mapping[str, float]:
+    """Return what each device has for what is saved and what waits; enough for one micro-batch."""
+    devices, claimed = step.stages.devices, _claimed(step)
+    one = step.forecast(step.programs("list", (1,) * len(devices)))
+    # with one micro-batch in flight all of it is there at once: what else is, stays
+    return {
+        name: max(claimed[name], _most(step, name) - (one.of(name).peak_bytes - claimed[name]))
+        for name in devices
+    }
+
+
+def _claimed(step: Step) -> dict[str, float]:
+    """Return what one micro-batch takes of each device's room."""
+    given = virtual_stages(step.stages, step.micro_batches, step.costs, step.trained)
+    return {
+        name: sum(given.claim_bytes(stage) for stage in given.on[place])
+        for place, name in enumerate(step.stages.devices)
+    }
+
+
+def _most(step: Step, device: str) -> float:
+    return tensor_bytes(step.cluster.device[device])
+
+
+# ------------------------------------------------------------------------------------------------
+# Stages -> Stages whose backward makes ops again: cheap ones, and as many as a plan needs to fit.
+
 
 SHARE = 0.02
 """Of a stage's forward and backward, what "ops" spends where nothing lacks memory."""

@@ -25,7 +25,7 @@ from bigbrain_fx.plan.by_hand import (
 from bigbrain_fx.plan.compatibility import Request, require_compatible
 from bigbrain_fx.plan.fastest import fastest, fastest_number
 from bigbrain_fx.plan.judge import MOST_KEPT, Maker, PipelineMaker, by_partitioner
-from bigbrain_fx.plan.least_memory import require_enough
+from bigbrain_fx.plan.lightening import require_enough
 from bigbrain_fx.plan.memory_check import with_data
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
 from bigbrain_fx.plan.offloading import WORDS

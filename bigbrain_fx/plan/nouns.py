@@ -29,10 +29,9 @@ from bigbrain_fx.core import (
     ZeroStage,
     micro_text,
 )
-from bigbrain_fx.plan.deferring import Defer, defer_text
 from bigbrain_fx.plan.goals import Goals, Offer
 from bigbrain_fx.plan.offloading import offload_text
-from bigbrain_fx.plan.recompute import Wanted, recompute_text
+from bigbrain_fx.plan.recompute import Defer, Wanted, defer_text, recompute_text
 from bigbrain_fx.plan.replica_text import replicas_text
 from bigbrain_fx.plan.search import Compared, CutAt, Effort, Objective, Search
 from bigbrain_fx.plan.shard import sharded

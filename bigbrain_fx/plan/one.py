@@ -27,16 +27,14 @@ from bigbrain_fx.core import (
 from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan.asynchronous import overlapping, with_versions
 from bigbrain_fx.plan.cut import trained
-from bigbrain_fx.plan.deferring import deferring
-from bigbrain_fx.plan.fitting import Step, scheduled
 from bigbrain_fx.plan.fold import (
     folded,
+    in_layers,
     is_folded,
     micro_option,
     taken_counts,
 )
-from bigbrain_fx.plan.gathered_parts import in_layers
-from bigbrain_fx.plan.lightening import lightened
+from bigbrain_fx.plan.lightening import Step, lightened, scheduled
 from bigbrain_fx.plan.memory_check import (
     beside_compiler,
     beside_tensors,
@@ -52,7 +50,7 @@ from bigbrain_fx.plan.offloading import (
     require_capacity,
 )
 from bigbrain_fx.plan.quantising import requantising
-from bigbrain_fx.plan.recompute import recomputing
+from bigbrain_fx.plan.recompute import deferring, recomputing
 from bigbrain_fx.plan.replica_cut import cut_replicas, with_waiting_buckets
 from bigbrain_fx.plan.schedule import (
     is_mirrored,

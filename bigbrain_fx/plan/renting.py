@@ -17,16 +17,22 @@ from typing import TypeAlias
 
 from bigbrain_fx.core import Cluster, Graph
 from bigbrain_fx.errors import BigBrainError, InputError, NoPlanError
-from bigbrain_fx.plan.device_choices import Names, device_choices
-from bigbrain_fx.plan.fastest import least_gap
+from bigbrain_fx.plan.fastest import least_gap, tell
 from bigbrain_fx.plan.goals import Goals, Offer
-from bigbrain_fx.plan.limits import excesses, no_plan_within, require_countable
-from bigbrain_fx.plan.money import HOUR_S, best_for, money, step_usd
+from bigbrain_fx.plan.money import (
+    HOUR_S,
+    best_for,
+    excesses,
+    money,
+    no_plan_within,
+    require_countable,
+    step_usd,
+)
 from bigbrain_fx.plan.nouns import Options, Plan, Source
-from bigbrain_fx.plan.progress import tell
 from bigbrain_fx.plan.replicas import only
 from bigbrain_fx.plan.search import Objective
 from bigbrain_fx.plan.strategy import Bound
+from bigbrain_fx.plan.strategy.space import Names, device_choices
 
 PlanOn: TypeAlias = Callable[[Graph, Cluster, Source, Options], Plan]
 MOST_PLANS = 12

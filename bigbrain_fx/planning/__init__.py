@@ -8,13 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bigbrain_fx.core import door
-from bigbrain_fx.planning.contention import (
+from bigbrain_fx.planning.device_kinds import (
     Crowds as Crowds,
     bytes_per_s as bytes_per_s,
-    crowded as crowded,
-)
-from bigbrain_fx.planning.device_kinds import (
     canonical as canonical,
+    crowded as crowded,
     interchangeable as interchangeable,
     looked_at as looked_at,
     nameless as nameless,
@@ -28,24 +26,22 @@ from bigbrain_fx.planning.given import (
     is_own as is_own,
     label as label,
 )
-from bigbrain_fx.planning.graph_memo import GraphMemo as GraphMemo
 from bigbrain_fx.planning.registry import (
+    CHOSEN_ELSEWHERE as CHOSEN_ELSEWHERE,
+    Choice as Choice,
     Plugin as Plugin,
     estimator as estimator,
     names as names,
     options_of as options_of,
     partitioner as partitioner,
     preset as preset,
+    read_settings as read_settings,
     registered as registered,
     require_ready as require_ready,
-)
-from bigbrain_fx.planning.settings import (
-    CHOSEN_ELSEWHERE as CHOSEN_ELSEWHERE,
-    Choice as Choice,
-    read_settings as read_settings,
     settable as settable,
 )
 from bigbrain_fx.planning.units import (
+    GraphMemo as GraphMemo,
     is_size as is_size,
     live_ops as live_ops,
     mutated_roots as mutated_roots,
@@ -55,14 +51,13 @@ from bigbrain_fx.planning.units import (
 )
 
 if TYPE_CHECKING:
-    from bigbrain_fx.planning.best_first import BestFirst as BestFirst
-    from bigbrain_fx.planning.chain import Crossing as Crossing, Line as Line, Split as Split
-    from bigbrain_fx.planning.clock import Message as Message, TimedStages as TimedStages
-    from bigbrain_fx.planning.cut_setting import (
-        InFlight as InFlight,
-        Setting as Setting,
-        in_flight_at as in_flight_at,
+    from bigbrain_fx.planning.chain import (
+        BestFirst as BestFirst,
+        Crossing as Crossing,
+        Line as Line,
+        Split as Split,
     )
+    from bigbrain_fx.planning.clock import Message as Message, TimedStages as TimedStages
     from bigbrain_fx.planning.cutter import (
         Cutter as Cutter,
         Hop as Hop,
@@ -85,29 +80,38 @@ if TYPE_CHECKING:
         list_orders as list_orders,
         tastes as tastes,
     )
-    from bigbrain_fx.planning.order_clock import OrderClock as OrderClock
+    from bigbrain_fx.planning.order_clock import (
+        JobOf as JobOf,
+        Kind as Kind,
+        OrderClock as OrderClock,
+        OrdersOf as OrdersOf,
+        VirtualStages as VirtualStages,
+        loop_line as loop_line,
+        v_line as v_line,
+    )
     from bigbrain_fx.planning.pace import (
+        Found as Found,
         chain_of as chain_of,
         falling as falling,
         in_flights as in_flights,
-        step_s as step_s,
-    )
-    from bigbrain_fx.planning.piece_memory import PieceMemory as PieceMemory
-    from bigbrain_fx.planning.polish import (
-        Found as Found,
         polished as polished,
         room_of as room_of,
         shifted_cuts as shifted_cuts,
+        step_s as step_s,
     )
-    from bigbrain_fx.planning.stage_order import (
-        neighbours as neighbours,
-        stage_lists as stage_lists,
+    from bigbrain_fx.planning.piece_memory import (
+        InFlight as InFlight,
+        PieceMemory as PieceMemory,
+        Setting as Setting,
+        in_flight_at as in_flight_at,
     )
     from bigbrain_fx.planning.stages import (
         Cuts as Cuts,
         StageCutter as StageCutter,
+        neighbours as neighbours,
         searched_cuts as searched_cuts,
         shared_cuts as shared_cuts,
+        stage_lists as stage_lists,
     )
     from bigbrain_fx.planning.synthesis import (
         Synthesis as Synthesis,
@@ -129,14 +133,6 @@ if TYPE_CHECKING:
         Work as Work,
         whole_layers as whole_layers,
         work as work,
-    )
-    from bigbrain_fx.planning.virtual_stages import (
-        JobOf as JobOf,
-        Kind as Kind,
-        OrdersOf as OrdersOf,
-        VirtualStages as VirtualStages,
-        loop_line as loop_line,
-        v_line as v_line,
     )
 else:
     __getattr__ = door(__name__)

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from bigbrain_fx.core import Cluster
 from bigbrain_fx.planning.chain import Crossing, Line, Split
-from bigbrain_fx.planning.contention import bytes_per_s
-from bigbrain_fx.planning.cut_setting import Setting
+from bigbrain_fx.planning.device_kinds import bytes_per_s
+from bigbrain_fx.planning.piece_memory import Setting
 from bigbrain_fx.planning.unit_work import Array, Numbers
 
 _ROUNDING = 1.0 + 1e-12

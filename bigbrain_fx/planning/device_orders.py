@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from itertools import islice, pairwise
 
 from bigbrain_fx.core import Cluster, Device
-from bigbrain_fx.planning.contention import bytes_per_s
-from bigbrain_fx.planning.device_kinds import seen_devices
+from bigbrain_fx.planning.device_kinds import bytes_per_s, seen_devices
 
 _BEAM = 24
 _PER_LENGTH = 3

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.planning.clock import one_f_one_b_of
-from bigbrain_fx.planning.virtual_stages import JobOf, Kind
+from bigbrain_fx.planning.order_clock import JobOf, Kind
 
 Jobs: TypeAlias = tuple[JobOf, ...]
 Ranked: TypeAlias = tuple[Jobs, ...]

@@ -20,7 +20,7 @@ from itertools import pairwise, product
 from math import ceil
 
 from bigbrain_fx.planning.clock import Message, TimedStages
-from bigbrain_fx.planning.virtual_stages import JobOf, Kind, OrdersOf, VirtualStages
+from bigbrain_fx.planning.order_clock import JobOf, Kind, OrdersOf, VirtualStages
 
 _NEVER = float("inf")
 _SLACK = 1 + 1e-9

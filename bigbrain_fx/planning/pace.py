@@ -7,16 +7,19 @@ has been simulated as it is; this only chooses which.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
 from math import ceil
 from operator import add
 
 import numpy as np
 
 from bigbrain_fx.planning.chain import Line, Split
-from bigbrain_fx.planning.chain_clock import ChainClock, is_plain, many_at_once
 from bigbrain_fx.planning.clock import Message, TimedStages, alternating, forwards, played_s
-from bigbrain_fx.planning.cut_setting import Setting
+from bigbrain_fx.planning.cutter import Cutter
+from bigbrain_fx.planning.piece_memory import Setting
 from bigbrain_fx.planning.stages import Wires, messages
+from bigbrain_fx.planning.unit_work import Array, Numbers
 
 
 def chain_of(line: Line, split: Split, setting: Setting, again: Sequence[int]) -> TimedStages:
@@ -145,3 +148,194 @@ def _hop(chain: TimedStages, stage: int) -> tuple[float, float]:
     latency_s = sum(max((m.latency_s for m in way), default=0.0) for way in (there, back))
     handled_s = sum(m.received_s for m in (*there, *back))
     return max(wires), sum(wires) + latency_s + handled_s
+
+
+# ------------------------------------------------------------------------------------------------
+# 1F1B on a chain of stages -> when the last device is done.
+#
+# The physics, and the bits, are those of `clock.played_s`, which follows one device after
+# another. Where many stages compute at once, all of them go in step, in arrays: in a round each
+# takes its next job where what it waits for is there, and hundreds of stages take about as long
+# as a few.
+
+
+_FEWEST_JOBS = 16
+"""Of a round, about, from which on arrays are faster than following each device."""
+
+
+class ChainClock:
+    """One step of a chain in simulated time: mutable, used once.
+
+    Args:
+        stages: one per device, and `is_plain`.
+        micro_batches: of the step.
+        in_flight: of each stage.
+    """
+
+    def __init__(self, stages: TimedStages, micro_batches: int, in_flight: Numbers) -> None:
+        count = len(stages.forward_s)
+        self.micro_batches = micro_batches
+        self.warm_up = np.minimum(in_flight, micro_batches)
+        self.now_s = np.array([stages.begin_s[stage] for stage in range(count)])
+        self.done = {way: np.zeros(count + 2, dtype=np.intp) for way in (True, False)}
+        for way in self.done:  # beside the ends everything is there
+            self.done[way][[0, -1]] = micro_batches
+        self.job_s = {way: np.array(stages.job_s[way]) for way in (True, False)}
+        self.ways = {True: _Way(stages.values, count, micro_batches, 1)}
+        self.ways[False] = _Way(stages.gradients, count, micro_batches, -1)
+
+    def step_s(self, once_s: Array) -> float:
+        """Return when the last device is done."""
+        while self._round():
+            pass
+        return float((self.now_s + once_s).max())
+
+    def _round(self) -> bool:
+        """Let each stage take its next job, where it can; return whether one did."""
+        there, back = self.done[True], self.done[False]
+        forward, backward = there[1:-1], back[1:-1]
+        is_forward = (forward < self.micro_batches) & (forward - backward < self.warm_up)
+        forwards = np.flatnonzero(is_forward & (there[:-2] > forward))
+        backwards = np.flatnonzero(~is_forward & (back[2:] > backward))
+        for way, ready in ((True, forwards), (False, backwards)):
+            if len(ready):
+                self._take(way, ready)
+        return bool(len(forwards) or len(backwards))
+
+    def _take(self, way: bool, ready: Numbers) -> None:
+        own, done = self.ways[way], self.done[way]
+        micro = done[ready + 1]
+        now_s = np.maximum(self.now_s[ready], own.arrived_s[ready, micro]) + own.received_s[ready]
+        now_s += self.job_s[way][ready]
+        now_s += own.sent_s[ready]
+        self.now_s[ready] = now_s
+        own.send(ready, micro, now_s)
+        done[ready + 1] += 1
+
+
+class _Way:
+    """The messages of one direction: what each stage takes and sends, and when that is there."""
+
+    def __init__(self, every: tuple[Message, ...], count: int, micro: int, step: int) -> None:
+        self.step = step
+        self.received_s, self.sent_s, self.wire_s, self.latency_s, self.free_s = np.zeros(
+            (5, count)
+        )
+        # one row more: the last of a direction sends nobody anything
+        self.arrived_s = np.full((count + 1, micro), -np.inf)
+        for message in every:
+            self.received_s[message.target] = message.received_s
+            self.sent_s[message.source] = message.sent_s
+            self.wire_s[message.source] = message.wire_s
+            self.latency_s[message.source] = message.latency_s
+
+    def send(self, ready: Numbers, micro: Numbers, now_s: Array) -> None:
+        """Send what these stages made: the first and the last of a chain have one neighbour."""
+        self.free_s[ready] = np.maximum(now_s, self.free_s[ready]) + self.wire_s[ready]
+        targets = ready + self.step  # -1 and the end are the row that nobody reads
+        self.arrived_s[targets, micro] = self.free_s[ready] + self.latency_s[ready]
+
+
+def many_at_once(stages: TimedStages, micro_batches: int, in_flight: Sequence[int]) -> bool:
+    """Whether many stages of a chain compute at once.
+
+    They do not where neighbours have equally many in flight: then a forward goes through all of
+    these before any of them goes on to its next backward. Nor where few are in flight: a
+    micro-batch stays at a stage for two rounds of each stage from there on.
+    """
+    count = len(stages.forward_s)
+    if count < _FEWEST_JOBS:
+        return False
+    alike = max((len(list(run)) for n, run in groupby(in_flight) if n < micro_batches), default=1)
+    waits = (2 * (count - s) * micro_batches / n for s, n in enumerate(in_flight))
+    rounds = max(2 * (count + micro_batches), 2 * alike * micro_batches, *waits)
+    return 2 * count * micro_batches >= _FEWEST_JOBS * rounds
+
+
+def is_plain(stages: TimedStages) -> bool:
+    """Whether each stage is on a device of its own and neighbours send each other one message."""
+    hops = [(stage, stage + 1) for stage in range(len(stages.forward_s) - 1)]
+    there = [(message.source, message.target) for message in stages.values]
+    back = [(message.target, message.source) for message in stages.gradients]
+    return (
+        stages.device_of == tuple(range(len(hops) + 1))
+        and sorted(there) == hops
+        and sorted(back) == hops
+    )
+
+
+# ------------------------------------------------------------------------------------------------
+# A split, played through as it is -> a better one: cuts are shifted while a step gets shorter.
+#
+# What the dynamic program minimises is not quite what a step takes; from its best splits on, the
+# clock decides.
+
+
+@dataclass(frozen=True)
+class Found:
+    """A split, how many micro-batches to keep in flight, and about what a step would take."""
+
+    line: Line
+    split: Split
+    micro_batches: int
+    in_flight: tuple[int, ...]
+    recompute: tuple[int, ...]
+    step_s: float
+
+
+def polished(cutter: Cutter, found: Found, visits: int) -> Found:
+    """Shift the cuts, one at a time, by ever smaller steps, while the pace improves.
+
+    Args:
+        cutter: of the found split's line and setting.
+        found: where to begin.
+        visits: forwards and backwards that may be played, and units that may be looked at.
+    """
+    line = found.line
+    best, left = found, visits
+    each = 2 * len(found.split.sequence) * found.micro_batches + 2 * line.work.count
+    step = max(1, line.count // (4 * len(found.split.sequence)))
+    while step >= 1 and left > each:
+        improved = False
+        for cuts in shifted_cuts(best.split.cuts, step):
+            left -= each
+            other = _repaced(cutter, best, cuts) if left > 0 else None
+            if other is not None and other.step_s < best.step_s * (1 - 1e-7):
+                best, improved = other, True
+                break
+        step = step if improved else step // 2
+    return best
+
+
+def shifted_cuts(cuts: tuple[int, ...], step: int) -> Iterator[tuple[int, ...]]:
+    """Yield the cuts with one of them, or all from one on, moved by a step either way."""
+    for change in (-step, step):
+        for i in range(1, len(cuts) - 1):
+            for upto in dict.fromkeys((i + 1, len(cuts) - 1)):
+                moved = (*cuts[:i], *(c + change for c in cuts[i:upto]), *cuts[upto:])
+                if all(a < b for a, b in pairwise(moved)):
+                    yield moved
+
+
+def _repaced(cutter: Cutter, found: Found, cuts: tuple[int, ...]) -> Found | None:
+    """Return what was found with other cuts; None when a stage would not fit."""
+    line, setting = found.line, cutter.setting
+    sequence = found.split.sequence
+    if not cutter.fits(sequence, cuts):
+        return None
+    split = cutter.measure(sequence, cuts)
+    chain = chain_of(line, split, setting, found.recompute)
+    room = room_of(line, setting, split, found.recompute)
+    in_flight = falling(found.in_flight, found.micro_batches, room)
+    trains = line.work.trains
+    paced_s = step_s(chain, found.micro_batches, in_flight, trains)
+    return replace(found, split=split, in_flight=in_flight, step_s=paced_s)
+
+
+def room_of(line: Line, setting: Setting, split: Split, again: Sequence[int]) -> list[int]:
+    """Return how many micro-batches each stage's memory has room for."""
+    pieces = zip(split.sequence, split.cuts[:-1], split.cuts[1:], strict=True)
+    return [
+        line.memory.most_in_flight(device, a, b, setting, stage in again)
+        for stage, (device, a, b) in enumerate(pieces)
+    ]

@@ -12,8 +12,14 @@ from dataclasses import dataclass
 from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.planning.known_orders import Ranked, interleaved, one_f_one_b, zb_h1, zb_v
 from bigbrain_fx.planning.listing import list_orders, tastes
-from bigbrain_fx.planning.order_clock import OrderClock
-from bigbrain_fx.planning.virtual_stages import Kind, OrdersOf, VirtualStages, loop_line, v_line
+from bigbrain_fx.planning.order_clock import (
+    Kind,
+    OrderClock,
+    OrdersOf,
+    VirtualStages,
+    loop_line,
+    v_line,
+)
 
 WORK = 3_000_000
 """Jobs to play for one order, about: two seconds."""

@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 
 from bigbrain_fx.core import Costs, Device, Graph, Op, OpCost
 from bigbrain_fx.planning.device_kinds import cost_ranks
-from bigbrain_fx.planning.graph_memo import GraphMemo
 from bigbrain_fx.planning.keeping import Keeping, keeping
 from bigbrain_fx.planning.unit_io import Value, Weight, edges_of, once_s, values_of, weights_of
-from bigbrain_fx.planning.units import live_ops, spread, units
+from bigbrain_fx.planning.units import GraphMemo, live_ops, spread, units
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]

@@ -17,7 +17,7 @@ from bigbrain_fx.bundles import resplit, verify
 from bigbrain_fx.bundles.launch import RunOptions, run
 from bigbrain_fx.cli.given import read_axes, read_number, read_ratio
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.plan import Options, gathered_parts, read_plan
+from bigbrain_fx.plan import Options, fold, read_plan
 from bigbrain_fx.supervisor import Event
 from tests.bundles.resplitting.test_resplit import train
 from tests.support.bundles import MODEL, cluster, split_small, uneven
@@ -51,7 +51,7 @@ def test_a_run_goes_on_with_more_or_fewer_replicas(bundle: Path, tmp_path: Path)
 @pytest.fixture
 def unsharded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A bundle whose replicas divide the weights, too."""
-    monkeypatch.setattr(gathered_parts, "LEAST_PART", 1024)
+    monkeypatch.setattr(fold, "LEAST_PART", 1024)
     options = replace(TREE, zero_stage=3, replica_shares=(5, 3))
     return split_small(tmp_path, cluster(2), options)
 

@@ -15,9 +15,8 @@ from hypothesis import given, strategies as st
 from bigbrain_fx.core import Cluster, Costs, Graph, Link, Op, OpCost, Partitioner, Ref
 from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.planning.unit_work import work
-from partitioners.baechi import fused, prepared
+from partitioners.baechi import favorite_children, fused, prepared
 from partitioners.chain_dp import ChainDP
-from partitioners.favorite_children import favorite_children
 from partitioners.jobs import Jobs, Timetable, timetable
 from partitioners.m_etf import METF
 from partitioners.m_sct import MSCT

@@ -17,9 +17,9 @@ from bigbrain_fx.core import Graph, OpCost, Stage, Stages
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import capture
 from bigbrain_fx.plan import Options, Plan, Source, explain, make_plan, replan, with_placement
-from bigbrain_fx.plan.deferring import defer_of, deferring, read_defer
+from bigbrain_fx.plan.recompute import defer_of, deferring, read_defer
 from bigbrain_fx.plan.schedule import StageCosts, build, check, held, stage_costs
-from bigbrain_fx.plan.schedule.table import cell
+from bigbrain_fx.plan.schedule.faults import cell
 from bigbrain_fx.plan.simulate import simulate
 from tests.support import samples
 from tests.support.pipelines import all_of, chain, even_costs

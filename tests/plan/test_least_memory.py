@@ -10,7 +10,7 @@ import pytest
 from bigbrain_fx.core import DeviceStore, Graph, ParamRef, Ref
 from bigbrain_fx.errors import NoPlanError
 from bigbrain_fx.plan import Options, Source, make_plan
-from bigbrain_fx.plan.least_memory import held_bytes, require_enough
+from bigbrain_fx.plan.lightening import require_enough, whole_bytes
 from tests.support.synthetic import cluster_of, device, graph_of, op, weight
 
 MIB = 2**20
@@ -62,10 +62,10 @@ def test_what_no_split_holds_is_refused_before_anything_is_planned(
 
 def test_gradients_and_state_count_once_each() -> None:
     graph = model(1, 4)
-    assert held_bytes(graph, Source("m.py")) == {"w0": 16 * MIB}
-    assert held_bytes(graph, Source("m.py", optimizer_state=0.0)) == {"w0": 8 * MIB}
-    assert held_bytes(graph, Source("m.py"), ("state",)) == {"w0": 8 * MIB}
-    assert held_bytes(replace(graph, training=False), Source("m.py")) == {"w0": 4 * MIB}
+    assert whole_bytes(graph, Source("m.py")) == {"w0": 16 * MIB}
+    assert whole_bytes(graph, Source("m.py", optimizer_state=0.0)) == {"w0": 8 * MIB}
+    assert whole_bytes(graph, Source("m.py"), ("state",)) == {"w0": 8 * MIB}
+    assert whole_bytes(replace(graph, training=False), Source("m.py")) == {"w0": 4 * MIB}
 
 
 def test_a_device_without_room_counts_as_none() -> None:

@@ -30,7 +30,7 @@ from bigbrain_fx.core import (
 )
 from bigbrain_fx.frontend import capture, run_graph
 from bigbrain_fx.plan.cut import cut
-from bigbrain_fx.plan.deferring import deferring
+from bigbrain_fx.plan.recompute import deferring
 from bigbrain_fx.plan.schedule import StageCosts, build, held
 from bigbrain_fx.plan.schedule.costs import stage_costs
 from bigbrain_fx.planning.registry import estimator

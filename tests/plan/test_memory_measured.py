@@ -25,8 +25,7 @@ from bigbrain_fx.plan.cut import cut
 from bigbrain_fx.plan.memory_check import PROCESS, needed_bytes
 from bigbrain_fx.plan.remedy import plan_or_remedy
 from bigbrain_fx.plan.schedule import memory
-from bigbrain_fx.plan.schedule.cuda import optimizer_temporary_bytes
-from bigbrain_fx.plan.schedule.stage_part import Part
+from bigbrain_fx.plan.schedule.stage_part import Part, optimizer_temporary_bytes
 from bigbrain_fx.plan.schedule.walk import walk
 from bigbrain_fx.planning import unit_io as tensors
 from bigbrain_fx.planning.registry import estimator

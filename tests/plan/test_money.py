@@ -9,7 +9,7 @@ import pytest
 from bigbrain_fx.core import Cluster, Graph, Link
 from bigbrain_fx.errors import NoPlanError
 from bigbrain_fx.plan import Goals, Options, Plan, Source, make_plan, money, steps_for
-from bigbrain_fx.plan.device_choices import device_choices
+from bigbrain_fx.plan.strategy.space import device_choices
 from tests.plan.test_micro_batch_rows import wide
 from tests.support.messages import refused
 from tests.support.synthetic import cluster_of, device

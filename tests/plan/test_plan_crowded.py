@@ -8,7 +8,7 @@ import pytest
 
 from bigbrain_fx.core import Cluster, Host
 from bigbrain_fx.plan import Options, Plan, Source, costs_of, from_json, make_plan, replan, to_json
-from bigbrain_fx.planning.contention import crowded
+from bigbrain_fx.planning.device_kinds import crowded
 from tests.support import samples
 from tests.support.synthetic import chain_graph
 

@@ -7,9 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from bigbrain_fx.planning.chain_clock import ChainClock, is_plain, many_at_once
 from bigbrain_fx.planning.clock import Message, TimedStages, alternating, played_s
-from bigbrain_fx.planning.pace import step_s
+from bigbrain_fx.planning.pace import ChainClock, is_plain, many_at_once, step_s
 
 
 def chain(count: int, dice: random.Random) -> TimedStages:

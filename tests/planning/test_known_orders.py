@@ -15,8 +15,7 @@ from bigbrain_fx.planning.known_orders import (
     zb_h1,
     zb_v,
 )
-from bigbrain_fx.planning.order_clock import OrderClock
-from bigbrain_fx.planning.virtual_stages import Kind, VirtualStages, loop_line, v_line
+from bigbrain_fx.planning.order_clock import Kind, OrderClock, VirtualStages, loop_line, v_line
 from tests.support.virtual_line import virtual_line
 
 KINDS = {

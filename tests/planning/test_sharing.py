@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from bigbrain_fx.core import Cluster, Device, Host, Link
-from bigbrain_fx.planning.contention import Crowds, crowded
+from bigbrain_fx.planning.device_kinds import Crowds, crowded
 
 LINK = Link(1e-3, 1e9)
 

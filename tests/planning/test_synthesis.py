@@ -12,14 +12,14 @@ import pytest
 from bigbrain_fx.errors import NoPlanError
 from bigbrain_fx.planning.clock import played_s
 from bigbrain_fx.planning.listing import Taste, list_orders, tastes
-from bigbrain_fx.planning.order_clock import OrderClock
-from bigbrain_fx.planning.synthesis import Synthesis, bound_s, synthesise
-from bigbrain_fx.planning.virtual_stages import (
+from bigbrain_fx.planning.order_clock import (
     JobOf,
     Kind,
+    OrderClock,
     VirtualStages,
     v_line,
 )
+from bigbrain_fx.planning.synthesis import Synthesis, bound_s, synthesise
 from tests.support.virtual_line import virtual_line
 
 WORK = 60_000

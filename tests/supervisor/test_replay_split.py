@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bigbrain_fx.plan import Options, read_plan
-from bigbrain_fx.plan.schedule.table import cell
+from bigbrain_fx.plan.schedule.faults import cell
 from tests.support.bundles import cluster, split_small
 from tests.support.replayed import Fault, supervised
 

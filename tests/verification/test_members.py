@@ -27,7 +27,7 @@ from bigbrain_fx.plan import (
     part_channels,
     wanted_axes,
 )
-from bigbrain_fx.plan.tensor.exchange import LARGE, pieces
+from bigbrain_fx.plan.tensor.messages import LARGE, pieces
 from bigbrain_fx.runtime import group, joined
 from bigbrain_fx.verification.imported_bundle import batches_of, run_bundle, weights_of
 from bigbrain_fx.verification.links import same_training

@@ -11,7 +11,7 @@ import torch
 
 from bigbrain_fx.core import Cluster, Link, Recv, Send
 from bigbrain_fx.errors import NoPlanError
-from bigbrain_fx.plan import Plan, gathered_parts, replica_cut
+from bigbrain_fx.plan import Plan, fold, replica_cut
 from bigbrain_fx.plan.memory_check import needed_bytes
 from tests.support.bundles import MODEL
 from tests.verification.test_replicas import (
@@ -31,7 +31,7 @@ TIMES = 2.5  # one device's peak, of what each of four has
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A tiny model has several parts and buckets, too; one thread, as a device of a bundle has."""
-    monkeypatch.setattr(gathered_parts, "LEAST_PART", 1024)
+    monkeypatch.setattr(fold, "LEAST_PART", 1024)
     monkeypatch.setattr(replica_cut, "LEAST_BUCKET", 2048)
     before = torch.get_num_threads()
     torch.set_num_threads(1)

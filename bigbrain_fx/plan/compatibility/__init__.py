@@ -6,7 +6,7 @@ RULES                                             all of them, as docs/reference
 has them
 """
 
-from bigbrain_fx.plan.compatibility.rule import (
+from bigbrain_fx.plan.compatibility.features import (
     Feature as Feature,
     Request as Request,
     Rule as Rule,

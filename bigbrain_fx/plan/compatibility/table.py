@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bigbrain_fx.plan.compatibility import features as f
-from bigbrain_fx.plan.compatibility.rule import Request, Rule
+from bigbrain_fx.plan.compatibility.features import Request, Rule
 
 _FOR_TRAINING = "nothing is trained there", "split with --mode train"
 _NAME_ANOTHER = "name another partitioner (--partitioner analytical)"

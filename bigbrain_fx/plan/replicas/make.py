@@ -21,13 +21,12 @@ from bigbrain_fx.core import (
     sums_each,
 )
 from bigbrain_fx.errors import InputError, NoPlanError, ScheduleError
-from bigbrain_fx.plan.deferring import Defer
-from bigbrain_fx.plan.fastest import halved
-from bigbrain_fx.plan.gathered_parts import in_parts
+from bigbrain_fx.plan.fastest import halved, tell, until_stopped
+from bigbrain_fx.plan.fold import in_parts
 from bigbrain_fx.plan.judge import Maker, PipelineMaker
 from bigbrain_fx.plan.nouns import Options, Plan, Source
 from bigbrain_fx.plan.one import counts, estimated, more_counts, placed
-from bigbrain_fx.plan.progress import tell, until_stopped
+from bigbrain_fx.plan.recompute import Defer
 from bigbrain_fx.plan.replica_cut import with_breaks
 from bigbrain_fx.plan.replicas.as_another import (
     ABOUT,
@@ -40,9 +39,10 @@ from bigbrain_fx.plan.replicas.as_another import (
     is_plain,
     names,
     renamed,
+    require_alike_micros,
+    require_collectives,
     schedule_of,
 )
-from bigbrain_fx.plan.replicas.collectives import require_alike_micros, require_collectives
 from bigbrain_fx.plan.replicas.divide import (
     Group,
     asked,

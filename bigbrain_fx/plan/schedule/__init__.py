@@ -16,6 +16,7 @@ from bigbrain_fx.plan.schedule.again import (
     Choice as Choice,
     choices as choices,
     may_run_again as may_run_again,
+    with_saved_in_stores as with_saved_in_stores,
 )
 from bigbrain_fx.plan.schedule.check import check as check, require_sound as require_sound
 from bigbrain_fx.plan.schedule.costs import (
@@ -23,7 +24,6 @@ from bigbrain_fx.plan.schedule.costs import (
     StageTimes as StageTimes,
     stage_costs as stage_costs,
 )
-from bigbrain_fx.plan.schedule.cuda import library_bytes as library_bytes, rounded as rounded
 from bigbrain_fx.plan.schedule.faults import (
     BackwardBeforeForward as BackwardBeforeForward,
     Deadlock as Deadlock,
@@ -38,38 +38,45 @@ from bigbrain_fx.plan.schedule.faults import (
     UnmatchedRecv as UnmatchedRecv,
     UnmatchedSend as UnmatchedSend,
     WeightBeforeBackward as WeightBeforeBackward,
+    table as table,
 )
-from bigbrain_fx.plan.schedule.gathers import begun_at as begun_at, early_takes as early_takes
+from bigbrain_fx.plan.schedule.gathers import (
+    begun_at as begun_at,
+    early_takes as early_takes,
+    nodes as nodes,
+    parts as parts,
+)
 from bigbrain_fx.plan.schedule.memory import (
     Held as Held,
     fixed_bytes as fixed_bytes,
     held as held,
     optimizes as optimizes,
 )
-from bigbrain_fx.plan.schedule.messages import Orders, messages as messages, with_messages
-from bigbrain_fx.plan.schedule.named_orders import (
+from bigbrain_fx.plan.schedule.messages import (
+    Orders,
+    messages as messages,
+    order_replicas,
+    with_messages,
+)
+from bigbrain_fx.plan.schedule.orders import (
     DualPipeV as DualPipeV,
     ForwardOnly as ForwardOnly,
     Gems as Gems,
     GPipe as GPipe,
     Interleaved as Interleaved,
+    ListScheduler as ListScheduler,
     OneForwardOneBackward as OneForwardOneBackward,
+    Synthesised as Synthesised,
     ZeroBubbleH1 as ZeroBubbleH1,
     ZeroBubbleV as ZeroBubbleV,
+    goes_in_row as goes_in_row,
     is_mirrored as is_mirrored,
 )
-from bigbrain_fx.plan.schedule.parts import nodes as nodes, parts as parts
-from bigbrain_fx.plan.schedule.replicas import order_replicas
-from bigbrain_fx.plan.schedule.searched_orders import (
-    ListScheduler as ListScheduler,
-    Synthesised as Synthesised,
-    goes_in_row as goes_in_row,
+from bigbrain_fx.plan.schedule.stage_part import (
+    Part as Part,
+    library_bytes as library_bytes,
+    rounded as rounded,
 )
-from bigbrain_fx.plan.schedule.stage_part import Part as Part
-from bigbrain_fx.plan.schedule.stored_activations import (
-    with_saved_in_stores as with_saved_in_stores,
-)
-from bigbrain_fx.plan.schedule.table import table as table
 from bigbrain_fx.plan.schedule.virtual import (
     Fold as Fold,
     Schedule as Schedule,

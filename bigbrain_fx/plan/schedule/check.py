@@ -38,10 +38,10 @@ from bigbrain_fx.plan.schedule.faults import (
     UnmatchedRecv,
     UnmatchedSend,
     WeightBeforeBackward,
+    table,
 )
 from bigbrain_fx.plan.schedule.memory import fixed_bytes, held
 from bigbrain_fx.plan.schedule.messages import ONCE, OnceAStep, once_a_step
-from bigbrain_fx.plan.schedule.table import table
 
 SHOWN_FAULTS = 10
 

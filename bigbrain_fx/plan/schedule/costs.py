@@ -20,9 +20,8 @@ from bigbrain_fx.core import (
     Stages,
     TensorSpec,
 )
-from bigbrain_fx.plan.deferring import waiting_ops
-from bigbrain_fx.plan.schedule.cuda import library_bytes, rounded
-from bigbrain_fx.plan.schedule.stage_part import Part, divided, wholes
+from bigbrain_fx.plan.recompute import waiting_ops
+from bigbrain_fx.plan.schedule.stage_part import Part, divided, library_bytes, rounded, wholes
 from bigbrain_fx.plan.schedule.update_costs import (
     bytes_of,
     kept_params,

@@ -58,10 +58,9 @@ from bigbrain_fx.core import (
     Send,
     Stages,
 )
-from bigbrain_fx.plan.schedule.bucket_room import summed_bytes, sums_parts
 from bigbrain_fx.plan.schedule.costs import StageCosts
-from bigbrain_fx.plan.schedule.cuda import rounded
-from bigbrain_fx.plan.schedule.parts import nodes
+from bigbrain_fx.plan.schedule.gathers import nodes
+from bigbrain_fx.plan.schedule.stage_part import rounded, summed_bytes, sums_parts
 from bigbrain_fx.plan.schedule.walk import Working
 
 AHEAD = 2

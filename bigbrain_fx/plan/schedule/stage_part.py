@@ -6,14 +6,120 @@ what runs when it knows nothing: that is `walk`.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
-from bigbrain_fx.core import Costs, Dim, Edge, EdgeKind, Graph, ModuleCall, Op, Saves, Stage, Stages
+from bigbrain_fx.core import (
+    BLAS_BYTES,
+    BLAS_BYTES_FROM_HOPPER_ON,
+    DTYPE_BYTES,
+    Bucket,
+    Costs,
+    Device,
+    Dim,
+    Edge,
+    EdgeKind,
+    Graph,
+    ModuleCall,
+    Op,
+    Saves,
+    Stage,
+    Stages,
+)
 from bigbrain_fx.plan.offloading import STORED_FROM_BYTES
-from bigbrain_fx.plan.schedule.cuda import rounded
+
+# ------------------------------------------------------------------------------------------------
+# What torch takes of a CUDA device beyond the bytes that a tensor's shape says.
+#
+# All of it is read off torch 2.13's source, in the terms of `torch.cuda.max_memory_allocated`; no
+# GPU has tested it. On a CPU nothing here changes a byte. Left out, because nobody can foresee
+# it:
+#
+# - what cuDNN takes while a convolution runs: its heuristics choose; a block of the same
+# allocator, given back at the end of the call (aten/src/ATen/native/cudnn/Conv_v8.cpp); - up to 1
+# MiB of a tensor of more than 1 MiB that gets a block whose rest is too small to be of use
+# (CUDACachingAllocator.cpp, `should_split`: the block is counted whole); - a block of 512 bytes
+# for each scalar that the runtime keeps.
+
+
+ROUND_BYTES = 512
+"""torch's caching allocator hands out multiples of this (c10/core/AllocatorConfig.h,
+`kMinBlockSize`; PYTORCH_ALLOC_CONF can ask for more), and `max_memory_allocated` counts them. Its
+segments of 2 and 20 MiB are part of what `memory_check` adds for the process.
+"""
+
+_FROM_HOPPER_ON_FLOPS_PER_S = 330e12
+"""Where a cluster does not say what cuBLAS takes, the rate of half-precision products has to:
+312e12 at most before Hopper (A100's datasheet), 756e12 at least from then on (H100 PCIe's).
+"""
+
+_PRODUCTS = {
+    *("linear", "mm", "matmul", "bmm", "mv", "dot", "einsum", "bilinear"),
+    *("addmm", "baddbmm", "addbmm", "addmv"),
+}
+
+
+def rounded(nbytes: int, kind: str) -> int:
+    """Return what the allocator of a kind of device takes for a tensor of so many bytes."""
+    return -(-nbytes // ROUND_BYTES) * ROUND_BYTES if kind == "cuda" else nbytes
+
+
+def library_bytes(device: Device, ops: Iterable[Op], trains: bool) -> int:
+    """Return the workspaces that cuBLAS keeps on a device.
+
+    Handles belong to threads: the forward's products are started by the program's, the backward's
+    by the thread that autograd has for each GPU. The allocator gives a handle its workspace at the
+    first product and keeps it; cuBLASLt uses the same one. torch 2.15 gives it back after each
+    product, unless TORCH_CUBLAS_WORKSPACE_CACHE is 1.
+    """
+    if device.kind != "cuda" or not any(map(_has_product, ops)):
+        return 0
+    return (2 if trains else 1) * _blas_bytes(device)
+
+
+def optimizer_temporary_bytes(
+    sizes: Sequence[int], temporaries: float, leftover: float, *, at_once: bool
+) -> int:
+    """Return what an optimizer's step holds for a moment, besides gradients and state.
+
+    On a CPU optimizers go parameter by parameter, as on CUDA with `foreach=False`: the temporaries
+    of one, and what Python's loop has not let go of the one before. On CUDA they
+    update all at once (`foreach` is the default there): AdamW has the roots of all second moments
+    (torch/optim/adam.py, `_multi_tensor_adam`), SGD with weight decay the sums with all parameters.
+    One for each byte of parameters holds for these, NAdam, RAdam, Adamax and RMSprop; Adagrad,
+    Adadelta, and RMSprop with weight decay have two; an optimizer that was made with `fused` has
+    none. Of several groups of parameters only the largest counts really; all do here.
+
+    Args:
+        sizes: bytes of each trained parameter of a device, as allocated, in their order.
+        temporaries: measured as on a CPU, in the parameter's size.
+        leftover: the same, of the parameter before, in its size.
+        at_once: whether all parameters are updated together.
+    """
+    if at_once:
+        return int(min(1.0, temporaries) * sum(sizes))
+    pairs = zip(sizes, (0, *sizes), strict=False)
+    return int(max((temporaries * own + leftover * last for own, last in pairs), default=0))
+
+
+def _blas_bytes(device: Device) -> int:
+    if device.blas_bytes is not None:
+        return device.blas_bytes
+    from_hopper_on = (device.half_flops_per_s or 0.0) > _FROM_HOPPER_ON_FLOPS_PER_S
+    return BLAS_BYTES_FROM_HOPPER_ON if from_hopper_on else BLAS_BYTES
+
+
+def _has_product(op: Op) -> bool:
+    if op.body is not None:
+        return any(map(_has_product, op.body.ops))
+    return any(name in _PRODUCTS for name in op.target.split(".")[1:2])  # "aten.linear.default"
+
+
+# ------------------------------------------------------------------------------------------------
+# One stage of a concrete graph on its own device: what its ops hold there.
+
 
 _REMEMBERED = "_walk"  # as a cached property is: a graph is frozen, and every stage asks
 
@@ -163,3 +269,101 @@ def divided(graph: Graph, stages: Stages, edge: Edge) -> Op | None:
     passed = readers[0].refs.index(edge.value) in readers[0].saves.passed
     larger = len(whole.shape) == len(part.shape) and whole.numel > part.numel
     return readers[0] if passed and larger else None
+
+
+# ------------------------------------------------------------------------------------------------
+# Buckets of gradients while one backward fills them: bytes that come and go with each gradient.
+#
+#   gradient made ──▶ in its bucket, all of which is there from its first gradient on
+#   bucket full   ──▶ others' parts leave: they are views, and all of it stays until they have left;
+#                     a copy of what is summed here waits, with those of OUT others, for the parts
+#                     that come before it
+
+
+OUT = 2
+"""Buckets of a backward that have left and wait for parts of others: see `runtime.replicas`."""
+
+
+def sums_parts(stages: Stages) -> bool:
+    """Whether replicas' sums are of single micro-batches, or of nodes of their tree."""
+    is_of_parts = stages.sums_each or stages.sum_order == "tree"
+    return is_of_parts and bool(stages.buckets) and not stages.by_backend
+
+
+def summed_bytes(stages: Stages, bucket: Bucket, stage: int) -> int:
+    """Return the bytes of one sum of a bucket on the device of a stage: of its own piece, or all.
+
+    A tree whose parts are sent at last is one of whole buckets.
+    """
+    place = stages.shard_of(stages.stages[stage].replica)
+    elements = bucket.pieces[place] if stages.sums_each else sum(bucket.pieces)
+    return elements * DTYPE_BYTES[bucket.dtype]
+
+
+@dataclass
+class _Filling:
+    """One bucket: its bytes, those of the largest piece, and what it still lacks."""
+
+    nbytes: int
+    piece_bytes: int
+    lacks: set[str]
+    is_there: bool
+
+
+@dataclass
+class BucketRoom:
+    """The buckets of one stage in the backward of its first micro-batch, or of a later one.
+
+    Pieces are counted as the largest of any replica's, so that their stages are followed once.
+    """
+
+    part: Part
+    is_first: bool
+    out: deque[_Filling] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        """Find the bucket of each parameter."""
+        self.each = self.part.stages.sums_each
+        self.keeps = self.part.stages.sum_order == "replica" and not self.each
+        self.leaves = self.each and self.part.kind == "cpu"
+        self.of = dict(self._all())
+
+    def __contains__(self, name: str) -> bool:
+        """Whether a parameter's gradient goes into a bucket."""
+        return name in self.of
+
+    def take(self, name: str) -> int:
+        """Return the bytes that come before a gradient is put into its bucket."""
+        found = self.of[name]
+        more = 0 if found.is_there else found.nbytes
+        found.is_there = True
+        return more
+
+    def done(self, name: str) -> int:
+        """Return the bytes that come, less than 0: go, after a gradient was put into its bucket."""
+        found = self.of[name]
+        found.lacks.discard(name)
+        if found.lacks or not self.leaves:
+            return 0
+        self.out.append(found)
+        if len(self.out) <= OUT:
+            return found.piece_bytes
+        settled = self.out.popleft()
+        gone = settled.nbytes + (0 if self.is_first else settled.piece_bytes)
+        return found.piece_bytes - gone
+
+    def _all(self) -> Iterator[tuple[str, _Filling]]:
+        for bucket in own_buckets(self.part):
+            size = DTYPE_BYTES[bucket.dtype]
+            whole, piece = sum(bucket.pieces) * size, max(bucket.pieces) * size
+            was_there = self.keeps and not self.is_first
+            sizes = self.part.rounded(whole), self.part.rounded(piece)
+            found = _Filling(*sizes, set(bucket.params), was_there)
+            yield from ((name, found) for name in bucket.params)
+
+
+def own_buckets(part: Part) -> tuple[Bucket, ...]:
+    """Return the buckets of a stage; none where torch's own collectives add."""
+    if part.stages.by_backend:
+        return ()
+    return tuple(b for b in part.stages.buckets if part.stage.index in b.stages)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from bigbrain_fx.core import Costs, Graph, Param, Stage, Stages
 from bigbrain_fx.plan.cut import updating
 from bigbrain_fx.plan.offloading import STORED_FROM_BYTES, both_ways_s
-from bigbrain_fx.plan.schedule.cuda import optimizer_temporary_bytes, rounded
+from bigbrain_fx.plan.schedule.stage_part import optimizer_temporary_bytes, rounded
 
 
 def params_of(graph: Graph, stages: Iterable[Stage]) -> tuple[Param, ...]:

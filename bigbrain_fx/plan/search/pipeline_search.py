@@ -10,16 +10,9 @@ import numpy as np
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement, micro_text
 from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan.memory_check import for_tensors
-from bigbrain_fx.plan.search.nouns import (
-    INSTRUCTIONS,
-    LIMITS,
-    Ask,
-    Bound,
-    Search,
-    Trial,
-    numbers,
-)
-from bigbrain_fx.plan.search.pool import (
+from bigbrain_fx.plan.search.candidates import (
+    Ranking,
+    Scored,
     by_pace,
     is_tight,
     nearest,
@@ -29,7 +22,15 @@ from bigbrain_fx.plan.search.pool import (
     shifted,
     splits,
 )
-from bigbrain_fx.plan.search.ranking import Ranking, Scored
+from bigbrain_fx.plan.search.nouns import (
+    INSTRUCTIONS,
+    LIMITS,
+    Ask,
+    Bound,
+    Search,
+    Trial,
+    numbers,
+)
 from bigbrain_fx.planning import (
     Array,
     Cutter,

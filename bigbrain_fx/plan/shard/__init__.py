@@ -9,12 +9,6 @@ nothing of devices, schedules or torch: rules are tried by `frontend`, which run
 from __future__ import annotations
 
 from bigbrain_fx.plan.shard.between import between as between
-from bigbrain_fx.plan.shard.choose import (
-    chosen_axes as chosen_axes,
-    of_layers as of_layers,
-    priced_axes as priced_axes,
-    table_axes as table_axes,
-)
 from bigbrain_fx.plan.shard.find import family as family, ruleless as ruleless
 from bigbrain_fx.plan.shard.parted import (
     again_name as again_name,
@@ -23,7 +17,13 @@ from bigbrain_fx.plan.shard.parted import (
     part_dim as part_dim,
     with_parts as with_parts,
 )
-from bigbrain_fx.plan.shard.pieces import axes as axes
+from bigbrain_fx.plan.shard.pieces import (
+    axes as axes,
+    chosen_axes as chosen_axes,
+    of_layers as of_layers,
+    priced_axes as priced_axes,
+    table_axes as table_axes,
+)
 from bigbrain_fx.plan.shard.rewrite import (
     exchanges as exchanges,
     lengths as lengths,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from bigbrain_fx.core import Arg, Axis, Dim, Graph, Op, ParamRef, Place, Ref
-from bigbrain_fx.plan.shard import layers, picks, products, views
+from bigbrain_fx.plan.shard import layers, picks, products
 from bigbrain_fx.plan.shard.call import Rule, Ruled, ShardCall
 from bigbrain_fx.plan.shard.factors import (
     Dims,
@@ -29,7 +29,12 @@ from bigbrain_fx.plan.shard.memory import is_written, works_on_parts
 
 Squares: TypeAlias = Mapping[str, Set[int]]
 """Products with a weight that is one axis both ways, and the dimensions where they make it."""
-RULES: Mapping[str, Rule] = {**views.RULES, **products.RULES, **layers.RULES, **picks.RULES}
+RULES: Mapping[str, Rule] = {
+    **picks.VIEWS,
+    **products.RULES,
+    **layers.RULES,
+    **picks.PICKS,
+}
 
 _KINDS = ("experts", "heads", "vocabulary", "channels", "hidden", "sequence")
 _ROWS = 1_000_003  # a prime: no view of the model can divide the batch, or take it for a width

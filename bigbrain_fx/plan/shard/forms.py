@@ -11,8 +11,7 @@ from dataclasses import replace
 
 from bigbrain_fx.core import Arg, Dim, Graph, Op, ParamRef, Place, Ref, TensorSpec
 from bigbrain_fx.plan.shard.find import common
-from bigbrain_fx.plan.shard.saved import exchange_saves
-from bigbrain_fx.plan.shard.sizes import SizePart, is_row_by_row
+from bigbrain_fx.plan.shard.saved import SizePart, exchange_saves, is_row_by_row
 
 Held = tuple[SizePart, Place]
 AT_ONCE = "at once"  # what a copy of such a parameter is given; others wait for the backward's end

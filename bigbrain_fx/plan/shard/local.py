@@ -13,17 +13,19 @@ from dataclasses import replace
 from bigbrain_fx.core import Arg, Const, Op, ParamRef, Place, Ref, TensorSpec
 from bigbrain_fx.plan.shard.forms import beside_layer
 from bigbrain_fx.plan.shard.layers import POINTWISE
-from bigbrain_fx.plan.shard.local_op import Form, Local, plainly
-from bigbrain_fx.plan.shard.local_sizes import (
+from bigbrain_fx.plan.shard.local_op import (
+    Form,
+    Local,
     cut_up,
     grouped,
+    plainly,
     repeated,
     scaled,
     sized,
     sliced,
     tiled,
 )
-from bigbrain_fx.plan.shard.sizes import dense, lies
+from bigbrain_fx.plan.shard.saved import dense, lies
 
 # ---------------------------------------------------------------- sums
 

@@ -5,11 +5,9 @@ no torch and knows nothing of how programs came to be, or of how they are writte
 """
 
 from bigbrain_fx.plan.simulate.forecast import (
-    simulate as simulate,
-)
-from bigbrain_fx.plan.simulate.in_a_row import (
     STEPS as STEPS,
     in_a_row as in_a_row,
+    simulate as simulate,
     steps_in_a_row as steps_in_a_row,
 )
 from bigbrain_fx.plan.simulate.trace import chrome_trace as chrome_trace

@@ -7,8 +7,8 @@ A plan of one strategy is made by whoever is given: this room places no op.
 
 from __future__ import annotations
 
-from bigbrain_fx.plan.strategy.bound import Bound as Bound
 from bigbrain_fx.plan.strategy.choose import (
     is_open as is_open,
     plan_strategies as plan_strategies,
 )
+from bigbrain_fx.plan.strategy.strategy import Bound as Bound

@@ -18,16 +18,15 @@ from typing import TypeAlias
 from bigbrain_fx.core import Cluster, Graph
 from bigbrain_fx.errors import BigBrainError, InputError, NoPlanError
 from bigbrain_fx.plan.compatibility import Request, Rule, conflict
-from bigbrain_fx.plan.fastest import counted_s, least_gap
+from bigbrain_fx.plan.fastest import counted_s, is_stopped, least_gap, tell, until_stopped
 from bigbrain_fx.plan.money import best_for, charges_for_bytes
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
-from bigbrain_fx.plan.progress import is_stopped, tell, until_stopped
 from bigbrain_fx.plan.replicas import halved
 from bigbrain_fx.plan.search import Compared
-from bigbrain_fx.plan.strategy.bound import Bound, Priced
-from bigbrain_fx.plan.strategy.micro_batches import as_cut_s, fastest_number
 from bigbrain_fx.plan.strategy.space import (
     are_alike,
+    as_cut_s,
+    fastest_number,
     grouped,
     micro_batches_are_open,
     replica_counts,
@@ -37,7 +36,7 @@ from bigbrain_fx.plan.strategy.space import (
     unlike_replicas,
     with_micro_batches,
 )
-from bigbrain_fx.plan.strategy.strategy import Strategy
+from bigbrain_fx.plan.strategy.strategy import Bound, Priced, Strategy
 from bigbrain_fx.plan.tensor import tensor_is_open
 
 PlanOne: TypeAlias = Callable[[Graph, Cluster, Source, Options], Plan]

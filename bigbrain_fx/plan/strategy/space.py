@@ -9,14 +9,17 @@ This file knows devices, and which axes pay; it prices no strategy and plans not
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
-from math import gcd
+from math import gcd, prod
 
-from bigbrain_fx.core import Axis, Cluster, Graph
-from bigbrain_fx.plan.device_choices import Names, kinds_of
-from bigbrain_fx.plan.nouns import Options
+from bigbrain_fx.core import Axis, Cluster, Costs, Graph, OpCost, Stage
+from bigbrain_fx.errors import BigBrainError, InputError, NoPlanError
+from bigbrain_fx.plan.fastest import counted_s, is_stopped
+from bigbrain_fx.plan.judge import held_up
+from bigbrain_fx.plan.nouns import Options, Plan
 from bigbrain_fx.plan.replicas import (
     divide,
     has_many_messages,
@@ -28,10 +31,204 @@ from bigbrain_fx.plan.replicas import (
     run_as_one,
 )
 from bigbrain_fx.plan.shard import chosen_axes, table_axes
-from bigbrain_fx.plan.strategy.bound import Bound
-from bigbrain_fx.plan.strategy.strategy import Strategy
+from bigbrain_fx.plan.strategy.strategy import Bound, Priced, Strategy
 from bigbrain_fx.plan.tensor import Grouping, alike, groupings, shares_of
-from bigbrain_fx.planning import nameless
+from bigbrain_fx.planning import nameless, near_first
+
+# ------------------------------------------------------------------------------------------------
+# Cluster -> the sets of devices that one may rent, each once: of devices alike only how many.
+#
+#   2 of card A in zone eu, 1 of card B in zone us   ->   A, AA, B, AB, AAB
+#
+# Devices of one kind are taken host by host, so that few hosts are used.
+
+
+Names = tuple[str, ...]
+MOST = 4_096
+"""Sets that are looked at; of clusters with more, few counts of each kind."""
+
+
+def device_choices(cluster: Cluster) -> list[Names]:
+    """Return every set of devices that may be worth renting, in the cluster's order.
+
+    Where the cluster file names replicas, all devices are the only set.
+    """
+    every = tuple(device.name for device in cluster.devices)
+    if cluster.replicas:
+        return [every]
+    kinds = kinds_of(cluster)
+    place = {name: i for i, name in enumerate(every)}
+    found = []
+    for counts in product(*_counts(kinds)):
+        taken = [n for names, count in zip(kinds, counts, strict=True) for n in names[:count]]
+        if taken:
+            found.append(tuple(sorted(taken, key=place.__getitem__)))
+    return found
+
+
+def kinds_of(cluster: Cluster) -> list[Names]:
+    """Return the devices of each zone, card and price, those of one host together."""
+    kinds: dict[object, list[str]] = {}
+    nics = {host.name: (host.nic_bytes_per_s, host.memory_bytes_per_s) for host in cluster.hosts}
+    for device in near_first(cluster):
+        zone, price = cluster.zone.get(device.name), cluster.price.get(device.name)
+        key = zone, price, nics.get(device.host), nameless(device)
+        kinds.setdefault(key, []).append(device.name)
+    host = {device.name: device.host for device in cluster.devices}
+    return [_by_host(names, host) for names in kinds.values()]
+
+
+def _by_host(names: Sequence[str], host: dict[str, str]) -> Names:
+    """Return names with the fullest host first, and those of a host together."""
+    on: dict[str, list[str]] = {}
+    for name in names:
+        on.setdefault(host[name], []).append(name)
+    return tuple(name for own in sorted(on.values(), key=len, reverse=True) for name in own)
+
+
+def _counts(kinds: Sequence[Names]) -> list[list[int]]:
+    """Return how many of each kind to take: any number, powers of two, or all and none."""
+    sizes = [len(names) for names in kinds]
+    every = [list(range(size + 1)) for size in sizes]
+    powers = [sorted({0, size, *(2**n for n in range(size.bit_length()))}) for size in sizes]
+    for found in (every, powers):
+        if prod(map(len, found)) <= MOST:
+            return found
+    return [[0, size] for size in sizes]
+
+
+# ------------------------------------------------------------------------------------------------
+# Numbers of micro-batches -> the plan of the best: from the most promising, up and then down.
+#
+#   about_s   12.9  11.9 [11.7] 12.6     planned: the third, the fourth, which is slower, the second
+#
+# A step takes longer the further a number is from the best one: of fewer a pipeline fills late,
+# of more each op is started more often. So neighbours are planned only while they are faster, and
+# would be as the best one is cut. What lacks memory by its bound is planned only where nothing
+# else is there. How a step would be with another number, cut as it is (`as_cut_s`): a replica's
+# first micro-batch, stage by stage, and each further one on its busiest device or link, by the
+# difference to the plan's own number, since sums of gradients and updates take the same in both.
+
+
+def fastest_number(
+    priced: Sequence[Priced],
+    make: Callable[[int | None], Plan],
+    may_be_faster: Callable[[float], bool],
+    as_cut_s: Callable[[Plan, int], float],
+) -> Plan:
+    """Return the fastest plan of the numbers of micro-batches of one strategy.
+
+    Args:
+        priced: the strategy with each number, ascending; one at least.
+        make: plans a number; None: as the search of a pipeline finds it.
+        may_be_faster: whether a step of at least so many seconds is worth a plan.
+        as_cut_s: about the step of a plan with another number, cut as it is.
+
+    Raises:
+        BigBrainError: no number makes a plan; the first one's.
+    """
+    fitting = [each for each in priced if not each.lacks] or priced[-1:]
+    start = min(range(len(fitting)), key=lambda i: fitting[i].about_s)
+    climb = _Climb(make, may_be_faster, as_cut_s)
+    climb.along(fitting[start:])
+    climb.along(fitting[:start][::-1])
+    if climb.best is None:
+        assert climb.failure is not None
+        raise climb.failure
+    return climb.best
+
+
+@dataclass
+class _Climb:
+    """What was planned so far: mutable, used once."""
+
+    make: Callable[[int | None], Plan]
+    may_be_faster: Callable[[float], bool]
+    as_cut_s: Callable[[Plan, int], float]
+    best: Plan | None = None
+    failure: BigBrainError | None = field(default=None)
+
+    def along(self, numbers: Sequence[Priced]) -> None:
+        """Plan numbers as long as each is faster than the best so far, or there is none."""
+        for each in numbers:
+            if self.best is not None and (is_stopped() or not self._is_promising(each)):
+                return
+            if not self._is_faster(each.strategy.micro_batches):
+                return
+
+    def _is_promising(self, each: Priced) -> bool:
+        assert self.best is not None
+        best_s, number = counted_s(self.best), each.strategy.micro_batches
+        if each.least_s >= best_s or not self.may_be_faster(each.least_s):
+            return False
+        return number is None or self.as_cut_s(self.best, number) < best_s
+
+    def _is_faster(self, number: int | None) -> bool:
+        """Plan one; whether those beyond it are worth a plan."""
+        try:
+            plan = self.make(number)
+        except (NoPlanError, InputError) as error:
+            self.failure = self.failure or error
+            return self.best is None
+        if self.best is not None and counted_s(plan) >= counted_s(self.best):
+            return False
+        self.best = plan
+        return True
+
+
+def as_cut_s(plan: Plan, micro_batches: int, costs_at: Callable[[int], Costs]) -> float:
+    """Return about the step of a plan's stages, as comparisons count it.
+
+    Args:
+        plan: of replicas, whose devices compute alone.
+        micro_batches: of a step, of all replicas together.
+        costs_at: of the model's ops, at so many rows.
+    """
+    own_s = _pipelines_s(plan, plan.micro_batches, costs_at)
+    return counted_s(plan) + _pipelines_s(plan, micro_batches, costs_at) - own_s
+
+
+def _pipelines_s(plan: Plan, micro_batches: int, costs_at: Callable[[int], Costs]) -> float:
+    """Return about the seconds of the slowest replica's forwards and backwards."""
+    stages, times = plan.stages, micro_batches / plan.micro_batches
+    first_s: dict[int, float] = defaultdict(float)
+    busy_s: dict[int, dict[object, float]] = defaultdict(lambda: defaultdict(float))
+    for replica, taken, seconds in _taken(plan, micro_batches, costs_at):
+        first_s[replica] += seconds
+        busy_s[replica][taken] += seconds
+    return max(
+        first_s[replica] + (len(micros) * times - 1) * max(busy_s[replica].values())
+        for replica, micros in enumerate(stages.micros)
+    )
+
+
+def _taken(
+    plan: Plan, micro_batches: int, costs_at: Callable[[int], Costs]
+) -> list[tuple[int, object, float]]:
+    """Return a micro-batch's seconds: of which replica, on which device or link, how long."""
+    rows, stages = plan.graph.batch // micro_batches, plan.stages
+    costs = costs_at(rows)
+    ops = (held_up(costs) or costs).ops
+    found: list[tuple[int, object, float]] = [
+        (stage.replica, stage.device, _stage_s(stage, ops)) for stage in stages.stages
+    ]
+    for edge in stages.edges:
+        if edge.kind in ("activation", "gradient") and not stages.is_local(edge):
+            source, target = stages.stages[edge.source], stages.stages[edge.target]
+            link = plan.cluster.wire(source.device, target.device)
+            wire_s = link.wire_s(edge.nbytes * rows // plan.rows)
+            found.append((source.replica, (source.device, target.device), wire_s))
+    return found
+
+
+def _stage_s(stage: Stage, ops: Mapping[str, Mapping[str, OpCost]]) -> float:
+    own = ops[stage.device]
+    return sum(own[op].forward_s + own[op].backward_s for op in stage.ops)
+
+
+# ------------------------------------------------------------------------------------------------
+# What was left open -> every strategy that may be planned, each once; of unlike devices few.
+
 
 Sets = tuple[tuple[str, ...], ...]
 MEMBERS = (2, 4, 8, 16)

@@ -9,20 +9,26 @@ This room knows what goes together and what does not; how a graph is divided is 
 from __future__ import annotations
 
 from bigbrain_fx.plan.tensor.asked import (
+    axes_of_replicas as axes_of_replicas,
     named_axes as named_axes,
     require_grid as require_grid,
     require_no_groups as require_no_groups,
     tensor_is_open as tensor_is_open,
     wanted_axes as wanted_axes,
+    with_tables as with_tables,
 )
-from bigbrain_fx.plan.tensor.bounds import Prices as Prices
 from bigbrain_fx.plan.tensor.choices import (
     AxisChoice as AxisChoice,
     alike as alike,
     axis_choices as axis_choices,
     cheaper_whole as cheaper_whole,
+    group_warnings as group_warnings,
+    grouped_plan as grouped_plan,
+    tensor_text as tensor_text,
 )
-from bigbrain_fx.plan.tensor.groupings import (
+from bigbrain_fx.plan.tensor.costs import Prices as Prices
+from bigbrain_fx.plan.tensor.crossings import answering as answering, norm_specs as norm_specs
+from bigbrain_fx.plan.tensor.groups import (
     Grouping as Grouping,
     groupings as groupings,
     shares_of as shares_of,
@@ -37,14 +43,4 @@ from bigbrain_fx.plan.tensor.make import (
 from bigbrain_fx.plan.tensor.messages import (
     PartChannel as PartChannel,
     part_channels as part_channels,
-)
-from bigbrain_fx.plan.tensor.norms import answering as answering, norm_specs as norm_specs
-from bigbrain_fx.plan.tensor.sequenced import grouped_plan as grouped_plan
-from bigbrain_fx.plan.tensor.tables import (
-    axes_of_replicas as axes_of_replicas,
-    with_tables as with_tables,
-)
-from bigbrain_fx.plan.tensor.text import (
-    group_warnings as group_warnings,
-    tensor_text as tensor_text,
 )

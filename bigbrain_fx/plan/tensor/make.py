@@ -21,14 +21,13 @@ from bigbrain_fx.core import (
     TensorParallel,
 )
 from bigbrain_fx.plan.cut import trained
-from bigbrain_fx.plan.fitting import Step, scheduled
+from bigbrain_fx.plan.fastest import tell
 from bigbrain_fx.plan.judge import by_partitioner
-from bigbrain_fx.plan.lightening import lightened
+from bigbrain_fx.plan.lightening import Step, lightened, scheduled
 from bigbrain_fx.plan.memory_check import require_fits, with_data
 from bigbrain_fx.plan.nouns import Options, Plan, Source
 from bigbrain_fx.plan.offloading import offloading, require_capacity
 from bigbrain_fx.plan.one import in_pieces, marked
-from bigbrain_fx.plan.progress import tell
 from bigbrain_fx.plan.replicas import likeness, only
 from bigbrain_fx.plan.schedule import StageCosts, stage_costs, with_saved_in_stores
 from bigbrain_fx.plan.shard import sharded
@@ -41,13 +40,12 @@ from bigbrain_fx.plan.tensor.columns import (
     joined_columns,
     moved_programs,
     part_of,
+    with_room_for_all,
 )
 from bigbrain_fx.plan.tensor.costs import column_costs, twins
-from bigbrain_fx.plan.tensor.crossings import crossings, placed_parts
+from bigbrain_fx.plan.tensor.crossings import crossings, placed_parts, with_norms
 from bigbrain_fx.plan.tensor.groups import Groups, column, grouped
 from bigbrain_fx.plan.tensor.messages import posted_bytes, require_growing
-from bigbrain_fx.plan.tensor.norms import with_norms
-from bigbrain_fx.plan.tensor.room import with_room_for_all
 from bigbrain_fx.planning import crowded, label, looked_at
 
 MOST_GROUPS = 64

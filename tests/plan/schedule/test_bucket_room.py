@@ -8,8 +8,7 @@ import pytest
 
 from bigbrain_fx.core import Bucket, Cluster, Costs, Device, Link, Ref, Stage, Stages
 from bigbrain_fx.core.placement import SumOrder
-from bigbrain_fx.plan.schedule.bucket_room import OUT, BucketRoom, summed_bytes, sums_parts
-from bigbrain_fx.plan.schedule.stage_part import Part
+from bigbrain_fx.plan.schedule.stage_part import OUT, BucketRoom, Part, summed_bytes, sums_parts
 from bigbrain_fx.runtime import replicas as of_a_bundle
 from tests.support.synthetic import graph_of, op
 

@@ -25,7 +25,7 @@ from bigbrain_fx.frontend.tracing.executor.allocations import LiveBytes
 from bigbrain_fx.plan import Options, Plan, Source, make_plan
 from bigbrain_fx.plan.memory_check import PROCESS, beside_tensors, data_bytes, for_tensors
 from bigbrain_fx.plan.schedule import build, held, rounded
-from bigbrain_fx.plan.schedule.cuda import library_bytes, optimizer_temporary_bytes
+from bigbrain_fx.plan.schedule.stage_part import library_bytes, optimizer_temporary_bytes
 from tests.support import samples
 from tests.support.pipelines import all_of, chain, even_costs
 from tests.support.synthetic import op

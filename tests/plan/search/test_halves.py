@@ -12,9 +12,9 @@ from bigbrain_fx.core import Cluster, Graph, Link, Placement
 from bigbrain_fx.frontend import capture
 from bigbrain_fx.plan import Options, Plan, fastest, make_plan
 from bigbrain_fx.plan.fastest import HALVES, open_halves
+from bigbrain_fx.plan.search.candidates import Scored
 from bigbrain_fx.plan.search.nouns import Score, Trial
 from bigbrain_fx.plan.search.pipeline_search import halved
-from bigbrain_fx.plan.search.ranking import Scored
 from tests.support.search_cases import SOURCE, auto, equal, even_chain
 
 FAST = Link(1e-3, 1e10)

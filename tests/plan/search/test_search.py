@@ -27,7 +27,7 @@ from bigbrain_fx.plan import (
 from bigbrain_fx.plan.fastest import CPU
 from bigbrain_fx.plan.memory_check import needed_bytes
 from bigbrain_fx.plan.search import MEMORY_SLACK, Ask, Score, Trial
-from bigbrain_fx.plan.search.ranking import CutBlocks, Ranking
+from bigbrain_fx.plan.search.candidates import CutBlocks, Ranking
 from bigbrain_fx.planning.units import units
 from tests.support.search_cases import SOURCE, auto, case, equal, even_chain, quick, seeds
 from tests.support.synthetic import (

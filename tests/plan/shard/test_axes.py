@@ -14,7 +14,7 @@ from bigbrain_fx.core import Axis, Graph
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import capture
 from bigbrain_fx.plan import axes, priced_axes, ruleless, sharded
-from bigbrain_fx.plan.shard import choose
+from bigbrain_fx.plan.shard import pieces
 
 ROWS, LENGTH, DIM = 3, 5, 12
 
@@ -242,7 +242,7 @@ def test_an_axis_is_priced_once(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Calls(attended, qkv=nn.Linear(DIM, 3 * DIM), out=nn.Linear(DIM, DIM))
     graph = graph_of(model, torch.randn(ROWS, LENGTH, DIM))
     before = priced_axes(graph, axes(graph))
-    monkeypatch.setattr(choose, "exchanges", None)
+    monkeypatch.setattr(pieces, "exchanges", None)
     assert priced_axes(graph, axes(graph)) == before
     assert any(axis.exchanges for axis in before)
 

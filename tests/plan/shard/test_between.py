@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from bigbrain_fx.core import Axis, Graph
 from bigbrain_fx.plan import axes, chosen_axes, priced_axes, sharded
 from bigbrain_fx.plan.shard import between
-from bigbrain_fx.plan.tensor.exchange import sent_share
+from bigbrain_fx.plan.tensor.messages import sent_share
 from tests.plan.shard.test_axes import Calls, attended, graph_of
 
 ROWS, LENGTH, DIM = 4, 6, 12

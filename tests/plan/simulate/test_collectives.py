@@ -21,7 +21,7 @@ from bigbrain_fx.core import (
     Stages,
 )
 from bigbrain_fx.plan import Options, Plan, Source, make_plan
-from bigbrain_fx.plan.simulate.collectives import Exchanges, Ring
+from bigbrain_fx.plan.simulate.messages import Exchanges, Ring
 from tests.support.synthetic import graph_of, op, weight
 
 FOUR = tuple(Device(f"d{i}", f"h{i // 2}", "cuda", 1 << 30, 1e12, 1e12) for i in range(4))

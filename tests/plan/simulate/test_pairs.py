@@ -9,7 +9,7 @@ import pytest
 
 from bigbrain_fx.core import Cluster, Device, Host, Link, Overheads, ParamRef, Ref, stages
 from bigbrain_fx.plan import Options, Plan, Source, make_plan, money, piece_messages
-from bigbrain_fx.plan.simulate.pairs import Pairs, handling_s
+from bigbrain_fx.plan.simulate.messages import Pairs, handling_s
 from tests.support.synthetic import graph_of, op, weight
 
 COUNT = 6

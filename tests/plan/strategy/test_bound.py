@@ -13,9 +13,8 @@ from bigbrain_fx.plan import Options, Plan, Source, make_plan, telling
 from bigbrain_fx.plan.one import placed
 from bigbrain_fx.plan.replicas import numbers
 from bigbrain_fx.plan.search import Ask, Search, Trial, search
-from bigbrain_fx.plan.strategy.bound import Bound, Priced
 from bigbrain_fx.plan.strategy.space import undivided
-from bigbrain_fx.plan.strategy.strategy import Strategy
+from bigbrain_fx.plan.strategy.strategy import Bound, Priced, Strategy
 from bigbrain_fx.planning.device_kinds import MOST_DEVICES
 from tests.plan.strategy.test_asked_for import drawn
 from tests.plan.tensor.test_together import cluster as unlike, graph as layers, work

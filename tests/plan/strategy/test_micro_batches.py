@@ -14,9 +14,8 @@ from bigbrain_fx.errors import NoPlanError
 from bigbrain_fx.plan import Options, Source, make_plan
 from bigbrain_fx.plan.memory_check import needed_bytes
 from bigbrain_fx.plan.search import search
-from bigbrain_fx.plan.strategy import micro_batches
-from bigbrain_fx.plan.strategy.bound import Bound, Priced
-from bigbrain_fx.plan.strategy.strategy import Strategy
+from bigbrain_fx.plan.strategy import space
+from bigbrain_fx.plan.strategy.strategy import Bound, Priced, Strategy
 from tests.plan.test_micro_batch_rows import MIB, one_device, wide
 from tests.support.synthetic import cluster_of, device
 from tools.bench_auto import stacked
@@ -43,9 +42,7 @@ def planned(
         Priced(Strategy(2, micro_batches=n), 0.5, about[n], fits=True, lacks=n in no) for n in steps
     ]
     cut_s = as_cut or dict.fromkeys(steps, 0.0)
-    plan: Any = micro_batches.fastest_number(
-        priced, make, lambda _: True, lambda _, number: cut_s[number]
-    )
+    plan: Any = space.fastest_number(priced, make, lambda _: True, lambda _, number: cut_s[number])
     return asked, plan.number
 
 

@@ -22,8 +22,8 @@ from bigbrain_fx.frontend import capture
 from bigbrain_fx.plan import Options, Source, sharded, wanted_axes
 from bigbrain_fx.plan.one import estimated
 from bigbrain_fx.plan.tensor.costs import column_costs
-from bigbrain_fx.plan.tensor.exchange import exchange_s, exchanged_s
 from bigbrain_fx.plan.tensor.groups import seen_by
+from bigbrain_fx.plan.tensor.messages import exchange_s, exchanged_s
 
 NBYTES = 4_000_000
 HANDLED = Overheads(message_s=1e-3, message_bytes_per_s=1e9)

@@ -40,7 +40,7 @@ from bigbrain_fx.plan import (
 from bigbrain_fx.plan.one import placed
 from bigbrain_fx.plan.replicas import numbers
 from bigbrain_fx.plan.tensor import GroupMaker
-from bigbrain_fx.plan.tensor.groupings import groupings, shares_of
+from bigbrain_fx.plan.tensor.groups import groupings, shares_of
 from bigbrain_fx.planning import units
 from tests.support.synthetic import GIB, device
 

@@ -19,15 +19,11 @@ from bigbrain_fx.cluster import assumed
 from bigbrain_fx.plan import (
     Explanation,
     Plan,
-    asynchronous_text,
     compared_text,
-    compiled_text,
     explain,
     left_out_text,
     measured_share,
     measured_text,
-    offload_text,
-    quantised_text,
     size_text,
     spread,
 )
@@ -74,13 +70,7 @@ def show_forecast(plan: Plan, verbose: bool = False) -> None:
     _say_all(left_out_text(plan.cluster), *assumed(plan.cluster, plan.graph))
     if not verbose:
         return
-    stages = plan.stages
-    _say_all(
-        asynchronous_text(stages),
-        compiled_text(stages),
-        quantised_text(plan),
-        offload_text(stages, plan.forecast, plan.cluster),
-    )
+    _say_all(*plan.said.values())
     _show_compared(plan.compared)
     _show_search(plan)
 

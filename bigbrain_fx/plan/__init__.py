@@ -8,7 +8,6 @@ torch, of emitted text, or of how a plan is run. `plan.json` is the noun `Plan`,
 
 from __future__ import annotations
 
-from bigbrain_fx.plan.asynchronous import require_no_overlap as require_no_overlap
 from bigbrain_fx.plan.availability import (
     OverTime as OverTime,
     Stretch as Stretch,
@@ -38,6 +37,12 @@ from bigbrain_fx.plan.explain import (
     size_text as size_text,
 )
 from bigbrain_fx.plan.fastest import least_gap as least_gap, telling as telling
+from bigbrain_fx.plan.features import (
+    plain_params as plain_params,
+    require_float as require_float,
+    require_no_overlap as require_no_overlap,
+    widening as widening,
+)
 from bigbrain_fx.plan.freezing import with_frozen as with_frozen
 from bigbrain_fx.plan.goals import Goals as Goals, Offer as Offer
 from bigbrain_fx.plan.half_sums import (
@@ -77,12 +82,9 @@ from bigbrain_fx.plan.nouns import (
     Plan as Plan,
     Quantize as Quantize,
     Source as Source,
-    asynchronous_text as asynchronous_text,
-    compiled_text as compiled_text,
     to_json as to_json,
 )
 from bigbrain_fx.plan.offloading import (
-    offload_text as offload_text,
     read_offload as read_offload,
 )
 from bigbrain_fx.plan.packing import (
@@ -92,12 +94,6 @@ from bigbrain_fx.plan.packing import (
     pack as pack,
     part_of as part_of,
 )
-from bigbrain_fx.plan.quantising import (
-    plain_params as plain_params,
-    quantised_text as quantised_text,
-    require_float as require_float,
-    widening as widening,
-)
 from bigbrain_fx.plan.reading import (
     from_json as from_json,
     read_plan as read_plan,
@@ -105,10 +101,8 @@ from bigbrain_fx.plan.reading import (
 )
 from bigbrain_fx.plan.recompute import (
     LAYERS as LAYERS,
-    defer_text as defer_text,
     read_defer as read_defer,
     read_recompute as read_recompute,
-    recompute_text as recompute_text,
 )
 from bigbrain_fx.plan.recovery import (
     Assumptions as Assumptions,
@@ -126,7 +120,6 @@ from bigbrain_fx.plan.replanning import (
 from bigbrain_fx.plan.replica_cut import piece_messages as piece_messages
 from bigbrain_fx.plan.replica_text import (
     left_out_text as left_out_text,
-    replicas_text as replicas_text,
 )
 from bigbrain_fx.plan.report import report as report
 from bigbrain_fx.plan.schedule import (

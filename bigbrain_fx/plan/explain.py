@@ -26,13 +26,9 @@ from bigbrain_fx.errors import InputError, NoPlanError, ScheduleError
 from bigbrain_fx.plan.fastest import least_gap
 from bigbrain_fx.plan.lightening import Step, room_of
 from bigbrain_fx.plan.making import costs_of, measured_share
-from bigbrain_fx.plan.nouns import Plan, asynchronous_text, compiled_text
-from bigbrain_fx.plan.offloading import offload_text
-from bigbrain_fx.plan.quantising import quantised_text
-from bigbrain_fx.plan.recompute import defer_text, recompute_text
+from bigbrain_fx.plan.nouns import Plan
 from bigbrain_fx.plan.recovery import Recovery, choose
 from bigbrain_fx.plan.replanning import with_placement
-from bigbrain_fx.plan.replica_text import replicas_text
 from bigbrain_fx.plan.schedule import Synthesised, goes_in_row, stage_costs, traits, virtual_stages
 from bigbrain_fx.plan.search import Compared
 from bigbrain_fx.plan.tensor import AxisChoice, axis_choices, cheaper_whole, tensor_text
@@ -200,19 +196,13 @@ def explain(plan: Plan) -> Explanation:
         plan.stages.moved,
         measured_share(plan, costs),
         recovery,
-        recompute_text(plan.stages),
-        replicas_text(plan.stages),
-        defer_text(plan.stages),
-        order_text(plan, costs),
-        tensor_text(plan),
-        axes,
-        cheaper_whole(axes, plan.forecast.step_s, least_gap(plan.cluster)),
-        plan.compared,
-        offload_text(plan.stages, plan.forecast, plan.cluster),
-        asynchronous_text(plan.stages),
-        compiled_text(plan.stages),
-        quantised_text(plan),
-        scaled_text(plan, costs),
+        order=order_text(plan, costs),
+        tensor=tensor_text(plan),
+        axes=axes,
+        cheaper=cheaper_whole(axes, plan.forecast.step_s, least_gap(plan.cluster)),
+        compared=plan.compared,
+        scaled=scaled_text(plan, costs),
+        **plan.said,
     )
 
 

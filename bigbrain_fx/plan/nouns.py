@@ -28,6 +28,7 @@ from bigbrain_fx.core import (
     SumOrder,
     ZeroStage,
     micro_text,
+    quantised_weights,
 )
 from bigbrain_fx.plan.goals import Goals, Offer
 from bigbrain_fx.plan.offloading import offload_text
@@ -247,6 +248,27 @@ class Source:
         return self.drop_last is False or bool(self.lengths)
 
 
+def quantised_text(graph: Graph, source: Source) -> str:
+    """Say what is int8, what that spares, and how far a weight is off; nothing, where none is."""
+    if not source.quantize:
+        return ""
+    names = quantised_weights(graph)
+    param = graph.param
+    wide = sum(param[n].spec.numel * _itemsize(graph, f"{n}_scale") for n in names)
+    held = sum(param[m].spec.nbytes for n in names for m in (n, f"{n}_scale"))
+    error = source.quantize_error
+    off = "" if error is None else f"; a weight is at most {error:.2g} off"
+    return (
+        f"quantised: {len(names)} frozen weights are int8 with a scale for each output, "
+        f"{held / 2**20:.1f} MiB instead of {wide / 2**20:.1f} MiB{off}"
+    )
+
+
+def _itemsize(graph: Graph, scale: str) -> int:
+    spec = graph.param[scale].spec
+    return spec.nbytes // spec.numel
+
+
 @dataclass(frozen=True, repr=False)
 class Plan(Shown):
     """A model, a cluster, and who does what when.
@@ -299,6 +321,20 @@ class Plan(Shown):
         """Return the graph that a stage's ops are of."""
         return self.sharded.members[stage.member]
 
+    @property
+    def said(self) -> Mapping[str, str]:
+        """What stages do besides computing their ops, in a sentence for each feature that is."""
+        every = {
+            "recompute": recompute_text(self.stages),
+            "split": defer_text(self.stages),
+            "offload": offload_text(self.stages, self.forecast, self.cluster),
+            "asynchronous": asynchronous_text(self.stages),
+            "compiled": compiled_text(self.stages),
+            "quantised": quantised_text(self.graph, self.source),
+            "replicas": replicas_text(self.stages),
+        }
+        return {feature: text for feature, text in every.items() if text}
+
     @cached_property
     def key(self) -> str:
         """A short hash of the plan; a process that runs another plan is refused."""
@@ -312,18 +348,7 @@ class Plan(Shown):
             f"{self.schedule}, {micro_text(self.micro_batches)} of {self.rows} rows, "
             f"forecast {self.forecast.step_s:.3f} s a step"
         ]
-        if self.stages.recompute or self.stages.again:
-            lines.append(f"  {recompute_text(self.stages)}")
-        if self.stages.deferring:
-            lines.append(f"  {defer_text(self.stages)}")
-        if self.stages.offload:
-            lines.append(f"  {offload_text(self.stages, self.forecast, self.cluster)}")
-        if self.stages.asynchronous:
-            lines.append(f"  {asynchronous_text(self.stages)}")
-        if self.stages.compiled:
-            lines.append(f"  {compiled_text(self.stages)}")
-        if self.stages.micros:
-            lines.append(f"  {replicas_text(self.stages)}")
+        lines += [f"  {text}" for text in self.said.values()]
         for entry in self.forecast.devices:
             numbers = ", ".join(str(stage.index) for stage in self.stages.of(entry.device))
             peak = f"peak {entry.peak_bytes / 2**20:.0f} MiB"

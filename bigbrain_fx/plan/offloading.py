@@ -60,11 +60,6 @@ def _listed() -> str:
     return f"{', '.join(WORDS)} (several with a comma between them) or none"
 
 
-def offloading(stages: Stages, wanted: tuple[Offloaded, ...]) -> Stages:
-    """Return stages whose devices keep these in their stores."""
-    return replace(stages, offload=wanted) if wanted else stages
-
-
 def as_planners_see(costs: Costs, wanted: tuple[Offloaded, ...]) -> Costs:
     """Return costs without what will lie in stores: of that one parameter's share is here at once.
 

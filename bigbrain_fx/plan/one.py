@@ -25,8 +25,8 @@ from bigbrain_fx.core import (
     Stages,
 )
 from bigbrain_fx.errors import InputError, NoPlanError
-from bigbrain_fx.plan.asynchronous import overlapping, with_versions
 from bigbrain_fx.plan.cut import trained
+from bigbrain_fx.plan.features import Marking, marked, seen_by_planners
 from bigbrain_fx.plan.fold import (
     folded,
     in_layers,
@@ -36,21 +36,13 @@ from bigbrain_fx.plan.fold import (
 )
 from bigbrain_fx.plan.lightening import Step, lightened, scheduled
 from bigbrain_fx.plan.memory_check import (
-    beside_compiler,
     beside_tensors,
     for_tensors,
     of_compiler,
     require_fits,
 )
 from bigbrain_fx.plan.nouns import Options, Plan, Source
-from bigbrain_fx.plan.offloading import (
-    as_planners_read,
-    as_planners_see,
-    offloading,
-    require_capacity,
-)
-from bigbrain_fx.plan.quantising import requantising
-from bigbrain_fx.plan.recompute import deferring, recomputing
+from bigbrain_fx.plan.offloading import as_planners_see, require_capacity
 from bigbrain_fx.plan.replica_cut import cut_replicas, with_waiting_buckets
 from bigbrain_fx.plan.schedule import (
     is_mirrored,
@@ -157,15 +149,11 @@ def placement_of(
     if micro_batches == 1 and costs.alone is not None:
         costs = costs.alone
     method = partitioner(options.partitioner, **_choices(options, micro_batches))
-    seen = as_planners_see(costs, options.offload)
-    left = beside_compiler(seen.cluster, compiled=options.compiled)
-    smaller = for_tensors(left, concrete, micro_batches)
-    seen = with_versions(seen, options, micro_batches)
-    told = replace(seen, cluster=smaller, recompute=options.recompute == "all")
-    concrete = as_planners_read(concrete, options.offload)
+    read, seen = seen_by_planners(concrete, costs, options, micro_batches)
+    told = replace(seen, cluster=for_tensors(seen.cluster, concrete, micro_batches))
     try:
         with redirect_stdout(sys.stderr):  # a user's own may print, and stdout may hold JSON alone
-            return _partitioned(method, concrete, told, options)
+            return _partitioned(method, read, told, options)
     except NoPlanError as error:
         refused = error  # `except` forgets its own name
         beside_these = beside_tensors(cluster, concrete, micro_batches)
@@ -299,9 +287,11 @@ def placed(
     rows, clip = graph.batch // micro_batches, source.clip_norm is not None
     placement = _broken(graph, placement, options, micro_batches, costs, keep_schedule)
     concrete = graph.at(rows)
-    stages = offloading(cut_replicas(graph, placement, rows, clip=clip), options.offload)
+    stages = cut_replicas(graph, placement, rows, clip=clip)
     with_backward = trained(graph, stages.stages)
-    stages, schedule = marked(graph, stages, with_backward, micro_batches, options, keep_schedule)
+    schedule = schedule_for(graph, stages, options, keep_schedule)
+    how = Marking(graph, with_backward, options, micro_batches, schedule, keep_schedule)
+    stages = marked(stages, how)
     stages = with_waiting_buckets(graph, placement, rows, stages, clip=clip)
     fits = keep_schedule or len(options.in_flight or ()) == len(stages.devices)
     in_flight = options.in_flight if fits else None
@@ -354,25 +344,6 @@ def _broken(
     return placement
 
 
-def marked(
-    graph: Graph,
-    stages: Stages,
-    with_backward: frozenset[int],
-    micro_batches: int,
-    options: Options,
-    keep_schedule: bool,
-) -> tuple[Stages, str]:
-    """Return stages with all that options say of how they run, and the schedule."""
-    stages = overlapping(graph, stages, with_backward, micro_batches, options)
-    stages = replace(stages, compiled=options.compiled)
-    lenient = not keep_schedule
-    stages = recomputing(graph, stages, with_backward, options.recompute, lenient=lenient)
-    schedule = _schedule_for(graph, stages, options, keep_schedule)
-    defer = "all" if options.defer is None and traits(schedule).splits else options.defer
-    stages = deferring(graph, stages, with_backward, defer, lenient=lenient)
-    return requantising(graph, stages, with_backward), schedule
-
-
 def in_pieces(
     graph: Graph, placement: Placement, options: Options, micro_batches: int, costs: Costs
 ) -> Placement:
@@ -385,11 +356,11 @@ def in_pieces(
     return folded(graph, placement, seen, micro_batches, schedule, options.pieces)
 
 
-def _schedule_for(graph: Graph, stages: Stages, options: Options, keep_schedule: bool) -> str:
+def schedule_for(graph: Graph, stages: Stages, options: Options, keep_schedule: bool) -> str:
     """Return the schedule that was asked for where it goes with the stages; else one that does."""
     chain = "1f1b" if graph.training else "forward"
     schedule = options.schedule or (chain if stages.is_chain else "list")
-    if "weights" in stages.offload:
+    if "weights" in options.offload:
         return schedule
     suits = is_mirrored(stages) if traits(schedule).joins else stages.is_chain
     fits = keep_schedule or suits or is_folded(stages, schedule)

@@ -10,14 +10,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
-from bigbrain_fx.core import Cluster, Costs, Graph, Offloaded, Op, Placement
+from bigbrain_fx.core import Cluster, Costs, Graph, Op, Placement
 from bigbrain_fx.errors import InputError, NoPlanError
+from bigbrain_fx.plan.features import asked_again
 from bigbrain_fx.plan.making import costs_of, make_plan
 from bigbrain_fx.plan.nouns import Options, Plan
 from bigbrain_fx.plan.one import placed
-from bigbrain_fx.plan.quantising import widening
-from bigbrain_fx.plan.recompute import Defer, Wanted, defer_of, wanted_by
 from bigbrain_fx.plan.schedule import traits
 
 BY_DEFAULT = ("1f1b", "forward")
@@ -126,14 +126,13 @@ def _replan(
     pieces: int | None,
     replicas: int,
 ) -> Plan:
+    kept = asked_again(plan, cluster)
     options = Options(
         plan.partitioner,
         plan.estimator,
         schedule,
         plan.micro_batches,
         plan.seed,
-        recompute=_recompute_of(plan),
-        defer=_defer_of(plan) if schedule or not traits(plan.schedule).splits else None,
         pieces=pieces,
         replicas=replicas,
         zero_stage=0 if len(cluster.replicas) == 1 else plan.stages.zero_stage,
@@ -143,9 +142,7 @@ def _replan(
         tensor_shares=groups.tensor_shares,
         tensor_whole=groups.tensor_whole,
         tensor_tried=groups.tensor_tried,
-        offload=_offload_of(plan, cluster),
-        asynchronous=plan.stages.asynchronous,
-        compiled=plan.stages.compiled,
+        **{**kept, **_of_any_cut(plan, kept, is_own=bool(schedule))},
     )
     if plan.search is None:
         return make_plan(plan.graph, cluster, plan.source, options)
@@ -155,32 +152,17 @@ def _replan(
     return make_plan(plan.graph, cluster, plan.source, again, known=(plan,))
 
 
-def _offload_of(plan: Plan, cluster: Cluster) -> tuple[Offloaded, ...]:
-    """Return what lies in stores, where another cluster's devices have some."""
-    has_stores = all(device.name in cluster.store for device in cluster.devices)
-    return plan.stages.offload if has_stores else ()
+def _of_any_cut(plan: Plan, kept: Mapping[str, Any], *, is_own: bool) -> dict[str, Any]:
+    """Return what recomputes and defers, for another cut: numbers of stages mean others there.
 
-
-def _recompute_of(plan: Plan) -> Wanted:
-    """Return what recomputes, for another cut; of replicas all: their stages' numbers change."""
+    Of replicas all recompute where some do. Some stages defer for a schedule that is made for it.
+    """
+    found = {name: kept[name] for name in ("recompute", "defer")}
     if plan.stages.micros and plan.stages.recompute:
-        return "all"
-    return _wanted(plan)
-
-
-def _wanted(plan: Plan) -> Wanted:
-    """Return what was asked to run again; float weights of int8 ones do so unasked."""
-    wide = frozenset(widening(plan.graph))
-    own = plan.stages.of_member(0)  # the others run the same again
-    asked = (replace(s, again=tuple(n for n in s.again if n not in wide)) for s in own)
-    trained = [number for number in plan.trained if number < len(own)]
-    return wanted_by(replace(plan.stages, stages=tuple(asked)), trained)
-
-
-def _defer_of(plan: Plan) -> Defer:
-    """Return what defers, for another cut; where only some stages do, what the schedule is for."""
-    defer = defer_of(plan.stages, plan.trained)
-    return defer if defer == "all" or not defer else None
+        found["recompute"] = "all"
+    if found["defer"] not in ("all", ()) or not (is_own or not traits(plan.schedule).splits):
+        found["defer"] = None
+    return found
 
 
 def with_placement(plan: Plan, placement: Placement, costs: Costs | None = None) -> Plan:
@@ -196,11 +178,7 @@ def with_placement(plan: Plan, placement: Placement, costs: Costs | None = None)
         plan.micro_batches,
         plan.seed,
         plan.in_flight,
-        recompute=_wanted(plan),
-        defer=defer_of(plan.stages, plan.trained),
-        offload=_offload_of(plan, plan.cluster),
-        asynchronous=plan.stages.asynchronous,
-        compiled=plan.stages.compiled,
+        **asked_again(plan, plan.cluster),
     )
     return placed(
         plan.graph,

@@ -52,15 +52,7 @@ def report(
         f"{micro_text(plan.micro_batches)} of {plan.rows} rows; forecast {forecast.step_s:.4f} s "
         f"a step, {rows / forecast.step_s:.1f} rows a second"
     )
-    said = (
-        found.recompute,
-        found.split,
-        found.offload,
-        found.tensor,
-        found.compiled,
-        found.quantised,
-    )
-    head = "; ".join([head, *(each for each in said if each)])
+    head = "; ".join([head, *plan.said.values(), *filter(None, [found.tensor])])
     title = escape(plan.graph.name)
     return "\n".join(
         (

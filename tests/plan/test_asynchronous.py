@@ -21,7 +21,7 @@ from bigbrain_fx.plan import (
     require_no_overlap,
     to_json,
 )
-from bigbrain_fx.plan.asynchronous import require_pipeline
+from bigbrain_fx.plan.features import require_pipeline
 from bigbrain_fx.plan.memory_check import needed_bytes
 from bigbrain_fx.plan.schedule import build
 from bigbrain_fx.plan.simulate import in_a_row, simulate

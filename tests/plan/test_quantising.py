@@ -10,11 +10,7 @@ import pytest
 from bigbrain_fx.core import Graph, Param, ParamRef, Ref, TensorSpec
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Options, Source, explain, make_plan, replan, to_json
-from bigbrain_fx.plan.quantising import (
-    plain_params,
-    quantised_text,
-    require_float,
-)
+from bigbrain_fx.plan.features import plain_params, require_float
 from tests.support.synthetic import cluster_of, device, graph_of, op, weight
 
 CLUSTER = cluster_of(device("d0"), device("d1"))
@@ -48,7 +44,7 @@ def test_backwards_make_float_weights_again_unasked() -> None:
     said = "4 frozen weights are int8 with a scale for each output, 0.0 MiB instead of 0.1 MiB"
     assert f"{said}; a weight is at most 0.01 off" in str(explain(plan))
     unknown = replace(plan, source=replace(SOURCE, quantize_error=None))  # as `estimate` has it
-    assert quantised_text(unknown).endswith(said)
+    assert unknown.said["quantised"].endswith(said)
     assert [p.name for p in plain_params(plan.graph)] == ["b0", "b1", "b2", "b3"]
 
 

@@ -11,13 +11,6 @@ from bigbrain_fx.emit.files.model_file import UsersCode
 from bigbrain_fx.emit.modules.names import device_names
 from bigbrain_fx.plan import (
     Plan,
-    asynchronous_text,
-    compiled_text,
-    defer_text,
-    offload_text,
-    quantised_text,
-    recompute_text,
-    replicas_text,
     tensor_text,
 )
 
@@ -64,13 +57,8 @@ def readme_text(plan: Plan, users: Sequence[str], *, lean: bool = False, bare: b
 
 def _remarks(plan: Plan) -> list[str]:
     """Say what stages do otherwise than the model file, each where it is so."""
-    said = [
-        recompute_text(plan.stages),
-        defer_text(plan.stages) if plan.stages.deferring else "",
-        compiled_text(plan.stages),
-        quantised_text(plan) if plan.source.quantize else "",
-    ]
-    return [_sentence(text) for text in said if text]
+    own = "recompute", "split", "compiled", "quantised"
+    return [_sentence(text) for name, text in plan.said.items() if name in own]
 
 
 def _sentence(text: str) -> str:
@@ -86,7 +74,7 @@ def _replicas(plan: Plan) -> list[str]:
         "",
         "A replica is a whole copy of the model: it computes some of a step's micro-batches, and "
         "at the end of a step all replicas sum their gradients.",
-        f"Here: {replicas_text(plan.stages)}.",
+        f"Here: {plan.said['replicas']}.",
     ]
 
 
@@ -96,7 +84,7 @@ def _overlap(plan: Plan) -> list[str]:
         return []
     return [
         "",
-        f"{_sentence(asynchronous_text(plan.stages))} It trains otherwise than one process does: "
+        f"{_sentence(plan.said['asynchronous'])} It trains otherwise than one process does: "
         "`verify` compares it with that rule.",
     ]
 
@@ -105,8 +93,7 @@ def _stores(plan: Plan) -> list[str]:
     """Say what lies in stores, and how to name other folders."""
     if not plan.stages.offload:
         return []
-    said = offload_text(plan.stages, plan.forecast, plan.cluster)
-    return [_sentence(said), "Another folder of a disk: `--offload-dir FOLDER`."]
+    return [_sentence(plan.said["offload"]), "Another folder of a disk: `--offload-dir FOLDER`."]
 
 
 def _files(plan: Plan, lean: bool) -> list[str]:

@@ -15,8 +15,8 @@ from operator import itemgetter
 from bigbrain_fx.core import Axis, Graph, Placement, TensorParallel
 from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan.fastest import least_gap
+from bigbrain_fx.plan.features import asked_again
 from bigbrain_fx.plan.nouns import Options, Plan
-from bigbrain_fx.plan.recompute import defer_of, wanted_by
 from bigbrain_fx.plan.shard import family, lengths, of_layers, sharded
 from bigbrain_fx.plan.tensor.asked import named_axes, wanted_axes, with_sequence
 from bigbrain_fx.plan.tensor.groups import seen_by
@@ -137,16 +137,13 @@ def step_with(plan: Plan, axes: tuple[Axis, ...], shares: tuple[int, ...] | None
     assert plan.placement.tensor is not None
     tensor = plan.placement.tensor
     tensor = replace(tensor, axes=axes, shares=shares or tensor.shares)
-    own = replace(plan.stages, stages=plan.stages.of_member(0))
-    trained = [number for number in plan.trained if number < len(own.stages)]
     options = Options(
         plan.partitioner,
         plan.estimator,
         plan.schedule,
         plan.micro_batches,
         plan.seed,
-        recompute=wanted_by(own, trained),
-        defer=defer_of(own, trained),
+        **asked_again(plan, plan.cluster),
     )
     maker = GroupMaker(plan.graph, plan.cluster, plan.source, options, tensor)
     placement = _of_graph(maker.graph, plan.placement)

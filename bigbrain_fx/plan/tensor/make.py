@@ -22,12 +22,13 @@ from bigbrain_fx.core import (
 )
 from bigbrain_fx.plan.cut import trained
 from bigbrain_fx.plan.fastest import tell
+from bigbrain_fx.plan.features import Marking, marked
 from bigbrain_fx.plan.judge import by_partitioner
 from bigbrain_fx.plan.lightening import Step, lightened, scheduled
 from bigbrain_fx.plan.memory_check import require_fits, with_data
 from bigbrain_fx.plan.nouns import Options, Plan, Source
-from bigbrain_fx.plan.offloading import offloading, require_capacity
-from bigbrain_fx.plan.one import in_pieces, marked
+from bigbrain_fx.plan.offloading import require_capacity
+from bigbrain_fx.plan.one import in_pieces, schedule_for
 from bigbrain_fx.plan.replicas import likeness, only
 from bigbrain_fx.plan.schedule import StageCosts, stage_costs, with_saved_in_stores
 from bigbrain_fx.plan.shard import sharded
@@ -285,10 +286,9 @@ class GroupMaker:
 
         def mark(graph: Graph, stages: Stages) -> Stages:
             known = trained(graph, stages.stages)
-            stages = offloading(stages, options.offload)
-            found, schedule = marked(graph, stages, known, micro_batches, options, True)
-            schedules.append(schedule)
-            return found
+            schedules.append(schedule_for(graph, stages, options, True))
+            how = Marking(graph, known, options, micro_batches, schedules[-1], is_kept=True)
+            return marked(stages, how)
 
         rows = self.whole.batch // micro_batches
         about = self.sharded.members, self.tensor.groups, placement, rows

@@ -212,6 +212,10 @@ NOT_GPIPE = Feature(
     "another schedule than gpipe",
     lambda r: _named(r) if r.options.schedule not in (None, GPipe.name) else "",
 )
+OWN_IN_FLIGHT = Feature(
+    "a schedule that says what is in flight",
+    lambda r: "" if traits(r.options.schedule).takes_in_flight else _named(r),
+)
 IN_FLIGHT = Feature("in_flight", lambda r: r.options.in_flight is not None)
 DEFER = _option("--delay-weight-gradients", "defer")
 

@@ -251,12 +251,18 @@ _GEMS = (
         code="BX1285d",
     ),
     Rule(f.GEMS, f.REPLICA_SHARES, _OWN_ORDER, code="BX1285e"),
-    Rule(f.GEMS, f.IN_FLIGHT, "one micro-batch is held", code="BX1285f"),
     Rule(f.GEMS, f.BY_HAND, "each module is on two devices", code="BX1285g"),
     Rule(f.GEMS, f.SEARCHED, _OWN_ORDER, _NAME_ANOTHER, code="BX1285h"),
     Rule(f.GEMS, f.DEFER, _OWN_ORDER, code="BX1285i"),
 )
 _VIRTUAL = (
+    Rule(
+        f.OWN_IN_FLIGHT,
+        f.IN_FLIGHT,
+        "it says itself how many micro-batches are",
+        "use --schedule list or 1f1b",
+        code="BX1318",
+    ),
     Rule(
         f.PIECES,
         f.NO_SUCH_PIECES,

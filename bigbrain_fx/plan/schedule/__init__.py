@@ -144,7 +144,7 @@ def build(
         )
     if micro_batches < 1:
         raise InputError(f"a step needs at least 1 micro-batch, not {micro_batches}", code="BX1303")
-    _require_in_flight(stages, in_flight)
+    _require_in_flight(name, stages, in_flight)
     _require_gradients_between(stages, trained)
 
     def order(
@@ -178,15 +178,23 @@ def _weighted(stages: Stages, order: tuple[Compute, ...]) -> Iterator[Compute]:
             yield BackwardWeight(compute.stage, compute.micro)
 
 
-def _require_in_flight(stages: Stages, in_flight: tuple[int, ...] | None) -> None:
-    if in_flight is None or (len(in_flight) == len(stages.devices) and min(in_flight) >= 1):
+def _require_in_flight(name: str, stages: Stages, in_flight: InFlight) -> None:
+    if in_flight is None:
         return
-    raise InputError(
-        f"in_flight needs one number of at least 1 for each of {len(stages.devices)} devices, "
-        f"but is {list(in_flight)}",
-        code="BX1304",
-        help=f"the devices are {', '.join(stages.devices)}, in this order",
-    )
+    if len(in_flight) != len(stages.devices) or min(in_flight) < 1:
+        raise InputError(
+            f"in_flight needs one number of at least 1 for each of {len(stages.devices)} devices, "
+            f"but is {list(in_flight)}",
+            code="BX1304",
+            help=f"the devices are {', '.join(stages.devices)}, in this order",
+        )
+    if not SCHEDULES[name].takes_in_flight:
+        raise InputError(
+            f"schedule '{name}' says itself how many micro-batches are in flight, and takes no "
+            "in_flight",
+            code="BX1309",
+            help="use --schedule list, or leave in_flight out",
+        )
 
 
 def _require_gradients_between(stages: Stages, trained: frozenset[int]) -> None:

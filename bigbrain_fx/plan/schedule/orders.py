@@ -79,6 +79,7 @@ class ForwardOnly(Schedule):
     """
 
     name = "forward"
+    takes_in_flight = False
 
     @override
     def order(
@@ -89,12 +90,6 @@ class ForwardOnly(Schedule):
                 "schedule 'forward' has no backward, and this plan trains",
                 code="BX1308",
                 help="use --schedule 1f1b, gpipe or list, or split with --mode eval",
-            )
-        if self.in_flight is not None:
-            raise InputError(
-                "schedule 'forward' keeps nothing in flight and takes no in_flight",
-                code="BX1309",
-                help="leave in_flight out",
             )
         return {device: _diagonal(stages, device, micro_batches) for device in stages.devices}
 
@@ -119,6 +114,7 @@ class GPipe(Schedule):
     """
 
     name = "gpipe"
+    takes_in_flight = False
 
     @override
     def order(
@@ -126,12 +122,6 @@ class GPipe(Schedule):
     ) -> Orders:
         if "weights" not in stages.offload:
             require_chain(self.name, stages)
-        if self.in_flight is not None:
-            raise InputError(
-                "schedule 'gpipe' keeps every micro-batch in flight and takes no in_flight",
-                code="BX1313",
-                help="use --schedule 1f1b, or leave in_flight out",
-            )
         micros = range(micro_batches)
         orders: Orders = {}
         for device in stages.devices:
@@ -203,6 +193,8 @@ def _require_falling(in_flight: tuple[int, ...], trained: frozenset[int]) -> Non
 class Folded(Schedule):
     """A schedule of several pieces of a device, each a stage."""
 
+    takes_in_flight = False
+
     @override
     def order(
         self, stages: Stages, micro_batches: int, costs: StageCosts, trained: frozenset[int]
@@ -210,7 +202,7 @@ class Folded(Schedule):
         assert self.fold is not None
         devices = len(stages.devices)
         pieces = max(2, len(stages.stages) // devices)
-        require_line(self.name, stages, self.fold.line(devices, pieces), self.in_flight)
+        require_line(self.name, stages, self.fold.line(devices, pieces))
         return with_instructions(stages, self.fold.order(devices, micro_batches, pieces), trained)
 
 
@@ -254,17 +246,12 @@ class Gems(Schedule):
 
     name = "gems"
     joins = True
+    takes_in_flight = False
 
     @override
     def order(
         self, stages: Stages, micro_batches: int, costs: StageCosts, trained: frozenset[int]
     ) -> Orders:
-        if self.in_flight is not None:
-            raise InputError(
-                "schedule 'gems' has one micro-batch in flight on each device",
-                code="BX1310",
-                help="use --schedule 1f1b, or leave in_flight out",
-            )
         _require_mirrored(stages)
         return {
             device: tuple(_in_turn(stages, device, micro_batches, trained))
@@ -337,6 +324,7 @@ class Synthesised(Schedule):
     name = "auto"
     splits = True
     searches = True
+    takes_in_flight = False
     room_bytes: Mapping[str, float] | None = None
     work: int = WORK
 
@@ -344,12 +332,6 @@ class Synthesised(Schedule):
     def order(
         self, stages: Stages, micro_batches: int, costs: StageCosts, trained: frozenset[int]
     ) -> Orders:
-        if self.in_flight is not None:
-            raise InputError(
-                "schedule 'auto' goes by the bytes that are in flight, and takes no in_flight",
-                code="BX1317",
-                help="use --schedule list, or leave in_flight out",
-            )
         found = self.found(stages, micro_batches, costs, trained)
         ranked = (found.orders[place] for place in range(len(stages.devices)))
         return with_instructions(stages, ranked, trained)

@@ -47,6 +47,7 @@ class Schedule:
         joins: it orders all replicas together; others order each replica by itself.
         searches: its order is searched under the room that devices have.
         fold: how it brings its own cut of a line, into several pieces of a device.
+        takes_in_flight: whether a user may say how many are; else the schedule itself does.
     """
 
     in_flight: tuple[int, ...] | None = None
@@ -55,6 +56,7 @@ class Schedule:
     joins: ClassVar[bool] = False
     searches: ClassVar[bool] = False
     fold: ClassVar[Fold | None] = None
+    takes_in_flight: ClassVar[bool] = True
 
     def order(
         self, stages: Stages, micro_batches: int, costs: StageCosts, trained: frozenset[int]
@@ -62,7 +64,7 @@ class Schedule:
         """Return what each device computes, in order.
 
         Raises:
-            InputError: it does not run such stages, or takes no `in_flight`.
+            InputError: it does not run such stages.
             NoPlanError: a device has no room for one micro-batch.
         """
         raise NotImplementedError
@@ -74,16 +76,8 @@ def line_of(stages: Stages) -> tuple[int, ...]:
     return tuple(places[stage.device] for stage in stages.stages)
 
 
-def require_line(
-    name: str, stages: Stages, line: Sequence[int], in_flight: tuple[int, ...] | None
-) -> None:
+def require_line(name: str, stages: Stages, line: Sequence[int]) -> None:
     """Raise InputError unless stages lie on the devices as a schedule has them."""
-    if in_flight is not None:
-        raise InputError(
-            f"schedule '{name}' says itself how many micro-batches are in flight",
-            code="BX1318",
-            help="use --schedule list, or leave in_flight out",
-        )
     if line_of(stages) != tuple(line):
         wanted = " ".join(stages.devices[place] for place in line)
         found = " ".join(stage.device for stage in stages.stages)

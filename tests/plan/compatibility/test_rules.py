@@ -90,7 +90,7 @@ BY_OPTIONS: tuple[tuple[str, dict[str, object]], ...] = (
     ("BX1285c", {"schedule": "gems", "sum_order": "backend"}),
     ("BX1285d", {"schedule": "gems", "replicas": 0}),
     ("BX1285e", {"schedule": "gems", "replica_shares": (2, 1)}),
-    ("BX1285f", {"schedule": "gems", "in_flight": (1, 1)}),
+    ("BX1318", {"schedule": "gems", "in_flight": (1, 1)}),
     ("BX1285g", {"schedule": "gems", "pins": (("blocks.0", "d0"),)}),
     ("BX1285h", {"schedule": "gems", "partitioner": AUTO}),
     ("BX1285i", {"schedule": "gems", "defer": "all"}),

@@ -120,7 +120,7 @@ def test_groups_of_devices_go_side_by_side() -> None:
 def test_what_is_no_gems_is_refused(stages: Stages, said: str) -> None:
     with pytest.raises(InputError, match=said):
         build("gems", stages, 4, costs_of(len(stages.devices)), all_of(stages))
-    with pytest.raises(InputError, match="has one micro-batch in flight"):
+    with pytest.raises(InputError, match="says itself how many micro-batches"):
         build("gems", stages, 4, costs_of(4), all_of(stages), (1,) * len(stages.devices))
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from math import prod
+from typing import Any, TypeVar
 
 from bigbrain_fx.core import (
     DTYPE_BYTES,
@@ -51,10 +52,7 @@ class StageTimes:
     host_backward_s: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        count = len(self.forward_s)
-        object.__setattr__(self, "weight_s", self.weight_s or (0.0,) * count)
-        object.__setattr__(self, "host_forward_s", self.host_forward_s or (0.0,) * count)
-        object.__setattr__(self, "host_backward_s", self.host_backward_s or (0.0,) * count)
+        _fill(self)
 
 
 @dataclass(frozen=True)
@@ -105,41 +103,12 @@ class StageCosts:
     visiting_bytes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        count = len(self.forward_s)
-        object.__setattr__(self, "weight_s", self.weight_s or (0.0,) * count)
-        object.__setattr__(self, "visiting_bytes", self.visiting_bytes or (0,) * count)
-        object.__setattr__(self, "deferred_bytes", self.deferred_bytes or (0,) * count)
-        object.__setattr__(self, "workspace_bytes", self.workspace_bytes or (0,) * count)
-        object.__setattr__(self, "gradient_bytes", self.gradient_bytes or (0,) * count)
-        object.__setattr__(self, "host_forward_s", self.host_forward_s or (0.0,) * count)
-        object.__setattr__(self, "host_backward_s", self.host_backward_s or (0.0,) * count)
+        _fill(self)
 
     def part(self, stages: range) -> StageCosts:
         """Return the costs of some stages, numbered from 0."""
         cut = slice(stages.start, stages.stop)
-        return replace(
-            self,
-            forward_s=self.forward_s[cut],
-            backward_s=self.backward_s[cut],
-            host_forward_s=self.host_forward_s[cut],
-            host_backward_s=self.host_backward_s[cut],
-            saved_bytes=self.saved_bytes[cut],
-            workspace_bytes=self.workspace_bytes[cut],
-            gradient_bytes=self.gradient_bytes[cut],
-            working=self.working[cut],
-            weight_s=self.weight_s[cut],
-            deferred_bytes=self.deferred_bytes[cut],
-            visiting_bytes=self.visiting_bytes[cut],
-            alone=self.alone
-            and replace(
-                self.alone,
-                forward_s=self.alone.forward_s[cut],
-                backward_s=self.alone.backward_s[cut],
-                weight_s=self.alone.weight_s[cut],
-                host_forward_s=self.alone.host_forward_s[cut],
-                host_backward_s=self.alone.host_backward_s[cut],
-            ),
-        )
+        return replace(_of(self, cut), alone=self.alone and _of(self.alone, cut))
 
     @property
     def whole(self) -> StageCosts:
@@ -164,6 +133,32 @@ class StageCosts:
             stages.stages[edge.source].device, stages.stages[edge.target].device
         )
         return link.wire_s(edge.nbytes), link.latency_s
+
+
+_NOTHING: Mapping[str, float] = {
+    "weight_s": 0.0,
+    "visiting_bytes": 0,
+    "deferred_bytes": 0,
+    "workspace_bytes": 0,
+    "gradient_bytes": 0,
+    "host_forward_s": 0.0,
+    "host_backward_s": 0.0,
+}
+_Costs = TypeVar("_Costs", StageCosts, StageTimes)
+
+
+def _fill(costs: StageCosts | StageTimes) -> None:
+    """Count as nothing, of each stage, what was left out."""
+    for name in _NOTHING:
+        if getattr(costs, name, None) == ():
+            object.__setattr__(costs, name, (_NOTHING[name],) * len(costs.forward_s))
+
+
+def _of(costs: _Costs, cut: slice) -> _Costs:
+    """Return the costs of some stages: all tuples have an entry per stage."""
+    each = ((entry.name, getattr(costs, entry.name)) for entry in fields(costs))
+    cut_of: dict[str, Any] = {name: own[cut] for name, own in each if isinstance(own, tuple)}
+    return replace(costs, **cut_of)
 
 
 def stage_costs(graph: Graph, stages: Stages, costs: Costs) -> StageCosts:

@@ -6,12 +6,13 @@ most (2 - 1/devices) of the least one (Graham 1969).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement
 
 from .baechi import prepared
-from .jobs import timetable
+from .jobs import Jobs, timetable
 from .memory_bound import Ledger
 
 
@@ -34,4 +35,9 @@ class METF:
     def partition(self, graph: Graph, cluster: Cluster, costs: Costs) -> Placement:
         """Place every op of a concrete graph."""
         ready = prepared(graph, cluster, costs, self.micro_batches, self.in_flight)
-        return ready.placement(timetable(ready.jobs, Ledger(ready.bound)), self.name)
+        found = timetable(ready.jobs, Ledger(ready.bound), self.favorites(ready.jobs))
+        return ready.placement(found, self.name)
+
+    def favorites(self, jobs: Jobs) -> Mapping[int, int]:
+        """Return which job a device keeps itself free for after another; here none."""
+        return {}

@@ -7,30 +7,22 @@ graphs do not keep to.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bigbrain_fx.core import Cluster, Costs, Graph, Placement
+from typing_extensions import override
 
-from .baechi import favorite_children, prepared
-from .jobs import timetable
-from .memory_bound import Ledger
+from .baechi import favorite_children
+from .jobs import Jobs
+from .m_etf import METF
 
 
 @dataclass(frozen=True)
-class MSCT:
-    """Place groups of ops by earliest start, keeping a device free for a favorite child.
+class MSCT(METF):
+    """Place groups of ops by earliest start, keeping a device free for a favorite child."""
 
-    Attributes:
-        micro_batches: per step; all of them may be in flight on every device.
-        in_flight: how many may be; None: all. Of one number per device the largest counts.
-    """
-
-    micro_batches: int = 8
-    in_flight: int | tuple[int, ...] | None = None
     name = "m-sct"
 
-    def partition(self, graph: Graph, cluster: Cluster, costs: Costs) -> Placement:
-        """Place every op of a concrete graph."""
-        ready = prepared(graph, cluster, costs, self.micro_batches, self.in_flight)
-        found = timetable(ready.jobs, Ledger(ready.bound), favorite_children(ready.jobs))
-        return ready.placement(found, self.name)
+    @override
+    def favorites(self, jobs: Jobs) -> Mapping[int, int]:
+        return favorite_children(jobs)

@@ -12,19 +12,18 @@ from __future__ import annotations
 import difflib
 import json
 import os
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from bigbrain_fx.core import Cluster, Graph, Placement
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from bigbrain_fx.core import Cluster, Graph, Placement, once
 from bigbrain_fx.errors import InputError, os_error_as
 from bigbrain_fx.plan.nouns import Options, Plan
 from bigbrain_fx.weights import replace_file
 
-FORMAT = 1
 _HOW = "`explain BUNDLE --placement FILE` writes one"
 Pins = Sequence[tuple[str, str]]  # modules, device
 
@@ -56,8 +55,8 @@ def require_placeable(options: Options, cluster: Cluster) -> None:
     if options.place:
         path = Path(options.place)
         found = _file(path)
-        for key in ("modules", "ops"):
-            for name, device in _table(found, key, path).items():
+        for key, homes in (("modules", found.modules), ("ops", found.ops)):
+            for name, device in homes.items():
                 _require_device(device, cluster, f"{path}: {key}.{name}")
 
 
@@ -164,7 +163,7 @@ def placement_json(plan: Plan) -> dict[str, Any]:
         else:
             ops[op.name] = device_of[op.name]
     return {
-        "format": FORMAT,
+        "format": 1,
         "$comment": "Modules by path ('blocks.0-5' are six), then single ops that are in no "
         "module, or in one that is cut; give it to split --place.",
         "model": plan.graph.name,
@@ -182,17 +181,16 @@ def read_placement(path: str | Path, graph: Graph, cluster: Cluster) -> Placemen
     """
     path = Path(path)
     found = _file(path)
-    if found.get("model", graph.name) != graph.name:
+    if found.model not in (None, graph.name):
         raise InputError(
-            f"it is a placement of model {found['model']!r}, and this is {graph.name!r}",
+            f"it is a placement of model {found.model!r}, and this is {graph.name!r}",
             code="BX1217",
             at=str(path),
             help='remove its line "model" if it is meant for this one, too',
         )
-    modules, ops = _table(found, "modules", path), _table(found, "ops", path)
-    homes = homes_of(graph, cluster, tuple(modules.items()), f"{path}: modules")
+    homes = homes_of(graph, cluster, tuple(found.modules.items()), f"{path}: modules")
     known = {op.name for op in graph.ops}
-    for name, device in ops.items():
+    for name, device in found.ops.items():
         if name not in known:
             raise _unknown("op", name, tuple(known), f"{path}: ops")
         _require_device(device, cluster, f"{path}: ops.{name}")
@@ -202,60 +200,35 @@ def read_placement(path: str | Path, graph: Graph, cluster: Cluster) -> Placemen
     return filled(graph, homes, f"placed by hand, {path.name}")
 
 
-def _file(path: Path) -> Mapping[str, Any]:
+class _File(BaseModel):
+    """A placement file; what it says besides is for people."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    format: Literal[1]
+    comment: object = Field(None, alias="$comment")
+    model: str | None = None
+    devices: object = None
+    modules: dict[str, str] = {}
+    ops: dict[str, str] = {}
+
+
+def _file(path: Path) -> _File:
     try:
-        found = json.loads(path.read_bytes(), object_pairs_hook=partial(_once, path))
+        return _File.model_validate(json.loads(path.read_bytes(), object_pairs_hook=once))
     except OSError as error:
         raise InputError(
             f"cannot read {path}: {error.strerror or error}", code="BX1219", help=_HOW
+        ) from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise InputError(
+            f"no placement: {first['msg']}", code="BX1222", at=f"{path}: {where}", help=_HOW
         ) from error
     except (ValueError, RecursionError) as error:
         raise InputError(
             f"{path} is no JSON: {error}", code="BX1220", help="mend it, or write it anew"
         ) from error
-    number = found.get("format") if isinstance(found, dict) else None
-    if number != FORMAT:
-        raise InputError(
-            f'expected a placement with "format": {FORMAT}, found {number!r}',
-            code="BX1221",
-            at=str(path),
-            help=_HOW,
-        )
-    strange = sorted(set(found) - {"format", "$comment", "model", "devices", "modules", "ops"})
-    if strange:
-        raise InputError(
-            f"a placement has no field {strange[0]!r}",
-            code="BX1222",
-            at=str(path),
-            help="remove it",
-        )
-    checked: Mapping[str, Any] = found
-    return checked
-
-
-def _once(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object; JSON's reader would let the last of two entries win in silence."""
-    twice = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
-    if twice:
-        raise InputError(
-            f"{twice[0]!r} is there twice",
-            code="BX1223",
-            at=str(path),
-            help="remove one of the two lines",
-        )
-    return dict(pairs)
-
-
-def _table(found: Mapping[str, Any], key: str, path: Path) -> Mapping[str, str]:
-    table = found.get(key, {})
-    if not isinstance(table, dict) or not all(isinstance(v, str) for v in table.values()):
-        raise InputError(
-            "expected names and devices",
-            code="BX1224",
-            at=f"{path}: {key}",
-            help='{"blocks.0": "d0"}',
-        )
-    return table
 
 
 # --------------------------------------------------------------------------- names

@@ -108,6 +108,12 @@ class NoPlanError(BigBrainError):
         super().__init__(what, code=code, at=at, notes=notes, help=help)
         self.nearest = nearest
 
+    def told(self, *notes: str, help: str | None = None) -> NoPlanError:
+        """Return the same with more of the circumstances, or another remedy."""
+        every, remedy = (*self.notes, *notes), help or self.help
+        more = {"notes": every, "help": remedy, "nearest": self.nearest}
+        return type(self)(self.what, code=self.code, at=self.at, **more)  # type: ignore[arg-type]
+
     @classmethod
     def later(cls, make: Callable[[], NoPlanError]) -> NoPlanError:
         """Return what this makes, made when it is first read: a search reads few of its refusals.

@@ -192,10 +192,7 @@ def _searched(
     try:
         plan = by_partitioner(replace(maker, scope=f"{some}, {maker.scope}"), known)
     except NoPlanError as error:
-        notes = (*error.notes, f"a pipeline was searched {some}")
-        raise NoPlanError(
-            error.what, code=error.code, at=error.at, notes=notes, help=error.help
-        ) from None
+        raise error.told(f"a pipeline was searched {some}") from None
     return replace(plan, cluster=cluster)
 
 
@@ -271,11 +268,7 @@ def _around(
         return fastest_number(usual, more, make, but=(NoPlanError,))
     except NoPlanError as error:
         said = ", ".join(f"{modules}={device}" for modules, device in options.pins)
-        note = f"placed by hand: {options.place or said}"
-        notes = (*error.notes, note)
-        raise NoPlanError(
-            error.what, code=error.code, at=error.at, notes=notes, help=error.help
-        ) from None
+        raise error.told(f"placed by hand: {options.place or said}") from None
 
 
 def _maker_by_hand(graph: Graph, cluster: Cluster, source: Source, options: Options) -> Maker:

@@ -158,18 +158,7 @@ def placement_of(
         refused = error  # `except` forgets its own name
         beside_these = beside_tensors(cluster, concrete, micro_batches)
         more = (*beside_these, *of_compiler(compiled=options.compiled))
-        raise NoPlanError.later(lambda: _told_more(refused, more)) from None
-
-
-def _told_more(error: NoPlanError, notes: tuple[str, ...]) -> NoPlanError:
-    return NoPlanError(
-        error.what,
-        code=error.code,
-        at=error.at,
-        notes=(*error.notes, *notes),
-        help=error.help,
-        nearest=error.nearest,
-    )
+        raise NoPlanError.later(lambda: refused.told(*more)) from None
 
 
 def planned_as(place: Callable[[], Placement], make: Callable[[Placement], Plan]) -> Plan:

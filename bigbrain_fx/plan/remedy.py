@@ -39,10 +39,7 @@ def plan_or_remedy(graph: Graph, cluster: Cluster, source: Source, options: Opti
         found = nearest_change(graph, cluster, source, options)
         if found is None:
             raise
-        help_ = f"a plan was found with {found}"
-        raise NoPlanError(
-            error.what, code=error.code, at=error.at, notes=error.notes, help=help_
-        ) from None
+        raise error.told(help=f"a plan was found with {found}") from None
 
 
 @dataclass(frozen=True)

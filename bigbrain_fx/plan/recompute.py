@@ -11,9 +11,9 @@ the segment, as GPipe does (Huang et al., 2019, section 2.3).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from bigbrain_fx.core import Graph, ModuleCall, Op, ParamRef, Stage, Stages
 from bigbrain_fx.errors import InputError
@@ -31,17 +31,14 @@ def read_recompute(text: str | None) -> Wanted:
     Raises:
         InputError: it is none of these.
     """
-    if text is None:
-        return None
-    if text == "none":
-        return ()
-    if text in ("all", "ops", "auto"):
-        return text  # type: ignore[return-value]  # one of these three
-    return read_stages(text, "--activation-checkpointing", "auto, ops, all, none")
+    found: Wanted = _read(text, "--activation-checkpointing", "auto, ops, all, none")
+    return found
 
 
-def read_stages(text: str, flag: str, words: str) -> tuple[int, ...]:
-    """Read "0,2", where an option takes some words or the numbers of stages."""
+def _read(text: str | None, flag: str, words: str) -> Any:  # noqa: ANN401  # one of the words
+    """Read an option that takes some words, the last of them "none", or the numbers of stages."""
+    if text is None or text in words.split(", "):
+        return () if text == "none" else text
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdecimal() for part in parts):
         raise InputError(
@@ -63,12 +60,8 @@ def recomputing(
     Raises:
         InputError: there is no such stage, it has no backward, or it cannot run twice.
     """
-    known = frozenset(trained)
-    asked = () if isinstance(wanted, str) else wanted or ()
-    numbers = known if wanted == "all" else frozenset(asked)
-    if lenient:
-        numbers &= known
-    require_trained(stages, numbers, known, "--activation-checkpointing", "to recompute for")
+    flag, what = "--activation-checkpointing", "to recompute for"
+    numbers = _numbers(stages, frozenset(trained), wanted, flag, what, lenient=lenient)
     for number in sorted(numbers):
         _require_repeatable(graph, stages.stages[number])
     marked = (replace(s, runs_again=s.index in numbers) for s in stages.stages)
@@ -96,15 +89,23 @@ def _ops_text(stages: Stages) -> str:
 
 
 def _whole_text(stages: Stages) -> str:
-    numbers = ", ".join(map(str, stages.recompute))
-    which = f"stage {numbers}" if len(stages.recompute) == 1 else f"stages {numbers}"
-    return f"recompute: each backward runs the forward of {which} again" if numbers else ""
+    which = _stages_text(stages.recompute)
+    return f"recompute: each backward runs the forward of {which} again" if which else ""
 
 
-def require_trained(
-    stages: Stages, numbers: frozenset[int], known: frozenset[int], flag: str, what: str
-) -> None:
-    """Refuse numbers that are no stages with a backward."""
+def _stages_text(numbers: Sequence[int]) -> str:
+    listed = ", ".join(map(str, numbers))
+    return f"stage{'s' * (len(numbers) > 1)} {listed}" if numbers else ""
+
+
+def _numbers(
+    stages: Stages, known: frozenset[int], wanted: Wanted, flag: str, what: str, *, lenient: bool
+) -> frozenset[int]:
+    """Return the stages that were asked for; refuse numbers that are none with a backward."""
+    asked = () if isinstance(wanted, str) else wanted or ()
+    numbers = known if wanted == "all" else frozenset(asked)
+    if lenient:
+        return numbers & known
     listed = ", ".join(map(str, sorted(known)))
     for number in sorted(numbers - known):
         exists = number < len(stages.stages)
@@ -115,6 +116,7 @@ def require_trained(
             at=flag,
             help=f"choose from {listed}, or write all" if known else "leave it out: nothing trains",
         )
+    return numbers
 
 
 def may_repeat(graph: Graph, stage: Stage) -> bool:
@@ -188,13 +190,8 @@ def read_defer(text: str | None) -> Defer:
     Raises:
         InputError: it is none of these.
     """
-    if text is None:
-        return None
-    if text == "none":
-        return ()
-    if text == "all":
-        return "all"
-    return read_stages(text, "--delay-weight-gradients", "all, none")
+    found: Defer = _read(text, "--delay-weight-gradients", "all, none")
+    return found
 
 
 def deferring(
@@ -207,11 +204,8 @@ def deferring(
     Raises:
         InputError: there is no such stage, or it has no backward.
     """
-    known = frozenset(trained)
-    numbers = known if wanted == "all" else frozenset(wanted or ())
-    if lenient:
-        numbers &= known
-    require_trained(stages, numbers, known, "--delay-weight-gradients", "to split")
+    flag, what = "--delay-weight-gradients", "to split"
+    numbers = _numbers(stages, frozenset(trained), wanted, flag, what, lenient=lenient)
     if not numbers:
         return stages
     known_layers = _Layers(
@@ -233,9 +227,8 @@ def defer_of(stages: Stages, trained: Iterable[int]) -> Defer:
 
 def defer_text(stages: Stages) -> str:
     """Say which stages make weights' gradients apart; nothing, where none does."""
-    numbers = ", ".join(map(str, stages.deferring))
-    which = f"stage {numbers}" if len(stages.deferring) == 1 else f"stages {numbers}"
-    return f"split backward: gradients of weights of {which} wait" if numbers else ""
+    which = _stages_text(stages.deferring)
+    return f"split backward: gradients of weights of {which} wait" if which else ""
 
 
 def waiting_ops(graph: Graph, stage: Stage) -> frozenset[str]:

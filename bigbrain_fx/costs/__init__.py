@@ -26,7 +26,6 @@ if TYPE_CHECKING:
         CostModel as CostModel,
         OpWork as OpWork,
         Phase as Phase,
-        PlaceRates as PlaceRates,
         device_of as device_of,
         read_model as read_model,
     )

@@ -36,7 +36,7 @@ from bigbrain_fx.plan.explain import (
     measured_text as measured_text,
     size_text as size_text,
 )
-from bigbrain_fx.plan.fastest import least_gap as least_gap, telling as telling
+from bigbrain_fx.plan.fastest import telling as telling
 from bigbrain_fx.plan.features import (
     plain_params as plain_params,
     require_float as require_float,
@@ -62,14 +62,12 @@ from bigbrain_fx.plan.making import (
 )
 from bigbrain_fx.plan.measured import (
     MeasuredRun as MeasuredRun,
-    MeasuredStep as MeasuredStep,
     Spread as Spread,
     run_trace as run_trace,
     spread as spread,
     typical_step as typical_step,
 )
 from bigbrain_fx.plan.money import (
-    Money as Money,
     money as money,
     per_step as per_step,
     steps_for as steps_for,
@@ -80,7 +78,6 @@ from bigbrain_fx.plan.nouns import (
     AUTO as AUTO,
     Options as Options,
     Plan as Plan,
-    Quantize as Quantize,
     Source as Source,
     to_json as to_json,
 )
@@ -134,7 +131,6 @@ from bigbrain_fx.plan.shard import (
     alone as alone,
     axes as axes,
     chosen_axes as chosen_axes,
-    exchanges as exchanges,
     of_layers as of_layers,
     priced_axes as priced_axes,
     ruleless as ruleless,

@@ -44,8 +44,6 @@ from bigbrain_fx.planning.units import (
     GraphMemo as GraphMemo,
     is_size as is_size,
     live_ops as live_ops,
-    mutated_roots as mutated_roots,
-    spread as spread,
     unit_orders as unit_orders,
     units as units,
 )
@@ -53,15 +51,12 @@ from bigbrain_fx.planning.units import (
 if TYPE_CHECKING:
     from bigbrain_fx.planning.chain import (
         BestFirst as BestFirst,
-        Crossing as Crossing,
         Line as Line,
         Split as Split,
     )
     from bigbrain_fx.planning.clock import Message as Message, TimedStages as TimedStages
     from bigbrain_fx.planning.cutter import (
         Cutter as Cutter,
-        Hop as Hop,
-        hop_of as hop_of,
         least_busy_s as least_busy_s,
     )
     from bigbrain_fx.planning.known_orders import (
@@ -78,7 +73,6 @@ if TYPE_CHECKING:
         Taste as Taste,
         in_flight_to_fill as in_flight_to_fill,
         list_orders as list_orders,
-        tastes as tastes,
     )
     from bigbrain_fx.planning.order_clock import (
         JobOf as JobOf,
@@ -120,16 +114,9 @@ if TYPE_CHECKING:
     )
     from bigbrain_fx.planning.unit_io import (
         AHEAD as AHEAD,
-        Value as Value,
-        Weight as Weight,
-        edges_of as edges_of,
-        once_s as once_s,
-        values_of as values_of,
-        weights_of as weights_of,
     )
     from bigbrain_fx.planning.unit_work import (
         Array as Array,
-        Numbers as Numbers,
         Work as Work,
         whole_layers as whole_layers,
         work as work,

@@ -7,13 +7,11 @@ estimator whose times are corrected; it knows no scikit-learn (`fit` has that).
 from bigbrain_fx.costs.model.expected import (
     LEAST_S as LEAST_S,
     device_of as device_of,
-    estimated as estimated,
     expected_s as expected_s,
     graph_of as graph_of,
 )
 from bigbrain_fx.costs.model.features import (
     PHASES as PHASES,
-    ComputePlace as ComputePlace,
     Floats as Floats,
     OpWork as OpWork,
     Phase as Phase,

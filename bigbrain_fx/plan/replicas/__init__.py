@@ -18,7 +18,6 @@ from bigbrain_fx.plan.replicas.divide import (
     with_replica_of as with_replica_of,
 )
 from bigbrain_fx.plan.replicas.make import (
-    MOST_TRIED as MOST_TRIED,
     numbers_of as numbers_of,
     plan_replicas as plan_replicas,
     run_as_one as run_as_one,

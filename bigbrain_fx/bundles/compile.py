@@ -239,7 +239,8 @@ def _require_agreeing(
     is_placed = followed is not None
     require_compatible(Request(options, cluster, is_placed=is_placed, is_written=is_written))
     require_placeable(options, cluster)
-    _require_followable(options, followed)
+    if followed is not None:
+        require_no_groups(followed, "--like", "leave --like out, and place by a --partitioner")
 
 
 def estimate(
@@ -352,32 +353,6 @@ def _cluster_or(devices: str | Path | Cluster | None, followed: Plan | None) -> 
     if followed is None:
         raise InputError("no devices were given", code="BX3014", help="add --devices cluster.json")
     return followed.cluster
-
-
-def _require_followable(options: Options, followed: Plan | None) -> None:
-    """Refuse what --like cannot do for any model."""
-    if followed is None:
-        return
-    if options.pins or options.place:
-        raise InputError(
-            "--like places all ops, and so does the hand",
-            code="BX3015",
-            help="leave --like out, or --pin, --place",
-        )
-    if options.cut_at is not None:
-        raise InputError(
-            "--like cuts where another plan did, and knows nothing of --cut-at",
-            code="BX3016",
-            at="--cut-at",
-            help="leave one of them out",
-        )
-    require_no_groups(followed, "--like", "leave --like out, and place by a --partitioner")
-    if options.wants_groups:
-        raise InputError(
-            "--like places ops as another plan did, and --tensor-parallel in groups",
-            code="BX3018",
-            help="leave one of them out",
-        )
 
 
 def _cluster(devices: str | Path | Cluster) -> Cluster:

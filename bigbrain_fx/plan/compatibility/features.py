@@ -174,7 +174,8 @@ WRITTEN = Feature("buffers that the forward writes", _written)
 SEARCHED = Feature(
     "--partitioner auto", lambda r: not r.is_placed and r.options.partitioner == AUTO
 )
-CUT_AT = Feature("--cut-at", lambda r: not r.is_placed and r.options.cut_at is not None)
+LIKE = Feature("--like", lambda r: r.is_placed)
+CUT_AT = Feature("--cut-at", lambda r: r.options.cut_at is not None)
 
 
 def _without_cut_at(request: Request) -> str:

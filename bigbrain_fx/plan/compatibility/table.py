@@ -35,7 +35,11 @@ def _as_many_replicas(request: Request) -> str:
 _WHOLE_BACKWARDS = (
     "use --schedule 1f1b or gpipe, --activation-checkpointing all, and a named partitioner"
 )
+_AS_PLACED = "it places ops as another plan did"
 _CUTS = (
+    Rule(f.LIKE, f.BY_HAND, _AS_PLACED, code="BX3015"),
+    Rule(f.LIKE, f.CUT_AT, _AS_PLACED, code="BX3016"),
+    Rule(f.LIKE, f.GROUPS, f"{_AS_PLACED}, each on one device", code="BX3018"),
     Rule(
         f.CUT_AT,
         f.VIRTUAL_STAGES,

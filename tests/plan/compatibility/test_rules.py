@@ -137,6 +137,11 @@ BY_MODEL: tuple[tuple[str, dict[str, object], dict[str, object]], ...] = (
     ("BX1352d", {"compiled": True}, {"graph": STATEFUL}),
     ("BX1352e", {"recompute": "all"}, {"graph": STATEFUL}),
 )
+BY_PLAN: tuple[tuple[str, dict[str, object]], ...] = (
+    ("BX3015", {"pins": (("0", "d0"),)}),
+    ("BX3016", {"cut_at": "blocks"}),
+    ("BX3018", {"tensor": 2}),
+)
 FOLLOWED = [case for case in BY_MODEL if not {"replicas", "tensor"} & set(case[1])]
 """A plan to follow has replicas and groups of its own."""
 
@@ -151,7 +156,7 @@ def request(chosen: dict[str, object], about: dict[str, object]) -> Request:
 
 
 def test_every_rule_is_met_by_a_case() -> None:
-    cases = {code for code, *_ in (*BY_OPTIONS, *BY_BUNDLE, *BY_MODEL)}
+    cases = {code for code, *_ in (*BY_OPTIONS, *BY_BUNDLE, *BY_MODEL, *BY_PLAN)}
     assert cases == {rule.code for rule in RULES}
 
 
@@ -218,6 +223,15 @@ def test_what_another_plan_placed_is_refused_alike(
     followed = make_plan(GRAPH, PAIR, SOURCE, TWO).placement
     with pytest.raises(InputError) as caught:
         plan_placed(found.graph, found.cluster, found.source, found.options, followed)
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize(("code", "chosen"), BY_PLAN)
+def test_what_another_plan_decides_is_not_asked_for_besides(
+    code: str, chosen: dict[str, object]
+) -> None:
+    with pytest.raises(InputError) as caught:
+        require_compatible(Request(asked(chosen), PAIR, is_placed=True))
     assert caught.value.code == code
 
 

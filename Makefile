@@ -82,8 +82,8 @@ nightly-today: venv
 # Every form of training code against a plain loop, into docs/reference/coverage.md (half an hour); then every
 # model of the zoo, in two splits with two planners each, as real processes: about an hour.
 coverage: venv
-	OMP_NUM_THREADS=1 $(BIN)/python -m tools.forms --write docs/reference/coverage.md
-	OMP_NUM_THREADS=1 $(BIN)/python -m tools.coverage
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.conformance forms --write docs/reference/coverage.md
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.conformance coverage
 
 # Naive and analytical splits, planners, compile time, measured: some minutes. To keep the figures
 # of today and compare with them tomorrow (they stay in .benchmarks/ on this machine):

@@ -24,7 +24,7 @@ class Passes:
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """What was fitted on published rows, by `python -m tools.published_gpus.fitting`.
+    """What was fitted on published rows, by `python -m tools.studies.published_gpus.fitting`.
 
     Attributes:
         product_backward: share of the product rate, backward.

@@ -174,8 +174,9 @@ def _hopper(
     return _card(*rates, source, wire, half / 2, sustained, blas_bytes=BLAS_BYTES_FROM_HOPPER_ON)
 
 
-# Fitted by `python -m tools.published_gpus.fitting`; where a source says nothing of a rate it is
-# the usual one, and L4's half rate is between T4's, a card of the same power cap, and the usual.
+# Fitted by `python -m tools.studies.published_gpus.fitting`; where a source says nothing of a rate
+# it is the usual one, and L4's half rate is between T4's, a card of the same power cap, and the
+# usual.
 _V100 = Sustained(0.95, 0.6, 0.63, 0.85, "NeuSight's labels and DeepLearningExamples")
 _A100_40 = Sustained(0.84, 0.6, 0.77, 0.8, "NeuSight's labels and llm-foundry's tables")
 _A100_80 = Sustained(0.84, 0.6, 0.77, 0.8, "llm-foundry's tables and DeepLearningExamples")

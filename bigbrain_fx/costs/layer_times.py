@@ -105,7 +105,7 @@ def _fault(path: str, error: ValidationError) -> InputError:
         f"the profile of layers is no JSON: {first['ctx']['error']}",
         code="BX1472",
         at=path,
-        help="write it by json.dump, or by tools/sailor_profile.py from Sailor's",
+        help="write it by json.dump; tools/studies/sailor_peer converts Sailor's profiles",
     )
 
 

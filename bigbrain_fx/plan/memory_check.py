@@ -33,9 +33,9 @@ PROCESS: Mapping[str, ProcessMemory] = {
     "cpu": ProcessMemory(share=1.2, context_bytes=40 << 20),
     "cuda": ProcessMemory(share=1.1, context_bytes=600 << 20),
 }
-"""CPU: covers VmHWM less a warmed baseline in `python -m tools.memory` and, on emulated devices, in
-`tools.studies.fidelity` (gloo's buffers, blocks that malloc keeps). CUDA: the context, and
-segments that the allocator cannot reuse, a guess, not measured; cuBLAS's workspace is among the
+"""CPU: covers VmHWM less a warmed baseline in `python -m tools.conformance memory` and, on emulated
+devices, in `tools.studies.fidelity` (gloo's buffers, blocks that malloc keeps). CUDA: the context,
+and segments that the allocator cannot reuse, a guess, not measured; cuBLAS's workspace is among the
 tensors.
 What `doctor` writes of a GPU is free once a context exists, so the context is taken off twice
 there, which only leaves more to spare.

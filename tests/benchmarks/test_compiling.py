@@ -1,7 +1,7 @@
 """How long compiling takes: the whole `split` of a model file, and writing the files alone.
 
 The suite's processes are forks that have imported torch, so that import (seconds) is not in these
-times; `python -m tools.bench_compile` times whole commands, by depth.
+times; `python -m tools.bench compiling` times whole commands, by depth.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from bigbrain_fx.runtime.checkpoint_store import CheckpointStore
 from tests.bundles.resplitting.test_resplit import train
 from tests.bundles.test_killed import killed_in_turn
 from tests.support.bundles import MODEL, cluster
-from tools.matrix import Bench
+from tools.conformance.matrix import Bench
 
 EVERY = 11  # of some 380 writes one is the last; most are files that are copied or removed
 

@@ -1,10 +1,11 @@
-"""What a capture makes of each form of tools/forms: a code, or the opaque parts of its graph.
+"""What a capture makes of each form of tools/conformance/forms: a code, or the opaque parts of its
+graph.
 
     python -m tests.frontend.form_captures     writes form_captures.json: read `git diff` then
 
 A form is captured, its first batches are read and its optimizer is tried for two devices, in a copy
 of this process. "fixed" are the entries of a batch that must stay as in the example. The rehearsal
-of a form is in the table of `tools.forms`.
+of a form is in the table of `tools.conformance.forms`.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from typing import cast
 
 from bigbrain_fx.core import Graph
 from bigbrain_fx.errors import BigBrainError
-from tools.apart import apart
-from tools.coverage import warm
-from tools.forms import Form, forms
+from tools.conformance.apart import apart
+from tools.conformance.coverage import warm
+from tools.conformance.forms import Form, forms
 
 TABLE = Path(__file__).with_name("form_captures.json")
 _OPAQUE = ("leaf.", "forward.", "user.", "opaque.")

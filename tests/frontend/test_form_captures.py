@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.frontend.form_captures import TABLE, outcome
-from tools.forms import find, forms
+from tools.conformance.forms import find, forms
 
 CAPTURES: dict[str, str] = json.loads(TABLE.read_text())
 GATE = (

@@ -19,8 +19,8 @@ from bigbrain_fx.verification.imported_bundle import import_bundle, run_bundle
 from tests.support.bundles import cluster
 from tests.support.captured import assert_same
 from tests.support.messages import refused
-from tools.forms import find
-from tools.forms.loop import train
+from tools.conformance.forms import find
+from tools.conformance.forms.loop import train
 
 
 class Picked(nn.Module):

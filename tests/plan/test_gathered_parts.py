@@ -17,7 +17,7 @@ from bigbrain_fx.plan import Options, Plan, make_plan
 from bigbrain_fx.plan.memory_check import needed_bytes
 from tests.plan.test_layer_by_layer import MIB, SOURCE, layers
 from tests.support.synthetic import cluster_of, device
-from tools.live_bytes import tracked_bytes
+from tools.conformance.live_bytes import tracked_bytes
 
 LAYERS = 48
 

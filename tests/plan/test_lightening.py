@@ -19,7 +19,7 @@ from bigbrain_fx.plan.recompute import Wanted, recompute_text, wanted_by
 from bigbrain_fx.plan.schedule import Part, choices, may_run_again
 from bigbrain_fx.plan.schedule.walk import walk
 from tests.support import samples
-from tools.matrix import Bench, parse_cell
+from tools.conformance.matrix import Bench, parse_cell
 
 
 def planned(name: str, cluster: Cluster | None = None, **choices: object) -> Plan:

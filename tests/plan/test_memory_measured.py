@@ -109,7 +109,15 @@ def test_what_a_step_holds_for_a_moment_of_tables_alike(
 
 @pytest.mark.nightly
 def test_forecast_and_tracked_peak_of_real_processes() -> None:
-    words = [sys.executable, "-m", "tools.memory", "--models", "digits", "--devices", "2"]
+    words = [
+        sys.executable,
+        "-m",
+        "tools.conformance.memory",
+        "--models",
+        "digits",
+        "--devices",
+        "2",
+    ]
     words += ["--resident", "0", "--json"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
     summary = json.loads(done.stdout.splitlines()[-1])

@@ -42,7 +42,7 @@ from bigbrain_fx.verification.training import train_reference
 from tests.support import samples
 from tests.support.command_line import call
 from tests.support.synthetic import graph_of, op, tensor, weight
-from tools.matrix import Bench, imported, parse_cell
+from tools.conformance.matrix import Bench, imported, parse_cell
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -227,7 +227,15 @@ def test_a_backward_takes_a_forward_more_and_holds_one_micro_batch() -> None:
 
 @pytest.mark.nightly
 def test_forecast_and_tracked_peak_of_real_processes() -> None:
-    words = [sys.executable, "-m", "tools.memory", "--models", "digits", "--devices", "2"]
+    words = [
+        sys.executable,
+        "-m",
+        "tools.conformance.memory",
+        "--models",
+        "digits",
+        "--devices",
+        "2",
+    ]
     words += [
         "--partitioners",
         "naive",

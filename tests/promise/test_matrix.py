@@ -1,6 +1,6 @@
 """Numbers do not depend on the placement: every model, partitioner, device count and schedule.
 
-The whole table is here, model by model; `python -m tools.matrix` prints it.
+The whole table is here, model by model; `python -m tools.conformance matrix` prints it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import torch
 
 from bigbrain_fx.verification.trace import Trace
 from tests.support import warm
-from tools import matrix
-from tools.matrix import MODELS, cells, other_bytes, over_gloo, parse_cell
+from tools.conformance import matrix
+from tools.conformance.matrix import MODELS, cells, other_bytes, over_gloo, parse_cell
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 400.0
@@ -42,7 +42,16 @@ OFFLOADING = ("gpt/analytical/2/zb-h1", "gpt/naive/2/1f1b/r2z1micro", "moe/analy
 def rows(*words: str) -> list[dict[str, Any]]:
     """Run the tool: all devices of a cell live in its process."""
     done = warm.run(
-        [sys.executable, "-P", "-m", "tools.matrix", "--json", "--steps", str(STEPS), *words],
+        [
+            sys.executable,
+            "-P",
+            "-m",
+            "tools.conformance.matrix",
+            "--json",
+            "--steps",
+            str(STEPS),
+            *words,
+        ],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         stdin=warm.DEVNULL,

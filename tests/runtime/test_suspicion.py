@@ -15,7 +15,7 @@ from bigbrain_fx.runtime.state import StateError
 from bigbrain_fx.runtime.suspicion import is_drawn, require_repeatable
 from tests.support.bundles import cluster, split_small
 from tests.support.taped import Rig, Wrong
-from tools.matrix import imported
+from tools.conformance.matrix import imported
 
 STEPS = 3
 WRONG = {

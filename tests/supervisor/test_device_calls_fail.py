@@ -1,7 +1,7 @@
 """Every call of a device's runtime to the system fails once, while processes die and are replaced.
 
 What comes out is what comes out undisturbed; or the run ends with one line and its newest commit.
-The places are found, not listed: see tools/faulting/failing.py.
+The places are found, not listed: see tools/conformance/faults/failing.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import tools.faulting
+import tools.conformance.faults
 from bigbrain_fx.bundles.launch import RunError, RunOptions, run
 from bigbrain_fx.supervisor import Event
 from tests.support.bundles import copied, edit, edit_last, is_running, split_small
@@ -23,7 +23,7 @@ from tests.support.excused import RUNTIME
 from tests.support.places import lines_of, places as read_places
 
 STEPS = 8
-FAILING = Path(tools.faulting.__file__).with_name("failing.py")
+FAILING = Path(tools.conformance.faults.__file__).with_name("failing.py")
 KILL_ONCE = '''
 def kill_once(device, step):
     """End each device's process once; from the first on calls fail."""

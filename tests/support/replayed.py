@@ -1,4 +1,5 @@
-"""Runs of a bundle in which processes die at given instructions; for tests and for tools/faults.
+"""Runs of a bundle in which processes die at given instructions; for tests and for
+tools/conformance/faults.
 
 The faults are installed in a copy of the bundle, by a line in its train.py; neither the runtime nor
 the supervisor knows of them.

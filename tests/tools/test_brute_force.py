@@ -8,10 +8,10 @@ from math import comb, inf
 import pytest
 
 from bigbrain_fx.plan import Options, Plan, make_plan
-from tools.brute_force import judge
-from tools.brute_force.instances import SOURCE, Instance, drawn
-from tools.brute_force.judge import Force, compared, planned
-from tools.brute_force.ways import Way, compositions, disjoint, ways
+from tools.conformance.brute_force import judge
+from tools.conformance.brute_force.instances import SOURCE, Instance, drawn
+from tools.conformance.brute_force.judge import Force, compared, planned
+from tools.conformance.brute_force.ways import Way, compositions, disjoint, ways
 
 QUICK = (4, 14, 20)
 MOST_GAP = 0.05

@@ -13,8 +13,8 @@ import torch
 from bigbrain_fx.core import Placement
 from bigbrain_fx.emit.files.texts import bundle_texts
 from bigbrain_fx.plan import Options, Source, plan_placed
-from tools.coverage_case import Bench, check, cluster, examine, in_fork
-from tools.zoo import FAMILIES, cases, find
+from tools.conformance.coverage_case import Bench, check, cluster, examine, in_fork
+from tools.conformance.zoo import FAMILIES, cases, find
 
 pytestmark = pytest.mark.filterwarnings("default")  # libraries of models deprecate their own
 

@@ -12,7 +12,7 @@ import click
 import pytest
 
 from bigbrain_fx.cli.group import cli
-from tools.forms import forms
+from tools.conformance.forms import forms
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (

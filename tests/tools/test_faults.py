@@ -1,4 +1,4 @@
-"""tools/faults: the table has every row of the matrix, and two cheap rows hold end to end."""
+"""The table of faults has every row of the matrix, and two cheap rows hold end to end."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from tools.faulting import matrix
-from tools.faulting.bundle import BUNDLES, Fault
-from tools.faulting.chaos import drawn
-from tools.faulting.jobs import Run
-from tools.faulting.matrix import ROWS, Result, Row, results
-from tools.faulting.report import (
+from tools.conformance.faults import matrix
+from tools.conformance.faults.bundle import BUNDLES, Fault
+from tools.conformance.faults.chaos import drawn
+from tools.conformance.faults.jobs import Run
+from tools.conformance.faults.matrix import ROWS, Result, Row, results
+from tools.conformance.faults.report import (
     summary,
 )
-from tools.faulting.verdicts import (
+from tools.conformance.faults.verdicts import (
     BROKEN,
     KEPT,
     NOT_BUILT,

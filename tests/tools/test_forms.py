@@ -8,9 +8,9 @@ from types import ModuleType
 
 import pytest
 
-from tools.apart import apart
-from tools.forms import Form, find, forms
-from tools.forms.judge import judge
+from tools.conformance.apart import apart
+from tools.conformance.forms import Form, find, forms
+from tools.conformance.forms.judge import judge
 
 
 def test_a_remedy_is_a_form_that_trains() -> None:

@@ -13,11 +13,11 @@ from click.testing import CliRunner, Result
 
 from bigbrain_fx.core import Device
 from bigbrain_fx.errors import InputError
-from tools import gpu
-from tools.gpu_card import lacking, preset_of
-from tools.gpu_models import TINY
-from tools.gpu_report import summary
-from tools.gpu_rows import Family, Rates, Row, append_row, read_rows
+from tools.bench.gpu import __main__ as gpu
+from tools.bench.gpu.card import lacking, preset_of
+from tools.bench.gpu.models import TINY
+from tools.bench.gpu.report import summary
+from tools.bench.gpu.rows import Family, Rates, Row, append_row, read_rows
 
 CPU = '{"name": "d0", "host": "a", "kind": "cpu", "threads": 1, "memory": "4GiB", "flops": '
 CLUSTER = f'{{"devices": [{CPU}"60GFLOP/s", "memory_bandwidth": "12GB/s"}}]}}'
@@ -174,7 +174,7 @@ def test_rows_survive_a_file_and_a_line_that_was_cut_off(tmp_path: Path) -> None
     done = called("--out", str(path), "--report", "--json")
     assert (done.exit_code, json.loads(done.stdout.splitlines()[-1])["rows"]) == (0, 2)
     path.write_text('{"model": "gpt"}\n')
-    with pytest.raises(InputError, match=r"not a row of tools\.gpu"):
+    with pytest.raises(InputError, match=r"not a row of tools\.bench\.gpu"):
         read_rows(path)
 
 

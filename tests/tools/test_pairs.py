@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from tests.support.command_line import call
-from tools.coverage import warm
-from tools.pairs import Pair, judge, pairs
-from tools.pairs.comparing import MICRO_BATCHES, compared, write_cluster
-from tools.pairs.judge import STEPS, split
-from tools.pairs.running import trained
-from tools.pairs.table import complete, expected, fault, page
+from tools.conformance.coverage import warm
+from tools.conformance.pairs import Pair, judge, pairs
+from tools.conformance.pairs.comparing import MICRO_BATCHES, compared, write_cluster
+from tools.conformance.pairs.judge import STEPS, split
+from tools.conformance.pairs.running import trained
+from tools.conformance.pairs.table import complete, expected, fault, page
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/reference/pairs.md"
 SOME = ("Z2+S", "Z3+S", "T+Ow", "Ab+M", "S+Ow", "G+I", "Z3+Ow")

@@ -11,9 +11,9 @@ from statistics import fmean
 
 import pytest
 
-from tools.published_gpus.__main__ import said_of
-from tools.published_gpus.rows import FILES, data_folder, read_rows
-from tools.published_gpus.table import spearman
+from tools.bench.published_gpus.__main__ import said_of
+from tools.bench.published_gpus.rows import FILES, data_folder, read_rows
+from tools.bench.published_gpus.table import spearman
 
 DATA = data_folder(None)
 published = pytest.mark.skipif(

@@ -19,7 +19,7 @@ from tests.support.bundles import MODEL
 from tests.support.stale_weights import Stale, behind_of
 from tests.support.states import kept_state
 from tests.verification.test_replicas import BATCH_NORM, bench_of, cluster, planned, trained
-from tools.matrix import Bench, imported
+from tools.conformance.matrix import Bench, imported
 
 STEPS, MICRO = 5, 4
 APART = "        self.head.weight = self.embed.weight\n"

@@ -20,8 +20,8 @@ from bigbrain_fx.verification.imported_bundle import run_bundle
 from tests.support.bundles import MODEL
 from tests.verification.test_asynchronous import APART, untied
 from tests.verification.test_replicas import BATCH_NORM, bench_of, cluster, planned, trained
-from tools.forms import FOLDER, loop
-from tools.matrix import Bench, imported
+from tools.conformance.forms import FOLDER, loop
+from tools.conformance.matrix import Bench, imported
 
 PRELUDE = (FOLDER / "prelude.txt").read_text()
 NET = """
@@ -212,7 +212,7 @@ TRAINED = {
 @pytest.mark.filterwarnings("ignore:Detected call of")  # the first step is left out, as it is meant
 @pytest.mark.parametrize("what", TRAINED)
 def test_what_a_model_file_says_of_training_goes_with_it(tmp_path: Path, what: str) -> None:
-    """By number sums are those of `tools.forms.loop`, a loop that imports nothing of ours."""
+    """Sums by number are those of `tools.conformance.forms.loop`, which imports nothing of ours."""
     said, norm = TRAINED[what]
     path = tmp_path / "net.py"
     path.write_text(f"{PRELUDE}{NET.format(norm=norm)}{said}")

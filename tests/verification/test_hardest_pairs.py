@@ -25,7 +25,7 @@ from tests.verification.test_members import (
 )
 from tests.verification.test_members_sequence import AXES, sequences
 from tests.verification.test_replicas import bench_of, cluster, planned, same, trained
-from tools.matrix import Bench, imported
+from tools.conformance.matrix import Bench, imported
 
 pytestmark = pytest.mark.usefixtures("one_thread", "small_buckets")
 SHARES = ((1, ()), (2, (4, 3)), (2, (3, 4)), (3, (3, 2, 2)))

@@ -40,7 +40,7 @@ from bigbrain_fx.verification.reference import MembersReference
 from bigbrain_fx.verification.trace import Trace
 from bigbrain_fx.verification.training import train_reference
 from tests.support.bundles import MODEL
-from tools.matrix import Bench, imported, other_bytes
+from tools.conformance.matrix import Bench, imported, other_bytes
 
 STEPS = 2
 ATTENTION = """class Mixed(nn.Module):

@@ -17,7 +17,7 @@ from bigbrain_fx.plan import write_placement
 from tests.verification.test_members import HEADS, planned, trained
 from tests.verification.test_replicas import bench_of
 from tests.verification.test_scaling import SCALED
-from tools.matrix import Bench
+from tools.conformance.matrix import Bench
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),

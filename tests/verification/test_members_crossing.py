@@ -11,7 +11,7 @@ from bigbrain_fx.core import Cluster, Device, Host, Link
 from bigbrain_fx.frontend import capture, load_model_file
 from bigbrain_fx.plan import Options, Plan, Source, make_plan, read_plan, to_json
 from tests.verification.test_members import WIDE, trained
-from tools.matrix import Bench
+from tools.conformance.matrix import Bench
 
 BLOCK = "nn.Linear(160, 96), nn.GELU(), nn.Linear(96, 160), nn.LayerNorm(160)"
 BYTES = 4 * 128 * 160  # of what crosses

@@ -12,7 +12,7 @@ from bigbrain_fx.plan import Options, Plan, Source, make_plan
 from bigbrain_fx.verification.child import inference_chain
 from bigbrain_fx.verification.members import same_outputs
 from tests.verification.test_members import HEADS, cluster
-from tools.matrix import Bench, imported
+from tools.conformance.matrix import Bench, imported
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

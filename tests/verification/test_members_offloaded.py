@@ -13,7 +13,7 @@ from bigbrain_fx.plan import Options, Plan, Source, from_json, make_plan, to_jso
 from tests.plan.test_offloading import with_stores
 from tests.verification.test_members import HEADS, cluster, trained
 from tests.verification.test_replicas import bench_of
-from tools.matrix import Bench
+from tools.conformance.matrix import Bench
 
 WIDE = HEADS.replace("16", "64").replace("48", "192").replace("32", "256")
 WIDE = WIDE.replace("3, 4, 4)", "3, 4, 16)")  # what is below a page stays in memory: wider layers

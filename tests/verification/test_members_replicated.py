@@ -21,7 +21,7 @@ from bigbrain_fx.verification.reference import MembersReference
 from tests.support.bundles import cluster as where, split_small
 from tests.support.messages import refused
 from tests.verification.test_members import HEADS, cluster, planned, trained
-from tools.matrix import Bench
+from tools.conformance.matrix import Bench
 
 STEPS = 2
 NORMS = HEADS.replace("nn.LayerNorm(16))", "Rows())").replace(

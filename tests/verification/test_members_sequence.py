@@ -17,7 +17,7 @@ from tests.support.bundles import uneven
 from tests.verification.test_members import HEADS, planned, trained
 from tests.verification.test_members_uneven import as_a_plain_loop
 from tests.verification.test_replicas import bench_of
-from tools.matrix import Bench
+from tools.conformance.matrix import Bench
 
 pytestmark = pytest.mark.usefixtures("one_thread", "small_buckets")
 AXES = {"tensor_axes": ("heads", "hidden", "sequence")}

@@ -10,7 +10,7 @@ from bigbrain_fx.core import Cluster, Device, Link
 from bigbrain_fx.frontend import capture, load_model_file
 from bigbrain_fx.plan import Options, Plan, Source, make_plan
 from tests.verification.test_members import trained
-from tools.matrix import Bench
+from tools.conformance.matrix import Bench
 
 MODEL = """import torch
 from torch import nn

@@ -20,8 +20,8 @@ from tests.support.bundles import uneven
 from tests.support.synthetic import graph_of
 from tests.verification.test_members import HEADS, WIDE, planned, trained
 from tests.verification.test_replicas import bench_of
-from tools.forms import loop
-from tools.matrix import Bench
+from tools.conformance.forms import loop
+from tools.conformance.matrix import Bench
 
 # A weight that all heads share: its gradient is a sum over members, of no rows.
 SCALED = HEADS.replace(
@@ -79,7 +79,7 @@ def test_members_of_few_rows_compute_what_the_graph_does(bench: Bench) -> None:
 
 @pytest.mark.nightly
 def test_a_group_trains_as_a_plain_loop_does(tmp_path: Path) -> None:
-    """`tools.forms.loop` imports nothing of ours, and weighs micro-batches by their rows."""
+    """The plain loop of `tools.conformance.forms` weighs micro-batches by their rows."""
     bench = replace(bench_of(tmp_path / "net.py", uneven(SCALED.replace("0.1", "0.0"))), steps=4)
     plan = planned(bench, 2, tensor_shares=(3, 1))
     plan = replace(plan, source=replace(plan.source, drop_last=False, has_optimizer=True))

@@ -21,9 +21,9 @@ from bigbrain_fx.frontend import leaf_paths
 from bigbrain_fx.verification.imported_bundle import import_bundle, run_bundle
 from tests.support.bundles import cluster
 from tests.support.messages import refused
-from tools.apart import apart
-from tools.forms import find
-from tools.forms.loop import train
+from tools.conformance.apart import apart
+from tools.conformance.forms import find
+from tools.conformance.forms.loop import train
 
 pytestmark = pytest.mark.usefixtures("rehearsals")
 

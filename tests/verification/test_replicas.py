@@ -20,7 +20,7 @@ from bigbrain_fx.verification.links import same_training
 from bigbrain_fx.verification.trace import Trace
 from tests.support import samples
 from tests.support.bundles import MODEL
-from tools.matrix import Bench, imported, other_bytes
+from tools.conformance.matrix import Bench, imported, other_bytes
 
 STEPS = 3
 ROWS = """class Rows(nn.Module):

@@ -12,7 +12,7 @@ from bigbrain_fx.verification.imported_bundle import run_bundle
 from bigbrain_fx.verification.links import same_training
 from tests.support.bundles import MODEL
 from tests.verification.test_replicas import bench_of, cluster, planned, trained
-from tools.matrix import imported
+from tools.conformance.matrix import imported
 
 pytestmark = pytest.mark.filterwarnings("ignore:Detected call of")
 SCALED = (

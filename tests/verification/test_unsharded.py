@@ -23,7 +23,7 @@ from tests.verification.test_replicas import (
     same,
     trained,
 )
-from tools.matrix import Bench
+from tools.conformance.matrix import Bench
 
 TIMES = 2.5  # one device's peak, of what each of four has
 

@@ -11,7 +11,7 @@ import torch
 from bigbrain_fx.frontend import capture, load_model_file
 from bigbrain_fx.plan import Options, Plan, Source, make_plan
 from tests.support.bundles import MODEL
-from tools.matrix import Bench, Cell, cluster
+from tools.conformance.matrix import Bench, Cell, cluster
 
 CELL = Cell("small", "naive", 2, "")
 

@@ -1,6 +1,7 @@
 """ZeRO owns parameters whole: optimizers that look across a parameter's rows train as one process.
 
-Held against a loop in plain PyTorch (`tools.pairs.loops`), which knows nothing of replicas.
+Held against a loop in plain PyTorch (`tools.conformance.pairs.loops`), which knows nothing of
+replicas.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from bigbrain_fx.bundles import split
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Options
 from tests.verification.test_replicas import STEPS, bench_of, cluster, planned, trained
-from tools.matrix import Bench
-from tools.pairs import loops
+from tools.conformance.matrix import Bench
+from tools.conformance.pairs import loops
 
 pytestmark = pytest.mark.usefixtures("one_thread", "small_buckets")
 MICROS = 8

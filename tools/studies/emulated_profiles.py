@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bigbrain_fx.bundles.launch import Command, RunError
-from tools.emulation.network import Network
-from tools.emulation.started import NursedProcess
+from tools.studies.emulation.network import Network
+from tools.studies.emulation.started import NursedProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 900.0

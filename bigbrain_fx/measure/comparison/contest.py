@@ -78,7 +78,7 @@ def compare(
         time_limit_s: as in `split`.
         on_progress: hears what is being done.
         runner: runs a bundle elsewhere than on this host as it is, like the `run` of an emulated
-            cluster (`tools.emulation`).
+            cluster (`tools.studies.emulation`).
 
     Raises:
         BigBrainError: the input cannot be used or captured, or a name is not known.

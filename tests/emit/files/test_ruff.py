@@ -13,7 +13,8 @@ from bigbrain_fx.emit.files.texts import bundle_texts
 from bigbrain_fx.plan import Options, make_plan
 from tests.support import samples
 
-# As in tools/zoo a method's class says what it does; tables of a class are read, and plain dicts.
+# As in tools/conformance/zoo a method's class says what it does; tables of a class are read, and
+# plain dicts.
 NO_DOCS = 'lint.per-file-ignores={"*"=["D102", "RUF012"]}'
 FOLDERS = 'src=["*"]'  # what stands beside a file of a bundle is its own
 GOLDEN = Path(__file__).parents[2] / "golden"

@@ -19,7 +19,7 @@ from bigbrain_fx.planning.device_kinds import MOST_DEVICES
 from tests.plan.strategy.test_asked_for import drawn
 from tests.plan.tensor.test_together import cluster as unlike, graph as layers, work
 from tests.support.synthetic import GIB, device
-from tools.bench_auto import stacked
+from tools.bench.auto import stacked
 
 SOURCE = Source("model.py")
 

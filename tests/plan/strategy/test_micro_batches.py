@@ -18,7 +18,7 @@ from bigbrain_fx.plan.strategy import space
 from bigbrain_fx.plan.strategy.strategy import Bound, Priced, Strategy
 from tests.plan.test_micro_batch_rows import MIB, one_device, wide
 from tests.support.synthetic import cluster_of, device
-from tools.bench_auto import stacked
+from tools.bench.auto import stacked
 
 
 def planned(

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from models import digits, gpt
 from tests.support.stale_weights import Batch, Loss, Stale, behind_of
-from tools.json_lines import append_line, read_lines
+from tools.bench.json_lines import append_line, read_lines
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -26,7 +26,7 @@ from bigbrain_fx.costs.fit import FOLDS, Row, fit, folds, is_measured, seconds_o
 from bigbrain_fx.costs.model import PHASES, CostModel, Phase, expected_s, family
 from bigbrain_fx.costs.profiles import ProfileStore
 from bigbrain_fx.errors import BigBrainError, InputError
-from tools.published_gpus.table import spearman
+from tools.bench.published_gpus.table import spearman
 from tools.studies.compare_estimators.feature_sets import SCENARIO, SIZES, ChosenFeature, choice
 from tools.studies.compare_estimators.published_layers import constant_ratios, read_published
 

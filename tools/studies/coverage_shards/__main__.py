@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING
 import click
 
 from bigbrain_fx.core import Axis
-from tools.coverage import in_a_process, warm
-from tools.zoo import Case, cases, find
+from tools.conformance.coverage import in_a_process, warm
+from tools.conformance.zoo import Case, cases, find
 
 if TYPE_CHECKING:
     from bigbrain_fx.frontend import Captured
@@ -100,7 +100,7 @@ def run_case(case: Case, deadline_s: float) -> Row:
 
 def _examine(case: Case) -> dict[str, object]:
     from bigbrain_fx.errors import CaptureError, InputError
-    from tools.coverage_case import Bench
+    from tools.conformance.coverage_case import Bench
 
     with tempfile.TemporaryDirectory(prefix=f"shards-{case.name}-") as scratch:
         try:

@@ -11,12 +11,12 @@ import click
 import torch
 
 from bigbrain_fx.planning.registry import load
-from tools.emulation import missing
-from tools.json_lines import append_line, read_lines
+from tools.bench.json_lines import append_line, read_lines
 from tools.studies.divided import __doc__ as about
 from tools.studies.divided.cells import Row, wanted
 from tools.studies.divided.measuring import Repeats, forecast_again, measured
 from tools.studies.divided.page import page
+from tools.studies.emulation import missing
 
 PATH = click.Path(path_type=Path)
 

@@ -16,11 +16,11 @@ from bigbrain_fx.emit import write_bundle
 from bigbrain_fx.errors import BigBrainError
 from bigbrain_fx.frontend import CaptureSession, capture_file
 from bigbrain_fx.plan import Plan, make_plan
-from tools.emulation import Network, emulated
 from tools.studies.divided.cells import Row, Way, rows_of, site_of, ways
 from tools.studies.divided.seated import NAME, seated
 from tools.studies.emulated_models import MODELS
 from tools.studies.emulated_profiles import profile_devices
+from tools.studies.emulation import Network, emulated
 from tools.studies.fidelity.bench import ROOT, Bench, Place, Say, Sitting
 from tools.studies.fidelity.drift import slower_cluster
 from tools.studies.fidelity.reference import Reference

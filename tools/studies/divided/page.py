@@ -6,7 +6,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
-from tools.published_gpus.table import spearman
+from tools.bench.published_gpus.table import spearman
 from tools.studies.divided.cells import ALONE, EQUAL, FEW, MICRO_BATCHES, ONE, PLANNED, Row, site_of
 
 WRITE = "python -m tools.studies.divided --out rows.jsonl {more}--write {name}.md"

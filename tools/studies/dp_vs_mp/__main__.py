@@ -12,13 +12,13 @@ from typing import Any
 import click
 import torch
 
-from tools.emulation import missing
-from tools.json_lines import read_lines
+from tools.bench.json_lines import read_lines
 from tools.studies.dp_vs_mp import __doc__ as about
 from tools.studies.dp_vs_mp.cells import MODELS, StudyRow, cells
 from tools.studies.dp_vs_mp.emulating import measured
 from tools.studies.dp_vs_mp.page import draw, page
 from tools.studies.dp_vs_mp.scaling import Scaled, scaled, wanted
+from tools.studies.emulation import missing
 
 PATH = click.Path(path_type=Path)
 DIGITS = "digits"

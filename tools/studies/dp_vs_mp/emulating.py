@@ -17,8 +17,8 @@ from bigbrain_fx.emit import write_bundle
 from bigbrain_fx.frontend import capture_file
 from bigbrain_fx.plan import Plan, make_plan
 from bigbrain_fx.planning.registry import load
-from tools.emulation import Network, emulated
 from tools.studies.dp_vs_mp.cells import StudyCell, StudyRow, model_text, site
+from tools.studies.emulation import Network, emulated
 
 ROOT = Path(__file__).resolve().parents[3]
 STEPS = 4  # the first is not counted

@@ -18,8 +18,8 @@ _HEAD = (
     "",
     "The founders' own study, by `python -m tools.studies.dp_vs_mp --out rows.jsonl --write "
     "tools/studies/dp_vs_mp`. Four models",
-    "on one, two and four emulated devices (`tools/emulation`: a quarter of a core each, links of "
-    "their own), all bundles of",
+    "on one, two and four emulated devices (`studies/emulation`: a quarter of a core each, links "
+    "of their own), all bundles of",
     "`split`: pipelines cut evenly (`naive`, 1F1B), replicas, both, ZeRO 1 and 3; four "
     "micro-batches a step. Seconds are the",
     "median of three steps after the first. **Sent** is all messages of a step, as planned; "

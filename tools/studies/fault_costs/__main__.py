@@ -11,7 +11,7 @@ import json
 import sys
 from pathlib import Path
 
-from tools.faulting.report import write_page
+from tools.conformance.faults.report import write_page
 from tools.studies.fault_costs import against, overhead
 
 

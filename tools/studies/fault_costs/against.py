@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import statistics
 
-from tools.faulting.bundle import Fault
-from tools.faulting.figures import Figures
-from tools.faulting.verdicts import Ground, Times, ground, same_bits, survivors_kept, times_of
+from tools.conformance.faults.bundle import Fault
+from tools.conformance.faults.figures import Figures
+from tools.conformance.faults.verdicts import (
+    Ground,
+    Times,
+    ground,
+    same_bits,
+    survivors_kept,
+    times_of,
+)
 from tools.studies.fault_costs.overhead import size_for
 from tools.studies.fault_costs.restart_all import Outcome, restart_all
 

@@ -18,10 +18,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tools.faulting.bundle import Size
-from tools.faulting.figures import Figures
-from tools.faulting.jobs import Live, Run, launch_words, run_job
-from tools.faulting.verdicts import Ground, ground
+from tools.conformance.faults.bundle import Size
+from tools.conformance.faults.figures import Figures
+from tools.conformance.faults.jobs import Live, Run, launch_words, run_job
+from tools.conformance.faults.verdicts import Ground, ground
 from tools.studies.peers.peer_jobs import processor_s
 
 PLAIN = Path(__file__).resolve().parents[2] / "faulting" / "plain.py"

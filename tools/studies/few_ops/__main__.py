@@ -27,7 +27,7 @@ from bigbrain_fx.costs.fit import DEFAULT, Row, fit, has, is_measured, seconds_o
 from bigbrain_fx.costs.model import PHASES, CostModel, expected_s
 from bigbrain_fx.costs.profiles import Machine, OpProfile, ProfileStore, signature
 from estimators.cuda_residuals import call_of
-from tools.published_gpus.table import spearman
+from tools.bench.published_gpus.table import spearman
 from tools.studies.compare_estimators.__main__ import Origins
 from tools.studies.published_gpus.kernels import TimedKernel, drawn, nobodys, timed_kernels
 

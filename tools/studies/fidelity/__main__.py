@@ -53,9 +53,9 @@ from bigbrain_fx.plan import (
 )
 from bigbrain_fx.plan.memory_check import needed_bytes
 from bigbrain_fx.planning.registry import estimator, load, preset
-from tools.emulation import Network, emulated
-from tools.live_bytes import resident_bytes, tracked_bytes
+from tools.conformance.live_bytes import resident_bytes, tracked_bytes
 from tools.studies.emulated_models import MICRO_BATCHES, SITES
+from tools.studies.emulation import Network, emulated
 from tools.studies.fidelity.bench import (
     SOURCES,
     Bench,

@@ -20,9 +20,9 @@ from bigbrain_fx.measure.host import Survey
 from bigbrain_fx.measure.ops import ProfileOptions, profile
 from bigbrain_fx.plan import Plan, costs_of
 from bigbrain_fx.planning.registry import estimator
-from tools.emulation import Network
 from tools.studies.emulated_models import MICRO_BATCHES, MODELS
 from tools.studies.emulated_profiles import profile_devices
+from tools.studies.emulation import Network
 from tools.studies.fidelity.reference import Reference
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -71,7 +71,7 @@ def _product_s(x: torch.Tensor) -> float:
 def processor_times() -> tuple[int, int]:
     """Return the ticks that all processors have been busy, and all ticks, since the start.
 
-    What has stepped back for all others (nice: `tools/emulation/awake.py`) is not busy.
+    What has stepped back for all others (nice: `tools/studies/emulation/awake.py`) is not busy.
     """
     first = Path("/proc/stat").read_text().splitlines()[0]
     user, _, *rest = (int(word) for word in first.split()[1:9])

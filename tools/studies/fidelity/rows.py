@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from tools.json_lines import append_line, read_lines
+from tools.bench.json_lines import append_line, read_lines
 from tools.studies.fidelity.cells import Cell
 
 

@@ -27,10 +27,10 @@ from typing import Any
 
 import click
 
-from tools.published_gpus.__main__ import said_of
-from tools.published_gpus.forecasts import Said
-from tools.published_gpus.rows import Row
-from tools.published_gpus.table import HEAD, line
+from tools.bench.published_gpus.__main__ import said_of
+from tools.bench.published_gpus.forecasts import Said
+from tools.bench.published_gpus.rows import Row
+from tools.bench.published_gpus.table import HEAD, line
 from tools.studies.published_gpus.__main__ import rows_or_end
 
 _SHAPES = {

@@ -17,7 +17,7 @@ from bigbrain_fx.bundles import resplit
 from bigbrain_fx.core import Cluster, Device, Link
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Options, Plan, read_plan, with_placement
-from tools.matrix import imported
+from tools.conformance.matrix import imported
 
 MODEL = '''"""A small vision transformer that reads scikit-learn's digits, in patches of 2 x 2."""
 

@@ -27,7 +27,7 @@ from bigbrain_fx.errors import NoPlanError
 from bigbrain_fx.frontend import capture
 from bigbrain_fx.plan import Options, Plan, Source, make_plan, read_plan
 from bigbrain_fx.planning.registry import load
-from tools.live_bytes import tracked_bytes
+from tools.conformance.live_bytes import tracked_bytes
 
 ROOT = Path(__file__).resolve().parents[3]
 DEVICES, ROWS, MEMORY_MIB = 4, 8, 128

@@ -2,9 +2,9 @@
 
     python -m tools.studies.naive_vs_analytical --out rows.jsonl --write results.md
 
-Linux and root, as `tools.emulate`. Seven models, a CNN at three batch sizes among them, on four
-emulated clusters, each planned by all three as `split` does with nothing else said. A run that
-was stopped goes on.
+Linux and root, as `tools.studies.emulation`. Seven models, a CNN at three batch sizes among them,
+on four emulated clusters, each planned by all three as `split` does with nothing else said. A run
+that was stopped goes on.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from bigbrain_fx.emit import write_bundle
 from bigbrain_fx.frontend import CaptureSession, capture_file
 from bigbrain_fx.plan import Options, Plan, make_plan
 from bigbrain_fx.planning.registry import load, preset
-from tools.emulation import Network, emulated, missing
-from tools.json_lines import read_lines
+from tools.bench.json_lines import read_lines
 from tools.studies.emulated_models import CNN, MODELS, Model, Site
+from tools.studies.emulation import Network, emulated, missing
 
 PATH = click.Path(path_type=Path)
 ROOT = Path(__file__).resolve().parents[3]

@@ -26,8 +26,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from bigbrain_fx.frontend import ModelFile, Step, route, take_apart
 from bigbrain_fx.frontend.tracing.executor.allocations import LiveBytes
 from bigbrain_fx.planning.registry import load
-from tools.matrix import MICRO_BATCHES, Bench, Cell
-from tools.memory import measure
+from tools.conformance.matrix import MICRO_BATCHES, Bench, Cell
+from tools.conformance.memory import measure
 
 MODELS = ("gpt", "llama", "resnet", "unet", "encdec", "moe")
 STEPS = 2  # the first makes the optimizer's state

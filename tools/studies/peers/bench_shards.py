@@ -39,7 +39,7 @@ from bigbrain_fx.core import Cluster, Device, Link, SumOrder, ZeroStage
 from bigbrain_fx.plan import Options, read_plan
 from bigbrain_fx.runtime import joined
 from bigbrain_fx.weights import part_name
-from tools.live_bytes import tracked_bytes
+from tools.conformance.live_bytes import tracked_bytes
 from tools.studies.peers.bench_peer import (
     ATTEMPTS,
     MODEL,

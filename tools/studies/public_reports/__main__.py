@@ -22,10 +22,10 @@ import torch
 import bigbrain_fx as bb
 from bigbrain_fx.frontend import session
 from bigbrain_fx.plan import read_plan
-from tools.apart import apart, child_here
-from tools.coverage import warm
-from tools.forms.judge import LOSS, _apart_from, cluster
-from tools.forms.loop import STEPS, train
+from tools.conformance.apart import apart, child_here
+from tools.conformance.coverage import warm
+from tools.conformance.forms.judge import LOSS, _apart_from, cluster
+from tools.conformance.forms.loop import STEPS, train
 
 MODELS = Path(__file__).parent / "models"
 

@@ -20,11 +20,11 @@ from statistics import median
 
 import click
 
-from tools.published_gpus.__main__ import said_of
-from tools.published_gpus.forecasts import Said, forecast
-from tools.published_gpus.graphs import FOLDER, read_graphs
-from tools.published_gpus.rows import Row, data_folder, read_rows
-from tools.published_gpus.table import HEAD, line, lines
+from tools.bench.published_gpus.__main__ import said_of
+from tools.bench.published_gpus.forecasts import Said, forecast
+from tools.bench.published_gpus.graphs import FOLDER, read_graphs
+from tools.bench.published_gpus.rows import Row, data_folder, read_rows
+from tools.bench.published_gpus.table import HEAD, line, lines
 
 LOW, HIGH = 0.05, 0.95
 

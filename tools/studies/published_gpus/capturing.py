@@ -1,7 +1,7 @@
 """Capture the graphs that the table needs, once: needs torch, transformers and timm.
 
     python -m tools.studies.published_gpus.capturing [--only mpt]
-        [--out tools/published_gpus/data]
+        [--out tools/bench/published_gpus/data]
 
 A graph keeps what estimators read; module paths, source lines and code are left out.
 """
@@ -22,7 +22,7 @@ import click
 from bigbrain_fx.core import Graph
 from bigbrain_fx.errors import BigBrainError
 from bigbrain_fx.frontend import capture, load_model_file
-from tools.published_gpus.graphs import FOLDER, Key, _adapter
+from tools.bench.published_gpus.graphs import FOLDER, Key, _adapter
 from tools.studies.published_gpus.timm_names import TIMM
 
 _LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)

@@ -26,9 +26,9 @@ from bigbrain_fx.cluster import parse_cluster
 from bigbrain_fx.core import Device, KernelShape
 from estimators.cuda_clock import CudaClock
 from estimators.cuda_residuals import Residuals, clock_of, fitted_residuals
-from tools.published_gpus.fitting import Priced, priced
-from tools.published_gpus.forecasts import as_device, unmeasured
-from tools.published_gpus.rows import data_folder, read_rows
+from tools.bench.published_gpus.forecasts import as_device, unmeasured
+from tools.bench.published_gpus.rows import data_folder, read_rows
+from tools.studies.published_gpus.fitting import Priced, priced
 
 FILE = Path(__file__).resolve().parent / "neusight_kernels.csv"
 COUNTS = (0, 2, 5, 10, 20)

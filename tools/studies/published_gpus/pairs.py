@@ -18,8 +18,8 @@ from pathlib import Path
 
 import click
 
-from tools.published_gpus.__main__ import said_of
-from tools.published_gpus.forecasts import Said
+from tools.bench.published_gpus.__main__ import said_of
+from tools.bench.published_gpus.forecasts import Said
 from tools.studies.published_gpus.__main__ import ratio, rows_or_end
 
 _SHARES = (0.5, 0.67, 0.9)

@@ -16,7 +16,7 @@ import click
 
 from bigbrain_fx.core import Cluster, Graph, SumOrder
 from bigbrain_fx.plan import Options, Plan, Source, make_plan
-from tools.published_models import graph_of
+from tools.bench.published_models import graph_of
 from tools.studies.sailor_peer.clusters import cluster, places
 from tools.studies.sailor_peer.peer import OURS, Peer, Theirs
 from tools.studies.sailor_peer.plans import in_their_words, planned
@@ -31,7 +31,11 @@ ON = (
 @click.command()
 @click.option("--sailor", type=click.Path(path_type=Path), help="Their folder, called sailor.")
 @click.option("--library", type=click.Path(path_type=Path), help="Where libplanner.so lies.")
-@click.option("--profile", type=click.Path(path_type=Path), help="Of tools.sailor_profile.")
+@click.option(
+    "--profile",
+    type=click.Path(path_type=Path),
+    help="Of tools.studies.sailor_peer.sailor_profile.",
+)
 @click.option("--on", default=ON, show_default=True, help="Experiments, with commas between.")
 @click.option("--host", default=1, show_default=True, help="Cards of a host of ours: 1 or 4.")
 def main(

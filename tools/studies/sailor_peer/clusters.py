@@ -17,8 +17,8 @@ from itertools import combinations_with_replacement
 
 from bigbrain_fx.cluster import parse_cluster
 from bigbrain_fx.core import Cluster
-from tools.sailor_profile import CARDS
 from tools.studies.sailor_peer.peer import Kind, Peer
+from tools.studies.sailor_peer.sailor_profile import CARDS
 
 ZONES = ("us-central1-a", "us-central1-b", "us-central1-c", "us-central1-f", "us-west1-b")
 HOST = 4

@@ -31,7 +31,7 @@ from bigbrain_fx.core import Cluster, Device, Link
 from bigbrain_fx.frontend import load_model_file
 from bigbrain_fx.plan import Options
 from bigbrain_fx.serving import ServeOptions, Serving, served
-from tools.emulation import missing
+from tools.studies.emulation import missing
 from tools.studies.serving.emulated import ROUNDS, SHARE, SpeedRow, emulated_rows
 
 MODEL = Path(__file__).resolve().parents[3] / "models" / "gpt.py"
@@ -227,8 +227,8 @@ def _on_emulated(rows: Sequence[SpeedRow]) -> list[str]:
         return []
     return [
         "## Tokens a second on unlike devices\n",
-        f"Emulated devices (`tools/emulation`: {SHARE:g} of a core for speed 2, links of 1 Gbit/s "
-        f"and 1 ms), the model cut evenly; eight prompts of {LENGTH // 2}",
+        f"Emulated devices (`studies/emulation`: {SHARE:g} of a core for speed 2, links of 1 "
+        f"Gbit/s and 1 ms), the model cut evenly; eight prompts of {LENGTH // 2}",
         f"tokens, {SPEED_TOKENS} tokens each; medians of {ROUNDS} rounds (least, most), seconds "
         "from request to whole answer.\n",
         "| devices, speeds | cache | clients | tokens/s | answer, s: median | nine of ten |",

@@ -22,8 +22,8 @@ import bigbrain_fx
 from bigbrain_fx.core import Cluster, Device, Link
 from bigbrain_fx.plan import Options
 from bigbrain_fx.serving import ServeOptions, Serving, served
-from tools.emulation import Network, emulated
-from tools.emulation.relay import INTERFACE, address
+from tools.studies.emulation import Network, emulated
+from tools.studies.emulation.relay import INTERFACE, address
 
 INSIDE = Path(__file__).resolve().parents[2] / "emulation" / "inside.py"
 SPEEDS = ((2,), (2, 1), (2, 1, 1))

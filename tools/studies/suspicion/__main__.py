@@ -25,10 +25,10 @@ import click
 import torch
 
 from tests.support.taped import Counted, Rig, Wrong
-from tools.faulting.bundle import Size, make_bundle
-from tools.faulting.jobs import launch_words, run_job
-from tools.faulting.verdicts import DEADLINE_S, Ground, ground
-from tools.matrix import imported
+from tools.conformance.faults.bundle import Size, make_bundle
+from tools.conformance.faults.jobs import launch_words, run_job
+from tools.conformance.faults.verdicts import DEADLINE_S, Ground, ground
+from tools.conformance.matrix import imported
 
 KINDS = ("activation", "gradient", "bit", "weight")
 DEVICES = ("d0", "d1", "d2", "d3")

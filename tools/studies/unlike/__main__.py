@@ -45,8 +45,8 @@ from bigbrain_fx.measure.ops import ProfileOptions, profile
 from bigbrain_fx.plan import Options, Plan, make_plan, plan_placed
 from bigbrain_fx.planning.registry import load
 from bigbrain_fx.planning.units import units
-from tools.emulation import Network, emulated
 from tools.studies.emulated_models import MODELS, Site
+from tools.studies.emulation import Network, emulated
 
 PATH = click.Path(path_type=Path)
 ROOT = Path(__file__).resolve().parents[3]

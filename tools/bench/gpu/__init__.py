@@ -1,0 +1,1 @@
+"""One GPU measured beside its forecasts: `python -m tools.bench gpu`."""

@@ -1,8 +1,8 @@
-"""What 0.1.0 wrote still runs, goes on elsewhere, and is read: a bundle, commits, profiles, costs.
+"""Bundles, checkpoints, profiles and costs of earlier versions are read, resumed and moved.
 
-`tests/fixtures/v0_1_0.tar.xz` is what version 0.1.0 made of its own `model.py` and `cluster.json`:
-bundle/, commits/ at steps 2 and 4 of a run, saved8/ (its weights after eight steps), ops.sqlite
-and costs.json.
+`tests/fixtures/v0_1_0.tar.xz` and `v0_2_0.tar.xz` are what those versions made of the `model.py`
+and `cluster.json` in them: bundle/, commits/ at steps 2 and 4 of a run, saved8/ (its weights after
+eight steps). That of 0.1.0 has ops.sqlite and costs.json as well.
 """
 
 from __future__ import annotations
@@ -19,16 +19,20 @@ from bigbrain_fx import InputError, Options, RunOptions, estimate, read_plan, re
 from bigbrain_fx.costs import ProfileStore, fit_file, read_model
 from tests.support.command_line import write_cluster
 
-FIXTURE = Path(__file__).resolve().parents[1] / "fixtures" / "v0_1_0.tar.xz"
+FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
+VERSIONS = ("v0_1_0", "v0_2_0")
 OTHER_PROCESSOR = 1e-3  # eight steps of AdamW, if kernels round differently there
 
 
-@pytest.fixture
-def old(tmp_path: Path) -> Path:
-    """The folder of what 0.1.0 left behind."""
-    with tarfile.open(FIXTURE) as packed:
+@pytest.fixture(params=VERSIONS)
+def old(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """The folder that an earlier version left behind."""
+    with tarfile.open(FIXTURES / f"{request.param}.tar.xz") as packed:
         packed.extractall(tmp_path, filter="data")
     return tmp_path
+
+
+first = pytest.mark.parametrize("old", VERSIONS[:1], indirect=True)
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -44,7 +48,7 @@ def assert_close(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tens
         assert torch.allclose(actual[name], tensor, atol=OTHER_PROCESSOR), name
 
 
-def test_its_bundle_goes_on_from_its_commit(old: Path, tmp_path: Path) -> None:
+def test_a_bundle_resumes_from_its_checkpoint(old: Path, tmp_path: Path) -> None:
     saved = tmp_path / "now8"
     options = RunOptions(
         steps=8, spares=1, commits=old / "commits", resume=True, save=saved, threads=1
@@ -55,7 +59,7 @@ def test_its_bundle_goes_on_from_its_commit(old: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_its_bundle_moves_to_other_devices(old: Path, tmp_path: Path) -> None:
+def test_a_bundle_moves_to_other_devices(old: Path, tmp_path: Path) -> None:
     cluster = write_cluster(tmp_path, 3, name="three.json")
     moved = resplit(old / "bundle", cluster, tmp_path / "moved", commits=old / "commits")
     saved = tmp_path / "now8"
@@ -64,7 +68,8 @@ def test_its_bundle_moves_to_other_devices(old: Path, tmp_path: Path) -> None:
     assert_close(weights(saved), weights(old / "saved8"))
 
 
-def test_its_files_are_read(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@first
+def test_profiles_and_costs_are_read(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_plan(old / "bundle").stages.devices
     assert ProfileStore(old / "ops.sqlite").machines()
     monkeypatch.setenv("BIGBRAIN_PROFILES", str(old / "ops.sqlite"))

@@ -130,7 +130,7 @@ def _lines(found: Status) -> list[str]:
         lines.append(f"loss {found.loss:.6f}, {pace}; {ago_s:.0f} s ago")
     for name, pid in found.devices.items():
         lines.append(f"{name}: process {pid}")
-    lines.append(f"{found.restarts} processes replaced")
+    lines.append(f"processes replaced: {found.restarts}")
     if found.commits:
         step = found.last_commit
         newest = "none yet" if step is None else f"step {step}"

@@ -37,6 +37,10 @@ _SETTINGS = {
 }
 
 
+# In the order in which a newcomer needs them; `--help` lists the others below.
+FIRST = ("init", "doctor", "estimate", "split", "verify", "run", "export")
+
+
 class PrintError(Exception):
     """Report that stdout has a reader no more: click would end the process without a word."""
 
@@ -45,6 +49,18 @@ class _Group(click.Group):
     """The group; a reader that is gone is told as a full disk is."""
 
     command_class = Command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands of a first split in their order, then the others."""
+        others = [name for name in self.list_commands(ctx) if name not in FIRST]
+        width = max(map(len, self.commands))
+        for title, names in (("First commands, in order", FIRST), ("More commands", others)):
+            with formatter.section(title):
+                found = [(name, self.commands[name]) for name in names if name in self.commands]
+                limit = formatter.width - 6 - width
+                formatter.write_dl(
+                    [(n.ljust(width), c.get_short_help_str(limit)) for n, c in found]
+                )
 
     def invoke(self, ctx: click.Context) -> object:
         try:

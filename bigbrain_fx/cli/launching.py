@@ -15,9 +15,7 @@ from bigbrain_fx.errors import InputError, os_error_as
 CHECK_S = 60.0
 
 
-@cli.command(
-    "launch-script", short_help="A job script for Slurm, Kubernetes, Ray, torchrun or ssh."
-)
+@cli.command("launch-script", short_help="A job script for Slurm, Ray, torchrun or ssh.")
 @bundle_argument
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @option(
@@ -27,9 +25,7 @@ CHECK_S = 60.0
     required=True,
     help="What starts it.",
 )
-@option(
-    "-o", "--out", type=PATH, help="The file to write [default: launch.sbatch, .json, .py or .sh]."
-)
+@option("-o", "--out", type=PATH, help="The file to write [default: launch.sbatch, .py or .sh].")
 @option("--at", help="Where the bundle is on the hosts [default: where it is here].")
 @option("--python", default="python", help="What Python is called there.")
 @option(

@@ -320,7 +320,7 @@ def _summary(plan: Plan, done: Run) -> Iterator[str]:
 
     if done.steps:
         count, first, last = len(done.steps), done.steps[0].loss, done.steps[-1].loss
-        died = f"; {done.restarts} processes replaced" if done.restarts else ""
+        died = f"; processes replaced: {done.restarts}" if done.restarts else ""
         yield f"done: {count} step{'s' * (count > 1)}, loss {first:.4f} -> {last:.4f}{died}"
     elif plan.mode == "train" and done.stopped_at is None:
         yield "no step was left to run: --steps counts those before the checkpoint, too"

@@ -112,3 +112,12 @@ def test_an_option_with_a_short_name_comes_from_the_environment_by_its_long_one(
     monkeypatch.setenv("BIGBRAIN_FX_DEVICES", "nowhere.json")
     done = call("estimate", write_model(tmp_path))
     assert "nowhere.json" in done.err
+
+
+def test_help_lists_the_commands_of_a_first_split_in_their_order() -> None:
+    text = call("--help").out
+    first, more = text.split("More commands:")
+    assert [line.split()[0] for line in first.splitlines() if line[2:3].isalpha()][-7:] == [
+        *("init", "doctor", "estimate", "split", "verify", "run", "export")
+    ]
+    assert "  compare  " in more

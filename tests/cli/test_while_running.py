@@ -101,7 +101,7 @@ def test_a_status_follows_steps_and_deaths(tmp_path: Path) -> None:
     text = call("status", tmp_path / "logs").out
     assert text.rstrip().endswith(f"see {tmp_path / 'logs' / 'run.log'}")
     assert "/b: failed, 4 of 10 steps done\nloss 1.250000, 0.5000 s a step, 16.0 rows" in text
-    assert "1 processes replaced" in text
+    assert "processes replaced: 1" in text
 
 
 def test_a_run_that_was_killed_says_so_by_its_process(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ BROKEN: list[dict[str, object]] = [
         *(json.dumps(WHOLE | wrong) for wrong in BROKEN),
     ],
 )
-def test_what_is_no_status(tmp_path: Path, text: str) -> None:
+def test_folders_without_a_status(tmp_path: Path, text: str) -> None:
     (tmp_path / "status.json").write_text(text)
     done = call("status", tmp_path)
     assert (done.code, "there is no status of a run" in done.err) == (2, True)
@@ -153,7 +153,7 @@ def test_prometheus_is_answered_on_loopback(tmp_path: Path) -> None:
     assert "bigbrain_fx_running 1\n" in text
 
 
-def test_what_the_background_refuses_at_once_ends_so(bundle: Path, tmp_path: Path) -> None:
+def test_a_refusal_in_the_background_ends_the_command(bundle: Path, tmp_path: Path) -> None:
     words = ("--background", "--logs", tmp_path / "logs", "--inputs", tmp_path / "none", "--json")
     refused = call("run", bundle, *words)
     assert refused.code == 2

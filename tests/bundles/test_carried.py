@@ -77,7 +77,7 @@ def test_a_torch_class_with_options(tmp_path: Path, made: Any) -> None:
     assert found.param_groups[0]["lr"] == rate
 
 
-def test_what_a_closure_holds_is_its_own(tmp_path: Path) -> None:
+def test_values_of_a_closure_are_its_own(tmp_path: Path) -> None:
     made = cell_free(maker)(0.125)
     found = again(tmp_path, optimizer=made)["optimizer"]
     assert found(nn.Linear(2, 2).named_parameters()).param_groups[0]["lr"] == 0.125
@@ -142,7 +142,7 @@ def test_a_folder_of_python_without_init_is_copied(
         ),
     ],
 )
-def test_what_cannot_be_carried_is_named(tmp_path: Path, text: str, what: str) -> None:
+def test_values_that_cannot_be_carried_are_named(tmp_path: Path, text: str, what: str) -> None:
     with pytest.raises(InputError, match=what):
         carry({"optimizer": cell(text)["f"]}, tmp_path)
     assert not list(tmp_path.iterdir())

@@ -153,7 +153,7 @@ def test_a_checkpoint_replaces_a_bundles_weights(made: Path, bundle: Path, tmp_p
     assert call("verify", bundle, "--steps", "1").code == 0  # it reads the checkpoint, too
 
 
-def test_what_a_run_saved_goes_on_in_a_bundle(made: Path, bundle: Path, tmp_path: Path) -> None:
+def test_saved_weights_go_on_in_a_bundle(made: Path, bundle: Path, tmp_path: Path) -> None:
     bb.load_weights(bundle, made / "saved")
     bb.export_weights(bundle, tmp_path / "out.safetensors")
     found, first = read(tmp_path / "out.safetensors"), state_of(made / "model.py", seed=0)

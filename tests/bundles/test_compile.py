@@ -150,7 +150,7 @@ def test_a_trace_of_fixed_size_is_made_for_the_micro_batches_asked_for(tmp_path:
         ),
     ],
 )
-def test_what_cannot_be_split(
+def test_models_that_cannot_be_split(
     tmp_path: Path, model: nn.Module, more: dict[str, object], message: str
 ) -> None:
     cluster = bb.read_cluster(write_cluster(tmp_path))

@@ -220,7 +220,7 @@ def pass_on(folder: Path, program: str, to: str) -> None:
     ids=str,
 )
 @pytest.mark.usefixtures("nursery")
-def test_what_is_divided_goes_to_fsdp2_and_comes_back(
+def test_divided_weights_go_to_fsdp2_and_come_back(
     tmp_path: Path, rates: str, choices: dict[str, int]
 ) -> None:
     """What the optimizer keeps for itself and a scheduler's rates come, too.
@@ -271,7 +271,7 @@ def test_weights_alone_go_and_come(trained: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "no").exists()
 
 
-def test_what_does_not_fit_is_refused(trained: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_model_is_refused(trained: Path, tmp_path: Path) -> None:
     _, net, optimizer = plain(trained)
     both: Any = get_state_dict(net, optimizer)
     model, state = both

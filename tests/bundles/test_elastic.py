@@ -171,7 +171,7 @@ def test_replicas_that_are_named_stay_without_the_device_and_one_alone_has_no_na
 
 
 @pytest.mark.parametrize(("kind", "spares"), [("cpu", 1), ("cuda", None)])
-def test_where_only_gpus_are_left_nobody_is_replaced_any_more(
+def test_gpus_alone_replace_no_process(
     bundle: Path, kind: Literal["cpu", "cuda"], spares: int | None
 ) -> None:
     """They go on over nccl, where no process can be replaced."""
@@ -185,7 +185,7 @@ def test_where_only_gpus_are_left_nobody_is_replaced_any_more(
     )
 
 
-def test_who_replaces_no_process_leaves_no_device_behind(bundle: Path) -> None:
+def test_a_run_without_replacement_leaves_no_device_behind(bundle: Path) -> None:
     with pytest.raises(InputError, match="cannot go on without a device"):
         run_elastic(bundle, RunOptions(2))
     done = call("run", str(bundle), "--elastic", "--no-replay")

@@ -64,7 +64,9 @@ def test_a_run_names_the_extra_that_its_flag_wants(plain: Path) -> None:
         ("launch.py", ["--hang", "5"], "watch"),
     ],
 )
-def test_so_does_the_bundle_itself(plain: Path, program: str, words: list[str], name: str) -> None:
+def test_the_bundle_itself_names_the_missing_extra(
+    plain: Path, program: str, words: list[str], name: str
+) -> None:
     where = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29677"}
     how = {"cwd": plain, "capture_output": True, "text": True, "timeout": 120}
     done = subprocess.run([sys.executable, program, *words], env={**where}, **how)  # type: ignore[call-overload]
@@ -98,7 +100,7 @@ def test_a_plan_of_several_hosts_says_what_replaces_processes_there(
         ("BX3163", CHAIN, True, ("watch",)),
     ],
 )
-def test_what_a_bundle_cannot_use_is_refused_and_nothing_written(
+def test_an_extra_without_use_is_refused_and_nothing_written(
     model: Path, tmp_path: Path, code: str, options: Options, lean: bool, extras: tuple[str, ...]
 ) -> None:
     with refused(code, InputError):

@@ -24,7 +24,7 @@ def lean(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return split(folder / "letters.py", cluster(), folder / "lean", CHOICES, lean=True).bundle
 
 
-def test_it_has_no_supervisor_and_does_not_speak_of_one(lean: Path) -> None:
+def test_a_lean_bundle_neither_has_nor_names_a_supervisor(lean: Path) -> None:
     held = {path.name for path in lean.iterdir()}
     assert {"train.py", "training.py", "runtime", "weights"} <= held
     assert not {"launch.py", "supervisor"} & held
@@ -48,9 +48,7 @@ def test_run_starts_it_and_resplit_keeps_it_lean(lean: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.nightly
-def test_it_compares_batches_and_checks_them_where_it_was_asked_to(
-    lean: Path, tmp_path: Path
-) -> None:
+def test_a_lean_bundle_checks_batches_on_request(lean: Path, tmp_path: Path) -> None:
     assert extras_of(lean) == ()
     assert not (lean / "runtime" / "data.py").exists()
     model = lean.parent / "letters.py"

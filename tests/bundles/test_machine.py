@@ -287,7 +287,7 @@ def test_weights_may_not_be_written_while_devices_train_a_copy(through: str) -> 
     constants.require(first)
 
 
-def test_what_cannot_be_trained_starts_nothing(machine: bb.Machine, tmp_path: Path) -> None:
+def test_an_untrainable_model_starts_no_process(machine: bb.Machine, tmp_path: Path) -> None:
     names: dict[str, object] = {"__name__": "__main__", "torch": torch}
     exec("def made(named):\n    return torch.optim.SGD(named, lr=0.1)\n", names)
     out = tmp_path / "bundle"
@@ -300,7 +300,7 @@ def test_what_cannot_be_trained_starts_nothing(machine: bb.Machine, tmp_path: Pa
         machine.train(net(), [], loss=loss)
 
 
-def test_what_a_loop_of_plain_pytorch_would_do_is_answered(machine: bb.Machine) -> None:
+def test_calls_of_a_plain_pytorch_loop_are_answered(machine: bb.Machine) -> None:
     first = next(data(1))
     made = torch.optim.SGD(net().parameters(), lr=0.1)
     with refused("BX2033a", bb.InputError):

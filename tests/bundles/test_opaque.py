@@ -205,7 +205,7 @@ def test_code_that_runs_is_not_turned_away(
             with_opaque_step(options, make)
 
 
-def test_where_no_device_can_run_it_the_refusal_says_why() -> None:
+def test_a_refusal_says_why_no_device_can_run_a_step() -> None:
     def make(refusal: BigBrainError | None) -> Plan:
         if refusal is None:
             raise refused(CaptureError("hooks", code="BX0170", help="take them out"))

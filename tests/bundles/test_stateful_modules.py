@@ -180,7 +180,7 @@ def test_a_killed_process_is_replaced_with_the_state_of_its_modules(
         ("BX1352d", Options(compiled=True)),
     ],
 )
-def test_what_would_have_the_state_twice_is_refused(
+def test_plans_with_two_copies_of_the_state_are_refused(
     tmp_path: Path, code: str, options: Options
 ) -> None:
     model = tmp_path / "model.py"
@@ -206,7 +206,7 @@ def test_state_that_is_no_data_any_more_stops_the_run() -> None:
         states.taken()
 
 
-def test_what_a_part_without_rows_moves_is_put_back() -> None:
+def test_state_moved_by_a_part_without_rows_is_put_back() -> None:
     module: Any = nn.Linear(2, 2)
     module.calls, module.kept = 3, torch.ones(2)
     held = {0: nn.ModuleDict({"m": module})}

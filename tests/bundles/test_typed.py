@@ -19,7 +19,7 @@ def _options(**given: Any) -> Options:  # what mypy would not let through
     return Options(**given)
 
 
-def test_what_fits_is_taken() -> None:
+def test_values_of_the_type_are_taken() -> None:
     given = _options(replicas="auto", recompute=[0, 2], replica_shares=[3, 1])
     found = of_its_types(given, but=("partitioner",))
     assert (found.replicas, found.recompute, found.replica_shares) == (0, (0, 2), (3, 1))
@@ -38,7 +38,7 @@ def test_what_fits_is_taken() -> None:
         ({"replicas": -2}, "greater than or equal to 0"),
     ],
 )
-def test_what_does_not_is_refused(given: dict[str, Any], expected: str) -> None:
+def test_values_of_another_type_are_refused(given: dict[str, Any], expected: str) -> None:
     with pytest.raises(InputError, match=f"Options\\({next(iter(given))}=.*{expected}") as error:
         of_its_types(_options(**given), but=("partitioner",))
     assert "is of type" in (error.value.help or "")

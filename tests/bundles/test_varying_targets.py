@@ -136,7 +136,7 @@ def test_nothing_is_opaque_that_was_not_to_be(tmp_path: Path, options: Options) 
 
 
 @pytest.mark.nightly
-def test_what_forward_reads_has_one_shape(tmp_path: Path) -> None:
+def test_entries_that_forward_reads_have_one_shape(tmp_path: Path) -> None:
     """Then the whole step is opaque, as before."""
     made = bb.split(write(tmp_path, READ_BY_FORWARD), cluster(), tmp_path / "bundle")
     assert made.plan.graph.is_opaque_step

@@ -94,7 +94,7 @@ def test_a_part_of_a_bundle_that_is_gone_is_named(gone: str, bundle: Path, tmp_p
 
 
 @pytest.mark.nightly
-def test_what_was_edited_into_no_python_is_named(bundle: Path, tmp_path: Path) -> None:
+def test_a_syntax_error_of_an_edited_file_is_named(bundle: Path, tmp_path: Path) -> None:
     copied = tmp_path / "copied"
     shutil.copytree(bundle, copied)
     with (copied / "training.py").open("a") as file:

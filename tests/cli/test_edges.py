@@ -121,7 +121,7 @@ _REFUSED = {
 
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("words", _REFUSED, ids=" ".join)
-def test_what_a_partitioner_cannot_be(words: tuple[str, ...]) -> None:
+def test_values_that_are_no_partitioner(words: tuple[str, ...]) -> None:
     done = call("estimate", "model.py", "-d", "cluster.json", "--partitioner", *words)
     assert done.code == 2
     assert _REFUSED[words] in done.err
@@ -147,7 +147,7 @@ def test_an_object_is_a_partitioner_too(here: Path) -> None:
         estimate(here / "model.py", here / "cluster.json", Options(3))  # type: ignore[arg-type]
 
 
-def test_what_is_not_installed_is_said_before_the_model_runs(
+def test_a_missing_package_is_named_before_the_model_runs(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_model(here, "raise AssertionError('the model file was run')\n")
@@ -218,7 +218,7 @@ AT_ONCE = {
 
 
 @pytest.mark.parametrize("words", AT_ONCE, ids=" ".join)
-def test_what_no_model_can_mend_is_said_before_one_is_captured(
+def test_faults_of_options_are_reported_before_a_capture(
     here: Path, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_model(here, "raise AssertionError('the model file was run')\n")

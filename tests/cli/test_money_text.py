@@ -36,7 +36,7 @@ def test_counts_as_people_write_them(text: str, count: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "many", "1e99", "3 apples", "", "5/h"])
-def test_what_is_no_count_is_refused(text: str) -> None:
+def test_values_that_are_no_count_are_refused(text: str) -> None:
     with refused("BX3536") as caught:
         read_count(text, "--tokens")
     assert caught.value.at == "--tokens"
@@ -74,7 +74,7 @@ def test_nothing_is_said_of_money_without_prices(plan: Plan) -> None:
     assert list(money_lines(one, None)) == ["money: not known, as price_per_hour_usd is missing: b"]
 
 
-def test_what_other_devices_would_add_is_said(plan: Plan) -> None:
+def test_the_gain_of_other_devices_is_printed(plan: Plan) -> None:
     rented = (
         Offer(("a",), 18.0, 0.01),
         Offer(("a", "b"), 9.0, 0.02, "too dear"),
@@ -100,7 +100,7 @@ CPU = '"kind": "cpu", "memory": "4GiB", "flops": "60GFLOP/s", "memory_bandwidth"
 
 
 @pytest.mark.parametrize("text", ["2.1", "h", "0/h", "-1/h x", "2/day"])
-def test_what_is_no_price_is_refused(text: str) -> None:
+def test_values_that_are_no_price_are_refused(text: str) -> None:
     with pytest.raises(InputError, match="price by the hour"):
         hourly(text)
 

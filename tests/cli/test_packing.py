@@ -28,7 +28,7 @@ def test_a_bundle_and_a_model_share_a_cluster(bundle: Path, tmp_path: Path) -> N
     assert "exists already" in again.err
 
 
-def test_what_is_typed_next_splits_the_model_of_a_bundle(bundle: Path) -> None:
+def test_the_printed_command_splits_the_model_of_a_bundle(bundle: Path) -> None:
     said = split_command(str(bundle), "a b", Path("parts/a b.json"))
     model = read_plan(bundle).source.path
     assert shlex.split(said)[:5] == ["bigbrain-fx", "split", model, "--devices", "parts/a b.json"]

@@ -60,7 +60,7 @@ def test_bad_numbers(bundle: Path, words: tuple[str, str]) -> None:
     assert f"Invalid value for '{words[0]}'" in done.err
 
 
-def test_what_tensors_took_of_a_gpu_is_told(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_memory_of_tensors_is_printed(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*_: object, **__: object) -> Run:
         held = {"d0": 3 << 20, "d1": 5 << 20}
         return Run((), {"d0": 1 << 20}, Path("logs"), max_allocated_bytes=held)

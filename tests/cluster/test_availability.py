@@ -45,7 +45,7 @@ def test_each_list_holds_until_the_next(tmp_path: Path) -> None:
         ([(0, ["a0", "a2"])], {}, "BX1064"),
     ],
 )
-def test_what_is_no_trace_is_refused(
+def test_files_that_are_no_trace_are_refused(
     tmp_path: Path, changes: list[tuple[float, list[str]]], more: dict[str, object], code: str
 ) -> None:
     path = written(tmp_path, *changes, **more)

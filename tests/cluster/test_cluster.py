@@ -159,7 +159,7 @@ def test_a_cluster_whose_cards_have_the_default_link_is_written_so() -> None:
     assert again.link("d0", "d1") == cluster.link("d0", "d1") == Link(1e-3, 1e9)
 
 
-def test_what_cublas_takes_is_the_presets_or_as_written() -> None:
+def test_cublas_workspace_is_the_presets_or_as_written() -> None:
     assert one('"preset": "h200"').blas_bytes == 32 * 2**20
     assert one('"preset": "l4"').blas_bytes == 8320 * 2**10
     written = one('"preset": "l4", "blas_workspace": "12MiB"')
@@ -296,7 +296,7 @@ def test_written_files_read_well() -> None:
     assert parse(to_json(cluster_of(""))) == cluster_of("")
 
 
-def test_what_has_no_text_is_refused() -> None:
+def test_values_without_text_are_refused() -> None:
     with refused("BX1046"):
         to_json(Cluster(parse(ISSUE).devices, Link(0.0, float("inf"))))
 
@@ -365,7 +365,7 @@ TWO_HOSTS = f"""{{
 }}"""
 
 
-def test_what_a_host_shares() -> None:
+def test_devices_share_the_nic_of_their_host() -> None:
     hosts = '[{"name": "a", "nic": "1Gbit/s"}]'
     found = parse(TWO_HOSTS.replace("HOSTS", hosts))
     assert found.hosts == (Host("a", nic_bytes_per_s=125e6),)

@@ -55,7 +55,7 @@ def test_a_blank_is_near_to_no_card() -> None:
         preset_name("")
 
 
-def test_what_a_forecast_rests_on_is_said() -> None:
+def test_the_source_of_a_presets_rates_is_named() -> None:
     entry = '"preset": "t4", "matmul_precision": "high"'
     two = f'{{"devices": [{{"name": "a", {entry}}}, {{"name": "b", {entry}}}]}}'
     graph = Graph("tiny", (), (), (), (), None, autocast="bfloat16")

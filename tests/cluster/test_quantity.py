@@ -28,7 +28,7 @@ from tests.support.messages import refused
         (TIME, "50\u00b5s", "us"),
     ],
 )
-def test_what_was_meant_is_not_eight_or_a_million_times_it(
+def test_bits_and_bytes_milli_and_mega_are_told_apart(
     quantity: Quantity, written: str, meant: str
 ) -> None:
     with refused("BX1030", BadValueError) as caught:

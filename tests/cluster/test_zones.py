@@ -158,6 +158,6 @@ def test_timed_kernels_come_back_in_their_own_order() -> None:
         ({KERNELS[0].name: 0.004}, "BX1029"),
     ],
 )
-def test_what_is_no_timed_kernel_is_refused(kernels: dict[str, object], code: str) -> None:
+def test_values_that_are_no_timed_kernel_are_refused(kernels: dict[str, object], code: str) -> None:
     with refused(code):
         parse_cluster(_text(kernels), "x")

@@ -251,7 +251,7 @@ def test_the_checker_misses_no_missing_instruction(
 
 @settings(max_examples=examples(100), deadline=None)
 @given(case=cases(chain=False), data=st.data())
-def test_what_the_checker_accepts_can_run(
+def test_orders_that_the_checker_accepts_can_run(
     case: tuple[Stages, StageCosts, int], data: st.DataObject
 ) -> None:
     """Two neighbours change places: the checker and the simulator agree on whether that runs."""

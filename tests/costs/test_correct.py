@@ -58,7 +58,7 @@ def test_a_slower_device_is_found_and_drawn_towards_the_base(base: CostModel) ->
     assert forward_s == pytest.approx(few[0][1].forward_s, rel=0.2)
 
 
-def test_what_was_not_measured_has_the_devices_factor_alone(base: CostModel) -> None:
+def test_unmeasured_ops_have_the_devices_factor_alone(base: CostModel) -> None:
     model = correct(base, slower(base, 4.0, products(8))).model
     relu = [work_of(p) for _, p in rows(machines=[CPU]) if "relu" in p.signature.target]
     ratio = model.seconds("forward", relu, NEW) / base.seconds("forward", relu, NEW)
@@ -95,7 +95,7 @@ def _unknown(some: list[Row]) -> list[Row]:
         (lambda some: [(GPU, p) for _, p in some], "of cpu devices, not of cuda", "cuda device"),
     ],
 )
-def test_what_corrects_nothing_is_refused(
+def test_a_correction_without_effect_is_refused(
     base: CostModel, few: Callable[[list[Row]], list[Row]], why: str, what: str
 ) -> None:
     with pytest.raises(InputError, match=why) as caught:

@@ -141,7 +141,7 @@ def test_too_few_profiles_are_refused() -> None:
     assert "bigbrain-fx profile" in str(caught.value.help)
 
 
-def test_what_fits_only_if_nothing_is_left_out_is_refused(tmp_path: Path) -> None:
+def test_a_fit_that_fails_held_out_data_is_refused(tmp_path: Path) -> None:
     """It would be written without a word on how far off it is."""
     store = ProfileStore(tmp_path / "few.sqlite")
     for machine, profile in rows()[:11]:
@@ -255,7 +255,7 @@ def _trees(body: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def test_what_is_no_json_is_refused(tmp_path: Path) -> None:
+def test_files_that_are_no_json_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     path.write_bytes(b"\x80\x04pickle")
     with pytest.raises(InputError, match="no JSON"):

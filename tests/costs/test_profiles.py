@@ -79,12 +79,12 @@ def test_the_names_of_ops_do_not_count() -> None:
         (spec(4, 5, grad=False), spec(5, 8)),
     ],
 )
-def test_what_changes_the_time_changes_the_key(x: TensorSpec, w: TensorSpec) -> None:
+def test_settings_that_change_the_time_change_the_key(x: TensorSpec, w: TensorSpec) -> None:
     usual = product(spec(4, 3, grad=False), spec(3, 8))
     assert signed(product(x, w)).key != signed(usual).key
 
 
-def test_what_no_loss_reaches_has_no_backward() -> None:
+def test_ops_that_no_loss_reaches_have_no_backward() -> None:
     graph = product(spec(4, 3), spec(3, 8))
     assert signed(graph).wants_backward
     assert not signed(replace(graph, loss=None)).wants_backward

@@ -207,7 +207,7 @@ def test_rows_of_a_linear_layer_are_all_leading_sides() -> None:
     assert matrix_shape(call, "matmul") == MatrixShape(6, 24, 100, 4)
 
 
-def test_what_does_not_lie_as_a_product_reads_it_is_copied() -> None:
+def test_operands_of_another_layout_are_copied() -> None:
     """Heads that were split off a width and turned to the front; a tensor that was turned."""
     batch, length, heads, wide = 2, 16, 4, 8
     split = tensor(batch, heads, length, wide)

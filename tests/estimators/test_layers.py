@@ -77,7 +77,7 @@ def test_several_modules_are_one_layer(write: Write) -> None:
     assert seconds(costs, "p0", "r0", "p1", "r1") == pytest.approx((1.0, 2.0))
 
 
-def test_what_is_not_in_it_takes_the_cards_factor(write: Write) -> None:
+def test_layers_without_a_profile_take_the_cards_factor(write: Write) -> None:
     """The loss is slower than `analytical` as the blocks are; another card is as it says."""
     plain, costs = Analytical().estimate(blocks(), cards()), estimated(write())
     low, high = sorted(3.0 / sum(seconds(plain, f"p{n}", f"r{n}")) for n in (0, 1))
@@ -125,14 +125,14 @@ def test_a_degree_that_nobody_measured_is_the_nearest_ones_share(write: Write) -
         ),
     ],
 )
-def test_what_is_no_profile_of_this_model(tmp_path: Path, code: str, content: Any) -> None:
+def test_profiles_of_another_model(tmp_path: Path, code: str, content: Any) -> None:
     path = tmp_path / "times.json"
     path.write_text(json.dumps({"format": "layer-times-1", **content}))
     with refused(code):
         estimated(path)
 
 
-def test_what_is_no_file_of_json(tmp_path: Path) -> None:
+def test_profiles_that_are_no_json(tmp_path: Path) -> None:
     with refused("BX1470"):
         Layers(str(tmp_path / "none.json"))
     (tmp_path / "times.json").write_text("{")

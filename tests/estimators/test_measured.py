@@ -56,7 +56,7 @@ def test_on_the_machine_itself_a_profile_holds_as_it_is(tmp_path: Path) -> None:
     assert costs.optimizer_s_per_tensor == {"same": MACHINE.optimizer_s_per_tensor}
 
 
-def test_what_bounds_an_op_scales_it(tmp_path: Path) -> None:
+def test_an_op_scales_with_its_bound(tmp_path: Path) -> None:
     graph = two_ops()
     path = stored(tmp_path / "p.sqlite", graph)
     counting = replace(SAME, name="counting", flops_per_s=MACHINE.flops_per_s / 3)
@@ -70,7 +70,7 @@ def test_what_bounds_an_op_scales_it(tmp_path: Path) -> None:
     assert costs.op_cost("b", "counting").forward_s == pytest.approx(1e-3)
 
 
-def test_what_starting_costs_scales_with_launches(tmp_path: Path) -> None:
+def test_start_costs_scale_with_launches(tmp_path: Path) -> None:
     graph = two_ops()
     path = stored(tmp_path / "p.sqlite", graph)
     slow = replace(SAME, launch_s=11 * MACHINE.launch_s)
@@ -79,7 +79,7 @@ def test_what_starting_costs_scales_with_launches(tmp_path: Path) -> None:
     assert cost.backward_s == pytest.approx(2e-3 + 10 * BACKWARD_LAUNCHES * MACHINE.launch_s)
 
 
-def test_what_is_absent_is_analytical_and_so_is_an_optimizer(tmp_path: Path) -> None:
+def test_missing_ops_and_optimizers_are_analytical(tmp_path: Path) -> None:
     graph = two_ops()
     path = stored(tmp_path / "p.sqlite", graph, "a", machine=with_optimizer(0.0, 0.0))
     costs = estimated(path, graph, SAME)

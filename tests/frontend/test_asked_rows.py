@@ -61,7 +61,7 @@ def test_sizes_that_a_graph_can_compute_stay_free(name: str) -> None:
     assert of(FREE[name]).graph.static_batch is None
 
 
-def test_what_the_model_itself_refuses_is_no_answer() -> None:
+def test_rows_that_the_model_refuses_are_no_answer() -> None:
     def even(rows: int) -> int:
         if rows % 2:
             raise ValueError("pairs")

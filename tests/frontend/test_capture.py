@@ -311,7 +311,7 @@ class AddsInPlace(nn.Module):
 
 
 @pytest.mark.parametrize("autocast", ["bfloat16", None])
-def test_what_is_written_in_place_under_autocast_stays_in_place(autocast: str | None) -> None:
+def test_writes_in_place_under_autocast_stay_in_place(autocast: str | None) -> None:
     model = AddsInPlace()
     found = capture(model, (torch.randn(4, 8),), lambda o, b: o.square().mean(), autocast=autocast)
     written = {op.target.split(".")[1] for op in found.graph.ops if op.mutates}

@@ -32,7 +32,7 @@ class WrittenAfter(nn.Module):
 
 
 @pytest.mark.parametrize("how", ["plain", "no_grad", "detach"])
-def test_what_plain_pytorch_cannot_train_is_refused(how: str) -> None:
+def test_models_that_plain_pytorch_cannot_train_are_refused(how: str) -> None:
     batch = {"x": torch.randn(4, 3)}
     loss = WrittenAfter(how)(**batch).sum()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -47,7 +47,7 @@ def _rounding(module: torch.fx.GraphModule, _inputs: list[Tensor]) -> Any:
     return lambda *values: tuple(found * (1 + 1e-5) for found in module(*values))
 
 
-def test_where_compiled_code_rounds_otherwise_the_remedy_is_to_leave_it_out() -> None:
+def test_the_remedy_for_compiled_code_that_rounds_is_to_leave_it_out() -> None:
     def net() -> nn.Sequential:
         torch.manual_seed(0)
         return nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))

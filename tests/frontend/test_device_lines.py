@@ -103,7 +103,7 @@ def test_a_line_that_asks_for_the_device_is_told_of(
 
 
 @pytest.mark.parametrize("name", LIKE_HERE)
-def test_what_asks_nothing_is_let_be(
+def test_lines_that_read_no_device_are_left_alone(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = lines_of(written(tmp_path, LIKE_HERE[name]), monkeypatch)
@@ -111,7 +111,7 @@ def test_what_asks_nothing_is_let_be(
     assert told_of_gpus(found, ["d0"]) == ()
 
 
-def test_what_is_decided_at_import_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decisions_at_import_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = loaded(written(tmp_path, "pass", "torch.cuda.is_available()"), monkeypatch)
     found = capture(file.model(), file.example_batch(), file.loss).device_lines
     assert found == ("asks.py:6",)
@@ -137,7 +137,7 @@ NO_GPU = {
 @pytest.mark.gate("model")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this host has a GPU")
 @pytest.mark.parametrize("name", NO_GPU)
-def test_what_wants_a_gpu_here_is_told_to_leave_that_out(name: str, tmp_path: Path) -> None:
+def test_lines_that_want_a_gpu_are_to_be_left_out(name: str, tmp_path: Path) -> None:
     before, after = NO_GPU[name]
     path = written(tmp_path, "pass")
     text = path.read_text()

@@ -100,7 +100,7 @@ def test_a_strict_capture_keeps_no_module_whole() -> None:
     assert "rows.numel" in str(caught.value.notes) + str(caught.value.what)
 
 
-def test_where_its_result_has_no_shape_the_module_around_it_is_kept() -> None:
+def test_a_part_without_a_result_shape_makes_its_parent_opaque() -> None:
     model = Net(Mean(Top()))
     found = captured(model)
     assert leaf_paths(found.graph) == ("parts.1",)

@@ -52,7 +52,7 @@ def test_a_part_that_training_changes_is_named(model: nn.Sequential, names: str)
         with_eval(lambda n: n[0].eval()),  # computes the same in both
     ],
 )
-def test_what_trains_as_it_was_made_is_not(model: nn.Sequential) -> None:
+def test_modules_left_in_training_mode_are_not_named(model: nn.Sequential) -> None:
     assert eval_parts_note(model) is None
 
 

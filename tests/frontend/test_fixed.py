@@ -40,7 +40,7 @@ def energy(output: Tensor, given: Any) -> Tensor:
     return output
 
 
-def test_what_the_model_goes_by_is_found() -> None:
+def test_entries_that_decide_a_branch_are_found() -> None:
     found = fixed_entries(Net(), batch(name="a.png", step=3), energy, None)
     wanted = {"views": 2, "phase": "warm", "mask": None, "epoch": 0, "flag": True}
     assert dict(found) == {(key,): value for key, value in wanted.items()}

@@ -244,7 +244,7 @@ REFUSED: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
 
 
 @pytest.mark.parametrize(("code", "compute"), REFUSED.values(), ids=REFUSED)
-def test_what_no_trace_holds_is_refused_with_its_line(
+def test_code_that_no_trace_holds_is_refused_with_its_line(
     code: str, compute: Callable[[Tensor], Tensor]
 ) -> None:
     with pytest.raises(CaptureError) as caught:

@@ -138,7 +138,7 @@ def test_without_architectures_a_class_that_trains_is_taken(tmp_path: Path) -> N
         ({**LLAMA, "hidden_size": 15}, "cannot", "configuration"),
     ],
 )
-def test_what_cannot_be_built_is_refused(
+def test_configurations_that_cannot_be_built_are_refused(
     tmp_path: Path, fields: Mapping[str, Any], said: str, help: str
 ) -> None:
     write_config(tmp_path, fields)

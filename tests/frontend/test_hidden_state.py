@@ -98,7 +98,7 @@ def for_a_look(net: Net, h: Tensor) -> Tensor:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("middle", [at_first_use, for_a_look])
-def test_what_changes_nothing_is_let_be(middle: Middle) -> None:
+def test_attributes_without_effect_are_left_alone(middle: Middle) -> None:
     model = Net(middle)
     names = set(vars(model))
     found = capture(model, batch())
@@ -139,7 +139,7 @@ def test_a_count_is_found_where_it_decides_late_and_let_be_where_it_does_not(in_
 
 @pytest.mark.parametrize("period", [7, 100, 512, 3_000])
 @pytest.mark.parametrize("before", [0, 1])
-def test_what_happens_at_each_so_many_th_call_is_met(period: int, before: int) -> None:
+def test_effects_of_every_nth_call_are_met(period: int, before: int) -> None:
     assert Counting(lambda now: float((now + before) % period == 0)).decided() is not None
 
 

@@ -138,7 +138,7 @@ APART = (
 
 @pytest.mark.gate("plain tensor", "read after a module wrote")
 @pytest.mark.parametrize("how", APART)
-def test_what_cannot_be_apart_is_refused_as_before(how: str) -> None:
+def test_lines_that_cannot_be_opaque_are_refused(how: str) -> None:
     torch.manual_seed(2)
     with refused("BX0130b", BigBrainError) as caught:
         capture(Bad(how), {"x": torch.randn(6, 8)})

@@ -274,7 +274,7 @@ def clipped(output: torch.distributions.Distribution, batch: dict[str, Tensor]) 
     return unlikely(output, batch)
 
 
-def test_what_a_library_only_raises_about_is_an_assertion_of_the_loss() -> None:
+def test_a_check_of_a_library_is_an_assertion_of_the_loss() -> None:
     found = capture(Density(), {"x": torch.randn(4, 6), "y": torch.randn(4, 4)}, unlikely)
     assert not [op for op in found.graph.ops if op.target == "user.loss"]
 

@@ -181,7 +181,7 @@ def test_without_weights_only_answers_by_hand_help() -> None:
         ("if (", False),
     ],
 )
-def test_who_asks_for_the_contrary(code: str, negated: bool) -> None:
+def test_options_against_the_ladder(code: str, negated: bool) -> None:
     assert is_negated(code) is negated
 
 

@@ -77,7 +77,7 @@ class Empties(Net):
         return extra
 
 
-def test_what_a_leaf_leaves_is_read_from_its_op() -> None:
+def test_attributes_that_an_opaque_module_leaves_are_read_from_its_op() -> None:
     model = Net(Part())
     found = capture(model, (torch.randn(4, 4),), leaves=["part"])
     op = next(op for op in found.graph.ops if op.target == "leaf.part")

@@ -42,12 +42,12 @@ def _is_said(folder: Path, text: str) -> bool:
 
 
 @pytest.mark.parametrize("text", COMPARED)
-def test_what_is_compared(tmp_path: Path, text: str) -> None:
+def test_numbers_that_are_compared(tmp_path: Path, text: str) -> None:
     assert _is_said(tmp_path, text)
 
 
 @pytest.mark.parametrize("text", MORE)
-def test_what_is_used_for_more(tmp_path: Path, text: str) -> None:
+def test_numbers_with_other_uses(tmp_path: Path, text: str) -> None:
     assert not _is_said(tmp_path, text)
 
 
@@ -75,7 +75,7 @@ def test_a_number_that_is_checked_is_a_question() -> None:
     assert asked == ["assume.true", "assume.false"]
 
 
-def test_what_does_not_hold_later_is_told() -> None:
+def test_a_check_that_fails_later_is_reported() -> None:
     model = Checked()
     found = capture(model, (torch.randn(4, 4), torch.tensor([1, 2, 3, 4])))
     with pytest.raises(WrongAnswerError, match="assumed to be True, and is False here: assert"):

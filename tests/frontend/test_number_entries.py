@@ -73,7 +73,7 @@ model = Net
 """
 
 
-def test_where_a_branch_goes_by_it_the_step_is_opaque(tmp_path: Path) -> None:
+def test_a_branch_on_a_number_makes_the_step_opaque(tmp_path: Path) -> None:
     path = write(tmp_path, "output.square().mean()")
     path.write_text(path.read_text() + NET.format(result="h * 2 if n > 4 else h"))
     with pytest.raises(BigBrainError) as caught, capture_file(path):

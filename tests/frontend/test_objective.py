@@ -87,7 +87,7 @@ class Plain(nn.Module):
         ),
     ],
 )
-def test_what_has_no_loss_is_refused(
+def test_a_model_without_a_loss_is_refused(
     model: nn.Module,
     batch: object,
     loss: Callable[[Any, Any], Tensor] | None,
@@ -147,7 +147,7 @@ def test_torchs_words_for_itself_stay_out() -> None:
     )
 
 
-def test_where_torch_was_built_stays_out() -> None:
+def test_paths_of_torchs_build_stay_out() -> None:
     """What a warning of an autoencoder's sampled latents showed."""
     built = "/__w/pytorch/build/aten/src/ATen/RegisterComposite_0.cpp:9486: "
     error = explain(RuntimeError(f"{built}SymIntArrayRef expected to contain only integers"))

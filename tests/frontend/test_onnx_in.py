@@ -206,7 +206,7 @@ def test_a_file_is_captured_with_a_free_batch_and_its_modules(exported: Path) ->
     assert held >= {p.name for p in captured.graph.params if p.kind != "constant"}
 
 
-def test_its_parameters_train(tmp_path: Path) -> None:
+def test_parameters_of_an_onnx_model_train(tmp_path: Path) -> None:
     export(
         nn.Sequential(nn.Linear(4, 3), nn.Tanh()),
         {"input": torch.ones(2, 4)},
@@ -272,7 +272,7 @@ def test_a_use_that_has_no_counterpart_names_the_node(tmp_path: Path) -> None:
     assert "odd_one" in str(caught.value.at)
 
 
-def test_what_is_no_onnx_file_is_refused(tmp_path: Path) -> None:
+def test_files_that_are_no_onnx_are_refused(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(b"no model at all")
     with pytest.raises(InputError, match="no ONNX file"):
         load_onnx(tmp_path / "m.onnx")

@@ -163,7 +163,7 @@ def test_plain_gradients_add_up(tmp_path: Path, code: str) -> None:
         pytest.param(LATER, "late", id="later"),
     ],
 )
-def test_what_reads_or_leaves_more_than_its_rows_is_not_cut(
+def test_parts_that_reach_beyond_their_rows_are_not_cut(
     tmp_path: Path, code: str, name: str
 ) -> None:
     found = cause(tmp_path, code)

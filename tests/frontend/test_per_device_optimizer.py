@@ -252,7 +252,7 @@ def test_one_for_other_devices_is_told_of() -> None:
 
 
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Rprop, torch.optim.Adagrad])
-def test_what_gets_no_gradient_may_be_given_to_torchs_own(kind: Any) -> None:
+def test_parameters_without_a_gradient_may_go_to_torchs_optimizer(kind: Any) -> None:
     held = {device: [n for n in names if n[0] != "1"] for device, names in HELD.items()}
     assert require_per_device(net(), lambda n: kind([p for _, p in n], lr=0.1), held) is None
 

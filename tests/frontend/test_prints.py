@@ -40,7 +40,7 @@ def test_a_line_comes_once_and_lines_alike_a_few_times(behind: io.TextIOWrapper)
     )
 
 
-def test_it_is_otherwise_what_stands_behind_it(behind: io.TextIOWrapper) -> None:
+def test_prints_do_not_change_the_wrapped_stream(behind: io.TextIOWrapper) -> None:
     prints = Prints(behind)
     getattr(prints, "reconfigure")(line_buffering=True)  # noqa: B009  # as many files do with sys.stdout
     assert (prints.encoding, prints.buffer, prints.writable()) == ("utf-8", behind.buffer, True)

@@ -89,7 +89,7 @@ def test_a_weight_that_is_read_outside_its_layer_is_refused() -> None:
         require_read_by_layers(captured.graph)
 
 
-def test_what_stays_as_it_is_is_said() -> None:
+def test_unquantised_layers_are_named() -> None:
     model = seeded()
     model.get_submodule("head").weight = model.get_submodule("embed").weight
     model.get_submodule("base").register_forward_hook(lambda *_: None)

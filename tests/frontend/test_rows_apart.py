@@ -102,7 +102,7 @@ def test_an_example_of_equal_rows_hides_nothing(value: float) -> None:
     assert not capture(Body(MIXED["mean"]), batch, None, training=False).graph.rows_apart
 
 
-def test_nor_do_equal_rows_of_tokens() -> None:
+def test_equal_rows_of_tokens_do_not_hide_a_mixture() -> None:
     batch = torch.zeros(ROWS, 5, dtype=torch.int64)
     assert not capture(Words(), batch, None, training=False).graph.rows_apart
 
@@ -122,7 +122,7 @@ def test_a_tie_that_rounding_decides_is_no_difference() -> None:
     assert not are_near(one, other)
 
 
-def test_what_draws_cannot_be_told() -> None:
+def test_rows_of_a_drawing_model_cannot_be_told_apart() -> None:
     assert graph_of(lambda h: h + torch.randn_like(h)).rows_apart
 
 

@@ -52,14 +52,14 @@ def square(output: Tensor, batch: object) -> Tensor:
     return output.square().mean()
 
 
-def test_what_is_printed_or_logged_is_left_out_and_said() -> None:
+def test_prints_and_logs_are_left_out_with_a_note() -> None:
     found = capture(Says(), torch.randn(6, 4), square)
     assert found.graph.static_batch is None
     said = [line for line in found.warnings if "only prints or logs" in line]
     assert [line.partition(":")[0] for line in said] == ["test_said.py"] * 2
 
 
-def test_what_is_kept_is_another_matter() -> None:
+def test_kept_values_are_not_left_out() -> None:
     found = capture(Keeps(), torch.randn(6, 4), square)
     assert not any("only prints or logs" in line for line in found.warnings)
 

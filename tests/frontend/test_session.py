@@ -195,7 +195,7 @@ def test_a_path_that_no_stack_trace_can_hold_is_named(tmp_path: Path, name: str,
     assert "copy the model file" in str(caught.value.help)
 
 
-def test_what_python_prints_as_it_starts_is_no_message(
+def test_output_of_pythons_start_is_no_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """As where a site greets: it comes before the child keeps its stdout for messages."""

@@ -35,16 +35,16 @@ PLAIN: dict[str, Callable[[Tensor], object]] = {
 
 
 @pytest.mark.parametrize("what", ASKING)
-def test_what_python_is_told_may_lead_it_elsewhere(what: str) -> None:
+def test_numbers_read_by_python_may_lead_elsewhere(what: str) -> None:
     assert after(ASKING[what]).asks
 
 
 @pytest.mark.parametrize("what", PLAIN)
-def test_what_stays_in_tensors_does_not(what: str) -> None:
+def test_values_that_stay_in_tensors_do_not(what: str) -> None:
     assert not after(PLAIN[what]).asks
 
 
-def test_who_asks_is_given_all_but_what_is_only_passed_on() -> None:
+def test_readers_are_listed_without_those_that_pass_on() -> None:
     a, b, c = torch.zeros(3, 2).unbind()
     reads = TensorReads()
     with reads:

@@ -92,7 +92,7 @@ class Pooled(nn.Module):
         return found.mean(1) if mask is None else (found * mask[..., None]).sum(1)
 
 
-def test_what_fills_up_must_not_count() -> None:
+def test_padding_must_not_count() -> None:
     x, y, mask = torch.randint(1, 5, (ROWS, 8)), torch.randn(ROWS, 2), torch.ones(ROWS, 8)
     model = Pooled()
     found = capture(model, {"x": x, "y": y}, mean)

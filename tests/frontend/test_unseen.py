@@ -109,14 +109,14 @@ def test_in_the_loss_it_is_refused() -> None:
         of(Model(lambda h: h), asking_loss)
 
 
-def test_what_a_trace_sees_is_assumed_as_ever() -> None:
+def test_traced_effects_are_assumed() -> None:
     def seen(h: Tensor) -> Tensor:
         return h / 2 if h.abs().max() > 60 else h
 
     assert any(op.target == "assume.false" for op in of(Model(seen)).graph.ops)
 
 
-def test_what_is_shown_only_is_no_question() -> None:
+def test_values_that_are_only_shown_are_no_question() -> None:
     def shown(h: Tensor) -> Tensor:
         print(f"{h.abs().max()}")
         return h
@@ -124,7 +124,7 @@ def test_what_is_shown_only_is_no_question() -> None:
     assert not any("a trace gets past" in said for said in of(Model(shown)).warnings)
 
 
-def test_who_asks_is_known_behind_the_listener() -> None:
+def test_the_reader_behind_a_listener_is_known() -> None:
     """An assertion of torch's own is assumed to hold; a model of transformers was refused."""
     oracle = Oracle()
     with both(oracle.recording(0), Asked()):

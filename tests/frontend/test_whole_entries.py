@@ -64,7 +64,7 @@ def test_the_line_that_is_named_works() -> None:
     assert_same(model, found, model)
 
 
-def test_where_no_entry_helps_none_is_named() -> None:
+def test_no_entry_is_named_where_none_helps() -> None:
     example = {name: tensor for name, tensor in batch().items() if name != "classes"}
     text = said(Paired(), example, 4)
     assert "is taken for the batch" in text

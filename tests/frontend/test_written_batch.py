@@ -31,7 +31,7 @@ def test_texts_and_numbers_are_keys() -> None:
     assert [entry.key for entry in take_apart(batch).entries] == [("x",), (0, "a b"), (0, 7)]
 
 
-def test_what_is_written_must_lie_in_memory_of_its_own() -> None:
+def test_written_entries_must_have_memory_of_their_own() -> None:
     fixed = [(("x",), APART)]
     whole = torch.ones(4, 6)
     require_fixed(fixed, {"x": whole[:, :3], "y": whole[:, 3:]}, 2)

@@ -148,7 +148,7 @@ def test_a_value_is_sent_once_and_one_at_a_time() -> None:
     assert found.starts[4] == found.starts[3] + 1
 
 
-def test_what_fits_nowhere_is_not_placed() -> None:
+def test_an_op_that_fits_nowhere_is_not_placed() -> None:
     found = timetable(jobs_of([1, 1], [(), (0,)], 1.0), Bytes([1, 9], [5.0, 5.0]))
     assert found.homes == (0, -1)
 

@@ -231,7 +231,7 @@ def test_pieces_need_what_a_placement_of_them_needs(seed: int, count: int) -> No
 @pytest.mark.nightly
 @quick(60)
 @given(seed=seeds, count=st.integers(2, 20), devices=st.integers(2, 4), gpipe=st.booleans())
-def test_what_is_reserved_covers_what_the_schedule_holds(
+def test_reserved_memory_covers_the_schedules(
     seed: int, count: int, devices: int, gpipe: bool
 ) -> None:
     micro = 5

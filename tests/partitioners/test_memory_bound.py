@@ -74,7 +74,7 @@ def test_a_pipeline_needs_no_more_than_scattered_ops() -> None:
             assert total <= wide.total(int(device[1:])) + 50
 
 
-def test_what_a_device_waits_for_is_found_in_any_order() -> None:
+def test_a_devices_inputs_are_found_in_any_order() -> None:
     """d0 has the first op and the last; d2 feeds d1, which feeds d0."""
     ops = [
         op("a", "aten.relu.default", Ref("x")),

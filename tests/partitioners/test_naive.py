@@ -60,7 +60,7 @@ def test_a_replicated_op_goes_to_its_first_reader() -> None:
     assert placement.device_of["mask"] == placement.device_of[readers[0]]
 
 
-def test_what_does_not_fit_is_said_per_device() -> None:
+def test_missing_memory_is_listed_by_device() -> None:
     graph, cluster, costs = row(4, 2)
     heavy = {name: OpCost(1.0, 1.0, saved_bytes=1 << 30) for name in graph.op}
     costs = replace(costs, ops=dict.fromkeys(costs.ops, heavy))

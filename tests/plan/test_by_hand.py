@@ -44,7 +44,7 @@ def homes(plan: Plan) -> str:
     return " ".join(device_of[op.name] for op in GRAPH.ops)
 
 
-def test_what_is_pinned_stays_and_the_rest_is_placed_around_it() -> None:
+def test_pinned_modules_stay_and_others_are_placed_around_them() -> None:
     assert homes(planned(CLUSTER, None, "blocks.0-1=d1")).split()[1:5] == ["d1"] * 4
     assert homes(planned(CLUSTER, None, "blocks=d0", "blocks.1.down=d1")).split()[1:5] == [
         *["d0"] * 3,

@@ -192,7 +192,7 @@ def test_norms_have_the_type_that_torch_gives_them(of_v: str, of_w: str, expecte
     assert torch.stack(stacked).dtype == getattr(torch, expected)
 
 
-def test_what_nobody_needs_is_dropped() -> None:
+def test_unneeded_ops_are_dropped() -> None:
     """A dead op runs nowhere; one that writes a buffer is never dead."""
     ops = [add("dead", "x"), linear("count", "x", "b"), add("p", "x")]
     writes = replace(ops[1], mutates=("b",))

@@ -70,7 +70,7 @@ def whole(graph: Graph, device: str = "d0") -> Stages:
     return Stages((Stage(0, device, tuple(op.name for op in graph.ops), params=params),), ())
 
 
-def test_what_may_wait(graph: Graph) -> None:
+def test_gradients_that_may_wait(graph: Graph) -> None:
     (stage,) = deferring(graph, whole(graph), [0], "all").stages
     assert set(stage.deferred) == {
         *("table.weight", "plain.weight", "plain.bias", "thrice.weight", "thrice.bias"),
@@ -105,7 +105,7 @@ class Holding(nn.Module):
         return self.last(self.wave(x.to(torch.complex64)).abs()).square().mean()
 
 
-def test_what_is_not_written_as_a_layer_of_torchs_does_not_wait() -> None:
+def test_gradients_of_functional_calls_do_not_wait() -> None:
     found = capture(Holding(), {"x": torch.randn(2, 4)}, None).graph
     made = deferring(found, whole(found), (0,), "all")
     assert made.stages[0].deferred == ("last.weight", "last.bias")
@@ -121,12 +121,12 @@ def test_a_stage_in_which_nothing_may_wait_defers_nothing(graph: Graph) -> None:
     ("text", "wanted"),
     [(None, None), ("none", ()), ("all", "all"), ("0, 2", (0, 2)), ("1,1", (1,))],
 )
-def test_what_is_asked_for(text: str | None, wanted: object) -> None:
+def test_requests_for_delayed_gradients(text: str | None, wanted: object) -> None:
     assert read_defer(text) == wanted
 
 
 @pytest.mark.parametrize("text", ["some", "0;1", "-1", "", "²"])
-def test_what_cannot_be_read_says_what_to_write(text: str) -> None:
+def test_an_unreadable_value_says_what_to_write(text: str) -> None:
     with pytest.raises(InputError, match="expected all, none or numbers of stages") as caught:
         read_defer(text)
     assert (
@@ -256,7 +256,7 @@ def torchs(rank: int, count: int, micro_batches: int) -> list[str]:
     ]
 
 
-def test_what_waits_is_held_until_its_weights_are_made() -> None:
+def test_delayed_inputs_are_held_until_their_weight_gradients() -> None:
     stages = deferred(chain(1))
     working = replace(units(1).working_of(0), saved_bytes=100, forward_bytes=100)
     working = replace(working, backward_bytes=(0, 0), waiting_bytes=90)
@@ -290,7 +290,7 @@ def test_a_frozen_stage_has_nothing_to_wait_for() -> None:
     assert not any(cell(i)[0] == "W" for i in programs[0].instructions)
 
 
-def test_what_an_op_leaves_to_later_is_all_but_its_inputs_gradient() -> None:
+def test_an_op_delays_all_but_its_inputs_gradient() -> None:
     assert defer_of(deferred(chain(2)), [0, 1]) == "all"
     assert defer_of(chain(2), [0, 1]) == ()
     assert OpCost(1.0, 3.0, 2.0).backward_input_s == 2.0

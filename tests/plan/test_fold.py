@@ -105,7 +105,7 @@ def test_a_program_is_loops_or_a_table_that_a_reader_is_told_of(schedule: str) -
         ({"in_flight": (1, 1)}, "says itself how many", "--schedule list"),
     ],
 )
-def test_what_cannot_be_folded_is_refused_with_what_to_do(
+def test_plans_without_virtual_stages_are_refused_with_a_remedy(
     more: dict[str, Any], what: str, remedy: str
 ) -> None:
     with pytest.raises(InputError, match=what) as caught:
@@ -157,7 +157,7 @@ def test_a_remedy_has_numbers_that_batch_and_schedule_take(
     assert str(caught.value.help).startswith(remedy)
 
 
-def test_what_was_placed_by_hand_is_not_moved() -> None:
+def test_a_placement_by_hand_is_not_moved() -> None:
     """A pin holds under 1f1b and auto; a fold would cut the line anew."""
     line = plan_of("1f1b").placement
     options = Options(

@@ -40,7 +40,7 @@ def captured(folder: Path, text: str) -> Graph:
     ],
     ids=["first", "prefix", "between", "tied"],
 )
-def test_it_is_the_graph_of_a_model_that_is_frozen_in_its_file(
+def test_a_frozen_graph_is_that_of_a_model_frozen_in_its_file(
     tmp_path: Path, text: str, asked: list[str], names: list[str]
 ) -> None:
     made = with_frozen(captured(tmp_path, text), asked)
@@ -53,7 +53,7 @@ def test_it_is_the_graph_of_a_model_that_is_frozen_in_its_file(
     assert made.graded == wanted.graded
 
 
-def test_what_does_not_exist_is_refused_with_what_is_near(tmp_path: Path) -> None:
+def test_an_unknown_name_is_refused_with_the_nearest(tmp_path: Path) -> None:
     graph = captured(tmp_path, APART)
     with pytest.raises(InputError, match=r"there is no module 'block\.1'") as no:
         with_frozen(graph, ["block.1"])

@@ -109,7 +109,7 @@ def test_a_model_of_four_times_the_memory_is_planned(partitioner: str) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("has_stores", [True, False])
-def test_where_nothing_else_makes_a_plan_fit_it_is_the_remedy(has_stores: bool) -> None:
+def test_reading_layer_by_layer_is_the_last_remedy(has_stores: bool) -> None:
     small = with_stores(device("d0", memory_bytes=16 * MIB + (40 << 20)))
     given = small if has_stores else replace(small, stores=())
     with pytest.raises(NoPlanError, match="d0") as caught:

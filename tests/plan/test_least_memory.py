@@ -49,7 +49,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         Options("chain-dp", recompute="all"),
     ],
 )
-def test_what_no_split_holds_is_refused_before_anything_is_planned(
+def test_a_model_over_all_memory_is_refused_before_planning(
     options: Options, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried = planned(monkeypatch)
@@ -76,7 +76,7 @@ def test_a_device_without_room_counts_as_none() -> None:
     assert "room for 50.0 MiB" in caught.value.what
 
 
-def test_what_lies_in_stores_needs_no_memory() -> None:
+def test_offloaded_tensors_need_no_memory() -> None:
     devices = [device(f"d{i}", memory_bytes=80 * MIB) for i in range(2)]
     stores = tuple(DeviceStore(f"s{i}", f"d{i}", 1 << 34, 1e9) for i in range(2))
     cluster = replace(cluster_of(*devices), stores=stores)

@@ -78,7 +78,7 @@ def saved_bytes(graph: Graph) -> int:
 
 
 @pytest.mark.parametrize("rows", [2, 5, 7])
-def test_what_capture_measures_is_what_autograd_keeps(graph: Graph, rows: int) -> None:
+def test_measured_bytes_are_autograds_saved_tensors(graph: Graph, rows: int) -> None:
     net = Net()
     batch = torch.randn(rows, 3, 8, 8)
     free = {t.untyped_storage().data_ptr() for t in (*net.parameters(), *net.buffers(), batch)}
@@ -221,7 +221,7 @@ def test_a_name_in_a_module_takes_nothing_from_the_same_name_in_the_stage_s_own_
 
 
 @pytest.mark.parametrize("reads", [False, True])
-def test_what_wants_no_gradient_and_no_backward_reads_goes_with_its_last_reader(
+def test_values_without_a_backward_go_with_their_last_reader(
     reads: bool,
 ) -> None:
     """A stage sends a, and m, a mask of 80 bytes, which the next one's backward may read."""

@@ -86,7 +86,7 @@ def test_groups_of_an_optimizer_keep_their_own_state() -> None:
 
 
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Adagrad, torch.optim.RMSprop])
-def test_what_a_step_holds_for_a_moment_of_tables_alike(
+def test_a_step_holds_temporary_copies_of_equal_tables(
     kind: Callable[..., torch.optim.Optimizer],
 ) -> None:
     """As a DLRM has them: while one is updated, the loop still has a tensor of the one before."""

@@ -119,7 +119,7 @@ def test_a_limit_that_nothing_keeps_to_names_the_nearest_plan(goals: Goals, flag
         (Options("auto", goals=Goals(deadline_s=1.0)), (), "BX1347"),
     ],
 )
-def test_what_cannot_be_counted_is_refused(
+def test_plans_without_a_count_are_refused(
     options: Options, prices: tuple[tuple[str, float], ...], code: str
 ) -> None:
     with refused(code):

@@ -78,7 +78,7 @@ def test_explain_and_the_plan_say_what_lies_where() -> None:
     assert from_json(to_json(stored), "plan.json") == stored
 
 
-def test_where_all_is_smaller_than_a_page_it_says_that_nothing_changes() -> None:
+def test_offload_of_less_than_a_page_says_that_nothing_changes() -> None:
     small, options = products((100, 1023)), Options("naive", micro_batches=2, offload=STATE)
     stored = make_plan(small, with_stores(PAIR), Source("model.py"), options)
     assert "nothing lies in stores: what is kept for a parameter of less than 4,096" in str(stored)
@@ -112,7 +112,7 @@ def test_activations_leave_the_ledger_and_take_their_time() -> None:
     assert from_json(to_json(stored), "plan.json") == stored
 
 
-def test_where_the_store_is_slower_than_computing_they_stay_and_that_is_said() -> None:
+def test_activations_stay_where_the_target_is_slow_with_a_note() -> None:
     slow = with_stores(PAIR, rate=1.0)
     plain, stored = kept(slow), kept(slow, offload=SAVING)
     assert not stored.stages.saving
@@ -123,7 +123,7 @@ def test_where_the_store_is_slower_than_computing_they_stay_and_that_is_said() -
 
 
 @pytest.mark.parametrize("target", ["opaque.own", "leaf.part", "aten.rrelu.default"])
-def test_what_may_write_into_what_is_saved_is_refused(target: str) -> None:
+def test_a_write_into_saved_activations_is_refused(target: str) -> None:
     with pytest.raises(InputError, match="no stage's activations can lie in a store"):
         kept(with_stores(PAIR), target, offload=SAVING)
 
@@ -182,7 +182,7 @@ def test_of_a_store_that_is_too_small_the_remedy_is_another_or_none() -> None:
 
 
 @pytest.mark.parametrize("has_stores", [True, False])
-def test_where_it_makes_a_plan_fit_it_is_the_remedy(has_stores: bool) -> None:
+def test_offload_is_the_remedy_where_it_makes_a_plan_fit(has_stores: bool) -> None:
     memory = int(72 * MIB * 1.2) + (40 << 20)
     small = cluster_of(*(device(name, memory_bytes=memory) for name in ("d0", "d1")))
     given = with_stores(small) if has_stores else small

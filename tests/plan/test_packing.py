@@ -96,7 +96,7 @@ def _half(graph: Graph) -> int:
     return int(0.7 * one.forecast.devices[0].peak_bytes) + 300 * 2**20
 
 
-def test_what_cannot_be_divided_is_refused() -> None:
+def test_jobs_that_cannot_share_devices_are_refused() -> None:
     with pytest.raises(InputError, match="4 jobs need a device each"):
         pack(jobs(*(work_graph(n) for n in range(4))), unlike())
     with pytest.raises(InputError, match="replicas"):

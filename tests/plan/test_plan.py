@@ -215,7 +215,7 @@ def test_a_pipe_in_a_bundle_is_not_waited_for(tmp_path: Path) -> None:
         (b"[" * 50_000, "not a plan"),
     ],
 )
-def test_what_is_no_plan_is_refused(text: bytes, expected: str) -> None:
+def test_files_that_are_no_plan_are_refused(text: bytes, expected: str) -> None:
     with pytest.raises(InputError, match=expected) as caught:
         from_json(text, "here/plan.json")
     assert "here/plan.json" in str(caught.value)

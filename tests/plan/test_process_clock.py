@@ -44,7 +44,7 @@ def test_a_small_model_is_what_its_processes_take() -> None:
 
 
 @pytest.mark.parametrize("kind", ["cpu", "compiled"])
-def test_what_waits_for_no_process_is_seen_as_it_is(kind: str) -> None:
+def test_ops_that_wait_for_no_process_keep_their_time(kind: str) -> None:
     cluster = samples.cluster(2) if kind == "cpu" else gpus("h100", "t4")
     name = "analytical" if kind == "cpu" else "compiled"
     assert held_up(estimator(name).estimate(graph_of("gpt").at(2), cluster)) is None

@@ -50,7 +50,7 @@ def test_the_first_change_that_helps_is_told(
 
 
 @pytest.mark.parametrize("name", ["naive", "m-topo", "scattered"])
-def test_what_a_partitioner_refuses_by_an_upper_bound_the_ledger_decides(name: str) -> None:
+def test_the_ledger_decides_refusals_by_an_upper_bound(name: str) -> None:
     """Devices hold what the finished plan says; the partitioner alone refuses that, and less."""
 
     def plan_of(memory_bytes: int) -> Plan:

@@ -25,7 +25,7 @@ def test_a_step_has_an_axis_numbers_and_links() -> None:
 
 
 @pytest.mark.nightly
-def test_what_auto_compared_stands_beside_what_it_took() -> None:
+def test_compared_plans_stand_beside_the_chosen_one() -> None:
     page = report(samples.plan("gpt", "auto", 2, None, 4))
     assert "<h2>What auto compared</h2>" in page
     assert ">taken</td>" in page

@@ -29,7 +29,7 @@ def test_an_interval_holds_the_forecast(plan: Plan) -> None:
     assert str(found).endswith("s in nine of ten")
 
 
-def test_what_was_profiled_is_surer(plan: Plan) -> None:
+def test_a_profiled_forecast_has_a_smaller_interval(plan: Plan) -> None:
     wide, narrow = spread(plan), spread(replace(plan, estimator="measured"))
     assert wide.low_s < narrow.low_s
     assert narrow.high_s < wide.high_s

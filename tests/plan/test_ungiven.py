@@ -45,14 +45,14 @@ def asks(output: Tensor, batch: object) -> Tensor:
 
 
 @pytest.mark.nightly
-def test_what_all_ways_give_a_gradient_to_is_sure_of_one() -> None:
+def test_parameters_on_all_paths_have_a_gradient() -> None:
     x = torch.randn(8, 3)
     assert may_be_ungiven(capture(Model(""), x, square).graph) == frozenset()
     assert may_be_ungiven(capture(Model(""), x, asks).graph) == frozenset()
 
 
 @pytest.mark.nightly
-def test_what_goes_through_a_function_alone_is_not_nor_is_anything_before_it() -> None:
+def test_parameters_before_an_opaque_function_may_have_none() -> None:
     x = torch.randn(8, 3)
     found = may_be_ungiven(capture(Model("alone"), x, square).graph)
     assert {"first.weight", "first.bias", "linear"} <= found

@@ -62,7 +62,7 @@ def planned(how: str, autocast: str | None = "bfloat16", kinds: str = "gg") -> P
 
 @pytest.mark.gate("adds in place")
 @pytest.mark.parametrize("how", ["normalised", "region, on", "adds in place"])
-def test_what_comes_of_a_layer_norm_is_not_sent_by_a_gpu(how: str) -> None:
+def test_gpus_do_not_send_the_output_of_a_layer_norm(how: str) -> None:
     with pytest.raises(InputError, match="a GPU keeps layer_norm in float32") as caught:
         require_sent_types(planned(how))
     assert str(caught.value.at).startswith("test_wide_on_gpus.py:")
@@ -83,7 +83,7 @@ FINE: Mapping[str, tuple[str, str | None, str]] = {
 
 @pytest.mark.gate("a region without", "multiplied since")
 @pytest.mark.parametrize("name", FINE)
-def test_what_has_one_type_everywhere_is_planned(name: str) -> None:
+def test_values_of_one_type_everywhere_are_planned(name: str) -> None:
     require_sent_types(planned(*FINE[name]))
 
 

@@ -45,7 +45,7 @@ def test_a_chain_in_arrays_takes_to_the_bit_what_its_devices_take(seed: int) -> 
     assert ChainClock(stages, micro, np.array(in_flight)).step_s(once_s) == followed_s
 
 
-def test_who_does_not_wait_for_a_neighbour_is_no_plain_chain() -> None:
+def test_stages_without_waits_are_no_plain_chain() -> None:
     stages = chain(4, random.Random(0))
     skipping = TimedStages(
         stages.device_of,

@@ -84,7 +84,7 @@ def every_plan(graph: Graph, wide: Cluster) -> Iterator[Plan]:
 @pytest.mark.gate("0-False", "1-False")
 @pytest.mark.parametrize("measured", [True, False])
 @pytest.mark.parametrize("seed", range(4))
-def test_what_fits_with_three_percent_to_spare_is_found(seed: int, measured: bool) -> None:
+def test_plans_with_three_percent_to_spare_are_found(seed: int, measured: bool) -> None:
     graph = chain(seed, 5 + seed % 3, measured)
     least = least_memory(graph, cluster(10**6 * GIB))
     options = Options("auto", micro_batches=MICRO, effort="fast", recompute=())

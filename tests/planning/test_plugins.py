@@ -125,14 +125,14 @@ def test_a_third_party_comes_in_by_name(foreign: dict[str, str]) -> None:
     assert plugins.preset("everything") == ("everything", "analytical")
 
 
-def test_what_is_no_partitioner_is_refused(foreign: dict[str, str]) -> None:
+def test_classes_that_are_no_partitioner_are_refused(foreign: dict[str, str]) -> None:
     foreign["nothing"] = "their_package:Nothing"
     with pytest.raises(InputError, match="but is none") as caught:
         plugins.partitioner("nothing")
     assert "bigbrain_fx.core.Partitioner" in str(caught.value)
 
 
-def test_what_cannot_be_called_is_refused(foreign: dict[str, str]) -> None:
+def test_objects_that_cannot_be_called_are_refused(foreign: dict[str, str]) -> None:
     foreign["number"] = "their_package:number"
     with pytest.raises(InputError, match="but is none: it needs `name` and a class"):
         plugins.partitioner("number")

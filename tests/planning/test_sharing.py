@@ -79,7 +79,7 @@ def test_devices_that_take_turns_ask_less_of_the_memory() -> None:
         (Host("b", cores=1), {"a0", "a1"}, 0.0),
     ],
 )
-def test_how_crowded_a_host_is(host: Host, computing: set[str], level: float) -> None:
+def test_contention_of_a_host(host: Host, computing: set[str], level: float) -> None:
     assert Crowds(cluster(host)).level("a0", computing) == pytest.approx(level)
 
 

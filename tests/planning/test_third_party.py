@@ -72,7 +72,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.mark.nightly
-def test_it_is_in_the_table(site: Path) -> None:
+def test_a_plugin_is_in_the_table(site: Path) -> None:
     (found,) = [entry for entry in rows(site, "plugins") if entry["name"] == "fastest"]
     assert (found["kind"], found["package"]) == ("partitioner", "bigbrain-fx-fastest")
     assert found["options"] == ["micro_batches"]
@@ -82,7 +82,7 @@ def test_it_is_in_the_table(site: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_it_is_chosen_by_name(site: Path, files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_plugin_is_chosen_by_name(site: Path, files: tuple[Path, Path], tmp_path: Path) -> None:
     model, devices = files
     words = ("--devices", devices, "--micro-batches", "4", "--partitioner", "fastest")
     (found,) = rows(site, "split", model, *words, "--out", tmp_path / "bundle")
@@ -92,7 +92,7 @@ def test_it_is_chosen_by_name(site: Path, files: tuple[Path, Path], tmp_path: Pa
 
 
 @pytest.mark.nightly
-def test_it_is_compared_with_ours(site: Path, files: tuple[Path, Path]) -> None:
+def test_a_plugin_is_compared_with_ours(site: Path, files: tuple[Path, Path]) -> None:
     model, devices = files
     words = ("--devices", devices, "--micro-batches", "4", "--partitioners", "naive,fastest")
     (found,) = rows(site, "compare", model, *words)
@@ -111,7 +111,7 @@ def test_without_the_package_the_name_is_not_known(files: tuple[Path, Path]) -> 
 
 
 @pytest.mark.nightly
-def test_its_author_can_run_the_contract_tests_on_it(site: Path) -> None:
+def test_a_plugins_author_can_run_the_contract_tests(site: Path) -> None:
     words = ("tests/contract/test_partitioners.py", "-k", "fastest", "-q", "-p", "no:cacheprovider")
     done = python(site, "-m", "pytest", *words)
     assert done.returncode == 0, done.stdout

@@ -148,7 +148,7 @@ def test_cheap_values_are_copied() -> None:
     ],
     ids=["wants a gradient", "draws", "writes", "dear"],
 )
-def test_what_is_not_copied(why: dict[str, object]) -> None:
+def test_ops_that_are_not_copied(why: dict[str, object]) -> None:
     more = {"out": PLAIN, **why}
     value = op("value", "aten.mul.Tensor", Ref("x"), **more)  # type: ignore[arg-type]  # by name
     graph = graph_of([value, relu("a", "value")], [Param("w", PLAIN, "w", "buffer")])
@@ -162,7 +162,7 @@ def test_values_of_parameters_and_results_are_not_copied() -> None:
     assert units(graph).replicated == frozenset()
 
 
-def test_what_is_written_later_is_not_copied() -> None:
+def test_values_written_later_are_not_copied() -> None:
     write = op("w", "aten.add_.Tensor", Ref("v"), 1, out=PLAIN, view_of="v", mutates=("v",))
     graph = graph_of([op("v", "aten.mul.Tensor", Ref("x"), 2, out=PLAIN), write, relu("a", "w")])
     assert units(graph).replicated == frozenset()

@@ -173,7 +173,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", BLOCKS)
-def test_what_a_page_says_can_be_typed(name: str, workshop: Path, tmp_path: Path) -> None:
+def test_commands_of_a_page_can_be_typed(name: str, workshop: Path, tmp_path: Path) -> None:
     lines = typed(BLOCKS[name])
     if not lines:
         return

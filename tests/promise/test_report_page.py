@@ -42,7 +42,7 @@ def seen(path: Path, width: int, *words: str) -> subprocess.CompletedProcess[str
 
 
 @pytest.mark.parametrize("width", [1200, 500])  # the least that a browser's window may have
-def test_it_fits_and_shows_its_drawings(tmp_path: Path, width: int) -> None:
+def test_a_report_fits_the_screen_and_shows_its_drawings(tmp_path: Path, width: int) -> None:
     path = tmp_path / "report.html"
     page = report(samples.plan("gpt", "naive", 3, "1f1b", 4))
     path.write_text(page.replace("</html>", LOOK))

@@ -22,7 +22,7 @@ def mesh_of(store: Any, rank: int, found: dict[int, Any]) -> None:  # torch expo
     found[rank] = dist.ProcessGroupGloo(store, rank, 3, options)
 
 
-def test_who_waits_for_a_living_peer_is_woken_though_another_one_is_dead() -> None:
+def test_a_wait_for_a_living_peer_is_woken_by_another_peers_death() -> None:
     """The alarm of the dead one, here the next by rank, has failed already: it wakes nobody."""
     store, meshes = dist.HashStore(), dict[int, Any]()  # type: ignore[attr-defined]  # torch has it
     makers = [Thread(target=mesh_of, args=(store, rank, meshes)) for rank in range(3)]

@@ -106,7 +106,7 @@ def reader(reads: bool, said: list[Subject], fill: Callable[[int], float]) -> Re
     return device
 
 
-def test_who_reads_says_so_once_a_step_and_who_reads_nothing_says_nothing() -> None:
+def test_readers_of_a_batch_report_once_a_step() -> None:
     said: list[Subject] = []
     for reads in (True, False):
         device = reader(reads, said, float)
@@ -115,7 +115,7 @@ def test_who_reads_says_so_once_a_step_and_who_reads_nothing_says_nothing() -> N
     assert said == [Subject(step) for step in (0, 1)]
 
 
-def test_what_was_compared_long_ago_is_forgotten() -> None:
+def test_old_comparisons_are_forgotten() -> None:
     transport = LocalTransport(Hub())
     for step in range(1000):
         transport.agree(Subject(step), str(step), "d0")

@@ -125,7 +125,7 @@ def test_too_many_dimensions_are_refused() -> None:
     [torch.ones(()).expand(4, 3), torch.ones(6).unfold(0, 3, 1)],
     ids=["expanded", "windows"],
 )
-def test_what_a_channel_repeats_may_not_differ_later(first: Tensor) -> None:
+def test_a_repeated_message_may_not_differ(first: Tensor) -> None:
     later = torch.arange(12.0).view(4, 3)
     with pytest.raises(ValueError, match=r"which repeat elements; this one has \(3, 1\)"):
         pack(later, Layout.of(first))

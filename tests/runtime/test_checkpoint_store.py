@@ -48,7 +48,7 @@ def loaded_step(folder: Path, said: list[str] | None = None) -> int:
 # --------------------------------------------------------------------------- written and read
 
 
-def test_what_was_committed_is_loaded_and_two_commits_are_kept(tmp_path: Path) -> None:
+def test_a_checkpoint_is_loaded_and_two_are_kept(tmp_path: Path) -> None:
     folder = tmp_path / "commits"
     generation = with_two_commits(folder)
     commit(folder, 30, generation, Disk())
@@ -130,7 +130,7 @@ def test_after_a_crash_at_any_call_there_is_a_commit_that_loads(
     assert {20, 30} == set(outcomes)
 
 
-def test_what_a_dead_process_left_of_a_file_goes_with_the_next(tmp_path: Path) -> None:
+def test_remains_of_a_dead_process_go_with_the_next_checkpoint(tmp_path: Path) -> None:
     folder = tmp_path / "commits"
     generation = with_two_commits(folder)
     place = folder / "commit-30-g1"
@@ -242,7 +242,7 @@ HOSTILE: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize(
     "file", ["commit-20.json", "commit-20-g1/d0.json", "commit-20-g1/d0.safetensors"]
 )
-def test_what_a_stranger_put_there_is_passed_over(tmp_path: Path, file: str, spoil: str) -> None:
+def test_files_of_others_are_passed_over(tmp_path: Path, file: str, spoil: str) -> None:
     with_two_commits(folder := tmp_path / "commits")
     HOSTILE[spoil](folder / file)
     said: list[str] = []

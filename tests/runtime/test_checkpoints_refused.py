@@ -45,7 +45,7 @@ def test_the_tensor_is_named(tmp_path: Path, tensor: str, how: str) -> None:
         CheckpointStore(folder).load(record, "d0", ABOUT, print)
 
 
-def test_when_no_commit_is_whole_nothing_is_started(tmp_path: Path) -> None:
+def test_without_a_whole_checkpoint_nothing_is_started(tmp_path: Path) -> None:
     with_two_commits(folder := tmp_path / "commits")
     for step in (10, 20):
         flip(folder / f"commit-{step}-g1/d0.safetensors", 600)
@@ -121,7 +121,7 @@ def test_symbolic_links_are_refused(tmp_path: Path, link: str) -> None:
         load_commit(folder, "d0", ABOUT, print)
 
 
-def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     with_two_commits(folder := tmp_path / "commits")
     path = folder / "commit-20-g1/d0.safetensors"
     path.unlink()
@@ -143,7 +143,7 @@ def test_pickled_files_are_not_read(tmp_path: Path) -> None:
         load_commit(tmp_path, "d0", ABOUT, print)
 
 
-def test_who_else_may_write_there_is_warned_about(tmp_path: Path) -> None:
+def test_a_folder_that_others_may_write_is_warned_about(tmp_path: Path) -> None:
     folder, said = tmp_path / "commits", list[str]()
     CheckpointStore(folder).prepare(said.append)
     assert said == []

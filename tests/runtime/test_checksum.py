@@ -28,7 +28,7 @@ def as_tensor(data: bytes) -> torch.Tensor:
 
 
 @given(PAYLOADS)
-def test_what_arrives_as_it_left_is_whole(data: bytes) -> None:
+def test_an_unchanged_message_is_whole(data: bytes) -> None:
     sealed = seal(as_tensor(data))
     assert sealed.numel() == sealed_length(len(data))
     assert bytes(sealed[: len(data)].tolist()) == data

@@ -36,7 +36,7 @@ def line(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[socket.socket, Contr
 
 @pytest.mark.parametrize("name", ["select", "recv_fds"])
 @pytest.mark.parametrize("number", [errno.ENOMEM, errno.ENOBUFS])
-def test_it_hears_later_where_it_cannot_now(
+def test_a_request_is_read_later_where_it_cannot_be_now(
     line: tuple[socket.socket, Control], monkeypatch: pytest.MonkeyPatch, name: str, number: int
 ) -> None:
     ours, process = line
@@ -58,7 +58,7 @@ def test_it_hears_later_where_it_cannot_now(
 
 
 @pytest.mark.parametrize("order", [b"[" * 50_000, b"{}", b'{"do": "nothing"}', b'{"do": "epoch"}'])
-def test_what_cannot_be_obeyed_ends_the_process_and_not_this_thread_alone(
+def test_an_impossible_request_ends_the_whole_process(
     line: tuple[socket.socket, Control], capsys: pytest.CaptureFixture[str], order: bytes
 ) -> None:
     line[0].send(order)

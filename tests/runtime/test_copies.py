@@ -81,7 +81,7 @@ def test_only_bundles_with_copies_take_the_file_along(tmp_path: Path) -> None:
         assert (bundle / "runtime" / "copies.py").exists() == kept
 
 
-def test_it_is_told_from_a_batch() -> None:
+def test_a_copy_is_told_from_a_batch() -> None:
     with pytest.raises(CopiesError, match="before d0 was replaced"):
         require_same(Subject(3, "w"), "d0 12", "d0 34")
 

@@ -62,7 +62,7 @@ def test_steps_are_counted_and_may_be_skipped() -> None:
     assert data.get("x", 1).tolist() == [7202, 7203]
 
 
-def test_it_never_goes_back() -> None:
+def test_the_position_in_data_never_goes_back() -> None:
     data = stream()
     data.advance(1)
     with pytest.raises(ValueError, match="at step 1 and cannot go back to 0"):

@@ -75,7 +75,7 @@ def test_rows_may_stand_in_another_dimension() -> None:
     assert data.get("x", 0).movedim(0, 1).is_contiguous()  # as the user's own slice would be
 
 
-def test_what_is_shorter_is_filled_up() -> None:
+def test_shorter_entries_are_padded() -> None:
     data = uneven(Splitting(pad={"x": -1.0}), [8])
     data.advance(0)
     assert data.get("x", 3).tolist() == [[6, 6, -1], [7, 7, -1]]
@@ -102,7 +102,7 @@ def test_an_error_of_batches_that_would_come_again_is_said_with_its_line() -> No
 @pytest.mark.parametrize(
     "error", [ConnectionError("lost"), RuntimeError("DataLoader worker (pid 7) is killed")]
 )
-def test_what_may_pass_is_left_to_a_new_process(error: Exception) -> None:
+def test_a_passing_failure_is_left_to_a_new_process(error: Exception) -> None:
     def lost(seed: int) -> Iterator[dict[str, Any]]:
         raise error
         yield {}
@@ -135,7 +135,9 @@ def test_numpy_draws_apart_too() -> None:
         ({"phase": "main"}, "'phase' is 'main', and the model was split for 'warm'"),
     ],
 )
-def test_what_the_model_goes_by_beside_tensors_must_stay(more: dict[str, Any], said: str) -> None:
+def test_values_beside_tensors_that_the_model_reads_must_stay(
+    more: dict[str, Any], said: str
+) -> None:
     first = {"views": [torch.ones(4), torch.ones(4)], "phase": "warm", "mask": None}
     fixed = ((("phase",), "warm"), (("mask",), None), (("views",), 2))
     read = stream(
@@ -197,7 +199,7 @@ def test_a_run_that_goes_on_knows_what_the_first_batch_had() -> None:
         data.advance(3)
 
 
-def test_what_the_caller_sends_is_not_waited_for_before_its_step() -> None:
+def test_the_callers_batch_is_not_waited_for_before_its_step() -> None:
     """A device that takes over another's place waited for ever for a first batch."""
     asked: list[int] = []
     fed = FedBatches(SimpleNamespace(take_batch=asked.append))  # type: ignore[arg-type]
@@ -252,7 +254,7 @@ def test_a_tensor_that_becomes_something_else_later(
         data.advance(1)
 
 
-def test_what_no_stage_reads_may_not_become_an_array() -> None:
+def test_entries_that_no_stage_reads_may_not_become_arrays() -> None:
     """A forward that asks `isinstance(w, np.ndarray)` went on without being asked again."""
     x = torch.ones(4, 2)
     given = [{"x": x, "of": [x, None]}, {"x": x, "of": [x, "a"]}, {"x": x, "of": [x.numpy(), None]}]

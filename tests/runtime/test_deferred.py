@@ -220,7 +220,7 @@ class Written(nn.Module):
 
 @pytest.mark.parametrize("shape", [(5, 4, 8), (4, 8)])
 @pytest.mark.parametrize("autocast", [False, True])
-def test_what_layers_give_may_be_written_in_place(shape: tuple[int, ...], autocast: bool) -> None:
+def test_outputs_of_layers_may_be_written_in_place(shape: tuple[int, ...], autocast: bool) -> None:
     plain, tapped = both(Written)
     x, g = torch.randn(shape).requires_grad_(), torch.randn(shape)
     assert_same(undivided(plain, x, g, autocast), divided(tapped, x, g, autocast))
@@ -241,7 +241,7 @@ def test_a_layer_that_the_loss_does_not_depend_on_has_no_gradient() -> None:
     assert_same(undivided(plain, x, x), divided(tapped, x, x))
 
 
-def test_where_nobody_asks_layers_are_torchs_own() -> None:
+def test_without_a_request_layers_are_torchs_own() -> None:
     plain, tapped = both(Mixed)
     x, g = torch.randn(5, 4, 16), torch.randn(5, 4, 16)
     assert_same(undivided(plain, x, g), undivided(tapped, x, g))
@@ -278,7 +278,7 @@ def test_frozen_layers_do_not_wait() -> None:
     assert taps == []
 
 
-def test_what_a_layer_read_and_was_written_since_is_found() -> None:
+def test_a_write_into_a_layers_input_is_found() -> None:
     layer, x = deferred_layers.Linear(4, 4), torch.randn(2, 4, requires_grad=True)
     h = x * 2
     with tapping() as taps:

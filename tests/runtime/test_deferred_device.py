@@ -157,7 +157,7 @@ def test_a_weight_that_is_used_otherwise_too_is_refused() -> None:
         ready(AlsoUsed).run_step(0)
 
 
-def test_what_is_not_finite_is_named_by_stage_and_micro_batch() -> None:
+def test_non_finite_values_are_named_by_stage_and_micro_batch() -> None:
     device = ready(InTurn)
     device.stream.advance(0)
     device.forward(0, 1, x=device.batch("x", 1))

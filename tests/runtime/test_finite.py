@@ -188,7 +188,7 @@ def test_a_skipped_update_changes_nothing(bundle: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_it_can_be_ignored(bundle: Path) -> None:
+def test_non_finite_losses_can_be_ignored(bundle: Path) -> None:
     done = in_process(bundle, 4, "--on-nan", "ignore")
     losses = [json.loads(line)["loss"] for line in done.stdout.splitlines()]
     assert [loss != loss for loss in losses] == [False, False, True, True]

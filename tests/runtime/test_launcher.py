@@ -27,7 +27,7 @@ def _started(words: str, environment: dict[str, str] | None = None) -> subproces
     return subprocess.Popen(command, env=around, stdout=subprocess.PIPE, text=True)
 
 
-def test_it_ends_with_the_process_that_started_it() -> None:
+def test_a_process_ends_with_its_launcher() -> None:
     with _started(STARTS) as starter:
         assert starter.stdout is not None
         assert starter.stdout.readline() == "goes on\n"
@@ -35,7 +35,7 @@ def test_it_ends_with_the_process_that_started_it() -> None:
         assert starter.stdout.read() == ""  # it has the pipe as long as it is there
 
 
-def test_it_ends_at_once_where_that_is_gone_already() -> None:
+def test_a_process_ends_at_once_where_its_launcher_is_gone() -> None:
     with _started("") as gone:
         gone.wait(DEADLINE_S)
     with _started(RUN, {LAUNCHER: str(gone.pid)}) as late:
@@ -43,7 +43,7 @@ def test_it_ends_at_once_where_that_is_gone_already() -> None:
     assert (late.returncode, said) == (launcher.GONE, "")
 
 
-def test_others_go_on_without_it() -> None:
+def test_other_processes_go_on_without_the_launcher() -> None:
     """Who is started by hand, or by something that a launcher has started, names nobody or it."""
     for given in ({}, {LAUNCHER: str(os.getppid())}):
         with _started(RUN, given) as process:

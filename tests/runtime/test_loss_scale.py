@@ -24,7 +24,7 @@ OPTIONS = st.fixed_dictionaries(
 
 @settings(deadline=None)  # torch imports more with its first scaler
 @given(OPTIONS, st.lists(st.booleans(), max_size=12))
-def test_it_changes_as_torch_changes_its_own(options: dict[str, float], fine: list[bool]) -> None:
+def test_the_loss_scale_changes_as_torchs(options: dict[str, float], fine: list[bool]) -> None:
     weight = nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([weight], lr=0.0)
     torchs = torch.amp.GradScaler("cpu", **options)  # type: ignore[arg-type]
@@ -55,7 +55,7 @@ def test_the_loss_starts_with_what_autograd_would_give_it(dtype: torch.dtype, sc
         assert torch.equal(share_of(seed, (1,) * count, 0), loss.grad)
 
 
-def test_it_goes_on_from_what_a_commit_kept() -> None:
+def test_the_loss_scale_resumes_from_a_checkpoint() -> None:
     one = LossScale(8.0, growth_interval=3)
     for fine in (True, True, False, True, True):
         one.update(fine)

@@ -33,7 +33,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return mpi
 
 
-def test_what_cannot_send_is_refused(
+def test_a_transport_that_cannot_send_is_refused(
     world: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     MpiWires(0, ["cpu"], 99)

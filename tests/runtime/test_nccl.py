@@ -240,7 +240,7 @@ def test_kernels_may_run_beside_messages(
     assert seen == [expected]
 
 
-def test_what_the_user_says_of_cuda_stays(environment: dict[str, str]) -> None:
+def test_cuda_settings_of_the_user_stay(environment: dict[str, str]) -> None:
     environment["CUDA_DEVICE_MAX_CONNECTIONS"] = "16"
     prepare_cuda(["cuda", "cuda"])
     assert said(environment) == ["EAGER", "16"]

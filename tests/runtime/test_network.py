@@ -248,7 +248,7 @@ SAID: dict[str, tuple[dict[str, Any], int, str, tuple[str, ...]]] = {  # rank, e
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", SAID)
-def test_what_goes_wrong_is_named_in_time(tmp_path: Path, name: str) -> None:
+def test_network_failures_are_named_in_time(tmp_path: Path, name: str) -> None:
     options, rank, error, texts = SAID[name]
     seen = scenario(tmp_path, name, **options)[rank]
     assert seen["error"] == error

@@ -90,6 +90,6 @@ def test_a_generator_goes_on_from_where_it_was(make: object) -> None:
         torch.ones(2, requires_grad=True) * 2,
     ],
 )
-def test_what_is_no_data_is_said(value: object) -> None:
+def test_state_that_is_no_data_is_named(value: object) -> None:
     with pytest.raises(UnkeptError):
         Values({}, "user:").encode(value)

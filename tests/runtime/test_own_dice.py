@@ -55,7 +55,7 @@ def streams(batches: object, count: int = 2) -> list[Stream]:
     return [Stream(batches, 0, {"x": ("x",)}, (), 1, where) for _ in range(count)]  # type: ignore[arg-type]
 
 
-def test_those_of_a_file_are_found_and_none_that_all_share() -> None:
+def test_generators_of_a_file_are_found_without_shared_ones() -> None:
     found = own_dice(drawn)
     assert {id(GEN), id(COIN), id(LOADER.generator)} <= {id(each) for each in found}
     assert all(any(each is dice for each in found) for dice in DATA.dice)
@@ -78,7 +78,7 @@ def test_streams_of_one_process_draw_the_same_in_any_order(batches: object) -> N
     assert torch.equal(one.get("x", 0), seen[1][0])
 
 
-def test_what_is_drawn_for_another_purpose_moves_nothing() -> None:
+def test_draws_for_another_purpose_move_no_generator() -> None:
     (stream,) = streams(drawn, 1)
     with left_alone(drawn):
         first = next(drawn(0))["x"]

@@ -29,7 +29,7 @@ def rows() -> Tensor:
     return torch.tensor([[1.0, 2.0, 3.0], [-1.0, 5.0, 5.0]], requires_grad=True)
 
 
-def test_what_modules_gave_reaches_the_lines() -> None:
+def test_results_of_modules_reach_the_lines() -> None:
     given, own = rows(), torch.full((3,), 2.0, requires_grad=True)
     answers = {"first": [torch.zeros(2, 3)], "second": [given]}
     found = forward_of(Net, "", False, answers, {"scale": own}, torch.zeros(2, 3))

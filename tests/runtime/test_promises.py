@@ -129,7 +129,7 @@ def test_a_result_that_is_an_argument_is_kept() -> None:
     assert torch.equal(torch.autograd.grad(loss, x)[0], 2 * x)
 
 
-def test_what_is_written_in_place_is_no_wrong_number() -> None:
+def test_values_written_in_place_are_no_wrong_numbers() -> None:
     x = torch.randn(4, requires_grad=True)
     with making_again():
         h = x * 2.0

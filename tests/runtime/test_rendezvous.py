@@ -71,7 +71,7 @@ def test_each_launcher_is_read(names: dict[str, str], monkeypatch: pytest.Monkey
     assert found == [3, 4, 5]
 
 
-def test_what_stands_under_the_plain_name_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_variable_with_the_plain_name_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     """In an sbatch script Slurm speaks of the script; a supervisor has said LOCAL_RANK itself."""
     for name in ("SLURM_PROCID", "SLURM_LOCALID"):
         monkeypatch.setenv(name, "0")
@@ -95,7 +95,7 @@ def test_nobody_has_said(monkeypatch: pytest.MonkeyPatch) -> None:
         environment_number("RANK", None)
 
 
-def test_how_much_of_sent_messages_may_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_limit_of_kept_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     """A number, or a part of what is free on the very host that starts a process; said once."""
     quarter, part = (int(processes.log_limit({LOG_SHARERS: n})[LOG_BYTES]) for n in ("2", "2000"))
     assert 0 < part < quarter / 500

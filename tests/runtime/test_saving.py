@@ -61,7 +61,7 @@ class Failing(Disk):
         super().sync(folder)
 
 
-def test_what_was_there_comes_back_where_a_file_has_one_name(
+def test_earlier_files_come_back_after_a_failed_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on file systems without hard links."""
@@ -81,7 +81,7 @@ def test_what_was_there_comes_back_where_a_file_has_one_name(
 
 @pytest.mark.parametrize("call", ["write", "rename"])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS])
-def test_what_was_there_stays_whole(tmp_path: Path, call: str, number: int) -> None:
+def test_earlier_files_stay_whole(tmp_path: Path, call: str, number: int) -> None:
     file = tmp_path / "d0.safetensors"
     write_tensors(OLD, file)
     with pytest.raises(SaveError, match=r"cannot write .*d0.safetensors: .*: give a folder|room"):

@@ -347,7 +347,7 @@ REFUSED: dict[str, tuple[Callable[[State], State], str]] = {
 
 
 @pytest.mark.parametrize("change", REFUSED)
-def test_what_does_not_fit_is_refused_and_changes_nothing(change: str) -> None:
+def test_state_of_another_model_is_refused_and_changes_nothing(change: str) -> None:
     made = device(OPTIMIZERS["adamw"])
     run(made, 0, 2)
     before = everything(made)

@@ -165,7 +165,7 @@ def grown(folder: Path, environment: Mapping[str, str]) -> tuple[int, int]:
 
 @pytest.mark.nightly
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is glibc's malloc that is told")
-def test_where_malloc_keeps_nothing_small_memory_need_not_go_back_each_time(tmp_path: Path) -> None:
+def test_small_memory_need_not_go_back_where_malloc_keeps_none(tmp_path: Path) -> None:
     """48 MiB of activations: what has gone to the store leaves room that serves the next."""
     (tmp_path / STORES_ACTIVATIONS).parent.mkdir()
     (tmp_path / STORES_ACTIVATIONS).touch()
@@ -176,7 +176,7 @@ def test_where_malloc_keeps_nothing_small_memory_need_not_go_back_each_time(tmp_
     assert told < cached / 2
 
 
-def test_what_the_user_says_of_malloc_stands(tmp_path: Path) -> None:
+def test_malloc_settings_of_the_user_stay(tmp_path: Path) -> None:
     assert uncached(tmp_path, {"A": "1"}) == {"A": "1"}  # nothing goes to a store there
     (tmp_path / STORES_ACTIVATIONS).parent.mkdir()
     (tmp_path / STORES_ACTIVATIONS).touch()

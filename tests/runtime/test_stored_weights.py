@@ -247,7 +247,7 @@ def test_a_state_goes_between_stores_and_memory(tmp_path: Path) -> None:
     assert all(torch.equal(found[name], whole[name]) for name in found)
 
 
-def test_what_is_not_finite_is_named_as_in_memory(tmp_path: Path) -> None:
+def test_non_finite_offloaded_values_are_named_as_in_memory(tmp_path: Path) -> None:
     said = []
     for cls in (Kept, Stored):
         device = made(cls, tmp_path)
@@ -271,7 +271,7 @@ def test_a_full_disk_is_told_before_a_weight_is_loaded(
         made(Stored, tmp_path)
 
 
-def test_what_a_stage_received_goes_and_comes_back_but_for_the_batch(tmp_path: Path) -> None:
+def test_received_values_are_offloaded_but_not_the_batch(tmp_path: Path) -> None:
     store = ActivationStore(DiskRoom(str(tmp_path), "d0", 0))
     x, h, small = torch.randn(64, 64), torch.randn(64, 64, requires_grad=True), torch.randn(3)
     before = h.detach().clone()

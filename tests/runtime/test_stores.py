@@ -171,7 +171,7 @@ class Counting(torch.optim.SGD):
                 p.sub_(group["rate"] * (0.1 if group["calls"] > 7 else 0.01) * p.grad)
 
 
-def test_what_is_counted_in_groups_is_counted_once_a_step() -> None:
+def test_grouped_counts_are_counted_once_a_step() -> None:
     """However many pieces there are: the 8th step is the first with the larger rate."""
 
     def trained(*, by_pieces: bool) -> tuple[list[Tensor], list[tuple[int, float]]]:

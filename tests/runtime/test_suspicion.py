@@ -46,7 +46,7 @@ def test_steps_that_are_right_come_out_the_same(rig: Rig) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.kind)
-def test_what_is_wrong_is_named_by_device_step_and_message(rig: Rig, wrong: Wrong) -> None:
+def test_a_wrong_value_is_named_by_device_step_and_message(rig: Rig, wrong: Wrong) -> None:
     counted = rig.run(STEPS, 1.0, [wrong])
     assert list(counted.found) == [(wrong.device, wrong.step)]
     assert re.match(WRONG[wrong], counted.found[wrong.device, wrong.step])

@@ -53,7 +53,7 @@ def test_a_weight_is_there_in_forward_and_backward_only(tmp_path: Path) -> None:
     assert (given.tolist(), made.tolist()) == ([2.0, 3.0, 4.0], [1.0, 1.0, 1.0])
 
 
-def test_what_lies_in_a_weight_is_copied_before_it_goes(tmp_path: Path) -> None:
+def test_views_of_a_weight_are_copied_before_it_goes(tmp_path: Path) -> None:
     wire = Wire(torch.tensor([2.0, 3.0, 4.0]))
     found, replicas = unsharded(tmp_path, wire, {"2": [1, 1, 1, 1]})
     with found.whole(0):

@@ -61,14 +61,14 @@ def read_all(folder: Path) -> dict[str, torch.Tensor]:
     return found
 
 
-def test_what_was_written_is_read(folder: Path) -> None:
+def test_written_weights_are_read(folder: Path) -> None:
     found = read_all(folder)
     assert set(found) == {*TENSORS, "v", "left"}
     assert torch.equal(found["w"], TENSORS["w"])
     assert set(read_index(folder).checksums or ()) == {*TENSORS, "v"}  # `left` was never read
 
 
-def test_what_is_not_there_can_be_asked_for(folder: Path) -> None:
+def test_missing_weights_can_be_asked_for(folder: Path) -> None:
     own = OwnWeights(folder, "d0")
     assert "w" in own
     assert "num_batches_tracked" not in own

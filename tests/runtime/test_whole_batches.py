@@ -52,7 +52,7 @@ def test_a_batch_of_fewer_rows_than_micro_batches_leaves_some_without() -> None:
     assert torch.equal(made.micro_batch(0)["x"], made.batch["x"])
 
 
-def test_what_cannot_be_cut_stops_the_run() -> None:
+def test_an_indivisible_batch_stops_the_run() -> None:
     def ragged(_seed: int) -> Iterator[dict[str, Any]]:
         yield {"x": torch.ones(4, 2), "w": torch.ones(3), "late": torch.ones(4)}
 

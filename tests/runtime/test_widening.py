@@ -25,7 +25,7 @@ def storages() -> int:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_it_has_the_bits_of_the_product(dtype: torch.dtype) -> None:
+def test_a_widened_product_is_bitwise_equal(dtype: torch.dtype) -> None:
     for weight, scale in zip(WEIGHTS, SCALES.to(dtype), strict=True):
         assert torch.equal(widened(weight, scale), weight * scale)
 
@@ -46,7 +46,7 @@ def test_memory_is_used_again_only_when_nothing_has_it() -> None:
 
 
 @pytest.mark.parametrize(("promising", "count"), [(True, 1), (False, 3)])
-def test_what_autograd_keeps_is_not_written_over(promising: bool, count: int) -> None:
+def test_saved_tensors_are_not_written_over(promising: bool, count: int) -> None:
     """In a device nothing keeps it; in anybody's own loop autograd does, and has it to itself."""
     x = torch.randn(4, 16, generator=DICE, requires_grad=True)
     if promising:

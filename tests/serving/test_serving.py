@@ -316,7 +316,7 @@ def test_rows_are_cut_and_joined_along_any_dimension() -> None:
     assert RawTensor("BF16", (2,), bits).values() == [1.5, -2.0]
 
 
-def test_what_is_no_safetensors() -> None:
+def test_bodies_that_are_no_safetensors() -> None:
     for content in (b"", b"{}", (2).to_bytes(8, "little") + b"[]", b"\xff" * 20):
         with pytest.raises(InputError, match="no safetensors"):
             decode(content)

@@ -105,7 +105,7 @@ def test_a_death_is_still_waited_for(tmp_path: Path, pause: Pause) -> None:
 
 
 @pytest.mark.nightly
-def test_who_has_finished_may_take_its_time_to_leave(tmp_path: Path, pause: Pause) -> None:
+def test_a_finished_process_may_leave_slowly(tmp_path: Path, pause: Pause) -> None:
     """Python and torch end in silence, on a busy host for seconds; but not for ever."""
     with stage(tmp_path) as seen:
         seen.begin()

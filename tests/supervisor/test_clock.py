@@ -35,7 +35,7 @@ def test_the_wall_clock_is_only_told() -> None:
     assert found == SAID
 
 
-def test_it_would_be_found() -> None:
+def test_a_clock_that_jumps_would_be_found() -> None:
     for text in (
         "import time\nif time.time() > 1: pass",
         "from time import time",

@@ -157,7 +157,7 @@ FAMILY = "sleep 1000 & echo $! > {file}.part; mv {file}.part {file}; {then}"
 
 
 @pytest.mark.parametrize("then", ["sleep 1000", "true", "kill -STOP $$"])
-def test_what_a_process_has_started_ends_with_it(tmp_path: Path, then: str) -> None:
+def test_processes_of_a_process_end_with_it(tmp_path: Path, then: str) -> None:
     file, line = tmp_path / "child", line_pair()
     words = ("sh", "-c", FAMILY.format(file=file, then=then))
     with line[0], line[1]:
@@ -197,7 +197,7 @@ def test_a_process_is_started_again_where_it_could_not_be_once(tmp_path: Path) -
         seen.turn_until(lambda: len(seen.puppets) == 3)
 
 
-def test_where_none_can_be_started_the_run_ends_and_says_why(tmp_path: Path) -> None:
+def test_a_run_without_a_new_process_ends_and_says_why(tmp_path: Path) -> None:
     with stage(tmp_path) as seen:
         seen.begin()
         seen.fail_starts = [OSError(errno.ENOMEM, "no memory left")] * 10
@@ -216,7 +216,7 @@ def test_a_run_goes_on_without_a_spare(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_what_was_started_is_ended_where_its_end_cannot_be_seen(
+def test_processes_are_ended_where_their_end_cannot_be_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended: list[Puppet] = []
@@ -360,9 +360,7 @@ def test_an_agent_hears_later_where_it_cannot_now(number: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["stdout", "stderr"])
-def test_what_is_written_to_a_closed_stream_is_lost(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_output_to_a_closed_stream_is_lost(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(sys, name, None)  # as Python has it then
     hold_streams()
     with getattr(sys, name) as stream:

@@ -14,7 +14,7 @@ def asked_at(time: float | None) -> Grace:
     return Grace(cast("Any", crew), Stopping(time))
 
 
-def test_it_is_long_enough_for_the_steps_of_the_run() -> None:
+def test_the_grace_covers_the_steps_of_the_run() -> None:
     grace = asked_at(None)
     assert grace.of_step(untimed_s=300.0, hang_s=5.0) == 300.0
     grace.step_took(2.0, now=1.0)
@@ -23,7 +23,7 @@ def test_it_is_long_enough_for_the_steps_of_the_run() -> None:
     assert grace.of_step(300.0, 5.0) == 135.0
 
 
-def test_it_is_long_enough_for_a_step_that_is_longer_than_all_before() -> None:
+def test_the_grace_covers_a_step_longer_than_all_before() -> None:
     grace = asked_at(None)
     grace.step_took(0.1, now=1.0)
     assert grace.of_step(300.0, hang_s=60.0) == 60.0  # it may have begun just now
@@ -33,7 +33,7 @@ def test_it_is_long_enough_for_a_step_that_is_longer_than_all_before() -> None:
     assert grace.of_step(300.0, hang_s=60.0) == 300.0
 
 
-def test_it_begins_anew_with_what_brings_the_end_nearer() -> None:
+def test_the_grace_begins_anew_with_progress() -> None:
     grace = asked_at(None)
     grace.move(5.0)
     assert not grace.is_late(100.0, 2.0)  # nobody has asked
@@ -43,7 +43,7 @@ def test_it_begins_anew_with_what_brings_the_end_nearer() -> None:
     assert [grace.is_late(now, grace_s=2.0) for now in (12.5, 14.5)] == [False, True]
 
 
-def test_it_is_longer_for_starved_processes() -> None:
+def test_the_grace_is_longer_for_starved_processes() -> None:
     grace = asked_at(None)
     grace.wait_longer(5.0, 100.0)
     grace.stopping.ask(100.0)

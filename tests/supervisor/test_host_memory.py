@@ -49,6 +49,6 @@ def test_the_least_of_all_limits_is_what_is_left(
     assert available_bytes(root(tmp_path, files)) == left
 
 
-def test_where_nothing_says(tmp_path: Path) -> None:
+def test_a_host_without_memory_figures(tmp_path: Path) -> None:
     assert left_bytes(tmp_path) == float("inf")
     assert available_bytes(tmp_path) == GIB

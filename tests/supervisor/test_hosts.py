@@ -228,7 +228,7 @@ def test_an_agent_knows_the_end_of_a_run_from_a_lost_supervisor(
         )
 
 
-def test_who_has_another_certificate_is_turned_away(
+def test_another_certificate_is_refused(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused: list[BaseException] = []
@@ -301,9 +301,7 @@ def test_no_agent_comes_in_without_the_certificate(
     assert str(error).startswith("the other end does not have our certificate")
 
 
-def test_what_a_certificate_of_ours_has_signed_is_another(
-    listener: socket.socket, tmp_path: Path
-) -> None:
+def test_a_certificate_signed_by_ours_is_refused(listener: socket.socket, tmp_path: Path) -> None:
     """It is the certificate that counts, and not who made it."""
     file = make(tmp_path / "ours")
     words = (

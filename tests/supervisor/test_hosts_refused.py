@@ -53,7 +53,7 @@ def test_the_file_is_its_owners_only_and_holds_both(tmp_path: Path) -> None:
         Pair(tmp_path / "nothing")
 
 
-def test_where_there_is_no_openssl_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_openssl_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert how_to_make("secret").endswith("(openssl is not here: type it where it is)")
 

@@ -31,7 +31,7 @@ def test_each_limit_has_its_remedy(number: int, said: str) -> None:
     assert said in with_remedy(OSError(number, os.strerror(number)))
 
 
-def test_what_is_of_no_limit_is_said_as_it_is() -> None:
+def test_errors_of_no_limit_are_reported_as_they_are() -> None:
     error = FileNotFoundError(errno.ENOENT, "No such file or directory")
     assert with_remedy(error) == str(error)
 

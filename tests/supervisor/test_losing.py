@@ -98,7 +98,7 @@ def close(on: Stage) -> None:
         puppet.process.dispose()
 
 
-def test_what_was_said_of_the_step_before_a_loss_counts_no_more(tmp_path: Path) -> None:
+def test_reports_of_the_step_before_a_loss_do_not_count(tmp_path: Path) -> None:
     on = standing(tmp_path, REPLICAS)
     d0, d1, d2, d3 = on.puppets
     for puppet in (d0, d2, d3):

@@ -103,6 +103,6 @@ def test_a_line_says_why_a_process_ended() -> None:
     assert len(long) < 300
 
 
-def test_others_kills_are_replaced_as_before() -> None:
+def test_processes_killed_by_others_are_replaced() -> None:
     judge = Judge(20, 600.0)
     assert [judge.stop_for(killed(7, for_memory=False), float(n)) for n in range(5)] == [None] * 5

@@ -68,7 +68,7 @@ def a_group() -> Iterator[tuple[subprocess.Popen[bytes], int]]:
         os.close(pipe)
 
 
-def test_what_a_process_has_started_ends_when_its_launcher_is_killed(tmp_path: Path) -> None:
+def test_processes_of_a_process_end_when_its_launcher_is_killed(tmp_path: Path) -> None:
     ends_with_its_launcher(LAUNCHER, tmp_path)
 
 
@@ -86,7 +86,7 @@ def ends_with_its_launcher(text: str, folder: Path) -> None:
     os.close(pipe)
 
 
-def test_whoever_waits_ends_with_the_last_group() -> None:
+def test_waiting_processes_end_with_the_last_group() -> None:
     outliving = Outliving()
     with a_group() as (one, _), a_group() as (other, _):
         outliving.add(one.pid)
@@ -116,7 +116,7 @@ def test_a_group_that_is_done_with_is_left_alone(tmp_path: Path) -> None:
         assert one.poll() is None
 
 
-def test_where_no_process_can_be_started_nothing_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_waits_where_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 

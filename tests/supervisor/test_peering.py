@@ -76,7 +76,7 @@ def test_a_loss_is_told_though_its_device_died_after_the_vote(tmp_path: Path) ->
         on.turn_until(lambda: on.steps == [0, 1, 2])
 
 
-def test_it_says_who_lacks_a_state(tmp_path: Path) -> None:
+def test_a_device_without_state_is_named(tmp_path: Path) -> None:
     with stage(tmp_path, knows=PEERS) as on:
         on.begin()
         d0, d1 = end_step(on, 0)

@@ -71,7 +71,7 @@ def devices() -> Iterator[list[Device]]:
         orders[device.number].line.close()
 
 
-def test_what_one_device_has_heard_all_are_told(devices: list[Device]) -> None:
+def test_a_message_to_one_device_reaches_all(devices: list[Device]) -> None:
     one, other = devices
     one.is_told("voted", step=7, yes=True)  # and then the connection ended
     assert one.remaining.begin(is_gone=True)
@@ -81,7 +81,7 @@ def test_what_one_device_has_heard_all_are_told(devices: list[Device]) -> None:
         assert (last["do"], last["here"], last["is_gone"]) == ("last_commit", ["d2", "d3"], True)
 
 
-def test_what_the_head_has_not_answered_is_answered_as_it_would_have(devices: list[Device]) -> None:
+def test_questions_without_an_answer_of_the_head_are_answered(devices: list[Device]) -> None:
     one, other = devices
     one.says("first", what="the batch of step 3", text="d2 aa")
     one.is_told("first", what="the batch of step 3", text="d0 bb")  # another host's was the first
@@ -179,7 +179,7 @@ def test_an_end_in_order_is_one() -> None:
         assert how_it_ends(agent) is None
 
 
-def test_who_listens_no_more_itself_has_not_heard_an_end() -> None:
+def test_a_device_without_a_listener_has_heard_no_end() -> None:
     with two_ends() as (_, agent):
         agent.break_off("it takes no more")
         with pytest.raises(SilentError, match="takes no more"):

@@ -126,7 +126,7 @@ def test_several_die(
 
 
 @pytest.mark.nightly
-def test_it_is_what_runs_without_a_supervisor(bundle: Path, tmp_path: Path) -> None:
+def test_a_replayed_run_is_the_run_without_a_supervisor(bundle: Path, tmp_path: Path) -> None:
     plain = run(bundle, RunOptions(STEPS, save=tmp_path / "plain"))
     kept = run(bundle, RunOptions(STEPS, save=tmp_path / "kept", spares=0, snapshot_every=2))
     assert [line.loss for line in kept.steps] == [line.loss for line in plain.steps]
@@ -208,7 +208,7 @@ def test_deaths_and_commits(bundle: Path, undisturbed: Seen, tmp_path: Path) -> 
 
 
 @pytest.mark.nightly
-def test_what_a_run_has_resumed_stays_until_there_is_a_snapshot(
+def test_a_resumed_checkpoint_stays_until_a_snapshot(
     bundle: Path, undisturbed: Seen, tmp_path: Path
 ) -> None:
     """A replacement begins with it, however many commits were written since."""

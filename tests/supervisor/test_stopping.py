@@ -112,7 +112,7 @@ def test_all_may_die_and_what_was_told_is_not_undone(tmp_path: Path) -> None:
         assert seen.puppets[2].order("stop_at")["step"] == 6
 
 
-def test_who_is_late_is_named(tmp_path: Path) -> None:
+def test_a_late_device_is_named(tmp_path: Path) -> None:
     with stage(tmp_path, grace_s=0.2) as seen:
         seen.begin()
         seen.supervisor.ask_to_stop()

@@ -69,7 +69,7 @@ def test_input_that_was_good_before_is_tried_once_more() -> None:
         (77, "another run or a rollback has taken over its commits"),
     ],
 )
-def test_what_would_end_so_again_is_not_tried_again(code: int, why: str) -> None:
+def test_a_failure_that_would_repeat_is_not_retried(code: int, why: str) -> None:
     assert Judge(10, 10.0).stop_for(death(code=code, text="Error: no"), 0.0) == Stop(why)
 
 
@@ -96,7 +96,7 @@ def test_signals_from_outside_are_no_errors_that_come_again(number: int) -> None
         assert judge.stop_for(death(-1, -number, born=False), float(second)) is None
 
 
-def test_who_was_ended_here_as_it_hung_was_not_struck_from_outside() -> None:
+def test_a_hung_process_ended_here_was_not_struck_from_outside() -> None:
     judge = Judge(1000, 10.0)
     hung = replace(death(-1, born=False), was_hung=True)
     assert judge.stop_for(hung, 0.0) is None

@@ -98,7 +98,7 @@ def suspicion(*spares: str) -> tuple[Suspicion, Crew, list[str]]:
 D0, D1 = member("d0", "d0"), member("d1", "d1")
 
 
-def test_what_keeps_a_step_waits_until_the_tapes_before_it_are_checked() -> None:
+def test_a_checkpoint_waits_for_the_tapes_before_it() -> None:
     here, crew, differing = suspicion("s")
     done: list[int] = []
     for who, step in ((D0, 3), (D1, 5)):

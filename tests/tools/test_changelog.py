@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SENTENCE = "split: a cluster file without links is refused with the line to add."
 
 
-def test_this_checkout_follows_the_rules() -> None:
+def test_the_checkout_follows_the_rules() -> None:
     assert faults(ROOT) == []
 
 

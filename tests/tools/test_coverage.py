@@ -59,7 +59,7 @@ def test_a_module_called_twice_draws_anew_each_time(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_no_graph_can_hold_is_refused_with_the_users_line(name: str) -> None:
+def test_code_that_no_graph_holds_is_refused_with_its_line(name: str) -> None:
     found = examine(find(name), "fast")
     assert found["status"] == "refused", found
     assert "at: obstacles.py:" in str(found["detail"])

@@ -95,9 +95,7 @@ def test_every_row_of_the_matrix_is_there_once() -> None:
     assert all(row.run.__doc__ for row in ROWS)
 
 
-def test_what_is_not_built_or_raises_is_never_passed(
-    here: Ground, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_that_raises_never_passes(here: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
     def late(_: Ground) -> Verdict:
         raise OSError("no such disk")
 
@@ -114,7 +112,9 @@ LEFT_OUT = [*(("2bw", row) for row in range(32, 39)), *(("offload", n) for n in 
 
 
 @pytest.mark.parametrize(("name", "number"), LEFT_OUT)
-def test_what_a_bundle_cannot_have_is_left_out(name: str, number: int, tmp_path: Path) -> None:
+def test_rows_that_a_bundle_cannot_have_are_left_out(
+    name: str, number: int, tmp_path: Path
+) -> None:
     struck = Ground(tmp_path, tmp_path, (), options=BUNDLES[name])
     (result,) = results(struck, [number])
     assert result.verdict.status == SKIPPED
@@ -138,7 +138,7 @@ def test_a_run_that_is_the_same_is_kept() -> None:
     ],
     ids=["exit", "orphans", "losses", "bits"],
 )
-def test_what_differs_breaks_a_row(changes: dict[str, object]) -> None:
+def test_a_difference_breaks_a_row(changes: dict[str, object]) -> None:
     assert judged(finished(**changes), finished(), (), "").status == BROKEN
 
 

@@ -69,7 +69,7 @@ def test_without_a_gpu_it_says_so_in_one_line(
     assert not out.exists()
 
 
-def test_what_cannot_be_asked_for_is_refused() -> None:
+def test_unknown_models_and_sizes_are_refused() -> None:
     assert "'huge' is none of small" in called("--sizes", "huge").stderr
     assert "'bert' is none of gpt" in called("--models", "gpt,bert").stderr
 

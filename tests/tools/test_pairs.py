@@ -80,12 +80,12 @@ def test_every_pair(name: str) -> None:
     "name",
     [pytest.param(n, marks=[pytest.mark.nightly] * (n not in ADVISED)) for n in REFUSED],
 )
-def test_what_a_refusal_advises_splits(name: str, tmp_path: Path) -> None:
+def test_a_refusals_remedy_splits(name: str, tmp_path: Path) -> None:
     assert split(named(name), tmp_path, expected()[name].remedy.split()) == {}
 
 
 @pytest.mark.nightly
-def test_what_resplit_advises_an_asynchronous_bundle(tmp_path: Path) -> None:
+def test_a_remedy_of_resplit_for_an_asynchronous_bundle(tmp_path: Path) -> None:
     """Its weights go along: from a commit by `--resume --save`, `export` and `split --weights`."""
     pair, joined = named("Ab+Q"), tmp_path / "model.safetensors"
     assert split(pair, tmp_path, pair.words) == {}

@@ -58,7 +58,7 @@ def test_the_table_has_every_case_once() -> None:
     assert planned >= {*SCHEDULES, "gems"}
 
 
-def test_what_is_decided_and_forecast_counts_and_texts_do_not() -> None:
+def test_decisions_and_forecasts_count_and_texts_do_not() -> None:
     plan = made()
     known = digest_of(plan)
     reason = replace(plan.placement, reason="another text")

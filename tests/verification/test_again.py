@@ -35,7 +35,7 @@ def frozen_plan(file: ModelFile) -> Any:
     return SimpleNamespace(graph=frozen, source=Source("model.py"))
 
 
-def test_what_was_frozen_since_is_named_with_a_remedy_that_works(tmp_path: Path) -> None:
+def test_parameters_frozen_since_are_named_with_a_remedy(tmp_path: Path) -> None:
     file = loaded(tmp_path / "own", MODEL)
     plan = frozen_plan(file)
     with pytest.raises(InputError, match=r"letters\.py trains blocks\.0\..*frozen") as caught:

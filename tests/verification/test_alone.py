@@ -44,7 +44,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return what
 
 
-def test_what_is_set_afterwards_is_not_set_there(held: dict[str, Any], tmp_path: Path) -> None:
+def test_settings_made_afterwards_are_not_set_there(held: dict[str, Any], tmp_path: Path) -> None:
     with room.alone() as made:
         held["number"] = 2.0
         found = made.train(tmp_path, PLAN, STEPS, lambda: BUNDLE)
@@ -54,7 +54,9 @@ def test_what_is_set_afterwards_is_not_set_there(held: dict[str, Any], tmp_path:
     assert found.unlike == {"w"}
 
 
-def test_what_fails_there_only_is_said(held: dict[str, Any], tmp_path: Path) -> None:
+def test_a_failure_of_the_other_process_alone_is_reported(
+    held: dict[str, Any], tmp_path: Path
+) -> None:
     held["fails with"] = (1.0,)
     with room.alone() as made:
         held["number"] = 2.0
@@ -62,7 +64,9 @@ def test_what_fails_there_only_is_said(held: dict[str, Any], tmp_path: Path) -> 
             made.train(tmp_path, PLAN, STEPS, lambda: BUNDLE)
 
 
-def test_what_fails_here_too_is_raised_as_it_is(held: dict[str, Any], tmp_path: Path) -> None:
+def test_a_failure_of_both_processes_is_raised_as_it_is(
+    held: dict[str, Any], tmp_path: Path
+) -> None:
     held["fails with"] = (1.0,)
     with room.alone() as made, pytest.raises(ValueError, match=r"no 1\.0"):
         made.train(tmp_path, PLAN, STEPS, lambda: BUNDLE)

@@ -68,7 +68,7 @@ def loss(output, batch):
 """
 
 
-def test_what_a_call_leaves_is_there_for_the_next(tmp_path: Path) -> None:
+def test_state_left_by_a_call_is_there_for_the_next(tmp_path: Path) -> None:
     path = tmp_path / "cached_first.py"
     path.write_text(CACHED)
     loop = eager.TrainingLoop(eager.Wanted(str(path), 0, 2))

@@ -31,7 +31,7 @@ SAID = [
 
 
 @pytest.mark.parametrize(("said", "what", "remedy"), SAID)
-def test_what_does_not_fit_and_what_to_do_are_parted(said: str, what: str, remedy: str) -> None:
+def test_a_failure_and_its_remedy_are_parted(said: str, what: str, remedy: str) -> None:
     found = error_of(BatchError(said, code="BX5025"), Path("out"), Path("model.py"))
     assert found is not None
     assert found.what == f"the data do not fit the bundle: {what}"

@@ -165,7 +165,7 @@ def added(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, 
         pytest.param("micro", (tuple(range(8)),), marks=pytest.mark.nightly),
     ],
 )
-def test_it_is_what_a_plain_loop_computes(
+def test_gems_computes_as_a_plain_loop(
     tmp_path_factory: pytest.TempPathFactory, order: str, sums: Sequence[Sequence[int]]
 ) -> None:
     """Even micro-batches, then odd ones, then both together; by number it is plain accumulation."""
@@ -211,7 +211,7 @@ TRAINED = {
 @pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:Detected call of")  # the first step is left out, as it is meant
 @pytest.mark.parametrize("what", TRAINED)
-def test_what_a_model_file_says_of_training_goes_with_it(tmp_path: Path, what: str) -> None:
+def test_training_settings_of_a_model_file_go_with_gems(tmp_path: Path, what: str) -> None:
     """Sums by number are those of `tools.conformance.forms.loop`, which imports nothing of ours."""
     said, norm = TRAINED[what]
     path = tmp_path / "net.py"

@@ -174,7 +174,7 @@ def test_sums_of_large_tensors_in_pieces_have_the_same_bits(
     assert not actual.unlike
 
 
-def test_who_plans_and_who_runs_divide_sums_alike() -> None:
+def test_planner_and_runtime_divide_sums_alike() -> None:
     for members in (2, 3, 5, 8):
         for numel in (1, LARGE - 1, LARGE, LARGE + 1, 100_003):
             found = pieces(numel, members)
@@ -292,7 +292,7 @@ def distance(found: Tensor, want: Tensor) -> float:
 
 
 @pytest.mark.nightly
-def test_what_a_bundle_trained_is_exported_whole(bench: Bench, tmp_path: Path) -> None:
+def test_trained_weights_of_groups_are_exported_whole(bench: Bench, tmp_path: Path) -> None:
     plan = planned(bench, 2, tensor_shares=(3, 1))
     folder = write_bundle(plan, bench, tmp_path / "bundle")
     export_weights(folder, tmp_path / "model.safetensors")
@@ -344,7 +344,7 @@ def test_axes_of_alike_layers_are_named_as_explain_gathers_them(bench: Bench) ->
         ({"tensor": 4, "schedule": "zb-v"}, "these 4 devices are one use --schedule 1f1b"),
     ],
 )
-def test_what_does_not_go_with_groups_is_refused_in_words(
+def test_options_against_groups_are_refused(
     bench: Bench, choices: dict[str, object], said: str
 ) -> None:
     with pytest.raises(InputError) as caught:

@@ -94,7 +94,7 @@ def test_scaled_training_has_the_bits_of_members_in_lockstep(
     assert len(made.losses) == 6
 
 
-def test_what_is_pinned_to_a_member_is_on_its_group(bench: Bench, tmp_path: Path) -> None:
+def test_modules_pinned_to_a_rank_are_on_its_group(bench: Bench, tmp_path: Path) -> None:
     """d1 is of d0's group, d3 of d2's; what is divided is exchanged where it was placed."""
     pins = (("embed", "d1"), ("blocks.0-2", "d3"), ("norm", "d0"), ("head", "d2"))
     plan = planned(bench, 4, pins=pins, tensor_shares=(3, 1))

@@ -141,7 +141,7 @@ def test_a_member_sums_with_the_same_member_of_the_other_replicas(bench: Bench) 
         ({"replicas": 8, "tensor": 2}, "8 replicas need as many devices"),
     ],
 )
-def test_what_does_not_go_is_refused_in_words(
+def test_options_against_replicated_groups_are_refused(
     bench: Bench, choices: dict[str, object], said: str
 ) -> None:
     with pytest.raises(InputError) as caught:

@@ -87,7 +87,7 @@ def test_gradients_of_whole_parameters_are_one_message(bench: Bench) -> None:
     assert one.per_step == 4  # micro-batches
 
 
-def test_what_is_sent_of_each_axis_adds_up_to_what_is_sent(bench: Bench) -> None:
+def test_bytes_of_each_axis_add_up_to_all_bytes(bench: Bench) -> None:
     plan = planned(bench, 2, **AXES)
     (left,) = [c for c in axis_choices(plan) if "sequence" in c.name]
     without = planned(bench, 2, tensor_axes=("heads", "hidden"))

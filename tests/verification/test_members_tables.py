@@ -91,7 +91,7 @@ def test_a_table_is_divided_between_slow_hosts_and_trains_alike(
     assert {"tokens.weight[0]", "tokens.weight[1]"} <= set(actual.tensors)
 
 
-def test_it_stays_whole_where_adding_up_lookups_takes_longer(bench: Bench) -> None:
+def test_a_table_stays_whole_where_adding_lookups_takes_longer(bench: Bench) -> None:
     assert "tokens.weight" not in divided(planned(bench, Link(1e-2, 50e9)))
 
 
@@ -101,7 +101,7 @@ def test_axes_that_were_named_are_all(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("chosen", [{"partitioner": "auto"}, {"partitioner": "naive", "tensor": 2}])
-def test_it_is_divided_where_nothing_fits_otherwise(
+def test_a_table_is_divided_where_nothing_fits_otherwise(
     bench: Bench, tmp_path: Path, chosen: dict[str, object]
 ) -> None:
     """The table, its gradient and AdamW's state need 2 MiB beside a process of 40."""

@@ -110,12 +110,14 @@ def exchanging(*shape: int | str) -> Graph:
 
 
 @pytest.mark.parametrize("shape", [(), ("B",), ("2*B", 3), (4, "B")])
-def test_what_grows_with_the_rows_is_sent_and_a_single_number(shape: tuple[int | str, ...]) -> None:
+def test_values_that_grow_with_rows_and_single_numbers_are_sent(
+    shape: tuple[int | str, ...],
+) -> None:
     require_growing(replace(exchanging(*shape), batch=8))
 
 
 @pytest.mark.parametrize("shape", [(1,), (4, 3), ("B", "B"), ("1 + B", 3)])
-def test_what_does_not_grow_with_the_rows_is_refused(shape: tuple[int | str, ...]) -> None:
+def test_values_that_do_not_grow_with_rows_are_refused(shape: tuple[int | str, ...]) -> None:
     with pytest.raises(InputError, match=r"exchange 'made', .* does not grow") as caught:
         require_growing(replace(exchanging(*shape), batch=8))
     assert caught.value.at == "net.py:7"

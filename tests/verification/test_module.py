@@ -9,7 +9,7 @@ from bigbrain_fx.verification.module import left_of_zero
 SINGLE, DOUBLE = torch.finfo(torch.float32).eps, torch.finfo(torch.float64).eps
 
 
-def test_what_rounding_leaves_of_a_zero_is_in_both_and_tiny_beside_all_others() -> None:
+def test_a_rounded_zero_is_in_both_and_tiny() -> None:
     """A bias that both sides of a distance have: two orders of adding leave unlike last digits."""
     want = {"weight": torch.tensor([0.5, -2.0]), "bias": torch.tensor([3e-8, -1e-8])}
     have = {"weight": torch.tensor([0.5, -2.0]), "bias": torch.tensor([-2e-8, 4e-8])}

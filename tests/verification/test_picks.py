@@ -85,7 +85,7 @@ CASES: dict[str, tuple[Callable[[Any, Tensor], Tensor], int, int]] = {
 
 @pytest.mark.gate("cumprod", "gather", "index_select", "max", "norm", "repeat", "roll")
 @pytest.mark.parametrize("name", CASES)
-def test_what_stands_between_is_divided_and_equal(name: str) -> None:
+def test_ops_between_picks_are_divided_and_equal(name: str) -> None:
     torch.manual_seed(1)
     call, first, last = CASES[name]
     captured = capture(Between(call, first, last), {"x": torch.randn(ROWS, LENGTH, DIM)})

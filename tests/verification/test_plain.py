@@ -116,7 +116,7 @@ def linked(bundle: Path, looped: Path, folder: Path, first: str = "") -> dict[st
     "net.blocks[3].norm.eps = 2e-3",
 )
 @pytest.mark.parametrize("line", HOOKS)
-def test_what_the_graph_has_dropped_is_found(line: str, bundle: Path, tmp_path: Path) -> None:
+def test_an_op_that_the_graph_dropped_is_found(line: str, bundle: Path, tmp_path: Path) -> None:
     """The same model with a hook, and none in the graph: whatever `split` thinks of hooks."""
     code = f"{HALVE}def model():\n    net = Net()\n    {line}\n    return net\n"
     found = linked(bundle, model_file(tmp_path, code, "looped.py"), tmp_path)
@@ -338,7 +338,7 @@ def optimizer(named):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("code", [FROZEN, DICE, PARTS], ids=["frozen", "dice", "parts"])
-def test_what_is_right_is_equal(code: str, tmp_path: Path) -> None:
+def test_right_graphs_are_equal(code: str, tmp_path: Path) -> None:
     """An own `train()`; everything that draws, in bfloat16; a mix of optimizers with groups."""
     bundle = split(model_file(tmp_path, code), 3)
     found = verify(bundle, steps=2, time_limit_s=LIMIT_S)

@@ -93,7 +93,7 @@ def test_a_plain_model_is_as_its_loop(tmp_path: Path) -> None:
     assert made.warnings == ()
 
 
-def test_it_can_be_left_out(tmp_path: Path) -> None:
+def test_a_rehearsal_can_be_left_out(tmp_path: Path) -> None:
     assert _split(_file(tmp_path), rehearse=False).rehearsed == ""
 
 
@@ -123,7 +123,9 @@ def test_shared_memory_and_written_weights_run_as_they_are_written(
         pytest.param({"rest": BY_SIZE}, id="rates go by how many parameters there are"),
     ],
 )
-def test_what_trains_otherwise_runs_as_it_is_written(tmp_path: Path, lines: dict[str, str]) -> None:
+def test_a_step_that_trains_otherwise_runs_as_written(
+    tmp_path: Path, lines: dict[str, str]
+) -> None:
     path = _file(tmp_path, **lines)
     made = _split(path)
     assert made.plan.graph.is_opaque_step
@@ -167,7 +169,9 @@ def test_a_module_that_differs_though_it_is_opaque_is_given_up(tmp_path: Path) -
     assert tried == ["", "part"]
 
 
-def test_what_takes_too_long_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rehearsal_that_takes_too_long_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rehearsing, "LIMIT_S", 0.01)
     made = _split(_file(tmp_path))
     assert made.rehearsed == ""

@@ -118,7 +118,7 @@ def test_a_bundle_has_the_bits_of_one_process(
 @pytest.mark.gate("1-tree", "2-backend", "3-micro")
 @pytest.mark.parametrize("order", ["micro", "tree", "backend"])
 @pytest.mark.parametrize("zero", [1, 2, 3])
-def test_so_have_shard_groups(bench: Bench, zero: int, order: str) -> None:
+def test_shard_groups_are_bitwise_equal(bench: Bench, zero: int, order: str) -> None:
     """Two groups of two replicas: each has all of the state, a half on each device."""
     if (zero, order) == (3, "backend"):
         return  # planned, but written by no bundle
@@ -135,7 +135,9 @@ def test_so_have_shard_groups(bench: Bench, zero: int, order: str) -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("zero", [1, 2, 3])
 @pytest.mark.parametrize("text", [BATCH_NORM, MODEL.replace("nn.LayerNorm(16)", "nn.Identity()")])
-def test_so_have_shard_groups_of_other_models(tmp_path: Path, text: str, zero: int) -> None:
+def test_shard_groups_of_other_models_are_bitwise_equal(
+    tmp_path: Path, text: str, zero: int
+) -> None:
     bench, where = bench_of(tmp_path / "net.py", text), cluster(*[1] * 8)
     plan = planned(bench, where, replicas=4, zero_stage=zero, sum_order="micro", shard_group=2)
     assert len(plan.stages.stages) >= 8
@@ -143,7 +145,7 @@ def test_so_have_shard_groups_of_other_models(tmp_path: Path, text: str, zero: i
 
 
 @pytest.mark.parametrize("zero", [0, pytest.param(1, marks=pytest.mark.nightly)])
-def test_so_has_one_of_many_replicas_whose_plan_has_an_exchange_a_bucket(
+def test_many_replicas_with_an_exchange_a_bucket_are_bitwise_equal(
     bench: Bench, zero: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stages, "MOST_IN_PAIRS", 2)
@@ -259,7 +261,7 @@ def test_zero_divides_the_gradients_of_a_model_of_more_than_a_bucket() -> None:
         ({"replicas": 2, "micro_batches": 1}, "2 replicas need a micro-batch each", "batches 2,"),
     ],
 )
-def test_what_replicas_cannot_do_is_refused(
+def test_options_against_replicas_are_refused(
     bench: Bench, choices: dict[str, object], said: str, help_: str
 ) -> None:
     with pytest.raises(InputError, match=said) as caught:
@@ -399,7 +401,7 @@ def test_norms_that_run_twice_or_without_gradients_and_counters(tmp_path: Path) 
     assert trained(found, plan)[1] == ""
 
 
-def test_what_is_not_exchanged_is_refused(batch_norm: Bench) -> None:
+def test_gradients_that_are_not_exchanged_are_refused(batch_norm: Bench) -> None:
     graph = batch_norm.captured.graph
     norm = next(op for op in graph.ops if op.target == "aten.batch_norm.default")
     read = graph.op[norm.refs[0]]

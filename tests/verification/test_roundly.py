@@ -34,7 +34,7 @@ def passed(actual: Trace, unit: float = EPS) -> list[object]:
     return [check["passed"] for check in same_to_rounding(BEFORE, trained(), actual, unit)]
 
 
-def test_what_rounding_leaves_passes_and_says_how_far_it_is() -> None:
+def test_a_rounding_difference_passes_with_its_size() -> None:
     checks = same_to_rounding(BEFORE, trained(), trained(off=3e-7), EPS)
     assert [check["passed"] for check in checks] == [True] * 3
     assert all(limit in str(check["detail"]) for limit, check in zip(LIMITS, checks, strict=True))

@@ -49,7 +49,7 @@ def test_scaled_training_has_the_bits_of_one_process(
     assert len(made.losses) == 12
 
 
-def test_what_a_loss_scale_left_out_is_not_said_to_be_equal(tmp_path: Path) -> None:
+def test_a_step_that_the_loss_scale_skips_is_not_called_equal(tmp_path: Path) -> None:
     text = SCALED.replace("2.0**24", "2.0**60")
     bench = replace(bench_of(tmp_path / "net.py", text), steps=2)
     plan = planned(bench, cluster(1, 1))

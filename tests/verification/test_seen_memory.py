@@ -72,7 +72,9 @@ def _captured(see: Callable[[Tensor], Tensor]) -> Captured:
 
 @pytest.mark.gate("_in_code")
 @pytest.mark.parametrize("see", [_strided, _in_code, _in_region, _strided_in_region])
-def test_it_lies_as_in_one_process(see: Callable[[Tensor], Tensor]) -> None:
+def test_a_divided_tensor_has_the_memory_layout_of_one_process(
+    see: Callable[[Tensor], Tensor],
+) -> None:
     """A sum lay row by row: other windows, or other numbers, were taken in silence."""
     found = _captured(see)
     there = chosen_axes(priced_axes(found.graph, axes(found.graph)), 2)

@@ -173,7 +173,7 @@ class ChannelsLast(nn.Module):
 
 @pytest.mark.gate("by rows", "dropout")
 @pytest.mark.parametrize("draw", ["dropout", "noise", "by rows", "divided"])
-def test_what_is_drawn_goes_by_memory_as_it_is_undivided(draw: str) -> None:
+def test_draws_follow_the_undivided_memory_order(draw: str) -> None:
     """A sum, or what is drawn for all members, lay row by row: other numbers were dropped out."""
     module = Turned() if draw == "divided" else ChannelsLast(draw)
     shape = (5, 7, 4) if draw == "divided" else (5, 7, 9, 4)
@@ -204,7 +204,7 @@ class Ranges(nn.Module):
         return x.clamp(self.low / 2, self.high / 2)
 
 
-def test_what_writes_and_returns_nothing_reads_whole_values() -> None:
+def test_ops_that_write_and_return_nothing_read_whole_values() -> None:
     """Each member wrote the least and largest of its own part."""
     module = nn.Sequential(nn.Linear(6, 8), Ranges(), nn.Linear(8, 4))
     found = capture(module, {"input": torch.randn(4, 6)}, lambda out, _: out.square().mean())
@@ -215,7 +215,7 @@ def test_what_writes_and_returns_nothing_reads_whole_values() -> None:
         assert max(result.gradients, result.loss, result.buffers) <= limit
 
 
-def test_what_autocast_would_have_cast_is_cast(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_that_autocast_would_cast_are_cast(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bias beside a product in sixteen bits made a sum of 32: no message has room for that."""
     found = capture(Softmaxed(), {"x": torch.randn(5, 4)}, autocast="bfloat16")
     summed = next(a for a in axes(found.graph) if "linear_1" in a.summed)
@@ -349,7 +349,7 @@ WRITES = [
 
 @pytest.mark.gate("_assigned", "_half_written", "_lerped_in_region")
 @pytest.mark.parametrize("keep", WRITES)
-def test_what_is_written_in_place_is_what_one_process_writes(
+def test_writes_in_place_are_those_of_one_process(
     keep: Callable[[Kept, Tensor], None],
 ) -> None:
     """An op without a rule wrote into a copy that was gathered for it: the buffer stayed."""

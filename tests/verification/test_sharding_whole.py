@@ -56,7 +56,7 @@ class Beside(nn.Module):
         return input * self.weight.sum()
 
 
-def test_what_a_module_that_is_kept_whole_reads_is_not_divided() -> None:
+def test_inputs_of_an_opaque_module_are_not_divided() -> None:
     """Its weight was each member's own rows."""
     torch.manual_seed(0)
     up = nn.Linear(6, 8)

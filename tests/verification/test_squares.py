@@ -125,7 +125,7 @@ def test_a_square_layer_reads_what_is_there(call: Callable[[Any, Tensor], Tensor
         assert max(found.loss, found.gradients) < 1e-12
 
 
-def test_what_gathers_a_squares_result_is_in_its_price() -> None:
+def test_the_gather_of_a_squares_result_is_in_its_price() -> None:
     captured = captured_of(lambda own, x: own.square(x))
     (axis,) = (a for a in with_param(captured.graph, "square.weight") if not a.gathered and a.along)
     kinds = {exchange.kind for exchange in axis.exchanges if not exchange.backward}
@@ -162,7 +162,7 @@ def by_heads(own: Any, x: Tensor) -> Tensor:
 
 
 @pytest.mark.nightly
-def test_what_is_written_into_a_part_has_a_rule_that_can_be_tried() -> None:
+def test_writes_into_a_part_have_a_rule_that_can_be_tried() -> None:
     """A trial writes into a copy: a part that lies by itself is a view, which autograd refuses."""
     captured = captured_of(by_heads)
     given = [a for a in with_param(captured.graph, "scores.weight") if a.size == 4]

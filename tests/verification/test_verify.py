@@ -52,7 +52,7 @@ def test_a_good_bundle_passes(bundle: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_it_passes_as_real_processes(bundle: Path) -> None:
+def test_a_bundle_verifies_as_real_processes(bundle: Path) -> None:
     found = checked(bundle, processes=True)
     assert failed(found) == []
     assert len(found.checks) == len(LINKS) + 1

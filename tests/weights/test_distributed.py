@@ -74,7 +74,7 @@ def test_boxes_are_put_together(tmp_path: Path, dtype: torch.dtype) -> None:
         assert bits(found) == raw(whole)
 
 
-def test_what_torch_saves_is_read(tmp_path: Path) -> None:
+def test_checkpoints_of_torch_are_read(tmp_path: Path) -> None:
     state: dict[str, Any] = {
         "model": {"a": torch.randn(2, 3), "none": torch.zeros(0, 4), "one": torch.tensor(2.5)},
         "float8": torch.ones(3).to(torch.float8_e4m3fn),
@@ -113,7 +113,7 @@ def test_no_pickle_runs(tmp_path: Path) -> None:
     assert not trap.folder.exists()
 
 
-def test_what_is_not_whole_is_refused(tmp_path: Path) -> None:
+def test_a_partial_checkpoint_is_refused(tmp_path: Path) -> None:
     whole = torch.arange(4.0).reshape(2, 2)
     top, low = ((0, 0), (1, 2)), ((1, 0), (1, 2))
     wrong: dict[str, tuple[Box, ...]] = {

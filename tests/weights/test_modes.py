@@ -46,7 +46,7 @@ def killed(place: Path) -> None:
     os.waitpid(pid, 0)
 
 
-def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path) -> None:
+def test_remains_of_a_killed_process_are_removed_by_the_next(tmp_path: Path) -> None:
     place = tmp_path / "bundle"
     killed(place)
     (left,) = tmp_path.iterdir()
@@ -60,7 +60,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path) -> No
     assert place.read_bytes() == b"whole"
 
 
-def test_what_others_may_still_write_stays(tmp_path: Path) -> None:
+def test_files_that_others_may_still_write_stay(tmp_path: Path) -> None:
     place = tmp_path / "bundle"
     killed(place)
     (left,) = tmp_path.iterdir()

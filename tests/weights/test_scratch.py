@@ -45,14 +45,14 @@ def _next() -> Path:
     return Path(done.stdout.strip())
 
 
-def test_it_goes_with_its_block(place: Path) -> None:
+def test_a_scratch_folder_goes_with_its_block(place: Path) -> None:
     with Scratch("test") as folder:
         Path(folder, "file").touch()
         assert [str(each) for each in place.iterdir()] == [folder]
     assert list(place.iterdir()) == []
 
 
-def test_what_a_killed_command_left_goes_with_the_next(place: Path) -> None:
+def test_remains_of_a_killed_command_go_with_the_next(place: Path) -> None:
     holder, folder = _holder()
     living, held = _holder()
     with holder, living:
@@ -67,7 +67,7 @@ def test_what_a_killed_command_left_goes_with_the_next(place: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="files of other users are made by root only")
-def test_those_of_others_stay(place: Path) -> None:
+def test_scratch_folders_of_others_stay(place: Path) -> None:
     theirs, link = place / f"{scratch._here()}-test-a", place / f"{scratch._here()}-test-b"
     theirs.mkdir()
     os.chown(theirs, 65534, 65534)

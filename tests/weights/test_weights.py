@@ -111,7 +111,7 @@ def test_a_checkpoint_may_be_a_file_a_folder_an_index_or_several_files(tmp_path:
         assert set(read_checkpoint(path).tensors) == names
 
 
-def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_files_that_are_no_checkpoint_are_refused(tmp_path: Path) -> None:
     with refused("BX3703"):
         read_checkpoint(tmp_path / "gone")
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
@@ -165,7 +165,7 @@ def test_tied_names_share_one_source(tmp_path: Path) -> None:
         match(params, read_checkpoint(path))
 
 
-def test_what_does_not_fit_is_listed(tmp_path: Path) -> None:
+def test_tensors_that_do_not_fit_are_listed(tmp_path: Path) -> None:
     path = checkpoint_of(tmp_path, {f"x{i}": torch.ones(2) for i in range(9)})
     with refused("BX3731"):
         match([param("w", 2)], read_checkpoint(path))

@@ -126,7 +126,7 @@ def test_the_users_modules_are_found_and_ours_are_not(monkeypatch: pytest.Monkey
         ("ValueError: no", "python train.py --in-process"),
     ],
 )
-def test_what_is_missing_in_a_bundle_is_said(last: str, advice: str, tmp_path: Path) -> None:
+def test_a_missing_file_of_a_bundle_is_named(last: str, advice: str, tmp_path: Path) -> None:
     log = tmp_path / "d0.log"
     log.write_text(f"Traceback (most recent call last):\n{last}\n")
     assert advice in (failure("d0 ended", 1, log, "train.py").help or "")
@@ -145,7 +145,7 @@ def test_data_that_end_early_are_no_wrong_batch(tmp_path: Path) -> None:
     assert "like example_batch" not in (found.help or "")
 
 
-def test_where_no_log_can_be_written_its_own_word_is_told(tmp_path: Path) -> None:
+def test_an_unwritable_log_leaves_the_last_words_of_the_process(tmp_path: Path) -> None:
     """On a full disk a log is empty, and the reason was in it."""
     (tmp_path / "d0.log").touch()
     found = failure("d0 ended", 2, tmp_path / "d0.log", "train.py", text="commits: no space left")
@@ -176,7 +176,7 @@ raise ZeroDivisionError("on purpose")
 """
 
 
-def test_who_ended_because_a_peer_was_gone_is_not_named(bundle: Path) -> None:
+def test_a_process_that_ended_after_its_peer_is_not_named(bundle: Path) -> None:
     started: dict[str, Process] = {}
 
     def spawn(command: Command) -> Process:
@@ -203,7 +203,7 @@ def test_a_killed_process_is_named_by_its_signal(marked: Path) -> None:
     assert not any(map(is_running, pids(marked)))
 
 
-def test_what_a_user_prints_may_be_no_text_and_what_it_starts_ends(marked: Path) -> None:
+def test_users_output_may_be_bytes_and_users_processes_end(marked: Path) -> None:
     prints = """
 import subprocess, sys
 Path("child.pid").write_text(str(subprocess.Popen(["sleep", "1000"]).pid))
@@ -347,7 +347,7 @@ def test_no_process_is_replaced_over_nccl(
     assert can_supervise(read_plan(of_gpus), "gloo")
 
 
-def test_what_carries_messages_is_told_to_the_programs(of_gpus: Path) -> None:
+def test_programs_get_the_transport(of_gpus: Path) -> None:
     plan = read_plan(of_gpus)
     told = [command for _, command in commands(plan, RunOptions(steps=1, backend="gloo"))]
     assert told

@@ -65,7 +65,7 @@ def test_the_logs_of_a_run_killed_on_this_host_go(bundle: Path, host: str, stays
     assert ("1" in kept(bundle)) == stays
 
 
-def test_what_is_no_run_stays(bundle: Path) -> None:
+def test_folders_of_other_things_stay(bundle: Path) -> None:
     (bundle / RUNS / "mine").mkdir(parents=True)
     (bundle / RUNS / "1").mkdir()  # it has no status yet
     for _ in range(KEPT_RUNS + 1):

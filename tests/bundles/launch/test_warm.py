@@ -80,7 +80,9 @@ def test_a_fork_is_what_a_new_python_would_be(warm: Warm, tmp_path: Path) -> Non
         ("os._exit(3)", 3),
     ],
 )
-def test_its_exit_code_is_heard(warm: Warm, tmp_path: Path, ends: str, code: int) -> None:
+def test_the_exit_code_of_a_fork_is_reported(
+    warm: Warm, tmp_path: Path, ends: str, code: int
+) -> None:
     process = start(warm, tmp_path, ends)
     assert process.wait(LIMIT_S) == code
     assert process.poll() == code
@@ -88,7 +90,7 @@ def test_its_exit_code_is_heard(warm: Warm, tmp_path: Path, ends: str, code: int
     assert words.get(ends, "") in (tmp_path / "log").read_text()
 
 
-def test_what_it_has_started_ends_with_it(warm: Warm, tmp_path: Path) -> None:
+def test_processes_started_by_a_fork_end_with_it(warm: Warm, tmp_path: Path) -> None:
     ends = "import subprocess; open('pid', 'w').write(str(subprocess.Popen(['sleep', '999']).pid))"
     assert start(warm, tmp_path, ends).wait(LIMIT_S) == 0
     wait_for_end(int((tmp_path / "pid").read_text()))
@@ -111,7 +113,7 @@ def test_another_environment_is_a_new_pythons(warm: Warm, tmp_path: Path) -> Non
     assert said(tmp_path)["own"] == "other"
 
 
-def test_where_nobody_is_left_to_fork_new_pythons_are_started(tmp_path: Path) -> None:
+def test_without_a_warm_process_new_pythons_are_started(tmp_path: Path) -> None:
     with Warm() as warm:
         first = start(warm, tmp_path)
         assert first.wait(LIMIT_S) == 0

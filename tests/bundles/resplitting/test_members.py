@@ -111,7 +111,7 @@ def test_there_may_be_other_groups_and_back(begun: Path, tmp_path: Path) -> None
     assert later == pytest.approx(train(begun, STEPS + 1)[STEPS:], rel=1e-5)
 
 
-def test_what_cannot_be_in_groups_is_refused_before_anything_is_written(
+def test_plans_that_groups_cannot_have_are_refused_before_writing(
     begun: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(InputError, match="groups of 2 devices"):

@@ -53,7 +53,7 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Plan]:
         ("group", "one", ("what tensor groups divide",)),
     ],
 )
-def test_what_a_move_changes(
+def test_a_move_changes_placement_alone(
     plans: dict[str, Plan], before: str, after: str, said: tuple[str, ...]
 ) -> None:
     found = order_notes(plans[before], plans[after])

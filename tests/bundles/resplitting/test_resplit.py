@@ -169,7 +169,7 @@ def test_the_moves_lead_over_other_numbers_of_devices(moved: Moved) -> None:
 
 
 @pytest.mark.nightly
-def test_it_is_the_one_process_reference_that_changes_its_plan_bit_for_bit(
+def test_a_moved_run_is_the_reference_that_changes_its_plan_bitwise(
     moved: Moved, tmp_path: Path
 ) -> None:
     losses, trained, optimizer = reference(moved, tmp_path)
@@ -182,7 +182,7 @@ def test_it_is_the_one_process_reference_that_changes_its_plan_bit_for_bit(
 
 
 @pytest.mark.nightly
-def test_it_is_the_undisturbed_run_to_1e_6_after_each_change(moved: Moved) -> None:
+def test_a_moved_run_is_the_undisturbed_one_to_1e_6(moved: Moved) -> None:
     for step in (3, 5, 7):
         assert moved.losses[step] == pytest.approx(moved.undisturbed[step], rel=1e-6)
     assert moved.losses[:3] == moved.undisturbed[:3]
@@ -329,7 +329,7 @@ def test_buffers_and_the_users_functions_go_along(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_it_needs_no_torch() -> None:
+def test_planning_a_move_imports_no_torch() -> None:
     code = "import sys, bigbrain_fx.bundles.resplitting; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 

@@ -72,11 +72,11 @@ def begun(tmp_path_factory: pytest.TempPathFactory, nursery: object) -> Path:
     return bundle
 
 
-def test_it_is_divided_by_heads_and_the_page_says_so(begun: Path) -> None:
+def test_attention_is_divided_by_heads_and_the_page_says_so(begun: Path) -> None:
     assert "heads (2 as 1+1)" in (begun / "README.md").read_text()
 
 
-def test_it_trains_as_a_plain_loop(begun: Path, tmp_path: Path) -> None:
+def test_unequal_pieces_train_as_a_plain_loop(begun: Path, tmp_path: Path) -> None:
     file = load_model_file(begun.parent / "fused.py", seed=0)
     export_weights(begun, tmp_path / "first.safetensors")
     model, batch = file.model, cast("dict[str, Tensor]", file.example_batch)

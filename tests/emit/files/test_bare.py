@@ -47,12 +47,12 @@ def lines_of(files: dict[str, str]) -> int:
     return sum(len(text.splitlines()) for text in files.values())
 
 
-def test_it_is_read_in_half_an_hour() -> None:
+def test_a_bare_bundle_is_read_in_half_an_hour() -> None:
     wanted = ", ".join(name for name in HOMES if name not in FEW_HAVE)
     assert 1000 < lines_of(bare_files(RUNTIME, [f"from runtime import {wanted}\n"])) <= MOST
 
 
-def test_its_files_are_those_of_other_tiers(tmp_path: Path) -> None:
+def test_files_of_a_bare_bundle_are_those_of_other_tiers(tmp_path: Path) -> None:
     plan = planned()
     bare = write_bundle(plan, NoWeights(), tmp_path / "bare", bare=True)
     lean = write_bundle(plan, NoWeights(), tmp_path / "lean", lean=True)
@@ -75,7 +75,7 @@ def test_other_tiers_have_nothing_of_its_own() -> None:
     assert FILE not in runtime_files(RUNTIME, [text], without=without)
 
 
-def test_its_door_names_what_is_there() -> None:
+def test_the_init_of_a_bare_bundle_names_its_files() -> None:
     files = bare_files(RUNTIME, [f"from runtime import {', '.join(HOMES)}\n"])
     for node in ast.walk(ast.parse(files["__init__.py"])):
         if isinstance(node, ast.ImportFrom):

@@ -53,7 +53,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_what_a_bundle_holds(tmp_path: Path) -> None:
+def test_the_files_of_a_bundle(tmp_path: Path) -> None:
     out = write_bundle(plan_of(Source("")), NoWeights(), tmp_path / "some" / "bundle")
     expected = {"README.md", "__init__.py", "device_d0.py", "device_d1.py", "example.safetensors"}
     assert expected | {"plan.json", "runtime", "train.py", "training.py", "weights"} <= set(
@@ -208,7 +208,7 @@ def test_a_package_of_the_users_is_shipped(tmp_path: Path) -> None:
     assert "`data`: copied" in (out / "README.md").read_text()
 
 
-def test_what_stages_call_is_shipped_with_its_package(
+def test_functions_that_stages_call_are_shipped_with_their_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A class of autograd, say, that a module beside the model file defines."""

@@ -40,7 +40,7 @@ def test_no_file_imports_one_that_is_left_out() -> None:
             assert asked <= found
 
 
-def test_what_the_door_itself_imports_is_there_in_every_bundle() -> None:
+def test_imports_of_the_runtimes_init_are_in_every_bundle() -> None:
     door = ast.parse((RUNTIME / "__init__.py").read_text())
     first = [n for n in door.body if isinstance(n, ast.ImportFrom) and n.level and not n.module]
     assert first

@@ -75,5 +75,5 @@ def test_bundles_of_every_kind_pass(tmp_path: Path) -> None:
     assert complaints(tmp_path, {kind: of_gpt(kind) for kind in KINDS}) == ""
 
 
-def test_what_ruff_would_not_pass_is_told(tmp_path: Path) -> None:
+def test_lines_that_ruff_refuses_are_named(tmp_path: Path) -> None:
     assert "F401" in complaints(tmp_path, {"bundle": {"a.py": '"""A."""\n\nimport torch\n'}})

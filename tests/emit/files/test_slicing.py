@@ -27,7 +27,7 @@ def ran(found: SourceSlice) -> dict[str, Any]:
     return scope
 
 
-def test_what_is_used_comes_along_and_nothing_else(tmp_path: Path) -> None:
+def test_used_names_come_along_and_no_others(tmp_path: Path) -> None:
     text = '''"""A model file."""
 import math, random
 import torch
@@ -107,7 +107,7 @@ def optimizer(named_params):  # any
     ],
     ids=["bound twice, in order", "attributes", "try and if", "several on a line"],
 )
-def test_what_the_top_of_a_file_does_comes_along(tmp_path: Path, text: str, found: object) -> None:
+def test_effects_of_a_files_top_come_along(tmp_path: Path, text: str, found: object) -> None:
     assert ran(sliced(tmp_path, text))["optimizer"](()) == found
 
 
@@ -228,7 +228,7 @@ def test_a_file_goes_before_a_folder_that_is_no_package(tmp_path: Path) -> None:
     assert local_modules(["nets.deep"], tmp_path) == [tmp_path / "nets"]
 
 
-def test_what_the_top_sets_of_torch_comes_along(tmp_path: Path) -> None:
+def test_torch_settings_of_a_files_top_come_along(tmp_path: Path) -> None:
     """Without it a bundle would compute in another precision than the model file does."""
     lines = [
         "import torch",

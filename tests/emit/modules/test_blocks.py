@@ -66,7 +66,7 @@ def test_layers_in_a_row_are_a_loop() -> None:
     assert "        for block in self.blocks:" in text
 
 
-def test_what_differs_in_numbers_takes_arguments() -> None:
+def test_blocks_that_differ_in_numbers_take_arguments() -> None:
     """U-Net's levels have other channels; the class is written once."""
     tree = ast.parse(one_device("unet"))
     blocks = {n.name: n for n in tree.body if isinstance(n, ast.ClassDef)}
@@ -159,7 +159,7 @@ def test_other_ops_are_another_class_or_none() -> None:
     assert "Mix(0.1) if i % 2 == 0 else Other(0.1)" in text or "Mix() if i % 2 == 0" in text
 
 
-def test_what_only_passes_on_needs_no_class() -> None:
+def test_a_module_that_only_passes_on_needs_no_class() -> None:
     class Wrapper(Mix):
         def forward(self, x: Tensor) -> Tensor:
             y: Tensor = self.a(x)

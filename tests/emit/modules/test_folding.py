@@ -29,6 +29,6 @@ from bigbrain_fx.emit.modules.again import made_again
         ("x * block.scale", "again(lambda x, block: x * block.scale, x, block)"),
     ],
 )
-def test_what_an_expression_becomes(text: str, expected: str) -> None:
+def test_expressions_are_folded(text: str, expected: str) -> None:
     found = made_again(ast.parse(text, mode="eval").body)
     assert ast.unparse(ast.fix_missing_locations(found)) == expected

@@ -88,7 +88,7 @@ def stages(model: nn.Module) -> list[str]:
     return [files[f"device_d{i}.py"].split(f"class Stage{i}")[1] for i in range(2)]
 
 
-def test_it_names_two_and_counts_the_rest() -> None:
+def test_a_comment_names_two_users_and_counts_the_others() -> None:
     first, second = stages(Twice())
     assert "`a.weight` is stage 1's `c.weight`, `a.bias` is stage 1's `c.bias`, and so on" in first
     assert "for 2 more: in a loop of your own, too, add up their gradients." in first.replace(

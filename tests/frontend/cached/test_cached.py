@@ -194,7 +194,9 @@ class Noisy(Words):
         (lambda: Noisy(Slopes()), "random numbers are drawn at inference: .*dropout"),
     ],
 )
-def test_what_has_no_such_form_is_refused_at_its_place(model: type[nn.Module], says: str) -> None:
+def test_code_without_a_cached_form_is_refused_at_its_line(
+    model: type[nn.Module], says: str
+) -> None:
     with pytest.raises(CaptureError, match=says) as refused:
         made(model())
     assert "leave --kv-cache out" in str(refused.value.help)

@@ -179,7 +179,7 @@ def test_threads_count(folder: Path) -> None:
         {"effect": {"not_compared": "it is large"}},
     ],
 )
-def test_what_was_not_compared_is_asked_again(tmp_path: Path, answer: dict[str, object]) -> None:
+def test_an_uncompared_entry_is_asked_again(tmp_path: Path, answer: dict[str, object]) -> None:
     known, asked = Known(Table(tmp_path / "answers.sqlite"), "model"), {"do": "rehearse"}
     assert known.answer(asked, lambda: answer) == answer
     final = {"checks": [{"passed": True}]}

@@ -54,7 +54,7 @@ def test_an_answer_with_another_checksum_is_dropped(table: Table) -> None:
     assert table.get("a") is None
 
 
-def test_what_was_not_used_for_longest_goes_first(tmp_path: Path) -> None:
+def test_the_least_recently_used_entry_goes_first(tmp_path: Path) -> None:
     table = Table(tmp_path / "answers.sqlite", limit_bytes=250)
     for key in "abc":
         table.put(key, "x" * 80)

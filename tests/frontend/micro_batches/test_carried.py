@@ -95,9 +95,7 @@ def _seeded() -> None:
     ("model", "names"),
     [(Centred, "centre"), (Taught, "constant"), (Remembered, "part")],
 )
-def test_what_a_micro_batch_wrote_for_the_next_one_is_named(
-    model: type[nn.Module], names: str
-) -> None:
+def test_state_between_micro_batches_is_named(model: type[nn.Module], names: str) -> None:
     own = model()
     captured = capture(own, batch_of(), mean)
     found = micro_batch_effect(Training(own, mean, None), captured, 4)

@@ -121,7 +121,7 @@ def test_all_compute_the_same(found: Comparison) -> None:
     found.require_sound()
 
 
-def test_who_has_no_plan_is_a_row_that_says_what_to_do(found: Comparison) -> None:
+def test_a_contender_without_a_plan_is_a_row_with_a_remedy(found: Comparison) -> None:
     learned = found.of("learned")
     assert learned.plan is None
     assert learned.step_s is None
@@ -293,7 +293,7 @@ def test_one_estimator_judges_all(model: Path) -> None:
         (("naive",), {"steps": 2, "rounds": 0}, "no 0 rounds"),
     ],
 )
-def test_what_makes_no_sense_is_refused_before_the_capture(
+def test_bad_options_are_refused_before_the_capture(
     names: tuple[str, ...],
     more: dict[str, int],
     what: str,
@@ -356,7 +356,7 @@ def test_kinds_of_agreement() -> None:
     ("a", "b"),
     [([1.0], [1.0, 2.0]), ([1.0], [float("nan")]), ([1.0], [float("inf")])],
 )
-def test_what_does_not_compare_is_different(a: list[float], b: list[float]) -> None:
+def test_results_that_do_not_compare_are_different(a: list[float], b: list[float]) -> None:
     found = agreed(a, b)
     assert (found.kind, found.relative) == ("different", float("inf"))
     assert not found.passed

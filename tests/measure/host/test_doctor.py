@@ -111,7 +111,7 @@ def test_every_pair_of_devices_is_surveyed() -> None:
 
 
 @pytest.mark.nightly
-def test_what_is_written_can_be_read(measured: HostProbe, tmp_path: Path) -> None:
+def test_a_written_cluster_can_be_read(measured: HostProbe, tmp_path: Path) -> None:
     measured.write(tmp_path / "cluster.json")
     assert read_cluster(tmp_path / "cluster.json") == measured.cluster
 
@@ -134,7 +134,7 @@ def test_gpu_devices_have_their_own_memory_and_link() -> None:
     assert GPUS.cluster.default_link == Link(9e-6, 11e9)
 
 
-def test_it_prints() -> None:
+def test_a_survey_prints() -> None:
     assert str(CPU).splitlines() == [
         "host      2 cores, 8.0 GiB of memory for use",
         "cpu       61.2 GFLOP/s, 12.0 GB/s, 2.3 us per op",
@@ -186,9 +186,7 @@ FEW = (
         ({"gpus": GPUS.gpus}, ()),  # asked for, as there are enough
     ],
 )
-def test_it_notes_what_makes_figures_doubtful(
-    changes: dict[str, Any], notes: tuple[str, ...]
-) -> None:
+def test_a_survey_notes_doubtful_figures(changes: dict[str, Any], notes: tuple[str, ...]) -> None:
     found = replace(CPU, **changes)
     assert found.notes == notes
     assert [line for line in str(found).splitlines() if line.startswith("note ")] == [
@@ -353,7 +351,7 @@ def test_a_quota_takes_its_part_of_every_period(monkeypatch: pytest.MonkeyPatch)
     assert processor_share(1.0) == pytest.approx(1 / 8, rel=0.01)
 
 
-def test_what_a_message_takes_of_a_processor_takes_longer_of_a_share() -> None:
+def test_a_message_takes_longer_on_a_share_of_a_processor() -> None:
     own = {"message_s": 1e-4, "message_bytes_per_s": 4e9, "instruction_s": 2e-5, "step_s": 3e-4}
     found = stretched(own, 0.25)
     assert found == {

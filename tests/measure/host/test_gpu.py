@@ -187,7 +187,7 @@ def test_a_gpu_that_fails_is_named(teller: list[str], monkeypatch: pytest.Monkey
     assert "`--kind cpu` leaves GPUs alone" in str(caught.value.help)
 
 
-def test_what_was_measured_is_json(teller: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_measurement_is_json(teller: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     _told(monkeypatch, gpus=2)
     measured = json.loads(json.dumps(probe(worker=teller).measured))
     ((one, other, link),) = measured["gpu_links"]

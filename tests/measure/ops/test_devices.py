@@ -201,9 +201,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
         (1e-4, 1e-4),  # the host waits for the device: recording was hidden, the event was not
     ],
 )
-def test_what_recording_costs_is_taken_off_where_it_delays(
-    gpu: Gpu, kernel_s: float, taken_s: float
-) -> None:
+def test_the_cost_of_recording_is_subtracted(gpu: Gpu, kernel_s: float, taken_s: float) -> None:
     watch = CudaStopwatch(torch.device("cuda", 0))
     marks = [watch.mark()]
     for _ in range(5):
@@ -225,7 +223,7 @@ def test_between_events_without_a_kernel_nothing_passes(gpu: Gpu) -> None:
 
 
 @pytest.mark.parametrize("has_sleep", [False, True])
-def test_what_an_event_takes_may_stay_unknown(
+def test_the_time_of_an_event_may_be_unknown(
     gpu: Gpu, monkeypatch: pytest.MonkeyPatch, has_sleep: bool
 ) -> None:
     """Where torch cannot keep the device busy, or a host is so slow that it is not kept."""

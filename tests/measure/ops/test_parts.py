@@ -95,7 +95,7 @@ def example_batch():
 
 
 @pytest.mark.nightly
-def test_what_was_measured_of_parts_is_what_a_group_is_forecast_from(tmp_path: Path) -> None:
+def test_group_forecasts_use_measured_parts(tmp_path: Path) -> None:
     model, store = write_model(tmp_path, MODEL), tmp_path / "p.sqlite"
     options = ProfileOptions((4,), rounds=2, device="cpu", tensor_shares=(2, 1))
     found = profile(model, store, options)

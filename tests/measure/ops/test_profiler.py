@@ -101,7 +101,7 @@ def test_a_watched_run_keeps_nothing(captured: Captured, frozen: bool) -> None:
     assert not [value for value in held if value() is not None]
 
 
-def test_what_measuring_costs_is_taken_off(captured: Captured) -> None:
+def test_the_cost_of_measuring_is_subtracted(captured: Captured) -> None:
     subject = subject_of(captured)
     timed = timed_step(subject, ticks(), WatchOverheads(tick_s=1.0, hook_s=1.0))
     assert set(timed.forward_s.values()) == {0.0}
@@ -350,7 +350,7 @@ def test_a_model_that_ends_its_process_is_named(tmp_path: Path) -> None:
         profile(model, tmp_path / "p.sqlite", ProfileOptions(time_limit_s=120.0))
 
 
-def test_what_was_measured_reads_well() -> None:
+def test_a_profile_prints_readably() -> None:
     entry = MeasuredRows(4, 91, 26, 26, ops_s=0.019, step_s=0.020)
     assert str(entry) == (
         "4 rows: 91 ops, 26 of them distinct; 26 measured: their sum is 19.00 ms, "

@@ -160,7 +160,7 @@ def test_every_rule_is_met_by_a_case() -> None:
     assert cases == {rule.code for rule in RULES}
 
 
-def test_what_cannot_be_left_out_has_another_remedy() -> None:
+def test_a_required_option_has_another_remedy() -> None:
     said = {rule.code for rule in RULES if not rule.instead}
     assert said <= {rule.code for rule in RULES if _is_option(rule.other.name)}
 
@@ -189,7 +189,7 @@ def test_a_model_is_not_run_for_options_that_do_not_go_together(
 
 
 @pytest.mark.parametrize(("code", "chosen"), BY_BUNDLE)
-def test_what_no_bundle_does_is_forecast(
+def test_plans_that_no_bundle_runs_are_forecast(
     code: str, chosen: dict[str, object], tmp_path: Path
 ) -> None:
     options = asked(chosen)
@@ -213,7 +213,7 @@ def test_a_model_or_a_cluster_that_does_not_go_with_an_option_is_refused(
 
 
 @pytest.mark.parametrize(("code", "chosen", "about"), FOLLOWED)
-def test_what_another_plan_placed_is_refused_alike(
+def test_a_followed_plan_is_refused_by_the_same_rules(
     code: str, chosen: dict[str, object], about: dict[str, object]
 ) -> None:
     """`--like` had none of these checks: it wrote bundles that could not run, or trained others."""
@@ -244,7 +244,7 @@ def test_backwards_that_are_not_split_go_with_zero_3(schedule: str) -> None:
     assert rule.code == "BX1298"
 
 
-def test_who_placed_the_followed_plan_does_not_matter() -> None:
+def test_the_partitioner_of_a_followed_plan_does_not_matter() -> None:
     """A plan that `auto` made can be followed by what `auto` does not choose."""
     options = replace(TWO, partitioner=AUTO, asynchronous="2bw")
     require_compatible(Request(options, PAIR, is_placed=True))
@@ -257,7 +257,7 @@ def test_who_placed_the_followed_plan_does_not_matter() -> None:
     "chosen",
     [{}, {"asynchronous": "2bw"}, {"compiled": True}, {"quantize": "int8"}, {"replicas": 2}],
 )
-def test_what_goes_together_is_not_refused(chosen: dict[str, object]) -> None:
+def test_compatible_options_are_not_refused(chosen: dict[str, object]) -> None:
     assert conflict(request(chosen, {})) is None
     assert conflict(request(chosen, {"cluster": NO_STORES})) is None
 

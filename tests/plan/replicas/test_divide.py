@@ -54,7 +54,7 @@ def test_a_file_with_replicas_infers_with_all_devices() -> None:
     assert Options().wants_replicas(named, trains=True)
 
 
-def test_what_is_alike_but_for_names() -> None:
+def test_devices_identical_but_for_names() -> None:
     whole = cluster(2, 1, 2, 1)
     a, b, c = (only(whole, group) for group in (("d0", "d1"), ("d2", "d3"), ("d0", "d2")))
     assert likeness(a) == likeness(b) != likeness(c)

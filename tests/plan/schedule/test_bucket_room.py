@@ -66,7 +66,7 @@ def test_a_tree_has_new_buckets_for_each_micro_batch() -> None:
     assert followed(BucketRoom(part("tree", 1), is_first=False)) == [160, 320, 480, 640]
 
 
-def test_whose_sums_are_of_parts_and_how_large_one_is() -> None:
+def test_sums_of_parts_and_their_sizes() -> None:
     found = {
         (order, zero): (sums_parts(p.stages), summed_bytes(p.stages, BUCKETS[0], 0))
         for order, zero in (("replica", 1), ("replica", 2), ("micro", 0), ("tree", 1), ("tree", 2))

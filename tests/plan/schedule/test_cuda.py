@@ -73,7 +73,7 @@ def temporary_bytes(make: Make, at_once: bool) -> int:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_what_an_optimizer_holds_for_a_moment_where_it_updates_all_at_once(name: str) -> None:
+def test_a_foreach_optimizer_holds_temporary_memory(name: str) -> None:
     """What it holds parameter by parameter was measured; the rule says what it holds on CUDA."""
     sizes = [4 * torch.Size(shape).numel() for shape in SHAPES]
     alone = temporary_bytes(OPTIMIZERS[name], at_once=False) / max(sizes)
@@ -153,7 +153,7 @@ def test_a_workspace_is_larger_from_hopper_on() -> None:
     assert library_bytes(replace(GPU, half_flops_per_s=None), [PRODUCT], False) == BLAS_BYTES
 
 
-def test_what_a_cluster_says_of_a_workspace_is_taken_before_a_guess() -> None:
+def test_a_clusters_workspace_is_taken_before_a_guess() -> None:
     slow = replace(GPU, half_flops_per_s=100e12, blas_bytes=BLAS_BYTES_FROM_HOPPER_ON)
     assert library_bytes(slow, [PRODUCT], trains=True) == 2 * BLAS_BYTES_FROM_HOPPER_ON
     fast = replace(GPU, half_flops_per_s=900e12, blas_bytes=BLAS_BYTES)  # sm 11, say

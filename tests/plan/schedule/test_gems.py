@@ -58,7 +58,7 @@ def test_a_step_is_the_closed_form(p: int, f: int, b: int) -> None:
         assert simulate(programs, stages, costs).step_s == p * f + n * p * b + (n - 1) * f
 
 
-def test_where_a_forward_takes_longer_it_is_what_is_waited_for() -> None:
+def test_a_longer_forward_is_the_one_waited_for() -> None:
     """The closed form holds for b >= f; else forwards are the front: M p f and a backward each."""
     p, n, f, b = 4, 6, 5, 2
     stages, costs = mirrored(p, n), costs_of(p, f, b)
@@ -117,7 +117,7 @@ def test_groups_of_devices_go_side_by_side() -> None:
         (mirrored(4, 5), "takes micro-batches in turn, and replicas have 3, 2"),
     ],
 )
-def test_what_is_no_gems_is_refused(stages: Stages, said: str) -> None:
+def test_plans_that_are_no_gems_are_refused(stages: Stages, said: str) -> None:
     with pytest.raises(InputError, match=said):
         build("gems", stages, 4, costs_of(len(stages.devices)), all_of(stages))
     with pytest.raises(InputError, match="says itself how many micro-batches"):

@@ -59,7 +59,7 @@ def test_one_device_is_asked_of_one_partitioner(monkeypatch: pytest.MonkeyPatch)
     assert set(asked) == {"naive"}
 
 
-def test_where_nothing_can_be_run_the_rule_in_the_way_is_named() -> None:
+def test_the_rule_that_stops_every_plan_is_named() -> None:
     graph, cluster = even_chain(8), equal(3, Link(1e-5, 1e9))
     with refused("BX1107"):
         auto(graph, cluster, schedule="dualpipe-v", micro_batches=2)

@@ -40,7 +40,7 @@ def graph() -> Graph:
 
 
 @pytest.mark.nightly
-def test_what_is_idle_is_filled_unasked(graph: Graph) -> None:
+def test_idle_devices_are_filled_unasked(graph: Graph) -> None:
     """Of a chain in three parts a third of 1F1B is idle; a split backward fills most of that."""
     cluster = equal(3, FAST)
     plan = auto(graph, cluster, micro_batches=4)
@@ -54,7 +54,7 @@ def test_what_is_idle_is_filled_unasked(graph: Graph) -> None:
 
 
 @pytest.mark.nightly
-def test_where_no_weight_can_wait_backwards_stay_whole() -> None:
+def test_backwards_stay_whole_without_weights_to_delay() -> None:
     """Ops without parameters have no second half, whatever the order is called."""
     plan = auto(even_chain(12, rows=8), equal(2, FAST), micro_batches=8)
     assert not plan.stages.deferring

@@ -174,7 +174,7 @@ def test_memory_is_a_hard_limit(seed: int, count: int, kib: int) -> None:
 
 
 @pytest.mark.nightly
-def test_what_does_not_fit_comes_with_the_arithmetic() -> None:
+def test_a_plan_that_does_not_fit_comes_with_the_arithmetic() -> None:
     graph, cluster = case(2, 6, 2, memory_bytes=MIB)
     with pytest.raises(NoPlanError, match="memory") as caught:
         auto(graph, cluster)
@@ -212,7 +212,7 @@ def test_slow_links_get_more_micro_batches_in_flight() -> None:
 # --------------------------------------------------------------------------- choices
 
 
-def test_what_is_asked_for_is_kept() -> None:
+def test_requested_options_are_kept() -> None:
     graph, cluster = case(2, 8, 2)
     plan = auto(graph, cluster, micro_batches=4, schedule="gpipe")
     assert (plan.partitioner, plan.schedule, plan.micro_batches) == ("auto", "gpipe", 4)

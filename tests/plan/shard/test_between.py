@@ -126,7 +126,7 @@ def test_large_weights_and_whole_numbers_stay_whole() -> None:
             assert 8 * params <= made
 
 
-def test_what_is_written_in_place_stays_whole() -> None:
+def test_values_written_in_place_stay_whole() -> None:
     def forward(own: Any, x: Tensor) -> Tensor:
         x = own.norm(x)
         made = own.down(F.gelu(own.up(x)))

@@ -43,7 +43,7 @@ def test_two_dimensions_become_the_same_factors() -> None:
     assert list(leaves(hidden)) == list(flat((groups, each)))
 
 
-def test_what_does_not_divide_is_not_made_the_same() -> None:
+def test_an_indivisible_size_is_not_made_equal() -> None:
     with pytest.raises(UnlikeError):
         unify(*fresh((6, 4)))
 
@@ -125,7 +125,7 @@ def test_equal_runs_in_pieces_are_one_number() -> None:
     assert dict(strides((both,)))[heads.root] == (4,)  # three runs of 3 * 4
 
 
-def test_what_a_piece_has_twice_is_there_twice() -> None:
+def test_a_repeated_tensor_of_a_piece_counts_twice() -> None:
     (square,), (one,) = fresh((9,)), fresh((3,))
     unify(square, (*one, *one))
     both = joined((square, one))

@@ -59,7 +59,7 @@ def test_a_rule_keeps_as_much_as_autograd_does(family: str) -> None:
     assert sum(sizes) == sum(kept.values())
 
 
-def test_what_no_rule_knows_is_left_to_the_estimator() -> None:
+def test_ops_without_a_rule_are_left_to_the_estimator() -> None:
     spec = TensorSpec((4,), "float32", (1,))
     assert (
         rule_saves(Op("op", "aten.cumsum.default", (Ref("x"),), outputs=(spec,)), "cumsum") is None

@@ -75,7 +75,7 @@ def test_a_core_gives_no_more_than_it_has() -> None:
         assert done.step_s == pytest.approx(sum(times))
 
 
-def test_who_waits_or_handles_messages_slows_nobody() -> None:
+def test_waiting_processes_slow_no_other() -> None:
     """d0 handles a message for 1 s and d1 waits for it: their computations never meet."""
     stages = chain(2, nbytes=8)
     costs = slowed(even_costs(2), 2.0, ONE_CORE, Overheads(message_s=1.0))

@@ -38,7 +38,7 @@ def test_a_part_waits_for_those_that_were_sent_before_it() -> None:
     assert held_until(*taken) == {(PART, 0): 9.0, (WEIGHTS, 0): 2.0, (PART, 1): 9.0}
 
 
-def test_who_takes_a_part_is_counted_as_one_computation_late() -> None:
+def test_a_part_is_taken_one_computation_late() -> None:
     taken = (
         (Recv(WEIGHTS, 0), 2.0),
         (Forward(1, 0), 3.0),

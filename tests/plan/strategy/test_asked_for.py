@@ -106,6 +106,8 @@ def test_nothing_that_is_asked_for_is_faster(seed: int, monkeypatch: pytest.Monk
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("every", [pytest.param(9, marks=pytest.mark.nightly), 18])
-def test_nor_are_some_in_a_hurry(every: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_some_choices_are_not_searched_in_a_hurry(
+    every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("bigbrain_fx.plan.fastest.CPU", 0.0)
     assert not faster_than_auto(10, "fast", every=every)

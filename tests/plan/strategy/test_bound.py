@@ -56,7 +56,7 @@ def priced(where: Cluster, found: Graph, **choices: Any) -> list[Priced]:
     return [Bound(found, where, SOURCE, options).of(s) for s in undivided(where, options)]
 
 
-def test_what_lacks_memory_is_told_by_weights_and_state() -> None:
+def test_weights_and_state_tell_a_lack_of_memory() -> None:
     found = graph(8)
     held = sum(param.spec.nbytes for param in found.params)
     where = cluster(64, memory_bytes=int(1.2 * 5.5 * held / 8) + (40 << 20))
@@ -113,7 +113,7 @@ def test_alike_replicas_of_many_devices_run_what_one_does() -> None:
     )
 
 
-def test_so_many_replicas_that_no_plan_lists_their_messages_are_refused() -> None:
+def test_too_many_replicas_for_a_list_of_messages_are_refused() -> None:
     with pytest.raises(InputError, match=r"1,024 replicas .* 16,760,832 messages") as caught:
         planned(cluster(1024), graph(1, batch=1024), replicas=1024)
     assert "at most --replicas 354" in str(caught.value)

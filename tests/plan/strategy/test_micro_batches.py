@@ -51,7 +51,7 @@ def test_neighbours_are_planned_while_they_are_faster() -> None:
     assert planned(steps, {**dict.fromkeys(steps, 5.0), 8: 1.0}) == ([8, 16, 32, 4], 16)
 
 
-def test_what_would_be_slower_cut_as_the_best_is_not_planned() -> None:
+def test_counts_slower_than_the_best_cut_are_not_planned() -> None:
     steps = {4: 4.0, 8: 3.0, 16: 2.0}
     about = {4: 2.0, 8: 1.0, 16: 2.0}
     assert planned(steps, about, as_cut={4: 2.9, 8: 3.0, 16: 3.1}) == ([8, 4], 8)

@@ -108,7 +108,7 @@ def two_kinds() -> Graph:
 
 
 @pytest.mark.nightly
-def test_what_had_better_stay_whole_is_said_with_an_option_that_does_it() -> None:
+def test_an_axis_better_left_whole_is_named_with_its_option() -> None:
     where = Cluster((device("d0"), device("d1")), Link(1e-4, 1e9))
     options = Options(partitioner="naive", micro_batches=4, tensor=2)
     plan = make_plan(two_kinds(), where, Source("model.py"), options)
@@ -146,7 +146,7 @@ class Ordered(nn.Module):
 
 
 @pytest.mark.nightly
-def test_what_is_computed_whole_is_named_with_its_line() -> None:
+def test_ops_computed_whole_are_named_with_their_lines() -> None:
     graph = capture(Ordered(), {"x": torch.randn(48, WIDTH)}).graph
     where = Cluster((device("d0"), device("d1")), Link(1e-5, 1e9))
     options = Options(partitioner="naive", micro_batches=4, tensor=2)

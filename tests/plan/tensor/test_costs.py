@@ -51,7 +51,7 @@ def test_members_that_come_at_once_wait_for_one_message() -> None:
     )
 
 
-def test_who_comes_last_finds_what_was_sent() -> None:
+def test_the_last_rank_finds_sent_parts() -> None:
     cluster = cluster_of(1, 1)
     on_s = exchanged_s(summed(NBYTES // 4), cluster, ("d0", "d1"), [0.0, 1.0], backward=False)
     handled_s = 1e-3 + NBYTES / 1e9

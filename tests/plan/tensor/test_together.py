@@ -157,7 +157,7 @@ def test_nothing_is_much_faster_than_what_is_planned_together(
 
 @pytest.mark.gate("naive")
 @pytest.mark.parametrize("partitioner", ["naive", "auto"])
-def test_it_is_never_slower_than_pipelines_alone(partitioner: str) -> None:
+def test_groups_are_never_slower_than_pipelines_alone(partitioner: str) -> None:
     where = cluster(2, 1)
     alone = planned(graph(), where, partitioner=partitioner, tensor=1)
     plan = planned(graph(), where, partitioner=partitioner, tensor=0)
@@ -229,7 +229,7 @@ def test_an_op_whose_rule_fails_stays_whole() -> None:
     assert len(tried) == 2
 
 
-def test_what_does_not_go_with_groups_is_said_where_they_were_left_open() -> None:
+def test_options_against_groups_are_named_where_groups_are_open() -> None:
     given = Options("naive", tensor=0, micro_batches=1, pins=(("up", "d0"),))
     plan = make_plan(graph(), cluster(1, 1), SOURCE, given)
     assert plan.stages.members == 1

@@ -56,7 +56,7 @@ class BigBrainError(Exception):
 
     @property
     def fields(self) -> dict[str, object]:
-        """What a child process says of it to its parent; `from_fields` makes it again there."""
+        """Fields that a child process sends its parent, for `from_fields`."""
         where = {"code": self.code, "at": self.at}
         said = {"what": self.what, "notes": self.notes, "help": self.help}
         return {"kind": type(self).__name__, "of_code": self.of_code, **where, **said}
@@ -68,7 +68,7 @@ class BigBrainError(Exception):
 
     @property
     def headline(self) -> str:
-        """What a terminal shows: `error[BX1203]: ...`, and the lines of `str` below it."""
+        """The text for a terminal: `error[BX1203]: ...`, and the lines of `str` below it."""
         return f"error[{self.code}]: {self}" if self.code else f"error: {self}"
 
     def __str__(self) -> str:

@@ -62,7 +62,7 @@ class CudaClock:
 
     @property
     def likeness(self) -> str:
-        """Which ops are computed as it is: what one of them is off by, others are off by, too."""
+        """Key of ops that are computed alike: their forecasts have the same error."""
         if self.rule.kind not in ("product", "attention"):
             return "pass"
         if self.rule.kind == "attention" or self._depthwise:
@@ -166,7 +166,7 @@ class CudaClock:
 
     @property
     def passes(self) -> Passes:
-        """What is assumed of its family's passes over memory."""
+        """Assumed passes over memory of its family."""
         half = any(spec.dtype in HALF for _, spec in self.call.values)
         return passes_of(self.name, half=half, training=self.call.scope.graph.training)
 

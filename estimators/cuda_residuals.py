@@ -1,4 +1,4 @@
-"""What timed kernels of a GPU say of the roofline's forecasts there: a factor for each family.
+"""Factors between timed kernels of a GPU and the roofline's forecasts, by family.
 
 Ops are of one family if they are computed alike: products at one rate, convolutions at one, those
 of one channel a group, attention (each at its own: kernels of half precision say nothing of those

@@ -1,4 +1,4 @@
-"""What is assumed of families of ops on a GPU: passes over memory, shares of its product rates.
+"""Assumptions about families of ops on a GPU: passes over memory, shares of product rates.
 
 A device's rates are what it sustains, so shares are of that: 1 is a large product of a model.
 Passes are counted from what torch's CUDA kernels read and write (ATen/native/cuda), in units of the
@@ -24,7 +24,7 @@ class Passes:
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """What was fitted on published rows, by `python -m tools.studies.published_gpus.fitting`.
+    """Rules fitted on published rows, by `python -m tools.studies.published_gpus.fitting`.
 
     Attributes:
         product_backward: share of the product rate, backward.

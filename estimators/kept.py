@@ -1,4 +1,4 @@
-"""What autograd keeps from an op's forward for its backward, in bytes.
+"""Saved activations of an op, in bytes.
 
 A storage counts once, at the first op that keeps it; parameters and the batch are held anyway and
 do not count. A view keeps the whole storage of its base. What capture measured (`Op.saves`)

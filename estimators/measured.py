@@ -121,7 +121,7 @@ class Known:
 
 @dataclass(frozen=True)
 class _Seconds:
-    """What one op takes on one device."""
+    """Seconds of one op on one device."""
 
     forward_s: float = 0.0
     input_s: float = 0.0

@@ -1,4 +1,4 @@
-"""What is assumed of each family of ops: which share of a device's rates it gets, what it keeps.
+"""Assumptions about each family of ops: its share of a device's rates, its saved activations.
 
 Speeds are shares of two measured rates of `cluster.json` (FP32 products, large copies) and numbers
 of its launches. They were fitted op by op (least squares of logarithms) to what `bigbrain-fx
@@ -86,7 +86,7 @@ the die's factors, of the output's size; "copy": a tensor of its own, of the fir
 
 @dataclass(frozen=True, slots=True)
 class OpRule:
-    """What is assumed of one family.
+    """Assumptions about one family.
 
     `keeps` are parts of what is kept; `floats_per_row` more of them for each row of the input
     (statistics), `bytes_per_element` more for each element of the output (indices, gates). Where

@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True)
 class House:
-    """What was counted in one checkout.
+    """Counts of one checkout.
 
     Attributes:
         names: at the top of bigbrain_fx, folders and files, besides `NO_ROOMS`.
@@ -95,7 +95,7 @@ class Module:
 
     @cached_property
     def for_checkers(self) -> frozenset[ast.AST]:
-        """What only a type checker reads."""
+        """Nodes that only a type checker reads."""
         blocks = (n for n in self.nodes if isinstance(n, ast.If) and _is_checking(n.test))
         lines = (line for block in blocks for line in block.body)
         return frozenset(inner for line in lines for inner in ast.walk(line))

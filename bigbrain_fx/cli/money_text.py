@@ -1,4 +1,4 @@
-"""What a plan costs, and what the devices that it leaves out would add: lines and JSON.
+"""Prices of a plan, and the gain of devices that it leaves out, as lines and JSON.
 
 It knows plans and words; it decides nothing.
 """

@@ -1,4 +1,4 @@
-"""What a forecast costs: a price by the hour -> money for a million tokens or rows.
+"""Price of a forecast: from a price by the hour to money for a million tokens or rows.
 
 It knows plans and words; it decides nothing.
 """

@@ -26,7 +26,7 @@ from bigbrain_fx.errors import InputError
 @cli.command(short_help="Go on with a training run on other devices.")
 @bundle_argument
 @option("-d", "--devices", type=PATH, required=True, help="The cluster.json to go on with.")
-@checkpoint_option("What `run --checkpoint-dir` wrote [default: the bundle's own commits/].")
+@checkpoint_option("Folder of `run --checkpoint-dir` [default: commits/ in the bundle].")
 @option(
     "--from-dcp",
     type=PATH,

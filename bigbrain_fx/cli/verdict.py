@@ -1,4 +1,4 @@
-"""What a practitioner asks of a plan first: does it fit, how fast, what limits it, what is better.
+"""Verdict of a plan, printed first: whether it fits, its speed, its limit and a better option.
 
 Knows plans; prints nothing.
 """

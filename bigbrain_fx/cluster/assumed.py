@@ -1,4 +1,4 @@
-"""What a forecast rests on that nobody measured: cards by their datasheets, and what links them.
+"""Assumptions of a forecast that nobody measured: cards and their links by datasheet.
 
 It reads a cluster; it knows no models but the type that one computes in.
 """

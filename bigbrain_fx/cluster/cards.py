@@ -35,7 +35,7 @@ USUAL = Sustained()
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """What two of these cards in one host talk over, and its source."""
+    """Link between two of these cards in one host, and its source."""
 
     name: str
     bytes_per_s: float
@@ -78,7 +78,7 @@ class Preset:
 
     @property
     def launch_s(self) -> float | None:
-        """What starting an op takes the process on a host of the card's age; None: as usual.
+        """Seconds to start an op on a host of the card's age; None: as usual.
 
         NVIDIA DeepLearningExamples, EfficientNet-B0 and B4 at batch 1, one container: on the host
         of an A100 0.71 and 0.70 of what it took on a V100's (9.3 and 13.2 ms, 16.2 and 23.3).
@@ -106,7 +106,7 @@ class Preset:
 
     @property
     def sustained_memory_bytes_per_s(self) -> float:
-        """What passes over memory move."""
+        """Bytes per second that passes over memory move."""
         return self.memory_bytes_per_s * self.sustained.memory
 
 

@@ -1,4 +1,4 @@
-"""What pydantic found -> an error that names the place, the fault and its cure.
+"""Errors of pydantic as our own, which name the place, the fault and its cure.
 
 This room translates; it decides nothing about what is allowed.
 """

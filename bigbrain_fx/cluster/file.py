@@ -1,4 +1,4 @@
-"""What a cluster.json may hold, field by field; the JSON Schema comes from here.
+"""Fields of a cluster.json; the JSON Schema comes from here.
 
 This room describes the file; what its parts mean together (pairs, presets, hosts) is `resolve`'s.
 """
@@ -114,7 +114,7 @@ class StrictModel(BaseModel):
 
 
 class OverheadsEntry(StrictModel):
-    """What the device's process does beside computing; `doctor` measures it. All default to 0."""
+    """Times of the device's process beside computing; `doctor` measures them. All default to 0."""
 
     message: Time = Field(
         default=0.0,
@@ -281,7 +281,7 @@ class ZoneEntry(StrictModel):
 
 
 class StoreEntry(StrictModel):
-    """Where a device keeps tensors that it does not need now: `split --offload` puts them there."""
+    """Offload target of a device: `split --offload` moves tensors there that it does not need."""
 
     name: DeviceName
     device: DeviceName = Field(description="The device that it is for; each has one at most.")

@@ -1,4 +1,4 @@
-"""What the vendor's datasheet says about common GPUs, and what models reach of it.
+"""Datasheets of common GPUs, and the share of them that models reach.
 
 This room is a table; it does not know how a device is written in a file.
 

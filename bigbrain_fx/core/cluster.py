@@ -17,7 +17,7 @@ MatmulPrecision: TypeAlias = Literal["highest", "high", "medium"]
 
 @dataclass(frozen=True, slots=True)
 class Overheads:
-    """What a device's process does beside computing; all zero unless somebody measured it.
+    """Times of a device's process beside computing; all zero unless somebody measured it.
 
     Attributes:
         message_s: its own time for each message that it sends or receives.
@@ -59,7 +59,7 @@ def blas_bytes(capability: tuple[int, int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What the devices of one host share; None stands for: enough for all of them.
+    """Resources that the devices of one host share; None stands for enough for all of them.
 
     Attributes:
         nic_bytes_per_s: of all messages that leave the host together, and of all that enter it.
@@ -174,7 +174,7 @@ class Zone:
 
 @dataclass(frozen=True, slots=True)
 class DeviceStore:
-    """Where a device keeps tensors that it does not need now; `bytes_per_s` holds either way.
+    """Offload target of a device: it keeps tensors not needed now; `bytes_per_s` holds either way.
 
     `folder` is on a disk of the device's host; "" stands for its host's memory.
     """

@@ -1,4 +1,4 @@
-"""What each op costs on each device, and what moving bytes costs."""
+"""Costs of each op on each device, and of moving bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bigbrain_fx.core.cluster import Cluster
 
 @dataclass(frozen=True, slots=True)
 class OpCost:
-    """What one op costs on one device, for one micro-batch.
+    """Cost of one op on one device, for one micro-batch.
 
     `backward_s` is the whole backward, `backward_input_s` the part that the previous stage waits
     for. `saved_bytes` stay from forward to backward; `workspace_bytes` are gone when the op is.
@@ -29,7 +29,7 @@ class OpCost:
 
 @dataclass(frozen=True)
 class Costs:
-    """What every op costs on every device, and what moving bytes costs.
+    """Costs of every op on every device, and of moving bytes.
 
     `ops[device][op]`. The optimizer's step takes `optimizer_s_per_tensor[device]` for each trained
     tensor (0 where it is left out) and `optimizer_s_per_byte[device]` for each byte of them.

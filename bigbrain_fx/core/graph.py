@@ -44,7 +44,7 @@ class Const:
 
     @property
     def number(self) -> complex:
-        """What it stands for, where it is a number."""
+        """The number that the literal stands for, where it is one."""
         return complex(self.const) if "j" in self.const else float(self.const)
 
 
@@ -68,7 +68,7 @@ class ModuleCall:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """What a call of a module was given: (parameter of its `forward`, value), tensors only.
+    """Arguments of a call of a module: (parameter of its `forward`, value), tensors only.
 
     `results` are the values that it returned, in order.
     """
@@ -81,7 +81,7 @@ class CallArguments:
 
 @dataclass(frozen=True, slots=True)
 class Saves:
-    """What one op holds, as autograd really does: measured by capture, on the CPU's kernels.
+    """Saved activations of one op, which capture measures with the CPU's kernels.
 
     Places are positions in `Op.refs`; -1 is the op's own result.
 
@@ -435,7 +435,7 @@ class Graph:
 
     @cached_property
     def _sized(self) -> dict[int, Graph]:
-        """What `at` gave, by rows: planning asks for the same few sizes again and again."""
+        """Results of `at`, by rows: planning asks for the same few sizes again and again."""
         return {}
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Which device computes which op, and what replicas and groups of devices divide."""
+"""Placement of ops on devices, and the parts of replicas and groups of devices."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class TensorParallel:
 
 @dataclass(frozen=True)
 class Placement:
-    """Which device runs which op: anything, contiguous pipelines and scattered ops alike.
+    """The device of each op, for contiguous pipelines and scattered ops alike.
 
     With several `replicas`, `device_of` is the first one's. `breaks` are ops at which their device
     begins another stage, as of a `Replica`: virtual stages that follow each other on a device.

@@ -1,4 +1,4 @@
-"""What every device does in a step, and what that is forecast to take."""
+"""Programs of all devices in a step, and their forecast."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ Instruction: TypeAlias = Compute | Send | Recv | OptimizerStep
 
 @dataclass(frozen=True)
 class Program:
-    """What one device does in one step, in order; simulator and runtime execute the same list.
+    """Instructions of one device in one step; simulator and runtime execute the same list.
 
     Around each Forward stand the Recv of its activations and the Send of its results, around each
     Backward those of gradients; local edges (both ends on this device) have no instruction.
@@ -97,7 +97,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class DeviceForecast:
-    """What one device will do and hold in one step.
+    """Forecast of one device's work and memory in one step.
 
     `peak_bytes` is the sum of the parts; `data_bytes` are the batch's. `stored_bytes` are the most
     that lies in its store, and no part of it; `moved_s` is what moving it takes of a step.
@@ -122,7 +122,7 @@ class DeviceForecast:
 
 @dataclass(frozen=True, repr=False)
 class Forecast(Shown):
-    """What one step will take: seconds, and for each device time and memory."""
+    """Forecast of one step: seconds, and for each device time and memory."""
 
     step_s: float
     devices: tuple[DeviceForecast, ...]

@@ -33,7 +33,7 @@ Inner: TypeAlias = int | tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an axis lies in a value or parameter: dimension `dim`, read as (rest, size, inner)."""
+    """Position of an axis in a value or parameter: dimension `dim`, read as (rest, size, inner)."""
 
     name: str
     dim: int
@@ -42,7 +42,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What the members of a group send each other at one place.
+    """Message that the ranks of a tensor-parallel group exchange at one place.
 
     copy_to_group    nothing forward; backward the members' gradients are added (Megatron's f)
     all_reduce       forward the members' parts are added in rank order; nothing backward (its g)

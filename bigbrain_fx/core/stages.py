@@ -107,7 +107,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """What forwards write in training and replicas keep alike: that of BatchNorm, and counters.
+    """Buffers that forwards write and replicas keep equal: those of BatchNorm, and counters.
 
     Attributes:
         stages: that write it, one of each replica.
@@ -125,7 +125,7 @@ class Statistics:
 
 @dataclass(frozen=True, slots=True)
 class SavedInStore:
-    """What a stage's forward saves, for one micro-batch, as its device's store would take it.
+    """Saved activations of a stage, for one micro-batch, as an offload target would take them.
 
     `write_s` and `read_s` are the seconds of moving it, `compute_s` those of computing forward and
     backward: where moving takes longer, it stays in memory.

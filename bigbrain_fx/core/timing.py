@@ -1,4 +1,4 @@
-"""Where the seconds of a command go: a row for each of its parts, on the clock and of processors.
+"""Seconds of a command by part, on the clock and of processors.
 
 Of a part that another process does, that one says what its processor time is.
 """

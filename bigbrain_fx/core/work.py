@@ -1,4 +1,4 @@
-"""What an op computes and moves: floating point operations and bytes, from shapes alone.
+"""Floating point operations and bytes of an op, from shapes alone.
 
 The results are arithmetic over the batch. This file knows aten's names; it knows no devices.
 """

@@ -31,7 +31,7 @@ on the CPUs of tools/studies/few_ops, so these are not held out)."""
 
 @dataclass(frozen=True)
 class CorrectionReport:
-    """What a base became, and how far off it is of the ops that were measured.
+    """A corrected base, and its error on the ops that were measured.
 
     `before` and `after` are medians of |forecast / measured - 1|; after: each op forecast by a
     correction that did not see it.

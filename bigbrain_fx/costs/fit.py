@@ -49,7 +49,7 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class FitReport:
-    """What was fitted, and how far off it is on ops that it did not see.
+    """A fit, and its error on ops that it did not see.
 
     `mape` and `median` are shares, of seconds; each time was predicted by a fit without its fifth
     of the signatures. `missing` are phases of which too little was measured: they stay as

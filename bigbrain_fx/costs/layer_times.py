@@ -44,7 +44,7 @@ class LayerTime(_Strict):
 
 
 class Layer(_Strict):
-    """What was timed together, and the numbers that it trains on a device of its own."""
+    """A layer that was timed as a whole, and the numbers that it trains on a device of its own."""
 
     modules: tuple[str, ...] = Field(min_length=1)
     parameters: int | None = Field(default=None, ge=0)

@@ -1,4 +1,4 @@
-"""What this host sustains (`host`), how long ops take (`ops`), and bundles beside each other.
+"""Measurements of this host (`host`), of ops (`ops`), and of bundles beside each other.
 
 `host` and `ops` know no plans; `comparison` runs bundles in turn. Only child processes import
 torch.

@@ -76,7 +76,7 @@ T = TypeVar("T")
 
 
 class Front:
-    """What listens, from its first moment on; who connects before `open` waits.
+    """The listening socket; connections before `open` wait.
 
     What waits for the engine runs in threads, as many as there may be requests.
 

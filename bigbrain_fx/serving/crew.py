@@ -36,7 +36,7 @@ LENGTH_BYTES = 8  # of a frame, as runtime/serving.py has it
 
 @dataclass(frozen=True)
 class SlotSpec:
-    """What a bundle takes and gives, as its own process says it.
+    """Inputs and outputs of a bundle, as its own process reports them.
 
     Attributes:
         inputs: name -> element type, shape of a whole slot.

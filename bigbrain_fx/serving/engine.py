@@ -71,7 +71,7 @@ class Request:
 
 @dataclass
 class Counted:
-    """What a server has done."""
+    """Counters of a server."""
 
     slots: int = 0
     rows: int = 0

@@ -38,7 +38,7 @@ from bigbrain_fx.verification.draws import LOOP, reseed
 
 @dataclass(frozen=True)
 class Wanted:
-    """What loop to run.
+    """Settings of a plain loop.
 
     Attributes:
         location: of the model file.

@@ -1,4 +1,4 @@
-"""What the user's code or a bundle raised while it was verified, as an error that says what to do.
+"""Exceptions of the user's code or of a bundle as errors that say what to do.
 
 This file knows exceptions and where they were raised; it knows no checks.
 """

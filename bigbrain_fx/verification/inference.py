@@ -165,7 +165,7 @@ class _OneProcess:
 
     @property
     def what(self) -> str:
-        """What the bundle is compared with."""
+        """Name of the side that the bundle is compared with."""
         return "captured graph"
 
     def batch(self, micro_batches: Sequence[Values], step: int) -> dict[str, Tensor]:

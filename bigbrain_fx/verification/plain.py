@@ -49,7 +49,7 @@ Gradients = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Own:
-    """What a bundle has copied of its model file.
+    """Parts of the model file that a bundle has copied.
 
     Attributes:
         training: its optimizer and rates.
@@ -109,7 +109,7 @@ def looped_link(
 
 @dataclass
 class _Comparison:
-    """What has been compared so far."""
+    """Comparisons so far."""
 
     loop: PlainLoop
     file: ModelFile

@@ -35,7 +35,7 @@ Tensors = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class ShardAgreement:
-    """How far the members are from the whole.
+    """Largest differences between ranks of a group and the whole.
 
     Attributes:
         loss: the largest difference of a member's loss, of the loss.

@@ -1,4 +1,4 @@
-"""What a training run leaves behind; whether two runs have left the same, by bits or to rounding.
+"""Traces of training runs, and their comparison, bitwise or to rounding.
 
 Runs that add in unlike orders, or compute by compiled code, are compared by the largest entries of
 losses and first gradients. Weights drift: Adam turns the sign of a tiny gradient into a whole step.
@@ -28,7 +28,7 @@ _DRIFT, _COMPILED_DRIFT = 0.05, 0.15  # of the way that a tensor has come since 
 
 @dataclass(frozen=True)
 class Trace:
-    """What a training run leaves behind, by names of the model."""
+    """Losses, gradients and tensors of a training run, by names of the model."""
 
     losses: list[Tensor] = field(default_factory=list)
     gradients: dict[str, Tensor] = field(default_factory=dict)

@@ -45,7 +45,7 @@ class Stepper:
 
     @property
     def given(self) -> dict[str, Tensor]:
-        """What its parameters' gradients are now."""
+        """Present gradients of its parameters."""
         return {n: p.grad for n, p in self.parameters.items() if p.grad is not None}
 
     def set_rate(self, step: int) -> None:

@@ -23,7 +23,7 @@ Tensors = Mapping[str, Tensor]
 
 
 class Updates:
-    """What the optimizers of all devices make of the loop's gradients, step by step.
+    """Updates that all devices' optimizers make with the loop's gradients, step by step.
 
     Args:
         file: with the user's optimizer, `lr_scale` and `clip_norm`.

@@ -1,4 +1,4 @@
-"""What torch.save wrote, a tensor or a plain value: read without torch, its pickle not run.
+"""Reader of torch.save's files without torch: tensors and plain values, no pickle is run.
 
     archive/data.pkl   a pickle that rebuilds one object: only the calls below are known here
     archive/data/0     the bytes of a storage, as they are

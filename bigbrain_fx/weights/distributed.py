@@ -88,7 +88,7 @@ class SpreadTensor(Stored):
 
 @dataclass(frozen=True)
 class DistributedCheckpoint:
-    """What a folder holds, by flat key.
+    """Contents of a folder, by flat key.
 
     Attributes:
         paths: key -> where it was in the nested dict that was saved; a key of its own else.

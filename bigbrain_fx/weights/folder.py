@@ -31,7 +31,7 @@ ENDING = ".safetensors"
 
 
 class Rest(Protocol):
-    """Who has the tensors that no checkpoint holds, such as tables that the model computes."""
+    """Source of tensors that no checkpoint holds, such as tables that the model computes."""
 
     def write_weights(self, folder: Path, files: Mapping[str, Sequence[str]]) -> None:
         """Write tensors by name into safetensors files."""

@@ -21,7 +21,7 @@ from bigbrain_fx.weights.write import Copy, write_file
 
 @dataclass(frozen=True)
 class Joined:
-    """What was written: the files, and how many tensors and bytes they hold together."""
+    """Written files, with their numbers of tensors and bytes."""
 
     files: tuple[Path, ...]
     tensors: int

@@ -1,4 +1,4 @@
-"""Which tensor of a checkpoint goes where in a model: by name, by a prefix, by a tied twin.
+"""Places in a model of a checkpoint's tensors: by name, by a prefix, by a tied twin.
 
 This file knows names, shapes and element types; it reads no numbers.
 """
@@ -20,7 +20,7 @@ _DEPTH = 3  # how many leading names a prefix may have: "model.language_model.x"
 
 @dataclass(frozen=True)
 class Matched:
-    """Where each tensor of the state dict comes from, and what the user should know."""
+    """Source of each tensor of the state dict, and notes for the user."""
 
     sources: Mapping[str, Stored]
     notes: tuple[str, ...]

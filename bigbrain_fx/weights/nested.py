@@ -28,7 +28,7 @@ _HELP = (
 
 @dataclass(frozen=True)
 class OptimizerKeys:
-    """What a checkpoint holds of an optimizer.
+    """Keys of an optimizer in a checkpoint.
 
     Attributes:
         tensors: (kind, parameter) -> the tensor, those with dimensions.

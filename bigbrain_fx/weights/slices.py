@@ -38,7 +38,7 @@ def cut_bytes(data: bytes, whole: Sequence[int], shard: Shard, width: int) -> by
 
 @dataclass(frozen=True)
 class _ByteRuns:
-    """Where a part's bytes lie in the whole: its runs (start, length), each `period` again."""
+    """Bytes of a part in the whole: its runs (start, length), each `period` again."""
 
     count: int
     period: int

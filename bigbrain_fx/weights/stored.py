@@ -1,4 +1,4 @@
-"""Where a tensor lies in a safetensors file: read from the file's header, which is JSON.
+"""Position of a tensor in a safetensors file, by the file's header, which is JSON.
 
 This file reads headers only; it knows no models. Format: github.com/huggingface/safetensors.
 """

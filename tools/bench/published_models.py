@@ -68,7 +68,7 @@ class Gpt(nn.Module):
 
 @dataclass(frozen=True)
 class LlamaShape:
-    """What a configuration file says."""
+    """Settings of a configuration file."""
 
     width: int
     layers: int

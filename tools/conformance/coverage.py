@@ -46,7 +46,7 @@ IMPORTED = ("torch", "torch._dynamo", "torch.export", "networkx", "transformers"
 
 @dataclass(frozen=True)
 class Row:
-    """What became of a case.
+    """Outcome of a case.
 
     Attributes:
         status: verified, refused or failed.

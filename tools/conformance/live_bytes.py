@@ -1,4 +1,4 @@
-"""What the processes of a bundle really hold: live tensor bytes, or resident memory.
+"""Memory of a bundle's processes: live tensor bytes, or resident memory.
 
 Both are taken in the process of each device while it runs the bundle's own train.py, from the
 second step on: by then the optimizer's state is there. The two need runs of their own, since

@@ -84,7 +84,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """What became of a cell; `fault` is empty where all is equal."""
+    """Outcome of a cell; `fault` is empty where all is equal."""
 
     cell: Cell
     stages: int

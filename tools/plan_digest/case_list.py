@@ -1,4 +1,4 @@
-"""Which plans are hashed: models, clusters, and options by name."""
+"""Plans to hash: models, clusters, and options by name."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ GRAPH_TEXTS = {"source", "code", "lines", "statements"}
 
 @dataclass(frozen=True)
 class Digest:
-    """What became of a case.
+    """Outcome of a case.
 
     Attributes:
         plan: a hash of all that is decided, and of all that is forecast; of a refusal, its class.

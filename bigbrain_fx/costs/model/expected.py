@@ -1,4 +1,4 @@
-"""What the estimator `analytical` expects of an op alone, in seconds: what regressions correct.
+"""Seconds of single ops by the estimator `analytical`, which regressions correct.
 
 An op is written as a graph of it alone, the reverse of `profiles.signature`: what a signature
 leaves out (names, which of several readers add up) the graph has not either.

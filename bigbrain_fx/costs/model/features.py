@@ -30,7 +30,7 @@ _LEAST_CHANCE = 1e-3  # a literal below it is an epsilon, above it a chance
 
 
 class ComputePlace(Protocol):
-    """What a `core.Device` and a `profiles.Machine` both say of where an op runs."""
+    """Fields that a `core.Device` and a `profiles.Machine` have in common."""
 
     @property
     def kind(self) -> str:

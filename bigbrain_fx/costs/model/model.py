@@ -55,7 +55,7 @@ class PhaseModel(Strict):
 
 
 class Correction(Strict):
-    """What a few measured ops say of a new device: log2 of measured over forecast seconds.
+    """Correction for a new device by a few measured ops: log2 of measured over forecast seconds.
 
     `device` is of every op, `families` are what some are off by besides.
     """

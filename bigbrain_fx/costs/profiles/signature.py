@@ -1,4 +1,4 @@
-"""What two ops must have in common to take the same time: a signature, read off the graph.
+"""Signatures of ops, read off the graph: ops of one signature take the same time.
 
 This file knows graphs as data; it knows no times and no files.
 """
@@ -48,7 +48,7 @@ class TensorArg:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What two ops must have in common to take the same time on the same machine.
+    """Signature of an op: ops of one signature take the same time on the same machine.
 
     Attributes:
         target: as in `core.Op`.

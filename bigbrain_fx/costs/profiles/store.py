@@ -104,7 +104,7 @@ class OpProfile:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where ops were measured. The rates are what `doctor` measures; they scale a profile.
+    """Machine on which ops were measured. Its rates, by `doctor`, scale a profile.
 
     Attributes:
         kind: "cpu" or "cuda".
@@ -142,7 +142,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What one run of `profile` found of a machine, beside the ops of its model.
+    """Figures of a machine by one run of `profile`, beside the ops of its model.
 
     Attributes:
         machine: with this session's own rates and optimizer.

@@ -1,4 +1,4 @@
-"""What came of each way to split a model. These nouns know no processes and no files."""
+"""Results of each way to split a model, without processes and files."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Turns:
 
 @dataclass
 class _Record:
-    """What was seen of one contender: `computed` has the arrays of each round."""
+    """Observations of one contender: `computed` has the arrays of each round."""
 
     contender: Contender
     computed: list[Sequence[Numbers]] = field(default_factory=list)

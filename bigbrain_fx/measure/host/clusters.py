@@ -27,7 +27,7 @@ _MIB = 2**20
 
 @dataclass(frozen=True)
 class DeviceProbe:
-    """What one device was found to sustain while all of them computed.
+    """Rates of one device while all of them computed.
 
     Attributes:
         matmul: its matrix products by size and dtype, where they were measured.
@@ -71,11 +71,11 @@ class DeviceProbe:
 
 @dataclass(frozen=True)
 class Findings:
-    """What was measured: it has a cluster, which it writes, and all of its figures for JSON."""
+    """A measured cluster, with a file to write and all figures for JSON."""
 
     @property
     def cluster(self) -> Cluster:
-        """What planners get, figures to three digits."""
+        """The cluster for planners, with figures to three digits."""
         raise NotImplementedError
 
     @property

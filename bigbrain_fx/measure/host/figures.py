@@ -1,4 +1,4 @@
-"""What the processes of a probe wrote -> rates, links, overheads; and these as people read them.
+"""Rates, links and overheads from the files of a probe's processes, and their text.
 
 This room knows numbers; it knows neither what was started nor what becomes of a cluster.
 """
@@ -23,7 +23,7 @@ Result = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What one device sustains: FP32 matrix products, copies (read and write), tiny ops."""
+    """Rates of one device: FP32 matrix products, copies (read and write), tiny ops."""
 
     flops_per_s: float
     memory_bytes_per_s: float
@@ -38,7 +38,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class MatmulRate:
-    """What a product of (rows, inner) by (inner, columns) sustains in one dtype."""
+    """Rate of a product of (rows, inner) by (inner, columns) in one dtype."""
 
     dtype: str
     rows: int

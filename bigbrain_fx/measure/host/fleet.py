@@ -48,7 +48,7 @@ class ProbeError(BigBrainError):
 
 @dataclass(frozen=True)
 class Fleet:
-    """What processes to start, what they measure, and for how long.
+    """Processes to start, their measurements and durations.
 
     Attributes:
         names: of the devices, by rank; two at least, where a link is to be measured.

@@ -1,4 +1,4 @@
-"""What was found on a host: a noun that tells itself as a cluster, as JSON and as text.
+"""Survey of a host, as a cluster, as JSON and as text.
 
 This room starts nothing and measures nothing.
 """
@@ -25,7 +25,7 @@ from bigbrain_fx.measure.host.figures import (
 
 @dataclass(frozen=True)
 class HostProbe(Findings):
-    """What was measured on this host; `cluster` is what planners get, `print` shows it.
+    """Measurements of this host; planners get `cluster`, and `print` shows it.
 
     Attributes:
         devices: how many devices the cluster has.
@@ -100,7 +100,7 @@ class HostProbe(Findings):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the reader should know before trusting the figures."""
+        """Notes on figures that are doubtful."""
         notes = []
         wanted = self.devices * self.threads
         if self.kind == "cpu" and wanted > self.cores:

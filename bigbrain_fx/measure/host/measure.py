@@ -1,4 +1,4 @@
-"""What a device sustains: matrix products, copies, tiny ops; and what a link takes.
+"""Measurements of a device (matrix products, copies, tiny ops) and of a link.
 
 This room times torch; it knows no processes and no files. Everything here runs inside a worker.
 """

@@ -1,4 +1,4 @@
-"""What a bundle's process does beside computing: handling messages, stepping through instructions.
+"""Times of a bundle's process beside computing: messages and instructions.
 
 Measured with the runtime's own classes. This file knows no files; it runs inside a worker.
 """

@@ -20,7 +20,7 @@ from bigbrain_fx.measure.host.fleet import Fleet, patience_s, run
 
 @dataclass(frozen=True)
 class Survey(Findings):
-    """What was measured on a cluster; `cluster` is what planners get, `print` shows it.
+    """Measurements of a cluster; planners get `cluster`, and `print` shows it.
 
     Attributes:
         devices: in the order they were given.

@@ -39,7 +39,7 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class _Seat:
-    """Where this process computes, and where its backend takes messages from."""
+    """The device on which this process computes, and the one from which its backend sends."""
 
     kind: str
     device: torch.device

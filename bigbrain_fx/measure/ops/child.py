@@ -85,7 +85,7 @@ class _Profiler:
 
     @cached_property
     def device(self) -> torch.device:
-        """What is measured; a CUDA device becomes the one that this process means by "cuda"."""
+        """The measured device; a CUDA device becomes the one that this process means by "cuda"."""
         import torch
 
         from bigbrain_fx.measure.ops.machine import chosen_device
@@ -104,7 +104,7 @@ class _Profiler:
 
     @cached_property
     def watch(self) -> Stopwatch:
-        """What measures."""
+        """The measuring process."""
         from bigbrain_fx.measure.ops.stopwatch import stopwatch
 
         return stopwatch(self.device, self.threads)

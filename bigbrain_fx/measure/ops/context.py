@@ -45,7 +45,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class WatchOverheads:
-    """What measuring adds: an interval with nothing in it, and a hook at one node of autograd."""
+    """Costs of measuring: an empty interval, and a hook at one node of autograd."""
 
     tick_s: float
     hook_s: float

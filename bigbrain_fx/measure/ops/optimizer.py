@@ -34,7 +34,7 @@ FEW = 4  # large ones
 
 @dataclass(frozen=True)
 class OptimizerTimes:
-    """What was timed: the optimizer's class, and a row for each set."""
+    """Times of an optimizer: its class, and a row for each set."""
 
     name: str
     steps: tuple[TimedOptimizer, ...]

@@ -1,4 +1,4 @@
-"""What of a model is measured: the whole, and the unlike parts that members of a group have of it.
+"""Measured parts of a model: the whole, and the different parts of a tensor-parallel group.
 
 This file knows how a model is divided; it runs nothing.
 """

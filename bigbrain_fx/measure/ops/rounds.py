@@ -22,7 +22,7 @@ _CUT = 0.1  # share of the samples left out at either end: other processes distu
 
 @dataclass
 class Rounds:
-    """What was measured so far.
+    """Measurements so far.
 
     Attributes:
         whole_s: of whole steps, unwatched. full, frozen: of watched ones, the latter without

@@ -17,7 +17,7 @@ TWENTY_OPS = Path(__file__).resolve().parent / "twenty_ops.py"
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRows:
-    """What came of one number of rows.
+    """Result for one number of rows.
 
     Attributes:
         rows: of a micro-batch.
@@ -54,7 +54,7 @@ class MeasuredRows:
 
 @dataclass(frozen=True, slots=True)
 class Profiled:
-    """What a run of `profile` did: the model, the machine's key, and each number of rows."""
+    """Result of a run of `profile`: the model, the machine's key, and each number of rows."""
 
     model: str
     machine: str
@@ -63,7 +63,7 @@ class Profiled:
 
 @dataclass(frozen=True)
 class ProfileOptions:
-    """What to measure.
+    """Request for a measurement.
 
     Attributes:
         rows: of a micro-batch, each; the example batch's when empty.

@@ -23,7 +23,7 @@ class Stopwatch(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Whose time it tells."""
+        """Clock by which the stopwatch goes."""
 
     def mark(self) -> Mark:
         """Note this moment, with as little work as possible."""

@@ -59,7 +59,7 @@ DEADLINE_S = 600.0
 
 @dataclass(frozen=True)
 class Place:
-    """Where models are measured: the device, the profile database, how long, and a folder."""
+    """Place of measurements: the device, the profile database, the duration, and a folder."""
 
     kind: Kind
     card: Card

@@ -26,7 +26,7 @@ class Card:
 
     @property
     def sheet(self) -> Preset | None:
-        """What the datasheet says."""
+        """Rates of the datasheet."""
         return PRESETS.get(self.preset)
 
 

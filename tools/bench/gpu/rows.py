@@ -46,7 +46,7 @@ class Family:
 
 @dataclass(frozen=True)
 class Rates:
-    """What a device sustains, or what its datasheet says; None: it is not said."""
+    """Rates of a device, measured or by its datasheet; None: unknown."""
 
     flops_per_s: float
     half_flops_per_s: float | None
@@ -96,7 +96,7 @@ class Row:
 
     @property
     def key(self) -> Key:
-        """What is measured once."""
+        """Key of a measurement."""
         return self.model, self.size, self.card, self.torch
 
     @property

@@ -1,4 +1,4 @@
-"""Where torchgpipe cut its models, as its published code says, and that as a placement of our ops.
+"""Cuts of torchgpipe's published code, as placements of our ops.
 
 A cut is not chosen by the forecast here: a row is of the balance that it was measured with. Layers
 are torchgpipe's own (benchmarks/*/main.py at v0.0.7), counted along our captured ops.

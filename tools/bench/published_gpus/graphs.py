@@ -21,7 +21,7 @@ FOLDER = Path(__file__).resolve().parent / "data"
 
 @dataclass(frozen=True)
 class Key:
-    """What was captured.
+    """Key of a captured graph.
 
     `side` is a sequence's length or an image's width, `precision` what autocast computes in.
     """

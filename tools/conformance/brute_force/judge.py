@@ -28,7 +28,7 @@ _SAME = 1e-9
 
 @dataclass(frozen=True)
 class Found:
-    """What the planner and the search by force found for an instance.
+    """Results of the planner and of the search by force for an instance.
 
     Attributes:
         auto_s: None where it finds nothing that fits.
@@ -113,7 +113,7 @@ class Force:
 
     @cached_property
     def axes(self) -> tuple[Axis, ...]:
-        """What groups may divide."""
+        """Axes that groups may divide."""
         graph = self.instance.graph
         return priced_axes(graph, (axis for axis in axes(graph) if axis.flops and axis.params))
 

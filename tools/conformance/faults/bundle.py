@@ -103,7 +103,7 @@ SMALL = Size()
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens, and where: before the `nth` call of an instruction in a step of a device.
+    """A fault and its place: before the `nth` call of an instruction in a step of a device.
 
     Attributes:
         device, step: whose, and in which step; for "ready", "addressed" and "giving" the

@@ -1,4 +1,4 @@
-"""What a measurement beside the matrix returns."""
+"""Figures of a measurement beside the matrix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is printed of the fault matrix: a line a row, JSON, and a page of results."""
+"""Output of the fault matrix: a line a row, JSON, and a page of results."""
 
 from __future__ import annotations
 

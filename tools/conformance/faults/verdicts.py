@@ -1,4 +1,4 @@
-"""What a run with faults is compared with, and what is said of it."""
+"""References for runs with faults, and their verdicts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Times:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came out of a row.
+    """Outcome of a row.
 
     Attributes:
         status: kept, broken, not built, or skipped (24 only).

@@ -44,7 +44,7 @@ _HALF = 2e-2  # of a tensor's largest, likewise
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a form. `detail` says why, or how near it is; `help` is the remedy."""
+    """Outcome of a form. `detail` says why, or how near it is; `help` is the remedy."""
 
     form: str
     status: str

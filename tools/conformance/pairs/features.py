@@ -12,7 +12,7 @@ from itertools import combinations
 
 @dataclass(frozen=True)
 class Feature:
-    """What may be asked for.
+    """A feature that a pair may have.
 
     Attributes:
         letter: its name in the table; `title` says what it is.
@@ -94,7 +94,7 @@ class Pair:
 
     @property
     def lines(self) -> str:
-        """What the model file says besides."""
+        """Lines that the model file has besides."""
         return "\n".join(filter(None, (self.first.lines, self.second.lines)))
 
     @property
@@ -105,7 +105,7 @@ class Pair:
 
     @property
     def later(self) -> str:
-        """What happens to the bundle once it is there, by its letter; or nothing."""
+        """Event after the bundle is written, by its letter; or none."""
         return "".join(each.letter for each in (self.first, self.second) if each.later)
 
 

@@ -36,7 +36,7 @@ CHOICES = ("--partitioner", "naive", "--micro-batches", str(MICRO_BATCHES))
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a pair. `detail` says why, or how near; `help` is the remedy."""
+    """Outcome of a pair. `detail` says why, or how near; `help` is the remedy."""
 
     pair: str
     status: str

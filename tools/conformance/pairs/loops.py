@@ -1,4 +1,4 @@
-"""What bundles of pairs are measured by: loops in plain PyTorch, which know nothing of them.
+"""Reference loops for bundles of pairs, in plain PyTorch.
 
 `plain` adds up micro-batches as any user does; `stale` is the recurrence of 2BW, in which a step
 computes with the weights of one step before.

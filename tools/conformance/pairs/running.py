@@ -1,4 +1,4 @@
-"""What happens to a pair's bundle once it is there: a kill, another cluster, a device that is lost.
+"""Events after a pair's bundle is written: a kill, another cluster, a lost device.
 
 A kill must leave the state that the undisturbed run has, tensor by tensor. A run that is moved, or
 goes on without a device, must train as the plain loop does.

@@ -1,4 +1,4 @@
-"""What must become of every pair: `table.txt`, a row each, and what a page shows of it.
+"""Expected outcomes of all pairs: `table.txt`, a row each, and their page.
 
     R+Z1 | bitwise
     R+Ab | refused | what the refusal says | the options that follow its advice
@@ -24,7 +24,7 @@ OPENING = Path(__file__).with_name("page.txt")
 
 @dataclass(frozen=True)
 class Row:
-    """What must become of a pair; `remedy` is what is typed instead of a pair that is refused."""
+    """Expected outcome of a pair; `remedy` has the options instead of a refused pair."""
 
     pair: str
     status: str

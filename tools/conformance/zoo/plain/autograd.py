@@ -1,4 +1,4 @@
-"""What autograd and dtypes do: custom functions, checkpoints, casts, frozen parts, buffers."""
+"""Autograd and dtypes: custom functions, checkpoints, casts, frozen parts, buffers."""
 
 from __future__ import annotations
 

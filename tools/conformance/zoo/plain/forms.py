@@ -21,7 +21,7 @@ from tools.conformance.zoo.plain.shared import (
 
 @dataclass
 class Result:
-    """What a model returns."""
+    """Output of a model."""
 
     loss: Tensor
     logits: Tensor

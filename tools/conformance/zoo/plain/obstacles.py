@@ -1,4 +1,4 @@
-"""What stands in the way of a trace, each beside the form that does not."""
+"""Obstacles to a trace, each beside the form that is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the plain models share: batches, losses, and a stack of blocks."""
+"""Parts that the plain models share: batches, losses, and a stack of blocks."""
 
 from __future__ import annotations
 

@@ -1,0 +1,93 @@
+"""Names and prose use the field's words: test names, docstrings, pages, help of the command line.
+
+Rules and words are those of CONTRIBUTING.md; the glossary has the terms.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from bigbrain_fx.cli.group import cli
+from tests.tools.test_docs import GENERATED, ROOT
+
+# A test, a module or a class is no question and no pronoun.
+QUESTION = re.compile(
+    r"(?:what|who|whoever|whose|which|where|when|how|whether|those|these|this|it|its|they|their|"
+    r"so|nor|others)(?:_|\b(?!-))",
+    re.IGNORECASE,
+)
+SUBJECT = re.compile(r"(?:What|Who|Whoever|Whose|Which|Where|Those|So|Nor|It|They|How far)\b")
+# Docstrings of the other packages are rewritten when the packages are rebuilt.
+PACKAGES = (
+    *("cli", "cluster", "core", "costs", "measure", "serving", "verification", "weights"),
+    "errors.py",
+)
+# `tools.studies.unlike` is the name of a study; CONTRIBUTING.md quotes the words that it forbids.
+PRIVATE = re.compile(
+    r"\b(made again|made twice|dice|tastes?|hears?|heard|in words|(?<!studies\.)unlike|alike|"
+    r"(?<!\*what, who, )whoever|told|crowd(?:ed)?|members?|lightening)\b",
+    re.IGNORECASE,
+)
+
+
+def files(*folders: str) -> Iterator[Path]:
+    for folder in folders:
+        top = ROOT / folder
+        yield from sorted(top.rglob("*.py")) if top.is_dir() else [top]
+
+
+def docstrings(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield ast.get_docstring(node) or ""
+
+
+def test_no_test_is_named_by_a_question_or_a_pronoun() -> None:
+    found = []
+    for path in files("tests"):
+        if path.name.startswith("test_") and "golden" not in path.parts:
+            names = re.findall(
+                r"^\s*def test_(\w+)", path.read_text(encoding="utf-8"), re.MULTILINE
+            )
+            found += [(path.name, name) for name in names if QUESTION.match(name)]
+    assert found == []
+
+
+def test_no_docstring_begins_with_a_question_or_a_pronoun() -> None:
+    folders = [f"bigbrain_fx/{name}" for name in PACKAGES] + ["estimators", "tools"]
+    checked = [path for path in files(*folders) if "studies" not in path.parts]
+    assert [(p.name, text) for p in checked for text in docstrings(p) if SUBJECT.match(text)] == []
+
+
+def test_pages_by_hand_have_no_private_words() -> None:
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")]
+    found = []
+    for page in pages:
+        if page.stem not in (*GENERATED, "schedules"):
+            text = page.read_text(encoding="utf-8")
+            found += [(page.name, match[0]) for match in PRIVATE.finditer(text)]
+    assert found == []
+
+
+@pytest.mark.parametrize("name", cli.list_commands(click.Context(cli)))
+def test_help_has_no_private_words(name: str) -> None:
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    texts = [getattr(each, "help", None) or "" for each in command.params]
+    assert [text for text in [command.help or "", *texts] if PRIVATE.search(text)] == []
+
+
+@pytest.mark.parametrize("text", ["what_is_split", "it_stays", "so_do_others", "Whoever asks"])
+def test_a_question_or_a_pronoun_is_found(text: str) -> None:
+    assert QUESTION.match(text)
+
+
+@pytest.mark.parametrize("text", ["item_sizes", "sources_are_read", "whole_stages", "It-based"])
+def test_a_noun_is_no_pronoun(text: str) -> None:
+    assert not QUESTION.match(text)

@@ -31,7 +31,8 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-TWO_LINES = "- run: an entry that\n  goes on.\n"
+TWO_LINES = "### Added\n\n- run: an entry that\n  goes on.\n"
+RELEASES = "<!-- towncrier: a release goes here -->"
 
 
 def with_an_edited_line(text: str) -> str:
@@ -41,13 +42,8 @@ def with_an_edited_line(text: str) -> str:
 
 EDITS: dict[str, tuple[Callable[[str], str], int]] = {
     "a released section is edited": (with_an_edited_line, 1),
-    "released sections are lost": (lambda text: text[: text.index("## [0.2.0]")], len(RELEASED)),
-    "an entry has two lines": (
-        lambda text: text.replace(
-            "### Added\n\n", "### Added\n\n- run: an entry that\n  goes on.\n", 1
-        ),
-        2,
-    ),
+    "released sections are lost": (lambda text: text[: text.index(RELEASES)], len(RELEASED)),
+    "an entry has two lines": (lambda text: text.replace(RELEASES, f"{TWO_LINES}\n{RELEASES}"), 2),
 }
 
 

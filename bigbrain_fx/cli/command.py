@@ -114,7 +114,11 @@ class Command(click.Command):
         for param in (each for each in self.params if isinstance(each, Option)):
             for old in given.intersection(param.old):
                 click.echo(NOTE.format(old=old, new=param.flag), err=True)
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            present = [name for name in error.possibilities or () if name not in RENAMED]
+            raise click.NoSuchOption(error.option_name, None, present, error.ctx) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write options by group: with their help, or the names of a group in one row."""

@@ -121,3 +121,10 @@ def test_help_lists_the_commands_of_a_first_split_in_their_order() -> None:
         *("init", "doctor", "estimate", "split", "verify", "run", "export")
     ]
     assert "  compare  " in more
+
+
+def test_an_unknown_option_is_answered_with_present_names() -> None:
+    answer = call("run", "bundle", "--step", "3")
+    assert answer.code == 2
+    assert "'--steps'" in answer.err
+    assert "--store" not in answer.err

@@ -19,7 +19,6 @@ from bigbrain_fx.planning import GraphMemo, nameless
 from .calls import GraphScope, PricedCall, number
 from .cuda_clock import HALF, CudaClock
 from .cuda_residuals import residual
-from .kept import saved_bytes, scores_bytes
 from .op_rules import (
     ANY_OTHER,
     CUDA_OPTIMIZER_LAUNCHES,
@@ -32,6 +31,7 @@ from .op_rules import (
     Blocked,
     OpRule,
 )
+from .saved_activations import saved_bytes, scores_bytes
 
 ATTENTION_BACKWARD = 2.5  # five matrix products backward to two forward
 SUM_TOUCHES = 3.0  # adding up moves each byte three times: two reads and a write

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bigbrain_fx.cli.given import chosen, located
 from bigbrain_fx.cli.group import cli
+from bigbrain_fx.cli.option_values import chosen, located
 from bigbrain_fx.cli.options import (
     COUNT,
     PATH,

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import click
 
 from bigbrain_fx.cli.command import reads
-from bigbrain_fx.cli.given import located, read_members
 from bigbrain_fx.cli.group import cli
+from bigbrain_fx.cli.option_values import located, read_members
 from bigbrain_fx.cli.options import (
     COUNT,
     GIVEN,

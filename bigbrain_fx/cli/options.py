@@ -23,7 +23,7 @@ Add = Callable[[Command], Command]
 PATH = click.Path(readable=False, path_type=Path)  # the package that reads says what is wrong
 COUNT = click.IntRange(min=1)
 POSITIVE = click.FloatRange(min=0, min_open=True)
-GIVEN = "bigbrain_fx.cli.given"
+GIVEN = "bigbrain_fx.cli.option_values"
 
 
 def option(*names: str, **settings: Any) -> Add:  # noqa: ANN401  # click's own

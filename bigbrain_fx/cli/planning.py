@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bigbrain_fx.cli.command import grouped, reads
-from bigbrain_fx.cli.failing import failure_options, print_failures
-from bigbrain_fx.cli.given import chosen, layers_of, located
+from bigbrain_fx.cli.failure_options import failure_options, print_failures
 from bigbrain_fx.cli.group import cli
+from bigbrain_fx.cli.option_values import chosen, layers_of, located
 from bigbrain_fx.cli.options import (
     GIVEN,
     PATH,

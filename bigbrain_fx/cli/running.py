@@ -12,7 +12,7 @@ import click
 
 from bigbrain_fx.cli.background import start_aside
 from bigbrain_fx.cli.command import grouped
-from bigbrain_fx.cli.failing import read_duration
+from bigbrain_fx.cli.failure_options import read_duration
 from bigbrain_fx.cli.group import all_is_done, cli
 from bigbrain_fx.cli.options import (
     COUNT,

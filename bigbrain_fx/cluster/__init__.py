@@ -3,7 +3,7 @@
 This room knows the file; it knows nothing of models or plans, and imports no torch.
 """
 
-from bigbrain_fx.cluster.assumed import assumed as assumed
+from bigbrain_fx.cluster.assumptions import assumed as assumed
 from bigbrain_fx.cluster.availability import read_availability as read_availability
 from bigbrain_fx.cluster.file import schema as schema
 from bigbrain_fx.cluster.presets import MEASURED as MEASURED, PRESETS as PRESETS

@@ -20,7 +20,7 @@ from bigbrain_fx.plan import Plan, read_plan
 from bigbrain_fx.serving.cached import CachedText, filling
 from bigbrain_fx.serving.crew import ServingCrew
 from bigbrain_fx.serving.engine import Engine, require_rows
-from bigbrain_fx.serving.generating import WholeText, writer
+from bigbrain_fx.serving.generation import WholeText, writer
 
 if TYPE_CHECKING:
     from bigbrain_fx.serving.app import Front

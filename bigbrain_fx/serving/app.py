@@ -42,9 +42,8 @@ from starlette.routing import Route
 
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.serving.cached import CachedText
-from bigbrain_fx.serving.choosing import chooser, sampling_of
 from bigbrain_fx.serving.engine import Engine, Request, UnansweredError
-from bigbrain_fx.serving.generating import BYTES, answered
+from bigbrain_fx.serving.generation import BYTES, answered
 from bigbrain_fx.serving.requests import (
     HttpError,
     Writer,
@@ -59,6 +58,7 @@ from bigbrain_fx.serving.requests import (
     until,
 )
 from bigbrain_fx.serving.rows import decode, encode
+from bigbrain_fx.serving.sampling import chooser, sampling_of
 
 TENSORS = "application/octet-stream"
 JSON_BYTES = 32  # of a number, at most

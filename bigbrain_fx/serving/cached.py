@@ -15,10 +15,10 @@ from collections import deque
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 
-from bigbrain_fx.serving.choosing import Choose, greedy
 from bigbrain_fx.serving.engine import Engine, QueueFullError, Request, UnansweredError
-from bigbrain_fx.serving.generating import answer_to, require_fitting
+from bigbrain_fx.serving.generation import answer_to, require_fitting
 from bigbrain_fx.serving.rows import Raw, RawTensor
+from bigbrain_fx.serving.sampling import Choose, greedy
 
 INPUTS = ("tokens", "row", "position")
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.serving.cached import CachedText
 from bigbrain_fx.serving.crew import SlotSpec
-from bigbrain_fx.serving.generating import BYTES, WholeText
+from bigbrain_fx.serving.generation import BYTES, WholeText
 from bigbrain_fx.serving.rows import Raw, RawTensor, kind_of, of_json
 
 Writer: TypeAlias = WholeText | CachedText

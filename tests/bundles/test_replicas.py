@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 import bigbrain_fx
 from bigbrain_fx.bundles import resplit, verify
 from bigbrain_fx.bundles.launch import RunOptions, run
-from bigbrain_fx.cli.given import read_axes, read_number, read_ratio
+from bigbrain_fx.cli.option_values import read_axes, read_number, read_ratio
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Options, fold, read_plan
 from bigbrain_fx.supervisor import Event

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bigbrain_fx.cli.given import goals_of, read_count
 from bigbrain_fx.cli.money_text import money_json, money_lines, time_text
+from bigbrain_fx.cli.option_values import goals_of, read_count
 from bigbrain_fx.cli.prices import cost, hourly, offers
 from bigbrain_fx.core import Input
 from bigbrain_fx.errors import InputError

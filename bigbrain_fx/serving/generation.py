@@ -12,10 +12,10 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.serving.choosing import Choose, greedy
 from bigbrain_fx.serving.crew import SlotSpec
 from bigbrain_fx.serving.engine import Engine, Request, UnansweredError
 from bigbrain_fx.serving.rows import RawTensor
+from bigbrain_fx.serving.sampling import Choose, greedy
 
 BYTES = 256  # words of a vocabulary whose tokens are bytes
 _SCORES = ("F64", "F32", "F16", "BF16")

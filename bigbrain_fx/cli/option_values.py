@@ -211,7 +211,7 @@ def read_count(text: str, at: str) -> float:
 
 def goals_of(choices: Mapping[str, Any]) -> Goals | None:
     """Return the limits of money and time that were given to `goal_options`; None without any."""
-    from bigbrain_fx.cli.failing import read_duration
+    from bigbrain_fx.cli.failure_options import read_duration
     from bigbrain_fx.plan import Goals
 
     given = {name: choices.get(name) for name in ("tokens", "max_cost", "min_throughput")}

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.serving.choosing import Sampling, chooser, greedy, sampling_of
 from bigbrain_fx.serving.engine import UnansweredError
 from bigbrain_fx.serving.rows import RawTensor
+from bigbrain_fx.serving.sampling import Sampling, chooser, greedy, sampling_of
 
 WORDS, DRAWS = 12, 6000
 SCORES = torch.randn(1, 3, WORDS, generator=torch.Generator().manual_seed(5))

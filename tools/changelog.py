@@ -19,7 +19,10 @@ TYPES = ("added", "changed", "fixed", "removed")
 MOST_CHARACTERS = 200
 NO_FRAGMENTS = ("README.md", "template.md.jinja")
 # The SHA-256 of each released section, without the blank lines at its end.
-RELEASED = {"0.2.0": "81ed0019b14d0c57b0845dbc5d83265c35f16823f1f6d9c33007ead8df541687"}
+RELEASED = {
+    "0.2.0": "81ed0019b14d0c57b0845dbc5d83265c35f16823f1f6d9c33007ead8df541687",
+    "0.3.0": "0ee9502f46688d3f4b266e0bfd56e0e16f6e5b9c78cb28731b097bc752b100e4",
+}
 
 _HEADING = re.compile(r"^## \[([^\]]+)\].*$", re.MULTILINE)
 _NAME = re.compile(rf"[a-z0-9][a-z0-9_-]*\.(?:{'|'.join(TYPES)})\.md")

@@ -1,3 +1,3 @@
 """The version of bigbrain-fx; pyproject.toml says the same."""
 
-VERSION = "0.2.0"
+VERSION = "0.3.0"

@@ -23,7 +23,7 @@ class ParameterGroup:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerData:
-    """What makes an optimizer again, of all parameters or of some.
+    """Data that make an optimizer again, of all parameters or of some.
 
     Attributes:
         module: where its class can be imported; "": the model file has it.

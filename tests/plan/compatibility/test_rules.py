@@ -227,7 +227,7 @@ def test_a_followed_plan_is_refused_by_the_same_rules(
 
 
 @pytest.mark.parametrize(("code", "chosen"), BY_PLAN)
-def test_what_another_plan_decides_is_not_asked_for_besides(
+def test_options_that_a_followed_plan_decides_are_refused(
     code: str, chosen: dict[str, object]
 ) -> None:
     with pytest.raises(InputError) as caught:

@@ -1,7 +1,8 @@
 """Step time of emitted bundles, split equally by count (naive) and by forecast (analytical).
 
-Real processes over gloo on this host, whose devices are identical; `tools.studies.unlike` measures
-heterogeneous ones. One benchmark round is one training step; `extra_info` has its forecast.
+Real processes over gloo: on this host, whose devices are alike; and on an emulated cluster of two
+devices, one twice as fast as the other, behind 1 Gbit/s (Linux and root). One benchmark round is
+one training step. The forecast of the same plan stands in `extra_info`.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from pathlib import Path
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from bigbrain_fx.bundles.launch import Line, RunOptions, StepLine, run
+from bigbrain_fx.bundles.launch import Line, Run, RunOptions, StepLine, run
 from bigbrain_fx.core import Cluster, Device, Link
 from bigbrain_fx.measure.comparison import Comparison, compare
 from bigbrain_fx.plan import Options
+from tools.studies.emulation import emulated, missing
 
 ROOT = Path(__file__).resolve().parents[2]
 SPLITS = ("naive", "analytical")
@@ -47,11 +49,12 @@ def step_times(
     found: Comparison,
     name: str,
     logs: Path,
+    runner: Callable[..., Run],
     measuring: bool,
 ) -> None:
     contender = found.of(name)
     rounds, before = (ROUNDS, WARM_UP) if measuring else (1, 0)
-    with stepping(Path(contender.bundle), logs, rounds + before) as step:
+    with stepping(runner, Path(contender.bundle), logs, rounds + before) as step:
         for _ in range(before):
             step()
         reported_s = []
@@ -71,13 +74,37 @@ def unlike(tmp_path_factory: pytest.TempPathFactory, measuring: bool) -> Compari
     return split(tmp_path_factory.mktemp("unlike"), cluster(2, 1), measuring)
 
 
+@pytest.fixture(scope="module")
+def network(measuring: bool) -> Iterator[Callable[..., Run]]:
+    """Run a bundle on the emulated cluster."""
+    if not measuring:
+        pytest.skip("an emulated cluster is set up only to be measured: make bench")
+    if missing() is not None:
+        pytest.skip(f"no emulated cluster: {missing()}")
+    with emulated(cluster(2, 1)) as net:
+        yield net.run
+
+
 @pytest.mark.nightly
 @pytest.mark.benchmark(group="step, two processes of this host")
 @pytest.mark.parametrize("name", SPLITS)
 def test_step_on_this_host(
     benchmark: BenchmarkFixture, alike: Comparison, name: str, tmp_path: Path, measuring: bool
 ) -> None:
-    step_times(benchmark, alike, name, tmp_path / "logs", measuring)
+    step_times(benchmark, alike, name, tmp_path / "logs", run, measuring)
+
+
+@pytest.mark.benchmark(group="step, emulated 2:1 at 1 Gbit/s")
+@pytest.mark.parametrize("name", SPLITS)
+def test_step_on_unlike_devices(
+    benchmark: BenchmarkFixture,
+    network: Callable[..., Run],
+    unlike: Comparison,
+    name: str,
+    tmp_path: Path,
+    measuring: bool,
+) -> None:
+    step_times(benchmark, unlike, name, tmp_path / "logs", network, measuring)
 
 
 @pytest.mark.nightly
@@ -95,7 +122,7 @@ Step = Callable[[], float]
 
 
 @contextmanager
-def stepping(bundle: Path, logs: Path, steps: int) -> Iterator[Step]:
+def stepping(runner: Callable[..., Run], bundle: Path, logs: Path, steps: int) -> Iterator[Step]:
     """Run a bundle beside this thread; give what waits for its next step.
 
     A step begins when the one before it ends, so a caller who does nothing else waits as long as a
@@ -106,7 +133,7 @@ def stepping(bundle: Path, logs: Path, steps: int) -> Iterator[Step]:
 
     def go() -> None:
         try:
-            run(bundle, options, lines.put)
+            runner(bundle, options, lines.put)
         except BaseException as error:  # raised again by who waits
             lines.put(error)
 

@@ -159,12 +159,9 @@ def test_a_remedy_has_numbers_that_batch_and_schedule_take(
 
 def test_a_placement_by_hand_is_not_moved() -> None:
     """A pin holds under 1f1b and auto; a fold would cut the line anew."""
-    line = plan_of("1f1b").placement
-    options = Options(
-        "naive", schedule="interleaved", micro_batches=4, pins=(("some.module", "d0"),)
-    )
+    options = Options("naive", schedule="interleaved", micro_batches=4, pins=(("layers", "d0"),))
     with pytest.raises(InputError, match="would move what was placed by hand") as caught:
-        plan_placed(GRAPH, samples.cluster(2), Source("model.py"), options, line)
+        make_plan(GRAPH, samples.cluster(2), Source("model.py"), options)
     assert "--schedule auto" in str(caught.value.help)
 
 

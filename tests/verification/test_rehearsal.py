@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -244,15 +245,22 @@ def test_an_optimizer_that_would_update_otherwise_is_refused(
     assert not (tmp_path / "b").exists()
 
 
+class Chosen(torch.optim.SGD):
+    """Not to be made again of its groups: it is given other arguments."""
+
+    def __init__(self, named: Iterable[tuple[str, nn.Parameter]], heads: set[int]) -> None:
+        groups: list[dict[str, Any]] = [{"params": [], "lr": 1.0}, {"params": []}]
+        for _, parameter in named:
+            groups[id(parameter) not in heads]["params"].append(parameter)
+        super().__init__(groups, lr=0.1)
+
+
 def test_parameters_chosen_by_the_objects_they_are_are_refused(tmp_path: Path) -> None:
     model = Net()
     heads = {id(p) for p in model.b.parameters()}
 
     def make(named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
-        groups: list[dict[str, object]] = [{"params": [], "lr": 1.0}, {"params": []}]
-        for _, parameter in named:
-            groups[id(parameter) not in heads]["params"].append(parameter)  # type: ignore[attr-defined]
-        return torch.optim.SGD(groups, lr=0.1)
+        return Chosen(named, heads)
 
     with refused("BX3169", bb.CaptureError):
         _in_memory(tmp_path, model, make)

@@ -11,19 +11,19 @@ from unittest.mock import patch
 from bigbrain_fx.errors import BigBrainError
 from bigbrain_fx.frontend import capture_file
 from bigbrain_fx.plan import Options, Source, make_plan
-from bigbrain_fx.plan.search import pipeline_search, pool
+from bigbrain_fx.plan.search import candidates, pipeline_search
 from bigbrain_fx.plan.search.pipeline_search import PipelineSearch
 from tools.plan_digest.case_list import MICRO_BATCHES, places
 
 CLUSTERS = "2:1", "4:2:1:1", "4:2:1:1, 100 Mbit/s", "8 alike, a fast path"
-_SETTINGS, _ORDERS = pool.settings, pipeline_search.unit_orders
+_SETTINGS, _ORDERS = candidates.settings, pipeline_search.unit_orders
 PARTS = {
     "all": (),
     "naive and chain-dp": (PipelineSearch, "planners", lambda _search: None),
     "split backwards": (PipelineSearch, "split_backwards", lambda _search: None),
     "polish": (PipelineSearch, "_polished", lambda _search, entry: entry),
     "slower links, less memory": (pipeline_search, "settings", lambda *a: _SETTINGS(*a)[:1]),
-    "tapered and even splits": (pool, "_tapered", lambda _cutter, _ranked: iter(())),
+    "tapered and even splits": (candidates, "_tapered", lambda _cutter, _ranked: iter(())),
     "other orders of ops": (pipeline_search, "unit_orders", lambda *a: _ORDERS(*a)[:1]),
 }
 

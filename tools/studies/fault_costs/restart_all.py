@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bigbrain_fx.plan import read_plan
-from bigbrain_fx.runtime import load_shard, read_records
+from bigbrain_fx.runtime import CheckpointStore
 
 DEADLINE_S = 300.0
 
@@ -112,10 +112,11 @@ def _children(pid: int) -> list[int]:
 
 
 def _checks(folder: Path) -> dict[str, str]:
-    (record, *_) = read_records(folder, print)
+    store = CheckpointStore(folder)
+    (record, *_) = store.records(print)
     found: dict[str, str] = {"step": str(record.step)}
     for device in record.devices:
-        checked = load_shard(folder, record, device, {}, print).checks
+        checked = store.load(record, device, {}, print).checks
         found.update({f"{device}: {name}": check for name, check in checked.items()})
     return found
 

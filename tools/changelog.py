@@ -21,7 +21,7 @@ NO_FRAGMENTS = ("README.md", "template.md.jinja")
 # The SHA-256 of each released section, without the blank lines at its end.
 RELEASED = {
     "0.2.0": "81ed0019b14d0c57b0845dbc5d83265c35f16823f1f6d9c33007ead8df541687",
-    "0.3.0": "874601f5a7752ce8004e5e37a65a3aafa331effed35051bc98501be710867e90",
+    "0.3.0": "93c596d64157722ab5b7f717bbe4008781a281611dccc5f9f41a10791d6fa846",
 }
 
 _HEADING = re.compile(r"^## \[([^\]]+)\].*$", re.MULTILINE)

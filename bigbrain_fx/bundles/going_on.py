@@ -265,7 +265,7 @@ def rollback(folder: str | Path, step: int, say: Callable[[str], None]) -> list[
     if wanted is None:
         steps = ", ".join(str(record.step) for record in found)
         raise InputError(
-            f"there is no commit of step {step}",
+            f"there is no checkpoint of step {step}",
             code="BX3044",
             at=str(place),
             help=f"there are those of {steps}",
@@ -273,7 +273,7 @@ def rollback(folder: str | Path, step: int, say: Callable[[str], None]) -> list[
     _require_whole(place, wanted, say)
     newer = found[: found.index(wanted)]
     with os_error_as(
-        "commits cannot be set aside", code="BX3045", at=str(place), help="see who owns it"
+        "checkpoints cannot be set aside", code="BX3045", at=str(place), help="see who owns it"
     ):
         if newer:
             CheckpointStore(
@@ -289,7 +289,7 @@ def _require_whole(folder: Path, record: Record, say: Callable[[str], None]) -> 
             CheckpointStore(folder).load(record, device, {}, say).forget()
         except (BrokenError, CommitError) as error:
             raise InputError(
-                f"the commit of step {record.step} is broken: {error}",
+                f"the checkpoint of step {record.step} is broken: {error}",
                 code="BX3046",
                 at=str(folder),
                 help="choose another",

@@ -121,7 +121,7 @@ def validations(
         yield lambda _: None
         return
     if commits is None or not script.is_file():
-        none = "a validation is of a commit, and this run writes none"
+        none = "a validation is of a checkpoint, and this run writes none"
         what = none if commits is None else f"there is no file {script}"
         raise InputError(
             what, code="BX3147", at="--validate", help="--validate FILE.py --checkpoint-dir FOLDER"

@@ -73,6 +73,6 @@ def print_failures(plan: Plan, mtbf: str, host_share: float, as_json: bool) -> N
 def _lines(recovery: Recovery, effective: float, restarts: float) -> list[str]:
     return [
         str(recovery),
-        f"training {100 * effective:.2f} % of the time; starting everything again from commits "
+        f"training {100 * effective:.2f} % of the time; starting everything again from checkpoints "
         f"would give {100 * restarts:.2f} %",
     ]

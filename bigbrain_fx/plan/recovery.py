@@ -95,7 +95,7 @@ class Recovery:
             f"{d.log_bytes / 2**20:.1f} MiB; replays at most {d.replay_s:.2f} s"
             for d in self.devices
         ]
-        commit = f"commit every {self.commit_every} steps; " if self.commit_every else ""
+        commit = f"checkpoint every {self.commit_every} steps; " if self.commit_every else ""
         cost = "no snapshots: peers have all states"
         if not self.by_peers:
             cost = f"snapshots add {100 * self.overhead:.2f} % to a step"

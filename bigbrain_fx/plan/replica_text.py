@@ -11,8 +11,8 @@ _ORDERS = {
     "micro": "micro-batch by micro-batch, as one process does",
     "tree": "by the binary tree of micro-batch numbers, the same for any replicas",
     "backend": "by torch.distributed's own collectives, equal to one process's to rounding; so no "
-    "process is replaced, and a run that ends goes on from its newest commit (on several GPUs this "
-    "was not tried)",
+    "process is replaced, and a run that ends goes on from its newest checkpoint (on several GPUs "
+    "this was not tried)",
 }
 _ZERO = "each replica keeps the optimizer's state of its share of the parameters"
 _KEPT = {

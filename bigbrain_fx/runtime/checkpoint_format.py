@@ -152,7 +152,7 @@ def record_of(text: bytes, where: str) -> Record:
         record = Record(**{name: found[name] for name in Record.__slots__})
         if _is_sound(record):
             return record
-    raise BrokenError(f"{where}: it is no record of a commit", code="BX5122")
+    raise BrokenError(f"{where}: it is no record of a checkpoint", code="BX5122")
 
 
 def _is_sound(record: Record) -> bool:

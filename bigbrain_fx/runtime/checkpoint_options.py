@@ -126,19 +126,19 @@ def decided(
         ours = resume or (restarted and before.launcher == launcher())
         if found and not ours:
             raise CommitError(
-                f"{store.folder} has commits up to step {found[0].step}: add --resume to go on "
+                f"{store.folder} has checkpoints up to step {found[0].step}: add --resume to go on "
                 "from there, or give an empty folder",
                 code="BX5012",
             )
         if restarted:
-            say("restarted: all devices go on from the last commit; none kept its state")
+            say("restarted: all devices go on from the last checkpoint; none kept its state")
         keep = wanted or (before.keep if ours else KEPT)
         generation = store.begin_generation(launcher(), keep)
     except CommitError as error:
         return Start(error=str(error), code=error.code)
     except OSError as error:
         where = error.filename or store.folder
-        why = f"commits cannot be written, {where}: {reason_of(error)}: give another folder"
+        why = f"checkpoints cannot be written, {where}: {reason_of(error)}: give another folder"
         return Start(error=why, code="BX5903")
     return Start(generation, keep, tuple(record.text for record in found))
 

@@ -96,7 +96,7 @@ class CheckpointStore:
         _refuse_link(self.folder)
         if self.folder.exists() and not self.folder.is_dir():
             raise CommitError(
-                f"{self.folder}: expected a folder of commits, found a file", code="BX5016"
+                f"{self.folder}: expected a folder of checkpoints, found a file", code="BX5016"
             )
         self.folder.mkdir(parents=True, exist_ok=True)
         self.warn_of_others(say)
@@ -105,7 +105,7 @@ class CheckpointStore:
         """Say who else can change these checkpoints."""
         folder, found = self.folder, self.folder.stat()
         if hasattr(os, "getuid") and found.st_uid not in (os.getuid(), 0):
-            say(f"warning: {folder} belongs to user {found.st_uid}, who can change its commits")
+            say(f"warning: {folder} belongs to user {found.st_uid}, who can change its checkpoints")
         if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
             say(f"warning: everyone on this host can write in {folder}: chmod o-w {folder}")
 
@@ -141,7 +141,7 @@ class CheckpointStore:
         newest = self.fence().generation
         if newest > generation:
             raise FencedError(
-                f"generation {generation} was replaced by {newest}: it writes no commits any more",
+                f"generation {generation} was replaced by {newest}: it writes no more checkpoints",
                 code="BX5017",
             )
 
@@ -191,7 +191,7 @@ class CheckpointStore:
         """
         steps = {part.step for part in parts.values()}
         if len(steps) != 1:
-            raise ValueError(f"a commit is of one step, not of {sorted(steps)}")
+            raise ValueError(f"a checkpoint is of one step, not of {sorted(steps)}")
         step = steps.pop()
         devices = {device: part.manifest for device, part in parts.items()}
         record = Record(step, generation, folder_name(step, generation), devices, dict(about))
@@ -217,9 +217,9 @@ class CheckpointStore:
             try:
                 found.append(record_of(read_regular(path), str(path)))
             except BrokenError as error:
-                say(f"warning: {error}: this commit is lost")
+                say(f"warning: {error}: this checkpoint is lost")
             except OSError as error:
-                say(f"warning: {path}: {reason_of(error)}: this commit is lost")
+                say(f"warning: {path}: {reason_of(error)}: this checkpoint is lost")
         return sorted(found, key=lambda record: (-record.generation, -record.step))
 
     def to_resume(self, say: Say) -> list[Record]:
@@ -240,7 +240,7 @@ class CheckpointStore:
             pickled = sorted(p.name for p in folder.rglob("*") if p.suffix in PICKLED)[:3]
             why = f" ({', '.join(pickled)}: pickled files are code and not read)" if pickled else ""
             raise CommitError(
-                f"{folder} has no commit{why}: give the folder that --checkpoint-dir had",
+                f"{folder} has no checkpoint{why}: give the folder that --checkpoint-dir had",
                 code="BX5054",
             )
         return found
@@ -255,7 +255,7 @@ class CheckpointStore:
         if device not in record.devices:
             raise CommitError(
                 f"device: expected {device}, found {', '.join(sorted(record.devices))}: this is "
-                "the commit of another plan; `bigbrain-fx resplit` moves it to other devices",
+                "the checkpoint of another plan; `bigbrain-fx resplit` moves it to other devices",
                 code="BX5055",
             )
         place = self.folder / record.folder
@@ -264,7 +264,7 @@ class CheckpointStore:
             text = read_regular(path)
             manifest = unsealed(text, str(path))
             if digest(text) != record.devices[device]:
-                raise ValueError("it is not the one that the commit's record names")
+                raise ValueError("it is not the one that the checkpoint's record names")
             checks = {str(name): str(at["sha256"]) for name, at in manifest["tensors"].items()}
             head = str(manifest["head"]["sha256"])
         _require_same(manifest, expected, place, say)
@@ -352,13 +352,13 @@ def first_loadable(
         wrong = problems(record)
         if not wrong:
             if unusable:
-                say(f"WARNING: going back to the older commit of step {record.step}")
+                say(f"WARNING: going back to the older checkpoint of step {record.step}")
             return record, unusable
         for problem in wrong:
-            say(f"WARNING: the commit of step {record.step} is broken: {problem}")
+            say(f"WARNING: the checkpoint of step {record.step} is broken: {problem}")
         unusable.append(record)
     raise CommitError(
-        f"none of the {len(found)} commits is whole: nothing was started; "
+        f"none of the {len(found)} checkpoints is whole: nothing was started; "
         "leave --resume out and give an empty --checkpoint-dir folder to train from the bundle's "
         "weights",
         code="BX5052",
@@ -369,7 +369,7 @@ def _refuse_link(path: Path) -> None:
     """Refuse a symbolic link: what it leads to may be anyone's."""
     if path.is_symlink():
         raise CommitError(
-            f"{path} is a symbolic link: give the folder of commits itself", code="BX5124"
+            f"{path} is a symbolic link: give the folder of checkpoints itself", code="BX5124"
         )
 
 
@@ -383,7 +383,8 @@ def _reading(path: Path) -> Iterator[None]:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         is_said = isinstance(error, OSError | ValueError)
-        why = getattr(error, "strerror", None) or error if is_said else "it is no part of a commit"
+        said = getattr(error, "strerror", None) or error
+        why = said if is_said else "it is no part of a checkpoint"
         raise BrokenError(f"{path}: {why}", code="BX5058") from error
 
 
@@ -403,7 +404,7 @@ def _require_same(
             )
         if _minor(str(have)) != _minor(str(want)):
             say(
-                f"warning: the commit was made with torch {have}, this is {want}: "
+                f"warning: the checkpoint was made with torch {have}, this is {want}: "
                 "it is not promised that the numbers are the same bit for bit"
             )
 

@@ -163,7 +163,7 @@ class Checkpoints:
         self.begun_with = record.folder
         self.begun = self.misses.newest = record.step
         if self.leads:
-            self._say(f"going on from the commit of step {record.step}")
+            self._say(f"going on from the checkpoint of step {record.step}")
         return record.step
 
     def _tried(self, record: Record, loaded: list[Loaded]) -> Part:
@@ -187,7 +187,7 @@ class Checkpoints:
         if before is not None and is_broken and not read_as(Part, before).why:
             # the others have begun: they say nothing of an older one
             raise CommitError(
-                f"{mine.why}: the run has begun with this commit, and there is no snapshot "
+                f"{mine.why}: the run has begun with this checkpoint, and there is no snapshot "
                 "yet: go on from the newest one with --resume",
                 code="BX5169",
             )
@@ -370,21 +370,21 @@ class Misses:
     def miss(self, step: int, why: str) -> None:
         """Hear that a checkpoint was not written."""
         self.count += 1
-        line = f"WARNING: no commit at step {step}: {why}; training goes on, older ones stay"
+        line = f"WARNING: no checkpoint at step {step}: {why}; training goes on, older ones stay"
         self._report("missed", step, line, text=why, row=self.count, newest=self.newest)
 
     def hit(self, step: int) -> None:
         """Hear that a checkpoint was written."""
         missed, self.count, self.newest = self.count, 0, step
         if missed:
-            line = f"commits are written again: step {step}, after {missed} were missed"
+            line = f"checkpoints are written again: step {step}, after {missed} were missed"
             self._report("committed_again", step, line, missed=missed)
 
     def end(self, step: int) -> None:
         """Hear that the run ends at a step; warn of what is on no disk."""
         if self.count and self.newest != step:
             line = (
-                f"WARNING: the last {self.count} commits were missed, the newest is of step "
+                f"WARNING: the last {self.count} checkpoints were missed, the newest is of step "
                 f"{self.newest} (-1: there is none): what was trained up to step {step} is in the "
                 "files of --save only, or nowhere"
             )

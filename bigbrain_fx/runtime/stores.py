@@ -164,7 +164,7 @@ class DiskRoom:
         except OSError as error:
             raise StoreError(
                 f"the store of {self.device} in {self.folder} fails: {error.strerror or error}: "
-                "give another folder (--offload-dir); commits are as they were",
+                "give another folder (--offload-dir); checkpoints are as they were",
                 code="BX5164",
             ) from error
 
@@ -203,7 +203,7 @@ class DiskRoom:
             raise StoreError(
                 f"the store of {self.device} in {self.folder} needs {_mib(nbytes)} and cannot have "
                 f"it: {error.strerror or error} ({_mib(free.f_bavail * free.f_frsize)} are free): "
-                "free some or give another folder (--offload-dir); commits are as they were",
+                "free some or give another folder (--offload-dir); checkpoints are as they were",
                 code="BX5166",
             ) from error
 

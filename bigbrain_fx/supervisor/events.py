@@ -84,7 +84,7 @@ def status(entry: Event) -> str | None:
         "died": "{device} {how} {where}{why}",
         "assigned": "{device} goes on as process {pid} from step {step}",
         "took_state": "{device} has its state of step {step} from {peers}",
-        "state_lost": "WARNING: {text}: all devices begin again, from the newest commit, or "
+        "state_lost": "WARNING: {text}: all devices begin again, from the newest checkpoint, or "
         "from the start where there is none",
         "formed": "all devices are connected, {after_s:.2f} s later",
         "caught_up": "{device} has caught up at step {step}: {after_s:.2f} s, {steps} steps again",
@@ -109,12 +109,13 @@ def status(entry: Event) -> str | None:
         "suspect": "SUSPECT: {device} in step {step}: a spare computes otherwise {text}",
         "unchecked": "WARNING: step {step} of {device} was not computed again: {text}",
         "rolled_back": "all devices start again from step {step}",
-        "missed": "WARNING: no commit at step {step}: {text}; training goes on, and {newest_kept}",
+        "missed": "WARNING: no checkpoint at step {step}: {text}; training goes on, and "
+        "{newest_kept}",
         "warned": "WARNING: {text}",
-        "committed_again": "commits are written again: step {step}, after {missed} were missed",
-        "rescued": "from step {step} commits are in {folder}: go on from there with --resume",
-        "at_risk": "WARNING: the last {missed} commits were missed, and {newest_kept}: what was "
-        "trained up to step {step} is in the files of --save only, or nowhere",
+        "committed_again": "checkpoints are written again: step {step}, after {missed} were missed",
+        "rescued": "from step {step} checkpoints are in {folder}: go on from there with --resume",
+        "at_risk": "WARNING: the last {missed} checkpoints were missed, and {newest_kept}: what "
+        "was trained up to step {step} is in the files of --save only, or nowhere",
         "replica_lost": "replica {replica} ({devices}) is lost for good, {text}: the others have "
         "its micro-batches from step {step}, which they begin again; {left} replicas stand",
         "standing": "{replicas} replicas stand at the end: {devices}; lost: {lost}",
@@ -129,7 +130,7 @@ def status(entry: Event) -> str | None:
         return None
     where = f"in step {entry['step']}" if entry.get("step", -1) >= 0 else "before its first step"
     newest = entry.get("newest", -1)
-    kept = f"the newest commit is of step {newest}" if newest >= 0 else "there is no commit"
+    kept = f"the newest checkpoint is of step {newest}" if newest >= 0 else "there is no checkpoint"
     first = (str(entry.get("text") or "").splitlines() or [""])[0][:LONGEST_WHY]
     why = f": {first}" if first and entry["event"] == "died" else ""
     by = f"{entry['device']}: " if "device" in entry else ""

@@ -280,7 +280,7 @@ class Supervisor:
     def _stop_for(self, dead: Member, death: Death, now: float) -> Stop | None:
         stop = None if dead.recalled else self.judge.stop_for(death, now)
         if getattr(dead.process, "is_lost", False):
-            more = ", and the snapshots there: go on from a commit (--resume)"
+            more = ", and the snapshots there: go on from a checkpoint (--resume)"
             return Stop("its host is lost", moves=True, more=more)
         return stop
 

@@ -149,7 +149,7 @@ class Judge:
         if death.code == NOT_SAVED:
             return Stop("the files of --save cannot be written")
         if death.code == TAKEN_OVER:
-            return Stop("another run or a rollback has taken over its commits")
+            return Stop("another run or a rollback has taken over its checkpoints")
         if self._repeats(death):
             return _stop_again(death)
         is_early = not death.finished_one and death.device not in self.seen_well

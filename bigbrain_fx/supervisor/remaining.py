@@ -94,7 +94,7 @@ class Remaining:
             self.why = "no device was at work here"
             return False
         if self.devices.keys() - self.able:
-            self.why = "the bundle is older than last commits: split again"
+            self.why = "the bundle is older than last checkpoints: split again"
             return False
         if self.voted is not None:
             self._tell("voted", **self.voted)
@@ -160,14 +160,14 @@ def said_of(remaining: Remaining, *, is_gone: bool) -> str:
     return (
         f"the first host may still be there, and go on without this one, so what the devices here "
         f"hold, step {step}{before}, is set aside: {file}. If the first host has gone on, go on "
-        f"from its commits and remove this. If it is lost: mv {file} {folder}/{counts}. {on}"
+        f"from its checkpoints and remove this. If it is lost: mv {file} {folder}/{counts}. {on}"
     )
 
 
 def _nothing(remaining: Remaining) -> str:
     """Say that there is no last commit, and what there is."""
     if remaining.newest < 0:
-        found = "go on from the newest commit with --resume, on all hosts, where there is one"
+        found = "go on from the newest checkpoint with --resume, on all hosts, where there is one"
     else:
         found = (
             f"the newest is of step {remaining.newest}: go on from it with --resume, on all hosts; "

@@ -91,7 +91,7 @@ def require_one_save(folder: Path) -> None:
             at=str(folder),
             notes=tuple(f"{f.name}: {facts or 'it does not say'}" for f, facts in told.items()),
             help="a run was ended while it gave its files their names: run it again with --save, "
-            "or take the weights of a commit by --checkpoint-dir",
+            "or take the weights of a checkpoint by --checkpoint-dir",
         )
 
 

@@ -202,7 +202,7 @@ def test_an_earlier_commit_is_gone_back_to(trained: Path, tmp_path: Path) -> Non
     commits = tmp_path / "commits"
     subprocess.run(["cp", "-r", str(trained / "commits"), str(commits)], check=True)
     assert [record.step for record in list_commits(commits, print)] == [4, 2, 0]
-    with pytest.raises(InputError, match="there is no commit of step 3"):
+    with pytest.raises(InputError, match="there is no checkpoint of step 3"):
         rollback(commits, 3, print)
     assert rollback(commits, 4, print) == []
     aside = rollback(commits, 2, print)
@@ -222,7 +222,7 @@ def test_a_broken_commit_is_not_gone_back_to(trained: Path, tmp_path: Path) -> N
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(data)
-    with pytest.raises(InputError, match="commit of step 2 is broken"):
+    with pytest.raises(InputError, match="checkpoint of step 2 is broken"):
         rollback(commits, 2, print)
     assert [record.step for record in list_commits(commits, print)] == [4, 2, 0]
 

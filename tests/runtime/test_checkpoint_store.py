@@ -85,7 +85,7 @@ def test_a_folder_that_cannot_be_read_is_not_an_empty_one(
 
 def test_a_record_names_one_step_only() -> None:
     parts = {"d0": Part(1), "d1": Part(2)}
-    with pytest.raises(ValueError, match="a commit is of one step"):
+    with pytest.raises(ValueError, match="a checkpoint is of one step"):
         CheckpointStore(Path()).commit(parts, 1, {})
 
 
@@ -212,7 +212,7 @@ def test_a_broken_file_is_named_and_the_older_commit_loads(
         assert file in said[0]
         assert "warning" in said[0].lower()
     if file != "commit-20.json":
-        assert "WARNING: going back to the older commit of step 10" in said
+        assert "WARNING: going back to the older checkpoint of step 10" in said
         assert [record.step for record in unusable] == [20]
 
 

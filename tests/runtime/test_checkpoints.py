@@ -95,7 +95,7 @@ def test_the_end_is_committed(tmp_path: Path) -> None:
 @pytest.mark.nightly
 def test_a_new_run_does_not_begin_over_an_old_one(tmp_path: Path) -> None:
     begin_together(committers(tmp_path / "commits"), devices(), resume=False)
-    with pytest.raises(CommitError, match="has commits up to step 0: add --resume"):
+    with pytest.raises(CommitError, match="has checkpoints up to step 0: add --resume"):
         begin_together(committers(tmp_path / "commits"), devices(), resume=False)
 
 
@@ -116,8 +116,8 @@ def test_a_restart_goes_on_if_it_can_and_says_which_mode_this_is(
         part.after_step(made, 2)
         part.settle()
     said = capsys.readouterr().err
-    assert "restarted: all devices go on from the last commit; none kept its state" in said
-    assert "going on from the commit of step 3" in said
+    assert "restarted: all devices go on from the last checkpoint; none kept its state" in said
+    assert "going on from the checkpoint of step 3" in said
 
 
 def test_a_restart_is_not_of_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +140,7 @@ def test_all_devices_go_back_when_one_finds_its_part_broken(
     others, again = devices(), committers(folder)
     assert begin_together(again, others, resume=True) == 2
     assert "d1.safetensors" in (said := capsys.readouterr().err)
-    assert "going back to the older commit of step 2" in said
+    assert "going back to the older checkpoint of step 2" in said
     train(others, again, 2, 4)
     assert [(r.step, r.generation) for r in CheckpointStore(folder).records()] == [
         (4, 2),
@@ -158,8 +158,8 @@ def test_a_full_disk_misses_commits_and_training_goes_on(
     disk.full = True
     train(made, parts, 2, 6)
     said = capsys.readouterr().err
-    assert said.count("WARNING: no commit at step 4: d0 cannot write") == 1
-    assert said.count("WARNING: no commit at step 6") == 2  # each device says what it missed
+    assert said.count("WARNING: no checkpoint at step 4: d0 cannot write") == 1
+    assert said.count("WARNING: no checkpoint at step 6") == 2  # each device says what it missed
     assert steps_in(tmp_path / "commits") == [2, 0]
     assert not list((tmp_path / "commits").rglob("*.tmp"))
     disk.full = False

@@ -50,7 +50,9 @@ def test_without_a_whole_checkpoint_nothing_is_started(tmp_path: Path) -> None:
     for step in (10, 20):
         flip(folder / f"commit-{step}-g1/d0.safetensors", 600)
     said: list[str] = []
-    with pytest.raises(CommitError, match="none of the 2 commits is whole: nothing was started"):
+    with pytest.raises(
+        CommitError, match="none of the 2 checkpoints is whole: nothing was started"
+    ):
         load_commit(folder, "d0", ABOUT, said.append)
     assert len(said) == 2
 
@@ -139,7 +141,7 @@ def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
 
 def test_pickled_files_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "model.pt").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
-    with pytest.raises(CommitError, match=r"no commit \(model.pt: pickled files are code"):
+    with pytest.raises(CommitError, match=r"no checkpoint \(model.pt: pickled files are code"):
         load_commit(tmp_path, "d0", ABOUT, print)
 
 
@@ -241,7 +243,7 @@ def test_a_record_of_another_step_is_no_record_of_these_files(tmp_path: Path) ->
     path.write_bytes(sealed({**whole, "step": 23}))
     said: list[str] = []
     assert [record.step for record in CheckpointStore(folder).records(said.append)] == [10]
-    assert "it is no record of a commit" in said[0]
+    assert "it is no record of a checkpoint" in said[0]
     (folder / "commit-20-g1").rename(folder / "commit-23-g1")
     path.write_bytes(sealed({**whole, "step": 23, "folder": "commit-23-g1"}))
     assert loaded_step(folder, said) == 10

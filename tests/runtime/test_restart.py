@@ -87,6 +87,6 @@ def test_a_killed_process_and_a_restart_leave_the_same_bits(bundle: Path, tmp_pa
     assert codes == [PEER_LOST, -signal.SIGKILL]
     codes, said = run_both(dying, TORCHELASTIC_RESTART_COUNT="1")
     assert codes == [0, 0]
-    assert "restarted: all devices go on from the last commit; none kept its state" in said
-    assert re.search("going on from the commit of step [24]", said)  # 4 may not be written yet
+    assert "restarted: all devices go on from the last checkpoint; none kept its state" in said
+    assert re.search("going on from the checkpoint of step [24]", said)  # 4 may not be written yet
     assert checks(dying / "commits") == checks(bundle / "commits")

@@ -39,7 +39,7 @@ def test_misses_are_events(
     assert all(entry["newest"] >= 2 for entry in seen.of("missed"))  # also after the leader died
     assert steps_in(tmp_path / "commits") == [STEPS, 2]
     lines = [line for entry in seen.events if (line := status(entry)) and "WARNING" in line]
-    assert len([line for line in lines if "no commit at step" in line]) == len(
+    assert len([line for line in lines if "no checkpoint at step" in line]) == len(
         [row for _, row in told if row == 1]
     )
 
@@ -52,7 +52,7 @@ def test_a_run_ends_whose_commits_were_taken_over(trained_bundle: Path, tmp_path
     taken = f"        if step == 2:\n            self.begin_generation()\n{at}"
     edit(copy / "runtime" / "checkpoint_store.py", at, taken)
     more = ("--checkpoint-dir", str(tmp_path / "commits"), "--checkpoint-every", "2")
-    with pytest.raises(FailedError, match="rollback has taken over its commits") as failed:
+    with pytest.raises(FailedError, match="rollback has taken over its checkpoints") as failed:
         supervised(copy, tmp_path / "run", NAMES, 100, more_words=more)
     assert failed.value.death.code == 77
     assert not failed.value.moves

@@ -95,7 +95,7 @@ def test_a_replacement_does_not_wait_for_words_on_another_commit(
     made, record = checkpoints(board, tmp_path), Record(3, 1, "commit-3-g1", {}, {})
     fine = text_of(Part())
     board.control.board = {f"load/commit-3-g1/{name}": fine for name in made.names}
-    with pytest.raises(CommitError, match="d1: gone: the run has begun with this commit"):
+    with pytest.raises(CommitError, match="d1: gone: the run has begun with this checkpoint"):
         made._gathered(record, Part(why="d1: gone"))
     assert made._gathered(record, Part()) == [Part()] * 2
 

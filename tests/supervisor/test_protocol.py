@@ -47,9 +47,9 @@ def test_votes_forget_subjects_by_their_step(word: Callable[[Subject], str]) -> 
 
 
 def test_a_last_word_is_told_to_programs_and_shown_to_people() -> None:
-    word = LastWord("there is no commit", 2, "CommitError", "BX5054")
-    assert word.said == "CommitError[BX5054]: there is no commit"
-    assert word.shown == "error[BX5054]: there is no commit"
-    older = LastWord("CommitError[BX5054]: there is no commit", 2)
+    word = LastWord("there is no checkpoint", 2, "CommitError", "BX5054")
+    assert word.said == "CommitError[BX5054]: there is no checkpoint"
+    assert word.shown == "error[BX5054]: there is no checkpoint"
+    older = LastWord("CommitError[BX5054]: there is no checkpoint", 2)
     assert older.said == older.shown == older.text
     assert LastWord("no", 1, "ValueError").said == "ValueError: no"

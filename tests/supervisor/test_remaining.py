@@ -127,7 +127,7 @@ def test_an_older_bundle_is_not_asked(devices: list[Device]) -> None:
     one.remaining.able.discard(other.number)
     assert not one.remaining.begin(is_gone=True)
     assert not other.orders()
-    assert "older than last commits" in said_of(one.remaining, is_gone=True)
+    assert "older than last checkpoints" in said_of(one.remaining, is_gone=True)
 
 
 # --------------------------------------------------------------------------- how a line ends

@@ -66,7 +66,7 @@ def test_input_that_was_good_before_is_tried_once_more() -> None:
         (2, "its input cannot be used"),
         (65, "the same numbers would come again"),
         (73, "the files of --save cannot be written"),
-        (77, "another run or a rollback has taken over its commits"),
+        (77, "another run or a rollback has taken over its checkpoints"),
     ],
 )
 def test_a_failure_that_would_repeat_is_not_retried(code: int, why: str) -> None:

@@ -135,7 +135,7 @@ def _advice(code: int, program: str) -> str:
             "done again"
         )
     if code == TAKEN_OVER:
-        return "run it with --resume to go on from its commits, once no other run writes there"
+        return "run it with --resume to go on from its checkpoints, once no other run writes there"
     if code in OF_LIMITS:
         return "do what its last line says, and run it again"
     if code == PEER_LOST:

@@ -74,7 +74,7 @@ def _slurm(script: Script) -> str:
     if len(used) == 1 and _is_supervised(script):
         [(_, launch)] = _launches(script, used)
         asked = {"ntasks": 1, "cpus-per-task": sum(d.threads for d in script.devices)}
-        start = ["# what dies is replaced; scancel, and the end of the job's time, commit first"]
+        start = ["# what dies is replaced; scancel and the job's end write a checkpoint first"]
         start += [f"cd {shlex.quote(script.bundle)}", f"exec srun --ntasks=1 {launch}"]
     else:
         most = max(device.threads for device in script.devices)

@@ -220,7 +220,7 @@ def prometheus(status: Status) -> str:
         "step_seconds": ("gauge", "seconds of the last step", status.step_s),
         "rows_per_second": ("gauge", "rows a second in the last step", status.rows_per_s),
         "deaths_total": ("counter", "processes of devices that died", status.restarts),
-        "last_commit_step": ("gauge", "step of the newest commit", status.last_commit),
+        "last_commit_step": ("gauge", "step of the newest checkpoint", status.last_commit),
         "running": ("gauge", "1 while the run goes on", int(running)),
         "updated_seconds": ("gauge", "when this was last true", status.updated),
     }

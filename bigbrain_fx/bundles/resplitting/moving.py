@@ -61,7 +61,7 @@ class Resplit:
 
 
 _FROM_WEIGHTS = (
-    "go on with the weights alone: `run --resume --save FOLDER` writes a commit's, `export "
+    "go on with the weights alone: `run --resume --save FOLDER` writes a checkpoint's, `export "
     "--weights FOLDER --to FILE` joins them, and `split --weights FILE` begins with them"
 )
 
@@ -127,7 +127,7 @@ def _require_no_state(plan: Plan) -> None:
     if op is not None:
         raise InputError(
             f"the opaque module {op.target.removeprefix(OPAQUE_MODULE)} keeps state in attributes, "
-            "which commits hold for the devices of this bundle only",
+            "which checkpoints hold for the devices of this bundle only",
             code="BX3167",
             at=op.source or None,
             help="go on with this bundle (train.py --resume), or split the model anew with its "
@@ -190,9 +190,9 @@ def _require_micro_batches(plan: Plan, named: Named) -> None:
     found = named.facts["micro_batches"]
     if plan.micro_batches != found:
         raise InputError(
-            f"micro_batches: expected {plan.micro_batches}, found {found} in the commit",
+            f"micro_batches: expected {plan.micro_batches}, found {found} in the checkpoint",
             code="BX3098",
-            help="give the commits of this bundle",
+            help="give the checkpoints of this bundle",
         )
 
 
@@ -237,10 +237,10 @@ class _Moved:
             found = next(header[full] for header in trained.values() if full in header)
         if found is None:
             raise InputError(
-                f"{name} is neither in the commit nor in the bundle's weights",
+                f"{name} is neither in the checkpoint nor in the bundle's weights",
                 code="BX3100",
                 at=str(self.old),
-                help="give the commits of this bundle",
+                help="give the checkpoints of this bundle",
             )
         return Copy(name, found.dtype, found)
 
@@ -292,10 +292,10 @@ class _Moved:
         lost = [name for name in names if self.named.find(name) is None]
         if lost:
             raise InputError(
-                f"the commit lacks {lost[0]}",
+                f"the checkpoint lacks {lost[0]}",
                 code="BX3101",
                 at=str(next(iter(self.named.files.values())).parent),
-                help="give the commits of this bundle",
+                help="give the checkpoints of this bundle",
             )
         aliases = {name: param[name].canonical for name in sorted(used)}
         aliases = {name: canonical for name, canonical in aliases.items() if name != canonical}

@@ -165,7 +165,7 @@ def differs(what: str, device: str, where: Path) -> InputError:
         f"{what} of {device} is not what the other devices have",
         code="BX3102",
         at=str(where),
-        help="this commit is no state of one model; give another --checkpoint-dir",
+        help="this checkpoint is no state of one model; give another --checkpoint-dir",
     )
 
 

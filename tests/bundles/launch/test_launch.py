@@ -233,8 +233,9 @@ def test_of_commits_missed_in_a_row_the_first_is_told(tmp_path: Path) -> None:
         file.flush()
         warnings.look()
     assert heard == [
-        "WARNING: no commit at step 1: full; training goes on, and the newest commit is of step 0",
-        "commits are written again: step 3, after 2 were missed",
+        "WARNING: no checkpoint at step 1: full; training goes on, and the newest checkpoint is of "
+        "step 0",
+        "checkpoints are written again: step 3, after 2 were missed",
         "WARNING: no commit at step 4: in the words of an older bundle",
     ]
 

@@ -365,7 +365,7 @@ def test_a_broken_commit_makes_way_for_the_older_one(moved: Moved, tmp_path: Pat
     done = resplit(bundle, cluster(2), tmp_path / "new")
     assert done.step == 0
     assert "d1.safetensors: tensor 'parameter:" in done.warnings[0]
-    assert "going back to the older commit of step 0" in done.warnings[1]
+    assert "going back to the older checkpoint of step 0" in done.warnings[1]
 
 
 def test_a_train_py_that_is_no_longer_ours_is_refused(moved: Moved, tmp_path: Path) -> None:

@@ -291,7 +291,9 @@ def _example(module: ModuleType, path: Path, seed: int, use: Example) -> object:
             f"{path.name} must define `example_batch` or `batches`",
             code="BX2077",
             at=path.name,
-            help="add: def example_batch(): return one mini-batch as a dict or tuple of tensors",
+            help="add: def example_batch(): return one mini-batch as a dict or tuple of tensors; a "
+            "training script itself can call bigbrain_fx.machine().train(model, loader, loss=loss, "
+            "optimizer=optimizer) in place of its loop",
         )
     if callable(given):
         torch.manual_seed(seed)

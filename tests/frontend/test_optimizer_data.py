@@ -220,3 +220,5 @@ def test_the_model_configures_its_optimizer_and_is_split(tmp_path: Path, made: b
     found = bb.split(path, cluster(), tmp_path / "bundle", Options("naive"), rehearse=True)
     assert len(found.plan.stages.devices) > 1
     assert found.plan.source.optimizer is not None
+    bare = bb.split(path, cluster(), tmp_path / "bare", Options("naive"), bare=True)
+    assert (Path(bare.bundle) / "runtime/optimizer_groups.py").is_file()

@@ -19,6 +19,7 @@ HOMES = {  # name in a bundle's files -> the file of the runtime that has it, an
     "Bundle": ("pipeline", "Pipeline"),
     "Channel": ("channel", "Channel"),
     "Device": ("pipeline_device", "PipelineDevice"),
+    "OptimizerGroups": ("optimizer_groups", "OptimizerGroups"),
     "Region": ("modules", "Region"),
     "Stage": ("modules", "Stage"),
     "Tensors": ("modules", "Tensors"),

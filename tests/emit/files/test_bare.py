@@ -23,7 +23,11 @@ from tests.support.synthetic import chain_graph
 RUNTIME = Path(bigbrain_fx.__file__).parent / "runtime"
 MOST = 1500  # lines
 GRAPH = chain_graph(1, 6, tied=True)
-FEW_HAVE = ("example_batches", "marking")  # models without batches, or that mark parameters
+FEW_HAVE = (
+    "OptimizerGroups",
+    "example_batches",
+    "marking",
+)  # models without batches, or that mark parameters
 NEEDING_MORE = {
     "replicas": Options("naive", micro_batches=2, replicas=2),
     "recomputation": Options("naive", micro_batches=2, recompute=(0,)),

@@ -86,6 +86,15 @@ def options(made: Any, params: Mapping[str, nn.Parameter]) -> dict[str, Any]:
     }
 
 
+def test_frozen_parameters_may_be_among_them() -> None:
+    model = net()
+    model[0].requires_grad_(False)  # type: ignore[index]
+    found = for_devices(of_the_model(model), model)
+    assert isinstance(found, GroupedOptimizer)
+    own = {n: nn.Parameter(torch.ones(2)) for n in NAMES[2:]}  # a device has those that are trained
+    assert {o["lr"] for o in options(found(own.items()), own).values()} == {0.25, 0.5}
+
+
 class Wrapper(torch.optim.SGD):
     def __init__(self, params: Any, beside: object) -> None:
         super().__init__(params, lr=0.1)

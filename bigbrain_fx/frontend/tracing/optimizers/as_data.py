@@ -58,20 +58,23 @@ def for_devices(make: Make | None, model: nn.Module) -> Make | None:
         make: `optimizer` of the model file. It is called in a fork: it may write into the model.
         model: whose trained parameters it is for.
     """
-    params = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    everything = dict(model.named_parameters())  # an optimizer may have frozen ones, too
+    params = {n: p for n, p in everything.items() if p.requires_grad}
     if not isinstance(make, types.FunctionType) or not params:
         return make  # a class, which takes what it is given; or data already
-    said = apart(partial(_answer, make, params))
+    said = apart(partial(_answer, make, params, everything))
     return _from_json(said["data"], _namespace(make)) if said else make
 
 
-def _answer(make: Make, params: Mapping[str, nn.Parameter]) -> Mapping[str, str]:
+def _answer(
+    make: Make, params: Mapping[str, nn.Parameter], everything: Mapping[str, nn.Parameter]
+) -> Mapping[str, str]:
     """Make an optimizer of the model's own parameters; return it as data where it must be that."""
     before = _touchable(params)
     with suppress(Exception):  # the user's own code: its trial says so
         made = make(list(params.items()))
         if _touchable(params) == before and not _goes_by_names(make, params, made):
-            found = as_data(made, params, _namespace(make))
+            found = as_data(made, everything, _namespace(make))
             return {"data": json.dumps(asdict(found.data))} if found else {}
     return {}
 

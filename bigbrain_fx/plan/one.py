@@ -254,6 +254,12 @@ def _choices(options: Options, micro_batches: int) -> Mapping[str, object]:
     return {**fields, **dict(options.partitioner_options)}
 
 
+def _in_flight_of(options: Options, stages: Stages, keep: bool) -> tuple[int, ...] | None:
+    """Return how many micro-batches are in flight, where that was said of so many devices."""
+    fits = keep or len(options.in_flight or ()) == len(stages.devices)
+    return options.in_flight if fits else None
+
+
 def placed(
     graph: Graph,
     cluster: Cluster,
@@ -282,8 +288,7 @@ def placed(
     how = Marking(graph, with_backward, options, micro_batches, schedule, keep_schedule)
     stages = marked(stages, how)
     stages = with_waiting_buckets(graph, placement, rows, stages, clip=clip)
-    fits = keep_schedule or len(options.in_flight or ()) == len(stages.devices)
-    in_flight = options.in_flight if fits else None
+    in_flight = _in_flight_of(options, stages, keep_schedule)
 
     def made(stages: Stages) -> tuple[tuple[Program, ...], Forecast]:
         stages = with_saved_in_stores(concrete, stages, costs, with_backward)

@@ -62,7 +62,7 @@ def _said_plan(
     plan, kept = make(found, options)
     notes = (
         *half_sums_text(plan.graph, plan.stages),
-        *turned_text(plan.graph),
+        *turned_text(plan.graph, plan.stages, plan.sharded.members),
     )
     return plan, (
         *found.warnings,

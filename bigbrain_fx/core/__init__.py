@@ -118,7 +118,10 @@ from bigbrain_fx.core.stages import (
     Stages as Stages,
     Statistics as Statistics,
 )
-from bigbrain_fx.core.tensor_spec import TensorSpec as TensorSpec
+from bigbrain_fx.core.tensor_spec import (
+    TensorSpec as TensorSpec,
+    memory_format as memory_format,
+)
 from bigbrain_fx.core.timing import Stopwatch as Stopwatch, Timing as Timing
 from bigbrain_fx.core.version import VERSION as VERSION
 from bigbrain_fx.core.words import micro_text as micro_text, words as words

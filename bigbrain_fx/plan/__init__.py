@@ -51,7 +51,9 @@ from bigbrain_fx.plan.half_sums import (
     half_values as half_values,
     in_turn_text as in_turn_text,
     may_be_ungiven as may_be_ungiven,
+    stage_format as stage_format,
     turned_text as turned_text,
+    turned_weights as turned_weights,
 )
 from bigbrain_fx.plan.making import (
     costs_of as costs_of,

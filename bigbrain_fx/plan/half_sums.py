@@ -1,8 +1,9 @@
 """What equals one process to rounding only: gradients added in sixteen bits, weights turned round.
 
 autograd adds the uses of a weight one by one. In float32 another grouping is in the last place; in
-sixteen bits it shows; so it is with the uses of a value. A bundle holds weights row by row, and
-kernels round by how they lie. This file finds those. It knows graph and stages; no numbers.
+sixteen bits it shows; so it is with the uses of a value. A bundle holds weights row by row, or in a
+memory format of torch's, and kernels round by how they lie. This file finds those. It knows graph
+and stages; no numbers.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from bigbrain_fx.core import Graph, Op, Param, Stages
+from bigbrain_fx.core import Graph, Op, Param, Stage, Stages, memory_format
 
 _HALVES = frozenset({"bfloat16", "float16"})
 _NAMED = 3
@@ -146,16 +147,46 @@ def _params_text(graph: Graph, stages: Stages) -> tuple[str, ...]:
     )
 
 
-def turned_text(graph: Graph) -> tuple[str, ...]:
-    """Say which weights lie otherwise than row by row in the model, in at most one sentence."""
-    found = [p.name for p in graph.params if p.name == p.canonical and _is_turned(p)]
+def turned_text(
+    graph: Graph, stages: Stages, members: Sequence[Graph] | None = None
+) -> tuple[str, ...]:
+    """Say which weights lie otherwise than on their devices, in at most one sentence.
+
+    Args:
+        graph: the model.
+        stages: of it.
+        members: the graph of each member of tensor groups; the whole one when left out.
+    """
+    turned = turned_weights(stages, members or [graph] * stages.members)
+    held = {name for stage in stages.stages for name in stage.params} - turned
+    names = [p.name for p in graph.params if p.name == p.canonical and p.name in held]
+    found = [name for name in names if _is_turned(graph.param[name])]
     if not found:
         return ()
     more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
     return (
-        f"{', '.join(found[:_NAMED])}{more}: the model holds them otherwise than row by row "
-        "(channels_last, say), a bundle row by row, so it is the same to rounding, not bit for bit",
+        f"{', '.join(found[:_NAMED])}{more}: the model holds them otherwise than row by row, a "
+        "bundle row by row, so it is the same to rounding, not bit for bit; the model's .to with a "
+        "memory_format turns all weights in both",
     )
+
+
+def turned_weights(stages: Stages, members: Sequence[Graph]) -> set[str]:
+    """Return the weights that their devices turn into a memory format, as the model has them."""
+    turned, left = set[str](), set[str]()
+    for stage in stages.stages:
+        graph = members[stage.member]
+        if stage_format(graph, stage):
+            held = [graph.param[name] for name in stage.params if name in graph.param]
+            turned |= {param.name for param in held if param.spec.is_channels_last}
+        else:
+            left |= set(stage.params)
+    return turned - left
+
+
+def stage_format(graph: Graph, stage: Stage) -> str | None:
+    """Return the memory format of a stage's weights, where the model has them in one of torch's."""
+    return memory_format(graph.param[name].spec for name in stage.params if name in graph.param)
 
 
 def _is_turned(param: Param) -> bool:

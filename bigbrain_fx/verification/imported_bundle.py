@@ -25,8 +25,9 @@ from torch import Tensor
 from bigbrain_fx.core import ROW_COUNTS
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import seeded
-from bigbrain_fx.plan import Plan
+from bigbrain_fx.plan import Plan, turned_weights
 from bigbrain_fx.runtime import WeightsError
+from bigbrain_fx.verification import laid_tensors
 from bigbrain_fx.verification.members import (
     joined_weights,
 )
@@ -59,7 +60,7 @@ def weights_of(folder: Path, plan: Plan) -> dict[str, Tensor]:
     """Read a bundle's weights, under every name of the model that the plan knows.
 
     Each in memory of its own, as modules have them: kernels round by where a tensor starts, and in
-    a file it may start anywhere.
+    a file it may start anywhere. They round by strides, too: those are the devices'.
     """
     found: dict[str, Tensor] = {}
     try:
@@ -77,6 +78,16 @@ def weights_of(folder: Path, plan: Plan) -> dict[str, Tensor]:
         shape, dtype = [int(dim) for dim in param.spec.shape], getattr(torch, param.spec.dtype)
         found.setdefault(param.name, torch.zeros(shape))  # nothing reads it
         found[param.name] = found[param.name].to(dtype)  # a checkpoint may have another type
+    return _turned(found, plan)
+
+
+def _turned(found: dict[str, Tensor], plan: Plan) -> dict[str, Tensor]:
+    """Return the weights as their devices lay them; names that share memory go on sharing it."""
+    names = turned_weights(plan.stages, plan.sharded.members)
+    for name in names:
+        tensor = found[name]
+        turned = laid_tensors.laid(tensor, [int(s) for s in plan.graph.param[name].spec.strides])
+        found |= {twin: turned for twin, held in found.items() if held is tensor}
     return found
 
 

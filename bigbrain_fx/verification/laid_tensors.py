@@ -31,10 +31,11 @@ def read(path: Path) -> dict[str, Tensor]:
         said = file.metadata()
         lying = json.loads(said["strides"])
         found = {name: file.get_tensor(name) for name in json.loads(said["names"])}
-    return {name: _laid(tensor, lying.get(name)) for name, tensor in found.items()}
+    return {name: laid(tensor, lying.get(name)) for name, tensor in found.items()}
 
 
-def _laid(tensor: Tensor, strides: Sequence[int] | None) -> Tensor:
+def laid(tensor: Tensor, strides: Sequence[int] | None) -> Tensor:
+    """Return a copy with these strides; row by row without."""
     if strides is None:
         return tensor.clone()
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)

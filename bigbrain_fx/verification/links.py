@@ -139,7 +139,7 @@ def same_grouping(
     found = [f"gradient of {n} differs by {e:.1e}" for n, e in errors.items() if e > limits[n]]
     worst = f"largest difference {max(errors.values(), default=0.0):.1e} of a tensor's maximum"
     most = f"(allowed {max(limits.values(), default=0.0):g})"
-    rounded = (*half_sums_text(plain.graph, plain.stages), *turned_text(plain.graph))
+    rounded = (*half_sums_text(plain.graph, plain.stages), *turned_text(plain.graph, plain.stages))
     tiny = [f"{len(zero)} that rounding leaves of a zero not compared"] * bool(zero)
     said = "; ".join((f"{worst} {most}", *tiny, *rounded))
     return _check("captured graph = reference", found, f"{len(errors)} gradients of step 0, {said}")

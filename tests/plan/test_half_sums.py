@@ -105,11 +105,19 @@ def test_replicas_add_all_gradients_of_sixteen_bits_otherwise() -> None:
 
 
 def test_weights_that_lie_otherwise_are_said() -> None:
-    """A bundle holds them row by row; kernels for images look at strides of size 1, too."""
+    """Kernels for images look at strides of size 1, too: they are turned, or not, as a whole."""
     model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 3, groups=3))
     model.append(nn.Flatten())
-    image = {"input": torch.randn(2, 2, 8, 8)}
-    assert turned_text(capture(model, image).graph) == ()
-    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    (said,) = turned_text(capture(model, image).graph)
-    assert said.startswith("0.weight, 1.weight, 2.weight: the model holds them otherwise")
+    assert turned(model) == ()
+    assert turned(model.to(memory_format=torch.channels_last)) == ()  # type: ignore[call-overload]
+    model[0].to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    (said,) = turned(model)
+    assert said.startswith("1.weight, 2.weight: the model holds them otherwise")
+
+
+def turned(model: nn.Module) -> tuple[str, ...]:
+    """Return what is said of a model on one device."""
+    graph = capture(model, {"input": torch.randn(2, 2, 8, 8)}).graph
+    names = tuple(op.name for op in graph.ops)
+    whole = Stage(0, "d0", names, params=tuple(p.name for p in graph.params))
+    return turned_text(graph, Stages((whole,), ()))

@@ -44,7 +44,7 @@ from bigbrain_fx.emit.ops.items import (
     ops_of,
 )
 from bigbrain_fx.frontend import draw_places
-from bigbrain_fx.plan import holders, widening
+from bigbrain_fx.plan import holders, stage_format, widening
 
 OURS = (
     *("torch", "nn", "F", "math", "bucket_channels", TENSOR),
@@ -258,6 +258,8 @@ class Classes:
         found = ties([param for param in self.graph.params if param.name in wanted])
         start = wrapped(signature("__init__", {}, ["None"]), 4)
         lines = [*start, *init_lines(tree, 8), *tie_lines(found, 8)]
+        if layout := stage_format(self.graph, stage):
+            lines.append(f"        self.to(memory_format=torch.{layout})")
         if not self.graph.training and any(map(_has_modes, layers_in(body.items))):
             lines.append("        self.eval()  # as it was traced")
         return [*lines, ""]

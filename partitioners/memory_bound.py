@@ -22,7 +22,16 @@ from numpy.typing import NDArray
 
 from bigbrain_fx.core import Cluster
 from bigbrain_fx.errors import InputError, NoPlanError
-from bigbrain_fx.planning import AHEAD, InFlight, PieceMemory, Setting, Work, in_flight_at
+from bigbrain_fx.planning import (
+    AHEAD,
+    InFlight,
+    PieceMemory,
+    Setting,
+    Work,
+    in_flight_at,
+    neighbours,
+    stage_lists,
+)
 
 _Home = TypeVar("_Home", bound=Hashable)  # a device, by name or by number
 
@@ -120,16 +129,26 @@ class MemoryBound:
 
     def _of_pieces(self, homes: Sequence[str], before: Mapping[str, set[str]]) -> dict[str, int]:
         flights = in_flight_by_device(before, self.micro_batches, self.in_flight)
-        line = sorted(before, key=lambda device: len(before[device]))
-        stages = [[unit for unit, home in enumerate(homes) if home == device] for device in line]
+        stages = self._stages(homes)
         order = [unit for units in stages for unit in units]
         places = np.cumsum([0, *map(len, stages)])
         memory = PieceMemory(self.known, order, places)
         found = {}
-        for stage, device in enumerate(line):
+        for stage, units in enumerate(stages):
+            device = homes[units[0]]
             held = memory.bytes_needed(device, flights[device], self._setting)
             found[device] = math.ceil(held[stage, stage + 1])
         return found
+
+    def _stages(self, homes: Sequence[str]) -> list[list[int]]:
+        """Return the units of each stage, in the order of `plan.cut`.
+
+        The gradient of a later reader goes back through an earlier one; of two that do not wait
+        for each other, the order says which is which.
+        """
+        count, edges = self.known.count, self.known.edges
+        waits_for = neighbours(count, ((b, a) for a, b in edges))
+        return stage_lists(waits_for, neighbours(count, edges), [self._number[d] for d in homes])
 
     def _need(self, device: str, homes: Sequence[str], total: int) -> Need:
         here = {unit for unit, home in enumerate(homes) if home == device}

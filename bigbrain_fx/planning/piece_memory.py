@@ -175,7 +175,9 @@ class PieceMemory:
     def _summed(self, on: OnKind, again: bool) -> _Needs:
         saved = self._saved(on.keeping)
         running = self._running(on.keeping, saved)
-        updated = self._weights + self._gradients + self._tied + self._largest(on.updated_bytes)
+        leaving = self._messages[2] if self.work.trains else 0.0  # the last gradients on their way
+        held = self._weights + self._gradients + self._tied + leaving
+        updated = held + self._largest(on.updated_bytes)
         measured = on.keeping.measured or not self.work.trains
         return _Needs(
             self._weights,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 
 from bigbrain_fx.core import (
     Cluster,
@@ -231,6 +231,8 @@ def test_pieces_need_what_a_placement_of_them_needs(seed: int, count: int) -> No
 @pytest.mark.nightly
 @quick(60)
 @given(seed=seeds, count=st.integers(2, 20), devices=st.integers(2, 4), gpipe=st.booleans())
+@example(seed=1, count=11, devices=4, gpipe=False)  # a gradient through a stage beside
+@example(seed=39, count=5, devices=3, gpipe=False)  # the last gradient leaves during the update
 def test_reserved_memory_covers_the_schedules(
     seed: int, count: int, devices: int, gpipe: bool
 ) -> None:

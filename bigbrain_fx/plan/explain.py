@@ -400,8 +400,7 @@ def order_text(plan: Plan, costs: Costs) -> str:
 
 def _said(plan: Plan, given: VirtualStages, found: Synthesis | None) -> str:
     in_row = goes_in_row(plan.stages)
-    clock = OrderClock(given)
-    row_s, alone_s = clock.row_s(clock.numbered(_jobs(plan)))
+    row_s, alone_s = OrderClock(given).row_s(_jobs(plan))
     least_s = bound_s(given, in_row=in_row)
     why = "in a row, since nothing is clipped" if in_row else "alone, since gradients are clipped"
     gap = (row_s if in_row else alone_s) / least_s - 1 if least_s else 0.0
@@ -421,10 +420,10 @@ def _start(found: Synthesis | None) -> str:
     return f", {kept}, the best that was found under the devices' memory"
 
 
-def _jobs(plan: Plan) -> dict[int, list[JobOf]]:
+def _jobs(plan: Plan) -> dict[int, tuple[JobOf, ...]]:
     """Return the plan's own orders as the planning kernel has them."""
     return {
-        place: [job for i in program.instructions for job in _job(i)]
+        place: tuple(job for i in program.instructions for job in _job(i))
         for place, program in enumerate(plan.programs)
     }
 

@@ -190,10 +190,9 @@ class _Judge:
     def step_s(self, cuts: Cuts) -> float:
         """Return the seconds of a step."""
         stages = self._stages(cuts)
-        clock = OrderClock(stages)
         devices = stages.timed.devices
         ranked = self.fold.order(len(devices), self.micro_batches, self.pieces)
-        return clock.step_s(clock.numbered(dict(zip(devices, ranked, strict=True))))
+        return OrderClock(stages).step_s(dict(zip(devices, ranked, strict=True)))
 
     def _stages(self, cuts: Cuts) -> VirtualStages:
         whole = VirtualStages.unsplit(self.cutter.pieces(cuts, self.homes), self.micro_batches)

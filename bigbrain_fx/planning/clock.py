@@ -16,6 +16,7 @@ from functools import cached_property, lru_cache
 from operator import add
 from typing import Any
 
+_KINDS = 3  # backward, forward, backward of weights alone; messages come of the first two
 Job = tuple[bool, int, int]  # (is it a forward, stage, micro-batch)
 Orders = Mapping[int, Sequence[Job]]  # device -> its jobs in order
 
@@ -89,25 +90,34 @@ class TimedStages:
         return self.device_of[message.source] != self.device_of[message.target]
 
     @cached_property
-    def into(self) -> Mapping[tuple[bool, int], list[tuple[int, float]]]:
-        """What a (is it a forward, stage) waits for: the message's number, and its handling."""
-        found = self._empty()
-        for number, way, message in self._crossing():
-            found[way, message.target].append((number, message.received_s))
+    def links(self) -> Mapping[tuple[int, int], int]:
+        """Numbers of the links that messages take, by the devices at their ends."""
+        ends = dict.fromkeys(self._ends(message) for *_, message in self._crossing())
+        return {pair: number for number, pair in enumerate(ends)}
+
+    @cached_property
+    def into(self) -> tuple[list[list[tuple[int, float]]], ...]:
+        """What a job waits for, by kind and stage: the message's number, and its handling."""
+        found: tuple[list[list[tuple[int, float]]], ...] = self._empty()
+        for number, kind, message in self._crossing():
+            found[kind][message.target].append((number, message.received_s))
         return found
 
     @cached_property
-    def out_of(self) -> Mapping[tuple[bool, int], list[tuple[int, tuple[int, int], Message]]]:
-        """What it sends, in the order of sending: number, link, and the message."""
-        found = self._empty()
-        for number, way, message in self._crossing():
-            link = self.device_of[message.source], self.device_of[message.target]
-            found[way, message.source].append((number, link, message))
+    def out_of(self) -> tuple[list[list[tuple[int, int, float, float, float]]], ...]:
+        """What a job sends, in this order: the message's number, its link, and its seconds."""
+        found: tuple[list[list[tuple[int, int, float, float, float]]], ...] = self._empty()
+        for number, kind, message in self._crossing():
+            link = self.links[self._ends(message)]
+            seconds = message.sent_s, message.wire_s, message.latency_s
+            found[kind][message.source].append((number, link, *seconds))
         return found
 
-    def _empty(self) -> dict[tuple[bool, int], list[Any]]:
-        stages = range(len(self.device_of))
-        return {(way, stage): [] for way in (True, False) for stage in stages}
+    def _empty(self) -> tuple[list[list[Any]], ...]:
+        return tuple([[] for _ in self.device_of] for _ in range(_KINDS))
+
+    def _ends(self, message: Message) -> tuple[int, int]:
+        return self.device_of[message.source], self.device_of[message.target]
 
     def _crossing(self) -> Iterator[tuple[int, bool, Message]]:
         for number, message in enumerate((*self.values, *self.gradients)):
@@ -148,53 +158,67 @@ def one_f_one_b_of(stage: int, micro_batches: int, warm_up: int) -> tuple[Job, .
 
 
 def played_s(stages: TimedStages, orders: Orders, trains: bool) -> float:
-    """Follow the devices through their jobs and return when the last is done.
-
-    Only its source device ever uses a link, so devices are followed one after another, each as far
-    as what it waits for is there.
+    """Return when the last device is done; infinity where devices wait for each other.
 
     Args:
         stages: what everything takes.
         orders: of each device; the micro-batches of a stage ascend.
         trains: whether there is something to do once a step.
     """
-    into, out_of, job_s = stages.into, stages.out_of, stages.job_s
-    arrived_s: list[list[float]] = [[] for _ in (*stages.values, *stages.gradients)]
     end_s = {device: stages.begin_s[device] for device in orders}
-    free_s: dict[tuple[int, int], float] = {}
+    if not follow(stages, stages.job_s, orders, end_s, [0.0] * len(stages.links)):
+        return float("inf")
+    once_s = stages.once_s if trains else {}
+    return max(now_s + once_s.get(device, 0.0) for device, now_s in end_s.items())
+
+
+def follow(
+    stages: TimedStages,
+    job_s: Sequence[Sequence[float]],
+    orders: Mapping[int, Sequence[tuple[int, int, int]]],
+    end_s: dict[int, float],
+    free_s: list[float],
+) -> bool:
+    """Follow the devices through their jobs; return whether all came to their end.
+
+    Only its source device ever uses a link, so devices are followed one after another, each as far
+    as what it waits for is there.
+
+    Args:
+        stages: what messages take.
+        job_s: what each kind of job takes of each stage.
+        orders: of each device: kind, stage and micro-batch; these ascend for a stage.
+        end_s: when each device begins; then when it ends.
+        free_s: when each link is free, by its number; likewise.
+    """
+    into, out_of = stages.into, stages.out_of
+    arrived_s: list[list[float]] = [[] for _ in (*stages.values, *stages.gradients)]
+    waiting = [-1] * len(arrived_s)  # by message: the device that waits for it
     done = dict.fromkeys(orders, 0)
-    waiting: dict[int, int] = {}  # message -> the device that waits for it
     pending = list(reversed(tuple(orders)))
     while pending:
         device = pending.pop()
         now_s, jobs, at = end_s[device], orders[device], done[device]
         while at < len(jobs):  # no slice: a device may be woken for every job
-            way, stage, micro = jobs[at]
-            inputs = into[way, stage]
-            late = _first_late(inputs, arrived_s, micro)
-            if late is not None:
-                waiting[late] = device
-                break
-            for number, handling_s in inputs:
-                now_s = max(now_s, arrived_s[number][micro]) + handling_s
-            now_s += job_s[way][stage]
-            for number, link, message in out_of[way, stage]:
-                now_s += message.sent_s
-                free_s[link] = max(now_s, free_s.get(link, 0.0)) + message.wire_s
-                arrived_s[number].append(free_s[link] + message.latency_s)
-                if number in waiting:
-                    pending.append(waiting.pop(number))
-            at += 1
+            kind, stage, micro = jobs[at]
+            begin_s = now_s
+            for number, received_s in into[kind][stage]:
+                there_s = arrived_s[number]
+                if len(there_s) <= micro:
+                    waiting[number] = device
+                    break
+                begin_s = max(begin_s, there_s[micro]) + received_s
+            else:
+                now_s = begin_s + job_s[kind][stage]
+                for number, link, sent_s, wire_s, latency_s in out_of[kind][stage]:
+                    now_s += sent_s
+                    free_s[link] = max(now_s, free_s[link]) + wire_s
+                    arrived_s[number].append(free_s[link] + latency_s)
+                    if waiting[number] >= 0:
+                        pending.append(waiting[number])
+                        waiting[number] = -1
+                at += 1
+                continue
+            break
         end_s[device], done[device] = now_s, at
-    once_s = stages.once_s if trains else {}
-    return max(now_s + once_s.get(device, 0.0) for device, now_s in end_s.items())
-
-
-def _first_late(
-    inputs: Sequence[tuple[int, float]], arrived_s: Sequence[Sequence[float]], micro: int
-) -> int | None:
-    """Return the first message of a micro-batch that is not there yet."""
-    for number, _ in inputs:
-        if len(arrived_s[number]) <= micro:
-            return number
-    return None
+    return all(done[device] == len(jobs) for device, jobs in orders.items())

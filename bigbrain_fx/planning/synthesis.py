@@ -74,17 +74,16 @@ def synthesise(stages: VirtualStages, *, in_row: bool, work: int = WORK) -> Synt
     if best is None:
         raise _no_room()
     _, start, orders = best
-    row_s, step_s = clock.row_s(clock.numbered(orders))
+    row_s, step_s = clock.row_s(orders)
     peaks = dict(stages.peaks(orders))
     return Synthesis(orders, step_s, row_s, start, bound, peaks, clock.played)
 
 
 def _judged(clock: OrderClock, orders: OrdersOf, *, in_row: bool) -> tuple[float, float] | None:
     """Return what is least of the best order; None of one that blocks, or has no room."""
-    coded = clock.numbered(orders)
-    if not clock.all_fit(coded):
+    if not clock.fits(orders):
         return None
-    judged = clock.row_s(coded) if in_row else (clock.step_s(coded), 0.0)
+    judged = clock.row_s(orders) if in_row else (clock.step_s(orders), 0.0)
     return judged if judged[0] < float("inf") else None
 
 

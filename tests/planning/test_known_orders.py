@@ -84,7 +84,7 @@ def equal(device_of: tuple[int, ...], micro: int, *, splits: bool = True) -> Vir
 def seconds(stages: VirtualStages, ranked: Ranked) -> tuple[float, float]:
     """Return the seconds of a step alone, and of one in a row."""
     clock = OrderClock(stages)
-    row_s, alone_s = clock.row_s(clock.numbered(dict(enumerate(ranked))))
+    row_s, alone_s = clock.row_s(dict(enumerate(ranked)))
     return alone_s, row_s
 
 

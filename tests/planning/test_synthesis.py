@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import permutations, product
 
@@ -16,6 +16,7 @@ from bigbrain_fx.planning.order_clock import (
     JobOf,
     Kind,
     OrderClock,
+    OrdersOf,
     VirtualStages,
     v_line,
 )
@@ -57,7 +58,7 @@ def unlike(seed: int, device_of: Sequence[int], micro: int, room: float = 1e9) -
     )
 
 
-def require_legal(stages: VirtualStages, orders: Mapping[int, Sequence[JobOf]]) -> None:
+def require_legal(stages: VirtualStages, orders: OrdersOf) -> None:
     """Every job once, on its device, micro-batches ascending, with room, and not blocking."""
     wanted = {
         (int(kind), stage, micro)
@@ -85,7 +86,7 @@ def require_legal(stages: VirtualStages, orders: Mapping[int, Sequence[JobOf]]) 
     for device, most in stages.peaks(orders).items():
         assert most <= stages.memory_bytes.get(device, float("inf")) * (1 + 1e-9)
     clock = OrderClock(stages)
-    assert clock.step_s(clock.numbered(orders)) < float("inf")
+    assert clock.step_s(orders) < float("inf")
 
 
 @pytest.mark.parametrize("in_row", [False, True])
@@ -118,7 +119,7 @@ def test_the_order_clock_is_the_clock() -> None:
         assert orders is not None
         clock = OrderClock(stages)
         found = played_s(stages.timed, orders, trains=True)  # type: ignore[arg-type]  # 0 is False
-        assert clock.step_s(clock.numbered(orders)) == pytest.approx(found, rel=1e-12)
+        assert clock.step_s(orders) == pytest.approx(found, rel=1e-12)
 
 
 def test_devices_that_wait_for_each_other_take_for_ever() -> None:
@@ -128,8 +129,9 @@ def test_devices_that_wait_for_each_other_take_for_ever() -> None:
     first += [(Kind.FORWARD, 0, 1), (Kind.BACKWARD, 0, 1)]
     second: list[JobOf] = [(Kind.FORWARD, 1, 0), (Kind.FORWARD, 1, 1)]
     second += [(Kind.BACKWARD, 1, 0), (Kind.BACKWARD, 1, 1)]
-    assert clock.step_s(clock.numbered({0: first, 1: second})) == float("inf")
-    assert clock.row_s(clock.numbered({0: first, 1: second}))[0] == float("inf")
+    orders = {0: tuple(first), 1: tuple(second)}
+    assert clock.step_s(orders) == float("inf")
+    assert clock.row_s(orders)[0] == float("inf")
 
 
 def every_order(stages: VirtualStages, device: int) -> Iterator[tuple[JobOf, ...]]:
@@ -161,15 +163,10 @@ def every_order(stages: VirtualStages, device: int) -> Iterator[tuple[JobOf, ...
 
 def least_of_all_s(stages: VirtualStages) -> float:
     clock = OrderClock(stages)
-    each = [
-        [
-            coded
-            for jobs in every_order(stages, d)
-            if clock.fits(i, coded := [*map(clock.number, jobs)])
-        ]
-        for i, d in enumerate(clock.devices)
-    ]
-    return min(clock.step_s(orders) for orders in product(*each))
+    devices = stages.timed.devices
+    each = [[jobs for jobs in every_order(stages, d) if clock.fits({d: jobs})] for d in devices]
+    every = (dict(zip(devices, orders, strict=True)) for orders in product(*each))
+    return min(map(clock.step_s, every))
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -114,7 +114,7 @@ def best_1f1b(setting: Setting) -> tuple[float, tuple[int, ...], float]:
                 continue
             clock = OrderClock(stages)
             for orders in alternations(stages, setting):
-                taken = clock.step_s(clock.numbered(orders))
+                taken = clock.step_s(orders)
                 if taken < best[0] - 1e-9:
                     best = taken, line, max(stages.peaks(orders).values())
     return best
@@ -172,7 +172,7 @@ def listed_ms(setting: Setting, line: tuple[int, ...], cuts: tuple[int, ...]) ->
     stages = setting.stages(cuts, line)
     clock = OrderClock(stages)
     every = (list_orders(stages, taste) for taste in JUDGES)
-    return min((clock.step_s(clock.numbered(o)) for o in every if o), default=float("inf"))
+    return min((clock.step_s(o) for o in every if o), default=float("inf"))
 
 
 def best_order(

@@ -16,6 +16,7 @@ from bigbrain_fx.plan.availability import (
 from bigbrain_fx.plan.by_hand import (
     read_pins as read_pins,
     require_placeable as require_placeable,
+    with_frozen as with_frozen,
     write_placement as write_placement,
 )
 from bigbrain_fx.plan.compatibility import (
@@ -43,8 +44,6 @@ from bigbrain_fx.plan.features import (
     require_no_overlap as require_no_overlap,
     widening as widening,
 )
-from bigbrain_fx.plan.freezing import with_frozen as with_frozen
-from bigbrain_fx.plan.goals import Goals as Goals, Offer as Offer
 from bigbrain_fx.plan.half_sums import (
     half_sums as half_sums,
     half_sums_text as half_sums_text,
@@ -129,6 +128,7 @@ from bigbrain_fx.plan.schedule import (
     traits as traits,
 )
 from bigbrain_fx.plan.search import Candidate as Candidate, Compared as Compared, Search as Search
+from bigbrain_fx.plan.search.nouns import Goals as Goals, Offer as Offer
 from bigbrain_fx.plan.shard import (
     alone as alone,
     axes as axes,

@@ -12,10 +12,10 @@ from math import ceil, floor, log10
 from bigbrain_fx.core import Cluster, Graph, Send
 from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan.fastest import simplest
-from bigbrain_fx.plan.goals import Goals
 from bigbrain_fx.plan.nouns import Options, Plan
 from bigbrain_fx.plan.replica_cut import piece_messages
 from bigbrain_fx.plan.search import Objective
+from bigbrain_fx.plan.search.nouns import Goals
 from bigbrain_fx.plan.tensor import part_channels
 
 HOUR_S = 3600.0

@@ -30,11 +30,11 @@ from bigbrain_fx.core import (
     micro_text,
     quantised_weights,
 )
-from bigbrain_fx.plan.goals import Goals, Offer
 from bigbrain_fx.plan.offloading import offload_text
 from bigbrain_fx.plan.recompute import Defer, Wanted, defer_text, recompute_text
 from bigbrain_fx.plan.replica_text import replicas_text
 from bigbrain_fx.plan.search import Compared, CutAt, Effort, Objective, Search
+from bigbrain_fx.plan.search.nouns import Goals, Offer
 from bigbrain_fx.plan.shard import sharded
 from bigbrain_fx.planning import Choice, Given
 

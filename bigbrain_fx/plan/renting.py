@@ -18,7 +18,6 @@ from typing import TypeAlias
 from bigbrain_fx.core import Cluster, Graph
 from bigbrain_fx.errors import BigBrainError, InputError, NoPlanError
 from bigbrain_fx.plan.fastest import least_gap, tell
-from bigbrain_fx.plan.goals import Goals, Offer
 from bigbrain_fx.plan.money import (
     HOUR_S,
     best_for,
@@ -31,6 +30,7 @@ from bigbrain_fx.plan.money import (
 from bigbrain_fx.plan.nouns import Options, Plan, Source
 from bigbrain_fx.plan.replicas import only
 from bigbrain_fx.plan.search import Objective
+from bigbrain_fx.plan.search.nouns import Goals, Offer
 from bigbrain_fx.plan.strategy import Bound
 from bigbrain_fx.plan.strategy.space import Names, device_choices
 

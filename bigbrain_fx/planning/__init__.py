@@ -54,7 +54,17 @@ if TYPE_CHECKING:
         Line as Line,
         Split as Split,
     )
-    from bigbrain_fx.planning.clock import Message as Message, TimedStages as TimedStages
+    from bigbrain_fx.planning.clock import (
+        JobOf as JobOf,
+        Kind as Kind,
+        Message as Message,
+        OrderClock as OrderClock,
+        OrdersOf as OrdersOf,
+        TimedStages as TimedStages,
+        VirtualStages as VirtualStages,
+        loop_line as loop_line,
+        v_line as v_line,
+    )
     from bigbrain_fx.planning.cutter import (
         Cutter as Cutter,
         least_busy_s as least_busy_s,
@@ -73,15 +83,6 @@ if TYPE_CHECKING:
         Taste as Taste,
         in_flight_to_fill as in_flight_to_fill,
         list_orders as list_orders,
-    )
-    from bigbrain_fx.planning.order_clock import (
-        JobOf as JobOf,
-        Kind as Kind,
-        OrderClock as OrderClock,
-        OrdersOf as OrdersOf,
-        VirtualStages as VirtualStages,
-        loop_line as loop_line,
-        v_line as v_line,
     )
     from bigbrain_fx.planning.pace import (
         Found as Found,
@@ -112,14 +113,14 @@ if TYPE_CHECKING:
         bound_s as bound_s,
         synthesise as synthesise,
     )
-    from bigbrain_fx.planning.unit_io import (
-        AHEAD as AHEAD,
-    )
     from bigbrain_fx.planning.unit_work import (
         Array as Array,
         Work as Work,
         whole_layers as whole_layers,
         work as work,
+    )
+    from bigbrain_fx.planning.units import (
+        AHEAD as AHEAD,
     )
 else:
     __getattr__ = door(__name__)

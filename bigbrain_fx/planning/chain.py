@@ -18,8 +18,8 @@ import numpy as np
 
 from bigbrain_fx.planning.device_orders import Rough
 from bigbrain_fx.planning.piece_memory import PieceMemory, Setting, before_places
-from bigbrain_fx.planning.unit_io import Value
 from bigbrain_fx.planning.unit_work import Array, Numbers, OnKind, Work
+from bigbrain_fx.planning.units import Value
 
 _QUIET = 0.25
 """Of the places where a line may be cut, in the order of what crosses: which one is typical."""

@@ -12,8 +12,7 @@ from itertools import chain
 from typing import TypeAlias
 
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.planning.clock import one_f_one_b_of
-from bigbrain_fx.planning.order_clock import JobOf, Kind
+from bigbrain_fx.planning.clock import JobOf, Kind, one_f_one_b_of
 
 Jobs: TypeAlias = tuple[JobOf, ...]
 Ranked: TypeAlias = tuple[Jobs, ...]

@@ -19,8 +19,7 @@ from heapq import heappop, heappush
 from itertools import pairwise, product
 from math import ceil
 
-from bigbrain_fx.planning.clock import Message, TimedStages
-from bigbrain_fx.planning.order_clock import JobOf, Kind, OrdersOf, VirtualStages
+from bigbrain_fx.planning.clock import JobOf, Kind, Message, OrdersOf, TimedStages, VirtualStages
 
 _NEVER = float("inf")
 _SLACK = 1 + 1e-9

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from bigbrain_fx.core import Cluster
 from bigbrain_fx.planning.keeping import Keeping
-from bigbrain_fx.planning.unit_io import AHEAD
 from bigbrain_fx.planning.unit_work import Array, Numbers, OnKind, Work
+from bigbrain_fx.planning.units import AHEAD
 
 # ------------------------------------------------------------------------------------------------
 # For what a line of units is cut: micro-batches, memory, and how many are in flight on a stage.

@@ -19,8 +19,8 @@ from bigbrain_fx.planning.clock import Message, TimedStages
 from bigbrain_fx.planning.device_kinds import bytes_per_s
 
 if TYPE_CHECKING:
-    from bigbrain_fx.planning.unit_io import Value
     from bigbrain_fx.planning.unit_work import Work
+    from bigbrain_fx.planning.units import Value
 
 
 class Wires:

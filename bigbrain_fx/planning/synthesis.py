@@ -10,9 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from bigbrain_fx.errors import InputError, NoPlanError
-from bigbrain_fx.planning.known_orders import Ranked, interleaved, one_f_one_b, zb_h1, zb_v
-from bigbrain_fx.planning.listing import list_orders, tastes
-from bigbrain_fx.planning.order_clock import (
+from bigbrain_fx.planning.clock import (
     Kind,
     OrderClock,
     OrdersOf,
@@ -20,6 +18,8 @@ from bigbrain_fx.planning.order_clock import (
     loop_line,
     v_line,
 )
+from bigbrain_fx.planning.known_orders import Ranked, interleaved, one_f_one_b, zb_h1, zb_v
+from bigbrain_fx.planning.listing import list_orders, tastes
 
 WORK = 3_000_000
 """Jobs to play for one order, about: two seconds."""

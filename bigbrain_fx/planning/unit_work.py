@@ -17,8 +17,18 @@ from numpy.typing import NDArray
 from bigbrain_fx.core import Costs, Device, Graph, Op, OpCost
 from bigbrain_fx.planning.device_kinds import cost_ranks
 from bigbrain_fx.planning.keeping import Keeping, keeping
-from bigbrain_fx.planning.unit_io import Value, Weight, edges_of, once_s, values_of, weights_of
-from bigbrain_fx.planning.units import GraphMemo, live_ops, spread, units
+from bigbrain_fx.planning.units import (
+    GraphMemo,
+    Value,
+    Weight,
+    edges_of,
+    live_ops,
+    once_s,
+    spread,
+    units,
+    values_of,
+    weights_of,
+)
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]

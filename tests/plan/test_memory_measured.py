@@ -27,7 +27,7 @@ from bigbrain_fx.plan.remedy import plan_or_remedy
 from bigbrain_fx.plan.schedule import memory
 from bigbrain_fx.plan.schedule.stage_part import Part, optimizer_temporary_bytes
 from bigbrain_fx.plan.schedule.walk import walk
-from bigbrain_fx.planning import unit_io as tensors
+from bigbrain_fx.planning import AHEAD
 from bigbrain_fx.planning.registry import estimator
 from bigbrain_fx.runtime import gloo
 from tests.plan.test_memory import Net
@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_as_many_receives_are_posted_as_the_planners_make_room_for() -> None:
-    assert memory.AHEAD == gloo.AHEAD == tensors.AHEAD
+    assert memory.AHEAD == gloo.AHEAD == AHEAD
 
 
 def test_live_bytes_come_and_go() -> None:

@@ -7,8 +7,7 @@ import re
 import pytest
 
 from bigbrain_fx.core import Slice
-from bigbrain_fx.plan.picture import MOST_BARS, Curve, curves, gantt, ticks
-from bigbrain_fx.plan.report import report
+from bigbrain_fx.plan.report import MOST_BARS, Curve, curves, gantt, report, ticks
 from tests.support import samples
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from bigbrain_fx.errors import InputError
+from bigbrain_fx.planning.clock import Kind, OrderClock, VirtualStages, loop_line, v_line
 from bigbrain_fx.planning.known_orders import (
     Ranked,
     dualpipe_v,
@@ -15,7 +16,6 @@ from bigbrain_fx.planning.known_orders import (
     zb_h1,
     zb_v,
 )
-from bigbrain_fx.planning.order_clock import Kind, OrderClock, VirtualStages, loop_line, v_line
 from tests.support.virtual_line import virtual_line
 
 KINDS = {

@@ -10,16 +10,16 @@ from itertools import permutations, product
 import pytest
 
 from bigbrain_fx.errors import NoPlanError
-from bigbrain_fx.planning.clock import played_s
-from bigbrain_fx.planning.listing import Taste, list_orders, tastes
-from bigbrain_fx.planning.order_clock import (
+from bigbrain_fx.planning.clock import (
     JobOf,
     Kind,
     OrderClock,
     OrdersOf,
     VirtualStages,
+    played_s,
     v_line,
 )
+from bigbrain_fx.planning.listing import Taste, list_orders, tastes
 from bigbrain_fx.planning.synthesis import Synthesis, bound_s, synthesise
 from tests.support.virtual_line import virtual_line
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from bigbrain_fx.core import Axis, Graph
 from bigbrain_fx.frontend import Captured, capture, load_model_file, run_members, taken
 from bigbrain_fx.plan import axes, chosen_axes, priced_axes, sharded
-from bigbrain_fx.plan.shard import find, local, products, rewrite
+from bigbrain_fx.plan.shard import find, layers, local, rewrite
 from bigbrain_fx.verification import sharding
 from bigbrain_fx.verification.sharding import agree, tried_axes
 from models import gpt, llama, moe
@@ -115,7 +115,7 @@ class Softmaxed(nn.Module):
 
 
 def test_a_wrong_rule_is_caught_and_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(find.RULES, "softmax", products.RULES["relu"])
+    monkeypatch.setitem(find.RULES, "softmax", layers.RULES["relu"])
     found = capture(Softmaxed(), {"x": torch.randn(5, 4)})
     hidden = next(a for a in axes(found.graph) if a.size == 6)
     assert "softmax" in hidden.along

@@ -8,7 +8,6 @@ nothing of devices, schedules or torch: rules are tried by `frontend`, which run
 
 from __future__ import annotations
 
-from bigbrain_fx.plan.shard.between import between as between
 from bigbrain_fx.plan.shard.find import family as family, ruleless as ruleless
 from bigbrain_fx.plan.shard.parted import (
     again_name as again_name,
@@ -19,6 +18,7 @@ from bigbrain_fx.plan.shard.parted import (
 )
 from bigbrain_fx.plan.shard.pieces import (
     axes as axes,
+    between as between,
     chosen_axes as chosen_axes,
     of_layers as of_layers,
     priced_axes as priced_axes,

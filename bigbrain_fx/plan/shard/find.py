@@ -12,11 +12,13 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from bigbrain_fx.core import Arg, Axis, Dim, Graph, Op, ParamRef, Place, Ref
-from bigbrain_fx.plan.shard import layers, picks, products
-from bigbrain_fx.plan.shard.call import Rule, Ruled, ShardCall
+from bigbrain_fx.plan.shard import layers, picks
 from bigbrain_fx.plan.shard.factors import (
     Dims,
     Factor,
+    Rule,
+    Ruled,
+    ShardCall,
     UnlikeError,
     everything,
     flat,
@@ -31,7 +33,6 @@ Squares: TypeAlias = Mapping[str, Set[int]]
 """Products with a weight that is one axis both ways, and the dimensions where they make it."""
 RULES: Mapping[str, Rule] = {
     **picks.VIEWS,
-    **products.RULES,
     **layers.RULES,
     **picks.PICKS,
 }

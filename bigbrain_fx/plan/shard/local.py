@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from bigbrain_fx.core import Arg, Const, Op, ParamRef, Place, Ref, TensorSpec
-from bigbrain_fx.plan.shard.forms import beside_layer
 from bigbrain_fx.plan.shard.layers import POINTWISE
 from bigbrain_fx.plan.shard.local_op import (
     Form,
@@ -25,7 +24,7 @@ from bigbrain_fx.plan.shard.local_op import (
     sliced,
     tiled,
 )
-from bigbrain_fx.plan.shard.saved import dense, lies
+from bigbrain_fx.plan.shard.saved import beside_layer, dense, lies
 
 # ---------------------------------------------------------------- sums
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias, cast
 
 from bigbrain_fx.core import Arg, Op, ParamRef, Place, Ref, TensorSpec, flops, moved
-from bigbrain_fx.plan.shard.forms import Forms, layout
-from bigbrain_fx.plan.shard.saved import RULES, SizePart, rule_saves
+from bigbrain_fx.plan.shard.saved import RULES, Forms, SizePart, layout, rule_saves
 
 
 @dataclass

@@ -11,11 +11,13 @@ from dataclasses import replace
 from itertools import accumulate
 
 from bigbrain_fx.core import ParamRef
-from bigbrain_fx.plan.shard.call import Rule, Ruled, ShardCall, tag
 from bigbrain_fx.plan.shard.factors import (
     Dimension,
     Dims,
     Factor,
+    Rule,
+    Ruled,
+    ShardCall,
     UnlikeError,
     cut,
     divided_otherwise,
@@ -24,6 +26,7 @@ from bigbrain_fx.plan.shard.factors import (
     joined,
     reshaped,
     size,
+    tag,
     unify,
 )
 

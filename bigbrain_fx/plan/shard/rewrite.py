@@ -35,12 +35,19 @@ from bigbrain_fx.core import (
 )
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan.shard.find import family
-from bigbrain_fx.plan.shard.forms import Forms, Held, beside_layer
 from bigbrain_fx.plan.shard.local import BIAS, LOCAL, relaid
 from bigbrain_fx.plan.shard.local_op import Local, plainly
 from bigbrain_fx.plan.shard.memory import owns_all, sees_memory, strides_over
 from bigbrain_fx.plan.shard.parted import part_dim, with_parts
-from bigbrain_fx.plan.shard.saved import ATTENTION, SizePart, attention_saves, part_saves
+from bigbrain_fx.plan.shard.saved import (
+    ATTENTION,
+    Forms,
+    Held,
+    SizePart,
+    attention_saves,
+    beside_layer,
+    part_saves,
+)
 
 Shares: TypeAlias = Sequence[float]
 _OF_ITS_KIND = ("new_empty", "new_full", "new_ones", "new_zeros")

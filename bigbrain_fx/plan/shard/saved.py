@@ -1,18 +1,21 @@
 """What a member's ops hold: its part of what capture measured; the rest, written here, by rule.
 
 Exchanges are `runtime.group`, whose tensors are counted here; ops that stand in an op's place are
-torch's own, of which derivatives.yaml says what autograd keeps. This file knows sizes only.
+torch's own, of which derivatives.yaml says what autograd keeps. Then come the forms of values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bigbrain_fx.core import (
+    Arg,
     Axis,
     Dim,
+    Graph,
     Op,
+    ParamRef,
     Place,
     Ref,
     Saves,
@@ -24,6 +27,7 @@ from bigbrain_fx.core import (
     size_of,
     times,
 )
+from bigbrain_fx.plan.shard.find import common
 
 # ------------------------------------------------------------------------------------------------
 # Sizes of parts: what becomes of shapes, strides and counts when an axis is divided.
@@ -195,3 +199,197 @@ def exchange_saves(kind: str, whole: TensorSpec, members: int) -> Saves:
         "gather_to_group": (joined, times(size, 3)),
     }[kind]
     return Saves((), 0, forward, backward, (0,) if kind == "all_reduce" else ())
+
+
+# ------------------------------------------------------------------------------------------------
+# The forms of values on one member: whole, the own part, whole with gradients summed.
+#
+# A value that stands whole is the same on all members, and so is its gradient; of a part, each
+# member has its own gradient. Asked for another form, an exchange is put into the graph, once.
+
+
+Held = tuple[SizePart, Place]
+AT_ONCE = "at once"  # what a copy of such a parameter is given; others wait for the backward's end
+_SUFFIXES = {
+    "all_gather": "whole",
+    "gather_to_group": "gathered",
+    "split": "own",
+    "copy_to_group": "copy",
+}
+
+
+class Forms:
+    """One member's graph as it grows: its ops, and how each value stands."""
+
+    def __init__(self, graph: Graph, parts: Iterable[SizePart], *, scatters: bool) -> None:
+        self.whole, self.scatters = graph, scatters
+        self.ops: list[Op] = []
+        self.own: dict[str, Held] = {}  # values that were made as parts
+        self.place_of: dict[str, Held] = {}  # where the axes lie, whether or not it was made so
+        self.scattered: dict[str, Held] = {}  # sums of which each member reads its own part only
+        parts = [*parts]
+        for part in parts:
+            for place in (*part.axis.values, *part.axis.params):
+                self.place_of[place.name] = part, place
+        self.relaid: set[str] = set()  # values that may lie in memory otherwise than undivided
+        self.mixed: set[str] = set()  # parameters of which not all gradients are parts of a sum
+        self.members = max((len(part.lengths) for part in parts), default=1)
+        self._names: set[str] = set()  # of values that are in no graph yet
+        self._made: dict[tuple[str, str], str] = {}
+
+    def mapped(self, arg: Arg, change: Callable[[Ref | ParamRef], Arg]) -> Arg:
+        """Change every reference in an argument."""
+        if isinstance(arg, tuple):
+            return tuple(self.mapped(item, change) for item in arg)
+        return change(arg) if isinstance(arg, Ref | ParamRef) else arg
+
+    def with_args(self, op: Op, change: Callable[[Ref | ParamRef], Arg]) -> Op:
+        """Return an op that reads other values."""
+        args = tuple(self.mapped(arg, change) for arg in op.args)
+        kwargs = tuple((key, self.mapped(value, change)) for key, value in op.kwargs)
+        return replace(op, args=args, kwargs=kwargs)
+
+    def whole_form(self, ref: Ref | ParamRef) -> Ref | ParamRef:
+        """Return a value whole, as every member has it."""
+        held = self._held(ref)
+        if held is None:
+            return ref
+        return self._exchanged("all_gather", ref, self.spec(ref), ref, held)
+
+    def copied_form(self, ref: Ref | ParamRef) -> Ref | ParamRef:
+        """Return a value whole, for an op that gives it a part of its gradient."""
+        spec, held = self.spec(ref), self._held(ref)
+        if spec is None or not (spec.requires_grad and self.whole.training):
+            return self.whole_form(ref)
+        is_gathered = isinstance(ref, Ref) and ("all_gather", ref.value) in self._made
+        if self.scatters and held is not None and isinstance(ref, Ref) and not is_gathered:
+            return self._exchanged("gather_to_group", ref, spec, ref, held)
+        return self._exchanged("copy_to_group", ref, spec, self.whole_form(ref), None)
+
+    def own_form(self, ref: Ref | ParamRef, held: Held) -> Ref | ParamRef:
+        """Return the member's own part of a value."""
+        if self._held(ref) is not None:
+            return ref
+        spec = self.spec(ref)
+        assert spec is not None
+        return self._exchanged("split", ref, self.narrow(spec, held), ref, held)
+
+    def narrow(self, spec: TensorSpec, held: Held) -> TensorSpec:
+        """Return how the member's part of a tensor is."""
+        return held[0].narrow(spec, held[1], self.whole.batch)
+
+    def exchange(
+        self,
+        kind: str,
+        name: str,
+        value: Arg,
+        spec: TensorSpec,
+        like: Op,
+        *args: Arg,
+        whole: TensorSpec | None = None,
+    ) -> Op:
+        """Return an op that exchanges something with the other members.
+
+        Args:
+            kind: of exchange.
+            name: of the op.
+            value: what is exchanged.
+            spec: of what comes out.
+            like: the op beside which it stands.
+            args: besides the value.
+            whole: where a part comes out, what it is of.
+        """
+        like, undivided = beside_layer(like), whole or spec
+        if not is_row_by_row(undivided, self.whole.batch):
+            self.relaid.add(name)
+        return Op(
+            name=name,
+            target=f"shard.{kind}",
+            args=(value, *args),
+            outputs=(spec,),
+            modules=like.modules,
+            source=like.source,
+            code=like.code,
+            lines=like.lines,
+            saves=exchange_saves(kind, undivided, self.members),
+        )
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Forget what was made of values before they were written into."""
+        old = set(names)
+        if not old:
+            return
+        self._made = {key: made for key, made in self._made.items() if key[1] not in old}
+
+    def name(self, wish: str) -> str:
+        """Return a name that no value has; the same on every member."""
+        found, count = wish, 1
+        while self._is_taken(found):
+            count += 1
+            found = f"{wish}_{count}"
+        self._names.add(found)
+        return found
+
+    def _is_taken(self, name: str) -> bool:
+        return name in self._names or name in self.whole.op or name in self.whole.input
+
+    def _exchanged(
+        self,
+        kind: str,
+        ref: Ref | ParamRef,
+        spec: TensorSpec | None,
+        value: Ref | ParamRef,
+        held: Held | None,
+    ) -> Ref:
+        name = ref.value if isinstance(ref, Ref) else ref.param
+        if (kind, name) not in self._made:
+            assert spec is not None
+            made = self.name(f"{name.replace('.', '_')}_{_SUFFIXES[kind]}")
+            args: tuple[Arg, ...] = layout(*held) if held else ()
+            if kind == "copy_to_group" and name in self.mixed:
+                args = (AT_ONCE,)
+            around, whole = self._around(name), self.spec(ref)
+            self.ops.append(self.exchange(kind, made, value, spec, around, *args, whole=whole))
+            self._made[kind, name] = made
+        return Ref(self._made[kind, name])
+
+    def _around(self, name: str) -> Op:
+        """Return an op inside the innermost module call that all readers of a value share."""
+        readers = self._readers(name)
+        first = readers[0] if readers else self.whole.ops[-1]
+        count = common([op.modules for op in readers])
+        return replace(first, modules=first.modules[:count], lines=first.lines[: count + 1])
+
+    def _readers(self, name: str) -> list[Op]:
+        of = self.whole.param_readers if name in self.whole.param else self.whole.consumers
+        return [self.whole.op[reader] for reader in of[name]]
+
+    def _held(self, ref: Ref | ParamRef) -> Held | None:
+        if isinstance(ref, ParamRef):
+            return self.place_of.get(ref.param)
+        return self.own.get(ref.value)
+
+    def spec(self, ref: Ref | ParamRef) -> TensorSpec | None:
+        """Return how a value is in the graph that is split; None for what is no tensor."""
+        if isinstance(ref, ParamRef):
+            return self.whole.param[ref.param].spec
+        if ref.value in self.whole.input:
+            return self.whole.input[ref.value].spec
+        op = self.whole.op[ref.value]
+        return op.outputs[0] if op.outputs and not op.is_tuple else None
+
+
+def beside_layer(op: Op) -> Op:
+    """Return an op as if it were written beside the call of torch's layer that it belongs to.
+
+    So what is left in the layer is the layer's own call, only narrower.
+    """
+    if not op.modules or not op.modules[-1].type.startswith("torch.nn.modules."):
+        return op
+    count = len(op.modules)
+    return replace(op, modules=op.modules[:-1], lines=op.lines[:count])
+
+
+def layout(part: SizePart, place: Place) -> tuple[Dim | tuple[int, ...], ...]:
+    """Return (dimension, inner, what each member has): how parts lie in a whole."""
+    return place.dim, place.inner, part.lengths

@@ -6,8 +6,8 @@ no torch and knows nothing of how programs came to be, or of how they are writte
 
 from bigbrain_fx.plan.simulate.forecast import (
     STEPS as STEPS,
+    chrome_trace as chrome_trace,
     in_a_row as in_a_row,
     simulate as simulate,
     steps_in_a_row as steps_in_a_row,
 )
-from bigbrain_fx.plan.simulate.trace import chrome_trace as chrome_trace

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.plan.shard.call import tag
 from bigbrain_fx.plan.shard.factors import (
     Factor,
     UnlikeError,
@@ -19,6 +18,7 @@ from bigbrain_fx.plan.shard.factors import (
     reshaped,
     size,
     strides,
+    tag,
     unify,
 )
 from bigbrain_fx.plan.shard.rewrite import lengths

@@ -100,7 +100,7 @@ class ChainDP:
         placed = found.line.work.placed(homes, found.split.sequence[0])
         return Placement(placed, self._reason(graph, found, cluster))
 
-    def _between_layers(self, graph: Graph, known: Work, cluster: Cluster, found: Paced) -> Paced:
+    def _between_layers(self, graph: Graph, known: Work, cluster: Cluster, found: Found) -> Found:
         """Return the best split that cuts no layer, if it is about as good as `found`."""
         other = self.fastest(whole_layers(graph, known), cluster)
         most_s = found.step_s * (1 + self.block_gap)
@@ -123,7 +123,7 @@ class ChainDP:
         """Return the split of least objective, and what it is of; None when nothing fits."""
         return self._best(known, cluster, [])
 
-    def fastest(self, known: Work, cluster: Cluster) -> Paced | None:
+    def fastest(self, known: Work, cluster: Cluster) -> Found | None:
         """Return the fastest of the good splits; None when nothing fits."""
         met: list[tuple[Cutter, Split]] = []
         best = self._best(known, cluster, met)
@@ -133,12 +133,12 @@ class ChainDP:
         met.sort(key=lambda entry: entry[1].step_s(self.micro_batches))
         every = [best, *met[:_PACED], *((cutter, other) for other in self._shaped(cutter, split))]
         once = {(id(on), other.sequence, other.cuts): (on, other) for on, other in every}
-        paced = sorted((self._paced(*entry) for entry in once.values()), key=_by_pace)
-        better = [entry.polished() for entry in paced[:_POLISHED]]
+        paced = sorted(((on, self._paced(on, other)) for on, other in once.values()), key=_by_pace)
+        better = [(on, polished(on, found, _VISITS)) for on, found in paced[:_POLISHED]]
         fitting = (
-            entry
-            for entry in sorted((*better, *paced), key=_by_pace)
-            if self.holds_in_any_order(entry.cutter, entry.split)
+            found
+            for on, found in sorted((*better, *paced), key=_by_pace)
+            if self.holds_in_any_order(on, found.split)
         )
         return next(fitting, None)
 
@@ -171,7 +171,7 @@ class ChainDP:
         most = max(self.in_flight) if isinstance(self.in_flight, tuple) else len(cluster.devices)
         return replace(self, in_flight=most)._best(known, cluster, met)  # no stage ever holds more
 
-    def _paced(self, cutter: Cutter, split: Split) -> Paced:
+    def _paced(self, cutter: Cutter, split: Split) -> Found:
         """Play a split through."""
         line, setting, count = cutter.line, cutter.setting, len(split.sequence)
         again = tuple(range(count)) if line.work.recompute else ()
@@ -179,7 +179,7 @@ class ChainDP:
         chain = chain_of(line, split, setting, again)
         micro = self.micro_batches
         paced_s = step_s(chain, micro, flights, line.work.trains)
-        return Paced(cutter, Found(line, split, micro, flights, again, paced_s))
+        return Found(line, split, micro, flights, again, paced_s)
 
     def holds_in_any_order(self, cutter: Cutter, split: Split) -> bool:
         """Whether it fits even when stages that do not depend on each other change places."""
@@ -206,7 +206,7 @@ class ChainDP:
 
         return no_plan(MemoryBound(known, cluster, self.micro_batches, self.in_flight), fits)
 
-    def _reason(self, graph: Graph, found: Paced, cluster: Cluster) -> str:
+    def _reason(self, graph: Graph, found: Found, cluster: Cluster) -> str:
         split = found.split
         used, offered = len(split.sequence), len(cluster.devices)
         head = (
@@ -219,33 +219,6 @@ class ChainDP:
         return "\n".join((head, *cuts))
 
 
-@dataclass(frozen=True)
-class Paced:
-    """A split that was played through, and what it was made with."""
-
-    cutter: Cutter
-    found: Found
-
-    @property
-    def line(self) -> Line:
-        """What is split."""
-        return self.found.line
-
-    @property
-    def split(self) -> Split:
-        """How."""
-        return self.found.split
-
-    @property
-    def step_s(self) -> float:
-        """What a step takes."""
-        return self.found.step_s
-
-    def polished(self) -> Paced:
-        """Return a split beside it that is no slower."""
-        return replace(self, found=polished(self.cutter, self.found, _VISITS))
-
-
 @lru_cache(maxsize=1)
 def _sequences(cutter: Cutter, micro_batches: int) -> tuple[tuple[str, ...], ...]:
     """Return orders of devices for a line: once, though they are asked for again and again."""
@@ -253,8 +226,8 @@ def _sequences(cutter: Cutter, micro_batches: int) -> tuple[tuple[str, ...], ...
     return device_orders(cutter.setting.cluster, MOST_SEQUENCES, rough)
 
 
-def _by_pace(entry: Paced) -> float:
-    return float(f"{entry.step_s:.9e}")  # of equal ones, but for rounding, the first
+def _by_pace(entry: tuple[Cutter, Found]) -> float:
+    return float(f"{entry[1].step_s:.9e}")  # of equal ones, but for rounding, the first
 
 
 _PACED = 24  # splits that are played through

@@ -22,7 +22,7 @@ from bigbrain_fx.plan import Options, Source, make_plan, read_plan, replan
 from bigbrain_fx.supervisor import Event
 from tests.supervisor.test_replay_bundle import python
 from tests.support import samples
-from tests.support.bundles import MODEL, cluster, copied, edit, edit_last, split_small
+from tests.support.bundles import cluster, copied, edit, edit_last, split_small
 from tests.support.command_line import call
 
 STEPS, EVERY, DIES_IN = 7, 2, 5
@@ -62,15 +62,6 @@ def trained(folder: Path) -> Mapping[str, torch.Tensor]:
     for path in sorted(folder.glob("*.safetensors")):
         found.update(load_file(path))
     return found
-
-
-@pytest.mark.nightly
-def test_a_run_of_groups_goes_on_without_a_member(tmp_path: Path) -> None:
-    """Three devices are left of two groups of two: a pipeline, of which no op is divided."""
-    (tmp_path / "letters.py").write_text(MODEL)
-    options = bb.Options("naive", micro_batches=4, tensor=2)
-    made = bb.split(tmp_path / "letters.py", cluster(4), tmp_path / "groups", options)
-    goes_on_without_a_device(dying(made.bundle), tmp_path, "d0, d2, d3")
 
 
 @pytest.mark.nightly

@@ -78,19 +78,6 @@ def test_weights_that_are_divided_are_saved_and_moved(unsharded: Path, tmp_path:
 
 
 @pytest.mark.nightly
-def test_a_device_that_keeps_a_share_of_the_weights_is_replaced(
-    unsharded: Path, tmp_path: Path
-) -> None:
-    require_replaced(unsharded, tmp_path, 1)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("victim", range(4))
-def test_a_device_of_any_replica_is_replaced(bundle: Path, tmp_path: Path, victim: int) -> None:
-    require_replaced(bundle, tmp_path, victim)
-
-
-@pytest.mark.nightly
 def test_a_device_that_writes_statistics_is_replaced_and_moved(tmp_path: Path) -> None:
     norm = "nn.BatchNorm1d(5)"  # over letters: it reads [rows, letters, features]
     (tmp_path / "letters.py").write_text(MODEL.replace("nn.LayerNorm(16)", norm))

@@ -53,31 +53,6 @@ def python(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.nightly
-def test_from_init_to_verify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert call("init", "new").out == "wrote new/model.py\nwrote new/cluster.json\n"
-    made = call("split", "new/model.py", "--devices", "new/cluster.json", "--micro-batches", "4")
-    assert made.code == 0, made.err
-    assert "NextByte: 2,310,144 parameters" in made.out
-    assert "1f1b, 4 micro-batches of 16 rows" in made.out
-    assert made.out.endswith("wrote bundle; read bundle/README.md\n" + _train_line())
-    ran = call("run", "bundle", "--steps", "3", "--json")
-    assert ran.code == 0, ran.err
-    assert [sorted(line) for line in ran.objects] == [["loss", "step", "step_s"]] * 3
-    assert [line["step"] for line in ran.objects] == [0, 1, 2]
-    assert 5.0 < ran.objects[0]["loss"] < 6.5  # ln 256 = 5.5
-    verified = call("verify", "bundle", "--steps", "2", "--json")
-    assert verified.code == 0, verified.err
-    (found,) = verified.objects
-    assert found["passed"] is True
-    assert {check["passed"] for check in found["checks"]} == {True}
-
-
-def _train_line() -> str:
-    return "train it: bigbrain-fx run bundle\n"
-
-
-@pytest.mark.nightly
 def test_split_json_and_the_plan_agree(bundle: Path, tmp_path: Path) -> None:
     model = bundle.parent / "model.py"
     made = call("split", model, *_for(bundle), "--out", tmp_path / "b", "--json")
@@ -91,17 +66,6 @@ def test_split_json_and_the_plan_agree(bundle: Path, tmp_path: Path) -> None:
     assert [entry["device"] for entry in found["devices"]] == ["d0", "d1"]
     assert [entry["memory_bytes"] for entry in found["devices"]] == [2**30, 2**30]
     assert files(tmp_path / "b") == files(bundle)  # the same plan, the same bytes
-
-
-@pytest.mark.nightly
-def test_force_replaces_a_bundle_as_a_whole(bundle: Path, tmp_path: Path) -> None:
-    out = Path(shutil.copytree(bundle, tmp_path / "b"))
-    (out / "weights" / "index.json").write_text("broken")
-    (out / "mine.txt").write_text("goes with the old bundle")
-    again = call("split", bundle.parent / "model.py", *_for(bundle), "--out", out, "--force")
-    assert again.code == 0, again.err
-    assert files(out) == files(bundle)
-    assert [path.name for path in tmp_path.iterdir()] == ["b"]
 
 
 def _for(bundle: Path) -> tuple[str | Path, ...]:

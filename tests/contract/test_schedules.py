@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ast
-import hashlib
 import random
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -44,8 +42,6 @@ from bigbrain_fx.plan.simulate import simulate
 from bigbrain_fx.planning import Taste, VirtualStages, in_flight_to_fill
 from bigbrain_fx.planning.listing import _Play
 from tests.support.examples import examples
-from tests.support.hash_seeds import printed_under_hash_seeds
-from tests.support.pipelines import mirrored
 
 LINES = {"interleaved": (0, 1, 2) * 2, "zb-v": (0, 1, 2, 2, 1, 0), "dualpipe-v": (0, 1, 2, 2, 1, 0)}
 TRAINING = [name for name in SCHEDULES if name not in ("forward", "auto", "gems", *LINES)]
@@ -343,32 +339,6 @@ def test_in_flight_of_the_wrong_form_is_refused(name: str, in_flight: tuple[int,
         build(name, stages, 4, random_costs(1, stages), all_of(stages), in_flight)
 
 
-# ------------------------------------------------------------------ the same under every hash seed
-
-
-def fingerprint() -> str:
-    """Build and simulate every schedule, and hash what came out."""
-    chain, scattered = random_stages(7, 4, 4), random_stages(8, 12, 3)
-    digest = hashlib.sha256()
-    for name in SCHEDULES:
-        shapes = (chain, scattered) if name == "list" else (chain,)
-        if name in LINES:
-            shapes = (on_line(random_stages(7, 6, 3), LINES[name], defers=True),)
-        if name == "gems":
-            shapes = (mirrored(4, 6),)
-        for stages in shapes:
-            costs = random_costs(9, stages)
-            trained = all_of(stages) if name != "forward" else frozenset[int]()
-            programs = build(name, stages, 6, costs, trained)
-            digest.update(repr((programs, simulate(programs, stages, costs))).encode())
-    return digest.hexdigest()
-
-
-@pytest.mark.nightly
-def test_same_programs_under_every_hash_seed() -> None:
-    assert printed_under_hash_seeds(__file__) == {fingerprint()}  # see the end of this file
-
-
 @pytest.mark.parametrize("room", ["schedule", "simulate"])
 def test_no_file_imports_torch(room: str) -> None:
     for path in (Path(bigbrain_fx.plan.schedule.__file__).parents[1] / room).glob("*.py"):
@@ -379,7 +349,3 @@ def test_no_file_imports_torch(room: str) -> None:
             for name in (getattr(node, "module", None), *(alias.name for alias in node.names))
         ]
         assert not [name for name in imported if name and name.split(".")[0] == "torch"]
-
-
-if __name__ == "__main__":
-    sys.stdout.write(fingerprint())

@@ -14,13 +14,10 @@ import bigbrain_fx as bb
 from bigbrain_fx.emit.modules.names import device_names
 from bigbrain_fx.errors import BigBrainError
 from bigbrain_fx.frontend import Captured, capture, leaf_paths
-from bigbrain_fx.plan import Options, read_plan
-from bigbrain_fx.verification.imported_bundle import import_bundle, run_bundle
+from bigbrain_fx.plan import Options
 from tests.support.bundles import cluster
 from tests.support.captured import assert_same
 from tests.support.messages import refused
-from tools.conformance.forms import find
-from tools.conformance.forms.loop import train
 
 
 class Picked(nn.Module):
@@ -195,20 +192,6 @@ def test_lines_between_modules_are_an_op_before_each(how: str) -> None:
 def test_lines_that_leave_something_for_modules_or_later_calls_are_not_run_again(how: str) -> None:
     with refused("BX0130d", BigBrainError):
         capture(Between(how), {"x": torch.randn(6, 8)})
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", ["dict-to-function", "seeded-in-forward", "fork-rng"])
-def test_a_bundle_with_lines_between_trains_as_the_users_loop(name: str, tmp_path: Path) -> None:
-    path = tmp_path / f"{name.replace('-', '_')}.py"
-    path.write_text(find(name).source)
-    made = bb.split(path, cluster(2), tmp_path / "bundle", Options("naive", micro_batches=1))
-    assert not made.plan.graph.is_opaque_step
-    assert "lines_until(" in "".join(p.read_text() for p in made.bundle.glob("device_*.py"))
-    done = run_bundle(import_bundle(made.bundle), read_plan(made.bundle), 4, seed=0)
-    losses, tensors = train(path, 1)
-    assert [float(loss) for loss in done.losses] == losses
-    assert all(torch.equal(tensors[n], tensor) for n, tensor in done.tensors.items())
 
 
 @pytest.mark.nightly

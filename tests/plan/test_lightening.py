@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from bigbrain_fx.bundles import source_of
 from bigbrain_fx.core import Cluster
@@ -19,7 +18,6 @@ from bigbrain_fx.plan.recompute import Wanted, recompute_text, wanted_by
 from bigbrain_fx.plan.schedule import Part, choices, may_run_again
 from bigbrain_fx.plan.schedule.walk import walk
 from tests.support import samples
-from tools.conformance.matrix import Bench, parse_cell
 
 
 def planned(name: str, cluster: Cluster | None = None, **choices: object) -> Plan:
@@ -86,28 +84,6 @@ def test_a_split_backward_is_refused_and_auto_runs_its_whole_stage() -> None:
         planned("gpt", schedule="zb-h1", recompute="ops")
     assert "--schedule 1f1b" in str(caught.value.help)
     assert not planned("gpt", schedule="zb-h1", recompute="auto").stages.again
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("model", "text", "wanted"),
-    [
-        ("llama", "naive/2/1f1b", "ops"),
-        ("gpt", "scattered/2/list", "ops"),
-        ("unet", "naive/2/gpipe", "ops"),
-        ("encdec", "naive/3/1f1b", "ops"),
-        ("gpt", "naive/2/1f1b/r2z1tree", "ops"),
-        ("gpt", "naive/2/1f1b/gloo", "ops"),
-    ],
-)
-def test_training_is_bitwise_that_of_the_unsplit_model(
-    model: str, text: str, wanted: Wanted
-) -> None:
-    torch.set_num_threads(1)
-    bench, cell = Bench.of(model, 2, wanted), parse_cell(f"{model}/{text}")
-    plan = bench.plan(cell)
-    assert plan.stages.again
-    assert bench.fault(cell, plan) == ""
 
 
 FREE = """

@@ -6,7 +6,6 @@ import difflib
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +22,6 @@ from bigbrain_fx.plan import Options, Plan, from_json, make_plan, replan, to_jso
 from bigbrain_fx.plan.explain import explain
 from bigbrain_fx.plan.memory_check import needed_bytes
 from bigbrain_fx.plan.recompute import (
-    Wanted,
     read_recompute,
     recompute_text,
     recomputing,
@@ -42,7 +40,7 @@ from bigbrain_fx.verification.training import train_reference
 from tests.support import samples
 from tests.support.command_line import call
 from tests.support.synthetic import graph_of, op, tensor, weight
-from tools.conformance.matrix import Bench, imported, parse_cell
+from tools.conformance.matrix import imported
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -105,31 +103,6 @@ def test_a_stage_that_writes_into_a_trained_parameter_is_refused() -> None:
 
 
 # --------------------------------------------------------------------------- the same bits
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("model", "cells"),
-    [
-        pytest.param(  # dropout, a tied weight
-            "gpt",
-            {"naive/3/1f1b": "all", "scattered/2/list": "all", "naive/3/gpipe": (0, 2)},
-            marks=pytest.mark.nightly,
-        ),
-        ("unet", {"naive/3/1f1b": "all", "naive/2/gpipe": "all"}),  # skips
-        ("resnet", {"naive/2/gpipe": "all", "naive/3/1f1b": (0,)}),  # BatchNorm
-        ("moe", {"naive/3/1f1b": "all"}),
-    ],
-)
-def test_training_is_bitwise_that_of_the_unsplit_model(
-    model: str, cells: Mapping[str, Wanted]
-) -> None:
-    bench = Bench.of(model, 2)
-    for text, recompute in cells.items():
-        bench.recompute, cell = recompute, parse_cell(f"{model}/{text}")
-        plan = bench.plan(cell)
-        assert plan.stages.recompute == (plan.trained if recompute == "all" else recompute)
-        assert bench.fault(cell, plan) == ""
 
 
 class Tracker(nn.Module):

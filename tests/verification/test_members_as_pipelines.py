@@ -56,13 +56,6 @@ def test_gradients_of_weights_wait_as_in_pipelines(
     assert not actual.unlike
 
 
-@pytest.mark.nightly
-def test_pieces_in_turn_have_the_same_bits(bench: Bench, tmp_path: Path) -> None:
-    plan = planned(bench, 4, schedule="interleaved")
-    assert [len(plan.stages.of(device)) for device in plan.stages.devices] == [2] * 4
-    assert trained(bench, plan, tmp_path / "bundle")[1] == ""
-
-
 def test_all_members_make_the_same_ops_again(bench: Bench, tmp_path: Path) -> None:
     plan = planned(bench, 2, recompute="ops", tensor_shares=(3, 1))
     again = [stage.again for stage in plan.stages.stages]

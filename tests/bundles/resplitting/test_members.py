@@ -70,13 +70,6 @@ def test_a_moved_state_is_the_same_byte_for_byte(
     assert before[0]["parameter:blocks.0.up.weight"][1] == (32, 16)
 
 
-@pytest.mark.nightly
-def test_a_run_goes_on_with_the_bits_that_it_would_have_had(begun: Path, tmp_path: Path) -> None:
-    moved = resplit(begun, cluster(4), tmp_path / "moved")
-    later = train(moved.bundle, STEPS + 2, "--checkpoint-dir", "commits", "--resume")
-    assert later == train(begun, STEPS + 2)[STEPS:]
-
-
 def test_members_hold_their_parts_of_what_was_whole(begun: Path, tmp_path: Path) -> None:
     moved = resplit(begun, cluster(2), tmp_path / "moved")
     (record, *_) = CheckpointStore(moved.commits).records(print)

@@ -60,15 +60,3 @@ def digests(folder: Path) -> dict[str, str]:
         path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in files
     }
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("partitioner", ["naive", "scattered"])
-def test_a_plan_is_written_twice_alike(partitioner: str) -> None:
-    from bigbrain_fx.emit.files.texts import bundle_texts
-    from bigbrain_fx.plan import from_json, to_json
-
-    plan = samples.plan("encdec", partitioner)
-    again = from_json(to_json(plan), "plan.json")
-    assert to_json(again) == to_json(plan)
-    assert bundle_texts(again) == samples.texts("encdec", partitioner)

@@ -147,18 +147,6 @@ def test_numbers_inside_a_region_make_another_class() -> None:
     assert_computes(text, module)
 
 
-@pytest.mark.nightly
-def test_other_ops_are_another_class_or_none() -> None:
-    class Other(Mix):
-        def forward(self, x: Tensor) -> Tensor:
-            return x - torch.tanh(self.a(x)) * self.b(x)
-
-    kinds = iter((Mix, Other, Mix, Other))
-    (text,) = emitted(captured(Pair(lambda: next(kinds)(), count=4)))
-    assert classes(text) == ["Mix", "Other"]
-    assert "Mix(0.1) if i % 2 == 0 else Other(0.1)" in text or "Mix() if i % 2 == 0" in text
-
-
 def test_a_module_that_only_passes_on_needs_no_class() -> None:
     class Wrapper(Mix):
         def forward(self, x: Tensor) -> Tensor:

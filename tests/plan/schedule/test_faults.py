@@ -81,156 +81,141 @@ def test_sound_programs_have_no_faults() -> None:
     require_sound(SOUND, STAGES)
 
 
-def test_unmatched_send() -> None:
-    programs = with_changed(0, Forward(0, 0), Send(X, 0), Backward(0, 0), OptimizerStep())
-    assert check(programs, STAGES) == [
-        UnmatchedSend("d1", 3, DX, 0),
-        MissingInput("d0", 2, Backward(0, 0), Recv(DX, 0)),
-    ]
+F, B, W, END = Forward(0, 0), Backward(0, 0), BackwardWeight(0, 0), OptimizerStep()
+F1, B1 = Forward(1, 0), Backward(1, 0)
+ALONE = Stages((Stage(0, "d0", ()),), ())
+DEFERS = Stages((Stage(0, "d0", (), deferred=("w",)),), ())
+BESIDE = Stages((*DEFERS.stages, Stage(1, "d1", ())), ())
+LOCAL, TIE = Edge("y", 0, 1, "activation"), Edge("w", 0, 1, "tied")
 
 
-def test_unmatched_recv_is_not_a_deadlock() -> None:
-    programs = with_changed(1, Recv(X, 0), Forward(1, 0), Backward(1, 0), OptimizerStep())
-    assert check(programs, STAGES) == [UnmatchedRecv("d0", 2, DX, 0)]
+def alone(*instructions: Instruction) -> tuple[Program, ...]:
+    return (Program("d0", instructions),)
 
 
-def test_duplicate_message() -> None:
-    programs = with_changed(
-        0, Forward(0, 0), Send(X, 0), Send(X, 0), Recv(DX, 0), Backward(0, 0), OptimizerStep()
-    )
-    assert DuplicateMessage("d0", 2, X, 0, "send") in check(programs, STAGES)
-    twice = with_changed(
-        1, Recv(X, 0), Recv(X, 0), Forward(1, 0), Backward(1, 0), Send(DX, 0), OptimizerStep()
-    )
+def pair(*programs: tuple[Instruction, ...]) -> tuple[Program, ...]:
+    return tuple(Program(f"d{i}", own) for i, own in enumerate(programs))
+
+
+@pytest.mark.parametrize(
+    ("programs", "stages", "expected"),
+    [
+        pytest.param(
+            with_changed(0, F, Send(X, 0), B, END),
+            STAGES,
+            [UnmatchedSend("d1", 3, DX, 0), MissingInput("d0", 2, B, Recv(DX, 0))],
+            id="unmatched send",
+        ),
+        pytest.param(
+            with_changed(1, Recv(X, 0), F1, B1, END),
+            STAGES,
+            [UnmatchedRecv("d0", 2, DX, 0)],  # and no deadlock
+            id="unmatched recv",
+        ),
+        pytest.param(
+            with_changed(1, B1, Send(DX, 0), Recv(X, 0), F1, END),
+            STAGES,
+            [BackwardBeforeForward("d1", 0, 1, 0)],
+            id="backward before forward",
+        ),
+        pytest.param(alone(Forward(0, 1), F), ALONE, [MicroOrder("d0", 1, F, 1)], id="descending"),
+        pytest.param(alone(F, F), ALONE, [MicroOrder("d0", 1, F, 0)], id="twice"),
+        pytest.param(  # both ends agree on which messages there are, and compute in order
+            pair(
+                (F, Forward(0, 1), Send(X, 1), Send(X, 0)),
+                (Recv(X, 0), F1, Recv(X, 1), Forward(1, 1)),
+            ),
+            Stages(STAGES.stages, (X,)),
+            [MicroOrder("d0", 3, Send(X, 0), 1)],
+            id="a channel in another order",
+        ),
+        pytest.param(
+            alone(F, Forward(0, 1), Backward(0, 1)),
+            ALONE,
+            [MissingCompute("d0", B), MissingCompute("d0", END)],
+            id="a backward and the step are missing",
+        ),
+        pytest.param(alone(), ALONE, [MissingCompute("d0", F)], id="a forward is missing"),
+        pytest.param(
+            alone(F1, F),
+            Stages((Stage(0, "d0", ()), Stage(1, "d0", ())), (LOCAL,)),
+            [MissingInput("d0", 0, F1, F)],
+            id="a local value is not made",
+        ),
+        pytest.param(
+            with_changed(0, Send(X, 0), F, Recv(DX, 0), B, END),
+            STAGES,
+            [MissingInput("d0", 0, Send(X, 0), F)],
+            id="sent before it is made",
+        ),
+        pytest.param(
+            pair((F, Send(TIE, None), B, END), (F1, B1, END, Recv(TIE, None))),
+            Stages(STAGES.stages, (TIE,)),
+            [
+                MissingInput("d0", 1, Send(TIE, None), B),
+                MissingInput("d1", 2, END, Recv(TIE, None)),
+            ],
+            id="gradients and ties after the step",
+        ),
+        pytest.param(alone(F, B, W, END), DEFERS, [], id="weights by themselves"),
+        pytest.param(
+            alone(F, W, B, END), DEFERS, [WeightBeforeBackward("d0", 1, 0, 0)], id="weights first"
+        ),
+        pytest.param(alone(F, B, END), DEFERS, [MissingCompute("d0", W)], id="weights never made"),
+        pytest.param(
+            alone(F, B, W, Forward(0, 1), Backward(0, 1), END),
+            DEFERS,
+            [MissingCompute("d0", BackwardWeight(0, 1))],
+            id="weights made for one of two",
+        ),
+        pytest.param(
+            alone(F, B, W, W, END), DEFERS, [MicroOrder("d0", 3, W, 0)], id="weights made twice"
+        ),
+        pytest.param(
+            alone(F, B, Forward(0, 1), Backward(0, 1), BackwardWeight(0, 1), W, END),
+            DEFERS,
+            [MicroOrder("d0", 5, W, 1)],
+            id="weights in another order",
+        ),
+        pytest.param(
+            alone(F, B, END, W),
+            DEFERS,
+            [MissingInput("d0", 2, END, W)],
+            id="weights after the step",
+        ),
+        pytest.param(
+            alone(F, B, W, END), ALONE, [NothingDeferred("d0", 2, 0, 0)], id="nothing defers"
+        ),
+        pytest.param(
+            pair((F, B, Send(TIE, None), W, END), (F1, B1, Recv(TIE, None), END)),
+            Stages(BESIDE.stages, (TIE,)),
+            [MissingInput("d0", 2, Send(TIE, None), W)],
+            id="a tied gradient before its weights",
+        ),
+    ],
+)
+def test_each_fault_is_found(
+    programs: tuple[Program, ...], stages: Stages, expected: list[Finding]
+) -> None:
+    assert check(programs, stages) == expected
+
+
+def test_a_message_that_stands_twice_is_found_at_both_ends() -> None:
+    twice = with_changed(0, F, Send(X, 0), Send(X, 0), Recv(DX, 0), B, END)
+    assert DuplicateMessage("d0", 2, X, 0, "send") in check(twice, STAGES)
+    twice = with_changed(1, Recv(X, 0), Recv(X, 0), F1, B1, Send(DX, 0), END)
     assert DuplicateMessage("d1", 1, X, 0, "recv") in check(twice, STAGES)
 
 
-def test_backward_before_forward() -> None:
-    programs = with_changed(
-        1, Backward(1, 0), Send(DX, 0), Recv(X, 0), Forward(1, 0), OptimizerStep()
-    )
-    assert check(programs, STAGES) == [BackwardBeforeForward("d1", 0, 1, 0)]
-
-
-def test_micro_batches_must_ascend() -> None:
-    stages = Stages((Stage(0, "d0", ()),), ())
-    program = Program("d0", (Forward(0, 1), Forward(0, 0)))
-    assert check((program,), stages) == [MicroOrder("d0", 1, Forward(0, 0), 1)]
-    again = Program("d0", (Forward(0, 0), Forward(0, 0)))
-    assert check((again,), stages) == [MicroOrder("d0", 1, Forward(0, 0), 0)]
-
-
-def test_a_channel_keeps_its_order() -> None:
-    """Both ends agree on which messages there are, and neither computes out of order."""
-    stages = Stages(STAGES.stages, (X,))
-    programs = (
-        Program("d0", (Forward(0, 0), Forward(0, 1), Send(X, 1), Send(X, 0))),
-        Program("d1", (Recv(X, 0), Forward(1, 0), Recv(X, 1), Forward(1, 1))),
-    )
-    assert check(programs, stages) == [MicroOrder("d0", 3, Send(X, 0), 1)]
-
-
-def test_missing_compute() -> None:
-    stages = Stages((Stage(0, "d0", ()),), ())
-    program = Program("d0", (Forward(0, 0), Forward(0, 1), Backward(0, 1)))
-    assert check((program,), stages) == [
-        MissingCompute("d0", Backward(0, 0)),
-        MissingCompute("d0", OptimizerStep()),
+def test_a_stage_that_trains_needs_its_backward() -> None:
+    assert check(alone(F), ALONE, trained=frozenset({0})) == [
+        MissingCompute("d0", B),
+        MissingCompute("d0", END),
     ]
-    assert check((Program("d0", ()),), stages) == [MissingCompute("d0", Forward(0, 0))]
-    forwards = Program("d0", (Forward(0, 0),))
-    assert check((forwards,), stages, trained=frozenset({0})) == [
-        MissingCompute("d0", Backward(0, 0)),
-        MissingCompute("d0", OptimizerStep()),
-    ]
-
-
-def test_missing_input_of_a_local_edge() -> None:
-    local = Edge("y", 0, 1, "activation")
-    stages = Stages((Stage(0, "d0", ()), Stage(1, "d0", ())), (local,))
-    program = Program("d0", (Forward(1, 0), Forward(0, 0)))
-    assert check((program,), stages) == [MissingInput("d0", 0, Forward(1, 0), Forward(0, 0))]
-
-
-def test_a_message_is_sent_after_it_is_made() -> None:
-    programs = with_changed(
-        0, Send(X, 0), Forward(0, 0), Recv(DX, 0), Backward(0, 0), OptimizerStep()
-    )
-    assert check(programs, STAGES) == [MissingInput("d0", 0, Send(X, 0), Forward(0, 0))]
-
-
-def test_the_optimizer_waits_for_gradients_and_ties() -> None:
-    tie = Edge("w", 0, 1, "tied")
-    stages = Stages(STAGES.stages, (tie,))
-    programs = (
-        Program("d0", (Forward(0, 0), Send(tie, None), Backward(0, 0), OptimizerStep())),
-        Program("d1", (Forward(1, 0), Backward(1, 0), OptimizerStep(), Recv(tie, None))),
-    )
-    assert check(programs, stages) == [
-        MissingInput("d0", 1, Send(tie, None), Backward(0, 0)),
-        MissingInput("d1", 2, OptimizerStep(), Recv(tie, None)),
-    ]
-
-
-DEFERS = Stages((Stage(0, "d0", (), deferred=("w",)),), ())
-F, B, W = Forward(0, 0), Backward(0, 0), BackwardWeight(0, 0)
-
-
-def found_in(*instructions: Instruction, stages: Stages = DEFERS) -> list[Finding]:
-    return check((Program("d0", instructions),), stages)
-
-
-def test_weights_have_a_backward_of_their_own() -> None:
-    assert found_in(F, B, W, OptimizerStep()) == []
-
-
-def test_weights_before_their_backward() -> None:
-    assert found_in(F, W, B, OptimizerStep()) == [WeightBeforeBackward("d0", 1, 0, 0)]
-
-
-def test_weights_that_are_never_made() -> None:
-    assert found_in(F, B, OptimizerStep()) == [MissingCompute("d0", W)]
-    two = (F, B, W, Forward(0, 1), Backward(0, 1), OptimizerStep())
-    assert found_in(*two) == [MissingCompute("d0", BackwardWeight(0, 1))]
-
-
-def test_weights_that_are_made_twice() -> None:
-    assert found_in(F, B, W, W, OptimizerStep()) == [MicroOrder("d0", 3, W, 0)]
-
-
-def test_weights_in_another_order_than_micro_batches() -> None:
-    one = (Forward(0, 1), Backward(0, 1))
-    assert found_in(F, B, *one, BackwardWeight(0, 1), W, OptimizerStep()) == [
-        MicroOrder("d0", 5, W, 1)
-    ]
-
-
-def test_weights_after_the_optimizer_step() -> None:
-    assert found_in(F, B, OptimizerStep(), W) == [MissingInput("d0", 2, OptimizerStep(), W)]
-
-
-def test_weights_of_a_stage_that_defers_nothing() -> None:
-    plain = Stages((Stage(0, "d0", ()),), ())
-    assert found_in(F, B, W, OptimizerStep(), stages=plain) == [NothingDeferred("d0", 2, 0, 0)]
 
 
 def test_weights_on_a_device_that_has_no_part_in_them() -> None:
-    stages = Stages((*DEFERS.stages, Stage(1, "d1", ())), ())
-    programs = (
-        Program("d0", (F, B, OptimizerStep())),
-        Program("d1", (Forward(1, 0), Backward(1, 0), W, OptimizerStep())),
-    )
-    assert Misplaced("d1", 2, W) in check(programs, stages)
-
-
-def test_a_tied_gradient_waits_where_its_parameter_is_deferred() -> None:
-    tie = Edge("w", 0, 1, "tied")
-    stages = Stages((*DEFERS.stages, Stage(1, "d1", ())), (tie,))
-    programs = (
-        Program("d0", (F, B, Send(tie, None), W, OptimizerStep())),
-        Program("d1", (Forward(1, 0), Backward(1, 0), Recv(tie, None), OptimizerStep())),
-    )
-    assert check(programs, stages) == [MissingInput("d0", 2, Send(tie, None), W)]
+    assert Misplaced("d1", 2, W) in check(pair((F, B, END), (F1, B1, W, END)), BESIDE)
 
 
 def test_a_bucket_leaves_after_the_weights_that_it_waits_for() -> None:
@@ -241,12 +226,11 @@ def test_a_bucket_leaves_after_the_weights_that_it_waits_for() -> None:
         micros=((0,), (0,)),
         buckets=(Bucket("b", (0, 1), ("w",), (0, 1), "float32"),),
     )
-    other = (Forward(1, 0), Backward(1, 0), BackwardWeight(1, 0), Recv(part, None))
-    early = Program("d0", (F, B, Send(part, None), W, OptimizerStep()))
-    late = Program("d0", (F, B, W, Send(part, None), OptimizerStep()))
-    end = Program("d1", (*other, OptimizerStep()))
-    assert check((late, end), stages) == []
-    assert check((early, end), stages) == [MissingInput("d0", 2, Send(part, None), W)]
+    other = (F1, B1, BackwardWeight(1, 0), Recv(part, None), END)
+    assert check(pair((F, B, W, Send(part, None), END), other), stages) == []
+    assert check(pair((F, B, Send(part, None), W, END), other), stages) == [
+        MissingInput("d0", 2, Send(part, None), W)
+    ]
 
 
 def test_misplaced() -> None:

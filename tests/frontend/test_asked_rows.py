@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from bigbrain_fx.frontend import Captured, capture
 
 ROWS = 8
-Make = Callable[[Tensor], Tensor]
 
 
 class Body(nn.Module):

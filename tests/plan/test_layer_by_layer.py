@@ -121,6 +121,3 @@ def test_several_devices_have_their_layers_in_turn() -> None:
     pair = with_stores(device("d0"), device("d1"))
     plan = planned(layers(4), pair, partitioner="naive")
     assert [stage.device for stage in plan.stages.stages] == ["d0", "d0", "d1", "d1"]
-
-
-CUDA = replace(device("d0"), kind="cuda")

@@ -18,8 +18,6 @@ from bigbrain_fx.runtime.stream import BatchError
 from tests.runtime.test_data import counted, stream
 from tests.support.messages import refused
 
-CPU = torch.device("cpu")
-
 
 def uneven(splitting: Splitting, sizes: list[int], shape: tuple[int, ...] = (8, 3)) -> Stream:
     """Read batches of these sizes, in 4 micro-batches; the first column says which row it is."""

@@ -128,7 +128,6 @@ def test_a_listener_that_waits_does_not_hold_up_the_run(bundle: Path, tmp_path: 
     assert order == list(range(STEPS))
 
 
-NOTED = "HOOKS.on_step_end.append(note)"
 NOTE = '''def note(device, step):
     """Say that it was done."""
     Path(__file__).with_name(f"done-{step}").touch()

@@ -18,7 +18,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bigbrain_fx import supervisor
 from bigbrain_fx.runtime.checkpoint_store import ASIDE, CheckpointStore
 from bigbrain_fx.supervisor.pipe import Orders, line_pair
 from bigbrain_fx.supervisor.remaining import Remaining, said_of
@@ -29,8 +28,6 @@ from tests.support.commit_disks import steps_in
 
 LIMIT_S = 30.0
 PLACES = (("south", ("d2", "d3")),)
-
-SUPERVISOR = Path(supervisor.__file__).parent
 
 
 class Device:

@@ -83,9 +83,6 @@ def test_calls_of_names_keep_the_width(calls: list[tuple[str, list[str]]]) -> No
     )
 
 
-X, W, B = "x" * 50, "w" * 50, "b" * 30
-
-
 @pytest.mark.parametrize(
     "text",
     [

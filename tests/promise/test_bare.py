@@ -164,18 +164,18 @@ def test_run_starts_it(parted: Path, tmp_path: Path) -> None:
     assert [line.step for line in done.steps] == [0, 1]
 
 
-def test_verify_names_the_tier_that_it_needs(parted: Path) -> None:
+def test_verify_names_the_tier_that_it_needs(whole: Path) -> None:
     with pytest.raises(InputError) as caught:
-        verify(parted)
+        verify(whole)
     assert caught.value.code == "BX3166"
 
 
 @pytest.mark.gate("gloo")
 @pytest.mark.parametrize("name", ["gloo", "recipe", "pipeline_device"])
 def test_a_file_that_is_gone_is_named(
-    parted: Path, outside: Outside, tmp_path: Path, name: str
+    whole: Path, outside: Outside, tmp_path: Path, name: str
 ) -> None:
-    copy = shutil.copytree(parted, tmp_path / "bundle")
+    copy = shutil.copytree(whole, tmp_path / "bundle")
     (copy / "runtime" / f"{name}.py").unlink()
     process = outside.start(copy, ["train.py"])
     _, err = process.communicate(timeout=60)
@@ -185,8 +185,8 @@ def test_a_file_that_is_gone_is_named(
     assert "Traceback" not in err
 
 
-def test_another_number_of_processes_is_refused(parted: Path, outside: Outside) -> None:
-    process = outside.start(parted, ["train.py"], {"RANK": "0", "WORLD_SIZE": "3"})
+def test_another_number_of_processes_is_refused(whole: Path, outside: Outside) -> None:
+    process = outside.start(whole, ["train.py"], {"RANK": "0", "WORLD_SIZE": "2"})
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "error[BX5205]" in err

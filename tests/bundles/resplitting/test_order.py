@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from bigbrain_fx.bundles.resplitting.order import order_notes
-from bigbrain_fx.plan import Options, Plan, read_plan
-from tests.support.bundles import cluster, split_small
+from bigbrain_fx.frontend import capture, load_model_file
+from bigbrain_fx.plan import Options, Plan, Source, make_plan
+from tests.support.bundles import MODEL, cluster
 
 
 @pytest.fixture(scope="module")
@@ -21,11 +22,13 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Plan]:
         "gems": (2, {"schedule": "gems"}),
         "group": (2, {"tensor": 2}),
     }
-    found = {}
+    path = tmp_path_factory.mktemp("order") / "letters.py"
+    path.write_text(MODEL)
+    file, found = load_model_file(path), {}
+    graph = capture(file.model, file.example_batch, file.loss).graph
     for name, (devices, choices) in wanted.items():
         options = Options("naive", **{"schedule": "1f1b", "micro_batches": 4, **choices})
-        folder = tmp_path_factory.mktemp(name)
-        found[name] = read_plan(split_small(folder, cluster(devices), options))
+        found[name] = make_plan(graph, cluster(devices), Source(str(path), True), options)
     return found
 
 

@@ -89,6 +89,12 @@ def test_a_plan_of_several_hosts_says_what_replaces_processes_there(
     assert call("run", bundle, "--no-replay").code == 0  # a command a device
 
 
+@pytest.mark.gate(
+    "BX3161-options0-False-extras0",
+    "BX3162-options1-False-extras1",
+    "BX3163-options2-True-extras2",
+    "BX3164-options3-False-extras3",
+)
 @pytest.mark.parametrize(
     ("code", "options", "lean", "extras"),
     [

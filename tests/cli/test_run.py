@@ -151,7 +151,11 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("type", "step 1: batch entry 'y' is torch.float64[8, 8], the model takes torch.float32"),
+        pytest.param(
+            "type",
+            "step 1: batch entry 'y' is torch.float64[8, 8], the model takes torch.float32",
+            marks=pytest.mark.nightly,
+        ),
         ("rows", r"step 1: batch entry '[xy]' is torch.float32[4, 8], the model takes torch"),
     ],
 )

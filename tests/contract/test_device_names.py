@@ -176,6 +176,7 @@ def test_auto_plans_the_same_replicas_and_groups_for_any_names(
     assert same_by_auto(data.draw(named(field)), chain_graph(seed, 5), options)
 
 
+@pytest.mark.gate("auto-names0", "chain-dp-names0", "chain-dp-names1")
 @pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
 @pytest.mark.parametrize("partitioner", ["chain-dp", "auto"])
 def test_the_fast_device_is_found_though_another_field_alone_tells_it(

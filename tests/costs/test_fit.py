@@ -83,6 +83,7 @@ def test_our_arrays_predict_what_scikit_learn_does(
         assert np.array_equal(again.predict(points), ours.predict(points))
 
 
+@pytest.mark.gate("linear")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_model_is_the_same_from_its_file(kind: str, tmp_path: Path) -> None:
     some = rows(machines=[CPU])

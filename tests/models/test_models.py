@@ -16,11 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from models import digits, gpt, llama, moe
+from tests.support import samples
 
 NAMES = ("gpt", "llama", "resnet", "unet", "encdec", "moe", "digits")
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=samples.cases(NAMES))
 def file(request: pytest.FixtureRequest) -> ModuleType:
     """One model file, with the global dice at a known place."""
     torch.manual_seed(0)

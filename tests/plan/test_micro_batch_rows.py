@@ -65,6 +65,7 @@ def test_replicas_have_as_few_rows(partitioner: str) -> None:
     assert plan.rows < ROWS // 8
 
 
+@pytest.mark.gate("options1")
 @pytest.mark.parametrize("options", [Options("chain-dp"), Options("auto", sum_order="backend")])
 def test_a_number_of_replicas_that_divides_no_batch_goes(options: Options) -> None:
     """14 replicas share 1,024 rows, which no number of equal shares does."""

@@ -38,7 +38,6 @@ from tests.support import samples
 from tests.support.synthetic import chain_graph
 
 GRAPH = chain_graph(1, 6)  # a batch of 4 rows
-MIB = 2**20
 
 
 def plan_of(partitioner: str = "naive", devices: int = 2, **choices: object) -> Plan:
@@ -170,6 +169,7 @@ def test_a_timeline_is_the_forecast_with_bars() -> None:
 # --------------------------------------------------------------------------- plan.json
 
 
+@pytest.mark.gate("gpt-naive", "encdec-naive")
 @pytest.mark.parametrize("partitioner", ["naive", "scattered"])
 @pytest.mark.parametrize("model", samples.cases(("gpt", "unet", "encdec", "llama")))
 def test_plans_round_trip(model: str, partitioner: str) -> None:

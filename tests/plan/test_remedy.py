@@ -69,7 +69,7 @@ def test_the_ledger_decides_refusals_by_an_upper_bound(name: str) -> None:
         assert tight.placement.device_of == free.placement.device_of
 
 
-@pytest.mark.gate("shares0", "shares1")
+@pytest.mark.gate("shares0")
 @pytest.mark.parametrize("shares", [(1, 1), (4, 1), (2, 1, 2, 1)])
 def test_gems_fits_where_the_ledger_of_an_even_cut_fits(shares: Sequence[int]) -> None:
     """Each device holds its opposite's stage, too; chain-dp sees one replica, and at most what."""

@@ -81,7 +81,7 @@ FINE: Mapping[str, tuple[str, str | None, str]] = {
 }
 
 
-@pytest.mark.gate("a region without", "multiplied since")
+@pytest.mark.gate("a region without")
 @pytest.mark.parametrize("name", FINE)
 def test_values_of_one_type_everywhere_are_planned(name: str) -> None:
     require_sent_types(planned(*FINE[name]))

@@ -58,7 +58,7 @@ def step_s(graph: Graph, cluster: Cluster, partitioner: str) -> float:
     return make_plan(graph, cluster, Source("model.py"), options).forecast.step_s
 
 
-@pytest.mark.gate("chain-dp-0", "chain-dp-1")
+@pytest.mark.gate("chain-dp-0")
 @pytest.mark.parametrize("seed", DRAWN)
 @pytest.mark.parametrize("partitioner", ["chain-dp", "auto"])
 def test_the_order_of_the_list_does_not_matter(partitioner: str, seed: int) -> None:

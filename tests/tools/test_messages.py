@@ -188,6 +188,7 @@ def test_entries_that_no_test_asserts_are_named(folder: Path) -> None:
     assert list(snapshot(folder)) == ["BX1001", "BX1003"]
 
 
+@pytest.mark.gate("keyword")
 @pytest.mark.parametrize(
     "words",
     [

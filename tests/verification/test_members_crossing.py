@@ -50,6 +50,7 @@ def sent(plan: Plan) -> set[int]:
     return {edge.nbytes for edge in plan.stages.edges if edge.kind in kinds}
 
 
+@pytest.mark.gate("shares1")
 @pytest.mark.parametrize("shares", [(), (3, 1)])
 def test_each_member_sends_its_part_and_the_bits_stay(
     bench: Bench, tmp_path: Path, shares: tuple[int, ...]

@@ -80,6 +80,7 @@ def divided(plan: Plan) -> set[str]:
     return {place.name for axis in plan.placement.tensor.axes for place in axis.params}
 
 
+@pytest.mark.gate("2")
 @pytest.mark.parametrize("zero", [0, 2])
 def test_a_table_is_divided_between_slow_hosts_and_trains_alike(
     bench: Bench, tmp_path: Path, zero: int
@@ -100,6 +101,7 @@ def test_axes_that_were_named_are_all(bench: Bench) -> None:
     assert "tokens.weight" not in divided(plan)
 
 
+@pytest.mark.gate("chosen1")
 @pytest.mark.parametrize("chosen", [{"partitioner": "auto"}, {"partitioner": "naive", "tensor": 2}])
 def test_a_table_is_divided_where_nothing_fits_otherwise(
     bench: Bench, tmp_path: Path, chosen: dict[str, object]

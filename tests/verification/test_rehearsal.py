@@ -101,7 +101,7 @@ def test_a_rehearsal_can_be_left_out(tmp_path: Path) -> None:
 SHARED = ("tied-view", "norm-two-names", "one-memory-written", "weight-clamped-in-forward")
 
 
-@pytest.mark.gate("tied-view", "weight-clamped-in-forward")
+@pytest.mark.gate("tied-view")
 @pytest.mark.parametrize("name", SHARED)
 def test_shared_memory_and_written_weights_run_as_they_are_written(
     tmp_path: Path, name: str
@@ -111,7 +111,7 @@ def test_shared_memory_and_written_weights_run_as_they_are_written(
     assert _split(path).plan.graph.is_opaque_step
 
 
-@pytest.mark.gate("forward counts its calls", "batches() sets the rate")
+@pytest.mark.gate("forward counts its calls")
 @pytest.mark.parametrize(
     "lines",
     [
@@ -234,6 +234,7 @@ def test_a_module_in_memory_is_as_its_loop(tmp_path: Path, monkeypatch: pytest.M
     assert made.warnings == ()
 
 
+@pytest.mark.gate("by layout")
 @pytest.mark.parametrize(
     ("make", "kind"), [(_turned, ByLayout), (Net, Shrinking)], ids=["by layout", "no gradient"]
 )
@@ -255,6 +256,7 @@ class Chosen(torch.optim.SGD):
         super().__init__(groups, lr=0.1)
 
 
+@pytest.mark.nightly
 def test_parameters_chosen_by_the_objects_they_are_are_refused(tmp_path: Path) -> None:
     model = Net()
     heads = {id(p) for p in model.b.parameters()}

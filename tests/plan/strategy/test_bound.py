@@ -91,6 +91,7 @@ def test_the_least_is_of_micro_batches_dealt_whole() -> None:
     assert uneven / even == pytest.approx(1.5, rel=0.01)  # 3:1 at speeds 2:1, for 2:2 at 2:2
 
 
+@pytest.mark.gate("2")
 @pytest.mark.parametrize("seed", range(6))
 def test_no_plan_is_faster_than_the_least(seed: int) -> None:
     found, where = drawn(seed)

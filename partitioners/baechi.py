@@ -110,10 +110,10 @@ def _moved_s(known: Work, costs: Costs, value: int, a: str, b: str) -> float:
 
 
 def fused(known: Work, cluster: Cluster, costs: Costs, flight: int) -> Work:
-    """Make one of units that should not be parted: again and again, a unit and its only reader.
+    """Merge units that should not be parted: repeatedly join a unit and its only reader.
 
-    They are made one when nothing else feeds the reader, or when sending the unit's values takes
-    at least as long as the unit. A unit with one reader leads nowhere else, so no cycle can arise.
+    A pair is merged when nothing else feeds the reader, or when sending the unit's values takes at
+    least as long as the unit. A unit with one reader leads nowhere else, hence no cycle can arise.
     Baechi fuses every unit with its only reader, and two branches with the op that joins them.
 
     Args:

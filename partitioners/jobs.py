@@ -1,7 +1,7 @@
 """List scheduling of jobs on devices that send to each other: earliest start first, with memory.
 
-One run of everything, with no pipeline: the rule behind `m_etf` and `m_sct`. It knows arrays and a
-question, "is there room?"; it knows no graph and no cluster.
+This is the rule behind `m_etf` and `m_sct`. A job runs once, without a pipeline. The module works
+on arrays and asks "is there free memory?"; it does not know graphs or clusters.
 
 Source: Baechi (Jeon et al., SoCC'20), sections 3.2 and 3.3; ETF is Hwang et al., SIAM J. Comput.
 18 (1989); favorite children are Hanen and Munier, ETFA'95.
@@ -21,7 +21,7 @@ _ROUNDING = 1e-12
 
 
 class FreeMemory(Protocol):
-    """What devices still have room for; asked job by job, in the order in which they are placed."""
+    """Free memory of the devices; asked job by job, in the order of placement."""
 
     def has_room(self, unit: int, device: int) -> bool:
         """Whether a job fits besides what the device has."""
@@ -34,7 +34,7 @@ class FreeMemory(Protocol):
 
 @dataclass(frozen=True)
 class Jobs:
-    """What is to run, numbered in an order in which it could.
+    """The jobs to place, numbered in an order in which they could run.
 
     Attributes:
         times: [device, job]; infinite where it cannot run.
@@ -53,7 +53,7 @@ class Jobs:
 
 @dataclass(frozen=True)
 class Timetable:
-    """Where and when every job runs; homes are -1 from the first job on that fits nowhere."""
+    """Device and times of every job; homes are -1 from the first job on that fits nowhere."""
 
     homes: tuple[int, ...]
     starts: tuple[float, ...]

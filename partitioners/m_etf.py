@@ -20,8 +20,8 @@ from .memory_bound import Ledger
 class METF:
     """Place groups of ops by earliest start, as if one micro-batch went through alone.
 
-    It looks for branches that can run at once and respects memory; it knows of no pipeline, so a
-    chain that fits stays on one device.
+    The method looks for branches that can run at once and respects memory. The method does not know
+    pipelines: a chain that fits stays on one device.
 
     Attributes:
         micro_batches: per step; all of them may be in flight on every device.

@@ -1,8 +1,9 @@
-"""What units hold on devices under any placement: an upper bound of what the plan's ledger books.
+"""An upper bound of the memory that units take on devices under any placement.
 
-A placement whose devices do not depend on each other in a circle is one stage per device, so each
-is a piece of a line, and `planning.piece_memory` has what it holds. Any other has several stages on
-a device; each unit may be a stage of its own there, with any micro-batch in flight:
+The bound is never below what the plan's ledger books. Where devices do not depend on each other in
+a circle, a placement has one stage per device. Each stage is then a piece of a chain, whose memory
+`planning.piece_memory` has. Any other placement has several stages on a device; each unit may be a
+stage of its own there, with any micro-batch in flight:
 
     weights + optimizer state + a gradient for each reader, and their sum
     + in_flight x (saved activations + values made or read)
@@ -223,7 +224,7 @@ def require_micro_batches(micro_batches: int) -> None:
 
 
 class Ledger:
-    """What devices hold where each unit may be a stage of its own, unit by unit: mutable.
+    """Memory of devices where each unit may be a stage of its own, unit by unit: mutable.
 
     Args:
         bound: of which memory and units.

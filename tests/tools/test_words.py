@@ -60,7 +60,7 @@ def test_no_test_is_named_by_a_question_or_a_pronoun() -> None:
 
 
 def test_no_docstring_begins_with_a_question_or_a_pronoun() -> None:
-    folders = [f"bigbrain_fx/{name}" for name in PACKAGES] + ["estimators", "tools"]
+    folders = [f"bigbrain_fx/{name}" for name in PACKAGES] + ["estimators", "partitioners", "tools"]
     checked = [path for path in files(*folders) if "studies" not in path.parts]
     assert [(p.name, text) for p in checked for text in docstrings(p) if SUBJECT.match(text)] == []
 

@@ -1,6 +1,7 @@
-"""The planning kernel: what the search and plug-ins share; plug-ins may import it.
+"""The planning kernel, shared by the search and by plug-ins; plug-ins may import it.
 
-It knows core and errors, and numpy where arrays are (loaded when first used); no torch, no plan.
+The package imports core and errors, and numpy when arrays are first used. The package imports
+neither torch nor plan.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Units in one order -> what the pieces between two places take, send and hold.
+"""Units in one order -> inputs, outputs and memory of the pieces between two places.
 
-Where a model repeats its blocks, cuts are only looked for where little crosses, so that the time
-grows with the number of these places and not with the model. It knows no schedule and no
-sequence of devices; `cutter` chooses the cuts.
+Where a model repeats its blocks, cuts are only looked for where little crosses. The time then grows
+with the number of these places and not with the model. The module does not know schedules or
+sequences of devices; `cutter` chooses the cuts.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Crossing:
-    """What crosses each place of a line, per micro-batch: bytes and numbers of tensors."""
+    """Traffic across each place of a chain, per micro-batch: bytes and numbers of tensors."""
 
     forward_bytes: Array
     backward_bytes: Array
@@ -105,7 +105,7 @@ class Line:
 
     @cached_property
     def crossing(self) -> Crossing:
-        """What crosses the places where the line may be cut."""
+        """Return the traffic across the places where the chain may be cut."""
         return Crossing(*(array[self.places] for array in self._all))
 
     def homes(self, split: Split) -> list[str]:

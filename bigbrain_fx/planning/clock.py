@@ -1,11 +1,11 @@
-"""Stages in seconds, and what each device computes in order -> when the last device is done.
+"""Stages in seconds, and the order of each device's jobs -> the time when the last device is done.
 
-The physics is that of `plan.simulate.clock`, without instructions, names and text: a device takes
-its jobs in order; a job waits for its messages, takes the process for handling them, computes, and
-sends; a message leaves when its link is free, and latency does not occupy the link. Every plan that
-is returned has been simulated as it is; planners compare thousands of placements by this.
+The physics is that of `plan.simulate.clock`, without instructions, names and text. A device takes
+its jobs in order. A job waits for its messages, takes the process for handling them, computes, and
+sends. A message leaves when its link is free, and latency does not occupy the link. Every returned
+plan has been simulated in full; planners compare thousands of placements by this clock.
 
-It knows no graph, no memory and no cluster; who makes `Stages` says what everything takes.
+The clock does not know graphs, memory or clusters; the caller that makes `Stages` gives all times.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class TimedStages:
 
     @cached_property
     def job_s(self) -> tuple[Sequence[float], Sequence[float]]:
-        """What backward and forward of each stage take of its device."""
+        """Return the seconds of backward and forward of each stage on its device."""
         own = [self.instruction_s[device] for device in self.device_of]
         return list(map(add, self.backward_s, own)), list(map(add, self.forward_s, own))
 

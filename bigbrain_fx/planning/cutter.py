@@ -4,7 +4,7 @@ For a sequence of devices and a limit on how long each device and link may be bu
 
     sum of all stages' times and round trips + (micro_batches - 1) x the busiest device or link
 
-It knows no schedule: what is in flight is given.
+The algorithm does not know schedules: the number of micro-batches in flight is given.
 
 Source: Alpa (Zheng et al., OSDI'22, section 5.2), with links as resources.
 """

@@ -1,7 +1,7 @@
-"""Which devices of a cluster are alike: by what they are, by what ops cost there, by their links.
+"""Groups of identical devices: by their fields, by what ops cost there, by their links.
 
-So what is planned depends neither on names nor on the order in which a cluster lists its devices.
-This file has the one rule: `nameless` for a device by itself, `seen_devices` for one in its place.
+Plans therefore depend neither on names nor on the order in which a cluster lists its devices. This
+file has the one rule: `nameless` for a device by itself, `seen_devices` for one in its place.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def bytes_per_s(cluster: Cluster, a: str, b: str) -> float:
 
 @dataclass(frozen=True)
 class Crowds:
-    """Who slows whom on the hosts of a cluster."""
+    """Contention of devices on the hosts of a cluster."""
 
     cluster: Cluster
 
@@ -371,8 +371,9 @@ def _refined(colours: Numbers, wires: Numbers) -> Numbers:
 def _told_apart(colours: Numbers, wires: Numbers) -> Numbers:
     """Refine until devices of one colour could all change places: the first of a colour is marked.
 
-    Where a cluster is symmetric, devices of one colour are, too, and it does not matter which one
-    is first; those near it then come before those far from it. Of very many devices names decide.
+    Where a cluster is symmetric, devices of one colour are symmetric, too, and any of them may be
+    first. Devices near the first then come before those far from it. Of very many devices names
+    decide.
     """
     while len(colours) <= MOST_TOLD_APART:
         unlike = _first_unlike(colours, wires)

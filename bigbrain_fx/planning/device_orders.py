@@ -1,8 +1,8 @@
 """The sequences of devices to try along a pipeline, made of links and rates.
 
 All orders of all subsets, where these are few; else a beam over links from every start, and orders
-by speed, memory and host. What is found does not depend on the order in which a
-cluster lists its devices (`device_kinds`). It knows no graph: who asks says about what a pipeline
+by speed, memory and host. The result does not depend on the order in which a cluster lists its
+devices (`device_kinds`). The module does not know graphs: the caller estimates what a pipeline
 takes (`Rough`).
 """
 
@@ -69,7 +69,7 @@ def device_orders(
 
 @dataclass(frozen=True, slots=True)
 class _PathSums:
-    """What a step on a path is made of.
+    """Terms of the time of a step on a path.
 
     Attributes:
         speed: of all devices together, in whole micro-batches a second.

@@ -1,9 +1,9 @@
-"""What units keep from forward to backward, and hold while they run: storage by storage.
+"""Saved activations of units, and their memory while they run: storage by storage.
 
-A storage that a piece of a chain receives, or sends, is a message's, and counts there; one that is
-made and read for the last time within the piece is kept by it. Op by op this is what autograd does
-(`Op.saves`, which capture measured); where nobody measured, what an estimator says is kept by the
-op, whoever made it. It knows no splits and no schedule.
+A storage that a piece of a chain receives or sends counts as a message's. A storage that is made
+and read for the last time within the piece counts as the piece's. Op by op this is what autograd
+saves (`Op.saves`, which capture measured). Where capture did not measure, an op saves the values
+that an estimator names, whichever op made them. The module does not know splits or schedules.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class Keeping:
-    """What units hold, in bytes of one micro-batch.
+    """Memory of units, in bytes of one micro-batch.
 
     Attributes:
         measured: whether capture measured it; otherwise only the first three mean anything.

@@ -1,8 +1,8 @@
-"""Orders that have a name: 1F1B, ZB-H1, interleaved, ZB-V, DualPipe-V; what each device computes.
+"""Orders that have a name, as jobs of each device: 1F1B, ZB-H1, interleaved, ZB-V, DualPipe-V.
 
-They hold for equal stages without messages; for others they are known answers and places to start.
-torch.distributed.pipelining writes the same ones down; a test compares them job by job. Where torch
-says FULL_BACKWARD, a Backward and its BackwardWeight stand side by side.
+The orders hold for equal stages without messages; for other stages they are known answers and
+places to start. torch.distributed.pipelining has the same orders; a test compares them job by job.
+Where torch says FULL_BACKWARD, a Backward and its BackwardWeight stand side by side.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _F, _B, _W = Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD_WEIGHT
 def one_f_one_b(devices: int, micro_batches: int, in_flight: Sequence[int] | None = None) -> Ranked:
     """Return 1F1B: a whole backward as soon as one may run; device d has devices - d in flight.
 
-    Where links are slow more may be `in_flight`, by device.
+    On slow links more micro-batches may be `in_flight`, by device.
 
     Source: Narayanan et al., PipeDream, 2019; Fan et al., DAPPLE, 2021.
     """

@@ -1,10 +1,10 @@
-"""List scheduling with lookahead, under each device's bytes: what a free device takes next.
+"""List scheduling with lookahead, within each device's memory: the next job of a free device.
 
 A BackwardWeight fills gaps: it is taken when no Forward and no Backward may begin, and not even
-then where one is known to arrive soon. A Forward is let in only where every micro-batch that is
-here could still come to its end, one after another, with the bytes that are left (Dijkstra's
-banker): the earliest that is not done can then go on everywhere, so no order blocks. Nor does a
-limit of micro-batches: they enter every stage in ascending order.
+then where one is known to arrive soon. A Forward is admitted only if every micro-batch on the
+device could still end, one after another, within the free bytes (Dijkstra's banker). The earliest
+unfinished micro-batch can then go on everywhere, and no order blocks. A limit of micro-batches does
+not block either: they enter every stage in ascending order.
 
 Source: Graham 1969 (list scheduling); Qi et al., Zero Bubble Pipeline Parallelism, 2024, section 3
 (a heuristic order under a memory limit), here for any stages on any devices.
@@ -27,7 +27,7 @@ _SLACK = 1 + 1e-9
 
 @dataclass(frozen=True)
 class Taste:
-    """What a device prefers.
+    """Priority rule of a device.
 
     Attributes:
         patience: how long it waits for what is known to arrive, in times of its BackwardWeight.
@@ -203,7 +203,7 @@ class _Play:
 
 
 class _Book:
-    """What a device's room is taken by, micro-batch by micro-batch: mutable."""
+    """Use of a device's memory, micro-batch by micro-batch: mutable."""
 
     def __init__(self, stages: VirtualStages, device: int, most: float) -> None:
         self._stages, own = stages, stages.on[device]

@@ -237,11 +237,12 @@ class _Way:
 
 
 def many_at_once(stages: TimedStages, micro_batches: int, in_flight: Sequence[int]) -> bool:
-    """Whether many stages of a chain compute at once.
+    """Return whether many stages of a chain compute at once.
 
-    They do not where neighbours have equally many in flight: then a forward goes through all of
-    these before any of them goes on to its next backward. Nor where few are in flight: a
-    micro-batch stays at a stage for two rounds of each stage from there on.
+    Neighbours with equally many micro-batches in flight do not compute at once: a forward goes
+    through all of them before any of them goes on to its next backward. With few in flight, stages
+    do not compute at once either. A micro-batch then stays at a stage for two rounds of each stage
+    from there on.
     """
     count = len(stages.forward_s)
     if count < _FEWEST_JOBS:

@@ -1,4 +1,4 @@
-"""What the pieces of a line hold at their worst, and which of them fit a device.
+"""Peak memory of the pieces of a chain, and the pieces that fit a device.
 
 A piece holds, at its worst, when at most `in_flight` micro-batches are between their forward and
 their backward (an upper bound of what `plan.schedule.memory` books, instruction by instruction):
@@ -88,7 +88,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Reach:
-    """Which pieces fit, [first place, place after the last].
+    """The pieces that fit, [first place, place after the last].
 
     From first place i, all ends up to `all_until[i]` fit. Beyond, some may: a longer piece may send
     less. `fits` has them; None when there are none.
@@ -127,7 +127,7 @@ def before_places(each: Array, order: Sequence[int], places: Numbers) -> Array:
 
 
 class PieceMemory:
-    """What every piece of a line holds, by device and by how many micro-batches are in flight.
+    """Memory of every piece of a chain, by device and by micro-batches in flight.
 
     Args:
         work: in the order of `work.groups`.
@@ -316,7 +316,7 @@ class PieceMemory:
 
 @dataclass(frozen=True)
 class _Needs:
-    """What pieces hold, by what it grows with: arrays [first place, place after], or numbers."""
+    """Memory of pieces, by its factor: arrays [first place, place after], or numbers."""
 
     weights: Array
     gradients: Array

@@ -84,8 +84,8 @@ def estimator(name: str, **options: object) -> Estimator:
     """Make the estimator that is registered under a name.
 
     Args:
-        name: "analytical"; `names("estimator")` lists them. What follows a colon is a file that it
-            reads, its field `path`: "layers:times.json".
+        name: "analytical"; `names("estimator")` lists them. Text after a colon is the file of its
+            field `path`: "layers:times.json".
         options: its fields; `options_of` lists them.
 
     Raises:

@@ -1,8 +1,8 @@
 """Placement of units -> stages, as the cut makes them, with their times and their messages.
 
-What a device really runs is not unit by unit: it is a stage, which waits for all that it reads and
-sends when all of it is done. This is `plan.cut` in arrays, for methods that compare thousands of
-placements; a test holds the two together. It knows no order in time.
+A device runs stages and not single units: a stage waits for all that it reads and sends when all of
+it is done. This module is `plan.cut` in arrays, for methods that compare thousands of placements; a
+test holds the two together. The module does not know an order in time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Wires:
-    """What a message from one device to another takes."""
+    """Times of a message from one device to another."""
 
     def __init__(self, cluster: Cluster, names: Sequence[str]) -> None:
         self.cluster, self.names = cluster, names

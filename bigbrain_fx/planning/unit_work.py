@@ -36,7 +36,7 @@ Numbers = NDArray[np.intp]
 
 @dataclass(frozen=True)
 class OnKind:
-    """What the units take on one kind of device: seconds and bytes of one micro-batch.
+    """Times and bytes of the units on one kind of device, for one micro-batch.
 
     Attributes:
         once_s: the optimizer's time of the parameters that a unit reads first.
@@ -207,7 +207,7 @@ def work(graph: Graph, costs: Costs) -> Work:
 
 @dataclass(frozen=True)
 class _Parts:
-    """What units are made of, whatever they cost.
+    """Contents of units, whatever they cost.
 
     Attributes:
         groups: the ops of each unit.

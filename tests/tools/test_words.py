@@ -25,7 +25,17 @@ QUESTION = re.compile(
 SUBJECT = re.compile(r"(?:What|Who|Whoever|Whose|Which|Where|Those|So|Nor|It|They|How far)\b")
 # Docstrings of the other packages are rewritten when the packages are rebuilt.
 PACKAGES = (
-    *("cli", "cluster", "core", "costs", "measure", "serving", "verification", "weights"),
+    *(
+        "cli",
+        "cluster",
+        "core",
+        "costs",
+        "measure",
+        "planning",
+        "serving",
+        "verification",
+        "weights",
+    ),
     "errors.py",
 )
 # `tools.studies.unlike` is the name of a study; CONTRIBUTING.md quotes the words that it forbids.

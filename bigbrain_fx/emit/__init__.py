@@ -1,6 +1,7 @@
-"""Plan -> bundle: plain Python that a person would keep, weights, and a README.
+"""Plan -> bundle: readable plain Python, weights, and a README.
 
-This room knows the plan and how code is written. It imports no torch and knows no processes.
+The package knows the plan and how code is written. The package imports no torch and starts no
+processes.
 """
 
 from bigbrain_fx.emit.files.bare import is_bare as is_bare

@@ -1,7 +1,7 @@
-"""The files of a bundle for another plan of the same graph: what is the user's stays as it is.
+"""The files of a bundle for another plan of the same graph; the user's files stay as they are.
 
-The model file is not read again: it may be gone, or changed since. What the user changed in the old
-bundle's training.py and train.py is kept; only what train.py says of devices is written anew.
+The model file is not read again: it may be gone, or changed since. The user's changes of the old
+bundle's training.py and train.py stay; only the lines of train.py about devices are written anew.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ NO_ROOM = "make room there, or give another --out"
 
 
 class Weights(Protocol):
-    """Who has the model's tensors: the capture session."""
+    """Source of the model's tensors: the capture session."""
 
     def write_weights(self, folder: Path, files: Mapping[str, Sequence[str]]) -> None:
         """Write tensors by name into safetensors files."""

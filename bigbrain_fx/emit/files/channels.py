@@ -22,7 +22,7 @@ _LEGEND = "# Messages: tag, kind, the value's name in plan.json; from where to w
 
 @dataclass(frozen=True)
 class DeviceFile:
-    """What one device file says, besides its classes."""
+    """Contents of one device file, besides its classes."""
 
     graph: Graph
     stages: Stages
@@ -48,7 +48,7 @@ class DeviceFile:
 
     @property
     def names(self) -> DeviceNames:
-        """What this file and its device's class are called."""
+        """Return the names of this file and of its device's class."""
         return device_names(self.stages.devices)[self.program.device]
 
 

@@ -1,4 +1,4 @@
-"""What device files are made of; the block classes that several have get a file of their own.
+"""Contents of device files; block classes that several devices have get a file of their own.
 
 device_d0.py   Attention  Block  Stage0            model_blocks.py   Attention  Block
 device_d1.py   Attention  Block  Stage1     ─▶     device_d0.py      Stage0

@@ -1,6 +1,6 @@
-"""Which files of the runtime a bundle takes along: those that its own files lead to.
+"""The files of the runtime that a bundle copies: those that its own files import, directly or not.
 
-It reads import lines, of the bundle's files and of the runtime's own; it knows no plan.
+The module reads import lines of the bundle's files and of the runtime's; it does not read the plan.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Stages and program of one device -> its file: classes, channels, and the schedule as code.
 
-What a stage computes is written by `classes.py`, what it sends and receives by `instructions.py`.
+`classes.py` writes the computation of a stage, `instructions.py` its messages.
 """
 
 from __future__ import annotations

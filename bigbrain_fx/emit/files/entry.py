@@ -1,4 +1,4 @@
-"""What the entry points of training and inference say alike: which devices, how, on what data.
+"""Common text of the entry points of training and inference: devices, options, data.
 
 This file knows no difference between the two.
 """

@@ -1,6 +1,6 @@
-"""What one device does with each message: its forwards, backwards and update as methods.
+"""Methods of one device for each message: its forwards, backwards and update.
 
-It knows which messages a stage needs; in which order the methods run, `schedule_text` writes.
+The module knows which messages a stage needs; `schedule_text` writes the order of the methods.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which modules of the user's own a file needs, through any imports; found by reading, not running.
+"""The user's own modules that a file needs, through any imports; found by reading, not running.
 
     import recipes.adam ─▶ recipes/__init__.py, recipes/adam.py ─▶ from . import rates ─▶ ...
 

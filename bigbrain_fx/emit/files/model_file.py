@@ -1,6 +1,6 @@
-"""What a bundle takes from the model file: its functions as text, and where a batch's entries are.
+"""The model file's part of a bundle: its functions as text, and the places of a batch's entries.
 
-This file reads the model file and writes nothing; it knows nothing of what the bundle is for.
+This module reads the model file and writes nothing; the use of the bundle does not matter.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ EMPTY = SourceSlice("", ())
 
 @dataclass(frozen=True)
 class UsersCode:
-    """What a bundle takes from the model file.
+    """Code that a bundle takes from the model file.
 
     Attributes:
         name: the file's.
         training: how the model is trained; for inference its data alone.
-        functions: what is called as it is: functions, leaf modules, the loss.
+        functions: code called unchanged: functions, opaque modules, the loss.
     """
 
     name: str

@@ -24,7 +24,7 @@ OWN_LOSS = "own_loss"  # of the runtime: where the model file has no loss functi
 
 @dataclass(frozen=True)
 class OpaqueStages:
-    """What `Classes` is to traced stages: each is the user's model, and has no class here."""
+    """Opaque stages in place of `Classes`: each is the user's model, and has no class here."""
 
     graph: Graph
     stages: Sequence[Stage]
@@ -32,13 +32,13 @@ class OpaqueStages:
 
     @property
     def users(self) -> kept.Users:
-        """What device files call the user's own."""
+        """Return the names of the user's own code in device files."""
         op = self.graph.ops[0]
         return {("", name): name for name in kept.step_names(op)}
 
     @property
     def devices(self) -> Mapping[str, object]:
-        """What files and classes of devices are called."""
+        """Return the names of files and classes of devices."""
         return device_names(self.all_devices)
 
     def taps(self, stages: Sequence[Stage]) -> None:

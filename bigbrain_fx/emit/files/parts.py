@@ -15,12 +15,12 @@ from bigbrain_fx.plan import Plan, may_be_ungiven
 
 @dataclass(frozen=True)
 class Copied:
-    """What decides on the files of a bundle.
+    """Facts that decide on the files of a bundle.
 
     Attributes:
         plan: of the bundle.
         supervised: it replaces processes that die.
-        extras: what it was asked to have beside what its plan needs, of `EXTRAS`.
+        extras: requested features beside those that the plan needs, of `EXTRAS`.
     """
 
     plan: Plan

@@ -1,11 +1,11 @@
-"""A device's schedule as code, `step_once`: what repeats while the micro-batch counts up is a loop.
+"""A device's schedule as code, `step_once`: instructions that repeat per micro-batch are a loop.
 
 F0 F1 B0 F2 B1 F3 B2 B3     becomes     for m in 0, 1: F(m)     warm-up
                                         for m in 0, 1: B(m), F(m+2)
                                         for m in 2, 3: B(m)
 
-Interleaved orders repeat every few micro-batches: `for m in range(0, 30, 2)`. What has no period is
-a table and a loop.
+Interleaved orders repeat every few micro-batches: `for m in range(0, 30, 2)`. An order without a
+period is a table and a loop.
 """
 
 from __future__ import annotations

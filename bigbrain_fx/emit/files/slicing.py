@@ -1,8 +1,8 @@
 """Copy what training needs out of the user's model file: some functions and the names they use.
 
-The bundle must not import the model file: it would then need everything that the model needs. So
-the file's syntax tree is sliced; where names cannot be followed, the whole file is shipped and
-imported. This room reads the file as text and never runs it.
+The bundle must not import the model file: it would then need everything that the model needs. The
+module therefore slices the file's syntax tree. Where names cannot be followed, the whole file is
+shipped and imported. The module reads the file as text and never runs it.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class SourceSlice:
 def slice_file(path: Path, wanted: Sequence[str], seed: int | None = None) -> SourceSlice:
     """Return the code that defines the wanted names, in the order of the file.
 
-    What its top sets of torch (`torch.backends.cuda.matmul.allow_tf32 = True`) comes along.
-    With a `seed` the file is shipped whole, and torch is seeded before it is run.
+    Settings of torch at the top of the file (`torch.backends.cuda.matmul.allow_tf32 = True`) come
+    along. With a `seed` the file is shipped whole, and torch is seeded before it is run.
     """
     source = _read(path)
     tree = ast.parse(source)

@@ -67,8 +67,8 @@ def bundle_texts(
 ) -> dict[str, str]:
     """Return the Python files and the README of a bundle, by file name.
 
-    What is the user's comes from the model file, which was read if there is `own`, or from `like`,
-    a bundle of the same graph.
+    The user's code comes from the model file, which was read if there is `own`, or from `like`, a
+    bundle of the same graph.
     """
     own = own or (users_code(plan) if like is None else None)
     devices = _devices_code(plan)

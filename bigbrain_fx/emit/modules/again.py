@@ -1,10 +1,10 @@
-"""Expressions that a backward makes again: `F.gelu(h)` becomes `again(F.gelu, h)`.
+"""Expressions that a backward recomputes: `F.gelu(h)` becomes `again(F.gelu, h)`.
 
     self.norm(x)           again(self.norm, x)
     F.silu(gate) * up      again(lambda a, up: a * up, again(F.silu, gate), up)
 
-What runs again is a function of its arguments and of `self` only: every local that an expression
-reads is an argument, so that no later turn of a loop, and no name that is used again, changes it.
+A recomputed function reads only its arguments and `self`: every local that an expression reads is
+an argument. No later turn of a loop, and no name that is used again, can then change it.
 """
 
 from __future__ import annotations

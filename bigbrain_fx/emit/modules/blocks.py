@@ -1,4 +1,4 @@
-"""Which calls get a class: what repeats, and what its author wrote as a module of its own.
+"""Calls that get a class: calls that repeat, and calls of the author's own modules.
 
     Body of each stage ──equal key──▶ Template, one class ──numbers that differ──▶ its arguments
 
@@ -77,7 +77,7 @@ class Keys:
 class _Skeleton:
     """Write items without names and numbers; `exact` keeps the numbers, which then cannot vary.
 
-    What is made `again` is written in another way than what is kept.
+    Items that run `again` are written in another way than items whose results are saved.
     """
 
     graph: Graph

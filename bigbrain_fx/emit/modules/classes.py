@@ -321,10 +321,10 @@ class Classes:
         return lambda path, turns: len(children[path]) == turns
 
     def _nth(self, body: Body, template: Template | None) -> Iterator[tuple[int, ast.expr]]:
-        """Say for calls of classes that draw which call of their module they are.
+        """State, for calls of classes that draw, the number of the call of their module.
 
-        What `nth` says holds until it is said again, for all modules below: where another call of
-        the stage goes to a module above or below, every one of them says it.
+        A number that `nth` sets holds until the next one, for all modules below. Where another call
+        of the stage goes to a module above or below, every call therefore sets its number.
         """
         drawing = [block for block, _, _ in inner_blocks(body) if block.body.has_draws]
         paths = {block.module.path for block in drawing}

@@ -42,7 +42,7 @@ FEATURES = frozenset(
 
 @dataclass(frozen=True)
 class _Given:
-    """What the text of one class or stage is made with; see `Construct.tree`."""
+    """Inputs to the text of one class or stage; see `Construct.tree`."""
 
     body: Body
     varying: Mapping[Where, str]

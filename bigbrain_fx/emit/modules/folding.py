@@ -4,8 +4,8 @@
     flatten = transpose.flatten(2)            becomes     mixed.transpose(1, 2).flatten(2)
 
 A stack machine, run backwards: values wait, and an expression takes those on top of the stack if it
-evaluates them in the order in which they wait. So every op still runs in the order of the graph,
-which is what autograd's order of sums depends on.
+evaluates them in the order in which they wait. Every op then still runs in the order of the graph,
+on which autograd's order of sums depends.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a person would call each value: its variable in the model's source, or its layer.
+"""Readable names of values: their variables in the model's source, or their layers.
 
-A value that leaves a statement is called what the statement assigns; of nested statements (a helper
-called from `forward`) the outermost counts, of nested modules the innermost. This room suggests;
-`variables` says which names are free.
+A value that leaves a statement gets the name that the statement assigns. Of nested statements (a
+helper called from `forward`) the outermost counts, of nested modules the innermost. The module
+suggests names; `variables` says which are free.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Classes that differ only in what they are given: attention to oneself is attention to a memory.
+"""Classes that differ only in their arguments: self-attention is attention to a memory.
 
-Where one call hands the same value twice, the other's class serves both, and is handed it twice.
-This room knows keys and bodies; it knows nothing of text.
+Where one call passes the same value twice, the other's class serves both, and gets it twice. The
+module works on keys and bodies; it does not write text.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def is_attribute(name: str) -> bool:
 
 @dataclass(frozen=True)
 class DeviceNames:
-    """What the file of one device is called, as a module, and the class of its program in it."""
+    """Module name of one device's file, and class name of its program."""
 
     module: str
     program: str

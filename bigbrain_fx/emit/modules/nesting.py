@@ -39,7 +39,7 @@ MIN_ITEMS = 2  # a class of less would only pass its argument on
 
 @dataclass(frozen=True)
 class CallFacts:
-    """What holds for all stages.
+    """Facts of module calls that hold for all stages.
 
     Attributes:
         total: number of ops of each module call on all stages together.

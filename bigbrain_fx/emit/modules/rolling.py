@@ -3,8 +3,8 @@
     x = layers[0](x, mask)                      for layer in self.layers:
     x = layers[1](x, mask)      becomes             x = layer(x, mask)
 
-A turn may be several items. What a turn reads is the same for all, made in the turn, or made by the
-turn before (carried). This room knows which items repeat; it knows nothing of text.
+A turn may be several items. A value that a turn reads is the same for all turns, made in the turn,
+or made by the turn before (carried). The module finds items that repeat; it does not write text.
 """
 
 from __future__ import annotations

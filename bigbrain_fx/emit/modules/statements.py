@@ -1,6 +1,6 @@
-"""What a statement of the model's source calls its results: `q, k = f(x)` gives q and k.
+"""Names that a statement of the model's source gives its results: `q, k = f(x)` gives q and k.
 
-This room knows Python's assignments; it knows nothing of graphs.
+The module reads Python's assignments; it does not know graphs.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Which layers of a device's classes leave the gradients of their weights to a BackwardWeight.
+"""Layers of a device's classes that leave the gradients of their weights to a BackwardWeight.
 
     nn.Linear(64, 256)      becomes      Linear(64, 256)      of the bundle's runtime
 
-A class is written once for all of a device's uses of it: a layer of it may tap where it waits in
-some use, and may never where it must not in any. It knows stages and layers; it writes nothing.
+A class is written once for all of a device's uses of it. A layer may tap where its gradient waits
+in some use, and never where a use forbids it. The module decides on stages and layers; it writes
+nothing.
 """
 
 from __future__ import annotations

@@ -70,7 +70,8 @@ def _specs(graph: Graph, arg: Arg) -> tuple[TensorSpec, ...]:
 def _without_nothing(graph: Graph, op: Op, joined: tuple[Arg, ...]) -> Op:
     """Leave empty tensors out of `torch.cat`: an empty cache, to which the first keys are joined.
 
-    What is left is a copy; where it is contiguous, `contiguous` gives the same numbers and strides.
+    The remaining tensor is copied; where it is contiguous, `contiguous` gives the same numbers and
+    strides.
     """
     kept = tuple(arg for arg in joined if not _is_nothing(graph, arg))
     if not kept or len(kept) == len(joined):

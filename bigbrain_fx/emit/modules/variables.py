@@ -1,6 +1,6 @@
-"""Which variable holds which value, and which names are free: one function's local names.
+"""Variables of values, and free names: one function's local names.
 
-This room knows positions and names; it knows nothing of expressions.
+The module knows positions and names; it does not write expressions.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _written(step: Step) -> Iterator[Item]:
 def last_uses(steps: Sequence[Step], results: Iterable[str]) -> dict[str, int]:
     """Return the position of the last item that reads each value; results are read at the end.
 
-    What a loop reads from outside in every turn is needed until its end.
+    A value that a loop reads from outside in every turn is needed until the loop's end.
     """
     position = places(steps)
     last: dict[str, int] = {}
@@ -123,9 +123,9 @@ def last_uses(steps: Sequence[Step], results: Iterable[str]) -> dict[str, int]:
 
 
 def readers(steps: Sequence[Step]) -> Mapping[str, list[Step]]:
-    """Return who reads each value; an item that reads it twice is listed twice.
+    """Return the readers of each value; an item that reads it twice is listed twice.
 
-    What a loop or region reads from outside is read by the loop or region.
+    The loop or region counts as the reader of a value that it reads from outside.
     """
     found: dict[str, list[Step]] = defaultdict(list)
     for step in steps:

@@ -1,9 +1,9 @@
-"""What a function consists of: ops of torch, calls of layers, calls of classes, loops.
+"""The items of a function: ops of torch, calls of layers, calls of classes, loops.
 
     Op            F.relu(x)                    LayerCall       self.norm(x)       a torch.nn layer
     BlockCall     self.attention(x, mask)      SequentialCall  self.mlp(x)        nn.Sequential
 
-This room is data; it knows nothing of how any of it is found or written.
+The module is data; other modules find and write these items.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class LayerCall:
 
     @property
     def returned(self) -> object:
-        """Which parts of its results are read: equal for calls that are unpacked alike."""
+        """Return the parts of its results that are read: equal for calls unpacked alike."""
         return _wanted(self.results)
 
     @property

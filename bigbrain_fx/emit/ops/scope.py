@@ -1,6 +1,6 @@
-"""What a run of items needs from outside, what it leaves, and where its sizes are read.
+"""Values that a run of items needs from outside, values that it leaves, and reads of its sizes.
 
-This room speaks in names of the graph; it knows nothing of the variables that text will use.
+The module uses names of the graph; the variables of the text are `variables`' business.
 """
 
 from __future__ import annotations

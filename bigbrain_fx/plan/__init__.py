@@ -1,7 +1,8 @@
-"""Plan: everything that is decided before a process starts; and the search for a good one.
+"""Plan: every decision that falls before a process starts; and the search for a good plan.
 
-This room knows graph, cluster, plug-ins, cut, schedules and the simulator. It knows nothing of
-torch, of emitted text, or of how a plan is run. `plan.json` is the noun `Plan`, field by field.
+The package knows graph, cluster, plug-ins, cut, schedules and the simulator. The package knows
+nothing of torch, of emitted text, or of how a plan is run. `plan.json` is the class `Plan`, field
+by field.
 
     Options ──make_plan──▶ one plan for each number of micro-batches, or Judge ⇄ search ──▶ Plan
 """

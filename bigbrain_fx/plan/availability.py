@@ -1,12 +1,12 @@
-"""A plan, and which devices are there when -> what a training computes and costs over that time.
+"""A plan, and periods of available devices -> computation and costs of a training over time.
 
-What happens at a change is what the product does there:
+A change of devices has the product's own effect:
 
     no device of the plan is lost   it goes on; with others that pay, `resplit` from a checkpoint
     replicas are left (--elastic)   they go on with all micro-batches, and begin the step again
-    otherwise                       what was done since the last checkpoint is undone; `resplit`
+    otherwise                       work since the last checkpoint is undone; `resplit`
 
-With a plan for what is left that does not fit, nothing is computed until devices are back.
+Where no plan fits the remaining devices, nothing is computed until devices are back.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _ORDERS = ("micro", "tree")
 
 @dataclass(frozen=True)
 class Stretch:
-    """What one period gives.
+    """Computation and costs of one period.
 
     Attributes:
-        how: what was done at its beginning.
+        how: the reaction at its beginning.
         devices: that compute; none, where nothing fits.
         stopped_s: until training goes on.
         undone_s: of work that was lost at its beginning.
@@ -71,7 +71,7 @@ class OverTime:
 
     @property
     def usd(self) -> float | None:
-        """What it costs; None where a price is missing."""
+        """Return the costs in US dollars; None where a price is missing."""
         each = [stretch.usd for stretch in self.stretches]
         return None if None in each else sum(usd for usd in each if usd is not None)
 
@@ -110,7 +110,7 @@ def over_time(plan: Plan, periods: Sequence[Period]) -> OverTime:
 
 @dataclass(frozen=True)
 class _Change:
-    """What a change of devices takes: seconds until training goes on, and work that is undone."""
+    """Costs of a change of devices: seconds until training goes on, and work that is undone."""
 
     how: How
     stopped_s: float = 0.0

@@ -1,10 +1,10 @@
-"""A placement by the user's hand: modules pinned to devices, and a file that says where all goes.
+"""Placement by hand: modules pinned to devices, and a file that places all modules.
 
     --pin 'blocks.0-1=d0'      these modules there; the partitioner places the rest
     --place placement.json     all of them, as `explain --placement` wrote it and the user edited it
 
-A module is named by its path; "blocks.0-5" are six of them. What is within goes along, but where a
-longer path says otherwise. This room reads and writes names; it knows no costs.
+A module is named by its path; "blocks.0-5" are six of them. Inner modules go along, except where a
+longer path says otherwise. The module reads and writes names; it does not know costs.
 """
 
 from __future__ import annotations
@@ -98,9 +98,9 @@ def with_homes(placement: Placement, homes: Mapping[str, str]) -> Placement:
 
 
 def filled(graph: Graph, homes: Mapping[str, str], reason: str) -> Placement:
-    """Place all ops, those that nobody speaks of with the latest of what they read.
+    """Place all ops, the unnamed ones with the latest of the ops that they read.
 
-    What reads nothing placed goes with the first op that reads it.
+    An op that reads nothing placed goes with the first op that reads it.
     """
     order = {op.name: place for place, op in enumerate(graph.ops)}
     found: dict[str, str] = {}

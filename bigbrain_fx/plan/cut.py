@@ -272,7 +272,8 @@ def _gradients(graph: Graph, stages: list[Stage]) -> Iterator[Edge]:
 def holders(graph: Graph, stages: Sequence[Stage]) -> dict[str, list[Stage]]:
     """Return, for each trained parameter by canonical name, the stages that hold it, in order.
 
-    Those are all that read it, if one of them gives it a gradient: all copies must stay equal.
+    These stages are all readers of the parameter, if one of them gives it a gradient: all copies
+    must stay equal.
     """
     reading: dict[str, list[Stage]] = {}
     for stage in stages:

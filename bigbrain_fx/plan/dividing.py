@@ -26,9 +26,9 @@ _Counts: TypeAlias = tuple[tuple[int, ...], ...]  # job -> of each kind of devic
 
 @dataclass(frozen=True)
 class Divided:
-    """Who gets which devices, and when each job ends; `ends_s` has infinity for what does not fit.
+    """Devices of each job, and the end of each job; `ends_s` has infinity for jobs that do not fit.
 
-    `is_exact` says that every division was looked at, or one that is alike.
+    `is_exact` says that every division was compared, or an equivalent one.
     """
 
     given: tuple[Names, ...]

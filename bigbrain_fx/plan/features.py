@@ -1,11 +1,11 @@
-"""What options do to stages, feature by feature: what partitioners see, and how stages are marked.
+"""Effects of options on stages, feature by feature: views of partitioners, marks of stages.
 
-    options ──seen──▶ costs and graph that a partitioner is told
+    options ──seen──▶ costs and graph that a partitioner gets
             ──mark──▶ stages that say how they run
     plan ────asked──▶ options that give such stages again, of another cut
 
-Plans are made by loops over `FEATURES`. What does not go together is in `compatibility`, what a
-feature is called in `Plan.said`; what a device then holds is `schedule.memory`'s to say.
+Plans are made by loops over `FEATURES`. `compatibility` has the incompatible features, `Plan.said`
+their sentences, and `schedule.memory` the memory of devices.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from bigbrain_fx.plan.schedule import traits
 
 @dataclass(frozen=True)
 class Seen:
-    """What a partitioner is told: a micro-batch's graph and costs, of so many a step."""
+    """A partitioner's view: a micro-batch's graph and costs, and the micro-batches of a step."""
 
     graph: Graph
     costs: Costs
@@ -46,12 +46,12 @@ class Seen:
 
 @dataclass(frozen=True)
 class Marking:
-    """What stages were cut from, and for what.
+    """Origin and purpose of stages.
 
     Attributes:
         trained: stages with a backward.
         schedule: that will run them.
-        is_kept: whether options are of these stages; else what does not apply is let go of.
+        is_kept: whether options are of these stages; else options that do not apply are dropped.
     """
 
     graph: Graph

@@ -1,8 +1,8 @@
-"""A partitioner's line of devices -> virtual stages: each device comes again, in a loop or in a V.
+"""A partitioner's chain of devices -> virtual stages: each device comes again, in a loop or a V.
 
-A line of one piece a device says which devices run the model and in which order; the pieces are cut
-anew, for the schedule that will run them: work is shared as before, then cuts move while the step
-that the schedule gives gets shorter. It knows units, costs and orders; it knows no programs.
+A chain of one piece a device gives the devices of the model and their order. The pieces are cut
+anew for the schedule that will run them: work is shared as before, then cuts move while the step of
+the schedule gets shorter. The module knows units, costs and orders, not programs.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What equals one process to rounding only: gradients added in sixteen bits, weights turned round.
+"""Results that equal one process to rounding only: 16-bit sums of gradients, transposed weights.
 
-autograd adds the uses of a weight one by one. In float32 another grouping is in the last place; in
-sixteen bits it shows; so it is with the uses of a value. A bundle holds weights row by row, or in a
-memory format of torch's, and kernels round by how they lie. This file finds those. It knows graph
-and stages; no numbers.
+autograd adds the uses of a weight one by one. In float32 another grouping changes the last place;
+in sixteen bits more. The same holds for the uses of a value. A bundle holds weights row by row, or
+in a memory format of torch's, and kernels round by memory layout. This module finds such weights
+and values; it reads graph and stages, and computes no numbers.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ _LOSS = "user.loss"
 def may_be_ungiven(graph: Graph) -> frozenset[str]:
     """Return the values and parameters (canonical) of which a use may have no gradient.
 
-    Where a use is in written values, it is taken for one of these: that costs a few bytes.
+    A use in values that are written in place counts as one of these, which costs a few bytes.
     """
     found, sure = set[str](), {graph.loss}
     for op in reversed(graph.ops):

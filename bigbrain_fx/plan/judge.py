@@ -1,6 +1,7 @@
-"""What the search asks of plans: what its trials cost, and what they take by simulation.
+"""Answers to the search: costs of trials, and their steps by simulation.
 
-It judges pipelines of devices and of tensor groups alike: a `Maker` turns placements into plans.
+The module judges pipelines of devices and of tensor groups alike: a `Maker` turns placements into
+plans.
 """
 
 from __future__ import annotations
@@ -150,9 +151,9 @@ def _seen_so(maker: Maker, micro_batches: int, costs: Costs, seen: Costs) -> Pla
 
 
 class Judge:
-    """What the search asks: costs, placements of other partitioners, and what a trial takes.
+    """The search's judge: costs, placements of other partitioners, and simulated trials.
 
-    It keeps the plan of every trial: the winner's is the answer.
+    The judge keeps the plan of every trial: the winner's is the answer.
     """
 
     def __init__(self, maker: Maker) -> None:

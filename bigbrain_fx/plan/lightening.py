@@ -137,10 +137,10 @@ LESS = 0.9
 
 @dataclass(frozen=True)
 class Step:
-    """What is to be ordered: stages of a graph for so many micro-batches.
+    """Input to an order: stages of a graph for so many micro-batches.
 
-    `is_trial`: one of many, not checked. If it is stuck the simulator says so, and who answers with
-    it checks it.
+    `is_trial`: one of many, unchecked. If it is stuck the simulator says so, and the caller that
+    answers with it checks it.
     """
 
     graph: Graph
@@ -235,10 +235,10 @@ Make: TypeAlias = Callable[[Stages], tuple[tuple[Program, ...], Forecast]]
 
 @dataclass(frozen=True)
 class Menu:
-    """What one stage can make again, each item freeing more than the one before it.
+    """Recomputations that one stage offers, each item freeing more than the one before it.
 
     Attributes:
-        items: ops to make again; None: the whole stage.
+        items: ops to recompute; None: the whole stage.
         start: the item for a device that lacks nothing.
     """
 

@@ -87,10 +87,10 @@ def make_plan(
 
 
 def layer_by_layer(options: Options) -> Options:
-    """Return options with all that offloaded weights imply; those without, as they are.
+    """Return options with all that offloaded weights imply; those without, unchanged.
 
-    What the optimizer keeps and what stages receive lie in stores too, each stage runs its forward
-    again, and all micro-batches of a stage run before the next one's.
+    Optimizer state and received activations are offloaded too, each stage runs its forward again,
+    and all micro-batches of a stage run before the next one's.
     """
     if "weights" not in options.offload:
         return options
@@ -251,7 +251,7 @@ def _around(
 ) -> Plan:
     """Plan one replica with ops at their homes: as fixed, or around them as a partitioner says.
 
-    What is on one device of a tensor group is on all of it.
+    Ops on one device of a tensor group are on all of it.
     """
     maker = _maker_by_hand(graph, cluster, source, options)
     if isinstance(maker, GroupMaker):

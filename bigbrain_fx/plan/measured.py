@@ -1,6 +1,6 @@
-"""What a run measured beside what was forecast: bars of the same names, as one Chrome trace.
+"""Measured run beside its forecast: bars of the same names, as one Chrome trace.
 
-It knows plans and timelines; who measured, and how, it does not know.
+The module knows plans and timelines; other modules measure.
 """
 
 from __future__ import annotations
@@ -125,13 +125,13 @@ US = 1e6
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """What the devices of a run noted, in seconds since the first note.
+    """Notes of the devices of a run, in seconds since the first note.
 
     Attributes:
-        bars: what each device did: instructions, and around those of a step one bar "step 7"; one
-            whose end nobody noted ends with the trace.
+        bars: of each device, its instructions, and around those of a step one bar "step 7"; a bar
+            without a noted end ends with the trace.
         held: bytes that each device held, at the ends of bars.
-        marks: what happened to processes.
+        marks: events of processes.
     """
 
     bars: tuple[Slice, ...]

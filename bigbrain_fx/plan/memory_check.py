@@ -1,9 +1,9 @@
-"""Does a plan fit? What a process takes beside what its program holds, and the arithmetic of it.
+"""Fit of a plan: memory of a process beside its program's tensors, and the arithmetic of it.
 
     tensors = weights + gradients + optimizer + activations + messages + data      (peak_bytes)
     needs   = tensors * SHARE + context                            compared with a device's memory
 
-It knows forecasts and devices; it knows nothing of how a plan is made.
+The module knows forecasts and devices; it knows nothing of how a plan is made.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bigbrain_fx.plan.schedule import library_bytes, rounded
 
 @dataclass(frozen=True, slots=True)
 class ProcessMemory:
-    """What a kind of device takes beside live tensors.
+    """Memory of a kind of device beside live tensors.
 
     Attributes:
         share: resident memory over live tensor bytes: blocks that an allocator cannot reuse.
@@ -74,8 +74,8 @@ def with_data(
 ) -> Forecast:
     """Return a forecast that counts the batch, too: every device splits all of it.
 
-    So is what its process takes beside tensors, where the cluster file says that. What the user's
-    `batches` holds itself, a data set, say, nobody can foresee.
+    The forecast also counts the process's memory beside tensors, where the cluster file states it.
+    Memory of the user's `batches` itself, such as a data set, is unknown and not counted.
     """
 
     def counted(entry: DeviceForecast) -> DeviceForecast:

@@ -25,7 +25,7 @@ _INTEGERS = ("int64", "int32")
 
 @dataclass(frozen=True)
 class Money:
-    """What a plan costs, in US dollars.
+    """Price of a plan, in US dollars.
 
     Attributes:
         hour_usd: of the devices that it uses, by the hour.

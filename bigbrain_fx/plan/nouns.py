@@ -1,4 +1,4 @@
-"""What a user may choose, where a model came from, and the plan: nouns, and plan.json's text."""
+"""Options of a user, the source of a model, and the plan, with the text of plan.json."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def compiled_text(stages: Stages) -> str:
 
 @dataclass(frozen=True)
 class Options:
-    """What a user may choose; None means: let the planner choose.
+    """Choices of a user; None means: let the planner choose.
 
     `partitioner` is a name, "mine.py:Class", or an object with `name` and `partition`;
     `partitioner_options` are its fields, as `--set` gives them.
@@ -173,7 +173,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Source:
-    """Where the model came from, so that `verify` can ask it again.
+    """Origin of the model, so that `verify` can ask it again.
 
     A module in memory has no `path`; `module` is the model file's name as a module. The optimizer
     keeps `optimizer_state` bytes per byte of parameters (of those that it keeps unlike ones of,
@@ -305,7 +305,7 @@ class Plan(Shown):
 
     @property
     def mode(self) -> Literal["train", "eval"]:
-        """What the plan is for: training, or inference as `model.eval()` computes."""
+        """Return the purpose of the plan: training, or inference as `model.eval()` computes."""
         return "train" if self.graph.training else "eval"
 
     @cached_property
@@ -323,7 +323,7 @@ class Plan(Shown):
 
     @property
     def said(self) -> Mapping[str, str]:
-        """What stages do besides computing their ops, in a sentence for each feature that is."""
+        """Return a sentence for each feature of stages besides computing their ops."""
         every = {
             "recompute": recompute_text(self.stages),
             "split": defer_text(self.stages),

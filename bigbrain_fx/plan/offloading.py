@@ -1,6 +1,6 @@
-"""What lies in a device's store instead of its memory: asked for, refused, priced and said.
+"""Tensors in a device's offload target instead of its memory: requests, refusals, costs, sentences.
 
-It knows stages, clusters and costs; it knows nothing of schedules, and moves no bytes.
+The module knows stages, clusters and costs; it knows nothing of schedules, and moves no bytes.
 
 Source: Rajbhandari et al., "ZeRO-Infinity" (2021), section 5.2, for the optimizer's state piece by
 piece; here without its overlap with computing.
@@ -61,11 +61,12 @@ def _listed() -> str:
 
 
 def as_planners_see(costs: Costs, wanted: tuple[Offloaded, ...]) -> Costs:
-    """Return costs without what will lie in stores: of that one parameter's share is here at once.
+    """Return costs without offloaded tensors, except one parameter's share of them at once.
 
-    Where weights lie there, most of what planners count does, and they need not count.
+    Where weights are offloaded, most of a planner's memory terms are too, and planners need not
+    count them.
 
-    What moving it takes is in the seconds of ops and of the optimizer.
+    Transfers to and from the store are in the seconds of ops and of the optimizer.
     """
     if "weights" in wanted:
         costs = replace(costs, cluster=_roomy(costs.cluster))

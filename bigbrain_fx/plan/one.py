@@ -1,6 +1,6 @@
 """One number of micro-batches -> one plan: estimate, place, cut, schedule, simulate.
 
-It compares nothing and searches for nothing.
+The module plans once; it compares nothing and searches for nothing.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def counts(graph: Graph, cluster: Cluster, options: Options, per_device: int = 4
 def more_counts(graph: Graph, options: Options, last: int) -> Iterator[int]:
     """Yield further numbers of micro-batches than `counts`: of half the rows each, down to one row.
 
-    They are for batches of many rows, of which 4 micro-batches a device are too large for its
-    memory, or leave a long pipeline idle for long.
+    Such numbers are for batches of many rows, of which 4 micro-batches a device are too large for
+    its memory, or leave a long pipeline idle for long.
     """
     is_open = options.micro_batches is None and graph.static_batch is None and graph.rows_apart
     while is_open and 2 * last <= graph.batch:
@@ -114,7 +114,8 @@ def _one(graph: Graph, options: Options) -> int:
 def _taken(batch: int, cluster: Cluster, options: Options) -> list[int]:
     """Return the numbers of micro-batches that divide a batch and that the schedule takes.
 
-    It is asked as for a line of all devices; of replicas, each with a line of its own, not at all.
+    The schedule is asked as for a chain of all devices; of replicas, each with a chain of its own,
+    not at all.
     """
     even = taken_counts(batch, None, 1)
     if traits(options.schedule).joins:  # two replicas in turn
@@ -162,10 +163,10 @@ def placement_of(
 
 
 def planned_as(place: Callable[[], Placement], make: Callable[[Placement], Plan]) -> Plan:
-    """Make the plan of what a partitioner places.
+    """Make the plan of a partitioner's placement.
 
-    Partitioners go by what units hold at most. What one refuses by that is tried: the ledger of the
-    finished plan is exact, and decides.
+    Partitioners go by an upper bound of the memory of units. A placement that a partitioner refuses
+    by this bound is tried: the ledger of the finished plan is exact, and decides.
 
     Raises:
         NoPlanError: it does not fit, not by the ledger either.
@@ -184,7 +185,7 @@ def planned_as(place: Callable[[], Placement], make: Callable[[Placement], Plan]
 def _partitioned(method: Partitioner, concrete: Graph, costs: Costs, options: Options) -> Placement:
     """Place a graph; where that fits only because some stages recompute, as if all of them did.
 
-    Which ops the stages of some numbers will have is known once they are placed, and not before.
+    The ops of the stages of some numbers are known only after the placement.
     """
     ask = partial(asked, method) if is_own(options.partitioner) else method.partition
     try:
@@ -198,8 +199,8 @@ def _partitioned(method: Partitioner, concrete: Graph, costs: Costs, options: Op
 def estimated(graph: Graph, cluster: Cluster, source: Source, name: str, members: int = 1) -> Costs:
     """Estimate a concrete graph, for the user's own optimizer; one member's of a tensor group.
 
-    Where devices of a host slow each other, once as they are while all of them compute, and once
-    as they are alone.
+    Where devices of a host slow each other, ops are estimated twice: while all devices compute, and
+    alone.
     """
     slowed, about = crowded(cluster), (source, name, members)
     costs = _estimated(graph, slowed, *about)

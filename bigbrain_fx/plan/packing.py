@@ -1,7 +1,7 @@
 """Several jobs on one cluster -> a plan for each, together, against one after the other.
 
-What a job takes on some devices is what the partitioner "auto" finds there, with devices of one
-host as slow as they are while the other jobs compute there too. It knows no files and no processes.
+The partitioner "auto" finds the step of a job on some devices, with devices of one host as slow as
+they are while the other jobs compute there too. The module knows no files and no processes.
 
 Source of the question: Mohan et al., Synergy (OSDI 2022), where jobs get shares of processors and
 memory; here devices are given whole.
@@ -44,7 +44,7 @@ class PackJob:
 
 @dataclass(frozen=True)
 class PackedJob:
-    """What a job gets, and what it takes there and with every device to itself."""
+    """Devices of a job, its times there, and its times with every device to itself."""
 
     name: str
     steps: int
@@ -64,7 +64,7 @@ class PackedJob:
 
 @dataclass(frozen=True)
 class Packing:
-    """Who gets which devices, forecast.
+    """Division of devices among jobs, forecast.
 
     Attributes:
         jobs: in the order they were given.
@@ -216,7 +216,7 @@ def _is_same(one: PackJob, other: PackJob) -> bool:
 
 
 def part_of(cluster: Cluster, own: Names, others: Sequence[Names]) -> Cluster:
-    """Return some devices as a cluster, as they are while other jobs compute on the others.
+    """Return some devices as a cluster, with their rates while other jobs use the other devices.
 
     Where a job has company on a host, its devices have the rates of a full host, and its share of
     the NIC is one of as many as there are jobs.

@@ -1,4 +1,4 @@
-"""plan.json, or a bundle folder -> Plan, and back. It says which field is broken."""
+"""plan.json, or a bundle folder -> Plan, and back. Errors name the broken field."""
 
 from __future__ import annotations
 

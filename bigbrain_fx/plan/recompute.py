@@ -1,8 +1,8 @@
-"""Stages -> Stages of which some run again: they keep no activations and pay by a second forward.
+"""Stages -> stages of which some recompute: they save no activations and run forward twice.
 
-What is made again of single ops is chosen by `plan.lightening`; here it is only asked for and said.
+`plan.lightening` chooses single ops to recompute; this module applies and reports its choice.
 
-It knows graph and stages; it knows nothing of time, memory or schedules, and chooses no stage.
+The module knows graph and stages; it does not know time, memory or schedules, and chooses no stage.
 
 Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016), with a whole stage as
 the segment, as GPipe does (Huang et al., 2019, section 2.3).
@@ -243,7 +243,7 @@ def waiting_ops(graph: Graph, stage: Stage) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class _Layers:
-    """What a graph's modules are: how many ops a call of one runs, how many tensors each holds."""
+    """Facts of a graph's modules: the ops that one call runs, and the tensors that each holds."""
 
     calls: Counter[ModuleCall]
     tensors: Counter[str]

@@ -28,7 +28,7 @@ MOST_STEPS = 1000  # between two snapshots, however short a step is
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What a failure takes beside replaying, in seconds, and how fast a disk writes.
+    """Costs of a failure beside replaying, in seconds, and the write rate of a disk.
 
     Attributes:
         mtbf_s: between two failures of the whole job, on average; None: no commits are planned.

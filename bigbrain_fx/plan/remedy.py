@@ -1,6 +1,6 @@
 """A plan, or an error that names the nearest change with which the planner itself found one.
 
-It tries changes by planning again; it knows nothing of how a plan is made.
+The module tries changes by planning again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def plan_or_remedy(graph: Graph, cluster: Cluster, source: Source, options: Opti
 
 @dataclass(frozen=True)
 class _Case:
-    """What a plan is made of."""
+    """Inputs of a plan."""
 
     graph: Graph
     cluster: Cluster

@@ -59,7 +59,7 @@ def plan_rented(
 
 @dataclass
 class _Renter:
-    """What was planned so far: mutable, used once."""
+    """Plans so far: mutable, used once."""
 
     graph: Graph
     cluster: Cluster

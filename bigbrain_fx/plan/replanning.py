@@ -1,7 +1,7 @@
-"""A plan's choices, made again: for another cluster, or with another placement.
+"""A plan's choices, applied anew: for another cluster, or with another placement.
 
-What still applies stays: schedule, recompute, defer, offload, replicas, tensor groups. What does
-not is let go of, and of a schedule that is another one is said why.
+Choices that still apply stay: schedule, recompute, defer, offload, replicas, tensor groups. Choices
+that do not apply are dropped; a change of the schedule is reported with its reason.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ def replan(
 ) -> Plan:
     """Make the same plan's choices again for another cluster: what would it give there?
 
-    Where so many replicas cannot be made of it, as many as can; where devices cannot compute in
-    such groups, none do. A schedule stays where it can run the stages that come out.
+    Where the cluster has too few devices for the plan's replicas, there are as many as fit; where
+    devices cannot compute in such groups, none do. A schedule stays where it can run the stages
+    that come out.
 
     Args:
         plan: to follow.
@@ -204,7 +205,7 @@ _Sign = tuple[str, int, str, int]  # module, call of it, target, how many alike 
 
 @dataclass(frozen=True)
 class _PlanOfNames:
-    """Where a plan runs things, by stage."""
+    """Stages of a plan's ops and parameters."""
 
     of_op: Mapping[_Sign, int]
     of_param: Mapping[str, int]
@@ -213,9 +214,9 @@ class _PlanOfNames:
 def place_like(graph: Graph, plan: Plan) -> Placement:
     """Place every op where the plan, of replicas the first, runs the same one.
 
-    An op is the same when it is the n-th of its kind in the same call of the same module. What has
-    no twin goes where its parameters are, else with the latest of what it reads: that keeps stages
-    contiguous. Ops that read nothing placed go with the first op that reads them.
+    An op is the same when it is the n-th of its kind in the same call of the same module. An op
+    without a twin goes where its parameters are, else with the latest of the ops that it reads:
+    that keeps stages contiguous. Ops that read nothing placed go with the first op that reads them.
 
     Raises:
         InputError: the graph is of another model.

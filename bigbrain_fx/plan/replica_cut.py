@@ -137,7 +137,7 @@ def with_waiting_buckets(
 def with_breaks(graph: Graph, placement: Placement, rows: int) -> Placement:
     """Break stages so that all replicas make the gradients of a tied weight apart alike.
 
-    Where one replica uses it in two stages, the others do, if need be on one device.
+    Where one replica uses such a weight in two stages, the others do, if need be on one device.
     """
     parts = cut_each(graph, placement, rows)
     stage_of = [_stage_of(part) for part in parts]
@@ -349,8 +349,9 @@ def _pieces(stages: Stages) -> Iterator[Edge]:
 def piece_messages(stages: Stages) -> tuple[Edge, ...]:
     """Return the messages of a bundle's replicas that sum by themselves.
 
-    They are the edges of the plan, but of exchanges: there an edge is what a collective sends round
-    its ring, and a bundle in one process has no collectives; or all that one of many replicas gets.
+    The messages are the edges of the plan, except for exchanges. An exchange's edge is the traffic
+    of a collective round its ring, or all that one of many replicas gets; a bundle in one process
+    has no collectives.
     """
     if not stages.has_exchanges:
         return tuple(edge for edge in stages.edges if edge.kind in ("reduce", "gather"))

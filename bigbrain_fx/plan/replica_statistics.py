@@ -1,10 +1,9 @@
-"""What a forward writes -> the running statistics and counters that replicas keep alike.
+"""Tensors that a forward writes -> the running statistics and counters that replicas share.
 
     F.batch_norm(x, mean, var, training=True)    what each micro-batch adds to them is exchanged
     counter.add_(1)                              is counted for the other replicas' micro-batches
 
-Nothing else that a forward writes is exchanged: it is refused. This file knows ops and stages; it
-knows nothing of messages.
+A forward that writes anything else is refused. The module knows ops and stages, not messages.
 """
 
 from __future__ import annotations

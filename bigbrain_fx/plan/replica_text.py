@@ -1,4 +1,4 @@
-"""What replicas share, in a sentence. This file knows stages; it decides nothing."""
+"""Sharing among replicas, in a sentence. The module reads stages and decides nothing."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
     and what comes of it, x + f(x), likewise
 
 A model is traced on a CPU, and a channel has the type that it found. torch's lists are in its notes
-on autocast ("CUDA Ops that can autocast to float32"). It knows graph and stages; it knows no torch.
+on autocast ("CUDA Ops that can autocast to float32"). The module knows graph and stages, not torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What does not go with what: one table of rules.
+"""Rules of incompatible options, models and clusters, in one table.
 
 require_compatible(Request(options, cluster))     InputError of the first rule that applies
 conflict(Request(options, cluster, graph))        that rule, or None: for searches

@@ -1,4 +1,4 @@
-"""What a request may have that something else does not go with, by the name a user knows it by."""
+"""Features of requests, under their user-facing names, for rules of compatibility."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from bigbrain_fx.planning import label, options_of
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be planned, as far as it is known.
+    """A request to plan, as far as it is known.
 
     Attributes:
         graph: as captured; None before the model is.
-        source: what the model file says besides; likewise.
+        source: further facts of the model file; likewise.
         is_placed: ops are placed as in another plan: no partitioner chooses, and no replicas.
         is_written: a bundle is written, which may do less than a forecast can say.
     """

@@ -1,8 +1,8 @@
-"""All that does not go together, as data: refusals, the page and the searches' filters read it.
+"""All incompatibilities as data: refusals, the page and the searches' filters read it.
 
-The first rule that applies is the one a user sees: what a remedy cannot mend stands first. What
-options alone show is refused before a model is captured, which may take minutes: features of the
-model are not found in a request without one.
+The first rule that applies is the one a user sees: faults without a remedy stand first. Faults of
+options alone are refused before a model is captured, which may take minutes: features of the model
+are not found in a request without one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The plan of one replica -> whether another may be cut so, and what all together take over.
+"""The plan of one replica -> whether another may be cut like it, and what replicas share.
 
-It plans nothing.
+The module plans nothing.
 """
 
 from __future__ import annotations

@@ -38,9 +38,9 @@ def numbers(cluster: Cluster) -> tuple[int, ...]:
 
 
 def divide(cluster: Cluster, count: int, members: int = 1) -> tuple[Group, ...]:
-    """Divide a cluster's devices among so many replicas, those that are near each other together.
+    """Divide a cluster's devices among so many replicas, neighbouring devices together.
 
-    Where they compute in groups of so many members, each replica has whole groups, if it can be.
+    Where devices compute in groups of so many members, each replica has whole groups, if possible.
 
     Raises:
         InputError: there are fewer devices, or the cluster file names other replicas.
@@ -71,8 +71,8 @@ def with_replica_of(
 ) -> tuple[Group, Cluster]:
     """Return the replica that has some devices, and the cluster with the devices of all replicas.
 
-    Where they are of several, but as many as a replica has, they are one, and the others are made
-    of the rest.
+    Where the devices are of several replicas, but as many as one has, they become one replica, and
+    the other replicas are made of the remaining devices.
 
     Raises:
         InputError: no replica has them all, or replicas have not as many devices each.

@@ -262,7 +262,7 @@ class _Work:
     ) -> Plan | None:
         """Return a replica of very many micro-batches, cut as it is for fewer of them.
 
-        So a search of devices alike plays few. Unlike ones were cut 3 % worse so.
+        A search over identical devices then simulates few. Heterogeneous ones were cut 3 % worse.
         """
         few = LONG * len(cluster.devices)
         is_alike = len(set(map(nameless, cluster.devices))) == 1
@@ -277,8 +277,8 @@ class _Work:
     def _as_another(self, cluster: Cluster, rows: int, micro_batches: int) -> Plan | None:
         """Return the plan of a replica of the same devices, placed here, if that is as good.
 
-        Such a one has other links, or other micro-batches: where these are many, or None. So each
-        kind of replica is searched once, for an even share of the batch.
+        Such a replica has other links, or other micro-batches: where these are many, or None. Each
+        kind of replica is then searched once, for an even share of the batch.
         """
         like = likeness(cluster)
         for (other, its_rows, _), plan in self.known.items():

@@ -1,9 +1,9 @@
-"""`--schedule gems` -> one plan: a line of devices, cut once, and run by two replicas in reverse.
+"""`--schedule gems` -> one plan: a chain of devices, cut once, and run by two replicas in reverse.
 
     replica 0   d0 d1 d2 d3      micro-batches 0 2 4 ...      of several groups of devices all are
     replica 1   d3 d2 d1 d0      micro-batches 1 3 5 ...      cut like the first
 
-It knows placements and lines; the order is `schedule.gems`'s.
+The module knows placements and chains; `schedule.gems` has the order.
 """
 
 from __future__ import annotations

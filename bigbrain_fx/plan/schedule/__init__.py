@@ -164,7 +164,8 @@ def build(
 def with_weights(stages: Stages, orders: Orders) -> Orders:
     """Put each BackwardWeight that an order leaves out right after its Backward.
 
-    What waits is not held for long; gradients of inputs leave before those of weights are made.
+    Deferred gradients are then held for a short time; gradients of inputs leave before those of
+    weights are made.
     """
     return {device: tuple(_weighted(stages, order)) for device, order in orders.items()}
 

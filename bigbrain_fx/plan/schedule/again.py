@@ -1,4 +1,4 @@
-"""Which ops of a stage are worth making again: least bytes kept for the seconds it takes.
+"""Ops of a stage that are worth recomputing: least bytes saved for the seconds it takes.
 
     for every price λ of a second: minimise  bytes kept + λ · seconds of ops that run again
 
@@ -9,8 +9,8 @@ it runs again; a value is cut where it is kept, between the op that makes it and
                   op ─own bytes─▶ own      value ─∞─▶ sink, where a backward needs it
                                              own ─∞─▶ sink
 
-Prices are tried where the hull of the last two answers can still bend. It knows one stage; it
-chooses nothing.
+Prices are tried where the hull of the last two answers can still bend. The module knows one stage;
+it chooses nothing.
 
 Source: Jain et al., "Checkmate" (MLSys 2020) for the problem; the cut is AOTAutograd's
 (torch/_functorch/partitioners.py), with a price in place of its ban on costly ops.

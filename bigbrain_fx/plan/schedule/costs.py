@@ -41,7 +41,7 @@ from bigbrain_fx.plan.schedule.walk import Working, walked
 
 @dataclass(frozen=True)
 class StageTimes:
-    """What stages and optimizer steps take on a cluster; fields as in `StageCosts`."""
+    """Times of stages and optimizer steps on a cluster; fields as in `StageCosts`."""
 
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...]
@@ -57,25 +57,25 @@ class StageTimes:
 
 @dataclass(frozen=True)
 class StageCosts:
-    """What each stage costs on its own device, for one micro-batch, and what each device holds.
+    """Costs of each stage on its own device, for one micro-batch, and memory of each device.
 
     Tuples have one entry per stage. `backward_s` includes the forward of a stage that runs again,
-    and leaves out `weight_s`: what its BackwardWeight takes, 0 for a stage that defers nothing.
-    `saved_bytes` stay from forward to backward; `workspace_bytes`
-    are there only while the stage runs; `gradient_bytes` are the stage's own parameter gradients,
-    one leaf per (parameter, stage), `deferred_bytes` those of them that wait; `working` has what is
-    held op by op, and stands for the two where there is nothing finer.
-    Mappings are by device: `weights_bytes` counts parameters, buffers
-    and constants once per device; `optimizer_s` and `optimizer_bytes` are for trainable parameters,
-    `optimizer_workspace_bytes` are there only while the optimizer runs. `gappy_bytes`: by edge, of
-    a received tensor whose strides leave gaps; the gaps are not sent. `whole_bytes`: by edge, of a
-    gradient that stays on its device as a part of a larger tensor. `alone`: see `Costs.alone`.
-    `library_bytes` are there all the time. `early_s`: by edge, how long before the end of its
-    stage's backward a bucket is complete and leaves. `host_forward_s` and `host_backward_s` are
-    what a GPU's process takes to start it all; 0.0 on a CPU. `stored_bytes` lie in stores all the
-    time, activations not counted; `stored_s` is what moving them takes of a step. `visiting_bytes`
-    are weights that are here from when their stage runs until another one does.
-    Bytes are as the device's allocator takes them, except `gappy_bytes`, whose edges have two ends.
+    and leaves out `weight_s`: the time of its BackwardWeight, 0 for a stage that defers nothing.
+    `saved_bytes` stay from forward to backward; `workspace_bytes` are there only while the stage
+    runs; `gradient_bytes` are the stage's own parameter gradients, one leaf per (parameter, stage),
+    `deferred_bytes` those of them that wait; `working` has what is held op by op, and stands for
+    the two where there is nothing finer. Mappings are by device: `weights_bytes` counts parameters,
+    buffers and constants once per device; `optimizer_s` and `optimizer_bytes` are for trainable
+    parameters, `optimizer_workspace_bytes` are there only while the optimizer runs. `gappy_bytes`:
+    by edge, of a received tensor whose strides leave gaps; the gaps are not sent. `whole_bytes`: by
+    edge, of a gradient that stays on its device as a part of a larger tensor. `alone`: see
+    `Costs.alone`. `library_bytes` are there all the time. `early_s`: by edge, how long before the
+    end of its stage's backward a bucket is complete and leaves. `host_forward_s` and
+    `host_backward_s` are the time of a GPU's process to start it all; 0.0 on a CPU. `stored_bytes`
+    lie in stores all the time, activations not counted; `stored_s` is the time of a step for moving
+    them. `visiting_bytes` are weights that are here from when their stage runs until another one
+    does. Bytes are as the device's allocator takes them, except `gappy_bytes`, whose edges have two
+    ends.
     """
 
     forward_s: tuple[float, ...]
@@ -294,9 +294,10 @@ def _workspace_bytes(graph: Graph, stage: Stage, costs: Costs) -> int:
 
 
 def _live_bytes(graph: Graph, stage: Stage, costs: Costs, kind: str) -> Iterator[int]:
-    """Yield what is held while each op runs: values made here, until their last reader is done.
+    """Yield the bytes held while each op runs: values made here, until their last reader is done.
 
-    What the stage sends is counted as a message, from when the stage ends; until then it is here.
+    A value that the stage sends counts as a message from the end of the stage; until then it counts
+    here.
     """
     own = set(stage.ops)
     storage = {name: name for name in stage.ops}
@@ -358,10 +359,10 @@ def _number(size: Dim, op: Op) -> int:
 
 
 def _early_s(graph: Graph, stages: Stages, costs: Costs) -> Iterator[tuple[Edge, float]]:
-    """Yield what is left of a stage's backward when a bucket is complete: all before its first op.
+    """Yield the time left of a stage's backward when a bucket is complete: all before its first op.
 
-    Where the bucket waits, that is of its BackwardWeight. A GPU's backward is queued before it is
-    done, so there a bucket leaves at its end.
+    Where the bucket waits, the time is that of its BackwardWeight. A GPU's backward is queued
+    before it is done, and a bucket there leaves at its end.
     """
     if stages.sum_order == "tree" and not stages.sums_each:
         return  # its nodes leave when all is computed

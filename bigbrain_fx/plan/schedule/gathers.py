@@ -3,13 +3,14 @@
     Recv activations, [Send own weights, Recv the others'], Forward, Send activations
 
 A stage's weights arrive before each of its Forwards and Backwards; messages are numbered by these
-turns. Replicas may have unlike orders and numbers of turns. So the programs are played through as
-they are, all devices side by side, and who keeps weights sends them before the last thing that it
-began when another began to need them: what was played once cannot deadlock. What is needed before a
-device begins anything leaves at the beginning of its program.
+turns. Replicas may have different orders and numbers of turns. The programs are therefore played
+through as they are, all devices side by side. The owner of weights sends them before the last
+computation that it had begun when another device began to need them. An order that was played once
+cannot deadlock. Weights that are needed before their owner begins anything leave at the beginning
+of its program.
 
 Parts of gradients are taken as soon as they are there, too, after the next backward of a device:
-whoever sends one has its memory until then.
+the sender of one holds its memory until then.
 
 Collectives have all replicas in one order: each device joins one a computation before its weights
 are needed. Parts of gradients are taken where they are due.
@@ -191,7 +192,7 @@ def early_takes(program: Program) -> dict[int, dict[int, Counter[str]]]:
 def begun_at(program: Program) -> dict[Edge, list[int]]:
     """Return, for each edge of weights that leaves here, before which computation each Send stands.
 
-    They count from 1; 0 is before all that the device receives.
+    Computations count from 1; 0 is before all that the device receives.
     """
     found: dict[Edge, list[int]] = defaultdict(list)
     begun, is_first = 0, True
@@ -227,10 +228,10 @@ class _PlayedProgram:
 
 
 def _played(programs: Sequence[Program]) -> Iterator[tuple[str, Compute]]:
-    """Yield all that is computed, with its device, in an order in which it can be.
+    """Yield all computations, with their devices, in an order in which they can run.
 
-    A device with less to do goes on more slowly, so that all end together. What hangs is left out:
-    the checker says why.
+    A device with less to do goes on more slowly, so that all end together. Computations that hang
+    are left out: the checker says why.
     """
     lines = [_PlayedProgram(program) for program in programs]
     sent: set[tuple[Edge, int | None]] = set()

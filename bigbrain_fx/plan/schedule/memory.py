@@ -1,11 +1,11 @@
-"""What a device holds while each of its instructions runs: a fold over the program, without time.
+"""Memory of a device while each of its instructions runs: a fold over the program, without time.
 
-Weights and optimizer state are there all the time and not counted here. What counts, and from when
-to when:
+Weights and optimizer state are there all the time and not counted here. These tensors count, each
+from one moment to another:
 
     saved activations       Forward .. end of Backward (none without Backward); in the store, where
                             they are offloaded
-    what waits for weights  end of Backward .. end of BackwardWeight: inputs of deferred layers,
+    deferred tensors        end of Backward .. end of BackwardWeight: inputs of deferred layers,
                             gradients of their outputs
     received activations    Recv .. end of Backward (without Backward, or where it has no use for
                             one: the last reader here); the gaps that their strides leave count
@@ -31,7 +31,7 @@ to when:
 
 All of it as the device's allocator takes it: see `cuda`.
 
-It knows nothing of times; `simulate` adds them, and says when a message has left.
+The module knows nothing of times; `simulate` adds them, and says when a message has left.
 """
 
 from __future__ import annotations
@@ -360,7 +360,8 @@ class _Ledger:
     def _passing(self, stage: int) -> float:
         """Return the share of a stage's gradients that is there while its backward runs only.
 
-        Where torch's collectives sum each micro-batch by itself, what others sum leaves then.
+        Where torch's collectives sum each micro-batch by itself, the gradients that other replicas
+        sum leave then.
         """
         buckets = [bucket for bucket in self.stages.buckets if stage in bucket.stages]
         if not (self.stages.sums_each and buckets):

@@ -1,4 +1,4 @@
-"""Put the messages around what a device computes: orders of computations become Programs.
+"""Put the messages around a device's computations: orders of computations become Programs.
 
 The order written here is the contract with the emitter, which writes the same order as text:
 
@@ -10,12 +10,11 @@ The order written here is the contract with the emitter, which writes the same o
     Send tied, Recv tied, Send norm, Recv norm, Send loss, Recv loss, OptimizerStep
 
 With ZeRO the pieces of updated weights go back after the OptimizerStep, in place of gradients. With
-ZeRO 3 they do not: what each Forward and each Backward reads of weights comes before it, see
-`gathers`.
-Where each micro-batch is summed by itself, others' with lower numbers are taken after the Backward,
-or the BackwardWeight, that sends its own part.
+ZeRO 3 they do not: the weights that each Forward and each Backward reads come before it, see
+`gathers`. Where each micro-batch is summed by itself, others' with lower numbers are taken after
+the Backward, or the BackwardWeight, that sends its own part.
 
-Edges with both ends on one device have no instruction. It knows nothing of times or memory.
+Edges with both ends on one device have no instruction. The module knows nothing of times or memory.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@
     dualpipe-v    the same from both ends
     forward       micro-batches stream through, for inference    any stages
 
-What each device computes is `planning.known_orders`'; here is which stages a schedule takes.
+`planning.known_orders` has the computations of each device; this module has the stages that a
+schedule takes.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class GPipe(Schedule):
       stage 1  .  F0 F1 F2 F3 .  .  .  .  B0 B1 B2 B3 .       in flight: m everywhere
 
     Where weights lie in stores, devices have several stages and run them one after another, so that
-    the weights of each come once for all forwards, and once for all backwards.
+    the weights of each stage come once for all forwards, and once for all backwards.
 
     Source: Huang et al., GPipe, NeurIPS 2019; here backwards go in ascending micro-batch order too,
     which costs the same and fixes the order in which gradients are summed.

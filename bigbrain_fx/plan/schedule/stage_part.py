@@ -1,7 +1,7 @@
-"""One stage of a concrete graph on its own device: what its ops hold there.
+"""One stage of a concrete graph on its own device: memory of its ops there.
 
-It knows storages only: a view is its base; and it follows `Op.saves`, which capture measured. Of
-what runs when it knows nothing: that is `walk`.
+The module knows storages only: a view is its base. The module follows `Op.saves`, which capture
+measured. `walk` has the order of computations.
 """
 
 from __future__ import annotations
@@ -165,7 +165,8 @@ class Part:
     def stored(self, op: Op) -> Mapping[str, int]:
         """Return the bytes that an op's backward asks of the store, by the storage's value.
 
-        What is not made here is held anyway; what an op saves besides has the op's name and "!".
+        A storage that is made elsewhere is held anyway; tensors that an op saves besides have the
+        op's name and "!".
         """
         saves, roots = self.saves(op), roots_of(self.graph)
         kept = (roots.get(name, name) for name in places(op, saves))
@@ -245,8 +246,8 @@ def places(op: Op, saves: Saves) -> Iterator[str]:
 def wholes(graph: Graph, stages: Stages, edges: Iterable[Edge]) -> Iterator[tuple[Edge, int]]:
     """Yield the edges of gradients that no message copies, each a part that keeps the whole.
 
-    The whole counts once for all parts, of which `edges` have those of a stage together.
-    So the first of several that are parts of one has what the others leave of it.
+    The whole counts once for all parts, of which `edges` have those of a stage together. The first
+    of several parts of one whole therefore has the bytes that the others leave of it.
     """
     parts: dict[tuple[str, int], list[Edge]] = {}
     for edge in edges:

@@ -1,6 +1,6 @@
-"""What a device's optimizer takes and holds: its seconds, what it keeps here or in the store.
+"""Time and memory of a device's optimizer: its seconds, and its state here or in the store.
 
-It knows parameters and stages; of ops it knows nothing.
+The module knows parameters and stages, not ops.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def trainable(graph: Graph, stages: Iterable[Stage]) -> tuple[Param, ...]:
 
 
 def kept_params(graph: Graph, stages: Stages, device: str) -> tuple[Param, ...]:
-    """Return what a device holds all the time: with ZeRO 3, of what is trained its share.
+    """Return the parameters that a device always holds: with ZeRO 3, its share of trained ones.
 
-    Where weights lie in its store, buffers alone.
+    Where weights are offloaded, buffers alone.
     """
     found = params_of(graph, stages.of(device))
     if "weights" in stages.offload:
@@ -98,9 +98,10 @@ def optimizer_workspace(graph: Graph, stages: Stages, costs: Costs) -> Mapping[s
 
 
 def _piece_bytes(graph: Graph, stages: Stages, costs: Costs, device: str) -> int:
-    """Return the most that is fetched of a state at once: that of parameters as large as one.
+    """Return the most bytes of a state that are fetched at once: of parameters as large as one.
 
-    Where not all keep the same, smaller ones that are fetched together may be those of the most.
+    Where parameters have different states, smaller ones that are fetched together may be those of
+    the most.
     """
     if not stored_bytes(graph, stages, costs, device):
         return 0

@@ -1,4 +1,4 @@
-"""What a schedule is; stages as the planning kernel has them, and its jobs as instructions."""
+"""Schedules; stages as the planning kernel has them, and its jobs as instructions."""
 
 from __future__ import annotations
 

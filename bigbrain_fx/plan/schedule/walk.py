@@ -1,17 +1,17 @@
-"""What one micro-batch of a stage holds while it runs, op by op: as autograd keeps and frees.
+"""Memory of one micro-batch of a stage while it runs, op by op: as autograd saves and frees.
 
-    forward    each op holds its result and what it keeps; what nobody reads or keeps any more goes
-    backward   the same ops in reverse: an op's gradients come, what only it kept goes
+    forward    each op holds its result and saved values; values without a further reader go
+    backward   the same ops in reverse: an op's gradients come, values saved for it alone go
 
-A stage that runs again lets go of all at its forward's end, and its backward begins with another.
-What a stage makes again is gone after its last forward reader; the first backward that needs it
-runs the op once more, from what the op read: that is kept. Where a stage defers, what the gradients
-of its weights are made of is still held at the backward's end; the backward of weights lets go of
-it layer by layer, the last one first.
+A stage that runs again lets go of all at its forward's end, and its backward begins with another. A
+recomputed value is gone after its last forward reader. The first backward that needs it runs the op
+once more, from the op's inputs, which are saved. Where a stage defers, the inputs of its weights'
+gradients are still held at the backward's end. The backward of weights frees them layer by layer,
+the last one first.
 
-It follows `Op.saves`, which capture measured, and knows storages only: a view is its base. Values
-that come from elsewhere (received, from the batch, parameters) are counted by whoever holds them.
-It knows no times, and no other stage.
+The module follows `Op.saves`, which capture measured, and knows storages only: a view is its base.
+Values that come from elsewhere (received, from the batch, parameters) count at their owner. The
+module knows no times, and no other stage.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ _KNOWN = "_walked"  # as a cached property is: a graph is frozen
 
 @dataclass(frozen=True, slots=True)
 class Working:
-    """What one micro-batch of a stage holds, in bytes.
+    """Memory of one micro-batch of a stage, in bytes.
 
     Attributes:
-        saved_bytes: stay from forward to backward; what is sent or received not counted.
-        forward_bytes: the most while the forward runs, `saved_bytes` included, what it sends not.
+        saved_bytes: stay from forward to backward; messages not counted.
+        forward_bytes: the most while the forward runs, `saved_bytes` included, its messages not.
         backward_bytes: the most while the backward of the first micro-batch runs, and of a later
-            one, on top of what is saved and of the gradients that it sends; the first's on top of
+            one, on top of saved values and of the gradients that it sends; the first's on top of
             the stage's own parameter gradients, too, but for those of which replicas sum parts
-            (`bucket_room.sums_parts`). Negative where what is saved is gone before the most is
+            (`bucket_room.sums_parts`). Negative where saved values are gone before the most is
             there.
         waiting_bytes: stay from a backward to the backward of weights: inputs of deferred layers,
             received ones included, and gradients of their outputs.
-        weight_bytes: the most while the backward of weights runs, on top of what waits, of the
+        weight_bytes: the most while the backward of weights runs, on top of waiting tensors, of the
             same two; the first's on top of the deferred parameters' own gradients, too.
         lets_go: values that it receives or sends and that its backward has no use for.
     """
@@ -195,7 +195,7 @@ class GradientStore:
 
 @dataclass
 class Waits:
-    """What the gradients of one op's weights are made of: its input, its result's gradient."""
+    """Inputs of the gradients of one op's weights: its input, its result's gradient."""
 
     params: tuple[str, ...]
     stores: tuple[GradientStore, ...]
@@ -204,8 +204,9 @@ class Waits:
 class BackwardWalk:
     """One backward, after a forward: bytes on top of what was alive before it.
 
-    That of the first micro-batch keeps its parameter gradients; later ones are added to those in
-    place (runtime/gradients.py). Those that replicas sum are copied into buckets: `bucket_room`.
+    The backward of the first micro-batch keeps its parameter gradients; later ones are added to
+    them in place (runtime/gradients.py). Gradients that replicas sum are copied into buckets:
+    `bucket_room`.
     """
 
     def __init__(self, part: Part, forward: ForwardWalk, *, is_first: bool) -> None:

@@ -1,7 +1,7 @@
-"""The forward of one micro-batch through a stage: what is alive, and what stays for the backward.
+"""The forward of one micro-batch through a stage: live values, and values saved for the backward.
 
-Each op holds its result and what it keeps; what nobody reads or keeps any more goes. What is made
-again is gone after its last forward reader.
+Each op holds its result and its saved values; values that nobody reads or saves any more go. A
+recomputed value is gone after its last forward reader.
 """
 
 from __future__ import annotations
@@ -138,10 +138,10 @@ class ForwardWalk:
         return self.root.get(name, name)
 
     def _read_out(self, root: str, reader: Op) -> None:
-        """Free a storage that nobody will read, unless a variable of the user's still has it.
+        """Free a storage without further readers, unless a variable of the user's still has it.
 
-        A value that another line reads has a name. It goes when the module's call ends, or when
-        another value takes the name: that may be what the last op of this line makes of it.
+        A value that another line reads has a name. The value goes when the module's call ends, or
+        when another value takes the name: that may be the result of the last op of this line.
         """
         maker = self.part.graph.op.get(root)
         if maker is None or root not in self.held:
@@ -160,8 +160,9 @@ class ForwardWalk:
     def _read_in_line(self, maker: Op, reader: Op) -> None:
         """Free a value that its own line has read, unless a device file makes several of that line.
 
-        It does where a group draws for all its members and each takes its part: what was made
-        before the draw and is read after it has a name there, and so has what is drawn.
+        A device file makes several lines of one where a group draws for all its members and each
+        takes its part. Values that are made before the draw and read after it have a name there,
+        and so have the drawn numbers.
         """
         at, read_at = self._place[maker.name], self._place[reader.name]
         drawn_at = self._draws.get(maker.source, read_at)
@@ -225,7 +226,7 @@ class ForwardWalk:
 def _name_in(frame: tuple[ModuleCall, ...], maker: Op) -> str:
     """Return the name that a value has in a call; a module's result goes with the next one's.
 
-    What a class returns to a loop over such modules has one name there, in every round.
+    A value that a class returns to a loop over such modules has one name there, in every round.
     """
     if len(maker.modules) > len(frame) and maker.code.startswith("return "):
         return f"return of {maker.modules[len(frame)].type}"

@@ -1,7 +1,7 @@
 """Partitioner x devices x schedule x micro-batches: the best plan by simulation, and a bound.
 
-`search` asks a judge (the plan room, with the simulator) what each trial takes. It knows units,
-costs and memory; it knows nothing of how a plan is cut, of text, torch or processes.
+`search` asks a judge (package plan, with the simulator) for the step of each trial. The search
+knows units, costs and memory; it knows nothing of how a plan is cut, of text, torch or processes.
 
     units ──work──▶ lines ──dynamic program──▶ splits ──pace──▶ shortlist ──judge──▶ best
                                                            naive ──judge──┘

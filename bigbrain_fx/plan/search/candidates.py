@@ -1,6 +1,6 @@
-"""Lines x settings -> the splits that are worth simulating, with what to keep in flight.
+"""Chains x settings -> the splits that are worth simulating, with their micro-batches in flight.
 
-It knows dynamic programming and the pace of chains; it simulates nothing.
+The module knows dynamic programming and the pace of chains; it simulates nothing.
 """
 
 from __future__ import annotations
@@ -125,12 +125,12 @@ def repaced(found: Found, cutter: Cutter) -> Found:
 def settings(
     cluster: Cluster, micro_batches: int, recompute: bool, tight: bool, for_memory: bool
 ) -> list[Setting]:
-    """Return for what to cut: the cluster, and poorer ones.
+    """Return the clusters to cut for: the given one, and poorer ones.
 
     A split that was made for slower links or less memory may turn out better than the one made for
-    the cluster itself, since the objective is not the simulator's time. So links at a half and an
-    eighth are tried and, where memory is tight, memory at three quarters and a half, and fewer
-    micro-batches in flight than 1F1B's.
+    the cluster itself, since the objective is not the simulator's time. Links at a half and an
+    eighth are therefore tried and, where memory is tight, memory at three quarters and a half, and
+    fewer micro-batches in flight than 1F1B's.
     """
     own = Setting(cluster, micro_batches)
     found = [own]
@@ -164,7 +164,7 @@ def nearest(
 ) -> Iterator[tuple[Split, float]]:
     """Yield, for each sequence, the split that fits with the least memory, and that as a share.
 
-    What a piece holds is known from above only: what fits with a little more memory may fit.
+    The memory of a piece is an upper bound only: a split that needs a little more memory may fit.
     """
     for sequence in sequences:
         low, high, found = _LEAST_SHARE, _MOST_SHARE, None

@@ -1,4 +1,4 @@
-"""What a search is asked for, what it tries, and what it found. Plain data, part of plan.json."""
+"""Inputs, trials and results of a search. Plain data, part of plan.json."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Score:
-    """What the simulator says of a trial.
+    """Simulated result of a trial.
 
     `peak_bytes` is of tensors, `memory_share` the largest share of a device's memory that its
     process needs; both as `memory_check` has them. `devices` are in the order of their first stage.
@@ -65,7 +65,7 @@ Judge: TypeAlias = Callable[[Trial], Score]
 
 @dataclass(frozen=True)
 class Ask:
-    """What to search for, and with what.
+    """Subject and inputs of a search.
 
     Attributes:
         graph: as captured.
@@ -74,13 +74,13 @@ class Ask:
         micro_batches: the numbers of micro-batches to try.
         schedule: the one that was asked for; None: any that can run the stages.
         in_flight: likewise.
-        place: (name, micro-batches) -> what a partitioner would do. Raises NoPlanError.
-        judge: what a trial takes.
+        place: (name, micro-batches) -> a partitioner's placement. Raises NoPlanError.
+        judge: costs of a trial.
         known: trials to score besides, of an earlier plan, say.
         recompute: whether stages may run their forward again to save memory.
         apart: the share that a plan must be faster by; of plans nearer than that the simplest is
             taken: fewest devices, then a chain, then most blocks whole.
-        scope: what every plan of this search is; for the text of bounds.
+        scope: common description of all plans of this search; for the text of bounds.
         cut_at: "blocks" cuts no layer of the model; "anywhere" prefers none that cuts none.
         halves: schedules of split backwards to try, by name; whether one is for lines only.
         split: times its forecast a step of theirs counts, which is known less well.
@@ -138,11 +138,11 @@ class Bound:
 
 @dataclass(frozen=True)
 class Search:
-    """What `auto` tried.
+    """Result of `auto`.
 
     Attributes:
         others: the best of the rest, the best first, at most 5.
-        refused: what did not fit, at most 5.
+        refused: trials that did not fit, at most 5.
         bounds: the lower bound of the step, for these costs; none where Ctrl-C ended it.
         looked_at: splits that the dynamic program compared.
         simulated: trials that the simulator ran.

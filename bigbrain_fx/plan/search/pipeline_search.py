@@ -166,9 +166,9 @@ class PipelineSearch:
             self._nearest()
 
     def _nearest(self) -> None:
-        """Simulate what needs least memory, one micro-batch in flight, and splits beside it.
+        """Simulate the split of least memory, one micro-batch in flight, and splits beside it.
 
-        It is for what splits under the limit do not find, since their needs are an upper bound.
+        Splits under the limit may miss it, since their memory is an upper bound.
         """
         found: list[tuple[float, int, Line, Split]] = []
         for at in self.at:
@@ -262,7 +262,7 @@ class PipelineSearch:
     def simple(self) -> None:
         """Simulate even parts in the file's order, with numbers of micro-batches that may be best.
 
-        They cut layers, so not where that is not wanted.
+        Even parts cut layers, and are left out where that is not wanted.
         """
         best = self.ranking.best()
         is_few = len(self.ask.cluster.devices) <= _WIDE

@@ -18,10 +18,10 @@ from bigbrain_fx.core import Arg, Op, ParamRef, Ref, leaves as leaves_of_args
 
 
 class Factor:
-    """A piece of a dimension; `up` leads to the one that it was made the same as.
+    """A piece of a dimension; `up` leads to the piece that it was unified with.
 
-    It may be a product, `parts`, or a sum, `pieces`. What is a sum may be left so: its pieces are
-    forgotten where it has to be divided otherwise.
+    A factor may be a product, `parts`, or a sum, `pieces`. A sum may be given up: its pieces are
+    forgotten where the factor has to be divided otherwise.
     """
 
     __slots__ = ("parts", "pieces", "size", "tags", "up")
@@ -96,8 +96,8 @@ def everything(factors: Iterable[Factor]) -> Iterator[Factor]:
 def strides(factors: Iterable[Factor]) -> Iterator[tuple[Factor, tuple[int, ...]]]:
     """Yield everything in a dimension, with how many numbers each index has side by side.
 
-    Where pieces follow one another there is one such number for each of them. What a piece has
-    twice is yielded twice.
+    Where pieces follow one another there is one such number for each of them. A factor that a piece
+    has twice is yielded twice.
     """
     inner = 1
     for leaf in reversed(list(leaves(factors))):

@@ -94,7 +94,7 @@ def ruleless(graph: Graph) -> dict[str, int]:
 
 @dataclass
 class _Roles:
-    """What ops do to one factor."""
+    """Effects of ops on one factor."""
 
     params: dict[str, Place] = field(default_factory=dict)
     values: dict[str, Place] = field(default_factory=dict)
@@ -197,7 +197,8 @@ class _Following:
     def _part_input(self, op: Op) -> None:
         """Note the input of a product with dimensions of its own where the result has them, too.
 
-        It is the first value that is no weight: nor is what an `addmm` adds to its product.
+        That input is the first value that is no weight; the term that an `addmm` adds to its
+        product does not count.
         """
         first = 1 if family(op.target) in ("addmm", "baddbmm") else 0
         for ref in op.args[first : first + 2]:
@@ -218,9 +219,9 @@ class _Following:
         return ChainMap({ref: dims}, self.seen)
 
     def _writes_into_whole(self, op: Op) -> bool:
-        """Whether it writes into memory that an op without a rule has made: that stays whole.
+        """Return whether it writes into the result of an op without a rule, which stays whole.
 
-        What is written is gathered there, and divided wherever else it is read.
+        A written value is gathered there, and divided wherever else it is read.
         """
         return any(self._root(name) in self.wholes for name in op.mutates)
 

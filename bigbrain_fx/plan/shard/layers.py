@@ -144,7 +144,7 @@ def _group_norm(call: ShardCall) -> Ruled:
 
 
 def _layer_norm(call: ShardCall) -> Ruled:
-    """What is normalised is whole; weight and bias are on what comes out."""
+    """Return a rule: normalised dimensions are whole; weight and bias are on the result."""
     x, count = call.dims(call.op.args[0]), len(call.numbers(1, "normalized_shape"))
     own = fresh(call.shape[-count:])
     for place, name in ((2, "weight"), (3, "bias")):

@@ -115,7 +115,7 @@ def _within(
 ) -> tuple[Ref, Ref]:
     """Return (indices into the own rows, whether they are another member's, or left out).
 
-    What is nobody's stays out of range, so that torch stops for it as it does in one process.
+    An index of no member stays out of range, so that torch stops for it as it does in one process.
     """
     part, ints = local.part, replace(spec, requires_grad=False)
     bools = replace(ints, dtype="bool")
@@ -231,7 +231,7 @@ def _averaged_rows(
 def _draw(local: Local, shape: tuple[Arg, ...], spec: TensorSpec, p: Arg) -> Ref:
     """Drop out ones of the whole shape, as the op itself would have drawn.
 
-    It draws number by number as its input lies in memory.
+    Numbers are drawn one by one as the input lies in memory.
     """
     order = lies(spec, local.forms.whole.batch)
     sizes = tuple(shape[dim] for dim in order)

@@ -1,9 +1,9 @@
-"""Which axes leave alone what is written in place, and which ops see how values lie in memory.
+"""Axes that respect values written in place, and ops that see how values lie in memory.
 
-An op that is kept whole is given the whole of what it reads, a copy: what it writes there is lost.
-So where memory is written, each op on it works on the members' own parts, or it is not divided.
-A copy lies row by row, and what is made of it may lie so, too. Most ops do not see that. What draws
-numbers does, what strides over memory, and code that no trace looks into.
+An op that stays whole gets a copy of its whole inputs: its writes into the copy are lost. Where
+memory is written, each op on it therefore works on the members' own parts, or it is not divided. A
+copy lies row by row, and results of the copy may lie that way, too. Most ops do not see the layout.
+Ops that draw numbers do, strides over memory do, and so does code that no trace looks into.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Axes that no choice of them divides -> their largest ops, each an axis of its own.
+"""Axes that cannot be divided together -> their largest ops, each an axis of its own.
 
     residual ──conv──norm──up──▶ hidden ──down──▶ residual        up and down are divided: the axis
                └─ a piece: its filters are divided, and gathered    of the residual meets them there
 
-A long axis runs through many layers, and meets what divides them better. What is left of it whole
-is an op here and there; one that has weights of its own is divided by itself, its result gathered.
+A long axis runs through many layers, and meets axes that divide them better. A few of its ops are
+left whole; one that has weights of its own is divided by itself, its result gathered.
 """
 
 from __future__ import annotations

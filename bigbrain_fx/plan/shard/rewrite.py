@@ -1,4 +1,4 @@
-"""Graph, axes, shares -> one graph for each member of a tensor group.
+"""Graph, axes, ratios -> one graph for each member of a tensor group.
 
 Where an op needs a value in another form than it was made in, an exchange is put before it
 (`core.Exchange` says which). Ops have the same names on all members; only numbers differ.

@@ -1,4 +1,4 @@
-"""What a member's ops hold: its part of what capture measured; the rest, written here, by rule.
+"""Memory of a member's ops: its part of the measured bytes; written ops by rule.
 
 Exchanges are `runtime.group`, whose tensors are counted here; ops that stand in an op's place are
 torch's own, of which derivatives.yaml says what autograd keeps. Then come the forms of values.
@@ -35,7 +35,7 @@ from bigbrain_fx.plan.shard.find import common
 
 @dataclass(frozen=True, slots=True)
 class SizePart:
-    """What one member has of an axis."""
+    """Part of an axis that one member has."""
 
     axis: Axis
     lengths: tuple[int, ...]

@@ -16,7 +16,7 @@ is ahead of it, also while the GPU waits for a message.
     process  |f0|f1|b0|b1|          |f0 |f1 |b0 |b1 |
     GPU      |f0  |f1  |b0   |b1  |  .f0|. f1|. b0|. b1
 
-It knows nothing of memory, and of how a schedule came to be.
+The module knows nothing of memory, or of the origin of a schedule.
 """
 
 from __future__ import annotations
@@ -205,12 +205,12 @@ _Work: TypeAlias = tuple[float, float]
 
 @dataclass
 class _Device:
-    """Where one device is in its program.
+    """State of one device in its program.
 
     Attributes:
         begun_s: when its instruction began, or will.
-        end_s: when that ends; infinity: nobody knows yet.
-        waits_for: the message that it waits for, if any.
+        end_s: when that ends; infinity: not known yet.
+        waits_for: the awaited message, if any.
         work: seconds of a computation, alone and in the fullest crowd; None: it does not compute.
         left: the share of that work that is still to be done.
     """

@@ -1,4 +1,4 @@
-"""Messages in simulated time: which link and which NICs each takes, and when it is there.
+"""Messages in simulated time: link and NICs of each, and its arrival.
 
 A link is one way between two devices, carries one message at a time, in the order they were sent,
 and latency does not occupy it. Hosts may have a NIC that all messages out of the host share, and
@@ -9,7 +9,7 @@ wait for one of them holds up none of those that the others have to carry.
 Sums by collectives of torch.distributed, and those of many replicas, are messages that all replicas
 send at once: see `collectives`.
 
-It knows no programs.
+The module knows no programs.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Pairs:
 
     @cached_property
     def latency_s(self) -> float:
-        """What passes beside."""
+        """Return the latency, during which no link is taken."""
         return max(link.latency_s for links in self._links.values() for link in links)
 
     def _nics_s(self, kind: EdgeKind, pieces: Sequence[int]) -> Iterator[tuple[str, float]]:
@@ -150,7 +150,7 @@ class Ring:
 
     @cached_property
     def latency_s(self) -> float:
-        """What passes beside: as many messages one after another as a tree is deep."""
+        """Return the latency: as many messages one after another as a tree is deep."""
         most = max(self.hosts.values())
         inside_s = self._inside[1] * ceil(log2(most)) if most > 1 else 0.0
         return inside_s + self._between[1] * ceil(log2(len(self.hosts)))
@@ -191,7 +191,7 @@ class Ring:
 
 
 class Exchanges:
-    """Who has joined which exchange: mutable, of one execution."""
+    """Participants of each exchange so far: mutable, of one execution."""
 
     def __init__(self, stages: Stages, cluster: Cluster) -> None:
         self.stages, self.cluster = stages, cluster
@@ -264,7 +264,7 @@ class Flight:
 
 
 class Messages:
-    """What was sent so far: mutable, of one execution."""
+    """Messages sent so far: mutable, of one execution."""
 
     def __init__(self, stages: Stages, costs: StageCosts) -> None:
         self.stages, self.costs = stages, costs

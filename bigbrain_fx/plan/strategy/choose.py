@@ -74,7 +74,7 @@ def plan_strategies(
 
 @dataclass
 class _Chooser:
-    """What was planned so far: mutable, used once.
+    """Plans so far: mutable, used once.
 
     Attributes:
         failures: of strategies that have no plan.
@@ -152,7 +152,7 @@ class _Chooser:
 
     @cached_property
     def _given(self) -> Options:
-        """What was asked for besides, without what only replicas have where these are open."""
+        """Return the other requested options, without replicas' options where replicas are open."""
         options = self.options
         schedule = None if options.schedule == AUTO else options.schedule
         if options.replicas != 0:

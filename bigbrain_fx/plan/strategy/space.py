@@ -1,8 +1,8 @@
-"""What was left open -> every strategy that may be planned, each once; of unlike devices few.
+"""Open choices -> every strategy that may be planned, each once; of heterogeneous devices few.
 
     numbers of replicas   all devices, as `divide` gives them to each
-    unlike replicas       of one kind of device each, or without the devices of some kinds
-    tensor groups         of one replica; of several alike, the same in each
+    different replicas    of one kind of device each, or without the devices of some kinds
+    tensor groups         of one replica; of several identical ones, the same in each
 
 This file knows devices, and which axes pay; it prices no strategy and plans nothing.
 """
@@ -51,7 +51,7 @@ MOST = 4_096
 def device_choices(cluster: Cluster) -> list[Names]:
     """Return every set of devices that may be worth renting, in the cluster's order.
 
-    Where the cluster file names replicas, all devices are the only set.
+    If the cluster file names replicas, all devices are the only set.
     """
     every = tuple(device.name for device in cluster.devices)
     if cluster.replicas:
@@ -140,7 +140,7 @@ def fastest_number(
 
 @dataclass
 class _Climb:
-    """What was planned so far: mutable, used once."""
+    """Plans so far: mutable, used once."""
 
     make: Callable[[int | None], Plan]
     may_be_faster: Callable[[float], bool]

@@ -1,10 +1,10 @@
-"""One point of the space that `auto` looks at: who computes together, and what they divide.
+"""One point of the space that `auto` searches: devices of each group, and their divided tensors.
 
     replicas x members of a tensor group x ZeRO x devices of each replica x rows of a micro-batch
 
-What is left to the search of one pipeline (devices along it, cuts, schedule, what runs again, and
-of one replica the rows) is no part of a strategy: `plan.search` finds it. This file knows options
-and devices.
+The search of one pipeline (`plan.search`) chooses the devices along it, cuts, schedule, recomputed
+ops, and of one replica the rows; these are no part of a strategy. The module knows options and
+devices.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Priced:
 
 
 class Bound:
-    """What a model takes on each device: mutable, remembers what it worked out."""
+    """Lower bound of a model's step on each device: mutable, remembers its results."""
 
     def __init__(self, graph: Graph, cluster: Cluster, source: Source, options: Options) -> None:
         self.graph, self.cluster, self.source, self.options = graph, cluster, source, options

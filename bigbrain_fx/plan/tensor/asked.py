@@ -1,4 +1,4 @@
-"""Options with --tensor-parallel -> what is refused, and the axes to try. It plans nothing."""
+"""Options with --tensor-parallel -> refusals, and the axes to try. The module plans nothing."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def with_tables(graph: Graph, options: Options) -> Options | None:
 
 
 class _Sums:
-    """What sums take between replicas, and inside of their groups."""
+    """Times of sums between replicas, and inside of their groups."""
 
     def __init__(
         self, cluster: Cluster, options: Options, replicas: Sequence[Sequence[str]]

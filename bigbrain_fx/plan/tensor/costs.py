@@ -98,7 +98,7 @@ def _of(
 
 
 class _Prices:
-    """What ops cost in each group; mutable: alike groups, and members alike, have one table."""
+    """Times of ops in each group; mutable: identical groups, and identical ranks, share a table."""
 
     def __init__(
         self,
@@ -233,7 +233,7 @@ def _joined_s(graph: Graph, op: Op, device: Device) -> float:
 
 @dataclass(frozen=True)
 class Prices:
-    """What ops take on each device, in a step of as few micro-batches as can be.
+    """Times of ops on each device, in a step of as few micro-batches as can be.
 
     Attributes:
         costs: of all ops, where no device slows another.

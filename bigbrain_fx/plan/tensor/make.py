@@ -108,7 +108,7 @@ class GroupMaker:
 
     @property
     def scope(self) -> str:
-        """What all of its plans have in common."""
+        """Return the common description of all of its plans."""
         count, every = len(self.tensor.groups), len(self.all_devices.devices)
         some = every // self.tensor.members
         of = f", on {count} of {some} groups" if count == MOST_GROUPS < some else ""
@@ -116,7 +116,7 @@ class GroupMaker:
 
     @property
     def graph(self) -> Graph:
-        """What the first member runs."""
+        """Return the graph of the first member."""
         return self.sharded.members[0]
 
     @cached_property
@@ -126,10 +126,11 @@ class GroupMaker:
 
     @cached_property
     def sharded(self) -> Sharded:
-        """What all members run.
+        """Return the graphs of all members.
 
         Raises:
-            InputError: micro-batches may have fewer rows, and an exchange does not say of how many.
+            InputError: micro-batches may have fewer rows, and the number of rows of an exchange is
+                unknown.
         """
         about = self.whole, self.tensor.axes, self.tensor.shares
         tell(f"graphs of the {self.tensor.members} members of each group")
@@ -145,10 +146,10 @@ class GroupMaker:
         return only(self.all_devices, [name for group in self.tensor.groups for name in group])
 
     def homes_of(self, homes: Mapping[str, str]) -> dict[str, str]:
-        """Return where members run what was placed of the whole graph: a group by its first device.
+        """Return ranks' homes of ops that were placed in the whole graph; a group has one name.
 
-        What is written around an op, its exchanges and its parts, comes before it and goes along.
-        An output is put together at the very end, where its parts are.
+        Exchanges and parts that are written around an op come before it and go along. An output is
+        put together at the very end, where its parts are.
         """
         first_of = {name: group[0] for group in self.tensor.groups for name in group}
         found: dict[str, str] = {}

@@ -133,9 +133,9 @@ def _round(
 def _arrived_s(
     cluster: Cluster, group: Sequence[str], nbytes: int, sent_s: Sequence[float], member: int
 ) -> float:
-    """Return when the last of the others' messages is there: one after another as they are sent.
+    """Return when the last message of the others is there; messages are sent one after another.
 
-    What leaves a host, or comes to it, goes through its NIC beside all else of this exchange.
+    A message that leaves or enters a host goes through its NIC beside all else of this exchange.
     """
     arrived_s, through_s, own = 0.0, 0.0, group[member]
     crowded = _crowded_s(cluster, group, nbytes, own) if cluster.has_shared_nics else {}
@@ -313,10 +313,11 @@ def passes(graph: Graph, op: Op, *, again: bool) -> Iterator[tuple[bool, int]]:
 
 
 def require_growing(graph: Graph) -> None:
-    """Refuse, of micro-batches of unequal rows, exchanges by whose size nobody knows a channel.
+    """Refuse, for micro-batches of unequal rows, exchanges whose channel has no known size.
 
     A message of few rows goes where those of a full micro-batch go, filled up to as many numbers.
-    So what is exchanged has as many numbers for each row, is a single one, or a parameter.
+    An exchanged value must therefore have as many numbers for each row, or be a single number or a
+    parameter.
 
     Raises:
         InputError: something else is exchanged; names its op.

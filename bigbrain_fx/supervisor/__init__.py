@@ -1,7 +1,8 @@
 """Keep a training run going when its processes die; stdlib only, copied into bundles.
 
-One supervisor per host starts the device processes and warm spares, owns the snapshots in memory,
-and replaces what dies. It imports nothing of ours and knows neither torch nor what is computed.
+One supervisor per host starts the device processes and warm standby workers, owns the in-memory
+checkpoints, and replaces processes that die. The package imports nothing of ours, and it knows
+neither torch nor the model.
 """
 
 import sys

@@ -20,7 +20,7 @@ LOOK_S = 0.1
 
 @dataclass(frozen=True)
 class _Guest:
-    """Who has introduced itself: as the agent of a host, or in vain (`why`)."""
+    """A connection that has introduced itself: an agent of a host, or a refusal (`why`)."""
 
     connection: socket.socket
     address: str

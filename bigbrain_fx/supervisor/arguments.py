@@ -1,6 +1,6 @@
-"""The options of a bundle's launch.py: what each is called, what it may be, what is said of it.
+"""The options of a bundle's launch.py: names, allowed values, and help texts.
 
-It reads words; it starts nothing and opens no file.
+The module reads arguments; it starts nothing and opens no file.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Flag:
 
     @property
     def default_text(self) -> str:
-        """What the help says of the default."""
+        """Return the help text of the default."""
         return self.default if self.value is None else f"{self.value:g}"
 
 

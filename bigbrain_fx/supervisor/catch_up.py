@@ -25,7 +25,7 @@ class CaughtUp:
 
 @dataclass(frozen=True)
 class _Lag:
-    """What is to be done again: the steps from `start` to before `goal`."""
+    """Steps to replay: from `start` to before `goal`."""
 
     start: int
     goal: int
@@ -34,7 +34,7 @@ class _Lag:
 
 @dataclass
 class CatchUp:
-    """Which devices are behind; times are of a monotonic clock, in seconds."""
+    """Devices that lag behind; times are of a monotonic clock, in seconds."""
 
     ways: dict[str, _Lag] = field(default_factory=dict)
 

@@ -1,4 +1,4 @@
-"""What a run tells people: lines that are lost where nobody reads them any more."""
+"""Output of a run for people: lines that are dropped where nobody reads them any more."""
 
 from __future__ import annotations
 

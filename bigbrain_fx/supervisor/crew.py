@@ -1,7 +1,7 @@
-"""The processes of a run: it starts them, gives them orders, and hears what they say and their end.
+"""The processes of a run: starts them, sends orders, receives their messages and their ends.
 
-It knows lines and processes, and neither steps nor snapshots: what follows from a word or an end is
-for who made it.
+The module knows connections and processes, and neither steps nor snapshots. The part that asked for
+a message or an end decides what follows.
 """
 
 from __future__ import annotations

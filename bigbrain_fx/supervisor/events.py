@@ -1,4 +1,4 @@
-"""What happened to the processes of a run: JSON lines for programs, one line for people."""
+"""Events of the processes of a run: JSON lines for programs, one line for people."""
 
 from __future__ import annotations
 

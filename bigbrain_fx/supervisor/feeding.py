@@ -1,10 +1,11 @@
-"""A run that a caller feeds: batches by step, kept until no device can want them again.
+"""A run that a caller feeds: batches by step, stored until no device can need them again.
 
     caller's thread ── put(step, bytes) ──▶ a nameless file ──▶ to each device that wants that step
                     ── ask(step) ──▶ every device takes a snapshot before it ──▶ answered
 
 Batches lie one after another in a file; after a snapshot of all devices a new file is begun, and
-the old one goes when the last of its batches does. So few files are open, however many batches.
+the old one goes when the last of its batches does. Few files are open, however many batches there
+are.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from .snapshots import Snapshots, nameless
 
 @dataclass(frozen=True)
 class FedPlace:
-    """Where the batch of a step is."""
+    """Place of the batch of a step in its file."""
 
     file: int
     start: int
@@ -32,11 +33,11 @@ class FedPlace:
 
 @dataclass
 class Feed:
-    """What a caller's thread hands to a run; `stop` ends it after the last step that was put.
+    """Batches that a caller's thread hands to a run; `stop` ends it after the last step put.
 
     Attributes:
-        first: the step whose batch the devices want first; None until they have said so.
-        on_first: hears of it.
+        first: the step whose batch the devices want first; None until the devices have reported it.
+        on_first: is called with it.
         on_state: gets the step and each device's file of it, which is its own to close.
     """
 

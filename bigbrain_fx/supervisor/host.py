@@ -1,7 +1,8 @@
 """The supervisor of one host: starts device processes and spares, and replaces what has died.
 
-It lives outside every device, knows no torch, and computes nothing, so hardly anything can end it.
-What it decides is in the files that it imports; this one hears, and passes on.
+The supervisor lives outside every device, knows no torch, and computes nothing, so that hardly
+anything can end it. The files that this module imports decide; this module receives messages and
+passes them on.
 
     a process ends ──▶ generation g+1 is announced ──▶ all say which messages they wait for
                        a spare becomes the device      ──▶ all are told ──▶ they connect and go on

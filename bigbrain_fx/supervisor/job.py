@@ -1,4 +1,4 @@
-"""What a supervisor is asked to do, and how it ends: nouns only."""
+"""The job of a supervisor, and its result: dataclasses only."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ Rescue = Callable[[int, Mapping[str, int]], None]  # step, device -> file descri
 
 @dataclass(frozen=True)
 class Job:
-    """What to run on this host, and how patiently.
+    """A job for this host: processes, limits and times.
 
     Attributes:
         devices: their names, by rank.
-        words: the program of every process; it asks its line what to be.
+        words: the program of every process, which asks its connection for its device.
         folder, environment: for every process.
-        logs: folder of what each writes.
-        spares: how many processes are kept warm.
+        logs: folder of the output of each.
+        spares: number of warm standby workers.
         restarts, window_s: so many within so many seconds are allowed.
-        hang_s: a process without progress for so long is ended. Time in which it was ready to run
-            and had no processor does not count, here and below.
+        hang_s: a process without progress for so long is ended. Time in which the process was ready
+            to run and had no processor does not count, here and below.
         start_s: longest time from a process's start to its first step.
         every: steps between snapshots in memory; None chooses after two steps.
         snapshots: a folder where they lie instead, on a disk.

@@ -136,11 +136,12 @@ class Judge:
     def stop_for(self, death: Death, now: float) -> Stop | None:
         """Return why the run must stop; None: start a process again.
 
-        An error that would come again is not worth a restart: wrong data, numbers that are not
-        finite, files that cannot be saved, commits that are another's, the same error (or memory
-        that ran out) at the same step of the same device, or two ends of a device that has never
-        finished a step, unless somebody else ended it. It would come on other devices, too; whose
-        processes only die may be left behind.
+        An error that would come again is not worth a restart. Such errors are wrong data, numbers
+        that are not finite, files that cannot be saved, and commits of another run. The same error
+        (or memory that ran out) at the same step of the same device would come again, too. Two ends
+        of a device that has never finished a step stop the run as well, unless somebody else ended
+        it. Such an error would come on other devices, too; a device whose processes only die may be
+        left behind.
         """
         if death.code == BAD_INPUT and not self._was_well_before(death):
             return Stop("its input cannot be used")

@@ -3,8 +3,8 @@
     python -I -S outliving.py PID GROUP ...
 
 is a process of its own, a child of PID: it waits for PID's end, and then ends the groups. Another
-one takes its place where a group comes or goes. It needs neither torch nor the bundle. What has
-left its group, for a session of its own, is nobody's any more.
+such process takes its place where a group comes or goes. The program needs neither torch nor the
+bundle. A process that has left its group, for a session of its own, is not ended.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """A run without snapshots: the state of a dead device comes from its peers in other replicas.
 
-All devices vote on every step, when they have all of its messages, and update when all have voted:
-until then every device has the beginning of the step, and from then on that of the next. What a
-device alone would have told after its update, the step's loss, it tells with its vote.
+All devices vote on every step, when they have all of its messages, and update when all have voted.
+Until then every device has the beginning of the step, and from then on that of the next. With its
+vote a device sends the loss of the step, which it would else report after its update.
 
-A replica that is lost for good is `Losing`'s: the others begin again the step in which it was lost,
-for nobody has updated in it. What one computes in place of another is theirs to know.
+`Losing` handles a replica that is lost for good: the other replicas begin again the step in which
+it was lost, for no device has updated in that step. The program knows which replica computes in
+place of another.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ TellStep = Callable[[int, float, float], None]  # step, loss, seconds
 
 
 class Peering:
-    """What follows for the parts of a supervisor; nothing, where a run keeps snapshots.
+    """Peer recovery for the parts of a supervisor; inactive, where a run keeps snapshots.
 
     Attributes:
         is_elastic: only where the run can go on without a replica.

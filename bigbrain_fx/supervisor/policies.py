@@ -1,11 +1,12 @@
-"""What a run may have besides: each part has methods of the names that a supervisor asks for.
+"""Optional parts of a run: each has methods of the names that a supervisor calls.
 
     watch       Watch, and LogLoss: `split --with watch`
     suspicion   Suspicion: `--suspect`
     peering     Peering, and in losing Losing: replicas
     feeding     Feeding: sessions
 
-A bundle has the files of those that its plan or its flags need. A part has as many as it wants of:
+A bundle has the files of the parts that its plan or its flags need. A part may have any of these
+methods:
 
     acts()                    methods that follow from messages of processes, by message
     look(now), require_end(now)     what it does from time to time; FailedError ends the run

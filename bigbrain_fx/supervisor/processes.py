@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Pulse:
-    """What is known of a process's progress; times are of a monotonic clock, in seconds.
+    """Progress of a process; times are of a monotonic clock, in seconds.
 
     Attributes:
         heard: when it last said anything: a stopped process says nothing.
@@ -67,7 +67,7 @@ LEAST_GAP_S = 0.5
 
 
 class AwakeClock:
-    """Tell the time on a monotonic clock, in seconds; whoever lives by it looks at an even pace.
+    """Tell the time on a monotonic clock, in seconds; callers must read it at an even pace.
 
     Args:
         pace_s: the longest time from one look to the next. Where two are much further apart, this
@@ -124,7 +124,7 @@ class DeviceProcess(Protocol):
 
 @dataclass(frozen=True)
 class Order:
-    """What to start: words in a folder, with the whole environment.
+    """A process to start: words in a folder, with the whole environment.
 
     Attributes:
         name: a device's, or a spare's.
@@ -148,7 +148,7 @@ Start = Callable[[Order], DeviceProcess]
 def popen(given: Order, popen: Callable[..., DeviceProcess] = subprocess.Popen) -> DeviceProcess:
     """Start a process as a child of this one; it leads a session, and a group, of its own.
 
-    So Ctrl-C in a terminal is this process's alone to handle.
+    Only this process then handles Ctrl-C in a terminal.
     """
     environment = {
         **uncached(given.folder, given.environment),
@@ -185,8 +185,8 @@ def opened_log(path: Path) -> tuple[IO[str], str | None]:
 class Group:
     """A process that leads a group of its own, as `subprocess.Popen` shows it.
 
-    When it ends, or is ended, so are all processes of its group: what it has started. So they are
-    when this process is killed, where there is `outliving`.
+    When the process ends, or is ended, all processes of its group end, too: all that it has
+    started. With `outliving` they also end when this process is killed.
 
     Args:
         leader: the process; nobody else waits for it.
@@ -269,10 +269,10 @@ def log_limit(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def uncached(folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return a process's environment; where activations go to a store, malloc keeps nothing small.
+    """Return a process's environment; where activations are offloaded, malloc caches nothing small.
 
-    Small blocks that are kept lie between large ones that have gone, whose room serves nobody then.
-    What the user says of them stands.
+    Small blocks in a cache lie between large ones that have gone, and nobody can use the memory
+    there. The user's own settings of these variables stand.
     """
     given = environment.get(TUNABLES, "")
     if "tcache_count" in given or not (folder / STORES_ACTIVATIONS).exists():

@@ -28,7 +28,7 @@ Object = dict[str, Any]
 
 
 class Remaining:
-    """What an agent knows of its devices, and what they keep when the head is lost.
+    """An agent's knowledge of its devices, and their choices when the head is lost.
 
     Args:
         host: the agent's.
@@ -112,7 +112,7 @@ class Remaining:
 
     @property
     def commit(self) -> Object | None:
-        """What is known of the last commit: step and file; None: there is none."""
+        """Return step and file of the last commit; None: there is none."""
         return next((said for said in self.kept.values() if said.get("file")), None)
 
     @property

@@ -321,9 +321,9 @@ def _object_of(text: bytes) -> Object:
 
 
 class Mouth:
-    """Say things over a connection in a thread of its own; a beat where there is nothing to say.
+    """Send messages over a connection in a thread of its own; a beat where none is waiting.
 
-    So nobody waits for a wire that takes no more.
+    No caller then waits for a connection that takes no more.
     """
 
     def __init__(self, connection: Secured) -> None:

@@ -1,9 +1,9 @@
-"""Snapshots of all devices: which all have, how often one is made, and room for them.
+"""Snapshots of all devices: the newest common one, the interval, and memory for them.
 
-Where a device's state comes from its peers in other replicas, none is made. Room is in memory, or
-on a disk; it has no name in any file system, so nothing is left to clean up.
+Where a device's state comes from its peers in other replicas, there is no snapshot. A snapshot lies
+in memory, or on a disk; the file has no name in any file system, so nothing is left to clean up.
 
-A replacement computes again what came after the last snapshot, and the others keep their messages
+A replacement replays the steps after the last snapshot, and the other devices store their messages
 since then: the fewer steps, the better. Copying must stay a small share of a step. Slots take the
 same memory whatever the interval, so the ratio of state to log does not enter.
 """
@@ -107,11 +107,11 @@ MEMORY_SHARE = 0.125  # of what is available
 
 @dataclass(frozen=True)
 class SnapshotCost:
-    """What one device measured.
+    """Measurements of one device.
 
     Attributes:
         state: bytes of a snapshot.
-        log: bytes that the others keep for it per step.
+        log: bytes that the other devices keep for it per step.
         copy_s: time of one copy into a slot.
         step_s: time of one step.
     """
@@ -125,8 +125,9 @@ class SnapshotCost:
 def interval(costs: Iterable[SnapshotCost], available_bytes: int) -> int:
     """Return the steps between snapshots, one number for all devices.
 
-    They must agree: a device's log serves the others from the newest step that all have. Twice the
-    log of an interval, until all have the next snapshot, takes an eighth of the memory at most.
+    All devices must have the same interval: a device's log serves the others from the newest step
+    that all have. Twice the log of an interval, until all have the next snapshot, takes an eighth
+    of the memory at most.
     """
     known = list(costs)
     logs = sum(cost.log for cost in known)

@@ -24,7 +24,7 @@ class Starves(Protocol):
 
 
 class ToldStarving:
-    """What another host says of a process there."""
+    """Starvation of a process on another host, as that host reports it."""
 
     def __init__(self) -> None:
         self.total_s = 0.0

@@ -21,7 +21,7 @@ from .snapshots import Snapshots
 
 @dataclass
 class Stopping:
-    """How far a request to stop has come.
+    """Progress of a request to stop.
 
     Attributes:
         asked: when it came, on a monotonic clock in seconds; None: it has not.
@@ -76,7 +76,7 @@ class Stopping:
 
 
 class Stops(Protocol):
-    """What can be asked to stop: a supervisor, or the agent of another host."""
+    """A stoppable thing: a supervisor, or the agent of another host."""
 
     def ask_to_stop(self) -> None:
         """End the run after the step that it is in; signal handlers may call this."""

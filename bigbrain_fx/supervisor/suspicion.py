@@ -1,9 +1,9 @@
-"""Steps that spares compute again: who tapes, who checks, and what waits for it.
+"""Steps that spares compute again: devices that tape, spares that check, events that wait.
 
     a device   "tape" ──▶ has memory for it ──▶ "taped" ──▶ a spare checks ──▶ "checked"
 
-What would be kept of a step (a snapshot of all devices, a commit, the end) counts once all tapes of
-steps before it are checked: so there always is something older than a difference to go back to.
+A state after a step (a snapshot of all devices, a commit, the end) counts once all tapes of steps
+before it are checked. A state older than a difference is therefore always there to go back to.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What devices have agreed on, kept for those that start later; notes that they tell each other.
+"""Decisions of devices, stored for processes that start later; notes from device to device.
 
 A note's key may have a number between slashes ("shard/40/d1"): of each kind of such notes, those
-with the newest few numbers stay. So a run of any length keeps a board of one size. Notes of commits
-count when it is clean what their states were computed with.
+with the newest few numbers stay. A run of any length then keeps a board of one size. Notes of
+commits count when the steps behind their states are checked.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class Notes:
 
 @dataclass(frozen=True)
 class Decision:
-    """What all devices said of a step.
+    """Votes of all devices on a step.
 
     Attributes:
         against: the devices that said no; the step's update is made if there are none.
-        is_new: nobody has heard of it before.
+        is_new: no device knew the decision before.
     """
 
     against: tuple[str, ...]
@@ -60,7 +60,7 @@ class Decision:
 
 @dataclass
 class Votes:
-    """What was said first of each thing, the notes for all, and the votes on each step."""
+    """The first statement on each subject, the notes for all, and the votes on each step."""
 
     devices: frozenset[str]
     firsts: dict[str, str] = field(default_factory=dict)

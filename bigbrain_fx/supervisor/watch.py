@@ -27,10 +27,10 @@ SLOW_SHARE = 0.25  # of the limit: a device this long within one instruction is 
 
 @dataclass
 class Watched:
-    """What was seen of one process.
+    """Observations of one process.
 
     Attributes:
-        starving, starved_s: tells how long it had no processor; what it said last.
+        starving, starved_s: measures how long it had no processor; its last figure.
         excused: the instruction of which that was reported.
         warned: the instruction that was reported as slow.
         stopped_at: since when it is stopped, of one that has not greeted yet; None: it is not.
@@ -204,7 +204,7 @@ def hung(pulses: Mapping[str, Pulse], now: float, limit_s: float) -> list[str]:
 
 
 def locked(pulses: Mapping[str, Pulse], now: float, limit_s: float) -> bool:
-    """Whether all wait for each other: a message was lost. Who rests waits for the caller."""
+    """Return whether all wait for each other: a message was lost; idle ones wait for the caller."""
     rests = any(p.waits_for and p.waits_for.kind == BATCH for p in pulses.values())
     return (
         bool(pulses)
@@ -264,9 +264,9 @@ class LogLoss:
         return True
 
     def take_back(self, step: int) -> bool:
-        """Return whether all must start again with one that starts at `step`.
+        """Return whether all must start again with a process that starts at `step`.
 
-        They then send all that was missing again.
+        All processes then send every missing message again.
         """
         if self.step < step:
             return False

@@ -1,7 +1,8 @@
-"""What a bundle runs on: copied into it verbatim.
+"""The runtime of a bundle: copied into it verbatim.
 
-It imports torch and safetensors, and nothing of bigbrain-fx. Names are loaded when they are first
-used: `runtime.checkpoint_store` imports no torch, so that a supervisor without it can use it.
+The package imports torch and safetensors, and nothing of bigbrain-fx. Names are loaded when they
+are first used: `runtime.checkpoint_store` imports no torch, so that a supervisor without it can use
+it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where the processes of several hosts meet: copied into bundles whose plan has several."""
+"""Rendezvous of the processes of several hosts: copied into bundles whose plan has several."""
 
 from __future__ import annotations
 

@@ -3,9 +3,9 @@
     2bw    W(t+1) = W(t) - u(g(W(t-1)))     t counts steps; both passes of a batch with W(t-1)
     stash  W(n+1) = W(n) - u(g(W(n-b)))     n counts micro-batches; b later stages follow this one
 
-Which version a pass computes with is said by its number, not by what happens to be newest. So a
-step that runs into the next batch and one that ends with nothing under way have the same numbers,
-and steps may end so whenever a state is wanted.
+A pass computes with the version of its number, not with the newest version. A step that runs into
+the next batch and one that ends with nothing under way therefore have the same numbers, and steps
+may end so whenever a state is wanted.
 
 Copied into bundles of `--asynchronous`.
 

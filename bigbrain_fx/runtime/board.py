@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Board(Ledger):
-    """What devices have said; see `Ledger`.
+    """Statements of devices; see `Ledger`.
 
     Args:
         transport: of the device: its thread meets the others anew while it waits for the disk.

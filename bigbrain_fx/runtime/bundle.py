@@ -1,4 +1,4 @@
-"""What `train.py` says of its bundle, and how a device is made from it and saved."""
+"""Facts of a bundle in `train.py`, and how a device is made from the bundle and saved."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KNOWN = Path(__file__).with_name("known_stream.py")  # and lean ones lack this
 
 @dataclass(frozen=True)
 class Bundle:
-    """What `train.py` says of the bundle."""
+    """Facts of the bundle in `train.py`."""
 
     folder: Path
     plan: str

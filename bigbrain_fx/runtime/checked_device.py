@@ -1,7 +1,7 @@
-"""One device of a plain pipeline, whose batches, numbers and copies of weights are checked.
+"""One device of a plain pipeline, with checks of batches, numbers and copies of weights.
 
-It is `pipeline_device` with hooks, a policy for numbers that are not finite, and what checkpoints
-ask of a device. Bundles whose plan has more (replicas, offloading, recomputation) have `device`.
+The device is `pipeline_device` with hooks, a policy for numbers that are not finite, and methods
+for checkpoints. Bundles whose plan has more (replicas, offloading, recomputation) have `device`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself, as JSON with a checksum of its own: records and manifests.
+"""Description of a checkpoint, as JSON with a checksum of its own: records and manifests.
 
     commit-40.json       the record: step, generation, folder, and each device's manifest
     commit-40-g2/d0.json the manifest: of each tensor dtype, shape, place and SHA-256
@@ -43,13 +43,13 @@ class FencedError(CodedError, RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a device says of its part of a checkpoint: it is written, or can be loaded, or why not.
+    """A device's report on its part of a checkpoint: written, loadable, or the reason why not.
 
     Attributes:
         step: of the checkpoint, where the part is written.
         manifest: the checksum of its manifest: the record remembers it.
         why: it is not written, or cannot be loaded.
-        code: of the error that says so of all checkpoints; "": another one may do.
+        code: of the error that holds for all checkpoints; "": another one may do.
     """
 
     step: int = -1
@@ -92,7 +92,7 @@ def about_of(facts: Mapping[str, Any]) -> dict[str, Any]:
 def graph_hash(plan_json: bytes) -> str:
     """Return the hash of the model in a plan.json, which no other split of it changes.
 
-    It holds every op with its module path, so also the keys of all random draws.
+    The hash covers every op with its module path, and therefore also the keys of all random draws.
     """
     text = json.dumps(json.loads(plan_json)["graph"], sort_keys=True, separators=(",", ":"))
     return digest(text.encode())[:16]

@@ -1,10 +1,8 @@
-"""How a run begins with checkpoints: its options; from the start, or from the last checkpoint.
+"""Start of a run with checkpoints: its options; from the start, or from the last checkpoint.
 
-    every device  waits for what rank 0 has decided; this is what that looks at
-
-It reads what is there and begins a generation; it loads no state. What devices tell each other of
-checkpoints is in a `Ledger`: torch's store, or a supervisor's, `board.Board`, which also knows what
-a dead process has said.
+Every device waits for the decision of rank 0, which this module makes. The module reads the folder
+and begins a generation; it loads no state. Devices exchange notes on checkpoints in a `Ledger`:
+torch's store, or a supervisor's, `board.Board`, which also has the notes of a dead process.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ Said = TypeVar("Said")
 
 
 class Ledger:
-    """What devices have said, by key.
+    """Statements of devices, by key.
 
     Args:
         store: of all processes, or of the threads of one.
@@ -95,7 +93,7 @@ def read_as(kind: Callable[..., Said], text: str) -> Said:
 
 @dataclass(frozen=True)
 class Start:
-    """What the devices of a run begin with, or why they do not.
+    """Decision on the start of a run's devices: checkpoints to load, or an error.
 
     Attributes:
         generation: of this run: older ones write no more.
@@ -172,7 +170,7 @@ COMMIT_EVERY = 100  # steps
 
 @dataclass(frozen=True)
 class CheckpointOptions:
-    """Where a run commits, how often, and whether it goes on from there."""
+    """Folder and interval of a run's checkpoints, and whether the run resumes from there."""
 
     folder: Path
     every: int

@@ -49,7 +49,7 @@ PICKLED = (".pt", ".pth", ".bin", ".pkl", ".ckpt", ".distcp")
 
 @dataclass(frozen=True)
 class Fence:
-    """Who may write: the newest generation, who started it (None: not known), how many stay."""
+    """Permission to write: newest generation, its starter (None: unknown), checkpoints to keep."""
 
     generation: int
     launcher: str | None
@@ -78,8 +78,8 @@ class Loaded:
 class CheckpointStore:
     """A folder of checkpoints, and the disk that it is on.
 
-    Whoever writes says of which generation it is, and is refused with FencedError where that was
-    replaced. A full disk is an OSError, and leaves no part of a file behind.
+    A writer names its generation, and is refused with FencedError where that was replaced. A full
+    disk is an OSError, and leaves no part of a file behind.
     """
 
     folder: Path
@@ -416,7 +416,7 @@ def _minor(version: str) -> list[str]:
 def _whole(image: mmap.mmap, head: str, checks: Mapping[str, str]) -> ImageLayout:
     """Compare every byte's checksum; name the tensor that is not as it was written.
 
-    What is loaded is what the header says, so it is the header's tensors that must have one each.
+    The header says which tensors are loaded: each of the header's tensors must have one checksum.
     """
     view = memoryview(image)
     layout = read_layout(view)

@@ -352,7 +352,7 @@ class Checkpoints:
 
 
 class Misses:
-    """How many checkpoints in a row were missed, and what is said of it.
+    """Number of checkpoints missed in a row, and the warnings about them.
 
     Args:
         say: prints a line.

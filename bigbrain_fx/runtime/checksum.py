@@ -1,4 +1,4 @@
-"""Bytes that tell when one of them has changed, or changed places.
+"""Checksums of bytes that change when one byte has changed, or changed places.
 
     | payload | zeros up to a whole word | checksum of all before it and of the length |
 
@@ -9,7 +9,7 @@ Words of 8 bytes are laid out as the rows of a table, and summed along its rows 
     ─────────┘        most; a payload of more has several, one after another. One of less than
     c0 c1 c2   w6     4 KiB is hashed itself.
 
-What always changes the hashed numbers, and so the checksum but for one chance in 2^64:
+These changes always change the hashed numbers, and the checksum but for one chance in 2^64:
 
 - one word that is another one (a flipped bit, a burst): the sum of its row differs by what the word
   does, which is not 0 modulo 2^64;
@@ -18,9 +18,10 @@ What always changes the hashed numbers, and so the checksum but for one chance i
 - a bit set in one word and cleared in another, or any two changes that cancel each other: they
   are in different rows or in different columns, and in each there is then only one.
 
-A rotation leaves them as they are only where it leaves every sum of a row and of a column as it is;
-a row has an odd number of words (65 or 513), which the data's own rows seldom have. No checksum
-that is shorter than the data can do this for every data; a plain sum does for none.
+A rotation leaves the hashed numbers as they are only where it leaves every sum of a row and of a
+column as it is; a row has an odd number of words (65 or 513), which the data's own rows seldom
+have. No checksum that is shorter than the data can do this for every data; a plain sum does for
+none.
 
 Two sums cost twice what one does, and a twentieth of a CRC in software, so that every message can
 have them. Bytes are in host memory.

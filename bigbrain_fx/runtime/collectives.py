@@ -56,7 +56,7 @@ class _Called:
 
 
 class CollectiveReplicas(Replicas):
-    """What one device knows of the other replicas, where torch.distributed adds.
+    """One device's knowledge of the other replicas, where torch.distributed adds.
 
     Args:
         groups: of each bucket, by name: the processes that sum it.

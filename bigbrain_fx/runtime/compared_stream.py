@@ -24,7 +24,7 @@ from .stream import BatchError, BatchStream, RandomState
 
 
 class Subject(NamedTuple):
-    """What devices compare: the batch of a step, or their copies `of` weights after it."""
+    """Subject of a comparison: the batch of a step, or the copies `of` weights after it."""
 
     step: int
     of: str = ""

@@ -1,9 +1,9 @@
 """Stages under torch.compile: each forward for the shapes of its micro-batch.
 
-What is compiled rounds otherwise than plain torch does, and draws otherwise: a plan whose stages
-draw is refused. Two processes on one host compile the same.
-A stage is compiled when it first runs, its backward when that first does, in the process itself:
-torch's own workers would outlive a process that is killed. This file knows no devices or messages.
+Compiled code rounds otherwise than plain torch does, and draws otherwise: a plan whose stages draw
+is refused. Two processes on one host compile the same. A stage is compiled when it first runs, its
+backward when that first does, in the process itself: torch's own workers would outlive a process
+that is killed. This file knows no devices or messages.
 """
 
 from __future__ import annotations

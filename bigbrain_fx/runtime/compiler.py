@@ -1,6 +1,6 @@
-"""Whether the C++ compiler that torch.compile calls for a CPU is on this host.
+"""Search for the C++ compiler that torch.compile calls for a CPU on this host.
 
-It imports no torch, so that who starts processes can ask before it starts any.
+The module imports no torch, so that a launcher can call it before it starts any process.
 """
 
 from __future__ import annotations

@@ -4,11 +4,12 @@
     norm.weight     on d0 and d1, of one tensor group     each has its gradient, and updates
     bucket r0       on d0 and d2, of two replicas         without ZeRO each has the sum, and updates
 
-What they exchange is the same bits on all of them. What each computes for itself is so only where
-processors round alike, which two kinds of them may not, and then copies drift apart in silence. So
-their digests are compared, after the first steps of a run and every now and then.
+Exchanged values are bitwise equal on all devices. A value that each device computes for itself is
+bitwise equal only where processors round identically. Two kinds of processors may not, and then
+copies drift apart in silence. The digests of copies are therefore compared, after the first steps
+of a run and every now and then.
 
-It knows weights and who else holds them; it knows no schedule and no optimizer.
+The module knows weights and their other holders; it knows no schedule and no optimizer.
 """
 
 from __future__ import annotations

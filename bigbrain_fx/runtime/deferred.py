@@ -1,13 +1,13 @@
-"""Weights' gradients that wait: a backward makes those of inputs, and of weights when it is asked.
+"""Deferred weight gradients: a backward makes those of inputs, and those of weights on request.
 
     forward            x ──▶ layer ──▶ y        x and the place of y in autograd's graph are noted
     backward           gradient of y ──▶ gradient of x         the first is noted, too
     backward_weight    (x, gradient of y) ──▶ gradients of weight and bias, later
 
-A layer runs with an alias of its weight (`deferred_layers`); what is made later is made by the same
-products, so that it is the same bits (`deferred_layers`).
+A layer runs with an alias of its weight (`deferred_layers`); later gradients come from the same
+products, and are bitwise equal (`deferred_layers`).
 
-Copied into bundles of which a stage defers. It knows no schedule.
+Copied into bundles of which a stage defers. The module knows no schedule.
 
 Source: Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024, section 2: B and W.
 """

@@ -1,9 +1,10 @@
-"""Layers whose weights' gradients wait: each notes what it read, and its place in autograd's graph.
+"""Layers with deferred weight gradients: each notes its input, and its place in autograd's graph.
 
     forward            x ──▶ layer ──▶ y        x and the place of y in autograd's graph are noted
 
 A layer runs with an alias of its weight, for which nobody asks a gradient: torch's own kernels run
-as ever, and autograd leaves the weight's out. Where nothing waits it is torch's own layer.
+as ever, and autograd leaves the weight's out. A layer without a waiting gradient is torch's own
+layer.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ class Tap:
 
 
 class _Now(threading.local):
-    """Where layers note what they run; None: nothing waits.
+    """Place where layers note their runs; None: nothing waits.
 
-    Devices of one process have a thread each: where members of a group exchange, others go on.
+    Devices of one process have a thread each: while members of a group exchange, others go on.
     """
 
     taps: list[Tap] | None = None
@@ -306,15 +307,15 @@ def waiting_tap(tap: Tap, gradient: Tensor | None) -> WaitingTap:
 
 @dataclass
 class _Sums:
-    """The gradients of one stage and micro-batch, added up over the uses of each parameter.
+    """Gradients of one stage and micro-batch, added up over the uses of each parameter.
 
     autograd adds a parameter's uses last first. Under autocast it has one cast for all uses that
     want the same type: theirs are added in that type and cast back once, in place of the earliest.
-    Where autocast keeps no casts (`cache_enabled=False`), each use's is cast back by itself.
+    If autocast keeps no casts (`cache_enabled=False`), each use's gradient is cast back by itself.
 
     Attributes:
         uses: of each parameter, those that are left; `casts` those of its cast.
-        total: what is added so far; `in_cast` in the type of the cast.
+        total: the sum so far; `in_cast` in the type of the cast.
     """
 
     uses: Counter[int]

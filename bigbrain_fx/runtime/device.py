@@ -1,7 +1,8 @@
 """One device in training, of any plan: replicas, offloading, recomputation.
 
 Bundles of a plain pipeline have `checked_device` instead; here stands what a plan may add to it.
-The emitted file decides what happens when; this file only does it. It knows no schedule.
+The emitted file decides on the order of computations; this file only runs them. The module knows no
+schedule.
 """
 
 from __future__ import annotations
@@ -179,7 +180,7 @@ class Device(PlannedDevice, CheckedDevice):
         return run(stage, micro, values)
 
     def backward(self, stage: int, micro: int, /, **sent: Tensor | None) -> Any:  # noqa: ANN401
-        """Run a stage backward; see `PipelineDevice.backward`. What has no gradient gives none."""
+        """Run a stage backward; see `PipelineDevice.backward`. Missing gradients stay missing."""
         with self._running(stage, micro, "backward"):
             return super().backward(stage, micro, **sent)
 

@@ -156,7 +156,8 @@ def require_regular(path: Path) -> None:
 def read_regular(path: Path) -> bytes:
     """Return the bytes of a file; see `require_regular`.
 
-    It is opened without waiting: the name may have come to lead elsewhere since it was looked at.
+    The file is opened without waiting: the name may have come to lead elsewhere since it was
+    checked.
 
     Raises:
         OSError: as there.

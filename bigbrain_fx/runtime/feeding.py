@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FedBatch:
-    """Where the batch of a step is: in a file, which is this process's to close."""
+    """Place of the batch of a step: in a file, which is this process's to close."""
 
     step: int
     file: int
@@ -35,7 +35,7 @@ class FedBatch:
 
 
 class FedLine:
-    """What the caller's process has sent to a device, and asked of it.
+    """Messages and requests of the caller's process to a device.
 
     Attributes:
         batch: the newest that was not taken.

@@ -4,7 +4,7 @@
     skip     all devices leave the update out if any of them finds one: they vote before it
     ignore   training goes on, as torch by itself does
 
-What is looked at are the losses and each stage's gradients, before they are clipped.
+The check covers the losses and each stage's gradients, before they are clipped.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a model goes by that a trace keeps: every batch must have it as the example has it."""
+"""Fixed entries of a model's trace: every batch must have them as the example has them."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class ForwardDevice:
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
-        """What it holds of the trained parameters, by their names in the model."""
+        """Return the device's trained parameters, by their names in the model."""
         return self.held.parameters
 
     def load(self, tensors: Mapping[str, Tensor], owner: Mapping[str, str]) -> None:

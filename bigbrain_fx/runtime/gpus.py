@@ -151,7 +151,7 @@ def require_own_gpu(kinds: Sequence[str], rank: int, local_rank: int) -> None:
 def prepare_cuda(kinds: Sequence[str]) -> None:
     """Let kernels run beside the messages of nccl, which are kernels themselves.
 
-    CUDA reads the environment as it starts. What the user has set stays.
+    CUDA reads the environment as it starts. The user's settings stay.
     """
     if len(kinds) == 1 or set(kinds) != {"cuda"}:
         return
@@ -174,8 +174,8 @@ def own_cuda(kinds: Sequence[str], rank: int, local_rank: int) -> torch.device:
 def own_gpu(kinds: Sequence[str], rank: int, local_rank: int) -> int:
     """Return the number of a process's GPU: how many GPU processes of its host come before it.
 
-    LOCAL_RANK counts CPU processes, too. Those of a host are taken to have consecutive ranks, as
-    launchers give them. Where the user lets processes share GPUs, they take them in turn.
+    LOCAL_RANK counts CPU processes, too. Processes of a host are assumed to have consecutive ranks,
+    as launchers give them. If the user lets processes share GPUs, they take GPUs in turn.
     """
     number = list(kinds[max(0, rank - local_rank) : rank]).count("cuda")
     return number % max(1, _gpus()) if SHARE_GPUS in os.environ else number

@@ -21,7 +21,7 @@ def gradients(
 ) -> tuple[Tensor | None, ...]:
     """Return the gradient of each input, a tensor or its place in the graph; None: none reaches it.
 
-    Those of parameters are what their hooks leave of them: see `PipelineDevice._adder`.
+    Gradients of parameters are the results of their hooks: see `PipelineDevice._adder`.
     """
     if not roots or not inputs:
         return (None,) * len(inputs)

@@ -1,4 +1,4 @@
-"""What members of a tensor group send each other inside a stage, as functions with a gradient.
+"""Messages of a tensor group's members inside a stage, as functions with a gradient.
 
     copy_to_group   forward nothing; backward the members' gradients are added      (Megatron's f)
     all_reduce      forward the members' parts are added; backward nothing          (Megatron's g)
@@ -123,9 +123,9 @@ class Group:
         self.inward: Ways = {_key(c, c.sender): c for c in parts if c.receiver == name}
 
     def begin(self, rows: int, full_rows: int) -> None:
-        """Be told the rows of the micro-batch that a stage runs on, and those of a full one.
+        """Take the rows of the micro-batch that a stage runs on, and those of a full one.
 
-        What a smaller one sends is filled up: channels are for full ones.
+        Messages of a smaller micro-batch are filled up: channels are for full ones.
         """
         self.rows, self.full_rows = rows, full_rows
 
@@ -393,10 +393,10 @@ class _GatherToGroup(torch.autograd.Function):
 
 
 def copy_to_group(value: Tensor, group: Group, when: str = "") -> Tensor:
-    """Hand a value to what each member computes of its part; backward adds their gradients.
+    """Pass a value to each member's computation of its part; backward adds their gradients.
 
-    Those of a parameter are added when the stage's backward ends, with all others that wait for it;
-    "at once" where something else has a gradient of it, too.
+    Gradients of a parameter are added when the stage's backward ends, with all others that wait for
+    it. They are added "at once" where something else has a gradient of it, too.
     """
     if isinstance(value, nn.Parameter) and not when:
         copy: Tensor = _ParameterToGroup.apply(group, value)  # type: ignore[no-untyped-call]

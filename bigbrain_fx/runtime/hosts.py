@@ -9,7 +9,7 @@ from .control import Control
 
 @dataclass(frozen=True)
 class LastDuty:
-    """What a device is to do when the supervisor that decides is lost.
+    """Task of a device when the supervisor that decides is lost.
 
     Attributes:
         host: where it is.

@@ -50,13 +50,13 @@ class TensorEntry:
 
     @property
     def end(self) -> int:
-        """Where the next one starts."""
+        """Return the place where the next image starts."""
         return self.start + self.size
 
 
 @dataclass(frozen=True)
 class ImageLayout:
-    """Where everything of an image is; `head` is its first bytes, up to the first tensor."""
+    """Layout of an image; `head` is its first bytes, up to the first tensor."""
 
     head: bytes
     entries: Mapping[str, TensorEntry]

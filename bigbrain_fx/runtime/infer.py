@@ -59,7 +59,7 @@ OnBatch = Callable[[int, int, Outputs, float], None]  # number, rows, outputs, s
 
 @dataclass(frozen=True, eq=False)
 class Inference:
-    """What `infer.py` says of the bundle.
+    """Facts of the bundle in `infer.py`.
 
     `rows` are those of a full batch; where they do not stand `apart`, all batches are full.
     """
@@ -79,7 +79,7 @@ class Inference:
 
     @property
     def by_name(self) -> dict[str, tuple[str | int, ...]]:
-        """Where the inputs are in a batch of tensors by name."""
+        """Return the places of the inputs in a batch of tensors by name."""
         return {name: (name,) for name in self.inputs}
 
 
@@ -357,7 +357,7 @@ def _run_joined(
 
 
 class _Shown:
-    """What is printed and written of the batches, on the device that collects the outputs."""
+    """Printed and written facts of the batches, on the device that collects the outputs."""
 
     def __init__(self, as_json: bool, folder: Path | None) -> None:
         self.as_json = as_json

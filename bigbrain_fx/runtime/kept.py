@@ -1,4 +1,4 @@
-"""What stages keep of the user's own Python: assumptions that are checked, modules kept whole.
+"""The user's own Python in stages: assumptions that are checked, opaque modules.
 
 This file knows tensors; it knows nothing of devices, messages or schedules.
 """

@@ -2,8 +2,8 @@
 
     {"x": ..., "t": {"y": ...}}, then {"x": ..., "t": {"y": ..., "w": ...}}: t.w is new
 
-A trace has looked for them once. Bundles that replace processes have this file. It knows nests of
-dicts, tuples and lists; it splits none.
+A trace has looked for entries once. Bundles that replace processes have this file. The module knows
+nests of dicts, tuples and lists; it splits none.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""What a host's devices keep when the supervisor that decides is lost: a commit of all devices.
+"""The last commit of a host's devices when the deciding supervisor is lost: one of all devices.
 
     every device here  is where its step began, and writes its part, and those of lost devices
                        whose states it holds, too
     the first of them  writes the record, which counts at once where the supervisor has ended; where
                        it may be there, and go on with others, the record is set aside
 
-Only a host that has all devices of a replica can, and where several have, the first of them does:
-hosts do not hear each other any more. Nobody updates before all have voted, so all devices of a
-host are at one step once they know the same votes; their agent sees to that.
+Only a host that has all devices of a replica can write it, and of several such hosts the first
+does: hosts do not receive each other's messages any more. No device updates before all have voted:
+all devices of a host are at one step once they know the same votes, which their agent provides.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Who started this process, and with which words: asked before anything long is imported.
+"""The launcher of this process, and its arguments: read before any long import.
 
-It ends with its launcher, for nobody would hear it any more. The words behind train.py or infer.py
-are kept from the user's code: a model file may parse a command line of its own at its top. When it
-was split it found none; were it to find `--steps` or `--seed` of a run, the run would train
-something else than was split. This file is stdlib only.
+The process exits when its launcher dies. The arguments of train.py or infer.py are hidden from the
+user's code: a model file may parse a command line of its own at its top. At the split the file
+found no arguments; with `--steps` or `--seed` of a run it might train another model than was split.
+This file is stdlib only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def end_with_parent() -> None:
 def end_with_launcher() -> None:
     """End with the launcher, if there is one; it may have ended before this is asked.
 
-    Where something stands between the two, that is to see to it.
+    A process between the two has to end with the launcher by itself.
     """
     launcher = int(os.environ.pop(LAUNCHER, "0"))
     if not launcher:

@@ -1,7 +1,6 @@
-"""What a host lacks: memory, threads, room in a file, a GPU, a compiler; and what to do about it.
+"""Limits of a host: memory, threads, disk space, a GPU, a compiler; with remedies.
 
-What is printed of that, or of anything else, stops no training where a log is full or a reader is
-gone. This file is stdlib only.
+Printing never stops a training, where a log is full or a reader is gone. This file is stdlib only.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ def tell(text: str) -> None:
 def show(text: str, stream: TextIO) -> None:
     """Print a line, if there is room for it; never raises.
 
-    Where nobody reads any more, whatever comes goes to nowhere: else it would fail once more, in a
+    If nobody reads any more, further output is dropped: else printing would fail once more, in a
     thread or when Python ends.
     """
     try:

@@ -1,8 +1,8 @@
 """All devices of a bundle in one process: for tests, and for stepping through a bundle with pdb.
 
 Each device is a thread, and only one of them runs at any time: it holds the hub's lock and lets go
-only while it waits for a message. So events come one at a time, and the one random generator is
-safe.
+only while it waits for a message. Events therefore come one at a time, and the one random generator
+is safe.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ COMPARED = 64  # digests that are kept: no device is so many steps behind anothe
 class Hub:
     """The mail room of one process: a queue per channel, and a lock by which devices take turns.
 
-    There is no deadline: one may sit in a debugger for as long as one likes. Where all wait, nobody
-    is left to send anything, and that is an error.
+    There is no deadline: one may sit in a debugger for as long as one likes. If all devices wait,
+    no device is left to send anything, and that is an error.
 
     threads: CPU threads that each device computes with, as in a process of its own: kernels add in
     another order with another number. A device that is not named takes what it finds.

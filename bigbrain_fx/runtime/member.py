@@ -1,7 +1,7 @@
 """One device process under a supervisor: it becomes a device, or a spare that becomes one later.
 
-What a spare has done before it is needed (imports, the first step of everything) it need not do
-while the others wait.
+A spare has done imports and the first step of everything before it is needed, and the others need
+not wait for these.
 """
 
 from __future__ import annotations

@@ -95,9 +95,9 @@ class MeshTransport(NetworkTransport):
         """Close a mesh's connections at once, from any thread: whoever waits on them is woken.
 
         gloo closes all pairs of a group when one wait has lasted too long, so the wait for a
-        message that nobody sends is given a millisecond. It must be one of a living peer: that of
-        a dead one has failed, and closes nothing. (`abort` wakes no receive, and a pair stays open
-        while any handle of it is held.)
+        message that nobody sends is given a millisecond. The wait must be for a living peer: that
+        for a dead one has failed, and closes nothing. (`abort` wakes no receive, and a pair stays
+        open while any handle of it is held.)
         """
         for _, work in self.alarms:
             with suppress(RuntimeError):
@@ -149,7 +149,7 @@ class MeshTransport(NetworkTransport):
 
 
 class MeshSends(Background):
-    """What is leaving over a mesh, which may be given up."""
+    """Messages that are leaving over a mesh, which may be given up."""
 
     @property
     def current(self) -> Channel | None:
@@ -211,7 +211,7 @@ class PassedOn(Store):
 def form_mesh(store: PassedOn, rank: int, world: int) -> dist.ProcessGroup:
     """Connect every device with every other over gloo.
 
-    It is no default group: a process may have made many of them, one after another.
+    The mesh is no default group: a process may have made many of them, one after another.
 
     Raises:
         PeerLostError: a device is gone, or the generation has been given up.

@@ -1,9 +1,9 @@
-"""What opaque modules of a split step keep between two steps: taken for a checkpoint, put back.
+"""State of opaque modules between two steps: taken for a checkpoint, and put back.
 
     plain attributes of each module and of those within, random generators among them
 
-Parameters and buffers are the stage's own tensors. What a module's Python keeps elsewhere (globals,
-closures, files) no state holds: a step with such a module is not split.
+Parameters and buffers are the stage's own tensors. No state holds values elsewhere in a module's
+Python (globals, closures, files): a step with such a module is not split.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Stateful:
-    """What devices have, beside their class, of opaque modules with state.
+    """State of opaque modules of devices, beside their class.
 
     Attributes:
         stateful: path of a module -> the plain attributes that its calls go by.

@@ -1,4 +1,4 @@
-"""What stage modules are made of: named tensors, and random numbers that no placement changes.
+"""Parts of stage modules: named tensors, and random numbers that no placement changes.
 
 `HeldWeights` has the trained parameters of one device, by their names in the model and by stage.
 """
@@ -119,7 +119,7 @@ class Region(Tensors):
 
     @property
     def device(self) -> torch.device:
-        """Where its tensors live."""
+        """Return the device of its tensors."""
         found = [tensor.device for tensor in (*self.parameters(), *self.buffers())]
         return found[0] if found else active.device
 
@@ -190,7 +190,7 @@ class Stage(Region, metaclass=_OfFloat32):
 
 @dataclass
 class Active:
-    """What a stage runs under: the key of its draws, (seed, step, micro-batch), and a group."""
+    """Context of a running stage: the key of its draws, (seed, step, micro-batch), and a group."""
 
     key: tuple[int, int, int] | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))

@@ -1,7 +1,7 @@
 """Messages over MPI instead of torch.distributed: `mpirun -n 2 python train.py --transport mpi`.
 
-mpi4py's world carries what devices send each other. Where processes find each other, vote, and
-agree on a commit is torch's store at MASTER_ADDR, as ever. When a process fails, mpirun ends all.
+mpi4py's world carries the messages of devices. Processes find each other, vote, and agree on a
+commit in torch's store at MASTER_ADDR, as ever. When a process fails, mpirun ends all.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def require_messages(sum_orders: Iterable[str]) -> None:
 
 
 class MpiWires:
-    """What carries messages between ranks, by tag."""
+    """Carrier of messages between ranks, by tag."""
 
     def __init__(self, rank: int, kinds: Sequence[str], largest_tag: int) -> None:
         """Join mpirun's world.

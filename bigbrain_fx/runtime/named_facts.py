@@ -1,6 +1,6 @@
-"""What optimizers say of themselves as JSON, by parameter name: a part of it, and parts joined.
+"""Facts of optimizers as JSON, by parameter name: a part of them, and parts joined.
 
-Its form is that of `optimizer_state.optimizer_facts`. This file knows no tensor and no device.
+`optimizer_state.optimizer_facts` defines the form. The module knows no tensor and no device.
 """
 
 from __future__ import annotations

@@ -186,10 +186,10 @@ def to_a_living_peer(channel: Channel) -> Iterator[None]:
 
 
 class Background:
-    """Hold what is being sent until it has left; threads wait so that the device need not.
+    """Hold messages until they have left; threads wait so that the device need not.
 
-    What goes to one peer, of one kind, leaves in turn, and has a thread: a part of a sum that is
-    taken late keeps no weights here that were taken long ago.
+    Messages to one peer, of one kind, leave in turn, and have a thread. A part of a sum that is
+    taken late then keeps no weights here that were taken long ago.
     """
 
     def __init__(self, deadline: timedelta) -> None:

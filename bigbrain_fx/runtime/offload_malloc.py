@@ -27,22 +27,23 @@ def apart() -> Iterator[None]:
 
 
 def give_freed_memory_back() -> None:
-    """Give what is free now back to the system, wherever it lies.
+    """Return free memory to the system, wherever it lies.
 
-    Where activations went to a store, what is small and stays lies between the freed blocks: the
-    next forward would not find room there, and the process would hold as much as if they had
-    stayed.
+    With offloaded activations, small tensors that stay lie between the freed blocks. The next
+    forward would not find enough memory there, and the process would hold as much as without
+    offloading.
     """
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def caches_small_blocks() -> bool:
-    """Whether malloc keeps small freed blocks for others as small: unless it was told not to.
+    """Return whether malloc caches small freed blocks, which it does unless told not to.
 
-    Before each tensor, which is aligned, malloc frees a block of a few bytes. Kept and given out
-    again, it is no part of the tensor's room when that is free: the next as large does not fit.
-    Who starts a process says so in its environment (`supervisor.processes.uncached`).
+    Before each tensor, which is aligned, malloc frees a block of a few bytes. If the block is
+    cached and given out again, it is no part of the tensor's memory when that is free: the next
+    tensor of the size does not fit. A launcher sets the variable in the environment
+    (`supervisor.processes.uncached`).
     """
     try:
         began_with = Path("/proc/self/environ").read_bytes().split(b"\0")

@@ -2,8 +2,8 @@
 
     batch ─▶ model, loss ─▶ loss.backward() ─▶ clip ─▶ optimizer.step() ─▶ scheduler.step()
 
-So hooks, `.grad`, plain attributes and Python itself work as in a loop of the user's own. Only the
-random numbers are keyed by step and micro-batch, so that a step computed again draws the same.
+Hooks, `.grad`, plain attributes and Python itself therefore work as in a loop of the user's own.
+Only the random numbers are keyed by step and micro-batch, so that a replayed step draws the same.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What the user's objects keep between two steps: taken for a checkpoint, and put back.
+"""State of the user's objects between two steps: taken for a checkpoint, and put back.
 
     modules       plain attributes, which parameters are trained, attributes of parameters
     optimizer     state and groups, its own plain attributes; optimizers and schedulers inside it
     scheduler     its plain attributes
     generators    that the model file has made
 
-What else the user's Python keeps (globals, closures, files) no state holds.
+No state holds other values of the user's Python (globals, closures, files).
 """
 
 from __future__ import annotations

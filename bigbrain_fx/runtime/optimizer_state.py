@@ -1,9 +1,9 @@
 """An optimizer's state and hyperparameters, by parameter name instead of by group and position.
 
-So groups may be cut in another way when the model is: what a parameter's update depends on is with
-its name. An optimizer for which that cannot be said is refused. State of optimizers inside another
-(a wrapper that clips, looks ahead, or steps two) has keys of its own: `inner0.exp_avg` is that of
-the first one that has the parameter.
+Groups may then be cut in another way when the model is: the values that a parameter's update
+depends on are under its name. An optimizer without such values by name is refused. State of
+optimizers inside another (a wrapper that clips, looks ahead, or steps two) has keys of its own:
+`inner0.exp_avg` is that of the first one that has the parameter.
 """
 
 from __future__ import annotations

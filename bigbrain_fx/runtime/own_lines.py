@@ -80,8 +80,8 @@ class Shell:
     ) -> object:
         """Run the forward; `own` are tensors of the module that its lines read, by name.
 
-        `watch` is entered around the lines alone. Where `until` names a module, the lines end with
-        its call after those whose answers are given: its arguments are returned.
+        `watch` is entered around the lines alone. If `until` names a module, the lines end with its
+        call after those whose answers are given: its arguments are returned.
 
         Raises:
             AssumptionError: it calls other modules than those whose answers are given.

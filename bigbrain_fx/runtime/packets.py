@@ -113,7 +113,7 @@ class HeadLostError(CodedError, RuntimeError):
 
 @dataclass(frozen=True)
 class Duty:
-    """What a process is to be.
+    """Role of a process.
 
     Attributes:
         device: its name; None for a spare, which warms up and waits.
@@ -136,7 +136,7 @@ class Duty:
 
 @dataclass(frozen=True)
 class Meeting:
-    """What all devices told each other before they formed a generation.
+    """Messages of all devices before they formed a generation.
 
     Attributes:
         generation: its number.

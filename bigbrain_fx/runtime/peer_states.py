@@ -5,10 +5,10 @@
                       the step again
 
 Replicas that divide nothing (ZeRO 0) hold every parameter, and what the optimizer keeps for it, as
-often as there are replicas. A peer that has updated would have lost what a replacement begins with,
-so none does before all can: no message of a step is wanted after that. A state travels as its
-image, in pieces, over the connections that all make anew after a death. Where the replicas are cut
-differently, it comes from several peers, by name.
+often as there are replicas. A peer that has updated would have lost the state that a replacement
+begins with. No peer therefore updates before all can: no message of a step is wanted after that. A
+state travels as its image, in pieces, over the connections that all make anew after a death. Where
+the replicas are cut differently, it comes from several peers, by name.
 """
 
 from __future__ import annotations
@@ -72,12 +72,12 @@ def givers_of(
 
 
 class PeerStates:
-    """What one device gives to those that lack their state, and takes where it lacks its own.
+    """State that one device gives to devices that lack theirs, and takes where it lacks its own.
 
     Args:
         bundle: its classes say what each device holds.
         device: this one.
-        control: the line to the supervisor.
+        control: the connection to the supervisor.
         lacks: the step whose beginning it has to take; None: it has its state.
 
     Attributes:
@@ -93,7 +93,7 @@ class PeerStates:
 
     @cached_property
     def _held(self) -> Mapping[int, Mapping[str, Names]]:
-        """What states have, by the device's place in its group: others hold other parts."""
+        """Return the names in states, by a device's place in its group: others hold other parts."""
         found: dict[int, dict[str, Names]] = {}
         for cls in self.classes:
             found.setdefault(_place(cls), {})[cls.name] = held_names(cls)

@@ -27,7 +27,7 @@ from .stream import BatchStream, Key, Spec
 
 @dataclass(frozen=True)
 class Pipeline:
-    """What `train.py` says of the bundle."""
+    """Facts of the bundle in `train.py`."""
 
     folder: Path
     plan: str

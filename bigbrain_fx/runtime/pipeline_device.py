@@ -1,11 +1,11 @@
-"""One device of a pipeline in training: what the emitted `step_once()` calls.
+"""One device of a pipeline in training: the methods that the emitted `step_once()` calls.
 
     recv ──▶ forward ──▶ send      activations, to later stages
     send ◀── backward ◀── recv     gradients, to earlier stages; summed over micro-batches
     tied gradients, norms ──▶ optimizer_step
 
-The emitted file decides what happens when; this file only does it. It knows no schedule, and
-nothing but the plain pipeline: in other bundles `device` has what a plan may add to it.
+The emitted file decides on the order of computations; this file only runs them. The module knows no
+schedule, and nothing but the plain pipeline: in other bundles `device` has the additions of a plan.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Hook = Callable[[Tensor | None], Tensor | None]  # gradient -> what autograd kee
 
 @dataclass
 class Saved:
-    """What the backward pass of one stage and micro-batch starts from."""
+    """Start of the backward pass of one stage and micro-batch."""
 
     leaves: dict[str, Tensor]
     outputs: dict[str, Tensor]

@@ -194,10 +194,10 @@ class _Border(torch.autograd.Function):
 
 
 class _Reads:
-    """What a stage's arguments and results are called in the model.
+    """Names of a stage's arguments and results in the model.
 
-    The device's own `forward_<n>` says it: this stands in for the device while it runs once, with
-    names instead of tensors.
+    The device's own `forward_<n>` gives the names: this class stands in for the device while it
+    runs once, with names instead of tensors.
     """
 
     def __init__(self, device: type[Device], number: int) -> None:

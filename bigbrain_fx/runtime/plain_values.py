@@ -66,13 +66,13 @@ class UnkeptError(TypeError):
 
 @dataclass
 class Values:
-    """What encodes and decodes; the tensors of all values are in one table.
+    """Encoder and decoder of values; the tensors of all values are in one table.
 
     Attributes:
         names: parameters by their identity -> their names in the model.
         prefix: of the names of tensors.
         tensors: by name.
-        home: where tensors come to that were not on the CPU; the parameters' device when left out.
+        home: device of tensors that were not on the CPU; the parameters' device when left out.
     """
 
     parameters: Mapping[str, nn.Parameter]

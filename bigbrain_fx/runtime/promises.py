@@ -37,7 +37,7 @@ class AgainError(CodedError, RuntimeError):
 
 
 class Held(Protocol):
-    """What autograd holds in place of a tensor."""
+    """Placeholder of a tensor that autograd holds."""
 
     def tensor(self) -> Tensor:
         """Return the tensor."""
@@ -47,9 +47,9 @@ _Noted: TypeAlias = "dict[int, tuple[StorageWeakRef, _Made]]"
 
 
 class _Now(threading.local):
-    """What the forward that runs now can make again: storage -> that; None: nothing.
+    """Values that the current forward can recompute: storage -> operation; None: nothing.
 
-    Devices of one process have a thread each: where members of a group exchange, others go on.
+    Devices of one process have a thread each: while members of a group exchange, others go on.
     """
 
     noted: _Noted | None = None

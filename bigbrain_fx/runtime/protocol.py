@@ -1,4 +1,4 @@
-"""What a device's process tells its supervisor where that decides by it, in types.
+"""Messages by which a supervisor decides, as types, from a device's process.
 
 Sentences are for people: none is read by a program. `runtime` and `supervisor` import nothing of
 each other, so both have this file.
@@ -38,10 +38,10 @@ class LastWord(NamedTuple):
 
     @property
     def said(self) -> str:
-        """It as an event has it."""
+        """Return the text of an event."""
         return f"{self.error}{self.code and f'[{self.code}]'}: {self.text}".removeprefix(": ")
 
     @property
     def shown(self) -> str:
-        """It as a terminal shows it."""
+        """Return the text of a terminal."""
         return f"error[{self.code}]: {self.text}" if self.code else self.text

@@ -1,13 +1,14 @@
-"""A forward that keeps nothing for its backward, and its second run, which does.
+"""A forward that saves nothing for its backward, and its second run, which does.
 
-    forward    x ──▶ stage ──▶ y      of all that a backward needs, only x is kept
+    forward    x ──▶ stage ──▶ y      of all that a backward needs, only x is saved
     backward   x ──▶ stage ──▶ y ──▶ gradients
 
 Both runs give the same bits. The first one records gradients as the second does, because some
 kernels round differently where none are wanted, and lets go of all that at its end; the backward
 holds as much, so that costs no memory. Random draws are keyed, so they come out again (see
 `Region.seeded`); tensors that the forward writes (running statistics, counters) are read by the
-second run as the first found them, and written once. So are those of a micro-batch without rows.
+second run as the first found them, and written once. The same holds for tensors that a micro-batch
+without rows writes.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class RecomputeError(CodedError, RuntimeError):
 
 @dataclass(frozen=True)
 class Read:
-    """What one forward read: its arguments, and copies of what it then wrote."""
+    """Inputs of one forward: its arguments, and copies of the tensors that it then wrote."""
 
     values: Mapping[str, Tensor]
     copies: Mapping[str, Tensor]
@@ -65,7 +66,7 @@ class Twice:
     def copying(self, copies: dict[str, Tensor]) -> Iterator[None]:
         """Fill a dict with the tensors that a forward in the block writes, as they were before it.
 
-        Which these are is seen when it first runs; until then all are copied.
+        The first run of the forward shows which tensors these are; until then all are copied.
         """
         before = {name: place.tensor for name, place in self._places.items()}
         names = before if self._writes is None else self._writes
@@ -104,7 +105,7 @@ class Twice:
 
     @cached_property
     def _places(self) -> Mapping[str, _Place]:
-        """Where buffers and frozen parameters are, under all their names: found once."""
+        """Return the places of buffers and frozen parameters, under all their names: found once."""
         buffers = [name for name, _ in self.module.named_buffers(remove_duplicate=False)]
         parameters = self.module.named_parameters(remove_duplicate=False)
         frozen = [name for name, parameter in parameters if not parameter.requires_grad]
@@ -120,7 +121,7 @@ class _Place:
 
     @property
     def tensor(self) -> Tensor:
-        """What is there now."""
+        """Return the tensor that is there now."""
         found = self.owner._buffers.get(self.attribute, None)
         found = self.owner._parameters[self.attribute] if found is None else found
         assert found is not None, f"{self.attribute} was there before the forward ran"

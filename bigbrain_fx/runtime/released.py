@@ -13,7 +13,8 @@ from .modules import HeldWeights
 def release(parameters: Iterable[torch.Tensor]) -> None:
     """Let go of the memory of tensors, which stay where they are: `refill` gives it back.
 
-    What autograd has kept of them is without it, too, and there again with it.
+    Values that autograd has saved of these tensors lose their memory, too, and get it back with
+    them.
     """
     for parameter in parameters:
         parameter.untyped_storage().resize_(0)

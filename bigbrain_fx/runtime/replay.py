@@ -1,16 +1,16 @@
-"""Messages that outlive a process: sent ones are kept until no device can need them again.
+"""Messages that outlive a process: logged until no device can need them again.
 
     send ──▶ log ──▶ transport of generation g ──▶ recv, counted
                        │ a device dies
                        ▼
-             transport of generation g+1: what the receivers have not counted is sent again
+             transport of generation g+1: messages not counted by receivers are sent again
 
 Every message has a number: step × messages per step + its place in the step. A device that starts
 again from a snapshot computes the same messages again; those that were received before are kept in
-its log and not sent. So all others go on with the very call that failed. This is sender-based
-message logging (Johnson and Zwaenepoel, FTCS 1987) of a program whose messages depend on nothing
-but its inputs; unlike there, all devices snapshot at the same steps, so that any number of them may
-die at once.
+its log and not sent. All others therefore go on with the very call that failed. This is
+sender-based message logging (Johnson and Zwaenepoel, FTCS 1987) of a program whose messages depend
+on nothing but its inputs; unlike there, all devices snapshot at the same steps, so that any number
+of them may die at once.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Logged:
 
     @property
     def nbytes(self) -> int:
-        """What it takes of memory."""
+        """Return its bytes in memory."""
         return self.payload.numel()
 
 
@@ -210,9 +210,9 @@ class ReplayTransport:
         self.asked.append((what, mine))
 
     def vote(self, step: int, device: str, yes: bool, names: tuple[str, ...]) -> bool:
-        """Tell the supervisor, who keeps it, what this device says; return whether all say yes.
+        """Report this device's vote to the supervisor, which stores it; return whether all say yes.
 
-        Where states come from peers, a vote also says that all of the step's messages are here.
+        If states come from peers, a vote also says that all of the step's messages are here.
         """
         about = {} if self.peers is None else self.peers.so_far()
         self.control.say("vote", step=step, yes=yes, **about)

@@ -9,7 +9,7 @@ Sums are added up over micro-batches and replicas in the order of the plan:
     micro     all micro-batches, ascending by number
     tree      nodes of the binary tree over their numbers: what two siblings give is their parent
 
-A part is a sum of neighbours: (first micro-batch, how many, numbers). It knows buckets
+A part is a sum of neighbours: (first micro-batch, how many, numbers). The module knows buckets
 (`buckets`), and no schedule.
 """
 
@@ -116,7 +116,7 @@ class BucketSum:
 
 
 class Replicas:
-    """What one device knows of the other replicas.
+    """One device's knowledge of the other replicas.
 
     Args:
         buckets: of this device.

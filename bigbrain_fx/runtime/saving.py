@@ -1,13 +1,13 @@
-"""What `--save` writes at the end: the tensors of all devices, or of none.
+"""Files of `--save` at the end: the tensors of all devices, or of none.
 
     every device   writes its file beside its place, and says so
-    when all have  each gives its file its name, keeps what was there aside, and says so
-    when all have  each drops what was there; one that could not lets all take theirs back
+    when all have  each gives its file its name, keeps an earlier file aside, and says so
+    when all have  each drops the earlier file; one that could not lets all take theirs back
 
-What remains possible: processes end between the first name and the last word, all of them or one
-for which nobody takes over, or a file system fails again as a file is taken back. Then some files
-are of each. So each file says of which run it is, and of which numbers of all devices (two runs may
-have one seed and as many steps), and who joins them looks.
+Two failures remain possible. Processes may end between the first name and the last report, all of
+them or one without a replacement; or a file system fails again as a file is taken back. Then some
+files are of each run. Each file therefore names its run, and the numbers of all devices (two runs
+may have one seed and as many steps); a reader that joins files compares them.
 """
 
 from __future__ import annotations
@@ -112,9 +112,9 @@ def _named(files: Sequence[UnnamedFile]) -> str:
 
 
 def _first(device: CheckedDevice, ledger: Ledger, what: str, why: str) -> str:
-    """Say how it went on this device, and return why it failed on the first where it did.
+    """Report the result of this device, and return the first device's failure, if there is one.
 
-    What a process before this one has said of a failure stands: others may have heard it.
+    An earlier process's report of a failure stands: other devices may have received it.
     """
     said = ledger.look(f"{what}/{device.name}") or why
     return next(filter(None, _told(device, ledger, what, said)), "")

@@ -1,11 +1,10 @@
-"""Batches that come by a pipe and outputs that leave by another: a device at work for a server.
+"""Batches that come by a pipe and outputs that leave by another: devices of a server.
 
     server ──frame──▶ every device
     the device that collects ──frame──▶ server
 
 A frame is its length (8 bytes, little-endian) and safetensors. The pipes are no standard ones: a
-model file may print. Who asks, and how rows of several requests come to one batch, is the server's
-business.
+model file may print. The server handles clients, and joins rows of several requests to one batch.
 """
 
 from __future__ import annotations

@@ -260,7 +260,7 @@ class SplitStream(Stream):
     def _offsets(self, name: str, offsets: Tensor) -> list[Tensor]:
         """Return the offsets of each micro-batch, counted from its own first row.
 
-        Those into other rows are where it begins or ends: there are as many in each.
+        Offsets into other rows are where the micro-batch begins or ends: there are as many in each.
         """
         rows = next(s[0] for n, (_, s) in self.specs.items() if n not in self.whole)
         each, per_row = rows // self.micro_batches, self.splitting.offsets[name]

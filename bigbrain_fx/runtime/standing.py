@@ -35,8 +35,8 @@ _ONCE = (("tied", "tied"), ("norm", "norms"), ("loss", "losses"))  # kind of cha
 def replicas_of(bundle: Bundle, *, commits: bool) -> list[list[str]]:
     """Return the devices of each replica, where a run can go on without one; else nothing.
 
-    Where there are commits, each device of one replica must hold what one of any other holds: it
-    writes that one's part of a commit.
+    With commits, each device of one replica must hold the same as one of any other: it writes that
+    device's part of a commit.
     """
     first = bundle.devices[0]
     plain = not any(
@@ -182,7 +182,7 @@ def without(bundle: Bundle, lost: Collection[str]) -> Bundle:
 
 
 class _Rewired:
-    """Who computes, sums and tells what without the lost devices, and over which channels."""
+    """Computations, sums and reports of devices without the lost ones, with their channels."""
 
     def __init__(self, bundle: Bundle, lost: frozenset[str]) -> None:
         self.bundle, self.lost = bundle, lost
@@ -213,14 +213,14 @@ class _Rewired:
 
     @cached_property
     def heirs(self) -> dict[str, str]:
-        """Who writes the lost devices' files."""
+        """Return the devices that write the lost devices' files."""
         return heirs(self.bundle, self.lost)
 
     # ------------------------------------------------------------------ sums
 
     @cached_property
     def listed(self) -> Listed:
-        """What buckets.json says, without the lost."""
+        """Return the contents of buckets.json, without the lost devices."""
         found = {}
         for name, entry in read_buckets(self.bundle.folder).items():
             if "pieces" in entry:
@@ -261,7 +261,7 @@ class _Rewired:
 
     @cached_property
     def owned(self) -> dict[str, str]:
-        """Who answers for each parameter's norm: of a lost one's, the first that holds it."""
+        """Return the owner of each parameter's norm: of a lost one's, the first that holds it."""
         owner = read_index(self.bundle.folder / "weights").owner
         if not self.lost.intersection(owner.values()):
             return dict(owner)

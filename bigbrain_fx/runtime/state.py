@@ -55,7 +55,7 @@ class State:
 
     @cached_property
     def layout(self) -> ImageLayout:
-        """Where each tensor lies in the state's image."""
+        """Return the place of each tensor in the state's image."""
         found = [TensorEntry(n, _code(n, t), tuple(t.shape)) for n, t in self.tensors.items()]
         return layout_of(found, {**self.facts, "format": FORMAT, "step": self.step})
 

@@ -1,11 +1,11 @@
-"""Running statistics of BatchNorm that replicas keep alike, with the bits of one process.
+"""Running statistics of BatchNorm, equal on all replicas, and bitwise equal to one process.
 
     forward      F.batch_norm ──▶ mean and variance of the micro-batch, noted; buffers stay
     once a step  notes of all replicas ──▶ buffers, in the order of micro-batches
 
-In training a forward does not read what it writes there, so that can wait for the others. What is
-noted is exact: a buffer of zeros that is updated with momentum 1. What is written then rounds as
-torch's CPU kernel does. Copied into bundles with replicas. It knows no schedule.
+In training a forward does not read the statistics that it writes, and the update can wait for the
+others. The note is exact: a buffer of zeros that is updated with momentum 1. The update then rounds
+as torch's CPU kernel does. Copied into bundles with replicas. The module knows no schedule.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Pair = tuple[Tensor, Tensor]  # a running mean, and a running variance
 
 @dataclass(frozen=True)
 class Group:
-    """What one stage of each replica writes.
+    """Tensors that one stage of each replica writes.
 
     Attributes:
         stage: that writes it here. place: of this replica among those that write it.
@@ -48,7 +48,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Note:
-    """What one call of F.batch_norm would have written."""
+    """Statistics of one call of F.batch_norm, before the update."""
 
     running_mean: Tensor
     momentum: float
@@ -96,7 +96,7 @@ class _Noting(TorchFunctionMode):
 
 
 class Statistics:
-    """What one device writes in its forwards and keeps as the other replicas do.
+    """Tensors that one device writes in its forwards, and shares with the other replicas.
 
     Args:
         groups: of this device's stages.
@@ -104,7 +104,7 @@ class Statistics:
         transport: to the other devices.
 
     Attributes:
-        began: until the step's update, what each buffer was at its beginning, by the buffer's id.
+        began: until the step's update, each buffer's value at its beginning, by the buffer's id.
     """
 
     def __init__(

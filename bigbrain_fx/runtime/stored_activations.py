@@ -1,16 +1,16 @@
-"""What a forward saves for its backward, in the device's store until an op's backward asks for it.
+"""Saved activations of a forward, in the device's store until an op's backward asks for them.
 
     forward     saved tensor ──▶ store             a storage once, whatever views of it are saved
     backward    store ──▶ storage of those bytes   gone when the op that asked is done
 
-Parameters, buffers and what the stage was given are held by others all the time: they stay as they
-are. A storage is known by its address, which is given out again after a free: as long as an address
-is looked up here, a weak reference keeps it from being given out. What lies in the store is what
-the tensor was when it was saved, so what is written into it later does no harm.
+Parameters, buffers and inputs of the stage are held by others all the time: they stay as they are.
+A storage is known by its address, which is given out again after a free: as long as an address is
+looked up here, a weak reference keeps it from being given out. The store has the tensor's value at
+the time of saving: later writes into the tensor do no harm.
 
-Of a stage that runs again it is what it received, which comes back before it does.
+Of a stage that runs again the store has the received values, which come back before the second run.
 
-Copied into bundles that offload activations. It knows no schedule.
+Copied into bundles that offload activations. The module knows no schedule.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class _Tensor(Protocol):
-    """What autograd holds in place of a tensor."""
+    """Placeholder of a tensor that autograd holds."""
 
     def tensor(self) -> Tensor:
         """Return the tensor."""

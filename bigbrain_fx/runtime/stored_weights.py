@@ -4,12 +4,12 @@
     another one does  its weights go, sums of its gradients ──▶ store
     update            store ──▶ a piece of weights, gradients and state ──▶ store
 
-A weight is a tensor over pages of the store's file, at all times: whoever reads it (commits, the
-user's hooks, a backward that has kept it) finds its numbers, and nothing can find it gone. What
-comes and goes is this process's memory. Gradients of a stage are added in memory as ever, and lie
-in the file from when another stage runs until the update.
+A weight is a tensor over pages of the store's file, at all times. Every reader (commits, the user's
+hooks, a backward that has saved it) finds its numbers, and nothing can find it gone. Only the
+process's memory comes and goes. Gradients of a stage are added in memory as ever, and lie in the
+file from when another stage runs until the update.
 
-Copied into bundles that offload weights. It knows no schedule.
+Copied into bundles that offload weights. The module knows no schedule.
 
 Source: Pudipeddi et al., "Training Large Neural Networks with Constant Memory using a New Execution
 Algorithm" (2020): all micro-batches of a layer, then the next; here the update comes at the end.

@@ -1,14 +1,15 @@
-"""What a device keeps in its store, and not in its memory, until it is needed.
+"""Tensors of a device in its store, and not in its memory, until they are needed.
 
     update     store ──▶ a piece of the state ──▶ optimizer.step() ──▶ store      piece by piece
 
 A store on a disk is a file without a name: nobody else can open it, two runs in one folder do not
-meet, and a process that dies leaves nothing behind, so what it was writing is never read. A state
-that is to last is copied from it (commits, snapshots). Its room on the disk is taken before it is
-written: a full disk is an error in words, and no write into a mapped file fails later.
+meet, and a process that dies leaves nothing behind, hence a half-written state is never read. A
+state that is to last is copied from it (commits, snapshots). The space of a store on the disk is
+taken before it is written: a full disk is an error with a message, and no write into a mapped file
+fails later.
 
-Between two steps `optimizer.state` holds tensors that are mapped from the store, so whoever copies
-a device's state finds it where it always is.
+Between two steps `optimizer.state` holds tensors that are mapped from the store, and a copy of a
+device's state finds it where it always is.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class StoreError(StateError):
 
 
 class StoreRoom(Protocol):
-    """Where bytes lie until they are wanted again."""
+    """Place of bytes until they are needed again."""
 
     def take(self, nbytes: int) -> Tensor:
         """Return room for so many bytes, as a tensor of them."""
@@ -279,9 +280,9 @@ class StoredState:
         return self.places[place]
 
     def put_home(self, facts: dict[str, Any], parameters: Mapping[str, nn.Parameter]) -> None:
-        """Say in the facts of a state where the optimizer has its tensors, and not where they lie.
+        """Note in the facts of a state the home of the optimizer's tensors, and not the store.
 
-        So another device, with no store, gets them where it wants them.
+        Another device, with no store, then gets the tensors on their home.
         """
         stored = {
             f"optimizer:{key}:{name}": self.homes[id(parameter), key] == parameter.device

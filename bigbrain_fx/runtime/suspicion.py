@@ -3,10 +3,10 @@
     in     state before the step | its batch | messages received | votes
     out    checksums of the messages sent and of the state after
 
-A device is a function of what goes in, so a difference means that one of the two computed wrong,
-finite or not. Which steps get a tape is drawn by seed, device and step: a replacement draws the
-same. Like Zeno (Xie et al., ICML 2019) it suspects a worker by work done twice; unlike there, the
-work is compared bit by bit, and no worker is outvoted.
+A device is a function of its inputs: a difference means that one of the two computed wrong, finite
+or not. Seed, device and step decide whether a step gets a tape: a replacement draws the same. Like
+Zeno (Xie et al., ICML 2019) it suspects a worker by work done twice; unlike there, the work is
+compared bit by bit, and no worker is outvoted.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def require_repeatable(bundle: Bundle) -> None:
 
 @dataclass
 class Tape:
-    """What goes into one step of a device and what comes out; `ReplayTransport` tells it."""
+    """Inputs and outputs of one step of a device; `ReplayTransport` records them."""
 
     device: Device
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -144,7 +144,7 @@ class TapeCheck:
 
 
 class TapeLine:
-    """What the supervisor, which owns the memory of tapes, says of them."""
+    """Messages about tapes from the supervisor, which owns their memory."""
 
     def __init__(self, control: Control) -> None:
         self.control = control

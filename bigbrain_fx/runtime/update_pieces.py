@@ -2,11 +2,12 @@
 
     step of all     group: calls 7 ──▶ 8        piece of it   calls 7 ──▶ 8, the next 7 ──▶ 8, ...
 
-What it does for each parameter is done once in any case. What it counts in a group would be
-counted once a piece: each piece finds the group's numbers as the step began. Where they do not end
-alike they depend on which parameters were stepped, and nobody can say what they would be of all.
+The optimizer updates each parameter once in any case. A count of a group would grow once a piece:
+each piece therefore finds the group's numbers as the step began. If the pieces end with different
+numbers, the numbers depend on which parameters were stepped, and those of one step over all are
+unknown.
 
-Copied into bundles that offload state. It knows no store.
+Copied into bundles that offload state. The module knows no store.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     weights/index.json   "owner": who answers for each trained parameter, in the model's order
                          "checksums": of each tensor that was written here, by its name
 
-Nothing else is read: a process never holds what other devices hold. What is read is compared with
-its checksum: a flipped bit of a weight would show nowhere else.
+Nothing else is read: a process never holds the tensors of other devices. Each tensor is compared
+with its checksum: a flipped bit of a weight would show nowhere else.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ IN_UNICODE = "its name is not UTF-8, and safetensors takes no other: move the bu
 
 @dataclass(frozen=True)
 class Index:
-    """What weights/index.json says; of a bundle that is older than checksums, None of them."""
+    """Contents of weights/index.json; of a bundle that is older than checksums, None of them."""
 
     owner: Mapping[str, str]
     checksums: Mapping[str, str] | None
@@ -223,12 +223,13 @@ def _read(path: Path, key: str, remedy: str) -> Tensor:
 
 
 def require_owners(held: HeldWeights) -> None:
-    """Refuse an index that names what this device does not hold, or nothing at all.
+    """Refuse an index that names parameters not held by this device, or none at all.
 
-    It lacks those that no gradient reaches (used under `no_grad` only): nobody trains them.
+    The index lacks parameters that no gradient reaches (used under `no_grad` only): nobody trains
+    them.
 
     Raises:
-        WeightsError: it is such a one.
+        WeightsError: the index is such a one.
     """
     if held.untrained and not held.owner:
         raise WeightsError(

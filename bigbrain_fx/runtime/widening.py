@@ -1,8 +1,8 @@
 """Float weights of int8 ones, for as long as a product reads them.
 
 A new tensor each time would leave a hole in the heap for each layer, since what the layer returns
-lies behind it: a process would hold as much as if its weights were float. So memory is used again,
-once nothing, autograd included, has it any more.
+lies behind it: a process would hold as much as if its weights were float. Memory is therefore used
+again, once nothing, autograd included, has it any more.
 """
 
 from __future__ import annotations

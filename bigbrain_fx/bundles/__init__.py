@@ -1,7 +1,7 @@
-"""What is done with bundles: made, run, moved to other devices, given weights, exported.
+"""Operations on bundles: make, run, move to other devices, set weights, export.
 
-This room joins the others: `compile` is the road from model to bundle. Its processes are its own;
-it imports no torch.
+The package joins the others: `compile` is the path from model to bundle. The package starts its own
+processes and imports no torch.
 """
 
 from __future__ import annotations

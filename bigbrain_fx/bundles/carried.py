@@ -3,10 +3,9 @@
     optimizer = partial(AdamW, lr=RATE)  ──▶  from torch.optim.adamw import AdamW
                                               def optimizer(named_params): ...
 
-What they use comes along: by an import where it is in a module that is installed, by its own source
-where it is of the program or notebook that runs, by its value where it is a number, text, or a
-collection of such. Anything else is refused by name. Nothing is pickled, and this room knows no
-torch.
+Names that they use come along. A name of an installed module comes as an import, a name of the
+running program or notebook as its source. A number, a text, or a collection of such comes as its
+value. Anything else is refused by name. Nothing is pickled, and the module knows no torch.
 """
 
 from __future__ import annotations

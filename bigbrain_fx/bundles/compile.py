@@ -64,12 +64,12 @@ TIME_LIMIT_S = 600.0
 
 @dataclass(frozen=True)
 class Split:
-    """What `split` made: the plan, where the bundle is, and what the user should know.
+    """Result of `split`: the plan, the folder of the bundle, and notes for the user.
 
     `parameters` counts trainable numbers, tied ones once; `capture_s` is the seconds that capture
-    took in its child process (0 for a module in memory); `rehearsed` says how alike the bundle and
-    the model file's own loop have trained, empty where they were not compared; `timings` is where
-    the time went, by what this process and the one with the model did.
+    took in its child process (0 for a module in memory); `rehearsed` compares the training of the
+    bundle with the model file's own loop, empty without a comparison; `timings` are the seconds of
+    the steps of this process and of the one with the model.
     """
 
     plan: Plan
@@ -169,8 +169,8 @@ def _written(
 ) -> Split:
     """Capture, plan and write: a trace, or the step as one op where a trace was refused.
 
-    Modules that differ `apart` in bundles that were tried before are opaque. So is the loss where
-    what only it reads has other shapes in other batches: `loss_apart`.
+    Modules that differ `apart` in bundles that were tried before are opaque. The loss is opaque,
+    too, where entries that only it reads have other shapes in other batches: `loss_apart`.
     """
     watch = Stopwatch()
     start = watch.lap("start")

@@ -77,9 +77,9 @@ def run_elastic(
 ) -> Run:
     """Run a bundle for training; when a device is given up, go on without it.
 
-    What the devices have computed since their newest snapshot in memory, or the newest commit in
-    `options.commits`, is computed again by those that are left. Each time a new bundle is written
-    beside the first one: BUNDLE-elastic-1 and so on.
+    The remaining devices recompute all steps since the newest in-memory snapshot, or since the
+    newest commit in `options.commits`. Each time a new bundle is written beside the first one:
+    BUNDLE-elastic-1 and so on.
 
     Returns:
         The steps, each once; the rest is of the last run.

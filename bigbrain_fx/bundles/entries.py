@@ -1,4 +1,4 @@
-"""What a caller's own loop may send: each entry of a batch, beside that of the example.
+"""Allowed batches of a caller's own loop: each entry of a batch, beside that of the example.
 
 This file knows plans; it starts nothing.
 """

@@ -1,6 +1,6 @@
-"""A model file or module -> its graph, and who has its weights: what `split` and `estimate` find.
+"""A model file or module -> its graph, and a source of its weights, for `split` and `estimate`.
 
-It captures and tries the optimizer; it plans and writes nothing.
+The module captures and tries the optimizer; it plans and writes nothing.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _weights(
 
 
 class TriesRules(Protocol):
-    """Who runs trials of rules, where torch is."""
+    """A process with torch that runs trials of rules."""
 
     def try_rules(self, trials: Sequence[RuleTrial]) -> list[str | None]:
         """Return for each trial why it failed, or None."""

@@ -76,7 +76,7 @@ class FoundModel:
 
     @property
     def extras(self) -> tuple[str, ...]:
-        """What a bundle has besides, since the model file's `batches` may draw by its own dice."""
+        """Return extras of a bundle, since the model file's `batches` may draw random numbers."""
         may_draw = self.session is None or self.session.facts.has_generators
         return (GENERATORS,) if self.source.has_batches and may_draw else ()
 

@@ -49,7 +49,7 @@ _PLAIN = Path(__file__).resolve().parents[1] / "runtime" / "plain.py"
 
 @dataclass(frozen=True)
 class TrainingState:
-    """What `export_training` wrote, how many steps are done, and what else goes on."""
+    """Files of `export_training`, the number of finished steps, and further state."""
 
     model: Joined
     optimizer: Path
@@ -173,9 +173,9 @@ def export_commit(
 
 
 def commit_held(bundle: Path, folder: Path, files: Mapping[str, int]) -> None:
-    """Write what all devices hold in memory at one step as a commit.
+    """Write the state that all devices hold in memory at one step as a commit.
 
-    Where the run has gone on without replicas, the record says without whom.
+    If the run has gone on without replicas, the record names them.
 
     Raises:
         OSError: it cannot be written.

@@ -1,6 +1,6 @@
-"""A module in memory -> its graph and weights, and a file of source for what the devices call.
+"""A module in memory -> its graph and weights, and a file of source for the devices' calls.
 
-It captures in this process; a model file is captured in a child.
+The module is captured in this process; a model file is captured in a child.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     trained = machine.train(model, data, loss=loss, optimizer=optimizer)
 
-It joins `split` and a `Session`; it decides nothing.
+The module joins `split` and a `Session`; it decides nothing.
 """
 
 from __future__ import annotations
@@ -61,11 +61,12 @@ class Machine(Shown):
         rehearse: bool = True,
         **recipe: Any,  # noqa: ANN401  # the fields of a Recipe
     ) -> Session:
-        """Split a model over the devices, start them, and return what takes batches.
+        """Split a model over the devices, start them, and return a session that takes batches.
 
         Args:
-            model: an instance; its weights are where training begins. It has those after the last
-                step when it is called, when its `state_dict` is read, and when the session ends.
+            model: an instance; its weights are where training begins. The instance has the weights
+                after the last step when it is called, when its `state_dict` is read, and when the
+                session ends.
             example_batch: one batch; all others must have its shapes, but for what `drop_last`,
                 `pad` and `lengths` allow. Dimension 0 is the batch.
             loss: `loss(output, batch)`; else the scalar output, or its `.loss`.
@@ -79,7 +80,7 @@ class Machine(Shown):
                 `Recipe`.
 
         Raises:
-            BigBrainError: the model cannot be captured or placed, or what it is trained with has
+            BigBrainError: the model cannot be captured or placed, or a function of its training has
                 no source; nothing runs then.
         """
         require_session(self.cluster.devices, options, run.backend if run else None)

@@ -2,8 +2,8 @@
 
     split ─▶ refused for the user's code ─▶ the same with the whole step as one op ─▶ a warning
 
-Nothing that eager PyTorch trains is turned away. What remains refused: what a plain step fails on,
-too; options that divide a step; and a few refusals by their code.
+Nothing that eager PyTorch trains is turned away. Three kinds of refusals remain: models on which a
+plain step fails, too; options that divide a step; and a few refusals by their code.
 """
 
 from __future__ import annotations
@@ -99,10 +99,10 @@ def with_loss_whole(
 ) -> _Result:
     """Make something of a model; where a batch does not fit its trace, with an opaque loss, again.
 
-    What only the loss reads may then have another shape in each batch.
+    Entries that only the loss reads may then have another shape in each batch.
 
     Args:
-        options: what was asked for.
+        options: of the user.
         make: makes it, given `apart`, `refusal`, and whether the loss is opaque.
         apart: modules that are opaque, by the errors that named them.
         refusal: as in `with_modules_whole`.

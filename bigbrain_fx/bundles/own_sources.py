@@ -1,4 +1,4 @@
-"""Which modules are the user's own, and not installed: they are copied to where devices run."""
+"""The user's own modules, which are not installed: they are copied to the devices."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class Rehearsal:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user should know."""
+        """Return notes for the user."""
         return (f"not compared with your own loop: {self.missing}",) if self.missing else ()
 
 

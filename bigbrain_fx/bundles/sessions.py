@@ -46,7 +46,7 @@ LOOK_S = 0.5  # a wait in slices, so that Ctrl-C is heard
 
 
 class Constants:
-    """What a trace holds as it is: numbers and texts of the example, the module's attributes."""
+    """Constants of a trace: numbers and texts of the example, the module's attributes."""
 
     def __init__(
         self, module: nn.Module, example: object, loss: Loss | None, autocast: str | None
@@ -103,11 +103,12 @@ class Session(Shown):
     """Devices at work on one model; made by a `Machine`, and a context manager.
 
     Attributes:
-        made: the plan, the bundle, and what to know of them.
-        module: the caller's own. It has the weights after the last step when it is called, when its
+        made: the plan, the bundle, and notes on them.
+        module: the caller's own. The module has the weights after the last step when it is called,
+            when its
             `state_dict` is read, and after a `with` block that ends well.
-        steps: how many batches were sent, those before a resumed run included.
-        events: what happened to the processes: deaths, replacements.
+        steps: number of sent batches, those before a resumed run included. events: of the
+            processes: deaths, replacements.
         done: the run, once it has ended.
     """
 
@@ -163,7 +164,7 @@ class Session(Shown):
 
     @property
     def plan(self) -> Plan:
-        """Who computes what."""
+        """Return the plan: the computations of each device."""
         return self.made.plan
 
     @property
@@ -276,7 +277,7 @@ class Session(Shown):
     def save(self, to: str | Path, optimizer: str | Path | None = None) -> None:
         """Write the weights after the last step, and the optimizer's state, if a file is named.
 
-        What reads the latter is written beside it: see `export_training`.
+        The functions that read the optimizer's state are written beside it: see `export_training`.
         """
         with Scratch("state") as scratch:
             commit = self._commit(Path(scratch, "commit"))
@@ -288,7 +289,7 @@ class Session(Shown):
     def eval(self) -> nn.Module:
         """Give the caller's module the weights after the last step, and return it in eval mode.
 
-        It computes in this process; the devices wait for the next batch.
+        The module computes in this process; the devices wait for the next batch.
         """
         self._give_weights()
         return self.module.eval()

@@ -1,4 +1,4 @@
-"""Where a bundle is written, and what it has beside what its plan needs: `--with mpi,suspicion`."""
+"""Folder of a bundle, and its extras beside the needs of its plan: `--with mpi,suspicion`."""
 
 from __future__ import annotations
 

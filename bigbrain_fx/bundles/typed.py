@@ -1,10 +1,10 @@
-"""A dataclass as a program filled it -> each value of its field's type, or a refusal in words.
+"""A dataclass as a program filled it -> each value of its field's type, or a refusal.
 
     Options(recompute=[0, 2], micro_batches="4")  ──▶  recompute=(0, 2), micro_batches=4
     Options(offload="state")                      ──▶  InputError: expected a valid tuple
 
-A command line has one type for each option; Python takes anything. What a value means is not its
-business.
+A command line has one type for each option; Python takes anything. The module checks types, and not
+the meaning of values.
 """
 
 from __future__ import annotations

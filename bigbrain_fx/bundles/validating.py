@@ -30,7 +30,7 @@ LIMIT_S = 3600.0  # of one validation
 
 @dataclass(frozen=True)
 class Validation:
-    """What a script found at a step: numbers by name, or why there are none."""
+    """Result of a script at a step: numbers by name, or the reason for their absence."""
 
     step: int
     values: Mapping[str, float]

@@ -41,7 +41,7 @@ class Check:
 
     @property
     def word(self) -> str:
-        """What was found, in a word."""
+        """Return the result of a check as one word."""
         if self.warns:
             return "differs"
         if self.passed and self.rounded:

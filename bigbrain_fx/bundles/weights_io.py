@@ -136,9 +136,10 @@ def _given(plan: Plan, checkpoint: str | Path, by_reference: bool) -> Checkpoint
 def _wholes(
     plan: Plan, found: Mapping[str, Stored], beside: Path
 ) -> Iterator[Mapping[str, Stored]]:
-    """Give tensors by the model's names; those that members have parts of, put together.
+    """Yield tensors by the model's names; parts on several members are put together.
 
-    They are in a file of their own, on the disk that is written to, while they are needed.
+    Joined tensors are in a file of their own, on the disk that is written to, while they are
+    needed.
     """
     if plan.placement.tensor is None:
         yield found

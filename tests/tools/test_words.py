@@ -26,7 +26,7 @@ SUBJECT = re.compile(r"(?:What|Who|Whoever|Whose|Which|Where|Those|So|Nor|It|The
 # Docstrings of the other packages are rewritten when the packages are rebuilt.
 PACKAGES = (
     *("cli", "cluster", "core", "costs", "emit", "measure", "plan", "planning"),
-    *("runtime", "serving", "supervisor", "verification", "weights"),
+    *("bundles", "runtime", "serving", "supervisor", "verification", "weights"),
 )
 # `tools.studies.unlike` is the name of a study; CONTRIBUTING.md quotes the words that it forbids.
 PRIVATE = re.compile(

@@ -23,7 +23,7 @@ _MODULE = "bigbrain_fx.bundles.dcp_export.child"
 
 @dataclass(frozen=True)
 class DcpExport:
-    """What was written: the folder, how many tensors, and after how many steps; None: weights."""
+    """Result of an export: folder, number of tensors, and number of steps; None: weights."""
 
     folder: Path
     tensors: int

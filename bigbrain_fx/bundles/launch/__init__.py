@@ -1,7 +1,7 @@
-"""Run a bundle on this host, one process per device; or say what to type on every host.
+"""Run a bundle on this host, one process per device; or list the commands for every host.
 
-This room knows processes, ports and log files. It knows nothing of graphs, and the processes it
-starts know nothing of it: they run the bundle's own train.py, or infer.py. With `spares` given,
+The package knows processes, ports and log files, not graphs. The processes that it starts know
+nothing of the package: they run the bundle's own train.py, or infer.py. With `spares` given,
 `supervisor` starts them and replaces those that die.
 """
 

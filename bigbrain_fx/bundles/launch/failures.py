@@ -1,7 +1,7 @@
-"""What is told of a process that failed, and what a run without a supervisor warns of.
+"""Report on a process that failed, and warnings of a run without a supervisor.
 
-Which process, how, the end of its log, and what to do. A commit that is missed ends no training:
-its warning is read from the log of the process that leads, before it is too late.
+The report has the process, its end, the end of its log, and a remedy. A commit that is missed ends
+no training: its warning is read from the log of the process that leads, before it is too late.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a plan asks of this host before any process is started: GPUs' drivers, a C++ compiler.
+"""Requirements of a plan on this host before any process starts: GPUs' drivers, a C++ compiler.
 
-It says no where there is no GPU for certain; how many there are, the devices' processes find out.
+The module refuses where there is certainly no GPU; the devices' processes count the GPUs.
 """
 
 from __future__ import annotations

@@ -25,14 +25,14 @@ def hosts(plan: Plan) -> tuple[str, ...]:
 
 
 def commands(plan: Plan, options: RunOptions, bundle: Path | None = None) -> list[tuple[str, str]]:
-    """Return (host, command): what to type on each host, for a bundle that is copied to all.
+    """Return (host, command): the command to type on each host, for a bundle copied to all.
 
-    Where processes are to be replaced, one command a host; else one for every device. The first
-    host answers at the port, 29500 unless the options name one.
+    If processes are to be replaced, one command a host; else one for every device. The first host
+    answers at the port, 29500 unless the options name one.
 
     Raises:
         InputError: processes are to be replaced, and the messages go over nccl, or `bundle` lacks
-            what that needs over several hosts; or `suspect`.
+            files for that over several hosts; or `suspect`.
     """
     if options.suspect:
         raise InputError(

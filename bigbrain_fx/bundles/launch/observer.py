@@ -1,8 +1,8 @@
 """A device's process that notes when its instructions begin and end: `observer.py FOLDER train.py`.
 
-It stands in front of a bundle's program, in the process itself, and wraps methods of the bundle's
-own `Device`; nothing of ours is imported, and nothing of this is copied into bundles. Every note is
-written at once, so that those of a process that is killed are there. Lines of a file:
+The program stands in front of a bundle's program, in the process itself, and wraps methods of the
+bundle's own `Device`; nothing of ours is imported, and nothing of this is copied into bundles.
+Every note is written at once, so that the notes of a killed process are there. Lines of a file:
 
     ["device", name, pid]   ["begin", what, ns]   ["end", ns, bytes held or null]
 
@@ -37,7 +37,7 @@ WHOLE = {
 
 
 class _Heap(ctypes.Structure):
-    """What glibc's `mallinfo2` returns."""
+    """Result of glibc's `mallinfo2`."""
 
     _fields_ = tuple((name, ctypes.c_size_t) for name in ["arena", "ordblks", "smblks", "hblks"])
     _fields_ += tuple((n, ctypes.c_size_t) for n in ["hblkhd", "usmblks", "fsmblks", "uordblks"])
@@ -76,7 +76,7 @@ class StepNotes:
         self._write(["begin", what, time.monotonic_ns()])
 
     def end(self, computed: bool = False) -> None:
-        """What began last has ended; bytes are counted after what computes: that takes 0.1 ms."""
+        """Note the end of the newest instruction; bytes are counted after computations (0.1 ms)."""
         ended_ns = time.monotonic_ns()
         self._write(["end", ended_ns, self.live() if computed else None])
 

@@ -18,7 +18,7 @@ DEFAULT_STEPS = 10  # train.py's and infer.py's own
 
 @dataclass(frozen=True)
 class StepLine:
-    """What one training step reported: loss is the mean over micro-batches, step_s wall seconds."""
+    """Report of one training step: loss is the mean over micro-batches, step_s wall seconds."""
 
     step: int
     loss: float
@@ -27,7 +27,7 @@ class StepLine:
 
 @dataclass(frozen=True)
 class BatchLine:
-    """What one batch of inference reported: its rows, batch_s wall seconds."""
+    """Report of one batch of inference: its rows, batch_s wall seconds."""
 
     batch: int
     rows: int
@@ -84,10 +84,10 @@ class RunOptions:
     process without progress for `hang_s` is ended; a run that is asked to stop waits `grace_s` for
     the end of a step (None: three times the longest recent one, at least `hang_s` and 30 s);
     `snapshot_every` steps lie between snapshots in memory (None: measured), or in the folder
-    `snapshots` of a disk (None: there, where a bundle's state lies in such a store). What happens
-    is appended to `events` as JSON lines. A spare computes the share `suspect` of all devices'
-    steps again, and all go back where it finds another result. `log_mib` of sent messages are kept
-    on each device; None: its share of half of the memory that is free.
+    `snapshots` of a disk (None: there, where a bundle's state lies in such a store). Events are
+    appended to `events` as JSON lines. A spare computes the share `suspect` of all devices' steps
+    again, and all go back where it finds another result. `log_mib` of sent messages are kept on
+    each device; None: its share of half of the memory that is free.
 
     `log_to` are files (name.csv) that take loss, seconds and rows a second of each training step.
     On the port `metrics` of the loopback interface Prometheus is answered.

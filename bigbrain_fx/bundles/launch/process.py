@@ -1,6 +1,6 @@
-"""A device's process: what is started, and what can be asked of it afterwards.
+"""A device's process: its command, and the state that can be read afterwards.
 
-Which devices there are, and what their programs compute, it does not know.
+The module knows neither the devices nor their programs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Process(Protocol):
 
     @property
     def stdout(self) -> IO[str] | None:
-        """What it prints, where that is read."""
+        """Return its standard output, where that is read."""
 
     @property
     def returncode(self) -> int | None:
@@ -42,7 +42,7 @@ class Process(Protocol):
 
 @dataclass(frozen=True)
 class Command:
-    """What to start for one device: words in a folder, with the whole environment.
+    """A command for one device: arguments in a folder, with the whole environment.
 
     Attributes:
         log: takes what it writes to stderr, and to stdout unless `reports`.
@@ -63,9 +63,9 @@ _PACKAGES = Path(__file__).resolve().parents[3]
 def users_environment(*left_out: str) -> dict[str, str]:
     """Return this process's environment for one of a bundle.
 
-    Where the user's modules are found (PYTHONPATH) goes along, from whatever folder; where ours are
-    does not: a bundle needs nothing of ours. It needs its own folder, which PYTHONSAFEPATH would
-    leave out.
+    The folders of the user's modules (PYTHONPATH) go along, from whatever folder; ours do not: a
+    bundle needs nothing of ours. The bundle needs its own folder, which PYTHONSAFEPATH would leave
+    out.
     """
     left_out = (*left_out, "PYTHONSAFEPATH")
     found = {name: value for name, value in os.environ.items() if name not in left_out}
@@ -81,7 +81,8 @@ Spawn = Callable[[Command], Process]
 def popen(command: Command) -> Process:
     """Start a process as a child of this one; it leads a session, and a group, of its own.
 
-    So what it has started ends with it. It ends itself with this process, however that ends.
+    Processes that it has started therefore end with it. The process ends itself with this process,
+    however that ends.
     """
     environment = uncached(command.folder, command.environment)
     with command.log.open("w") as log:

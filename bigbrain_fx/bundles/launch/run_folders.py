@@ -1,4 +1,4 @@
-"""Where a run keeps its logs without --logs: a numbered folder in the bundle, of the last few runs.
+"""Folders of a run's logs without --logs: a numbered folder in the bundle, of the last few runs.
 
     bundle/runs/1, bundle/runs/2, ...
 

@@ -144,7 +144,7 @@ def _kept(keeper: StatusKeeper) -> Iterator[None]:
 
 
 class Told:
-    """Who hears of a run: its status and its files, and, each in a thread of its own, the caller.
+    """Receivers of a run's events: status, files, and, in a thread of its own, each listener.
 
     The caller's listeners may wait or fail without the others'.
     """

@@ -25,13 +25,13 @@ STRICT = "set -euo pipefail"
 
 @dataclass(frozen=True)
 class Script:
-    """What a script is written of.
+    """Inputs of a script.
 
     Attributes:
         plan: whose devices are started.
         bundle: where the bundle is on every host.
         arguments: for its program.
-        python: what is Python there.
+        python: the command of Python there.
         lean: it has no launch.py: it was made by `split --lean`.
     """
 
@@ -48,7 +48,7 @@ class Script:
 
     @property
     def program(self) -> str:
-        """What a device's process runs, as words of a shell."""
+        """Return the command of a device's process, as words of a shell."""
         return shlex.join([self.python, entry(self.plan), *self.arguments])
 
     def is_on(self) -> list[str]:

@@ -1,6 +1,7 @@
-"""How far a run is: kept in its logs folder as status.json, told as text and to Prometheus.
+"""Progress of a run: status.json in its logs folder, as text, and for Prometheus.
 
-Who writes is the run; who reads may be anyone, now or later. It knows no processes' insides.
+The run writes the status; any process may read it, now or later. The module does not know the
+processes' insides.
 """
 
 from __future__ import annotations

@@ -49,10 +49,10 @@ def can_supervise(plan: Plan, backend: Backend | None = None) -> bool:
 
 
 def is_lean(bundle: Path) -> bool:
-    """Whether a bundle for training has nothing to replace a process with.
+    """Return whether a bundle for training cannot replace a process.
 
-    It was made by `split --lean`; or torch's collectives sum there, and what they had added when a
-    process died is logged nowhere.
+    Such a bundle was made by `split --lean`; or torch's collectives sum there, and no log has the
+    sums that were finished when a process died.
     """
     return (bundle / "train.py").is_file() and not (bundle / "runtime" / "member.py").is_file()
 

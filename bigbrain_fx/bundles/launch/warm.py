@@ -1,11 +1,11 @@
 """Processes of devices as forks of one that has imported torch, once for all of them.
 
-    launcher ──order──▶ forking ──fork──▶ d0, d1, the spares, whoever replaces one that died
+    launcher ──order──▶ forking ──fork──▶ d0, d1, the spares, replacements of dead ones
        └──────◀ ends (pidfd), exit codes ◀──┘
 
-Importing torch, and what its optimizers ask for, is most of what a process does before its first
-step, and most of the memory of a small model's. Where it is killed all devices end with it, and new
-Pythons replace them. Devices on GPUs are new Pythons from the start.
+Importing torch, and the modules of its optimizers, is most of a process's work before its first
+step, and most of the memory of a small model's. If the forking process is killed all devices end
+with it, and new Pythons replace them. Devices on GPUs are new Pythons from the start.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class StageFile:
 
 @dataclass(frozen=True)
 class OnnxExport:
-    """What `export_onnx` wrote: the folder, and its stages in order."""
+    """Result of `export_onnx`: the folder, and its stages in order."""
 
     folder: Path
     stages: tuple[StageFile, ...]

@@ -1,7 +1,7 @@
 """The child process of an ONNX export: it imports the bundle, runs it once, exports each stage.
 
-Run as `python -m bigbrain_fx.bundles.onnx_export.child '{"bundle": ...}'`; its one message says
-what came of each stage. It knows the bundle as any user does: by its infer.py and runtime.
+Run as `python -m bigbrain_fx.bundles.onnx_export.child '{"bundle": ...}'`; its one message has the
+result of each stage. The process uses the bundle as any user does: by its infer.py and runtime.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What torch.distributed.checkpoint saved of a model and its optimizer, as a commit of that model.
+"""Files of torch.distributed.checkpoint for a model and its optimizer, as a commit of that model.
 
 Buffers outside the state dict are as the bundle has them; seed and micro-batches are the plan's.
 """
@@ -72,9 +72,9 @@ def read_dcp(folder: Path, plan: Plan, bundle: Path, image: Path) -> Named:
 
 
 def _require_first_rates(plan: Plan, facts: Mapping[str, Any], where: Path) -> None:
-    """Refuse rates of which nobody can say what a schedule of this bundle is a factor of.
+    """Refuse learning rates whose first value, which this bundle's schedule multiplies, is unknown.
 
-    What `lr` is by then the schedule of before has made: it would be lowered twice.
+    The `lr` of such a state already has the earlier schedule's factor: it would be lowered twice.
     """
     if not (plan.source.has_lr_scale or plan.source.has_scheduler):
         return

@@ -48,7 +48,7 @@ COMMITS = "commits"  # in a bundle
 
 @dataclass(frozen=True)
 class Resplit:
-    """What `resplit` made: a bundle that goes on at `step` from the commits in `commits`."""
+    """Result of `resplit`: a bundle that goes on at `step` from the commits in `commits`."""
 
     plan: Plan
     bundle: Path

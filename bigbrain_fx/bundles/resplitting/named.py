@@ -1,6 +1,6 @@
 """One commit of all devices of a plan as tensors and facts of the model, by name.
 
-Where several devices hold one tensor (a tied parameter, a table) their copies must be the same.
+If several devices hold one tensor (a tied parameter, a table) their copies must be the same.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SAME = ("seed", "micro_batches", "inputs", "torch", "loss_scale")
 
 @dataclass(frozen=True)
 class TensorPlace:
-    """Where a tensor is: in the image of one device."""
+    """Place of a tensor: in the image of one device."""
 
     loaded: Loaded
     entry: TensorEntry
@@ -46,10 +46,10 @@ class TensorPlace:
 
 @dataclass(frozen=True)
 class Named:
-    """What a model was at one step.
+    """State of a model at one step.
 
     Attributes:
-        step: how many steps are finished.
+        step: number of finished steps.
         files: device -> its image on the disk.
         tensors: by the names of a state ("parameter:a", "optimizer:exp_avg:a").
         facts: those that are the same for all devices.

@@ -3,8 +3,8 @@
     commit of d0: rows 0:32 of a weight, and of its moments ─┐
     commit of d1: rows 32:64                                 ┴─▶ the weight ──▶ other parts
 
-What an optimizer keeps in the shape of a part is divided as the part is; all else must be the same
-on all members. This file moves bytes by shards; it knows no devices and no commits.
+Optimizer state in the shape of a part is divided as the part is; all else must be the same on all
+members. This file moves bytes by shards; it knows no devices and no commits.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Shape: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True)
 class PartPlace:
-    """Where a member's part of a tensor is: in the whole one."""
+    """Place of a member's part of a tensor in the whole tensor."""
 
     whole: TensorPlace
     shard: Shard
@@ -44,7 +44,7 @@ class PartPlace:
 
 @dataclass(frozen=True)
 class Division:
-    """Which tensors of a state a plan divides, and how; by canonical names."""
+    """Tensors of a state that a plan divides, with their division; by canonical names."""
 
     shards: Mapping[tuple[str, int], Shard]
     shapes: Mapping[str, Shape]

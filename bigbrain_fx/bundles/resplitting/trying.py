@@ -1,4 +1,4 @@
-"""What a bundle is to divide that it did not -> tried first, in a child process with torch.
+"""New divisions of a bundle -> tried first, in a child process with torch.
 
     trials of rules ──▶ why each failed, or nothing
     shards ──▶ the bundle's own optimizer with parts of parameters: refused where it looks further

@@ -1,7 +1,8 @@
-"""Model file or nn.Module -> Graph; the only room that knows torch.export and torch.fx.
+"""Model file or nn.Module -> Graph; the only package that knows torch.export and torch.fx.
 
-It knows nothing of devices, placements or emitted code. Importing this door does not import torch:
-`capture_file` works through a child process; names that need torch are loaded when first used.
+The package knows nothing of devices, placements or emitted code. Importing the package does not
+import torch: `capture_file` works through a child process; names that need torch are loaded when
+first used.
 """
 
 from __future__ import annotations

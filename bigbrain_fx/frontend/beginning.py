@@ -2,8 +2,8 @@
 
     python -P -m bigbrain_fx.frontend.beginning bigbrain_fx.bundles.onnx_export.child:onnx '{...}'
 
-The module is then run as if it had been asked for alone, with the words that are left. It may
-import torch, and what stands after the colon, at its top.
+The module is then run as if it had been called alone, with the remaining arguments. The module may
+import torch, and the name after the colon, at its top.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def main() -> None:
 
 
 def _why_not(libraries: tuple[str, ...]) -> str:
-    """Return the message for who started this process; "" where all is there.
+    """Return the message for the launcher of this process; "" where all is there.
 
-    What libraries print as they are loaded is no message: it goes where faults go.
+    Output of libraries as they are loaded is no message: it goes to the output of faults.
     """
     messages = os.dup(1)
     os.dup2(2, 1)

@@ -1,4 +1,4 @@
-"""What a child process with a captured model answers: its report, then one request at a time."""
+"""Answers of a child process with a captured model: its report, then one request at a time."""
 
 from __future__ import annotations
 

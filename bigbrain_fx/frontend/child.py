@@ -1,8 +1,8 @@
 """The child process of a capture session: load the model file, capture, then answer requests.
 
 Run as `python -m bigbrain_fx.frontend.child '{"location": ...}'`. Standard output carries one JSON
-object a line; what the user's code prints goes to stderr. It ends with its standard input, or with
-its parent.
+object a line; prints of the user's code go to stderr. The process ends with its standard input, or
+with its parent.
 """
 
 from __future__ import annotations

@@ -30,15 +30,15 @@ _PACKAGES = str(Path(__file__).resolve().parents[2])
 
 @dataclass(frozen=True)
 class Task:
-    """What a child process is for, in the words that a user is told when it goes wrong.
+    """Task of a child process, in the words of its error messages.
 
     Attributes:
         module: the program, run as `python -P -m`.
         name: "capture"; of a fault of ours.
-        slow: what took longer than `limit_s`, with a place for that: "{} to load".
-        slow_help, ended_help: what to do when it takes too long, or ends by itself.
+        slow: the step that took longer than `limit_s`, with a place for the limit: "{} to load".
+        slow_help, ended_help: remedies when it takes too long, or ends by itself.
         limit_s: seconds for each answer.
-        subject: whose fault it is when the process ends: "model.py".
+        subject: the file at fault when the process ends: "model.py".
         at: where that is.
         libraries: that the program needs beside torch: "onnx".
     """
@@ -140,8 +140,8 @@ class Child:
     def _line(self, deadline_s: float) -> bytes | None:
         """Return the next message; None when there will be none.
 
-        What Python itself runs as it starts (sitecustomize, .pth files) may print before the child
-        keeps its stdout for messages: that is shown, as all prints are.
+        Code that Python itself runs as it starts (sitecustomize, .pth files) may print before the
+        child reserves its stdout for messages: that output is shown, as all prints are.
         """
         while (line := self._any_line(deadline_s)) is not None and not line.startswith(b"{"):
             print(line.decode(errors="replace"), file=sys.stderr, flush=True)
@@ -219,9 +219,9 @@ def child_environment(threads: int | None) -> dict[str, str]:
     """Return the environment of a child.
 
     Trials call ops one by one, also on a single row; torch writes its warnings of such calls
-    straight to stderr, past all filters of Python. Threads of OpenMP that wait by spinning take
-    the processors from whoever else computes: on a loaded machine that tripled a capture. What the
-    user has set stands.
+    straight to stderr, past all filters of Python. Threads of OpenMP that wait by spinning take the
+    processors from other processes: on a loaded machine that tripled a capture. The user's settings
+    stand.
     """
     paths = [_PACKAGES, *filter(None, [os.environ.get("PYTHONPATH")])]
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if threads is not None else ()

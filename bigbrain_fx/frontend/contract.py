@@ -1,6 +1,6 @@
-"""How a model file says that it is trained: its optional names, each checked before it is used.
+"""Training options of a model file: its optional names, each checked before it is used.
 
-It runs none of the user's functions.
+The module runs none of the user's functions.
 """
 
 from __future__ import annotations

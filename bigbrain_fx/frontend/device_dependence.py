@@ -1,6 +1,6 @@
-"""What a model asks of its device, and what that means for a plan with GPUs.
+"""Device-dependent lines of a model, and their consequences for a plan with GPUs.
 
-A model is traced on a CPU: a trace keeps what the device decided there. This file knows lines and
+A model is traced on a CPU: a trace keeps the CPU's side of each decision. This file knows lines and
 which devices are GPUs; it knows no torch.
 """
 

@@ -1,4 +1,4 @@
-"""What a capture asks of a model file, function by function; each imports what it runs.
+"""Checks of a model file in a capture, function by function; each imports the code that it runs.
 
 The process that traces calls these in its own order: see `capture_service`.
 """

@@ -1,7 +1,7 @@
 """The first batches of a model file, read as a bundle would read them: do they fit its trace?
 
-A trace holds for the example's shapes, types and entries. What comes later than these batches a
-run finds out. A smaller last one that the file does not mention is kept where a trace can.
+A trace holds for the example's shapes, types and entries. A run checks later batches. A smaller
+last batch that the file does not mention is kept where a trace can.
 """
 
 from __future__ import annotations

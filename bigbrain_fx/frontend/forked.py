@@ -2,7 +2,8 @@
 
     the file, or text of it, seeded ─▶ a fork ─▶ a short text for each value
 
-It knows files and text, and what a fork must leave to its parent; it compares nothing.
+The module knows files and text, and the parts of a process that a fork must leave to its parent; it
+compares nothing.
 """
 
 from __future__ import annotations

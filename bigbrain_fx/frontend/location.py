@@ -1,4 +1,4 @@
-"""Where a model is: "path/model.py", "path/model.py:name", "hf:path", "path/m.onnx". No torch here.
+"""Locations of models: "model.py", "model.py:name", "hf:path", "m.onnx". No torch here.
 
 hf:path/to/config.json            a Hugging Face model, from its configuration alone
 hf:path/to/folder?batch=4&seq=64  the folder with that file; rows and length of the example
@@ -39,7 +39,7 @@ class SizedLocation:
 
     @property
     def sizes(self) -> dict[str, object]:
-        """What may be chosen, by the words of a location."""
+        """Return the sizes that may be chosen, by the words of a location."""
         return {entry.name: getattr(self, entry.name) for entry in fields(self)[1:]}
 
     def __str__(self) -> str:

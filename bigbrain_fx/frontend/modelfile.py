@@ -30,7 +30,7 @@ Example: TypeAlias = Literal["traced", "any", "unused"]
 
 @dataclass(frozen=True)
 class ModelFile:
-    """What a model file defines; None for what it leaves out.
+    """Names that a model file defines; None for missing ones.
 
     Attributes:
         path: the file; of a Hugging Face model its config.json, or the ONNX file.

@@ -1,12 +1,12 @@
-"""What a batch has beside its tensors, and whether the model goes by it: tried by running it so.
+"""Entries of a batch beside its tensors, and whether the model goes by them: tried in runs.
 
     {"x": ..., "ntokens": 66}, then {"x": ..., "ntokens": 72} ─▶ ntokens is an input, float32[]
     {"x": ..., "phase": "warm", "views": [a, b], "mask": None} ─▶ phase is "warm", 2 views, no mask
 
 A trace keeps a number for ever. One that changes in the first batches becomes a tensor without
-dimensions, where the model computes the same from it bit by bit. What else the model goes by must
-stay as in the example: a run stops where it is another one. This file knows batches and runs steps;
-of graphs it reads what an input leads to.
+dimensions, where the model computes the same from it bit by bit. Other entries that the model goes
+by must stay as in the example: a run stops where one differs. The module knows batches and runs
+steps; of graphs it reads the ops behind an input.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class _Trial:
 
     @cached_property
     def first(self) -> Numbers:
-        """What the example gives."""
+        """Return the numbers of the example."""
         return self.run(self.example)
 
     @property

@@ -1,7 +1,7 @@
-"""What a model file prints while its model is run again and again: once, and how often the rest.
+"""Prints of a model file while its model runs repeatedly: once, then a count.
 
-A split runs a model some dozens of times. Lines that are alike but for their numbers are printed
-a few times and then counted; exceptions, warnings and logs, which go to stderr, are all there.
+A split runs a model some dozens of times. Lines that differ in numbers only are printed a few times
+and then counted; exceptions, warnings and logs, which go to stderr, are all there.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Prints(io.TextIOBase):
         return self.stream.isatty()
 
     def writable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def write(self, text: str) -> int:

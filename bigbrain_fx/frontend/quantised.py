@@ -2,8 +2,8 @@
 
     weight = int8 * weight_scale        one scale for each output (each word of an embedding)
 
-A weight is symmetric about zero and rounded to the nearest of 255 numbers. What comes out is a
-module like any other, which is captured as it is; it knows no graphs, devices or bundles.
+A weight is symmetric about zero and rounded to the nearest of 255 numbers. The result is a module
+like any other, which is captured as it is. This file knows no graphs, devices or bundles.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _HELP = "freeze it in the model file with requires_grad_(False), or leave --quan
 
 @dataclass(frozen=True)
 class QuantisedModel:
-    """What was quantised.
+    """Result of quantisation.
 
     Attributes:
-        weights: how many.
-        error: the largest difference of a weight from what it was; None: it has no numbers.
+        weights: number of weights.
+        error: the largest change of a weight; None: the weights have no numbers.
         left: names of other frozen weights of the same layers, and why each stays as it is.
     """
 

@@ -1,7 +1,7 @@
-"""The other end of `client`: what every child process with torch does besides its work.
+"""The other end of `client`: duties of every child process with torch besides its work.
 
-It loads torch or says why it cannot, ends with its parent, keeps stdin and stdout for the protocol,
-and reports what goes wrong.
+A child loads torch or says why it cannot, ends with its parent, keeps stdin and stdout for the
+protocol, and reports failures.
 """
 
 from __future__ import annotations
@@ -79,13 +79,13 @@ class Replies:
         self._replies.flush()
 
     def reply(self, work: Callable[[], Mapping[str, object]], part: str = "work") -> bool:
-        """Do some work and send its result, or what went wrong; return whether it went well.
+        """Do some work and send its result, or its error; return whether it went well.
 
-        What it took is sent along as "spent"; the first time what lay before it, too.
+        The seconds of the work are sent along as "spent"; the first time those before it, too.
 
         Args:
             work: gives the result.
-            part: what it is called in a table of times.
+            part: name of the work in a table of times.
         """
         before = self._watch.lap(BEFORE)
         try:

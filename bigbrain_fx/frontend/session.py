@@ -27,7 +27,7 @@ CHILD = "bigbrain_fx.frontend.child"
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What a model file defines, without its code.
+    """Names and facts that a model file defines, without its code.
 
     Attributes:
         path: the location that was captured, its file absolute: model.py, or hf:config.json.
@@ -35,12 +35,12 @@ class ModelFacts:
         module: the name under which the file is imported (for `opaque.<module>.<class>`).
         functions: targets of its opaque custom functions.
         parameters: number of trainable numbers, each tied one once.
-        fixed: what else than tensors the model goes by in a batch, see `Source` of a plan.
-        cache, positions: rows of keys and values that are kept, and tokens of each; 0 for a model
-            of whole rows.
+        fixed: entries besides tensors that the model goes by, see `Source` of a plan.
+        cache, positions: cached rows of keys and values, and tokens of each; 0 for a model of whole
+        rows.
         optimizer_state, optimizer_temporaries, optimizer_leftover, optimizer_states,
-            optimizer_at_once: what its optimizer holds, see `Source` of a plan.
-        quantize, quantize_error: what frozen weights were put into, and the most that one is off.
+            optimizer_at_once: memory of its optimizer, see `Source` of a plan.
+        quantize, quantize_error: type of frozen weights, and the largest error of one.
         ships_file, optimizer: see `Source` of a plan.
         has_generators: its `batches` lead to random generators of the file's own.
         device_lines: the user's lines that ask for the device.
@@ -120,7 +120,7 @@ class CaptureSession:
 
     @property
     def spent(self) -> tuple[Timing, ...]:
-        """What the child's answers took so far."""
+        """Return the seconds of the child's answers up to now."""
         return tuple(self._child.spent)
 
     def write_weights(self, folder: Path, files: Mapping[str, Sequence[str]]) -> None:

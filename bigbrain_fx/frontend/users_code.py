@@ -1,6 +1,6 @@
 """The user's own code, run as the user would run it: its folder, its module, and its errors.
 
-Whatever it raises becomes an InputError that names the line. It knows no contract.
+An exception of the code becomes an InputError that names the line. The module knows no contract.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A graph of one position in the making: its calls, its tensors, its sizes. It knows no rules."""
+"""A graph of one position in the making: its calls, its tensors, its sizes; without rules."""
 
 from __future__ import annotations
 

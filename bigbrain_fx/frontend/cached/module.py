@@ -1,6 +1,7 @@
 """A model of token rows as a module of one position: tokens, rows and positions in, scores out.
 
-It has the model's own tensors by the model's own names, and buffers for keys and values.
+The new module has the model's own tensors by the model's own names, and buffers for keys and
+values.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Cached(nn.Module):
 
     @property
     def form(self) -> fx.Graph:
-        """What it computes."""
+        """Return the computation as a graph."""
         return self._made[1].graph
 
     @property
@@ -61,7 +62,7 @@ class Cached(nn.Module):
 
     @property
     def one(self) -> Mapping[fx.Node, fx.Node]:
-        """Where each value of the whole row's trace is computed."""
+        """Return, for each value of the whole row's trace, the node that computes it."""
         return self._made[1].one
 
     def forward(self, tokens: Tensor, row: Tensor, position: Tensor) -> Tensor:

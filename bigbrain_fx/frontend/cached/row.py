@@ -73,7 +73,7 @@ class Row:
 
     @property
     def nodes(self) -> Sequence[fx.Node]:
-        """What the scores are computed from, in order."""
+        """Return the nodes behind the scores, in order."""
         wanted, reached = [self.scores], set()
         while wanted:
             node = wanted.pop()

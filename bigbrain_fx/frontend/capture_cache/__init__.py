@@ -1,1 +1,1 @@
-"""What was found of a model, on disk: the next `split` of the same model need not find it again."""
+"""Captures on disk: the next `split` of the same model need not capture it again."""

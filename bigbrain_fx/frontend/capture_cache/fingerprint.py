@@ -1,13 +1,13 @@
-"""One text for all that a capture goes by: of another model, file, version or machine another one.
+"""Key of a capture: it changes with the model, the file, the version and the machine.
 
     the built model with its numbers, the example, the first three batches  by value
-    what else the file defines                                             by value
+    other names that the file defines                                       by value
     Python files that it loaded, but for those of installed packages        by their text
     installed packages; our own files                                       by version; by time
-    working folder, threads, what was asked for and in which environment   by value
+    working folder, threads, options and environment                        by value
 
-The file was run and the model built before, in this process: whatever they read is in their
-values. What the user's code would read only later, as it is called, is not seen.
+The file was run and the model built before, in this process: the data that they read is in their
+values. Data that the user's code would read only later, as it is called, is not seen.
 """
 
 from __future__ import annotations

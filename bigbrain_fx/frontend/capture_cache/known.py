@@ -1,6 +1,6 @@
-"""What is known of one model from earlier commands: its capture, and answers about it.
+"""Cached facts of one model from earlier commands: its capture, and answers about it.
 
-It knows questions and where their answers are kept; it asks nobody and traces nothing.
+The module knows questions and the places of their answers; it asks nobody and traces nothing.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A file that SQLite cannot read, or of another format, is made again; an answer whose checksum is
 another one is dropped. A folder that cannot be written, a full disk, a table that another command
-holds: nothing is kept, and nothing is said. It knows keys and JSON; it knows no models.
+holds: nothing is cached, and nothing is reported. The module knows keys and JSON, not models.
 """
 
 from __future__ import annotations

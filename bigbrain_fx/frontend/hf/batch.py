@@ -84,7 +84,7 @@ def example_batch(model: nn.Module, at: HfLocation) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class _Facts:
-    """What the model says of itself."""
+    """Facts that the model states of itself."""
 
     model: nn.Module
     at: HfLocation
@@ -123,7 +123,7 @@ class _Facts:
 
     @property
     def task(self) -> str | None:
-        """What the class is for, by the tables behind transformers' AutoModelFor... classes."""
+        """Return the task of the class, by the tables of transformers' AutoModelFor... classes."""
         tables = importlib.import_module("transformers.models.auto.modeling_auto")
         name = type(self.model).__name__
         for task in _LABELS:

@@ -1,8 +1,8 @@
-"""Why micro-batches train something else than their batch, and what to write so that they do not.
+"""Reasons why micro-batches train something else than their batch, and remedies.
 
-Each remedy is run before it is named: an entry that is cut along another dimension or not at all,
-a count by which micro-batches weigh. Where none is found, the graph is run whole and in parts, and
-the first operation whose value is no longer put together of the parts' names the line.
+Each remedy is run before it is named: an entry that is cut along another dimension or not at all, a
+count by which micro-batches weigh. If none is found, the graph is run whole and in parts; the first
+operation whose value is no longer put together of the parts' names the line.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The user's module runs as plain PyTorch, forward and backward: on the batch, and on its parts as a
 bundle cuts them; then once more on weights that training has moved, for at initial weights a wrong
-mean may look right. What only rounding may be is computed again in float64.
+mean may look right. A difference that may be rounding is computed again in float64.
 """
 
 from __future__ import annotations
@@ -164,9 +164,9 @@ class Comparison:
 
     @contextmanager
     def in_mode(self) -> Iterator[None]:
-        """Let the model train; where it then draws random numbers, let all rest but batch norms.
+        """Let the model train; if it then draws random numbers, let all but batch norms evaluate.
 
-        What is drawn even so is drawn once, for the whole batch.
+        Numbers that are drawn even so are drawn once, for the whole batch.
         """
         model = self.trainee.plain.model
         with training(model):

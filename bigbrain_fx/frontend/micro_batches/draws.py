@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 
 class Draws:
-    """What the random ops of a step on the whole batch gave, in order, once it `is_on`."""
+    """Results of the random ops of a step on the whole batch, in order, once it `is_on`."""
 
     def __init__(self) -> None:
         self.is_on = False

@@ -37,7 +37,7 @@ class StepGradients:
 
 @dataclass(frozen=True)
 class Difference:
-    """How far two steps are apart: of the loss, of all gradients, and of one parameter's."""
+    """Distance of two steps: of the loss, of all gradients, and of one parameter's."""
 
     loss: float
     gradient: float

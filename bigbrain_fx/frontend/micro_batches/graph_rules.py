@@ -1,7 +1,7 @@
-"""Where micro-batches change what is trained: a sentence for each kind, for a warning.
+"""Ops by which micro-batches change the training: a sentence for each kind, for a warning.
 
-A step trains on the mean of its micro-batches' losses. That is the batch's loss where rows stand
-alone and weigh the same. This file reads graphs; it knows nothing of how they came to be.
+A step trains on the mean of its micro-batches' losses. That mean is the batch's loss where rows
+stand alone and weigh the same. The module reads graphs, of any origin.
 """
 
 from __future__ import annotations

@@ -44,11 +44,11 @@ class OnnxScope(nn.Module):
 class OnnxModule(OnnxScope):
     """An ONNX graph as a module; forward takes the file's inputs by name, in its order.
 
-    It returns a dict of the file's outputs. Floating-point initializers are parameters, statistics
-    and index tables are buffers.
+    The module returns a dict of the file's outputs. Floating-point initializers are parameters,
+    statistics and index tables are buffers.
 
     Attributes:
-        file: what was read.
+        file: the file as read.
         names: name of a tensor in the file -> its name in `state_dict()`.
         input_names: forward's parameters, for the file's inputs in order.
     """

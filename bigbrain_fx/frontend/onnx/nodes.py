@@ -43,7 +43,7 @@ class Node:
 
     @property
     def at(self) -> str:
-        """Where it is, for messages."""
+        """Return its place, for messages."""
         return f"node {self.name} ({self.op})"
 
     def attribute(self, name: str, default: T) -> T:

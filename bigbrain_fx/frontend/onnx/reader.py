@@ -47,7 +47,7 @@ class InputSpec:
 
 @dataclass(frozen=True)
 class OnnxFile:
-    """What an .onnx file holds.
+    """Contents of an .onnx file.
 
     Attributes:
         weights: initializers by name. constants: values of Constant nodes by name.

@@ -39,7 +39,7 @@ _QUICK_S = 10.0  # a step that takes longer is not run again to be measured
 
 @dataclass(frozen=True)
 class StepCost:
-    """What one step on the example batch takes.
+    """Costs of one step on the example batch.
 
     Attributes:
         dtype: of the loss.

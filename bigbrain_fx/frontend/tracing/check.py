@@ -1,7 +1,7 @@
 """Compare a captured graph with the module it came from: two batch sizes, two seeds, gradients too.
 
-Where they differ, what calls of modules gave says where the two part. This file runs both; it
-knows nothing of tracing.
+If they differ, the results of module calls show where the two part. This module runs both; it knows
+nothing of tracing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _REFUSALS = (RuntimeError, ValueError, IndexError)
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """What one run leaves: values in order, gradients and buffers by name.
+    """Results of one run: values in order, gradients and buffers by name.
 
     `gradients` is None where none can be asked for. `late` is a buffer that backward wrote.
     """
@@ -55,7 +55,7 @@ class StepOutcome:
 
 @dataclass(frozen=True)
 class CheckRun:
-    """What a comparison needs: the module as a step, the graph, and both one's tensors.
+    """Inputs of a comparison: the module as a step, the graph, and the tensors of both.
 
     `ran` has the seeds under which the module could be run at all.
     """
@@ -214,7 +214,8 @@ class CheckRun:
 def module_apart(step: Step, found: Captured, batch: Batch) -> str:
     """Return the path of the module that first gives another result; empty: none is known.
 
-    It is none where other modules draw random numbers: what moved the generator is unknown.
+    The path is empty where other modules draw random numbers: the draws that moved the generator
+    are unknown.
     """
     graph, results, values = found.graph, Results(), dict[str, object]()
 

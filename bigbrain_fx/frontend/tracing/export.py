@@ -138,8 +138,8 @@ def ambient(
 def quiet() -> Iterator[None]:
     """Keep torch's remarks on its own internals, and repeated ones of the model, from the user.
 
-    torch logs the tracebacks of errors that it raises as well; TORCH_LOGS brings them back. What
-    the user's own handlers and filters do with a record they do: a model may go by it.
+    torch logs the tracebacks of errors that it raises as well; TORCH_LOGS brings them back. The
+    user's own handlers and filters get their records as ever: a model may go by them.
     """
     before = logging.Logger.callHandlers
     with warnings.catch_warnings():
@@ -217,7 +217,8 @@ def _no_inference_mode() -> Iterator[None]:
 def _no_grad_within_autocast() -> Iterator[None]:
     """Let a region of no_grad within one of autocast be one: torch drops it, with its gradients.
 
-    It looks whether a piece of the graph begins with the switch, and there autocast comes first.
+    torch checks whether a piece of the graph begins with the switch, and there autocast comes
+    first.
     """
     own = regions_pass._is_set_grad_enabled_sub_mod
     begins = (torch.amp.autocast_mode._enter_autocast,)
@@ -310,8 +311,8 @@ def _users_lines() -> Iterator[None]:
     """Let every node remember the innermost line of the user's, helper functions included.
 
     torch keeps frames of functions called `forward` only, which names the wrong line for an op in a
-    helper; and formatting one frame instead of ten is quicker. Nor is the text of every line of a
-    hundred frames read for each node.
+    helper; and formatting one frame instead of ten is quicker. The text of every line of a hundred
+    frames is not read for each node, either.
     """
     kept, read = TracerBase._filter_traceback_frames, torch_frames._extract_symbolized_tb
     TracerBase._filter_traceback_frames = _innermost  # type: ignore[method-assign,assignment]  # put back

@@ -1,9 +1,9 @@
-"""What to try when a trace fails: answers from plain runs, a loss kept whole.
+"""Attempts after a failed trace: answers from plain runs, an opaque loss.
 
     export ─▶ yes and no from plain runs ─▶ the user's loss as one op
 
 Each rung is tried only when the error asks for it, so a model that exports pays for none of them.
-This file knows what helps; `trace` knows how to trace.
+This module has the attempts; `trace` traces.
 """
 
 from __future__ import annotations
@@ -274,7 +274,7 @@ class Ladder:
 def _why(error: Exception) -> tuple[str | None, str]:
     """Return the line of the user's that an error names, and its text.
 
-    What a refusal of ours names comes first: an error that came before hangs on it, too.
+    The subject of our own refusal comes first: an error that came before depends on it, too.
     """
     what = error.what if isinstance(error, BigBrainError) else ""
     if isinstance(error, BigBrainError) and error.at:

@@ -1,6 +1,6 @@
-"""What a graph is trained on: a loss that reaches a parameter, gradients that a bundle can add.
+"""The objective of a graph: a loss that reaches a parameter, gradients that a bundle can add.
 
-This file knows graphs and the three ways to give a loss; it knows nothing of tracing.
+This module knows graphs and the three ways to give a loss, not tracing.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def require_constants_unwritten(
 ) -> None:
     """Refuse to write into a plain attribute, or into what the loss alone reaches.
 
-    What forward writes beside, a teacher in a list say, is a constant that a bundle keeps.
+    Other values that forward writes, such as a teacher in a list, are constants of a bundle.
 
     Raises:
         CaptureError: names the line.

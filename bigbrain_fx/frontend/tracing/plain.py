@@ -27,7 +27,7 @@ _MOST = 2**28  # bytes of frozen parameters that are copied: a large frozen body
 
 @dataclass(frozen=True)
 class Plain:
-    """What a plain run needs: the step and how it is cast."""
+    """Inputs of a plain run: the step, and its casts."""
 
     step: Callable[..., tuple[Tensor, ...]]
     model: nn.Module

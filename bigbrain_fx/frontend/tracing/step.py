@@ -237,7 +237,7 @@ def without_fast_path() -> Iterator[None]:
 
 
 class Seen:
-    """What calls of the step showed; an object of its own, as torch.export undoes attributes.
+    """Observations of calls of the step; an object of its own, as torch.export undoes attributes.
 
     `written` are the entries of the batch that a plain run wrote into.
     """
@@ -250,7 +250,7 @@ class Seen:
 
 @dataclass
 class Listeners:
-    """What goes along with calls of a step: who listens, and who stands in for the loss.
+    """Companions of calls of a step: listeners, and the substitute of the loss.
 
     With `keeps` plain attributes stay as a call leaves them; else each call finds them as the user
     made them.

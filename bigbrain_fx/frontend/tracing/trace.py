@@ -1,6 +1,6 @@
-"""nn.Module -> Graph: find how the batch reaches forward, and capture what is traced of it.
+"""nn.Module -> Graph: find how the batch reaches forward, and capture the traced part.
 
-The room's first door. It knows nothing of devices, stages or emitted code.
+The main entry of the package. The module knows nothing of devices, stages or emitted code.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ def capture(
 
     The graph computes (loss, outputs): the loss is `loss(output, batch)`, else the scalar output,
     else `output.loss`, else there is none (inference). How a batch reaches forward: `step.route`.
-    Where the batch size cannot stay free, the graph holds for one size: `micro_batch`, else the
+    If the batch size cannot stay free, the graph holds for one size: `micro_batch`, else the
     example's; `graph.static_batch` says so. On the meta device nothing is compared.
 
     Args:
         module: traced in train mode (eval mode without `training`); its own modes come back.
         example_batch: tensor, dict, tuple or list, nested at will; dimension 0 is the batch.
-        loss: what to train on.
+        loss: the objective.
         training: whether dropout and batch norm behave as in training. Without it there is no
             loss: `loss` only says which entries of the batch forward does not read.
         name: name of the graph, the class's when left out.
@@ -86,7 +86,7 @@ def capture(
         autocast: "bfloat16" or "float16": forward and loss run under torch.autocast.
         assume: "model.py:31" -> whether the condition in that line holds, where a tensor's value
             decides; plain runs say so when left out.
-        leaves: modules that are kept whole, by path or class name; so are those marked by `leaf`.
+        leaves: opaque modules, by path or class name, beside those marked by `leaf`.
         loss_needed: refuse a model that is to be trained and has no loss with a gradient.
         parts: of the batch of which the example is one: the trace has its size; None: it is whole.
         lengths: dimensions by entry that are shorter in other batches; the example is the longest.

@@ -1,7 +1,7 @@
-"""Which value each module call was given under which name: the parameters of its `forward`.
+"""Values of the named arguments of each module call: the parameters of its `forward`.
 
-Hooks note it while torch.export runs the model. This file knows hooks and proxies; it knows nothing
-of graphs before `named` and nothing of emitted text.
+Hooks note it while torch.export runs the model. The module knows hooks and proxies, not emitted
+text, and no graphs before `named`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bigbrain_fx.frontend.translation.sources import statements
 
 @dataclass
 class NotedArguments:
-    """What calls were given: (module path, call) -> parameter -> name of the traced value.
+    """Arguments of calls: (module path, call) -> parameter -> name of the traced value.
 
     `results` are the names of what they returned, in order.
     """

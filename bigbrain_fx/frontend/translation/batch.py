@@ -82,7 +82,7 @@ class Entry:
 
     @property
     def said_name(self) -> str | int:
-        """What a model file calls it: "x", 0, "pair.0"."""
+        """Return the name in a model file: "x", 0, "pair.0"."""
         return self.key[0] if len(self.key) == 1 else ".".join(map(str, self.key))
 
 

@@ -1,6 +1,6 @@
-"""What a model file says of the entries of its batches: which dimension is the batch, if any.
+"""Batch dimensions of the entries of a batch, as a model file gives them.
 
-This file knows tensors by key; it knows no nests and no models.
+The module knows tensors by key, not nests or models.
 """
 
 from __future__ import annotations

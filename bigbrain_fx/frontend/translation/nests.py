@@ -1,8 +1,8 @@
-"""What Python hands over, as arguments of an op: tuples, lists, dicts and dataclasses of tensors.
+"""Nests of Python as arguments of an op: tuples, lists, dicts and dataclasses of tensors.
 
     {"logits": t} ─▶ ("dict", (("logits", Ref("t")),))      a container is tagged, a leaf is not
 
-This file knows containers; it knows nothing of ops or modules.
+The module knows containers, not ops or modules.
 """
 
 from __future__ import annotations

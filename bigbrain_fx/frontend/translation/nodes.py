@@ -21,7 +21,7 @@ from bigbrain_fx.frontend.translation.sources import Lines, line_of, lines_of, m
 
 
 class Place(TypedDict):
-    """Where an op comes from, as fields of `Op`."""
+    """Origin of an op, as fields of `Op`."""
 
     modules: tuple[ModuleCall, ...]
     source: str

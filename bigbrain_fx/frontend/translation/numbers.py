@@ -2,9 +2,9 @@
 
     item(max_1) ─▶ max_1.detach().to(float64)      a number of Python is a float64 without gradient
 
-A tensor of no dimension promotes nothing, as Python's numbers do, so `h / k` computes the same.
-Where the two would differ (a size, a result of no dimension) the model is refused. This file knows
-the calls that read and use such numbers; it knows no other ops.
+A tensor of no dimension promotes nothing, as Python's numbers do, so `h / k` computes the same. If
+the two would differ (a size, a result of no dimension) the model is refused. The module knows the
+calls that read and use such numbers, and no other ops.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Answers to `if tensor:`: recorded from plain runs, replayed while tracing, checked ever after.
 
-torch.export cannot follow a branch that depends on data. Where every plain run takes the same side,
-the trace takes it too, and an op `assume.true` or `assume.false` keeps the question: it computes
-nothing, and whoever runs the graph or a bundle is told when its answer is another one.
-Only yes and no are replayed, never a number.
+torch.export cannot follow a branch that depends on data. If every plain run takes the same side,
+the trace takes it too, and an op `assume.true` or `assume.false` keeps the question. The op
+computes nothing; a run of the graph or of a bundle reports when the answer is another one. Only yes
+and no are replayed, never a number.
 """
 
 from __future__ import annotations
@@ -177,11 +177,11 @@ def _asked(func: object, args: tuple[object, ...], kwargs: Mapping[str, object])
 
 @dataclass
 class Oracle:
-    """What is known of a model's questions.
+    """Questions and answers of a model.
 
     Attributes:
         given: the user's own answers: "model.py:31" -> whether the condition in that line holds.
-        recorded: what plain runs answered: question -> number of the run -> answers in order.
+        recorded: answers of plain runs: question -> number of the run -> answers in order.
             Runs of even numbers have the example batch, and those of odd numbers others.
         used: places of `given` that were asked.
     """

@@ -1,6 +1,6 @@
-"""Which row of `trace_refusals` an error of torch.export belongs to, and the line it came through.
+"""The row of `trace_refusals` for an error of torch.export, and the line that it came through.
 
-This file knows errors; it knows nothing of how a trace is made.
+The module knows errors, not tracing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What is known of single aten ops beyond their schema: no-ops, writes, dice, gradients.
+"""Facts of single aten ops beyond their schema: no-ops, writes, random numbers, gradients.
 
-This file knows torch's operators; it knows nothing of the graph that is being made.
+The module knows torch's operators, not the graph that is being made.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ _KNOWN = ("aten", "library")  # torch's own, and what a module made that a bundl
 
 
 class Cost(TypedDict):
-    """What an op computes and moves, as fields of `Op`."""
+    """Computation and traffic of an op, as fields of `Op`."""
 
     flops: Dim
     reads_bytes: Dim
@@ -51,7 +51,7 @@ class Cost(TypedDict):
 
 @dataclass
 class World:
-    """What all scopes of one trace share.
+    """Shared state of all scopes of one trace.
 
     Attributes:
         store: the model's tensors. kept: calls of the user's own Python, by key.

@@ -39,7 +39,7 @@ def with_copies(ops: Sequence[Op], params: Sequence[Param], names: set[str]) -> 
 
 @dataclass(frozen=True)
 class _Copier:
-    """What is known of the values: what each is a view of, and its shape."""
+    """Views and shapes of the values."""
 
     view_of: Mapping[str, str | None]
     canonical: Mapping[str, str]

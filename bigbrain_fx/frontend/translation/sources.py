@@ -1,9 +1,9 @@
-"""Where an op or an error comes from: the user's line, and the calls of the user's modules.
+"""Origin of an op or an error: the user's line, and the calls of the user's modules.
 
     gpt.py:93 (GPT.forward) ─▶ gpt.py:62 (Block.forward) ─▶ gpt.py:45 (Attention.forward)
 
-The emitter names values after the variables that these lines assign. This file knows frames and
-module stacks; it knows no ops.
+The emitter names values after the variables that these lines assign. The module knows frames and
+module stacks, not ops.
 """
 
 from __future__ import annotations

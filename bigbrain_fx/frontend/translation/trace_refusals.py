@@ -1,4 +1,4 @@
-"""Table of what no trace can hold, and what to write instead.
+"""Table of code that no trace can hold, and of code to write instead.
 
     BX0101 a branch that depends on data      BX0120 random numbers of Python that are baked in
     BX0110 a custom autograd.Function         BX0130 a tensor's number read in Python
@@ -9,7 +9,7 @@
     BX0199 anything else that torch.export cannot follow
     BX0201 a graph that computes something else
 
-`code` is the text of the user's line. Which row an error of torch belongs to: see `refusals`.
+`code` is the text of the user's line. `refusals` finds the row of an error of torch.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ _READS = ("aten.item.default", "aten._local_scalar_dense.default")
 
 @dataclass(frozen=True)
 class Labels:
-    """What the graph is called and made for; `is_fixed`, it is not tried with other sizes."""
+    """Name and purpose of the graph; `is_fixed`, it is not tried with other sizes."""
 
     name: str
     rows: int

@@ -1,7 +1,7 @@
-"""What a model file says of unequal batches, tried: a smaller last one, shorter rows filled up.
+"""Unequal batches of a model file, tried: a smaller last one, shorter rows filled up.
 
     drop_last = False: rows must be free, and the loss a mean of them
-    pad = {...}: what fills an entry up must count nothing
+    pad = {...}: padding of an entry must count nothing
 
 This file runs the model in eval mode; it knows no data.
 """

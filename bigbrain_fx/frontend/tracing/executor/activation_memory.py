@@ -1,10 +1,11 @@
-"""What autograd keeps and what kernels hold, op by op: each distinct call once, without numbers.
+"""Saved activations and memory of kernels, op by op: each distinct call once, without numbers.
 
 A call runs forward and backward on tensors without numbers, under `saved_tensors_hooks` and a count
 of live bytes, at two batch sizes; sizes are affine in the batch, so that two points give the text.
 Calls that are equal up to names are measured once: a model of equal layers has few distinct ones.
 
-It runs nothing of the user's own Python: custom functions, leaves and opaque losses stay unknown.
+The module runs nothing of the user's own Python: custom functions, opaque modules and opaque losses
+stay unknown.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _Key: TypeAlias = tuple[object, ...]
 
 @dataclass(frozen=True, slots=True)
 class _FoundSaves:
-    """What one run of one call held, in bytes."""
+    """Bytes held by one run of one call."""
 
     values: tuple[int, ...]
     own: int

@@ -1,7 +1,7 @@
 """Count live tensor bytes: every storage that torch makes, from when it is made until it is freed.
 
-It counts real tensors and fake ones alike. It knows nothing of graphs. What a kernel takes and
-gives back within one call of aten is not seen.
+The module counts real tensors and fake ones. The module knows nothing of graphs. Memory that a
+kernel takes and gives back within one call of aten is not seen.
 """
 
 from __future__ import annotations

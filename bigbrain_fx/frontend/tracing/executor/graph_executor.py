@@ -1,7 +1,7 @@
 """Run a core.Graph in one process, op by op: the reference that bundles are compared with.
 
-It uses torch's own operators by their names in the graph, and knows nothing of stages, emitters or
-of how the graph was made.
+The module calls torch's own operators by their names in the graph, and knows nothing of stages,
+emitters, or the origin of the graph.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A wrong rule is not rounding: results, gradients and written buffers must agree within 1e-12 of the
 largest. In its own types a part is run as well: torch has other kernels there, and picks some by
-width. It knows graphs and shards; it knows nothing of rules.
+width. The module knows graphs and shards, not rules.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class TrialTensors:
 
 @dataclass(frozen=True)
 class Made:
-    """What a run gave: values, gradients of tensors and of inputs, and buffers after it."""
+    """Results of a run: values, gradients of tensors and of inputs, and buffers after it."""
 
     values: Tensors
     gradients: Tensors
@@ -81,9 +81,10 @@ def in_float64(exact: bool = True) -> Iterator[None]:
 
 
 def try_rule(trial: RuleTrial) -> str | None:
-    """Return why what the members compute is not what the whole op does; None if it is.
+    """Return how the members' results differ from the whole op's; None if they agree.
 
-    What has no number for some of those drawn, as a logarithm has none, is tried on positive ones.
+    An op without a result for some of the drawn numbers, such as a logarithm, is tried on positive
+    ones.
     """
     trial = _at_small_sizes(trial)
     given = _given(trial.whole)
@@ -144,9 +145,9 @@ def trial_note(path: Path) -> Path:
 
 
 def _fails_in_own_types(trial: RuleTrial) -> str | None:
-    """Run what members have forward and backward; say why that fails where the whole does not.
+    """Run the members' ops forward and backward; say why that fails where the whole does not.
 
-    What comes out is not compared: it is rounded.
+    The results are not compared: they are rounded.
     """
     given = _narrow(trial.whole, _given(trial.whole))
     try:

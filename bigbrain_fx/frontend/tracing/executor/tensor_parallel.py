@@ -1,8 +1,8 @@
 """Run the graphs of a tensor group's members in one process, op by op, forward and backward.
 
-What members exchange is one autograd function over all of them, which adds in rank order: the
-numbers are those of processes that send each other messages. It knows nothing of how a graph was
-split; `run_graph` is the same for one graph.
+An exchange of members is one autograd function over all of them, which adds in rank order: the
+numbers are those of processes that send each other messages. The module does not know how a graph
+was split; `run_graph` is the same for one graph.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ Move = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 
 @dataclass(frozen=True)
 class _How:
-    """What members do with a value forward, and with its gradient backward."""
+    """Operation of members on a value forward, and on its gradient backward."""
 
     forward: Move
     backward: Move

@@ -1,6 +1,7 @@
 """Remedies for a graph that computes something else, and for a model file that fails by itself.
 
-It knows what most often makes them differ, and the graph's lines; it compares nothing.
+The module knows the most frequent causes of a difference, and the graph's lines; it compares
+nothing.
 """
 
 from __future__ import annotations

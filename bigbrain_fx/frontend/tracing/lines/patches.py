@@ -1,9 +1,9 @@
 """Patches while a model is traced: `.data` is .detach(), casts that change nothing do nothing.
 
-A trace does not see torch's own `.data`. What differs is that autograd does not count a write
-through it: where a backward reads what was written so, the trace's gradients are not the model's,
-and the comparison of both says so. Where nothing is compared, `.data` is refused. Public code that
-has it: MoCo's key encoder, `param_k.data = param_k.data * self.m + param_q.data * (1. - self.m)`.
+A trace does not see torch's own `.data`. One thing differs: autograd does not count a write through
+`.data`. If a backward reads a value that was written so, the trace's gradients are not the model's,
+and the comparison of both says so. Without a comparison, `.data` is refused. Public code that has
+it: MoCo's key encoder, `param_k.data = param_k.data * self.m + param_q.data * (1. - self.m)`.
 """
 
 from __future__ import annotations

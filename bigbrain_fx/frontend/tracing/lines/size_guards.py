@@ -1,4 +1,4 @@
-"""What lines of the user's ask of rows and lengths: a trace with free ones keeps one answer.
+"""Questions of the user's lines about rows and lengths: a trace with free ones keeps one answer.
 
 `int(1.25 * x.shape[0] / 4)` is a number of the trace's own rows, and a branch on `x.shape[0] % 4`
 is taken as there; torch notes both as guards, and lets a trace with them pass as free.

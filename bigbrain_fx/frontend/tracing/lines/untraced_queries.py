@@ -172,9 +172,9 @@ def code_of(function: object) -> CodeType | None:
 
 @contextlib.contextmanager
 def until_last_module(asked: Asked, rest: Asked) -> Iterator[dict[Line, object]]:
-    """Yield what will have been asked up to the last call of a module, and what `rest` has heard.
+    """Yield the answers up to the last call of a module, and those that `rest` has received.
 
-    Where a forward's own lines are kept, a trace follows them so far, and no further.
+    If a forward's own lines are opaque, a trace follows them so far, and no further.
     """
     found: dict[Line, object] = {}
 

@@ -28,7 +28,7 @@ _HOOKED = "BX0172a"  # modules with hooks: each is opaque, and no other one of i
 
 
 class _Warned(Protocol):
-    """What can be told more."""
+    """Warnings that can still be given."""
 
     @property
     def warnings(self) -> tuple[str, ...]: ...
@@ -39,12 +39,12 @@ _Found = TypeVar("_Found", bound=_Warned)
 
 @dataclass(frozen=True)
 class KeptWhole:
-    """What is kept whole.
+    """Opaque parts of a model.
 
     Attributes:
         leaves: modules, by path or class.
-        lines: path of the module whose own lines are, but for the modules that they call: those
-            after the last of these, or `all_lines`.
+        lines: path of the module whose own lines are opaque, but for the modules that they call:
+            those after the last of these, or `all_lines`.
     """
 
     leaves: tuple[str, ...]

@@ -55,11 +55,11 @@ class _EndError(BaseException):
 
 @dataclass(frozen=True)
 class Lines:
-    """What one plain run showed of the lines to the end, or to the call of a module.
+    """Observations of one plain run on the lines to the end, or to the call of a module.
 
     Attributes:
-        reads: numbers of the tensors that they are given and read, or return; where they ask data,
-            of all that they do not only pass on: another batch may lead them there.
+        reads: numbers of the input tensors that they read or return; where they ask data, of all
+            that they do not only pass on: another batch may lead them there.
         own: names of the module's own tensors that they read, or likewise may read.
     """
 
@@ -70,11 +70,11 @@ class Lines:
 
 @dataclass(frozen=True)
 class LinesRun:
-    """What one plain run of a forward showed.
+    """Observations of one plain run of a forward.
 
     Attributes:
         calls: paths of the modules that its lines call, in order.
-        lines: those before each call, where they are kept, too; and those to the end.
+        lines: those before each call, where they are opaque, too; and those to the end.
     """
 
     calls: tuple[str, ...]

@@ -1,9 +1,9 @@
-"""What leaf modules do while a model is run, and what stands in for them while it is traced.
+"""Effects of opaque modules in runs of a model, and their stand-ins while it is traced.
 
     plain runs at two batch sizes ─▶ Facts of each call ─▶ sizes as arithmetic over the batch
 
-Without weights nothing can be run: the leaf then runs on shapes. This file knows leaves and traces;
-it knows nothing of graphs.
+Without weights nothing can be run: the opaque module then runs on shapes. This file knows opaque
+modules and traces, not graphs.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ Spec = tuple[tuple[Size, ...], tuple[Size, ...], torch.dtype]
 
 @dataclass(frozen=True)
 class Facts:
-    """What one call of a leaf was given and gave.
+    """Inputs and results of one call of an opaque module.
 
     Attributes:
         given: shapes of the tensors that it was given, its own left out.
-        result: what came out, encoded. tensors: shape, strides and type of each tensor in it.
+        result: the result, encoded. tensors: shape, strides and type of each tensor in it.
         random: it drew random numbers. written: numbers of the tensors that it wrote into.
         views: for each output tensor the number of the given one whose storage it shares, or None.
         fixed: numbers of output tensors that carry no gradient.
@@ -224,8 +224,9 @@ class _Observer:
     ) -> tuple[str, ...]:
         """Return the attributes that the call has moved, and that its next one may go by.
 
-        Which count is known of small models only. Else all do that others do not read, and that
-        move once more when the module is called `again`: a cache does not.
+        A single count is known to matter for small models only. For others, all attributes count
+        that others do not read, and that move once more when the module is called `again`: a cache
+        does not.
         """
         module, first = self.own.module, marks(self.own.module)
         keys = moved(before, first)

@@ -1,9 +1,9 @@
-"""Which tensors some Python reads, and whether it asks them what another batch answers otherwise.
+"""Tensors that some Python reads, and tensors whose values decide on its branches.
 
     if mask.any(): found = found + extra.mean()       asks `mask`; `extra` is read by its answer
     rows = boxes[mask]; if len(rows): ...             asks how many there are
 
-What asks may read other tensors next time. This file listens; it knows no graphs.
+Code that asks may read other tensors next time. The module only listens, and knows no graphs.
 """
 
 from __future__ import annotations

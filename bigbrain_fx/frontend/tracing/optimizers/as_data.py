@@ -52,10 +52,10 @@ class GroupedOptimizer:
 
 
 def for_devices(make: Make | None, model: nn.Module) -> Make | None:
-    """Return what makes a device's optimizer: the user's function, or what it made, as data.
+    """Return the maker of a device's optimizer: the user's function, or its result, as data.
 
     Args:
-        make: `optimizer` of the model file. It is called in a fork: it may write into the model.
+        make: `optimizer` of the model file, called in a fork: it may write into the model.
         model: whose trained parameters it is for.
     """
     everything = dict(model.named_parameters())  # an optimizer may have frozen ones, too

@@ -1,7 +1,7 @@
-"""What the user's optimizer holds: two steps on parameters without numbers, tensors counted.
+"""Memory of the user's optimizer: two steps on parameters without numbers, tensors counted.
 
-It knows the model file's contract for `optimizer`; it knows nothing of graphs and devices. Whether
-the optimizer can be made once per device: see `parted`.
+The module knows the model file's contract for `optimizer`, not graphs and devices. Whether the
+optimizer can be made once per device: see `parted`.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _Kind: TypeAlias = tuple[int, tuple[int, ...], torch.dtype]
 
 @dataclass(frozen=True, slots=True)
 class OptimizerFacts:
-    """What an optimizer holds.
+    """Memory of an optimizer.
 
     Attributes:
         state: bytes kept from step to step, per byte of parameters; Adam's two moments are 2.
         temporaries: the most held for a moment within a step, in parameters of its size.
-        leftover: what is held of the parameter before, in parameters of that one's size: a loop's
-            names keep their tensors until the next round sets them.
-        states: by parameter, of what one keeps per byte; empty where all keep the same.
-        measured: whether it could be; else all this is what AdamW holds.
+        leftover: memory of the parameter before, in parameters of that one's size: a loop's names
+            keep their tensors until the next round sets them.
+        states: by parameter, bytes of state per byte; empty where all have the same.
+        measured: whether it was possible; else all this is AdamW's memory.
         narrow: the types of sixteen bits in which state is kept, "bfloat16".
         at_once: whether a step on a GPU updates all parameters together, as torch's optimizers do
             there by themselves (`foreach`); a loop of one's own goes one by one.
@@ -45,7 +45,7 @@ class OptimizerFacts:
 
     @property
     def note(self) -> str | None:
-        """What a user may not expect of it: moments have the type of their weights."""
+        """Return a surprising property of the optimizer: moments have the type of their weights."""
         if not self.narrow:
             return None
         kind = self.narrow[0]
@@ -93,7 +93,8 @@ def _measured(
 ) -> OptimizerFacts:
     """Step over one of each kind, for the state; over one and two of the largest, for the rest.
 
-    What a loop leaves of one parameter while it works on the next shows with two alike only.
+    A loop's leftover of one parameter while it works on the next shows with two identical ones
+    only.
     """
     kinds = _kinds(made)
     kept = {kind: _state_share(made, kind, like) for kind, like in set(kinds.values())}

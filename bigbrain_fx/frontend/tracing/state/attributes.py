@@ -1,4 +1,4 @@
-"""What a model keeps in plain attributes: looked at before and after forward, and put back.
+"""Plain attributes of a model: read before and after forward, and restored.
 
     cell.state   Cell.count (of a class)   model.STEP (of a file)
 

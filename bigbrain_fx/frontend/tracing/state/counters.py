@@ -55,7 +55,7 @@ class Counter:
 
 @dataclass(frozen=True)
 class Decision:
-    """What is kept from call to call decides: where, and after how many runs; 0: at once."""
+    """Place of a decision by state, and the number of runs before it; 0: at once."""
 
     name: str
     runs: int

@@ -1,11 +1,12 @@
 """State that calls of forward leave where no state dict finds it, and that later calls go by.
 
     a fork: forward(x), forward(x), ... under one seed ─▶ the same numbers?
-    what moved ─▶ as it is 50, 1000, 1000000 calls later ─▶ forward(x): the same numbers?
+    moved values ─▶ as 50, 1000, 1000000 calls later ─▶ forward(x): the same numbers?
 
 A cache that changes nothing is let be; a hidden state or a counter would be a constant of the
-trace. What acts in the first steps a rehearsal finds at any size; here it is what acts later, and
-what a bundle for inference, which has no rehearsal, goes by. The fork keeps all that calls leave.
+trace. A rehearsal finds state that acts in the first steps, at any size. This module finds state
+that acts later, and state of a bundle for inference, which has no rehearsal. The fork keeps all
+that calls leave.
 """
 
 from __future__ import annotations
@@ -184,9 +185,9 @@ def _refused(step: Step, plain: Plain, example: Sequence[Tensor]) -> Mapping[str
 
 
 def _held(model: nn.Module) -> _Held:
-    """Return the tensors that a trace finds, a teacher in a list, say, and their numbers now.
+    """Return the tensors that a trace finds, such as a teacher in a list, and their numbers now.
 
-    What calls write into them is the graph's state as a buffer is, and no hidden one.
+    Writes of calls into them are the graph's state as a buffer is, and no hidden one.
     """
     held = [*model.buffers(), *(p for p in model.parameters() if not p.requires_grad)]
     held = [t for t in (*held, *_beside(model)) if type(t) in _STRIDED and not t.is_inference()]

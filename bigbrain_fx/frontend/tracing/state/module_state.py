@@ -1,11 +1,11 @@
-"""Modules whose calls go by what they have left in plain attributes: may they be opaque?
+"""Modules whose calls depend on their own plain attributes: may they be opaque?
 
     whose attributes does a call of the model move? ─▶ let each call of these begin as the first
     one did, while all others see them move on ─▶ the same numbers, now and a million calls later?
 
 Then all that is kept from call to call is in attributes of these modules, only they read and write
 it, and a device that runs each whole, and records its attributes, computes as the user's loop does.
-It knows calls and attributes; it knows no graphs.
+The module knows calls and attributes, not graphs.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _same(one: tuple[str, list[Tensor]] | None, other: tuple[str, list[Tensor]] 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a checkpoint would have of a module."""
+    """Part of a module that a checkpoint would have."""
 
     text: str
     tensors: Mapping[str, Tensor]
@@ -153,10 +153,10 @@ def is_within(path: str, outer: Collection[str]) -> bool:
 def begun_anew(
     model: nn.Module, paths: Sequence[str]
 ) -> Iterator[Callable[[Callable[[], Any]], Any]]:
-    """Let each call of some modules begin as the first one does; yield what runs the model so.
+    """Let each call of some modules begin as the first one does; yield a runner of the model.
 
-    What it yields raises `NotOpaqueError` where others than the calls read or write that state, or
-    where a run calls a module twice, or not at all.
+    The runner raises `NotOpaqueError` where other code than the calls reads or writes that state,
+    or where a run calls a module twice, or not at all.
     """
     parts = map(model.get_submodule, paths)
     tried = [_Tried(part, Snapshot.of(part), {}) for part in parts]

@@ -4,15 +4,12 @@
     python -m tools.bench auto --ops 2000 --on unlike:256  or a100s:1024; else 4 equal CPU devices
     python -m tools.bench auto --gpt 175b [--json]        captures it on meta: minutes
     python -m tools.bench auto --gpt 1t --tensor 8        the same, 128 blocks on 3,072 devices
-    python -m tools.bench auto --published OPT-350M --on 8xa100-40+24xv100-16 --replicas 0 \
-        --effort fast                                     Sailor's experiments, 1,024 rows
 
 Seconds are of the process's own processor time, estimates and all, without capture; with --gpt
 capture is told apart. The gap is to the bound that a search gives. 175 B: 96 blocks, 64 devices
 of the preset a100-80, 8 a host with 300 GB/s between them, 200 Gbit/s between hosts. "unlike":
-hosts of 8 A100s, V100s, T4s and A10Gs in turn, 25 GB/s within one and 10 Gbit/s between them. Cards
-that are counted are 4 a host, 2 GB/s between any two; products in TF32. 1 T
-is Megatron-LM's largest (Narayanan et al., SC'21, table 1), bfloat16, a batch of 3,072.
+hosts of 8 A100s, V100s, T4s and A10Gs in turn, 25 GB/s within one and 10 Gbit/s between them.
+1 T is Megatron-LM's largest (Narayanan et al., SC'21, table 1), bfloat16, a batch of 3,072.
 """
 
 from __future__ import annotations
@@ -21,7 +18,8 @@ import json
 import resource
 import tempfile
 import time
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
@@ -44,9 +42,7 @@ from bigbrain_fx.core import (
 from bigbrain_fx.frontend import capture_file
 from bigbrain_fx.frontend.location import resolved
 from bigbrain_fx.plan import Options, Plan, Source, make_plan
-from tools.bench.published_models import graph_of
 
-PUBLISHED_BATCH = 1024
 WIDTH, TOKENS, HEADS, BATCH = 256, 64, 8, 32
 OPS_PER_BLOCK = 20
 GPT = {
@@ -114,10 +110,9 @@ class Row:
 @click.option("--ops", default="500,2000,10000", show_default=True)
 @click.option("--effort", type=click.Choice(["fast", "normal", "high"]), default="normal")
 @click.option(
-    "--on", default="equal:4", show_default=True, help="equal, unlike or a100s: how many; or cards."
+    "--on", default="equal:4", show_default=True, help="equal, unlike or a100s: how many."
 )
 @click.option("--gpt", type=click.Choice(list(SIZES)), help="Plan a GPT instead.")
-@click.option("--published", help="Plan a model of tools.bench.published_models instead.")
 @click.option("--tensor", type=int, help="As in `split`; 0: auto.")
 @click.option("--replicas", type=int, help="As in `split`; 0: auto.")
 @click.option("--json", "as_json", is_flag=True)
@@ -126,7 +121,6 @@ def main(
     effort: str,
     on: str,
     gpt: str | None,
-    published: str | None,
     tensor: int | None,
     replicas: int | None,
     as_json: bool,
@@ -135,10 +129,6 @@ def main(
     options = Options("auto", effort=effort, tensor=tensor, replicas=replicas)  # type: ignore[arg-type]
     if gpt is not None:
         _show(_gpt(gpt, options), as_json)
-        return
-    if published is not None:
-        graph = replace(graph_of(published), batch=PUBLISHED_BATCH)
-        _show(_planned(published, graph, _cluster(on), Source(""), options, 0.0), as_json)
         return
     for count in (int(text) for text in ops.split(",")):
         graph = stacked(max(1, count // OPS_PER_BLOCK))
@@ -204,63 +194,48 @@ def _gpt(name: str, options: Options) -> Row:
 
 
 def _cluster(on: str) -> Cluster:
-    if "x" in on:
-        return counted_cards(on)
     kind, _, count = on.partition(":")
     return {"equal": equal_devices, "unlike": unlike_gpus, "a100s": a100s}[kind](int(count))
 
 
 def unlike_gpus(count: int) -> Cluster:
-    """Describe hosts of 8 GPUs each, of four kinds in turn."""
+    """Describe GPUs of four kinds, a host of each kind in turn."""
     kinds = ("a100-80", "v100-32", "t4", "a10g")
-    devices = [
-        {"name": f"g{i}", "kind": "cuda", "preset": kinds[i // 8 % 4], "host": f"h{i // 8}"}
-        for i in range(count)
-    ]
-    links = {
-        "default": {"bandwidth": "1.25GB/s", "latency": "20us"},
-        "same_host": {"bandwidth": "25GB/s", "latency": "5us"},
-    }
-    return parse_cluster(json.dumps({"devices": devices, "links": links}), "cluster.json")
-
-
-def counted_cards(on: str) -> Cluster:
-    """Describe cards by preset, "8xa100-40+24xv100-16", 4 a host, as Sailor's clusters are."""
-    counts = (part.split("x", 1) for part in on.split("+"))
-    devices = [
-        {
-            "name": f"{card}_{i}",
-            "kind": "cuda",
-            "preset": card,
-            "host": f"{card}-{i // 4}",
-            "matmul_precision": "high",
-        }
-        for count, card in counts
-        for i in range(int(count))
-    ]
-    links = {"default": {"bandwidth": "2GB/s", "latency": "20us"}}
-    return parse_cluster(json.dumps({"devices": devices, "links": links}), "cluster.json")
+    return _gpus(count, kinds, ("1.25GB/s", "20us"), ("25GB/s", "5us"))
 
 
 def a100s(count: int) -> Cluster:
     """Describe A100s, 8 a host."""
+    return _gpus(count, ("a100-80",), ("25GB/s", "5us"), ("300GB/s", "3us"))
+
+
+def _gpus(
+    count: int, presets: Sequence[str], between: tuple[str, str], within: tuple[str, str]
+) -> Cluster:
+    """Describe hosts of 8 GPUs each, by bandwidth and latency between hosts and within one."""
+    hosts = [(f"h{i // 8}", presets[i // 8 % len(presets)]) for i in range(count)]
     devices = [
-        {"name": f"g{i}", "kind": "cuda", "preset": "a100-80", "host": f"h{i // 8}"}
-        for i in range(count)
+        {"name": f"g{i}", "kind": "cuda", "preset": preset, "host": host}
+        for i, (host, preset) in enumerate(hosts)
     ]
-    links = {
-        "default": {"bandwidth": "25GB/s", "latency": "5us"},
-        "same_host": {"bandwidth": "300GB/s", "latency": "3us"},
-    }
+    links = {"default": _link(*between), "same_host": _link(*within)}
     return parse_cluster(json.dumps({"devices": devices, "links": links}), "cluster.json")
+
+
+def _link(bandwidth: str, latency: str) -> dict[str, str]:
+    return {"bandwidth": bandwidth, "latency": latency}
 
 
 def equal_devices(count: int) -> Cluster:
     """Describe equal CPU devices."""
+    return parse_cluster(json.dumps(equal_file(count)), "cluster.json")
+
+
+def equal_file(count: int) -> dict[str, object]:
+    """Return the cluster file of equal CPU devices."""
     rates = {"memory": "4GiB", "flops": "60GFLOP/s", "memory_bandwidth": "12GB/s", "threads": 1}
     devices = [{"name": f"d{i}", "kind": "cpu", "host": "a", **rates} for i in range(count)]
-    links = {"default": {"bandwidth": "1GB/s", "latency": "50us"}}
-    return parse_cluster(json.dumps({"devices": devices, "links": links}), "cluster.json")
+    return {"devices": devices, "links": {"default": _link("1GB/s", "50us")}}
 
 
 def stacked(blocks: int) -> Graph:

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import click
 
+from tools.bench.auto import equal_file
+
 ROOT = Path(__file__).resolve().parents[2]
 DEVICES = 4
 MODEL = '''"""A GPT of {blocks} blocks, for timing."""
@@ -69,7 +71,7 @@ def measure(blocks: int, repeats: int, import_s: float) -> Row:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         (folder / "model.py").write_text(MODEL.format(blocks=blocks, root=str(ROOT)))
-        (folder / "cluster.json").write_text(json.dumps(_cluster()))
+        (folder / "cluster.json").write_text(json.dumps(equal_file(DEVICES)))
         wall_s = min(_split(folder) for _ in range(repeats))
         files = (folder / "bundle").glob("device_*.py")
         lines = max(len(path.read_text().splitlines()) for path in files)
@@ -95,14 +97,6 @@ def _timed(command: list[str]) -> float:
     start = time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=300)
     return time.perf_counter() - start
-
-
-def _cluster() -> dict[str, object]:
-    rates = {"memory": "4GiB", "flops": "60GFLOP/s", "memory_bandwidth": "12GB/s", "threads": 1}
-    devices = [
-        {"name": f"d{i}", "kind": "cpu", "host": "localhost", **rates} for i in range(DEVICES)
-    ]
-    return {"devices": devices, "links": {"default": {"bandwidth": "1GB/s", "latency": "50us"}}}
 
 
 if __name__ == "__main__":

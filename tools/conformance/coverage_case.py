@@ -19,7 +19,6 @@ from pathlib import Path
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bigbrain_fx.bundles.launch import RunOptions, run
 from bigbrain_fx.core import Cluster, Device, Graph, Link
 from bigbrain_fx.emit import write_bundle
 from bigbrain_fx.emit.files.texts import bundle_texts
@@ -28,9 +27,8 @@ from bigbrain_fx.frontend import Captured, ModelFile, capture, load_model_file
 from bigbrain_fx.plan import Options, Plan, Source, make_plan
 from bigbrain_fx.planning.registry import preset
 from bigbrain_fx.verification.chain import chain
-from bigbrain_fx.verification.imported_bundle import trace_of_processes
-from bigbrain_fx.verification.trace import Trace
 from tools.conformance.forked import fork
+from tools.conformance.matrix import run_processes
 from tools.conformance.zoo import Case
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,7 +37,6 @@ CELLS = tuple(itertools.product(("naive", "analytical"), (2, 3)))
 FAST_CELLS = (("naive", 2), ("analytical", 3))
 MICRO_BATCHES = 2
 STEPS = 2
-RUN_DEADLINE_S = 120.0
 GROWTH = 1.15  # twice the layers may add so much: a cut inside a block shows it once more
 _FILE = '''"""The case {name} of the zoo."""
 import sys
@@ -159,26 +156,11 @@ def check(bench: Bench, plan: Plan, folder: Path, processes: bool) -> None:
     """
     folder.mkdir(parents=True)
     bundle = write_bundle(plan, bench, folder / "bundle")
-    traced = run_processes(bundle, folder) if processes else None
+    traced = run_processes(bundle, folder, STEPS, fork) if processes else None
     checks = chain(bench.file, bench.captured, plan, bundle, STEPS, traced)
     wrong = [f"{c['name']}: {c['detail']}" for c in checks if not c["passed"]]
     if wrong:
         raise WrongNumbersError("; ".join(wrong))
-
-
-def run_processes(bundle: Path, folder: Path) -> Trace:
-    """Train a bundle as one process per device, over gloo on the loopback."""
-    options = RunOptions(
-        STEPS,
-        deadline_s=RUN_DEADLINE_S,
-        save=folder / "tensors",
-        first_gradients=folder / "gradients",
-        threads=1,
-        logs=folder / "logs",
-    )
-    done = run(bundle, options, spawn=fork)
-    losses = [line.loss for line in done.steps]
-    return trace_of_processes(losses, folder / "gradients", folder / "tensors")
 
 
 def grows(case: Case, bench: Bench, scratch: Path) -> bool | None:

@@ -34,7 +34,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bigbrain_fx.bundles.launch import RunOptions, run
+from bigbrain_fx.bundles.launch import RunOptions, Spawn, run
 from bigbrain_fx.core import Cluster, Device, DeviceStore, Link, Offloaded
 from bigbrain_fx.emit import write_bundle
 from bigbrain_fx.errors import BigBrainError
@@ -299,7 +299,7 @@ def _force_adamw(bundle: ModuleType) -> None:
         bundle.__dict__["BUNDLE"] = changed
 
 
-def run_processes(folder: Path, scratch: Path, steps: int) -> Trace:
+def run_processes(folder: Path, scratch: Path, steps: int, spawn: Spawn | None = None) -> Trace:
     """Run the bundle as one process per device, over gloo on the loopback."""
     options = RunOptions(
         steps,
@@ -309,7 +309,7 @@ def run_processes(folder: Path, scratch: Path, steps: int) -> Trace:
         threads=1,
         logs=scratch / "logs",
     )
-    done = run(folder, options)
+    done = run(folder, options, spawn=spawn)
     return trace_of_processes(
         [line.loss for line in done.steps], scratch / "gradients", scratch / "tensors"
     )

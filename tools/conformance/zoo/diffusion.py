@@ -12,6 +12,15 @@ from torch import Tensor, nn
 from tools.conformance.zoo.case import Batch, Case
 
 _ROWS, _SIDE = 4, 8
+_LATENT = {
+    "sample_size": _SIDE,
+    "in_channels": 4,
+    "out_channels": 4,
+    "num_attention_heads": 4,
+    "attention_head_dim": 8,
+    "patch_size": 2,
+}
+"""A small transformer on latents."""
 
 
 def _of(name: str) -> Any:
@@ -85,14 +94,7 @@ def _images() -> Batch:
 
 def _dit(depth: int) -> nn.Module:
     made: nn.Module = _of("DiTTransformer2DModel")(
-        num_attention_heads=4,
-        attention_head_dim=8,
-        in_channels=4,
-        out_channels=4,
-        num_layers=depth,
-        sample_size=_SIDE,
-        patch_size=2,
-        num_embeds_ada_norm=1000,
+        **_LATENT, num_layers=depth, num_embeds_ada_norm=1000
     )
     return made
 
@@ -108,12 +110,8 @@ def _classed() -> Batch:
 
 def _pixart(depth: int) -> nn.Module:
     made: nn.Module = _of("PixArtTransformer2DModel")(
-        num_attention_heads=4,
-        attention_head_dim=8,
-        in_channels=4,
-        out_channels=4,
+        **_LATENT,
         num_layers=depth,
-        sample_size=_SIDE,
         cross_attention_dim=32,
         caption_channels=16,
         use_additional_conditions=False,
@@ -123,16 +121,11 @@ def _pixart(depth: int) -> nn.Module:
 
 def _sd3(depth: int) -> nn.Module:
     made: nn.Module = _of("SD3Transformer2DModel")(
-        sample_size=_SIDE,
-        patch_size=2,
-        in_channels=4,
+        **_LATENT,
         num_layers=depth,
-        attention_head_dim=8,
-        num_attention_heads=4,
         joint_attention_dim=16,
         caption_projection_dim=32,
         pooled_projection_dim=16,
-        out_channels=4,
         pos_embed_max_size=8,
     )
     return made

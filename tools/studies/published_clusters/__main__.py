@@ -17,8 +17,8 @@ from statistics import fmean
 import click
 
 from tools.bench.published_gpus.rows import VARIABLE
-from tools.bench.published_models import graph_of
 from tools.studies.published_clusters.forecasts import ClusterSaid, folder_links, forecast
+from tools.studies.published_clusters.models import graph_of
 from tools.studies.published_clusters.rows import folder_of, read_rows
 
 

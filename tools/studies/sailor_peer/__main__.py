@@ -16,7 +16,7 @@ import click
 
 from bigbrain_fx.core import Cluster, Graph, SumOrder
 from bigbrain_fx.plan import Options, Plan, Source, make_plan
-from tools.bench.published_models import graph_of
+from tools.studies.published_clusters.models import graph_of
 from tools.studies.sailor_peer.clusters import cluster, places
 from tools.studies.sailor_peer.peer import OURS, Peer, Theirs
 from tools.studies.sailor_peer.plans import in_their_words, planned

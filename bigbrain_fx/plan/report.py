@@ -309,7 +309,7 @@ def gantt(timeline: Sequence[Slice], devices: Sequence[str], step_s: float) -> s
 
 @dataclass(frozen=True)
 class Curve:
-    """What one device holds over a step.
+    """One device's memory over a step.
 
     Attributes:
         device: whose memory it is.

@@ -97,7 +97,7 @@ class TimedStages:
 
     @cached_property
     def into(self) -> tuple[list[list[tuple[int, float]]], ...]:
-        """What a job waits for, by kind and stage: the message's number, and its handling."""
+        """Each job's awaited messages, by kind and stage: the message's number, and handling."""
         found: tuple[list[list[tuple[int, float]]], ...] = self._empty()
         for number, kind, message in self._crossing():
             found[kind][message.target].append((number, message.received_s))
@@ -105,7 +105,7 @@ class TimedStages:
 
     @cached_property
     def out_of(self) -> tuple[list[list[tuple[int, int, float, float, float]]], ...]:
-        """What a job sends, in this order: the message's number, its link, and its seconds."""
+        """Each job's sent messages, in order: the message's number, its link, and its seconds."""
         found: tuple[list[list[tuple[int, int, float, float, float]]], ...] = self._empty()
         for number, kind, message in self._crossing():
             link = self.links[self._ends(message)]
@@ -232,7 +232,7 @@ def follow(
 
 
 class Kind(IntEnum):
-    """What a job computes; the first two are `clock.Job`'s "is it a forward"."""
+    """Each job's stage, micro-batch and kind; the first two are `clock.Job`'s "is it a forward"."""
 
     BACKWARD = 0
     FORWARD = 1
@@ -305,7 +305,7 @@ class VirtualStages:
 
     @cached_property
     def job_s(self) -> tuple[Sequence[float], ...]:
-        """What each kind of job takes of its device, by kind and stage, handling left out."""
+        """Seconds of each kind of job on its device, by kind and stage, handling left out."""
         own = [self.timed.instruction_s[device] for device in self.timed.device_of]
         later = [0.0 if seconds is None else seconds for seconds in self.backward_weight_s]
         each = self.timed.backward_s, self.timed.forward_s, later
@@ -313,7 +313,7 @@ class VirtualStages:
 
     @cached_property
     def local(self) -> frozenset[tuple[int, int, int]]:
-        """What stays on one device: (kind, stage that makes it, stage that reads it)."""
+        """Values that stay on one device: (kind, stage that makes it, stage that reads it)."""
         ways = (Kind.FORWARD, self.timed.values), (Kind.BACKWARD, self.timed.gradients)
         return frozenset(
             (kind, message.source, message.target)

@@ -268,7 +268,7 @@ def _dealt(dims: Iterable[Dimension], shape: Sequence[int]) -> list[Dimension] |
 
 @dataclass(frozen=True, slots=True)
 class Ruled:
-    """What an op does to dimensions.
+    """One op's effect on dimensions.
 
     Attributes:
         outs: dimensions of its tensors, in order; new factors where it needs old ones whole.

@@ -116,7 +116,11 @@ if TYPE_CHECKING:
         distance as distance,
         relative as relative,
     )
-    from bigbrain_fx.frontend.tracing.export import ambient as ambient, without_gc as without_gc
+    from bigbrain_fx.frontend.tracing.export import (
+        ambient as ambient,
+        uncompiled as uncompiled,
+        without_gc as without_gc,
+    )
     from bigbrain_fx.frontend.tracing.optimizers.as_data import (
         GroupedOptimizer as GroupedOptimizer,
         for_devices as for_devices,

@@ -46,7 +46,6 @@ def captured(file: ModelFile, wanted: Mapping[str, object]) -> Captured:
         file.example_batch,
         file.loss,
         training=bool(wanted["training"]),
-        name=type(file.model).__name__,
         micro_batch=cast("int | None", wanted["micro_batch"]),
         assume=cast("Mapping[str, bool]", wanted["assume"]),
         leaves=(*file.leaves, *cast("list[str]", wanted["leaves"])),

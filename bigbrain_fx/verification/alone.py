@@ -20,7 +20,7 @@ from types import ModuleType
 import torch
 
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.frontend import be_quiet, end_with_parent
+from bigbrain_fx.frontend import be_quiet, end_with_parent, uncompiled
 from bigbrain_fx.plan import Plan, read_plan
 from bigbrain_fx.verification import laid_tensors
 from bigbrain_fx.verification.device_processes import can_start, train_by_processes
@@ -137,11 +137,13 @@ class Alone:
 
     def _trace(self, folder: Path, steps: int, way: Way) -> Trace:
         plan = read_plan(folder)
-        found = None
-        if way.by_processes and can_start(plan, other_hashes=way.other_hashes):
-            how = {"other_hashes": way.other_hashes}
-            found = train_by_processes(folder, plan, steps, self.scratch, **how)
-        return found or run_bundle(import_bundle(folder), plan, steps, plan.seed)
+        by_processes = way.by_processes and can_start(plan, other_hashes=way.other_hashes)
+        with contextlib.nullcontext() if plan.stages.compiled else uncompiled():
+            found = None
+            if by_processes:
+                how = {"other_hashes": way.other_hashes}
+                found = train_by_processes(folder, plan, steps, self.scratch, **how)
+            return found or run_bundle(import_bundle(folder), plan, steps, plan.seed)
 
 
 @contextlib.contextmanager

@@ -21,7 +21,15 @@ import torch
 from torch import Tensor
 
 from bigbrain_fx.core import TensorSpec, quantised_weights
-from bigbrain_fx.frontend import Call, ModelFile, Results, be_quiet, end_with_parent, where
+from bigbrain_fx.frontend import (
+    Call,
+    ModelFile,
+    Results,
+    be_quiet,
+    end_with_parent,
+    uncompiled,
+    where,
+)
 from bigbrain_fx.plan import Plan, plain_params, read_plan
 from bigbrain_fx.supervisor import left_bytes
 from bigbrain_fx.verification import laid_tensors
@@ -291,7 +299,8 @@ def serve(wanted: Wanted, load: Load, requests: IO[str], answers: IO[str]) -> No
         try:
             kind = OpaqueLoop if wanted.call else TrainingLoop
             loop = loop or [kind(wanted, load)]
-            answer = _answer(loop[0], json.loads(line))
+            with uncompiled():
+                answer = _answer(loop[0], json.loads(line))
         except StopIteration:
             answer = {"ended": True}
         except Exception as error:  # the user's own code

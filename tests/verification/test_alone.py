@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 import torch
 
+from bigbrain_fx.core import Stages
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Plan
 from bigbrain_fx.verification import alone as room
@@ -22,6 +23,7 @@ class Seeded:
     """What of a plan is asked for."""
 
     seed = 0
+    stages = Stages((), ())
 
 
 PLAN = cast("Plan", Seeded())

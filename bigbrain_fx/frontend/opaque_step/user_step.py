@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
+from bigbrain_fx.frontend.tracing.export import uncompiled
 from bigbrain_fx.frontend.tracing.step import Loss, Route, parameters_of
 from bigbrain_fx.runtime import loss_in
 
@@ -55,7 +56,7 @@ class UserStep:
         Raises:
             ValueError: there is no loss to call `backward()` on.
         """
-        with self._cast():
+        with uncompiled(), self._cast():
             output = self._output(batch)
             given: object = self.loss(output, batch) if self.loss else output
             found = loss_in(given)

@@ -90,6 +90,7 @@ class CaptureJob:
         if affordable(found.graph, (self.batch.rows,)):
             self.ladder.judge_questions()
         said = (*self.warnings, *self.ladder.remarks(found.graph))
+        said += (COMPILED,) if is_compiled(self.step.model) else ()
         if found.graph.loss is None and not (self.labels.training or self.on_meta):
             graph, more = asked_for_inference(self.ladder.plain, self.batch, found.graph)
             found, said = replace(found, graph=graph), said + more
@@ -162,7 +163,7 @@ class CaptureJob:
             f"the captured graph does not compute what the model computes: {wrong}",
             code="BX0201",
             at=where_differs(found.graph, wrong),
-            help=COMPILED if is_compiled(self.step.model) else advice(wrong, found.graph),
+            help=advice(wrong, found.graph),
         )
         if self.by_data and error.family == "BX0201":
             error.at, error.help = self.by_data[0], BY_DATA

@@ -135,14 +135,29 @@ def ambient(
 
 
 @contextlib.contextmanager
+def uncompiled() -> Iterator[None]:
+    """Run what torch.compile has wrapped by the calls that it is of.
+
+    Inductor would compile it again for each size, in seconds, and what it compiles rounds otherwise
+    than the calls of a trace. `torch.cond` needs a compiler in any case.
+    """
+    if "torch._dynamo" not in sys.modules:  # nothing is wrapped
+        yield
+        return
+    with torch.compiler.set_stance("default", force_backend="eager"):
+        yield
+
+
+@contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Keep torch's remarks on its own internals, and repeated ones of the model, from the user.
 
     torch logs the tracebacks of errors that it raises as well; TORCH_LOGS brings them back. The
-    user's own handlers and filters get their records as ever: a model may go by them.
+    user's own handlers and filters get their records as ever: a model may go by them. Nothing
+    is compiled by Inductor.
     """
     before = logging.Logger.callHandlers
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), uncompiled():
         warnings.simplefilter("ignore")
         if "TORCH_LOGS" not in os.environ:
             logging.Logger.callHandlers = _call_own_handlers  # type: ignore[method-assign,assignment]

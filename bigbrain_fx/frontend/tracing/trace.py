@@ -113,7 +113,8 @@ def capture(
     stateful = found if training else ()
     batch = batch.with_lengths(lengths or {})
     rows, is_fixed = batch.rows * (parts or 1), loss_apart or parts is not None
-    labels = Labels(name or type(module).__name__, rows, training, autocast, is_fixed=is_fixed)
+    kind = type(getattr(module, "_orig_mod", module)).__name__  # not torch.compile's wrapper
+    labels = Labels(name or kind, rows, training, autocast, is_fixed=is_fixed)
     attempt = partial(
         _attempted,
         *(module, loss, batch, how, labels, dict(assume or {})),

@@ -17,10 +17,7 @@ BY_DATA = (
     "write the numbers in place, with torch.no_grad(): t.copy_(new), and let what needs the old "
     "ones, backward, too, read t.clone()"
 )
-COMPILED = (
-    "take torch.compile out of the model file: what it compiles rounds otherwise than the calls "
-    "that a trace holds; split --compile compiles each stage"
-)
+COMPILED = "torch.compile is left out: stages run eagerly; split --compile compiles each of them"
 
 
 def advice(wrong: str, graph: Graph) -> str:

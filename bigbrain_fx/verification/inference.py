@@ -146,7 +146,7 @@ def _of_rows(
         return [short]
     step = step_of(file, captured)
     with in_mode(file, captured):
-        mixed = rows_mixed(step, captured.batch, graph.output_dims, graph.autocast)
+        mixed = rows_mixed(step, captured.batch, graph.output_dims, file.autocast)
     found = [f"{name}: a row of it depends on the others in its batch" for name in mixed]
     apart = link("rows of your module stand alone", found, f"of batches of {captured.batch.rows}")
     return [apart, short]

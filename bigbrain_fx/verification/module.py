@@ -60,7 +60,7 @@ def run_module(file: ModelFile, captured: Captured, inputs: Mapping[str, Tensor]
     """
     tensors = [inputs[entry.name] for entry in captured.graph.inputs]
     with in_mode(file, captured):
-        plain = Plain(step_of(file, captured), file.model, captured.graph.autocast)
+        plain = Plain(step_of(file, captured), file.model, file.autocast)
         plain.run(tensors, SEEDS[0])
 
 
@@ -70,7 +70,9 @@ def step_of(file: ModelFile, captured: Captured) -> Step:
         route(file.model, file.example_batch, file.loss is not None),
         captured.graph.training,
     )
-    return Step(file.model, file.loss if trains else None, captured.batch, how, training=trains)
+    step = Step(file.model, file.loss if trains else None, captured.batch, how, training=trains)
+    step.casts_itself = captured.graph.autocast != file.autocast
+    return step
 
 
 @contextmanager

@@ -322,7 +322,8 @@ class CaptureJob:
             return str(error)
 
     def _quiet_run(self, tensors: Sequence[Tensor]) -> None:
-        cast_as_asked = ambient(self.labels.autocast, tensors)
+        around = None if self.step.casts_itself else self.labels.autocast
+        cast_as_asked = ambient(around, tensors)
         # without numbers nothing is computed: shapes are enough to walk the same lines
         shapes = FakeTensorMode(allow_non_fake_inputs=True) if self.on_meta else nullcontext()
         grad = torch.set_grad_enabled(self.labels.training)  # forward may ask for gradients

@@ -118,7 +118,7 @@ class CheckRun:
     def eager(self, inputs: Mapping[str, Tensor], asked: bool) -> StepOutcome:
         """Run the module on a batch, with its gradients where they are asked for."""
         tensors = [tensor.clone() for tensor in inputs.values()]
-        with torch.set_grad_enabled(asked), ambient(self.graph.autocast, tensors):
+        with torch.set_grad_enabled(asked), ambient(self._around(), tensors):
             values = self.step(*tensors)
         buffers = {n: b.detach().clone() for n, b in self.step.model.named_buffers()}
         buffers |= {n: self.tensors[n].detach().clone() for n in self._written()}
@@ -132,6 +132,10 @@ class CheckRun:
         late = [n for n, b in held.items() if not same_numbers(b, buffers[n])]
         found = tuple(value.detach() for value in values)
         return StepOutcome(found, gradients, buffers, late[0] if late else "")
+
+    def _around(self) -> str | None:
+        """Return the autocast that the user's own loop has around the step."""
+        return None if self.step.casts_itself else self.graph.autocast
 
     def _captured(self, inputs: Mapping[str, Tensor], asked: bool) -> StepOutcome:
         cloned = {name: tensor.clone() for name, tensor in inputs.items()}

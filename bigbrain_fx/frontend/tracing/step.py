@@ -283,6 +283,7 @@ class Step(nn.Module):
         self._names = [entry.name for entry in batch.entries]
         self._template = batch.template
         self._how = how
+        self.casts_itself = False  # forward is under an autocast of its own, which is the graph's
 
     @property
     def own_loss(self) -> Loss | None:

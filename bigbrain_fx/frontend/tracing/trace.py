@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from bigbrain_fx.frontend.tracing.autocast_regions import without_autocast_regions
 from bigbrain_fx.frontend.tracing.blank import is_blank
 from bigbrain_fx.frontend.tracing.capture_job import CaptureJob
 from bigbrain_fx.frontend.tracing.captured import Captured
@@ -176,14 +177,19 @@ def _attempted(
 ) -> Captured:
     """Capture with so much of the module kept whole."""
     blank = any(is_blank(t) for t in (*module.parameters(), *module.buffers()))
-    step = Step(module, loss, batch, how, labels.training)
-    plain = Plain(step, module, labels.autocast)
-    lines = whole.kept_lines(module, blank)
-    found = Leaves(find_leaves(module, whole.leaves), lines, stateful=stateful)
-    ladder = Ladder(step, batch, plain, not blank, Oracle(dict(assume)), found)
-    if loss_apart:
-        ladder.keep_loss(VARIES)
-    return CaptureJob(step, batch, labels, blank, ladder).run(micro_batch)
+
+    def run(labels: Labels, *, casts_itself: bool = False) -> Captured:
+        step = Step(module, loss, batch, how, labels.training)
+        step.casts_itself = casts_itself
+        plain = Plain(step, module, None if casts_itself else labels.autocast)
+        lines = whole.kept_lines(module, blank)
+        found = Leaves(find_leaves(module, whole.leaves), lines, stateful=stateful)
+        ladder = Ladder(step, batch, plain, not blank, Oracle(dict(assume)), found)
+        if loss_apart:
+            ladder.keep_loss(VARIES)
+        return CaptureJob(step, batch, labels, blank, ladder).run(micro_batch)
+
+    return without_autocast_regions(run, labels)
 
 
 def _has_loss(module: nn.Module, loss: Loss, batch: object, how: Route) -> bool:

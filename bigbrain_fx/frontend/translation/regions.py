@@ -1,16 +1,17 @@
 """Regions of a trace (no_grad, enable_grad, autocast): one op with a body, never cut inside.
 
-A region that changes nothing where it stands (autocast off where it is not on) is dissolved.
+A region that changes nothing where it stands (autocast off where it is not on, or to the type that
+all is cast to there) is dissolved.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from torch import fx
 
-from bigbrain_fx.core import Arg, Graph, Input, Op, Ref, TensorSpec, plus
+from bigbrain_fx.core import Arg, Const, Graph, Input, Op, Ref, TensorSpec, plus
 from bigbrain_fx.frontend.translation.batch import unique
 from bigbrain_fx.frontend.translation.nodes import literal, place_of
 from bigbrain_fx.frontend.translation.sources import line_of
@@ -20,13 +21,17 @@ if TYPE_CHECKING:
     from bigbrain_fx.frontend.translation.scope import Scope
 
 
+AUTOCAST = "region.autocast"
+
+
 def translate_region(scope: Scope, node: fx.Node) -> None:
     """Translate a region's call; what it returns is then known to `scope.env`."""
     kind, options, module, args = _read(node)
     outer = [scope.arg(arg) for arg in args]
     nodes = list(module.graph.nodes)
     places = [entry for entry in nodes if entry.op == "placeholder"]
-    inner = scope if _changes_nothing(scope, kind, options) else scope.inside(kind)
+    casts = type_of(options) if kind == AUTOCAST else scope.autocast
+    inner = scope if _changes_nothing(scope, kind, casts) else scope.inside(kind, casts)
     inner.env.update(zip(places, outer, strict=True))
     inner.run(nodes)
     found = tuple(inner.arg(result) for result in cast("Sequence[object]", nodes[-1].args[0]))
@@ -43,7 +48,7 @@ def _read(node: fx.Node) -> tuple[str, dict[str, Arg], fx.GraphModule, tuple[obj
     if name == "wrap_with_autocast":
         _device, dtype, enabled, _cache, body, *args = node.args
         options = {"dtype": literal(dtype), "enabled": literal(enabled)}
-        return "region.autocast", options, _body(node, body), tuple(args)
+        return AUTOCAST, options, _body(node, body), tuple(args)
     at, code = line_of(node.meta.get("stack_trace"))
     raise CONTROL_FLOW.error(at, code=f"{name}: {code}")
 
@@ -53,9 +58,16 @@ def _body(node: fx.Node, body: object) -> fx.GraphModule:
     return cast("fx.GraphModule", getattr(node.graph.owning_module, str(body.target)))
 
 
-def _changes_nothing(scope: Scope, kind: str, options: dict[str, Arg]) -> bool:
-    if kind == "region.autocast":
-        return not options["enabled"] and not scope.autocast
+def type_of(options: Mapping[str, Arg]) -> str | None:
+    """Return the type that a region of autocast casts to, by torch's name; None where it is off."""
+    dtype = options["dtype"]
+    name = dtype.const if isinstance(dtype, Const) else "torch's own"
+    return name.removeprefix("torch.") if options["enabled"] else None
+
+
+def _changes_nothing(scope: Scope, kind: str, casts: str | None) -> bool:
+    if kind == AUTOCAST:
+        return scope.autocast == casts
     return (kind == "region.enable_grad") == scope.grad
 
 

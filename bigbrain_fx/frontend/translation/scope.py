@@ -88,11 +88,12 @@ class Scope:
     Attributes:
         env: what each node stands for. fresh: values made here that nothing else shares.
         renamed: values replaced by the result of a call that wrote into them.
+        autocast: the type that ops are cast to there, by torch's name.
     """
 
     world: World
     grad: bool = True
-    autocast: bool = False
+    autocast: str | None = None
     env: dict[fx.Node, Arg] = field(default_factory=dict)
     ops: list[Op] = field(default_factory=list)
     fresh: set[str] = field(default_factory=set)
@@ -113,11 +114,10 @@ class Scope:
                     error.at = error.at or line_of(node.meta.get("stack_trace"))[0] or None
                     raise
 
-    def inside(self, kind: str) -> Scope:
+    def inside(self, kind: str, autocast: str | None) -> Scope:
         """Open the body of a region."""
         grad = {"region.no_grad": False, "region.enable_grad": True}.get(kind, self.grad)
-        cast_here = self.autocast or kind == "region.autocast"
-        return Scope(self.world, grad, cast_here, renamed=self.renamed)
+        return Scope(self.world, grad, autocast, renamed=self.renamed)
 
     def arg(self, value: object) -> Arg:
         """Translate one argument of a call."""
@@ -255,7 +255,7 @@ class Scope:
             return None
         others = [n.meta["val"] for n in node.all_input_nodes if n is not written[0]]
         tensors = [value for value in others if isinstance(value, Tensor)]
-        return rules.plain_form(node, written[0].meta["val"], tensors, self.autocast)
+        return rules.plain_form(node, written[0].meta["val"], tensors, self.autocast is not None)
 
     def _turns_a_view(self, node: fx.Node) -> bool:
         """Whether a call gives a tensor of forward's own another shape; who shares it keeps theirs.

@@ -73,7 +73,7 @@ def translate(
     nodes = list(program.graph.nodes)
     without_empty_parts(nodes, _written(nodes))
     world = World(kept, whole, _written(nodes), {param.name for param in kept.params})
-    scope = Scope(world, grad=labels.training, autocast=labels.autocast is not None)
+    scope = Scope(world, grad=labels.training, autocast=labels.autocast)
     inputs = _bind(scope, program, names, batch)
     scope.run(nodes)
     for node, arg in scope.env.items():

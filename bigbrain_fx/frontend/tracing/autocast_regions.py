@@ -1,0 +1,63 @@
+"""A forward under an autocast of its own: the graph is under it, so that it can be cut anywhere.
+
+    forward ─▶ embed ─▶ [ autocast: block ─▶ block ─▶ head ] ─▶ loss      one op, on one device
+    under autocast:      embed ─▶ block ─▶ block ─▶ head ─▶ loss          any op on any device
+
+That is the same where autocast changes nothing outside of the region. What it changes has another
+type of result, so the types of all results tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Protocol
+
+from bigbrain_fx.core import Graph
+from bigbrain_fx.errors import BigBrainError
+from bigbrain_fx.frontend.tracing.captured import Captured
+from bigbrain_fx.frontend.translation.regions import AUTOCAST, type_of
+from bigbrain_fx.frontend.translation.translate import Labels
+
+_PART = "operator.getitem"  # a result of a region, or of an op with several
+
+
+class Capture(Protocol):
+    """Captures a step under the autocast of its labels, which forward may have set itself."""
+
+    def __call__(self, labels: Labels, *, casts_itself: bool = False) -> Captured:
+        """Return the capture."""
+        ...
+
+
+def without_autocast_regions(capture: Capture, labels: Labels) -> Captured:
+    """Capture a step; where forward casts itself, with its autocast around the whole graph.
+
+    Raises:
+        BigBrainError: whatever `capture` raises of the step as it is.
+    """
+    found = capture(labels)
+    casts = own_autocast(found.graph)
+    if casts is None or labels.autocast is not None:
+        return found
+    try:
+        whole = capture(replace(labels, autocast=casts), casts_itself=True)
+    except BigBrainError:  # it computes something else
+        return found
+    same = [*_results(whole.graph)] == [*_results(found.graph)]
+    return whole if same and whole.graph.static_batch == found.graph.static_batch else found
+
+
+def own_autocast(graph: Graph) -> str | None:
+    """Return the type that all regions of autocast cast to; None without one, or for several."""
+    found = {type_of(dict(op.kwargs)) for op in graph.ops if op.target == AUTOCAST}
+    return found.pop() if len(found) == 1 else None
+
+
+def _results(graph: Graph) -> Iterator[tuple[object, ...]]:
+    """Yield each op with the types of its results, regions of autocast by what is in them."""
+    for op in graph.ops:
+        if op.target == AUTOCAST and op.body is not None:
+            yield from _results(op.body)
+        elif op.target != _PART:
+            yield op.target, *(spec.dtype for spec in op.outputs)

@@ -62,6 +62,27 @@ def test_a_region_stands_where_what_follows_computes_in_float32() -> None:
     assert [op.target for op in graph.ops if op.body is not None] == ["region.autocast"]
 
 
+def test_a_region_stands_where_what_follows_is_not_traced() -> None:
+    """Code that is kept whole may cast inside, and its result would have the type that it had."""
+
+    def rest(head: nn.Linear, h: Tensor) -> Tensor:
+        found: Tensor = head(h.float())
+        return found
+
+    batch = {"x": torch.randn(4, 6), "y": torch.tensor([0, 1, 2, 0])}
+    net = Net(rest)
+    net.head = Rounding(8, 3)
+    found = capture(net, batch, lambda o, given: F.cross_entropy(o, given["y"]), leaves=["head"])
+    assert found.graph.autocast is None
+
+
+class Rounding(nn.Linear):
+    """Rounds where it is cast, and says nothing of it by its type."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).float()
+
+
 def test_a_product_in_float32_is_apart_from_an_autocast_of_the_whole() -> None:
     """Off within, autocast is a region itself; what is on within that is one, too."""
 

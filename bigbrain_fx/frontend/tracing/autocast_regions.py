@@ -3,8 +3,9 @@
     forward ─▶ embed ─▶ [ autocast: block ─▶ block ─▶ head ] ─▶ loss      one op, on one device
     under autocast:      embed ─▶ block ─▶ block ─▶ head ─▶ loss          any op on any device
 
-That is the same where autocast changes nothing outside of the region. What it changes has another
-type of result, so the types of all results tell.
+That is the same where autocast changes nothing outside of the region. Of torch's ops, what it
+changes has another type of result, so the types of all results tell; code that was not traced may
+cast inside, so none may stand outside.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from typing import Protocol
 from bigbrain_fx.core import Graph
 from bigbrain_fx.errors import BigBrainError
 from bigbrain_fx.frontend.tracing.captured import Captured
+from bigbrain_fx.frontend.translation.kept import FUNCTION, LEAF, LINES, LOSS
 from bigbrain_fx.frontend.translation.regions import AUTOCAST, type_of
 from bigbrain_fx.frontend.translation.translate import Labels
 
 _PART = "operator.getitem"  # a result of a region, or of an op with several
+_UNTRACED = (FUNCTION, LEAF, LINES, LOSS, "library.")
 
 
 class Capture(Protocol):
@@ -49,15 +52,26 @@ def without_autocast_regions(capture: Capture, labels: Labels) -> Captured:
 
 
 def own_autocast(graph: Graph) -> str | None:
-    """Return the type that all regions of autocast cast to; None without one, or for several."""
+    """Return the type that all regions of autocast cast to.
+
+    None without one, for several types, and where untraced code is outside of the regions.
+    """
     found = {type_of(dict(op.kwargs)) for op in graph.ops if op.target == AUTOCAST}
-    return found.pop() if len(found) == 1 else None
+    return found.pop() if len(found) == 1 and not any(_untraced(graph)) else None
+
+
+def _untraced(graph: Graph) -> Iterator[bool]:
+    """Yield whether each op outside of regions of autocast is untraced code."""
+    for op in (op for op in graph.ops if op.target != AUTOCAST):
+        yield op.target.startswith(_UNTRACED)
+        if op.body is not None:
+            yield from _untraced(op.body)
 
 
 def _results(graph: Graph) -> Iterator[tuple[object, ...]]:
-    """Yield each op with the types of its results, regions of autocast by what is in them."""
+    """Yield each op with the types of its results, regions by what is in them, too."""
     for op in graph.ops:
-        if op.target == AUTOCAST and op.body is not None:
+        if op.body is not None:
             yield from _results(op.body)
-        elif op.target != _PART:
+        if op.target not in (AUTOCAST, _PART):
             yield op.target, *(spec.dtype for spec in op.outputs)

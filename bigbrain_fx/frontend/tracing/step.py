@@ -107,6 +107,11 @@ def is_compiled(model: nn.Module) -> bool:
     return any("_orig_mod" in part._modules for part in model.modules())
 
 
+def class_name(model: nn.Module) -> str:
+    """Return the name of a model's class; of a wrapper of torch.compile, of what it wraps."""
+    return type(getattr(model, "_orig_mod", model)).__name__
+
+
 def settle(model: nn.Module, how: Route, batch: object, tries: Callable[[Route], bool]) -> Route:
     """Pass a tuple's last entries to forward, too, where the loss function needs that.
 

@@ -36,6 +36,7 @@ from bigbrain_fx.frontend.tracing.step import (
     Loss,
     Route,
     Step,
+    class_name,
     input_names,
     modes_kept,
     route,
@@ -114,8 +115,7 @@ def capture(
     stateful = found if training else ()
     batch = batch.with_lengths(lengths or {})
     rows, is_fixed = batch.rows * (parts or 1), loss_apart or parts is not None
-    kind = type(getattr(module, "_orig_mod", module)).__name__  # not torch.compile's wrapper
-    labels = Labels(name or kind, rows, training, autocast, is_fixed=is_fixed)
+    labels = Labels(name or class_name(module), rows, training, autocast, is_fixed=is_fixed)
     attempt = partial(
         _attempted,
         *(module, loss, batch, how, labels, dict(assume or {})),

@@ -295,11 +295,11 @@ def _carried(given: _Given, captured: Captured, scratch: Path) -> Source:
 
 def _called(captured: Captured, loss: Loss | None) -> Iterator[tuple[str, object]]:
     """Yield name and value of the user's own Python that stages call as it is."""
-    from bigbrain_fx.frontend import LEAF, LINES, LOSS
+    from bigbrain_fx.frontend import LEAF, LOSS
 
     own = f"opaque.{IN_MEMORY}."
     for target in captured.functions:
-        if target.startswith((LEAF, LINES)):
+        if target.startswith(LEAF):
             raise InputError(
                 f"{target.rstrip('.')} is opaque: a device would have to build it, and only a "
                 "model file says how",

@@ -146,12 +146,11 @@ if TYPE_CHECKING:
         named_tensors as named_tensors,
         take_apart as take_apart,
     )
-    from bigbrain_fx.frontend.translation.kept import LEAF as LEAF, LINES as LINES, LOSS as LOSS
+    from bigbrain_fx.frontend.translation.kept import LEAF as LEAF, LOSS as LOSS
     from bigbrain_fx.frontend.translation.leaf import (
         apart_from_here as apart_from_here,
         leaf as leaf,
         leaf_paths as leaf_paths,
-        lines_apart as lines_apart,
     )
     from bigbrain_fx.frontend.translation.oracle import (
         answers_in as answers_in,

@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     )
     from .example_data import example_batches as example_batches
     from .fixed_entries import APART as APART, overlap as overlap
+    from .forward_lines import ForwardLines as ForwardLines
     from .gradients import clipped as clipped, laid_out as laid_out, norm as norm
     from .group import (
         added as added,
@@ -150,7 +151,6 @@ if TYPE_CHECKING:
         restore_optimizer as restore_optimizer,
     )
     from .own_dice import has_generators as has_generators, left_alone as left_alone
-    from .own_lines import Shell as Shell, forward_of as forward_of, lines_until as lines_until
     from .plain_values import UnkeptError as UnkeptError, Values as Values
     from .planned_infer import InferenceDevice as InferenceDevice
     from .promises import AgainError as AgainError, MakingAgain as MakingAgain, again as again

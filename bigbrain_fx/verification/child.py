@@ -27,7 +27,6 @@ from bigbrain_fx.frontend import (
     capture,
     fill,
     leaf_paths,
-    lines_apart,
     load_model_file,
     memory_error,
     numbers_in,
@@ -165,7 +164,6 @@ def capture_again(file: ModelFile, plan: Plan) -> Captured:
         batch_dims=file.batch_dims,
         lengths=file.free,
         parts=plan.micro_batches if plan.source.has_micro else None,
-        apart=lines_apart(plan.graph),
         loss_apart=any(entry.varies for entry in plan.graph.inputs),
     )
     found = captured.graph

@@ -17,7 +17,13 @@ from bigbrain_fx.emit.files.slicing import (
     has_settings,
     slice_file,
 )
-from bigbrain_fx.emit.modules.kept import LOSS_NAME, MODEL_NAME, user_names
+from bigbrain_fx.emit.modules.kept import (
+    LINES_BASE,
+    LOSS_NAME,
+    MODEL_NAME,
+    lines_class,
+    user_names,
+)
 from bigbrain_fx.emit.modules.layout import wrapped
 from bigbrain_fx.emit.modules.names import Names
 from bigbrain_fx.errors import InputError
@@ -103,11 +109,27 @@ def _taken(plan: Plan) -> tuple[SourceSlice, ...]:
 def _functions_slice(plan: Plan) -> SourceSlice:
     """Return the user's own Python that is called as it is: functions, leaf modules, the loss."""
     found = list(user_names(plan.graph, [op.name for op in plan.graph.ops]))
+    texts = {node.name: node for node in map(lines_class, plan.graph.ops) if node}
     own = list(dict.fromkeys(n for m, n in found if m in ("", plan.source.module)))
+    own = [name for name in own if name not in texts]
     others = {m for m, _ in found} - {"", plan.source.module}
     taken = _of_model_file(plan, own)
+    taken = (
+        replace(taken, ours=_lines_text([*texts.values()], plan) + taken.ours) if texts else taken
+    )
     files = local_modules(others, source_file(plan).parent) if is_model_file(plan) else ()
     return replace(taken, files=tuple(dict.fromkeys((*taken.files, *files))))
+
+
+def _lines_text(classes: Sequence[ast.ClassDef], plan: Plan) -> str:
+    """Return the classes of lines of the user's forwards, with an import of their base."""
+    for run in (node.body[-1] for node in classes):
+        first = run.body[0] if isinstance(run, ast.FunctionDef) else run
+        if isinstance(first, ast.ImportFrom) and first.module == plan.source.module:
+            del run.body[0]  # type: ignore[attr-defined]
+    imported = f"import {LINES_BASE}"
+    head = f"if __package__:\n    from .runtime {imported}\nelse:\n    from runtime {imported}\n"
+    return "\n\n".join(["", head, *(f"{ast.unparse(node)}\n" for node in classes)])
 
 
 def _of_model_file(plan: Plan, own: Sequence[str]) -> SourceSlice:

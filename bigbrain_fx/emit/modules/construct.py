@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from bigbrain_fx.core import Arg, Const, Graph, Op, Param
 from bigbrain_fx.emit.modules.blocks import Blocks, Number, Template, Where, numbers
 from bigbrain_fx.emit.modules.expressions import attribute, constant, dotted
-from bigbrain_fx.emit.modules.kept import leaf_module, leaf_path
+from bigbrain_fx.emit.modules.kept import leaf_modules
 from bigbrain_fx.emit.modules.names import OWN, Names, identifier
 from bigbrain_fx.emit.modules.statements import argument_name
 from bigbrain_fx.emit.modules.taps import Taps
@@ -101,8 +101,8 @@ class Construct:
         held: dict[str, Sequence[str]] = {}
         for i, item in enumerate(self.blocks.keys.full(body)):
             if isinstance(item, Op):
-                if path := leaf_path(item):
-                    made.setdefault(path, leaf_module(path))
+                for path, module in leaf_modules(item, body.relative):
+                    made.setdefault(path, module)
                     held[path] = [name for name in params if name.startswith(f"{path}.")]
             elif item.module.path not in made:
                 made[item.module.path] = self._module(item, (i,), given, values)

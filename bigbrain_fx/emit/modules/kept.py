@@ -17,7 +17,7 @@ from bigbrain_fx.errors import InputError
 ASSUME = {"assume.true": "assume", "assume.false": "assume_not"}
 LIBRARY = "library."
 LEAF = OPAQUE_MODULE
-LINES = "forward."
+LINES_BASE = "ForwardLines"  # of the runtime: base class of lines of a forward
 LOSS = "user.loss"
 MODEL_NAME, LOSS_NAME = "user_model", "user_loss"
 """What `functions.py` calls the user's `model` and `loss`."""
@@ -30,7 +30,7 @@ SHARD = {
     "shard.gather_to_group": "gather_to_group",
 }
 """What members of a tensor group exchange -> the runtime's function for it."""
-RUNTIME = ("assume", "assume_not", "flat", "forward_of", "lines_until", "part_of", *SHARD.values())
+RUNTIME = ("assume", "assume_not", "flat", "part_of", *SHARD.values())
 """Names that these calls need from the bundle's runtime."""
 
 Argument = Callable[[Arg], ast.expr]
@@ -46,8 +46,6 @@ def kept_call(op: Op, argument: Argument, users: Users) -> ast.expr | None:
         return _exchange(op, argument)
     if op.target.startswith(LEAF):
         return _leaf(op, argument, users)
-    if op.target.startswith(LINES):
-        return _lines(op, argument, users)
     if op.target == LOSS:
         given = [_nest(arg, argument, users) for arg in _items(op.args[0])]
         return ast.Call(ast.Name(LOSS_NAME), given, [])
@@ -95,6 +93,46 @@ def leaf_module(path: str) -> ast.expr:
     return ast.Call(ast.Name("part_of"), [ast.Name(MODEL_NAME), ast.Constant(path)], [])
 
 
+def leaf_modules(op: Op, relative: Callable[[str], str]) -> Iterator[tuple[str, ast.expr]]:
+    """Yield path and expression of what a stage makes for an op that calls a leaf.
+
+    Lines of a forward are made of the modules that they call, which are before them.
+
+    Args:
+        op: any.
+        relative: path in the model -> in the module that is made.
+    """
+    path, node = leaf_path(op), lines_class(op)
+    if path and node is None:
+        yield path, leaf_module(path)
+    elif path and node is not None:
+        yield from ((used, leaf_module(used)) for used in lines_uses(op, node))
+        owner = relative(path).rpartition(".")[0]
+        given = [ast.Name("self"), ast.Constant(owner), ast.Name(MODEL_NAME)]
+        yield path, ast.Call(ast.Name(node.name), given, [])
+
+
+def lines_class(op: Op) -> ast.ClassDef | None:
+    """Return the class of the lines of a forward that an op calls; None for any other op."""
+    if not op.target.startswith(LEAF) or LINES_BASE not in op.code:
+        return None
+    node = ast.parse(op.code).body[0]
+    assert isinstance(node, ast.ClassDef)
+    return node
+
+
+def lines_uses(op: Op, node: ast.ClassDef) -> list[str]:
+    """Return the paths of the modules that such lines call, of those that have tensors."""
+    found = {
+        target.id: ast.literal_eval(each.value)
+        for each in node.body
+        if isinstance(each, ast.Assign) and isinstance(target := each.targets[0], ast.Name)
+    }
+    names = [arg.param for arg in op.args[1:] if isinstance(arg, ParamRef)]
+    paths = [f"{found['owner']}.{name}".removeprefix(".") for name in found["uses"]]
+    return [path for path in paths if any(name.startswith(f"{path}.") for name in names)]
+
+
 def user_names(graph: Graph, ops: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield (module, name) of the user's own that these ops need; "" is the model file itself."""
     for op in _all(graph, ops):
@@ -104,7 +142,9 @@ def user_names(graph: Graph, ops: Iterable[str]) -> Iterator[tuple[str, str]]:
         elif op.target.startswith(LIBRARY):
             *place, name = op.target.split(".")[4:]
             yield ".".join(place), name
-        elif op.target.startswith((LEAF, LINES)):
+        elif op.target.startswith(LEAF):
+            node = lines_class(op)
+            yield from [("", node.name)] if node else []
             yield "", MODEL_NAME
         elif op.target == LOSS:
             yield "", LOSS_NAME
@@ -145,7 +185,7 @@ def _all(graph: Graph, ops: Iterable[str]) -> Iterator[Op]:
 
 def _classes(op: Op) -> Iterator[str]:
     """Yield the classes of the objects that a call is given, "module.Class"."""
-    if not op.target.startswith((LEAF, LINES)) and op.target != LOSS:
+    if not op.target.startswith(LEAF) and op.target != LOSS:
         return
     pending = list(op.args)
     while pending:
@@ -175,25 +215,6 @@ def _leaf(op: Op, argument: Argument, users: Users) -> ast.expr:
     if left:
         own = [argument(ParamRef(f"{path}.{name}")) for name in map(str, left)]
         call = ast.Tuple([call, *own])
-    return ast.Call(ast.Name("flat"), [call], []) if op.is_tuple else call
-
-
-def _lines(op: Op, argument: Argument, users: Users) -> ast.expr:
-    """Write `forward_of(user_model, "", self.training, {"head": [logits]}, {}, x=x)`.
-
-    Of lines before a call: `flat(lines_until(..., "head", x=x))`.
-    """
-    positional, named, answers, *until = _items(op.args[0])
-    path = op.target.removeprefix(LINES)
-    names = [arg.param.removeprefix(f"{path}.") for arg in op.args[1:] if isinstance(arg, ParamRef)]
-    own = ast.Dict([ast.Constant(name) for name in names], [argument(arg) for arg in op.args[1:]])
-    training = attribute(ast.Name("self"), "training")
-    first = [ast.Name(MODEL_NAME), ast.Constant(path), training, _nest(answers, argument, users)]
-    given = [_nest(arg, argument, users) for arg in (*until, *_items(positional))]
-    pairs = map(_pair, _items(named))
-    keywords = [ast.keyword(str(k), _nest(v, argument, users)) for k, v in pairs]
-    function = ast.Name("lines_until" if until else "forward_of")
-    call = ast.Call(function, [*first, own, *given], keywords)
     return ast.Call(ast.Name("flat"), [call], []) if op.is_tuple else call
 
 

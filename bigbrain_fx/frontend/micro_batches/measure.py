@@ -36,7 +36,7 @@ from bigbrain_fx.frontend.tracing.blank import is_blank
 from bigbrain_fx.frontend.tracing.plain import Plain
 from bigbrain_fx.frontend.tracing.step import Loss, Step, route
 from bigbrain_fx.frontend.translation.batch import Batch, fill
-from bigbrain_fx.frontend.translation.kept import LEAF, LINES, LOSS
+from bigbrain_fx.frontend.translation.kept import LEAF, LOSS
 
 if TYPE_CHECKING:
     from bigbrain_fx.frontend.tracing.captured import Captured
@@ -298,7 +298,7 @@ def carried(comparison: Comparison, effect: MicroBatchEffect) -> MicroBatchEffec
 def _written(graph: Graph, own: Container[str]) -> Iterator[str]:
     """Yield the buffers and frozen weights that forward writes, and what Python may write into."""
     for op in graph.ops:
-        if op.target.startswith((LEAF, LINES, LOSS)):
+        if op.target.startswith((LEAF, LOSS)):
             yield op.module_path or op.target
         yield from (name for name in op.mutates if name in own)
 

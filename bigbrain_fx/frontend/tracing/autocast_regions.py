@@ -17,12 +17,12 @@ from typing import Protocol
 from bigbrain_fx.core import Graph
 from bigbrain_fx.errors import BigBrainError
 from bigbrain_fx.frontend.tracing.captured import Captured
-from bigbrain_fx.frontend.translation.kept import FUNCTION, LEAF, LINES, LOSS
+from bigbrain_fx.frontend.translation.kept import FUNCTION, LEAF, LOSS
 from bigbrain_fx.frontend.translation.regions import AUTOCAST, type_of
 from bigbrain_fx.frontend.translation.translate import Labels
 
 _PART = "operator.getitem"  # a result of a region, or of an op with several
-_UNTRACED = (FUNCTION, LEAF, LINES, LOSS, "library.")
+_UNTRACED = (FUNCTION, LEAF, LOSS, "library.")
 
 
 class Capture(Protocol):

@@ -24,7 +24,6 @@ from bigbrain_fx.frontend.tracing.lines.untraced_queries import (
     both,
     code_of,
     require_seen,
-    until_last_module,
 )
 from bigbrain_fx.frontend.tracing.opaque.recording import Leaves
 from bigbrain_fx.frontend.tracing.opaque.whole_loss import SAID_OF_VARYING, VARIES, KeptLoss
@@ -33,7 +32,7 @@ from bigbrain_fx.frontend.tracing.state.python_rng import where_rolled
 from bigbrain_fx.frontend.tracing.step import Step
 from bigbrain_fx.frontend.translation import oracle as questions
 from bigbrain_fx.frontend.translation.batch import Batch
-from bigbrain_fx.frontend.translation.kept import FUNCTION, LEAF, LINES, LOSS, Keeper, keeping
+from bigbrain_fx.frontend.translation.kept import FUNCTION, LEAF, LOSS, Keeper, keeping
 from bigbrain_fx.frontend.translation.opaque import Recorder, paused
 from bigbrain_fx.frontend.translation.oracle import Oracle, Question
 from bigbrain_fx.frontend.translation.refusals import (
@@ -115,8 +114,6 @@ class Ladder:
     def kept_functions(self) -> dict[str, object]:
         """Return the user's own Python behind the targets of kept calls."""
         found: dict[str, object] = {f"{LEAF}{p}": m for p, m in self.leaves.modules.items()}
-        lines = self.leaves.lines
-        found |= {f"{LINES}{lines.path}": lines.run_op} if lines else {}
         return found | ({LOSS: self.loss.loss} if self.loss else {})
 
     def judge_questions(self) -> None:
@@ -126,17 +123,14 @@ class Ladder:
         kept = (*self.kept_functions().values(), self.step.own_loss if self.loss else None)
         own = self.recorder.functions.values() if self.recorder else ()
         codes = frozenset(filter(None, map(code_of, (*kept, *own))))
-        lines, rows = self.leaves.lines, max(2, self.batch.rows)
-        within = frozenset(filter(None, [code_of(lines.module)])) if lines else codes
-        codes |= within if lines and lines.all_lines else frozenset()
-        first, rest = Asked(codes), Asked(codes | within)
-        self.step.watch.listening = lambda: both(first, rest)
+        asked, rows = Asked(codes), max(2, self.batch.rows)
+        self.step.watch.listening = lambda: asked
         try:
-            with until_last_module(first, rest) as found, contextlib.suppress(Exception):
+            with contextlib.suppress(Exception):
                 self.plain.run(list(self.batch.sized(rows).values()), 0)
         finally:
             self.step.watch.listening = contextlib.nullcontext
-        require_seen(found, self.asked)
+        require_seen(asked.answered, self.asked)
 
     def _run_leaves(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
         """Learn what leaves give at these batch sizes; return those at which the model runs."""

@@ -6,8 +6,8 @@ The main entry of the package. The module knows nothing of devices, stages or em
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from bigbrain_fx.errors import BigBrainError, CaptureError
 from bigbrain_fx.frontend.tracing.autocast_regions import without_autocast_regions
 from bigbrain_fx.frontend.tracing.blank import is_blank
 from bigbrain_fx.frontend.tracing.capture_job import CaptureJob
@@ -27,7 +28,9 @@ from bigbrain_fx.frontend.tracing.objective import (
     require_python,
     require_sizes,
 )
+from bigbrain_fx.frontend.tracing.opaque.chosen_lines import state_lines
 from bigbrain_fx.frontend.tracing.opaque.enclosing_module import KeptWhole, enclosing
+from bigbrain_fx.frontend.tracing.opaque.outlined import outlined
 from bigbrain_fx.frontend.tracing.opaque.recording import Leaves
 from bigbrain_fx.frontend.tracing.opaque.whole_loss import VARIES, of_loss_alone, with_varying
 from bigbrain_fx.frontend.tracing.plain import Plain
@@ -105,14 +108,14 @@ def capture(
     """
     on_meta = _require_traceable(module, loss)
     example_batch = to_meta(example_batch) if on_meta else example_batch
-    opaque = find_leaves(module, leaves).keys() if strict else None
+    with outlined(module, leaves):
+        opaque = find_leaves(module, leaves).keys() if strict else None
     how, vary = _route(module, loss, example_batch, training, loss_apart)
     names = input_names(module, example_batch, how)
     batch = take_apart(example_batch, names, tensor_names(module), batch_dims, vary)
     with _in_mode(module, training):
-        about = module, loss, batch, how, autocast
-        found = modules_with_state(*about, opaque if training else ())
-    stateful = found if training else ()
+        look = partial(modules_with_state, module, loss, batch, how, autocast)
+        stateful = _stateful(module, look, opaque, leaves) if training else look(()) and ()
     batch = batch.with_lengths(lengths or {})
     rows, is_fixed = batch.rows * (parts or 1), loss_apart or parts is not None
     labels = Labels(name or class_name(module), rows, training, autocast, is_fixed=is_fixed)
@@ -135,6 +138,29 @@ def capture(
         require_loss(captured.graph)
     graph = with_varying(captured.graph, vary)
     return replace(captured, graph=graph, device_lines=device_lines(module, loss))
+
+
+def _stateful(
+    module: nn.Module,
+    look: Callable[[Collection[str] | None], tuple[str, ...] | None],
+    opaque: Collection[str] | None,
+    leaves: Sequence[str],
+) -> tuple[str, ...] | None:
+    """Return the modules with state; of a forward that has it the lines that assign it.
+
+    Raises:
+        CaptureError: it is elsewhere, or only the modules in `opaque` may have any.
+    """
+    try:
+        with outlined(module, leaves):
+            return look(opaque)
+    except CaptureError as error:
+        lines = state_lines(module) if error.family == "BX0160" and opaque is None else ()
+        if not lines:
+            raise
+        with suppress(BigBrainError), outlined(module, (*leaves, *lines)):
+            return look(opaque)
+        raise
 
 
 def _route(
@@ -182,14 +208,14 @@ def _attempted(
         step = Step(module, loss, batch, how, labels.training)
         step.casts_itself = casts_itself
         plain = Plain(step, module, None if casts_itself else labels.autocast)
-        lines = whole.kept_lines(module, blank)
-        found = Leaves(find_leaves(module, whole.leaves), lines, stateful=stateful)
+        found = Leaves(find_leaves(module, whole.leaves), stateful=stateful)
         ladder = Ladder(step, batch, plain, not blank, Oracle(dict(assume)), found)
         if loss_apart:
             ladder.keep_loss(VARIES)
         return CaptureJob(step, batch, labels, blank, ladder).run(micro_batch)
 
-    return without_autocast_regions(run, labels)
+    with outlined(module, whole.leaves):
+        return without_autocast_regions(run, labels)
 
 
 def _has_loss(module: nn.Module, loss: Loss, batch: object, how: Route) -> bool:

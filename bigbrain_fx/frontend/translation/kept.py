@@ -19,7 +19,7 @@ from bigbrain_fx.core import OPAQUE_MODULE, Arg, Dim, Op, ParamRef, Ref, times
 from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend.translation.batch import unique
 from bigbrain_fx.frontend.translation.nests import TensorSlot, decode, encode, plain_value
-from bigbrain_fx.frontend.translation.nodes import name_of, place_of, spec_of
+from bigbrain_fx.frontend.translation.nodes import Place, name_of, place_of, spec_of
 
 if TYPE_CHECKING:
     from bigbrain_fx.frontend.translation.scope import Scope
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 KEPT = "bigbrain_fx.kept.default"
 FUNCTION = "opaque."  # a custom torch.autograd.Function
 LEAF = OPAQUE_MODULE
-LINES = "forward."
 LOSS = "user.loss"
 
 
@@ -36,7 +35,7 @@ class KeptCall:
     """One call of the user's own Python.
 
     Attributes:
-        target: "leaf.blocks.0.experts", "forward.head", "user.loss", "opaque.model.RoundSTE".
+        target: "leaf.blocks.0.experts", "user.loss", "opaque.model.RoundSTE".
         name: a name for its value.
         args: what it was given, encoded, a `TensorSlot` for each tensor; of a custom Function its
             arguments as they are.
@@ -49,6 +48,7 @@ class KeptCall:
         fixed: numbers of output tensors that carry no gradient.
         left: attributes that a leaf leaves for others to read; `result` is then what it gave, and
             their values. state: those that its next call goes by.
+        text: of its class, where it is lines of a forward.
     """
 
     target: str
@@ -64,6 +64,7 @@ class KeptCall:
     fixed: frozenset[int] = frozenset()
     left: tuple[str, ...] = ()
     state: tuple[str, ...] = ()
+    text: str = ""
 
     @property
     def single(self) -> bool:
@@ -172,11 +173,19 @@ def translate_kept(scope: Scope, node: fx.Node) -> None:
         flops=cost["flops"] if call.is_function else _work(scope, call, args),
         reads_bytes=cost["reads_bytes"],
         writes_bytes=cost["writes_bytes"],
-        **place_of(node),
+        **_place_of(call, node),
     )
     scope.opaque[node] = (scope.add(op), call)
     scope.world.specs[op.name] = tuple(None if i is None else specs[i] for i in call.slots)
     scope.env[node] = Ref(op.name)
+
+
+def _place_of(call: KeptCall, node: fx.Node) -> Place:
+    """Return where a call is from; of lines of a forward the text of their class, too."""
+    place = place_of(node)
+    if call.text:
+        place["code"] = call.text
+    return place
 
 
 def _arguments(scope: Scope, call: KeptCall, tensors: Sequence[Arg]) -> tuple[Arg, ...]:

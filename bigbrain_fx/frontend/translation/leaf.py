@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from bigbrain_fx.core import Graph
 from bigbrain_fx.errors import CaptureError, InputError
-from bigbrain_fx.frontend.translation.kept import LEAF, LINES, place
+from bigbrain_fx.frontend.translation.kept import LEAF, place
 from bigbrain_fx.frontend.translation.nests import TensorSlot
+from bigbrain_fx.runtime import ForwardLines
 
 MARK = "bigbrain_fx_leaf"
 _Module = TypeVar("_Module")
@@ -74,16 +75,6 @@ def leaf_paths(graph: Graph) -> tuple[str, ...]:
     return tuple(target.removeprefix(LEAF) for target in targets)
 
 
-def lines_apart(graph: Graph) -> list[tuple[str, str]]:
-    """Return the module of whose forward a graph keeps lines, as `capture` takes it.
-
-    Twice where those before its last call of a module are kept, too.
-    """
-    ops = [op for op in graph.ops if op.target.startswith(LINES)]
-    paths = [op.target.removeprefix(LINES) for op in ops]
-    return [(path, "") for path in paths[:2]]
-
-
 # --------------------------------------------------------------------------- calls of a leaf
 
 
@@ -106,12 +97,37 @@ def call_leaf(
 
     handle = module.register_forward_hook(look)
     try:
-        result: object = torch.func.functional_call(module, dict(tensors), args, dict(kwargs))
+        result: object = _with_tensors(module, tensors, args, kwargs)
     finally:
         handle.remove()
     if assigned:
         raise _assigns(module, assigned[0])
     return result
+
+
+class _Owner(nn.Module):
+    """The module whose forward has some lines, as the one whose tensors are exchanged."""
+
+    def __init__(self, lines: ForwardLines) -> None:
+        super().__init__()
+        self.owner, self.lines = lines.of, (lines,)  # in a tuple: no module of this one
+
+    def forward(self, *args: object, **kwargs: object) -> object:
+        """Call the lines."""
+        return self.lines[0](*args, **kwargs)
+
+
+def _with_tensors(
+    module: nn.Module,
+    tensors: Mapping[str, Tensor],
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
+) -> object:
+    call = torch.func.functional_call
+    if isinstance(module, ForwardLines):
+        own = {f"owner.{name}": tensor for name, tensor in tensors.items()}
+        return call(_Owner(module), own, args, dict(kwargs))
+    return call(module, dict(tensors), args, dict(kwargs))
 
 
 def _differs(now: Tensor, before: Tensor | None) -> bool:

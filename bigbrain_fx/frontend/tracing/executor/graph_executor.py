@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from bigbrain_fx.core import Arg, Const, Graph, Op, ParamRef, Ref
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend.translation import oracle
-from bigbrain_fx.frontend.translation.kept import LEAF, LINES, LOSS
+from bigbrain_fx.frontend.translation.kept import LEAF, LOSS
 from bigbrain_fx.frontend.translation.leaf import run_leaf
 from bigbrain_fx.frontend.translation.nests import decode
 from bigbrain_fx.frontend.translation.opaque import PREFIX, function_of
@@ -135,7 +135,7 @@ class Interpreter:
         """Run one op and return its value."""
         if op.body is not None:
             return self._region(op, env, reader)
-        if op.target.startswith((LEAF, LINES)) or op.target == LOSS:
+        if op.target.startswith(LEAF) or op.target == LOSS:
             return self._kept(op, env, reader)
         args = [self.value(arg, env, reader) for arg in op.args]
         kwargs = {name: self.value(arg, env, reader) for name, arg in op.kwargs}
@@ -158,8 +158,6 @@ class Interpreter:
             raise InputError(
                 f"op {op.name} needs the user's own {op.target}, found none", code="BX2111"
             )
-        if op.target.startswith(LINES):
-            return own(tensors, given)
         return own(*cast("tuple[object, ...]", given))
 
     def _region(self, op: Op, env: Mapping[str, object], reader: str) -> object:

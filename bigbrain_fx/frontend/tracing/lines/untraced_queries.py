@@ -170,25 +170,6 @@ def code_of(function: object) -> CodeType | None:
     return getattr(inner, "__code__", None)
 
 
-@contextlib.contextmanager
-def until_last_module(asked: Asked, rest: Asked) -> Iterator[dict[Line, object]]:
-    """Yield the answers up to the last call of a module, and those that `rest` has received.
-
-    If a forward's own lines are opaque, a trace follows them so far, and no further.
-    """
-    found: dict[Line, object] = {}
-
-    def note(*_: object) -> None:
-        found.update(asked.answered)
-
-    handle = nn.modules.module.register_module_forward_pre_hook(note)
-    try:
-        yield found
-    finally:
-        handle.remove()
-        found.update(rest.answered)
-
-
 def require_seen(plain: Mapping[Line, object], trace: Asked) -> None:
     """Refuse a model whose lines ask data in plain runs, and not in a trace.
 

@@ -16,13 +16,20 @@ from typing import Protocol, TypeVar
 
 from torch import nn
 
-from bigbrain_fx.errors import BigBrainError, CaptureError
+from bigbrain_fx.errors import BigBrainError
 from bigbrain_fx.frontend.tracing.hooks import hooked_modules
-from bigbrain_fx.frontend.tracing.opaque.forward_lines import KeptLines
+from bigbrain_fx.frontend.tracing.opaque.chosen_lines import (
+    last_lines,
+    lines_between_calls,
+    span_around,
+)
+from bigbrain_fx.frontend.tracing.opaque.forward_text import Span, span_of
+from bigbrain_fx.frontend.tracing.opaque.outlined import NOT_APART
+from bigbrain_fx.frontend.tracing.state.module_state import is_within
 from bigbrain_fx.frontend.translation.refusals import may_stay_whole, modules_of
 
-_MOST = 6  # attempts
-_MOST_OF, _NEARLY_ALL = 0.5, 0.95  # shares of the parameters
+_MOST = 8  # attempts
+_MOST_OF = 0.5  # share of the parameters
 _WHEREVER = ("BX0120", "BX0160", "BX0170")  # dice, state and hooks: kept whole or not
 _HOOKED = "BX0172a"  # modules with hooks: each is opaque, and no other one of its class
 
@@ -42,26 +49,12 @@ class KeptWhole:
     """Opaque parts of a model.
 
     Attributes:
-        leaves: modules, by path or class.
-        lines: path of the module whose own lines are opaque, but for the modules that they call:
-            those after the last of these, or `all_lines`.
+        leaves: modules, by path or class, and lines of forwards, by the path of what they become.
+        tried: how often lines of a forward were opaque that no refusal names.
     """
 
     leaves: tuple[str, ...]
-    lines: str | None = None
-    all_lines: bool = False
-
-    def kept_lines(self, model: nn.Module, blank: bool) -> KeptLines | None:
-        """Return the lines; they are run, to see what they do.
-
-        Raises:
-            CaptureError: the model has no numbers, or cannot be copied.
-        """
-        if self.lines is None:
-            return None
-        if blank:
-            raise CaptureError("a model without numbers cannot be run", code="BX0140c")
-        return KeptLines(self.lines, model.get_submodule(self.lines), self.all_lines)
+    tried: int = 0
 
 
 def enclosing(
@@ -111,8 +104,6 @@ def _more(
     model: nn.Module, whole: KeptWhole, error: BigBrainError, given: int, *, is_first: bool
 ) -> KeptWhole | None:
     """Return what to keep whole next: less of the model where that may do; None to give up."""
-    if whole.lines is not None:
-        return _around(model, whole, whole.lines, given)
     if not may_stay_whole(error):
         if is_first:
             return None
@@ -121,34 +112,52 @@ def _more(
         path = _path_of(model, error)
     if error.code == _HOOKED and path:
         return KeptWhole((*whole.leaves, *filter(None, hooked_modules(model))))
-    return _around(model, whole, path, given)
+    return _around(model, whole, path, given, error)
 
 
-def _around(model: nn.Module, whole: KeptWhole, path: str, given: int) -> KeptWhole | None:
+def _around(
+    model: nn.Module, whole: KeptWhole, path: str, given: int, error: BigBrainError | None = None
+) -> KeptWhole | None:
     """Return the same with a module or its lines kept whole; with more where these are already."""
-    if path == whole.lines:  # its lines alone do not do
-        if not whole.all_lines and _is_nearly_all(model, path):
-            return replace(whole, all_lines=True)
-        return _with_leaf(model, whole, path, given) if path else None
     path = path.rpartition(".")[0] if path in whole.leaves[given:] else path  # it did not do
     if not path or _is_most(model, path):
-        return replace(whole, lines=path)
+        kept = whole.leaves[given:]
+        more = error if error and error.code != NOT_APART else None
+        span = span_around(model, more, kept) if more else None
+        if span and span.is_all and span.forward.path:
+            return _with_leaf(model, whole, span.forward.path, given)
+        if span and not span.is_all:
+            return _with_span(whole, span, given)
+        return _with_lines(model, whole, path, given)
     return _with_leaf(model, whole, path, given)
+
+
+def _with_span(whole: KeptWhole, span: Span, given: int) -> KeptWhole:
+    """Return the same with statements of a forward, and without the modules that they call."""
+    inner = [f"{span.forward.path}.{name}".removeprefix(".") for name in span.uses]
+    kept = [path for path in whole.leaves[given:] if not is_within(path, inner)]
+    kept = [path for path in kept if not span.covers(path)]
+    return KeptWhole((*whole.leaves[:given], *kept, span.path), whole.tried)
+
+
+def _with_lines(model: nn.Module, whole: KeptWhole, path: str, given: int) -> KeptWhole | None:
+    """Return the same with the last lines of a forward, then all but the modules that they call."""
+    kept = [path for path in whole.leaves[given:] if span_of(model, path) is None]
+    for tried, lines in enumerate((last_lines, lines_between_calls), 1):
+        found = lines(model, path) if tried > whole.tried else []
+        if found:
+            return KeptWhole((*whole.leaves[:given], *kept, *found), tried)
+    return _with_leaf(model, replace(whole, tried=2), path, given) if path else None
 
 
 def _with_leaf(model: nn.Module, whole: KeptWhole, path: str, given: int) -> KeptWhole:
     kept = _kept(whole.leaves[given:], path)
-    return KeptWhole((*whole.leaves[:given], *_alike(model, path), *kept))
+    return KeptWhole((*whole.leaves[:given], *_alike(model, path), *kept), whole.tried)
 
 
 def _is_most(model: nn.Module, path: str) -> bool:
     """Whether a module holds more than half of the model's numbers: its lines are tried first."""
     return _share(model, (path,)) > _MOST_OF
-
-
-def _is_nearly_all(model: nn.Module, path: str) -> bool:
-    """Whether nothing is split where a module is opaque: the model's own, or one in a wrapper."""
-    return not path or _share(model, (path,)) > _NEARLY_ALL
 
 
 def _path_of(model: nn.Module, error: BigBrainError) -> str:
@@ -175,14 +184,13 @@ def _kept(whole: Sequence[str], path: str) -> list[str]:
 
 
 def _told(found: _Found, model: nn.Module, whole: KeptWhole, given: int, why: str) -> _Found:
-    paths, what = whole.leaves[given:], []
+    spans = [span for span in (span_of(model, path) for path in whole.leaves[given:]) if span]
+    names = [span.path for span in spans]
+    paths, what = [p for p in whole.leaves[given:] if p not in names], [*map(str, spans)]
     if paths:
         kinds = dict.fromkeys(type(model.get_submodule(path)).__name__ for path in paths)
         count = f"{len(paths)} modules" if len(paths) > 1 else paths[0]
         what.append(f"{', '.join(kinds)} ({count}, {_share(model, paths):.0%} of the parameters)")
-    if whole.lines is not None:
-        kind = type(model.get_submodule(whole.lines)).__name__
-        what.append(f"the lines of {kind}.forward itself (the modules that it calls are not)")
     text = f"kept whole, on one device: {', '.join(what)}; {why}. --strict refuses instead"
     return replace(found, warnings=(*found.warnings, text))  # type: ignore[type-var]
 

@@ -9,11 +9,11 @@ modules and traces, not graphs.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from bigbrain_fx.frontend.tracing.opaque.rules import (
     left_by,
     plain_attributes,
     require_found,
+    require_tensors,
     require_unread,
     set_attributes,
     twice,
@@ -43,9 +44,7 @@ from bigbrain_fx.frontend.translation.kept import LEAF, Keeper, KeptCall, place,
 from bigbrain_fx.frontend.translation.leaf import attribute_of, call_leaf, own_tensors
 from bigbrain_fx.frontend.translation.nests import decode
 from bigbrain_fx.frontend.translation.opaque import Dice
-
-if TYPE_CHECKING:
-    from bigbrain_fx.frontend.tracing.opaque.forward_lines import KeptLines
+from bigbrain_fx.runtime import ForwardLines
 
 Size = int | torch.SymInt
 Spec = tuple[tuple[Size, ...], tuple[Size, ...], torch.dtype]
@@ -81,30 +80,27 @@ class Facts:
 class Leaves:
     """The leaf modules of one capture, by path, and the facts of their calls.
 
-    `lines` are of a forward that is kept whole but for the modules that it calls.
     `known` has for each number of rows the facts of every call, by path. `stateful` are those that
     go by what their calls leave in attributes, by path; None: nobody knows.
     """
 
     modules: Mapping[str, nn.Module]
-    lines: KeptLines | None = None
     known: dict[int, dict[str, list[Facts]]] = field(default_factory=dict)
     seen: dict[str, list[Facts]] = field(default_factory=dict)
     stateful: tuple[str, ...] | None = ()
 
     def __bool__(self) -> bool:
         """Whether anything is kept whole."""
-        return bool(self.modules or self.lines)
+        return bool(self.modules)
 
     @contextmanager
     def observed(self, rows: int) -> Iterator[None]:
         """Note every call of a leaf in a plain run of so many rows."""
         self.seen = {path: [] for path in self.modules}
         with ExitStack() as stack:
-            if self.lines is not None:
-                stack.enter_context(self.lines.observed(rows))
             for path, module in self.modules.items():
                 goes_by_state = None if self.stateful is None else _has(path, self.stateful)
+                goes_by_state = goes_by_state or bool(getattr(module, "keeps", ())) or goes_by_state
                 observer = partial(_Observer, facts=self.seen[path], goes_by_state=goes_by_state)
                 stack.enter_context(_in_place(module, observer))
             yield
@@ -123,8 +119,6 @@ class Leaves:
         `sizes` are the batch sizes whose facts hold for the trace.
         """
         with ExitStack() as stack:
-            if self.lines is not None:
-                stack.enter_context(self.lines.stood_in(keeper, sizes))
             for path, module in self.modules.items():
                 facts = [self.known[rows][path] for rows in sizes]
                 stand_in = partial(_StandIn, path=path, keeper=keeper, facts=facts)
@@ -213,6 +207,7 @@ class _Observer:
             again = partial(self.own.call, tensors, args, kwargs)
             facts = replace(facts, state=self._state(before, facts.left, again))
         self.facts.append(facts)
+        require_tensors(module, facts.result, facts.state)
         require_found(module, tensors, facts.left)
         written = [name for name, tensor in tensors.items() if tensor._version != versions[name]]
         left = [attribute_of(module, name) for name in facts.left]
@@ -311,14 +306,20 @@ class _StandIn:
 
         last = self.path.rpartition(".")[2]
         name = last if last.isidentifier() else type(self.own.module).__name__.lower()
-        params = tuple(f"{self.path}.{key}" for key in own)
-        call = KeptCall(f"{LEAF}{self.path}", name, nest, params, shapes)
+        call = KeptCall(f"{LEAF}{self.path}", name, nest, self._names(own), shapes)
+        call.text = getattr(type(self.own.module), "text", "")
         found = self.keeper.call(call, [*given, *own.values()])
         if not call.left:
             return found
         result, left = cast("tuple[object, Mapping[str, object]]", found)
         set_attributes(self.own.module, left)
         return result
+
+    def _names(self, own: Iterable[str]) -> tuple[str, ...]:
+        """Return the names of its tensors in the model; those of lines are their owner's."""
+        module = self.own.module
+        path = module.owner if isinstance(module, ForwardLines) else self.path
+        return tuple(f"{path}.{key}".removeprefix(".") for key in own)
 
     def _learn(self, call: KeptCall, given: list[Tensor], own: list[Tensor], number: int) -> Facts:
         if not self.facts:

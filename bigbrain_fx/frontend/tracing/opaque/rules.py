@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from bigbrain_fx.core import Arg
 from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend.tracing.state.attributes import OF_TORCH
 from bigbrain_fx.frontend.translation.kept import place
 from bigbrain_fx.frontend.translation.leaf import own_tensors
+from bigbrain_fx.frontend.translation.nests import TensorSlot, decode
 
 if TYPE_CHECKING:
     from bigbrain_fx.frontend.tracing.opaque.recording import Facts
@@ -58,6 +60,23 @@ _SPARSE_BUFFERS = (
     "buffers, of coo = adj.to_sparse_coo().coalesce(), and compute "
     "torch.zeros_like(h).index_add(1, index[0], h[:, index[1]] * value)"
 )
+
+
+def require_tensors(module: nn.Module, result: Arg, state: Sequence[str]) -> None:
+    """Refuse lines that go by state and give something else than tensors: each call gives another.
+
+    Raises:
+        CaptureError: a trace would keep what the first call gave.
+    """
+    leaves: list[object] = []
+    decode(result, leaves.append)
+    if state and not (leaves and all(isinstance(leaf, TensorSlot) for leaf in leaves)):
+        raise CaptureError(
+            f"the leaf {type(module).__name__} goes by {state[0]} and gives numbers that are no "
+            "tensors",
+            code="BX0141c",
+            help="let the leaf be a larger module, which uses them: --opaque with its class",
+        )
 
 
 def require_unread(module: nn.Module, written: Mapping[str, Tensor], result: object) -> None:
@@ -114,6 +133,12 @@ def unsteady(before: Mapping[str, list[Facts]], now: Mapping[str, list[Facts]]) 
     """Say what two runs at one batch size differ in."""
     path = next(path for path in before if before[path] != now[path])
     pairs = [*zip(before[path], now[path], strict=False)]
+    if any(one.given != other.given for one, other in pairs):
+        return CaptureError(
+            f"the leaf {path} is given other shapes for other data of the same batch size",
+            code="BX0141a",
+            help="let a larger module, which makes these, be the leaf: --opaque with its class",
+        )
     alike = len(before[path]) == len(now[path])
     if alike and all(one.tensors == other.tensors for one, other in pairs):
         what, how = _other_than_shapes(pairs)

@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: demo docs wheel wheel-test test static lint type imports pytest nightly nightly-today coverage bench venv clean
 
 demo: venv
-	$(BIN)/python -m tools.demo
+	$(BIN)/bigbrain-fx demo --force
 
 # The pages of docs/ as a site in docs/_build; a warning (a broken link, say) is an error.
 docs: venv

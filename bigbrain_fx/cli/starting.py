@@ -1,8 +1,10 @@
-"""Commands: schema, completion, init: what a user starts from."""
+"""Commands for a start: schema, completion, init, demo."""
 
 from __future__ import annotations
 
 import json
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -57,3 +59,36 @@ def init(folder: Path, example: str, force: bool, as_json: bool) -> None:
     has_cluster = any(path.name == CLUSTER_NAME for path in written)
     said = MADE_UP if has_cluster else "cluster.json is there, and stays as it is"
     click.echo(said, err=True)
+
+
+NEXT = """
+Next:
+  bigbrain-fx explain {0}/bundle    reasons for the cut; {0}/bundle/README.md names files to read
+  bigbrain-fx init mine && cd mine      a model.py and a cluster.json to edit
+  bigbrain-fx doctor --write cluster.json --force     this machine as it is, or --hosts a,b
+  bigbrain-fx split model.py -d cluster.json && bigbrain-fx run bundle
+In a script of your own, without files: bigbrain_fx.machine().train(model, loader, ...)"""
+
+
+@cli.command(short_help="Split a GPT over two CPU devices here, train it, verify it.")
+@click.argument("folder", default="demo-out", type=PATH)
+@option("--force", is_flag=True, help="Replace an earlier demo in FOLDER.")
+def demo(folder: Path, force: bool) -> None:
+    """Run the main commands on this host: measure it, split a GPT, train 30 steps, verify.
+
+    Two CPU devices of this host train on the source text of Python's standard library. Each
+    command is shown before it runs, and can be typed just so. FOLDER receives all files.
+    """
+    for words in _demo(folder, ["--force"] * force):
+        click.secho(f"\n$ bigbrain-fx {shlex.join(words)}", bold=True)
+        cli.main(words, prog_name="bigbrain-fx", standalone_mode=False, obj=words)
+    click.echo(NEXT.format(shlex.quote(str(folder))))
+
+
+def _demo(folder: Path, force: list[str]) -> Iterator[list[str]]:
+    model, cluster, bundle = (str(folder / name) for name in ("model.py", "cluster.json", "bundle"))
+    yield ["init", str(folder), "--example", "gpt", *force]
+    yield ["doctor", "--devices", "2", "--write", cluster, "--force"]
+    yield ["split", model, "--devices", cluster, "--out", bundle, *force]
+    yield ["run", bundle, "--steps", "30"]
+    yield ["verify", bundle]

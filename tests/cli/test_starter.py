@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import click
 import pytest
 from click.shell_completion import ShellComplete
 
@@ -132,3 +133,35 @@ def test_the_example_is_known_by_its_rates(old: str, new: str, made_up: bool) ->
     assert old in CLUSTER
     cluster = parse_cluster(CLUSTER.replace(old, new), "cluster.json")
     assert is_made_up(cluster) == made_up
+
+
+def test_a_demo_runs_the_first_commands_in_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed: list[list[str]] = []
+
+    def ran(words: list[str], **settings: object) -> None:
+        typed.append(words)
+        command = cli.commands[words[0]]
+        command.make_parser(click.Context(command, info_name=words[0])).parse_args(words[1:])
+
+    context = click.Context(cli.commands["demo"])
+    monkeypatch.setattr(cli, "main", ran)
+    with context:
+        context.invoke(cli.commands["demo"], folder=tmp_path / "my demo", force=False)
+    assert [words[0] for words in typed] == ["init", "doctor", "split", "run", "verify"]
+    assert all(any("my demo" in word for word in words) for words in typed)
+
+
+def test_a_demo_replaces_nothing_unless_forced(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text("mine", encoding="utf-8")
+    found = call("demo", str(tmp_path))
+    assert (found.code, "BX3529" in found.err) == (2, True)
+    assert [path.name for path in tmp_path.iterdir()] == ["model.py"]
+
+
+@pytest.mark.nightly
+def test_a_demo_trains_and_verifies(tmp_path: Path) -> None:
+    found = call("demo", str(tmp_path / "new"))
+    assert found.code == 0, found.err
+    assert "done: 30 steps" in found.out

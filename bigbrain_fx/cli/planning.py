@@ -207,10 +207,16 @@ def estimate(
 @option(
     "--placement", type=PATH, help="Write the device of each module to this file, for `--place`."
 )
+@option(
+    "--axes",
+    is_flag=True,
+    help="List instead the dimensions that --tensor-parallel could divide, for --tp-axes.",
+)
 @force_file_option
 @json_option
-def explain(plan: Path, placement: Path | None, force: bool, as_json: bool) -> None:
+def explain(plan: Path, placement: Path | None, axes: bool, force: bool, as_json: bool) -> None:
     """Explain what each device of PLAN (a bundle or plan.json) runs, and why it is cut there."""
+    from bigbrain_fx.cli.axes_text import print_axes
     from bigbrain_fx.cli.console import search_json, show_explained
     from bigbrain_fx.plan import explain as explain_plan, read_plan, write_placement
 
@@ -218,6 +224,9 @@ def explain(plan: Path, placement: Path | None, force: bool, as_json: bool) -> N
     if placement is not None:
         write_placement(known, placement, force)
         click.echo(f"wrote {placement}: edit it and give it to split --place", err=True)
+    if axes:
+        print_axes(known.graph, as_json)
+        return
     found, searched = explain_plan(known), known.search
     if as_json:
         fields = dataclasses.asdict(found)

@@ -143,8 +143,10 @@ from bigbrain_fx.plan.shard import (
 )
 from bigbrain_fx.plan.simulate import chrome_trace as chrome_trace
 from bigbrain_fx.plan.tensor import (
+    DivisibleAxis as DivisibleAxis,
     PartChannel as PartChannel,
     answering as answering,
+    divisible_axes as divisible_axes,
     group_warnings as group_warnings,
     norm_specs as norm_specs,
     part_channels as part_channels,

@@ -88,6 +88,14 @@ def test_simulate_here_and_elsewhere(bundle: Path, tmp_path: Path) -> None:
     assert f"fits 2 devices: {slower['step_s']:.4g} s a step" in text
 
 
+def test_explain_lists_axes_as_json_and_as_text(bundle: Path) -> None:
+    text = call("explain", bundle, "--axes").out
+    (found,) = call("explain", bundle, "--axes", "--json").objects
+    assert any(axis["chosen"] for axis in found["axes"])
+    assert all(axis["name"] in text for axis in found["axes"])
+    assert all(f"{name} {count}" in text for name, count in found["without_rule"].items())
+
+
 def test_explain_says_the_same_as_json_and_as_text(bundle: Path) -> None:
     text, (found,) = call("explain", bundle).out, call("explain", bundle, "--json").objects
     for part in found["devices"]:

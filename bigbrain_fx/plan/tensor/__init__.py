@@ -28,6 +28,10 @@ from bigbrain_fx.plan.tensor.choices import (
 )
 from bigbrain_fx.plan.tensor.costs import Prices as Prices
 from bigbrain_fx.plan.tensor.crossings import answering as answering, norm_specs as norm_specs
+from bigbrain_fx.plan.tensor.divisible import (
+    DivisibleAxis as DivisibleAxis,
+    divisible_axes as divisible_axes,
+)
 from bigbrain_fx.plan.tensor.groups import (
     Grouping as Grouping,
     groupings as groupings,

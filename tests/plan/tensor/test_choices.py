@@ -13,8 +13,22 @@ from torch import Tensor, nn
 from bigbrain_fx.core import Cluster, Graph, Link
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import capture
-from bigbrain_fx.plan import Options, Plan, Source, make_plan, part_channels
-from bigbrain_fx.plan.tensor import AxisChoice, axis_choices, cheaper_whole, tensor_text
+from bigbrain_fx.plan import (
+    Options,
+    Plan,
+    Source,
+    divisible_axes,
+    make_plan,
+    part_channels,
+    wanted_axes,
+)
+from bigbrain_fx.plan.tensor import (
+    AxisChoice,
+    axis_choices,
+    cheaper_whole,
+    named_axes,
+    tensor_text,
+)
 from bigbrain_fx.plan.tensor.choices import step_with
 from tests.support.synthetic import device
 
@@ -204,3 +218,18 @@ def test_the_only_axis_of_a_model_that_draws_is_compared_with_none() -> None:
     plan = make_plan(found.graph, where, Source("model.py"), options)
     (choice,) = axis_choices(plan)
     assert choice.sent_bytes == sum(p.nbytes for p in part_channels(plan) if p.sender == "d0")
+
+
+def test_axes_that_could_be_divided_are_listed_with_the_names_that_the_option_takes() -> None:
+    found = divisible_axes(graph())
+    shares = [axis.flops_share for axis in found]
+    assert shares == sorted(shares, reverse=True)
+    chosen = wanted_axes(graph(), Options(tensor=2))
+    assert sum(row.chosen for row in found) == len(chosen)
+    total = sum(p.spec.nbytes for p in graph().params)
+    for row in (row for row in found if row.chosen):
+        named = named_axes(graph(), Options(tensor_axes=(row.name,)))
+        same = [axis for axis in named if axis.size == row.size]
+        assert (row.kind, row.count) == (same[0].kind, len(same))
+        assert row.weight_share == sum(axis.nbytes for axis in same) / total
+        assert row.forward_bytes == sum(axis.sent_bytes(backward=False) for axis in same)

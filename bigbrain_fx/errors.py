@@ -140,6 +140,10 @@ class SplitWarning(UserWarning):
     """Warn of what a split or an estimate does otherwise than the user may expect."""
 
 
+class FormatWarning(UserWarning):
+    """Warn of a file of an earlier format, which is read."""
+
+
 class CaptureError(BigBrainError):
     """Report that the model cannot be traced, with the user's line (exit code 4).
 

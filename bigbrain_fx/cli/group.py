@@ -16,15 +16,17 @@ import signal
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import TextIO
 
 import click
 
 from bigbrain_fx.cli.command import Command
 from bigbrain_fx.core import VERSION
-from bigbrain_fx.errors import BigBrainError
+from bigbrain_fx.errors import BigBrainError, FormatWarning
 
 EPILOG = """Every option can come from the environment: --micro-batches of any command from
 BIGBRAIN_FX_MICRO_BATCHES, --steps of `run` from BIGBRAIN_FX_RUN_STEPS. Exit codes: 0 ok,
@@ -91,7 +93,7 @@ def main(arguments: list[str] | None = None) -> None:
     words = [word for word in given if word != "--debug"]
     gc.set_threshold(200_000, 20, 100)  # graphs and plans are many small objects that stay
     try:
-        with _terminable():
+        with _terminable(), _notes():
             cli.main(words, prog_name="bigbrain-fx", standalone_mode=False, obj=words)
     except BigBrainError as error:
         _fail(error, debug, error.exit_code, error.headline)
@@ -151,6 +153,31 @@ def all_is_done() -> Iterator[None]:
     except BrokenPipeError:
         _leave_stdout()
         click.echo("what it came to was not written: nobody read it", err=True)
+
+
+@contextmanager
+def _notes() -> Iterator[None]:
+    """Print a file's earlier format as a note, once a command; other warnings as they were."""
+    show, noted = warnings.showwarning, set[str]()
+
+    def shown(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if not issubclass(category, FormatWarning):
+            show(message, category, filename, lineno, file, line)
+        elif str(message) not in noted:
+            noted.add(str(message))
+            click.echo(f"note: {message}", err=True)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", FormatWarning)
+        warnings.showwarning = shown
+        yield
 
 
 @contextmanager

@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import replace
+import warnings
+from collections.abc import Iterable
+from dataclasses import fields, replace
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from bigbrain_fx.core import once
-from bigbrain_fx.errors import InputError, os_error_as
+from bigbrain_fx.errors import FormatWarning, InputError, os_error_as
 from bigbrain_fx.plan.nouns import FORMAT, Plan, plan_adapter, to_json
 from bigbrain_fx.weights import replace_file
 
 READABLE = (1, FORMAT)
+_EARLIER = (
+    "{} has plan format {}, of an earlier version; fields that it lacks have their defaults, and "
+    f"`bigbrain-fx split` writes format {FORMAT}"
+)
+_UNREAD = "{} has fields of another version, which are not read: {}"
 
 
 def from_json(text: bytes, where: str) -> Plan:
-    """Read a plan.
+    """Read a plan; warn of one of an earlier format.
 
     Raises:
         InputError: not a plan, or of a newer format; names the field.
     """
-    _require_format(text, where)
+    names = _require_format(text, where)
     try:
         plan = plan_adapter().validate_json(text)
     except ValidationError as error:
@@ -36,17 +43,26 @@ def from_json(text: bytes, where: str) -> Plan:
             help="make it again with `bigbrain-fx split`",
         ) from error
 
-    plan = replace(plan, format=FORMAT)  # what an older one lacks has a default
+    _warn_of_age(plan, names, where)
+    plan = replace(plan, format=FORMAT)  # fields that an earlier one lacks have defaults
     plan.__dict__["key"] = hashlib.sha256(text).hexdigest()[:16]  # of the plan as it was written
     return plan
 
 
-def _require_format(text: bytes, where: str) -> None:
-    """Look at the format first: a newer one may have other fields."""
+def _warn_of_age(plan: Plan, names: Iterable[str], where: str) -> None:
+    unread = sorted(set(names) - {field.name for field in fields(plan)})
+    if plan.format != FORMAT:
+        warnings.warn(_EARLIER.format(where, plan.format), FormatWarning, stacklevel=3)
+    if unread:
+        warnings.warn(_UNREAD.format(where, ", ".join(unread)), FormatWarning, stacklevel=3)
+
+
+def _require_format(text: bytes, where: str) -> Iterable[str]:
+    """Look at the format first: a newer one may have other fields. Return the names of fields."""
     try:
         found = json.loads(text, object_pairs_hook=once)
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
-        return  # the reader says where it is broken
+        return ()  # the reader says where it is broken
     except ValueError as error:
         raise InputError(
             f"not a plan: {error}",
@@ -62,6 +78,7 @@ def _require_format(text: bytes, where: str) -> None:
             at=where,
             help="use the bigbrain-fx that wrote it, or make it again with `bigbrain-fx split`",
         )
+    return tuple(found) if isinstance(found, dict) else ()
 
 
 def write_plan(plan: Plan, path: str | Path) -> None:

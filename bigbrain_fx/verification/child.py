@@ -11,6 +11,7 @@ import contextlib
 import json
 import sys
 import traceback
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 
 from bigbrain_fx.core import Graph, Op
-from bigbrain_fx.errors import BigBrainError, InputError
+from bigbrain_fx.errors import BigBrainError, FormatWarning, InputError
 from bigbrain_fx.frontend import (
     Captured,
     ModelFile,
@@ -58,6 +59,7 @@ def main() -> None:
     """Verify as asked on the command line; write the checks, or the error, as JSON."""
     wanted = json.loads(sys.argv.pop())  # a model file may parse words of its own, and has none
     torch.set_num_threads(1)
+    warnings.simplefilter("ignore", FormatWarning)  # the parent process has read the plan, too
     try:
         message: dict[str, Any] = {"checks": verify_here(wanted)}
     except BigBrainError as error:

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from bigbrain_fx.__main__ import main
+from bigbrain_fx.errors import FormatWarning
+from bigbrain_fx.plan import read_plan
 from tests.support.command_line import (
     CHOICES,
     MODEL,
@@ -292,6 +294,21 @@ def test_bad_plan(tmp_path: Path, command: str, case: str) -> None:
     shows(code, done.err)
     assert "plan.json" in done.err
     assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(("change", "named"), [({"format": 1}, "format 1"), ({"old": 0}, ": old")])
+def test_a_plan_of_an_earlier_version_is_read_with_one_note(
+    here: Path, bundle: Path, change: dict[str, object], named: str
+) -> None:
+    plan = json.loads((bundle / "plan.json").read_text())
+    (here / "earlier.json").write_text(json.dumps({**plan, **change}))
+    present, earlier = call("explain", bundle), call("explain", "earlier.json")
+    assert (earlier.code, earlier.out) == (0, present.out)
+    assert present.err == ""
+    assert earlier.err.count("note: earlier.json has ") == earlier.err.count("\n") == 1
+    assert named in earlier.err
+    with pytest.warns(FormatWarning, match=named):
+        read_plan("earlier.json")
 
 
 def test_a_plan_of_another_type_or_for_another_cluster(here: Path, bundle: Path) -> None:

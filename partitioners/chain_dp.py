@@ -212,8 +212,8 @@ class ChainDP:
         head = (
             f"{used} of {offered} devices, {' -> '.join(split.sequence)}: about "
             f"{found.step_s:.4g} s a step at {micro_text(self.micro_batches)}, "
-            f"{split.most_s:.4g} s each on the busiest device or link; the fastest of those within "
-            "reach of the best contiguous split of the orders tried"
+            f"{split.most_s:.4g} s each on the busiest device or link; the best of the device "
+            "orders tried"
         )
         cuts = [describe(graph, found.line, split, stage) for stage in range(1, used)]
         return "\n".join((head, *cuts))

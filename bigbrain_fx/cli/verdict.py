@@ -9,6 +9,7 @@ from bigbrain_fx.core import Graph
 from bigbrain_fx.plan import Explanation, Plan, size_text, spread, tokens
 
 _BETTER = 0.995  # a step that is shorter by less is the same
+_AUTO = "--partitioner auto also tries replicas, tensor parallelism and other schedules"
 
 
 def rate_text(graph: Graph, rows_per_s: float) -> str:
@@ -30,12 +31,13 @@ def verdict(plan: Plan, explained: Explanation | None = None) -> tuple[str, ...]
 
 def _speed(plan: Plan) -> str:
     step_s, around = plan.forecast.step_s, spread(plan)
-    count = len(plan.stages.devices)
+    count, total = len(plan.stages.devices), len(plan.cluster.devices)
+    where = f"{count} of {total}" if count < total else str(count)
     what = "step" if plan.mode == "train" else "batch"
     note = f"; {around.note}" if around.note else ""
     interval = f"90 % interval {around.low_s:.4g} to {around.high_s:.4g} s{note}"
     rate = rate_text(plan.graph, plan.micro_batches * plan.rows / step_s)
-    return f"fits {count} device{'s' * (count != 1)}: {step_s:.4g} s a {what}, {rate} ({interval})"
+    return f"fits {where} device{'s' * (total != 1)}: {step_s:.4g} s a {what}, {rate} ({interval})"
 
 
 def _limits(plan: Plan) -> str:
@@ -63,4 +65,6 @@ def _better(plan: Plan, explained: Explanation | None) -> str:
         return f"none of the {count} plans simulated; within {100 * gap:.1f} % of the lower bound"
     if len(plan.cluster.devices) == 1:
         return "no other split of one device; a second device, or a smaller model"
-    return "--partitioner auto also tries replicas, tensor parallelism and other schedules"
+    if len(plan.stages.devices) < len(plan.cluster.devices):
+        return f"{_AUTO}; --partitioner naive divides the model over all devices"
+    return _AUTO

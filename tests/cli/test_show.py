@@ -123,6 +123,12 @@ def test_speed_comes_first_and_limits_name_their_device() -> None:
     assert better.startswith("better: --partitioner auto ")
 
 
+def test_a_plan_that_leaves_devices_idle_says_how_many_and_how_to_use_all() -> None:
+    speed, _, better = verdict(placed(stack(), "aaaaa", two()))
+    assert speed.startswith("fits 1 of 2 devices: ")
+    assert "--partitioner naive" in better
+
+
 def test_a_faster_neighbour_of_a_cut_is_named_with_its_pin() -> None:
     plan = placed(stack(), "aaaab", two())
     found = explain(plan)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from bigbrain_fx.supervisor import Event
 
 
-_SEVERAL = "for several hosts: copy the bundle to each, run there (or add --local)"
+_SEVERAL = "several hosts: copy the bundle to each and run its command there, or add --local"
 _OF_COMMITS = {
     "resume": ": where to resume from",
     "keep": ": whose checkpoints to retain",
@@ -44,7 +44,7 @@ _COLLECTIVE = (
     "torch's collectives sum the gradients: no process that dies is replaced, and the run ends; "
     "--checkpoint-dir FOLDER writes checkpoints, and --resume goes on from there"
 )
-_SECRET = "with a file `secret` in it, the same on all hosts and only yours to read: "
+_SECRET = "each copy needs the same file `secret`, which only you can read: "
 
 
 _KINDS: dict[str, click.ParamType[Any]] = {

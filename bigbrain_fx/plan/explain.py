@@ -53,7 +53,7 @@ class DevicePart:
 class Alternative:
     """The same plan with one block moved over a cut: its forecast, or why it is none.
 
-    `code` is that of the error which says why.
+    `code` is that of the error which says why; `is_cut`, that the cut lies within the block.
     """
 
     block: str
@@ -61,6 +61,10 @@ class Alternative:
     step_s: float | None
     reason: str = ""
     code: str | None = None
+    is_cut: bool = False
+
+    def __str__(self) -> str:
+        return f"{'all of ' * self.is_cut}{self.block} on {self.to_device}"
 
 
 @dataclass(frozen=True)
@@ -172,9 +176,9 @@ class Explanation(Shown):
     def compare(self, other: Alternative) -> str:
         """Say what moving a block would change."""
         if other.step_s is None:
-            return f"not {other.block} on {other.to_device}: {other.reason}"
+            return f"not {other}: {other.reason}"
         change = 100 * (other.step_s / self.step_s - 1)
-        return f"with {other.block} on {other.to_device}: {other.step_s:.4f} s ({change:+.1f} %)"
+        return f"with {other}: {other.step_s:.4f} s ({change:+.1f} %)"
 
 
 def explain(plan: Plan) -> Explanation:
@@ -318,15 +322,15 @@ def _moved(
     plan: Plan, costs: Costs, block: str, ops: Sequence[str], to: Stage, whole: bool
 ) -> Alternative:
     """Forecast the plan with some ops moved: all that lie between the block's end and the cut."""
-    name = f"all of {block}" if whole else block
     placement = _with_ops_on(plan.placement, ops, to)
     try:
         moved = with_placement(plan, placement, costs)
-        return Alternative(name, to.device, moved.forecast.step_s)
+        return Alternative(block, to.device, moved.forecast.step_s, is_cut=whole)
     except ScheduleError:  # replicas cut unlike may meet in unlike orders
-        return Alternative(name, to.device, None, "replicas would wait for each other in a circle")
+        reason = "replicas would wait for each other in a circle"
+        return Alternative(block, to.device, None, reason, is_cut=whole)
     except (NoPlanError, InputError) as error:
-        return Alternative(name, to.device, None, error.what, code=error.code)
+        return Alternative(block, to.device, None, error.what, error.code, is_cut=whole)
 
 
 def _with_ops_on(placement: Placement, ops: Sequence[str], to: Stage) -> Placement:

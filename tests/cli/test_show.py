@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -136,6 +137,14 @@ def test_a_faster_neighbour_of_a_cut_is_named_with_its_pin() -> None:
     *_, better = verdict(slower, replace(found, step_s=found.step_s * 2))
     assert better.startswith("better: --pin ")
     assert "=" in better
+
+
+def test_the_pin_of_a_block_that_a_cut_divides_is_its_name() -> None:
+    graph = stack(("embed", "layers.0", "layers.0", "layers.0", "head"))
+    plan = placed(graph, "aaabb", two())
+    slow = replace(plan, forecast=replace(plan.forecast, step_s=2 * plan.forecast.step_s))
+    *_, better = verdict(slow, explain(plan))
+    assert re.match(r"better: --pin layers\.0=[ab];", better)
 
 
 def test_a_trace_is_followed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

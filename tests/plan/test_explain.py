@@ -143,8 +143,11 @@ def test_a_cut_within_a_block() -> None:
     graph = stack(("embed", "layers.0", "layers.0", "layers.0", "head"))
     (cut,) = explain(placed(graph, "aabbb", two())).cuts
     assert cut.after == "within layers.0"
-    names = [other.block for other in cut.alternatives]
-    assert names == ["all of layers.0", "all of layers.0"]
+    assert [other.block for other in cut.alternatives] == ["layers.0", "layers.0"]
+    assert [str(other) for other in cut.alternatives] == [
+        "all of layers.0 on b",
+        "all of layers.0 on a",
+    ]
     assert [other.to_device for other in cut.alternatives] == ["b", "a"]
 
 

@@ -4,7 +4,7 @@ Each place that raises one has a code of its own, `code="BX1203"`: tests, script
 by it, so that sentences can change. docs/reference/errors.md lists the codes. Plug-ins of others
 need none.
 
-This room knows nothing of torch or the terminal: `cli` decides how an error is shown.
+This module knows nothing of torch or the terminal: `cli` decides how an error is shown.
 """
 
 from __future__ import annotations

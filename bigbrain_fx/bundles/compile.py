@@ -1,6 +1,6 @@
 """The road as three verbs: `split` (model and cluster in, bundle out), `estimate`, `simulate`.
 
-This room only joins the others; everything it does can be done by hand with their doors.
+This module only joins the others; everything it does can be done by hand with their doors.
 """
 
 from __future__ import annotations

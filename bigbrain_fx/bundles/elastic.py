@@ -4,7 +4,7 @@
 
 Of several replicas the others go on in their processes, where they can: that is `supervisor`'s, and
 what is here follows where the last one loses a device.
-This room decides when and from where; how a run is moved is `resplit`'s to know.
+This module decides when and from where; how a run is moved is `resplit`'s to know.
 """
 
 from __future__ import annotations

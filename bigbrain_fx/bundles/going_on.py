@@ -4,7 +4,7 @@
     optimizer.safetensors   state by parameter name, hyperparameters, how many steps are done
     load_optimizer.py       what reads the latter: it needs torch and safetensors only
 
-This room reads commits and writes files; it knows no processes and imports no torch.
+This module reads commits and writes files; it knows no processes and imports no torch.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 The last line that it prints is what it found: a number, or a JSON object of numbers. One runs at a
 time; commits that are written meanwhile are passed over, but for the last. Its failure is told, and
-ends nothing. This room knows commits and a script; it knows no models.
+ends nothing. This module knows commits and a script; it knows no models.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A bundle's weights as one checkpoint of the model, and a checkpoint of the model into a bundle.
 
-This room joins plans and `weights`; it moves no bytes itself and knows no processes.
+This module joins plans and `weights`; it moves no bytes itself and knows no processes.
 """
 
 from __future__ import annotations

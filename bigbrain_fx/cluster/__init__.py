@@ -1,6 +1,6 @@
 """cluster.json -> Cluster: unit strings, presets of common GPUs, a default link and exceptions.
 
-This room knows the file; it knows nothing of models or plans, and imports no torch.
+This package knows the file; it knows nothing of models or plans, and imports no torch.
 """
 
 from bigbrain_fx.cluster.assumptions import assumed as assumed

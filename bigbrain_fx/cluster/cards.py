@@ -1,7 +1,7 @@
 """The table of `presets`: one line a card, its datasheet, and where shares of it were measured.
 
-Rates are dense (no structured sparsity); half is FP16 with FP32 sums, which GeForce cards of
-Ampere and Ada do at half of what they do with FP16 sums.
+Rates are dense (no structured sparsity). Half is FP16 with FP32 sums; GeForce cards of Ampere and
+Ada do these at half of their rate with FP16 sums.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class Preset:
     def launch_s(self) -> float | None:
         """Seconds to start an op on a host of the card's age; None: as usual.
 
-        NVIDIA DeepLearningExamples, EfficientNet-B0 and B4 at batch 1, one container: on the host
-        of an A100 0.71 and 0.70 of what it took on a V100's (9.3 and 13.2 ms, 16.2 and 23.3).
+        NVIDIA DeepLearningExamples, EfficientNet-B0 and B4 at batch 1, in one container. An A100's
+        host took 0.71 and 0.70 of the time of a V100's (9.3 and 13.2 ms, 16.2 and 23.3).
         """
         return None if self.tf32_flops_per_s is None else 10.5e-6 * self.host
 

@@ -1,6 +1,6 @@
 """Text -> a JSON value that knows the line of each of its parts, and strict about what JSON is.
 
-This room knows JSON; it does not know what the file describes.
+This module knows JSON; it does not know what the file describes.
 """
 
 from __future__ import annotations

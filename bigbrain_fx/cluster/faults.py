@@ -1,6 +1,6 @@
 """Errors of pydantic as our own, which name the place, the fault and its cure.
 
-This room translates; it decides nothing about what is allowed.
+This module translates; it decides nothing about what is allowed.
 """
 
 from __future__ import annotations

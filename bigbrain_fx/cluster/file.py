@@ -1,6 +1,6 @@
 """Fields of a cluster.json; the JSON Schema comes from here.
 
-This room describes the file; what its parts mean together (pairs, presets, hosts) is `resolve`'s.
+This module describes the file; what its parts mean together (pairs, presets, hosts) is `resolve`'s.
 """
 
 from __future__ import annotations

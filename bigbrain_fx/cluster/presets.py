@@ -1,18 +1,18 @@
 """Datasheets of common GPUs, and the share of them that models reach.
 
-This room is a table; it does not know how a device is written in a file.
+This module is a table; it does not know how a device is written in a file.
 
-Rates are the datasheet's own: peak *FP32* without tensor cores, the dense rate of FP16 products
-with FP32 sums, of TF32 where there is one, and memory bandwidth. No model reaches them: `Sustained`
-has the shares that products and passes over memory of models were measured to reach, where anybody
-has published that of the card, and what is usual where nobody has. `Preset.sustained_...` are the
-products of both. `bigbrain-fx doctor` on the machine is better.
+Rates are the datasheet's own: peak *FP32* without tensor cores, dense FP16 products with FP32 sums,
+TF32 where there is one, and memory bandwidth. No model reaches them. `Sustained` has the efficiency
+that products and memory passes of models reached, measured where anybody has published it of the
+card, and usual values elsewhere. `Preset.sustained_...` are the products of both.
+`bigbrain-fx doctor` on the machine is better.
 Memory is the datasheet's number in *decimal* gigabytes. Cards report up to 7 % more than that, and
 the CUDA context, ECC and the allocator's fragments take about as much. What no datasheet says is
 cuBLAS's workspace: torch chooses it by the card's compute capability.
 
-A card that is sold with several memories, boards or power caps has a name for each; what nvidia-smi
-and torch call it is understood too ("NVIDIA A100-SXM4-80GB"). AMD's cards are `cuda` to torch
+A card that is sold with several memories, boards or power caps has a name for each. The names of
+nvidia-smi and torch are understood, too ("NVIDIA A100-SXM4-80GB"). AMD's cards are `cuda` to torch
 (ROCm), and so they are here. Apple's have no preset: bundles run on cpu and cuda.
 """
 

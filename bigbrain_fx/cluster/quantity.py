@@ -1,6 +1,6 @@
 """Text with a unit -> number, and back: "24GiB", "10Gbit/s", "0.2ms", "312TFLOP/s".
 
-This room knows units; it knows neither JSON nor what the numbers are for.
+This module knows units; it knows neither JSON nor what the numbers are for.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40}
 
 
 class BadValueError(ValueError):
-    """Say what is wrong with one value of the file; whoever knows the place adds it.
+    """Report what is wrong with one value of the file; the caller adds the place.
 
     Args:
         what: one sentence: what was expected and what was found.

@@ -1,7 +1,7 @@
 """cluster.json -> Cluster, and back.
 
-This room decides what the file's entries mean together: presets, hosts, prices. Which link wins is
-in `links`.
+This module decides what the file's entries mean together: presets, hosts, prices. `links` chooses
+between links.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The frozen types that travel along the road, and the two plug-in protocols.
+"""Frozen types of the data flow, and the two plug-in protocols.
 
-This room imports no torch and nothing of ours: a plan can be read, compared and simulated on a
-machine that has neither a model nor a GPU.
+This package imports no torch and no other package of ours. A plan can be read, compared and
+simulated on a machine without a model or a GPU.
 
     Graph ──▶ Costs ──▶ Placement ──▶ Stages ──▶ Programs ──▶ Forecast        (together: a Plan)
 """

@@ -88,8 +88,8 @@ class Device:
     `preset` is the name of the card whose datasheet rates come from; "": of none.
     `units` are its multiprocessors, over which a product's tiles are spread; None: not known.
     `blas_bytes` is the workspace of a cuBLAS handle on a CUDA device; None: nobody has said it.
-    `processor` is its own name, as profiles have it: ops that were profiled on it are taken as they
-    are; "": its rates say how fast it is. `core_share` and `memory_share` are of what it has alone,
+    `processor` is its own name, as profiles have it: times of ops profiled on it are used as they
+    are. "": its rates say how fast it is. `core_share` and `memory_share` are of what it has alone,
     where a host's devices compute at once. `kernels` are the seconds that calls of `core.KERNELS`
     were timed at on it, by name, in that order; empty: nobody has. `process_bytes` is what its
     process takes beside tensors: context, kernels, NCCL, a framework; None: as usual of its kind.

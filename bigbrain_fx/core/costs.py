@@ -14,8 +14,8 @@ class OpCost:
 
     `backward_s` is the whole backward, `backward_input_s` the part that the previous stage waits
     for. `saved_bytes` stay from forward to backward; `workspace_bytes` are gone when the op is.
-    `host_forward_s` and `host_backward_s` are what its process takes to start it, while the device
-    works on what was started before: of GPUs only, a CPU's are in the other two.
+    `host_forward_s` and `host_backward_s` are the time of the process to start it on a GPU, while
+    the GPU runs earlier ops; on a CPU the other two fields include that time.
     """
 
     forward_s: float
@@ -34,12 +34,12 @@ class Costs:
     `ops[device][op]`. The optimizer's step takes `optimizer_s_per_tensor[device]` for each trained
     tensor (0 where it is left out) and `optimizer_s_per_byte[device]` for each byte of them.
     `measured[device]` are the ops whose times were measured; an estimator that measures nothing
-    leaves it out; `scaled[device]` says of what machine they were, where it was another than the
-    device says that it is. `optimizer_states`: by parameter, where they are not
+    leaves it out. `scaled[device]` names the machine of these times, where that is another machine
+    than the device. `optimizer_states`: by parameter, where they are not
     `optimizer_state_per_byte`.
     `recompute`: every stage will run its forward again before each backward, which
-    the ops' costs do not count. `alone`: where devices of a host slow each other, these costs are
-    of the time when all of them compute, and `alone` has those of each by itself.
+    the ops' costs do not count. Where devices of a host slow each other, these costs are of all
+    devices computing at once, and `alone` has the costs of each device by itself.
     """
 
     ops: Mapping[str, Mapping[str, OpCost]]

@@ -1,4 +1,4 @@
-"""Doors of rooms: the names that an `__init__` promises, loaded when they are first used."""
+"""Public names of packages: what an `__init__` lists, loaded when it is first used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 @cache
 def promised(room: str) -> Mapping[str, str]:
-    """Return name -> module for what a room imports under `if TYPE_CHECKING`, as `X as X`."""
+    """Return name -> module for the imports `X as X` of a package under `if TYPE_CHECKING`."""
     tree = ast.parse(Path(str(sys.modules[room].__file__)).read_text(encoding="utf-8"))
     blocks = (node.body for node in tree.body if isinstance(node, ast.If))
     imports = [node for block in blocks for node in block if isinstance(node, ast.ImportFrom)]
@@ -20,9 +20,9 @@ def promised(room: str) -> Mapping[str, str]:
 
 
 def door(room: str, asked: str = "") -> Callable[[str], object]:
-    """Return a `__getattr__` for a room that loads each of its promised names when first used.
+    """Return a `__getattr__` for a package that loads each public name when it is first used.
 
-    So the imports that a type checker reads are the one list of them.
+    The imports that a type checker reads are the only list of these names.
 
     Args:
         room: the package, `__name__` of its `__init__`.

@@ -57,8 +57,8 @@ Arg = TypeAliasType(  # a literal, a reference, or a list of arguments
 class ModuleCall:
     """One entry of an op's module stack: which call of which module the op belongs to.
 
-    `path` is the module's name in the user's model ("" is the model itself), `type` its qualified
-    class name, `call` tells several calls of one module apart (0, 1, ...).
+    `path` is the module's name in the user's model ("" is the model itself). `type` is its
+    qualified class name, `call` tells several calls of one module apart (0, 1, ...).
     """
 
     path: str
@@ -93,8 +93,8 @@ class Saves:
         backward_bytes: the most that its backward adds to what is kept and the gradients of its
             result; gradients of what it reads included.
         passed: places of the values whose gradient is the result's own, in the same storage.
-        cuda_own_bytes: `own_bytes` on "cuda", by rule, where other kernels run there; then its
-            forward and backward hold no more than these, the result and the gradients.
+        cuda_own_bytes: `own_bytes` on "cuda", by rule, where other kernels run there. Its forward
+            and backward then hold no more than these, the result and the gradients.
         cuda_values: likewise `values`.
     """
 
@@ -123,17 +123,17 @@ class Op:
     """One call in the graph; its name is also the name of its value.
 
     Attributes:
-        target: `aten.linear.default`, `operator.getitem`, `operator.mul`, ...; a region kept whole
+        target: `aten.linear.default`, `operator.getitem`, `operator.mul`, ... An undivided region
             is `region.no_grad`, `region.enable_grad` or `region.autocast` (args: the region's
-            arguments, `body`: its ops); a user's custom function is `opaque.<qualified name>`;
+            arguments, `body`: its ops). A user's custom function is `opaque.<qualified name>`.
             `assume.true` and `assume.false` check their argument's truth and compute nothing.
         outputs: specs of its tensors, in order; empty for an op whose value is a number (a size).
         is_tuple: whether the value is a tuple or list (then `operator.getitem` ops take it apart).
         modules: the module calls it belongs to, outermost first.
         source: the user's line, "gpt.py:31"; empty when unknown.
         code: the text of that line, stripped; empty when unknown.
-        lines: the user's lines that led here, outermost first: one list for what is outside all
-            modules and one for each of `modules`; empty when unknown.
+        lines: the user's lines that led here, outermost first; empty when unknown. One list is of
+            calls outside of all modules, then follows one for each of `modules`.
         random: draws random numbers (tagged nondeterministic_seeded).
         mutates: names of params or values that it writes into, in place.
         view_of: name of the value or param whose storage its output shares; None for a fresh one.
@@ -299,8 +299,8 @@ class Graph:
         autocast: "bfloat16" when the whole step runs under torch.autocast.
         arguments: what calls of the user's modules were given.
         statements: (line as in `Op.lines`, the statement there); hints for names, nothing more.
-        output_names: (name, value) for each tensor that the model returns, the loss left out: the
-            keys that lead to it ("logits", "hidden_states.2"), or "output" for a lone one.
+        output_names: (name, value) for each tensor that the model returns, the loss left out. The
+            name joins its keys ("logits", "hidden_states.2"); a lone tensor is "output".
         rows_apart: whether no output's row depends on other rows of its batch, as far as a run of
             the model showed; asked of inference only.
     """

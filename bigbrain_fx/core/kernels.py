@@ -1,7 +1,7 @@
 """Twenty calls in the shapes of models: `doctor` times them on a GPU, estimators know them by name.
 
-What a card sustains depends on its power cap, its board and torch's kernels for it, none of which
-a datasheet says; a few calls that were timed on the card itself say it of all that are like them.
+The rate of a card depends on its power cap, its board and torch's kernels, which no datasheet has.
+Times of a few calls on the card itself correct the forecasts of all similar calls.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ KernelPrecision: TypeAlias = Literal["fp32", "tf32", "half"]
 class KernelShape:
     """One call, forward.
 
-    `sizes` are: of a linear layer rows, inner side, columns; of a batched product the batch before
-    them; of a convolution batch, channels in, side of the image, channels out, side of the window,
-    groups; of attention batch, heads, length, width of a head; of others rows and columns.
+    `sizes` of a linear layer are rows, inner side, columns; of a batched product batch, then these.
+    Of a convolution: batch, channels in, side of the image, channels out, side of the window,
+    groups. Of attention: batch, heads, length, width of a head. Of others: rows and columns.
     """
 
     family: KernelFamily

@@ -63,16 +63,16 @@ class Crossed:
 
 @dataclass(frozen=True)
 class TensorParallel:
-    """Groups of devices whose members compute the same stages, each with a part of the tensors.
+    """Groups of devices that compute the same stages together, each with a part of the tensors.
 
     Attributes:
         groups: devices of each group; their places are the order in which parts are added. The
-            first member stands for its group in `Placement.device_of`.
-        shares: of the members, alike in all groups.
-        axes: what is divided in proportion to them; all else is whole on every member.
+            first device stands for its group in `Placement.device_of`.
+        shares: ratio of the ranks' parts, the same in all groups.
+        axes: what is divided in proportion to them; all else is whole on every rank.
         scatters: whether a value in parts that is read whole by parts of others is gathered for
             them alone, its gradient scattered. Plans of older versions gather it for all.
-        crossed: values of which each member sends its part to another group, not all of it.
+        crossed: values of which each rank sends its part to another group, not all of it.
     """
 
     groups: tuple[tuple[str, ...], ...]
@@ -89,12 +89,12 @@ class TensorParallel:
 
 @dataclass(frozen=True)
 class Placement:
-    """The device of each op, for contiguous pipelines and scattered ops alike.
+    """The device of each op, for contiguous pipelines and for scattered ops.
 
     With several `replicas`, `device_of` is the first one's. `breaks` are ops at which their device
     begins another stage, as of a `Replica`: virtual stages that follow each other on a device.
-    With `tensor`, ops are those of a member's graph. With a `shard_group`, so many replicas that
-    follow each other divide what ZeRO divides, and each such group has all of it; 0: all replicas.
+    With `tensor`, ops are those of a rank's graph. With a `shard_group`, so many consecutive
+    replicas divide what ZeRO divides, and each such group has all of it; 0: all replicas.
     """
 
     device_of: Mapping[str, str]

@@ -34,7 +34,7 @@ class Backward:
 class BackwardWeight:
     """Make the gradients of a stage's deferred parameters for one micro-batch, after its Backward.
 
-    It has no message: whoever waits for gradients of inputs does not wait for it.
+    It has no message: no device waits for it, as gradients of inputs are sent before.
     """
 
     stage: int
@@ -78,7 +78,7 @@ class Program:
     """Instructions of one device in one step; simulator and runtime execute the same list.
 
     Around each Forward stand the Recv of its activations and the Send of its results, around each
-    Backward those of gradients; local edges (both ends on this device) have no instruction.
+    Backward those of gradients. Local edges (both ends on this device) have no instruction.
     """
 
     device: str

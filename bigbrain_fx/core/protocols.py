@@ -41,5 +41,5 @@ class GroupEstimator(Estimator, Protocol):
     """An estimator whose figures depend on how many devices compute an op together."""
 
     def of_group(self, members: int) -> Estimator:
-        """Return the estimator of one member's graph, in groups of so many devices."""
+        """Return the estimator of one rank's graph, in groups of so many devices."""
         ...

@@ -25,11 +25,11 @@ class Stage:
         inputs: model inputs that it takes from its device's own data loader.
         receives: values of earlier stages that it reads. sends: its values that later stages read.
         runs_again: its forward keeps only what it received, and runs again before each backward.
-        deferred: parameters, by canonical name, whose gradients wait for its BackwardWeight; where
-            there are any, its Backward makes those of its inputs and of what does not wait.
+        deferred: parameters, by canonical name, whose gradients wait for its BackwardWeight. Its
+            Backward then makes the gradients of its inputs and of the other parameters.
         again: ops whose results, and what autograd keeps of them, its Backward makes again.
-        replica: of which it is a part; a member's stages of one replica have consecutive numbers.
-        member: of its tensor group, whose graph it runs; those of one have consecutive numbers.
+        replica: of which it is a part; a rank's stages of one replica have consecutive numbers.
+        member: rank in its tensor group, whose graph it runs; stages of one rank are consecutive.
     """
 
     index: int
@@ -154,8 +154,8 @@ class Stages:
         statistics: what forwards write, where there are replicas.
         offload: what every device keeps in its store.
         asynchronous: the pipeline does not run empty between two steps; None: it does.
-        saves: of activations, by stage; stages that split their backward or make something again
-            for it, and those that run code of the user's own, are left out.
+        saves: of activations, by stage. Stages that split their backward or recompute something,
+            and those that run code of the user's own, are left out.
         compiled: they run under torch.compile, equal to rounding.
         shard_group: replicas that divide what ZeRO divides; 0: all. See `Placement`.
     """
@@ -229,7 +229,7 @@ class Stages:
 
     @property
     def by_backend(self) -> bool:
-        """Whether torch.distributed's collectives add: processes find no two runs' bits alike."""
+        """Whether torch.distributed's collectives add gradients: bits differ between two runs."""
         return self.sum_order == "backend" and bool(self.buckets)
 
     @property
@@ -305,16 +305,16 @@ class Stages:
         return self._of_replica.get(replica, ())
 
     def of_member(self, member: int) -> tuple[Stage, ...]:
-        """Return the stages of which a member of each tensor group runs its part, in order."""
+        """Return the stages of one rank of each tensor group, in order."""
         return tuple(stage for stage in self.stages if stage.member == member)
 
     def beside(self, stage: Stage) -> tuple[Stage, ...]:
-        """Return the stages of a stage's own replica and member, in order."""
+        """Return the stages of a stage's own replica and rank, in order."""
         own = stage.replica, stage.member
         return tuple(s for s in self.stages if (s.replica, s.member) == own)
 
     def group_of(self, stage: Stage) -> tuple[Stage, ...]:
-        """Return the stages whose devices compute one stage together, by member."""
+        """Return the stages whose devices compute one stage together, by rank."""
         place = self.of_member(stage.member).index(stage)
         return tuple(self.of_member(member)[place] for member in range(self.members))
 

@@ -57,8 +57,8 @@ class TensorSpec:
 def memory_format(specs: Iterable[TensorSpec]) -> str | None:
     """Return the format in which `Module.to(memory_format=…)` lays these tensors, where one does.
 
-    torch lays the tensors of 4 dimensions alone, or those of 5: None if one lies in another way, or
-    none lies otherwise than row by row.
+    torch changes the tensors of 4 dimensions alone, or those of 5. None: one has another format, or
+    all lie row by row.
     """
     images = [spec for spec in specs if len(spec.shape) in _FORMATS]
     found = {_FORMATS[len(spec.shape)] for spec in images}

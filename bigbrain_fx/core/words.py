@@ -1,4 +1,4 @@
-"""Names that belong together as one text, and numbers in words."""
+"""Names that belong together as one text, and numbers with their nouns."""
 
 from __future__ import annotations
 

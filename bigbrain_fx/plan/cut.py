@@ -1,6 +1,6 @@
 """Graph, Placement -> Stages: an acyclic list of stages for any placement, and its edges.
 
-This room knows the graph and the placement; it knows nothing of schedules, time, or emitted text.
+This module knows the graph and the placement; it knows nothing of schedules, time, or emitted text.
 
     placement   a a b a b b          scattered placements too: each device gets as few stages as the
     stages      [a a a] [b b b]      greedy finds, and a chain of k devices gives exactly k

@@ -1,7 +1,7 @@
 """Plan -> Explanation: what each device runs, and why each cut is where it is.
 
 For every cut of a chain the plan is made again with one block more on either side, and the
-forecasts are compared. This room decides nothing and knows no terminal.
+forecasts are compared. This module decides nothing and knows no terminal.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Plan -> one self-contained HTML page: the step as a picture, devices, memory, cuts, the search.
 
-No script, no font and no image from elsewhere: the page opens from a file. This room knows plans
+No script, no font and no image from elsewhere: the page opens from a file. This module knows plans
 and forecasts; it draws what they say and measures nothing.
 """
 

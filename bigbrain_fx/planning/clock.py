@@ -256,7 +256,7 @@ class VirtualStages:
         backward_weight_s: per stage; None where nothing waits: its Backward makes all gradients.
         saved_bytes: per stage, what stays from Forward to Backward.
         waiting_bytes: per stage, what stays from Backward to BackwardWeight.
-        memory_bytes: per device, room for both; a device that is not named has no limit.
+        memory_bytes: per device, memory for both; a device that is not named has no limit.
         untrained: stages that have no Backward.
     """
 
@@ -384,7 +384,7 @@ class OrderClock:
         self.count = sum(len(stages.kinds(s)) for s in range(stages.count)) * stages.micro_batches
 
     def fits(self, orders: OrdersOf) -> bool:
-        """Whether what every device holds always has room."""
+        """Whether every device always has memory for what it holds."""
         room = self.stages.memory_bytes
         peaks = self.stages.peaks(orders).items()
         return all(most <= room.get(device, float("inf")) * (1 + _ALIKE) for device, most in peaks)

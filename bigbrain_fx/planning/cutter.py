@@ -130,8 +130,8 @@ class Cutter:
     def tapered(self, sequence: Sequence[str]) -> Split | None:
         """Return a split whose stages end together: later ones begin later, so they get less.
 
-        The least T, by bisection, such that stages taken greedily keep head_s + M t_s <= T, where
-        the head is the sum of what comes before: what `bound` bounds, as a split.
+        Bisection finds the least T for which greedy stages keep head_s + M t_s <= T. The head is
+        the time of all stages before; `bound` bounds the same T.
         """
         if len(sequence) > self.line.count:
             return None
@@ -250,8 +250,8 @@ class _Tail:
 def least_busy_s(seconds: Array) -> float:
     """Return a lower bound of the largest load, however units are spread: [device, unit].
 
-    By weak duality: weights y_d that add up to 1 make the mean load, and so the largest, at least
-    the sum over units of min_d y_d t_ud; y_d goes by speed.
+    By weak duality, for weights y_d that add up to 1, the mean load is at least the sum over units
+    of min_d y_d t_ud, and the largest load is no less. y_d goes by speed.
     """
     if seconds.shape[1] == 0:
         return 0.0

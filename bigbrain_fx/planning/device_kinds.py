@@ -84,7 +84,7 @@ class Crowds:
         return device if crowd is None or device not in crowd.devices else crowd.slowed(device)
 
     def level(self, device: str, computing: Collection[str]) -> float:
-        """Return how crowded a device's host is: from 0.0, it is alone, to 1.0, all compute."""
+        """Return the contention on a device's host: from 0.0, it is alone, to 1.0, all compute."""
         crowd = self._crowd.get(self.cluster.device[device].host)
         return 0.0 if crowd is None else crowd.level(computing)
 

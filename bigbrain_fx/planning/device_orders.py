@@ -25,7 +25,7 @@ Path = tuple[int, ...]  # numbers of devices
 
 @dataclass(frozen=True)
 class Rough:
-    """About what a pipeline takes: work is divided by speed, and every cut is alike.
+    """Rough step time of a pipeline: work is divided by speed, and all cuts are identical.
 
     Attributes:
         whole_s: device -> the seconds of one micro-batch, all of it there.

@@ -1,6 +1,6 @@
 """A partitioner that is not registered: `mine.py:Class` on the command line, an object in Python.
 
-The file is code and is run as code, in this process, as an installed plug-in would be. This room
+The file is code and is run as code, in this process, as an installed plug-in would be. This module
 knows no names of ours.
 """
 
@@ -36,7 +36,7 @@ def is_file(name: str) -> bool:
 
 
 def is_own(given: Given) -> bool:
-    """Whether it is the user's, not installed: its mistakes are told as the user's."""
+    """Whether it is the user's, not installed: its errors are reported as the user's."""
     return not isinstance(given, str) or is_file(given)
 
 

@@ -35,7 +35,7 @@ class Keeping:
 
     Attributes:
         measured: whether capture measured it; otherwise only the first three mean anything.
-        own_bytes: kept by a unit, whoever made it: masks, statistics.
+        own_bytes: kept by a unit besides its inputs and results: masks, statistics.
         kept: the storages that are kept besides.
         forward_bytes: the most while a unit's forward runs, on top of what is kept before it.
         backward_bytes: the most while its backward runs, on top of what it and those before keep;

@@ -1,13 +1,13 @@
 """List scheduling with lookahead, within each device's memory: the next job of a free device.
 
-A BackwardWeight fills gaps: it is taken when no Forward and no Backward may begin, and not even
-then where one is known to arrive soon. A Forward is admitted only if every micro-batch on the
+A BackwardWeight fills gaps: it is taken when no Forward and no Backward may begin, nor is known to
+arrive soon. A Forward is admitted only if every micro-batch on the
 device could still end, one after another, within the free bytes (Dijkstra's banker). The earliest
 unfinished micro-batch can then go on everywhere, and no order blocks. A limit of micro-batches does
 not block either: they enter every stage in ascending order.
 
-Source: Graham 1969 (list scheduling); Qi et al., Zero Bubble Pipeline Parallelism, 2024, section 3
-(a heuristic order under a memory limit), here for any stages on any devices.
+Source: Graham 1969 (list scheduling). Qi et al., Zero Bubble Pipeline Parallelism, 2024, section 3
+(a heuristic order under a memory limit); here it serves any stages on any devices.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ def tastes(splits: bool) -> Iterator[Taste]:
 def list_orders(
     stages: VirtualStages, taste: Taste, limits: Mapping[int, int] | None = None
 ) -> OrdersOf | None:
-    """Play a step through and return what each device took; None where something has no room.
+    """Simulate a step and return each device's jobs in order; None where memory is short.
 
     Args:
         stages: the pipeline.
-        taste: what a free device prefers.
-        limits: device -> the most micro-batches on it at once, in place of the taste's.
+        taste: priority rule of a free device.
+        limits: device -> the most micro-batches on it at once, in place of the rule's.
     """
     return _Play(stages, taste, limits or {}).orders()
 
@@ -269,10 +269,10 @@ def in_flight_to_fill(
 ) -> tuple[int, ...]:
     """Return how many micro-batches each device needs in flight to keep the slowest one busy.
 
-    Little's law: the time that one micro-batch, alone, stays on the device (first forward to last
-    backward), over the time between two micro-batches at the slowest device or link. On a chain
-    each hop is rounded up on its own, since 1F1B alternates in lockstep: p equal stages with free
-    links get p - s, as in classic 1F1B, and the numbers never grow, so that `1f1b` takes them. With
+    Little's law: the time that one micro-batch, alone, stays on the device, over the time between
+    two micro-batches at the slowest device or link. On a chain each hop is rounded up on its own,
+    since 1F1B alternates in lockstep. p equal stages with free links get p - s, as in classic 1F1B.
+    The numbers never grow from stage to stage, as `1f1b` needs. With
     several stages per device micro-batches queue for one another, and one more is let in.
 
     Returns:

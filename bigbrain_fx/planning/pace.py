@@ -97,13 +97,13 @@ def in_flights(
 ) -> Iterator[tuple[int, ...]]:
     """Yield how many micro-batches each stage may keep in flight, each choice once.
 
-    Classic 1F1B; as many as fill the pipeline (each hop's time there and back, in cycles of the
-    slowest device or link, rounded up on its own), one more, two more; twice the classic; and all.
+    The choices are classic 1F1B, as many as fill the pipeline, one more, two more, twice the
+    classic, and all. Each hop's time there and back counts in whole cycles of the slowest link.
 
     Args:
         chain: the stages.
         micro_batches: of a step.
-        most: what each stage's memory has room for.
+        most: number that each stage's memory can hold.
     """
     count = len(chain.forward_s)
     classic = tuple(range(count, 0, -1))
@@ -239,8 +239,8 @@ class _Way:
 def many_at_once(stages: TimedStages, micro_batches: int, in_flight: Sequence[int]) -> bool:
     """Return whether many stages of a chain compute at once.
 
-    Neighbours with equally many micro-batches in flight do not compute at once: a forward goes
-    through all of them before any of them goes on to its next backward. With few in flight, stages
+    Neighbours with equally many micro-batches in flight do not compute at once. A forward goes
+    through all of them before any of them begins its next backward. With few in flight, stages
     do not compute at once either. A micro-batch then stays at a stage for two rounds of each stage
     from there on.
     """
@@ -334,7 +334,7 @@ def _repaced(cutter: Cutter, found: Found, cuts: tuple[int, ...]) -> Found | Non
 
 
 def room_of(line: Line, setting: Setting, split: Split, again: Sequence[int]) -> list[int]:
-    """Return how many micro-batches each stage's memory has room for."""
+    """Return how many micro-batches each stage's memory can hold."""
     pieces = zip(split.sequence, split.cuts[:-1], split.cuts[1:], strict=True)
     return [
         line.memory.most_in_flight(device, a, b, setting, stage in again)

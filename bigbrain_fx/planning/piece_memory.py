@@ -1,7 +1,7 @@
 """Peak memory of the pieces of a chain, and the pieces that fit a device.
 
-A piece holds, at its worst, when at most `in_flight` micro-batches are between their forward and
-their backward (an upper bound of what `plan.schedule.memory` books, instruction by instruction):
+The peak of a piece with at most `in_flight` micro-batches between forward and backward is as
+follows. It is an upper bound of what `plan.schedule.memory` books, instruction by instruction.
 
     weights + optimizer state + gradients (twice, where nobody measured how they are added up)
     + in_flight x (what its units keep + received and sent values)

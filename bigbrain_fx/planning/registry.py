@@ -1,9 +1,9 @@
-"""Name -> partitioner or estimator: ours and third parties' come in through the same door.
+"""Name -> partitioner or estimator, ours or a third party's.
 
-The door is the entry points "bigbrain_fx.partitioners" and "bigbrain_fx.estimators"; our own
-tables, `bigbrain_fx.partitioners.TABLE` and `bigbrain_fx.estimators.TABLE`, are read as well, so
-that a checkout works before it is installed again. A checkout has both packages at its top, a wheel
-in `bigbrain_fx`: each name resolves in both. This room knows no method.
+They are the entry points "bigbrain_fx.partitioners" and "bigbrain_fx.estimators". Our own tables,
+`bigbrain_fx.partitioners.TABLE` and `bigbrain_fx.estimators.TABLE`, are read as well: a checkout
+works before it is installed again. A checkout has both packages at its top, a wheel
+in `bigbrain_fx`: each name resolves in both. This module knows no method.
 """
 
 from __future__ import annotations

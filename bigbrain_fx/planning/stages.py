@@ -53,7 +53,7 @@ def messages(
 ) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
     """Return who gets each value from whom, and the relay of each gradient.
 
-    A second reader on a device gets a value from the first; a gradient goes through the stages that
+    A second reader on a device gets a value from the first. A gradient goes through the stages that
     give one, last one first, to the maker.
 
     Args:
@@ -169,7 +169,7 @@ Cuts: TypeAlias = tuple[int, ...]
 def shared_cuts(
     work: Sequence[float], device_of: Sequence[int], speed: Sequence[float] | None = None
 ) -> Cuts:
-    """Cut a line so that devices have work in proportion to their speed, in equal pieces.
+    """Cut a chain so that devices have work in proportion to their speed, in equal pieces.
 
     Args:
         work: of each unit, in order; at least as many units as pieces.

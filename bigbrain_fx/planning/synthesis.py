@@ -56,10 +56,10 @@ def synthesise(stages: VirtualStages, *, in_row: bool, work: int = WORK) -> Synt
         stages: the pipeline.
         in_row: make a step in a row short, which is what training takes where nothing is clipped;
             among equals, and otherwise, a step alone.
-        work: jobs to play, about; the first order that has room is found in any case.
+        work: jobs to play, about; the first order that fits in memory is found in any case.
 
     Raises:
-        NoPlanError: a device has no room for one micro-batch.
+        NoPlanError: a device has no memory for one micro-batch.
     """
     _require_possible(stages)
     clock, bound = OrderClock(stages), bound_s(stages, in_row=in_row)

@@ -1,6 +1,6 @@
 """Graph -> Units: what a planner may place, and what it need not, since any stage may copy it.
 
-This room knows which ops must share a device; it knows nothing of devices, costs or stages.
+This module knows which ops must share a device; it knows nothing of devices, costs or stages.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ _Class = TypeVar("_Class", str, int)
 class Units:
     """Groups of ops that must share a device, in topological order (no cycles between groups).
 
-    `groups` covers every op that is not in `replicated`; `replicated` are cheap values (position
-    ids, masks, rotary tables): they are copied into each stage that reads them, cost nothing to
-    "send", and may be given any device.
+    `groups` covers every op that is not in `replicated`. `replicated` are cheap values: position
+    ids, masks, rotary tables. Each stage that reads one computes a copy, so that nothing is sent;
+    they may be given any device.
     """
 
     groups: tuple[tuple[str, ...], ...]
@@ -82,9 +82,9 @@ class Units:
 def units(graph: Graph) -> Units:
     """Group the ops of a graph.
 
-    Kept together: a tuple and the ops that take it apart; everything that touches a mutated buffer;
-    a mutated value with its views, its writers and what reads it before the last write; and groups
-    that would form a cycle. Views of values that nobody mutates need no co-location.
+    A group has a tuple and the ops that take it apart; or everything that touches a mutated buffer;
+    or a mutated value with its views, its writers and its readers before the last write. Groups
+    that would form a cycle are joined. Views of values that nobody mutates need no co-location.
 
     Returns:
         The groups in an order in which they could run; deterministic for a given graph.
@@ -255,8 +255,8 @@ def _in_order(
 def unit_orders(count: int, edges: Iterable[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
     """Return different topological orders of units 0 .. count-1; the given order is the first.
 
-    Depth first finishes a branch before it begins the next, so that fewer values cross a cut;
-    "late" runs every unit as shortly before its readers as it can (depth first from the end).
+    Depth first finishes a branch before it begins the next, so that fewer values cross a cut.
+    "Late" runs every unit as shortly before its readers as it can (depth first from the end).
     """
     pairs = sorted(set(edges))
     backward = [(reader, maker) for maker, reader in pairs]

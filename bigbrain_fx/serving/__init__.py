@@ -1,7 +1,7 @@
 """Inference that people use: a bundle's processes behind HTTP, on this host.
 
 Requests share slots of a fixed shape, so that each answer is bitwise that of one process which runs
-the same slots. This room knows bundles and sockets; it computes nothing and imports no torch.
+the same slots. This package knows bundles and sockets; it computes nothing and imports no torch.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     your module after eval() = captured graph = bundle
 
-The captured graph runs whole, in one process, without any of the bundle's stages. This room knows
+The captured graph runs whole, in one process, without any of the bundle's stages. This module knows
 nothing of emitted text or of messages.
 """
 

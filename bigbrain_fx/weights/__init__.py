@@ -1,6 +1,6 @@
 """Weights on disk: checkpoints in, a bundle's weights/, one checkpoint out; a piece at a time.
 
-This room moves bytes and names; folders of work under way are made here, too (`Scratch`). It
+This package moves bytes and names; folders of work under way are made here, too (`Scratch`). It
 imports no torch and knows no plans, processes or devices.
 """
 

@@ -1,7 +1,7 @@
 """The channels of a device file: a constant for each, named by the variable that it carries.
 
-This room knows which messages a device sends and receives; it knows nothing of when. The device of
-the last stage collects the outputs of a model without a loss: it makes them, receives them for a
+This module knows which messages a device sends and receives, and not when. The device of the last
+stage collects the outputs of a model without a loss: it makes them, receives them for a
 stage of its own, or gets them sent for nothing else (`cut.gathered`).
 """
 

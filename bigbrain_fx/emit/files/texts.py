@@ -1,6 +1,6 @@
 """Plan -> the text of every file of a bundle, by file name: the same plan gives the same bytes.
 
-This room reads the model file and writes nothing: `bundle.py` puts the texts on a disk.
+This module reads the model file and writes nothing: `bundle.py` puts the texts on a disk.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Types of arguments and results, as the author of a module would annotate them.
 
-This room knows what a graph's values are; it knows nothing of how they are called.
+This module knows what a graph's values are; it knows nothing of how they are called.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Templates and stages -> class definitions: nn.Modules with the names of the original model.
 
-This room knows stages and blocks; it knows nothing of devices, messages or schedules.
+This module knows stages and blocks; it knows nothing of devices, messages or schedules.
 """
 
 from __future__ import annotations

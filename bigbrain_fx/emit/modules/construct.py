@@ -1,6 +1,6 @@
 """How modules are made: `nn.Linear(dim, 64)`, `Block(64, 128)`, and the names of arguments.
 
-This room knows constructors; what their forwards do is `function`'s.
+This module knows constructors; what their forwards do is `function`'s.
 """
 
 from __future__ import annotations

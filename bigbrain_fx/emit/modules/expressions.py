@@ -1,6 +1,6 @@
 """Small syntax trees: members of self, dotted names, literals.
 
-This room knows how Python writes a name or a number; it knows nothing of graphs or functions.
+This module knows how Python writes a name or a number; it knows nothing of graphs or functions.
 """
 
 from __future__ import annotations

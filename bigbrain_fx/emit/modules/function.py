@@ -1,6 +1,6 @@
 """A body -> the statements of one function: calls as people write them, free names used again.
 
-This room knows one function at a time; it knows nothing of classes, files or schedules.
+This module knows one function at a time; it knows nothing of classes, files or schedules.
 """
 
 from __future__ import annotations

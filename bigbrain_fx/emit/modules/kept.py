@@ -1,6 +1,6 @@
 """Write what is kept of the user's own Python: assumptions, custom functions, leaves, a loss.
 
-This room knows how such a call looks; `function` knows names and statements.
+This module knows how such a call looks; `function` knows names and statements.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Names for emitted code: every identifier of a bundle comes from here, none is a surprise.
 
-This room knows Python's own names; it knows nothing of graphs, so hints come from `hints.py`.
+This module knows Python's own names; it knows nothing of graphs, so hints come from `hints.py`.
 """
 
 from __future__ import annotations

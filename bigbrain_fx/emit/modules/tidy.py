@@ -1,6 +1,6 @@
 """Take out of a graph what a person would not write: joining with nothing, `+ 0`, `* 1.0`.
 
-Values, strides and gradients stay bitwise what they are. This room knows ops; it knows nothing of
+Values, strides and gradients stay bitwise what they are. This module knows ops; it knows nothing of
 stages or text.
 """
 

@@ -1,6 +1,6 @@
 """The tree of a module's children and tensors -> the lines of its `__init__`.
 
-This room knows how children are named and numbered; how each is made is given to it.
+This module knows how children are named and numbered; how each is made is given to it.
 """
 
 from __future__ import annotations

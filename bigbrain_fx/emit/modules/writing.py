@@ -1,6 +1,6 @@
 """Items -> expressions: `self.norm(x)`, `F.relu(x)`, `self.blocks[i](x, mask)`.
 
-This room knows how each kind of item looks; what values are called is given to it.
+This module knows how each kind of item looks; what values are called is given to it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Write the few ops whose Python form depends on the values of their arguments.
 
 Subscripts (`x[:, 1:3]`), `to` and `einsum`. Each function takes the op's arguments by name and
-returns None when Python has no exact form; this room knows nothing of the other ops.
+returns None when Python has no exact form; this module knows nothing of the other ops.
 """
 
 from __future__ import annotations

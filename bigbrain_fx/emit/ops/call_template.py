@@ -6,7 +6,7 @@ A row of the table is a signature and one or more templates, all of them Python:
 
 The signature names the op's arguments in the order of its aten schema; `argument=value` gives the
 value that need not be written. A template may leave such an argument out; the first template that
-has a place for every argument that must be written is taken. This room knows no torch function:
+has a place for every argument that must be written is taken. This module knows no torch function:
 the rows do.
 """
 

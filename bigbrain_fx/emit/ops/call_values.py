@@ -1,6 +1,6 @@
 """Write one argument of an op as a Python expression.
 
-This room knows literals, constants and references; it does not know what op they belong to.
+This module knows literals, constants and references; it does not know what op they belong to.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The forms stand in the tables beside this file. An aten op without a row is called by its own
 name, `torch.ops.aten.<op>.<overload>(...)`, so that every model can be written. Call targets come
-from the tables only, never from a plan. This room imports no torch, and knows nothing of files or
+from the tables only, never from a plan. This module imports no torch, and knows nothing of files or
 classes.
 """
 

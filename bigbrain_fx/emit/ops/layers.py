@@ -3,7 +3,7 @@
     F.linear(x, self.q.weight, self.q.bias)      becomes      self.q = nn.Linear(64, 64); self.q(x)
 
 Only the layer's standard call on its own tensors counts; whatever else is done with them stays a
-function. This room knows the layers' constructors; it knows nothing of stages or text.
+function. This module knows the layers' constructors; it knows nothing of stages or text.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     hidden = torch.zeros(...)                        self.cells = nn.LSTM(16, 24, num_layers=8)
     torch.lstm(x, [hidden, ...], [self.weight_ih_l0, ...])    becomes    made, _ = self.cells(x)
 
-Written as a function, such a layer would name four tensors for each of its levels. This room knows
-what these layers' own forwards run; anything else on their tensors stays a function.
+Written as a function, such a layer would name four tensors for each of its levels. This module
+knows what these layers' own forwards run; anything else on their tensors stays a function.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Compare: one model, one cluster, several ways to split it, side by side.
 
-This room joins planning, emission and launching, each through its door; how a plan is found, what a
-bundle looks like and how its processes talk, it does not know.
+This package joins planning, emission and launching by their public names. It does not know how a
+plan is found, the layout of a bundle, or the messages of its processes.
 """
 
 from bigbrain_fx.measure.comparison.agreement import Agreement as Agreement

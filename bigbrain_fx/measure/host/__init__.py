@@ -1,7 +1,7 @@
 """Probe this host: memory, cores, rates, loopback, GPUs; the result becomes a cluster.json.
 
 `probe` describes this host as equal devices or as its GPUs; `survey` measures devices that differ,
-and the link of every pair. This room knows nothing of models. Only its child processes import
+and the link of every pair. This package knows nothing of models. Only its child processes import
 torch.
 """
 

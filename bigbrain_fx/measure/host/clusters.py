@@ -1,6 +1,6 @@
 """Figures of devices and of their links -> a cluster, and its file.
 
-This room writes cluster files; it measures nothing.
+This module writes cluster files; it measures nothing.
 """
 
 from __future__ import annotations

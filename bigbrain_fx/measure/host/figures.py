@@ -1,6 +1,6 @@
 """Rates, links and overheads from the files of a probe's processes, and their text.
 
-This room knows numbers; it knows neither what was started nor what becomes of a cluster.
+This module knows numbers; it knows neither what was started nor what becomes of a cluster.
 """
 
 from __future__ import annotations

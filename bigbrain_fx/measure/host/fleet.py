@@ -1,6 +1,6 @@
 """Start the workers, wait for them with a deadline, collect what they wrote, end what is left.
 
-This room knows processes; what they measure is theirs to know.
+This module knows processes; what they measure is theirs to know.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Survey of a host, as a cluster, as JSON and as text.
 
-This room starts nothing and measures nothing.
+This module starts nothing and measures nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How much memory and how many cores this process may use, by the kernel's own words.
 
-This room reads /proc and /sys; it measures nothing.
+This module reads /proc and /sys; it measures nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Measurements of a device (matrix products, copies, tiny ops) and of a link.
 
-This room times torch; it knows no processes and no files. Everything here runs inside a worker.
+This module times torch; it knows no processes and no files. Everything here runs inside a worker.
 """
 
 from __future__ import annotations

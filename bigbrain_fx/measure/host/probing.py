@@ -1,6 +1,6 @@
 """This host -> what a cluster.json for forecasts needs: which processes measure what.
 
-This room decides what to start and puts the figures together; it prints nothing.
+This module decides what to start and puts the figures together; it prints nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Devices that differ -> a cluster.json with each device's own rates and every pair's link.
 
-This room is told which devices there are and how a process is started on one; `probe` makes up
+This module is told which devices there are and how a process is started on one; `probe` makes up
 equal devices of this host instead.
 """
 

@@ -1,6 +1,6 @@
 """Measure the ops of a model on this host: model file -> profile database.
 
-This room knows capture, the runtime's habits and doctor's measurements; it knows no clusters, no
+This package knows capture, the runtime's habits and doctor's measurements; it knows no clusters, no
 plans and no terminal. Only its child process imports torch.
 """
 

@@ -2,7 +2,7 @@
 
     Cluster, how many ──▶ groups of devices ──▶ a plan for each ──▶ shares ──▶ one plan
 
-This room joins plans of single replicas; it places no op and orders no instruction itself.
+This package joins plans of single replicas; it places no op and orders no instruction itself.
 """
 
 from bigbrain_fx.plan.fastest import halved as halved

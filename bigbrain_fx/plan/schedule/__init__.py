@@ -2,7 +2,7 @@
 
 All schedules are in `SCHEDULES`; each decides only the order of forwards and backwards,
 and `messages` puts the messages around them. `check` returns named faults, `require_sound` raises
-them. This room imports no torch and knows nothing of how programs are written as text or run.
+them. This package imports no torch and knows nothing of how programs are written as text or run.
 """
 
 from __future__ import annotations

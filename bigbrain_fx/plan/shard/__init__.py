@@ -2,7 +2,7 @@
 
 `axes` finds what can be split together by following every dimension through every op; `sharded`
 writes the members' graphs, with what they exchange as ops; `alone` makes one that a member can run
-for itself, to be timed. This room knows ops and shares; it knows
+for itself, to be timed. This package knows ops and shares; it knows
 nothing of devices, schedules or torch: rules are tried by `frontend`, which runs `trials`.
 """
 

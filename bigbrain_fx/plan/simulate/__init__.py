@@ -1,7 +1,7 @@
 """Programs x StageCosts -> Forecast, by running the very programs that the devices will run.
 
-`clock` says when, `forecast` adds who is busy and what is held, `trace` draws it. This room imports
-no torch and knows nothing of how programs came to be, or of how they are written as text.
+`clock` computes times, `forecast` adds busy seconds and memory, `trace` draws them. This package
+imports no torch, and knows neither how programs are planned nor how they are written as text.
 """
 
 from bigbrain_fx.plan.simulate.forecast import (

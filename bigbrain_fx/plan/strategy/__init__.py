@@ -2,7 +2,7 @@
 
     options left open ──space──▶ Strategy ──bound──▶ in order ──choose──▶ the best Plan
 
-A plan of one strategy is made by whoever is given: this room places no op.
+A plan of one strategy is made by whoever is given: this package places no op.
 """
 
 from __future__ import annotations

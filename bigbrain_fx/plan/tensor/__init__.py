@@ -3,7 +3,7 @@
     cluster ──grouped──▶ groups; graph, axes ──sharded──▶ a graph for each member
     one member of each group is planned as a pipeline of its own ──columns──▶ all of them
 
-This room knows what goes together and what does not; how a graph is divided is `plan.shard`'s.
+This package knows what goes together and what does not; how a graph is divided is `plan.shard`'s.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class Layers:
         )
 
     def of_group(self, members: int) -> Layers:
-        """Return the estimator of one member's graph in groups of so many devices."""
+        """Return the estimator of one rank's graph in groups of so many devices."""
         return replace(self, members=members)
 
     def estimate(self, graph: Graph, cluster: Cluster) -> Costs:
@@ -164,7 +164,7 @@ def _unknown(path: str, graph: Graph, name: str) -> InputError:
 
 
 def _require_parameters(path: str, layer: Layer, graph: Graph, ops: Sequence[str]) -> None:
-    """Refuse a layer of other sizes; members of a group have parts, of which nothing is said."""
+    """Refuse a layer of other sizes; ranks of a group have parts, of which nothing is said."""
     names = {graph.param[param].canonical for op in ops for param in graph.op[op].params}
     if any(op.target.startswith(_EXCHANGE) for op in graph.ops) or layer.parameters is None:
         return

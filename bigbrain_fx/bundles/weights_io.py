@@ -136,7 +136,7 @@ def _given(plan: Plan, checkpoint: str | Path, by_reference: bool) -> Checkpoint
 def _wholes(
     plan: Plan, found: Mapping[str, Stored], beside: Path
 ) -> Iterator[Mapping[str, Stored]]:
-    """Yield tensors by the model's names; parts on several members are put together.
+    """Yield tensors by the model's names; parts on several ranks are put together.
 
     Joined tensors are in a file of their own, on the disk that is written to, while they are
     needed.

@@ -3,7 +3,7 @@
 An axis is a set of pieces of dimensions of values and parameters. A dimension is read as
 (rest, size, inner), row-major: of a fused qkv's 3 * heads * 32 rows, heads have inner 32. Where
 unlike pieces stand one after another, each is read so: of 24 rows of queries, 8 of keys and 8 of
-values, two groups of heads have inner (12, 4, 4). Splitting an axis gives each member of a tensor
+values, two groups of heads have inner (12, 4, 4). Splitting an axis gives each rank of a tensor
 group some of its `size` indices, everywhere.
 
 Source: Shoeybi et al., "Megatron-LM" (2019), section 3, for what is sent; Korthikanti et al.
@@ -44,12 +44,12 @@ class Place:
 class Exchange:
     """Message that the ranks of a tensor-parallel group exchange at one place.
 
-    copy_to_group    nothing forward; backward the members' gradients are added (Megatron's f)
-    all_reduce       forward the members' parts are added in rank order; nothing backward (its g)
-    all_gather       forward every member gets the others' parts; backward it keeps its own
-    split            forward a member takes its own part; backward the gradients are gathered
+    copy_to_group    nothing forward; backward the ranks' gradients are added (Megatron's f)
+    all_reduce       forward the ranks' parts are added in rank order; nothing backward (its g)
+    all_gather       forward every rank gets the others' parts; backward it keeps its own
+    split            forward a rank takes its own part; backward the gradients are gathered
     reduce_scatter   forward each gets its own part of the sum; backward gradients are gathered
-    gather_to_group  forward every member gets the others' parts; backward the members' gradients
+    gather_to_group  forward every rank gets the others' parts; backward the ranks' gradients
                      are added, and each gets its own part of the sum
 
     The last two stand around what is divided along the sequence: one sends forward what an
@@ -76,7 +76,7 @@ class Axis:
     Attributes:
         name: the modules that have it, and its kind.
         kind: heads, hidden, vocabulary, experts, channels, sequence or other.
-        size: how many parts it has; a member gets some of them, whole: key-value groups, say.
+        size: how many parts it has; a rank gets some of them, whole: key-value groups, say.
         params, values: where it lies.
         along: ops that compute each part from the same part.
         summed: ops whose result is the sum of what the parts give.
@@ -108,7 +108,7 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The part of a parameter that one member has: indices start..stop of an axis.
+    """The part of a parameter that one rank has: indices start..stop of an axis.
 
     A dimension that is read as (rest, size, inner) is narrowed in its middle, piece by piece.
     """
@@ -124,9 +124,9 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Sharded:
-    """A graph for each member of a tensor group: the same ops, other numbers; and what each has.
+    """A graph for each rank of a tensor group: the same ops, other numbers; and what each has.
 
-    Parameters that no shard names are whole on every member.
+    Parameters that no shard names are whole on every rank.
     """
 
     members: tuple[Graph, ...]

@@ -356,7 +356,7 @@ def updating(graph: Graph, stages: Stages) -> dict[str, int]:
 def _updating(graph: Graph, stages: Stages) -> dict[str, int]:
     found: dict[str, int] = {}
     firsts = (b for b in stages.buckets if not stages.stages[b.stages[0]].member)
-    for bucket in firsts:  # other members have the same parameters in the same pieces
+    for bucket in firsts:  # other ranks have the same parameters in the same pieces
         ends = list(accumulate(bucket.pieces))
         start = 0
         for name in bucket.params:

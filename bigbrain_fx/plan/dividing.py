@@ -45,8 +45,8 @@ class Divided:
 def divide(cluster: Cluster, jobs: int, price: Price, most_prices: int) -> Divided:
     """Find the division whose last job ends first; of equals, the one with the least sum.
 
-    Every division is looked at where that takes no more than `most_prices` prices; else devices are
-    dealt one by one to the job that ends last, then moved and swapped as long as that helps.
+    Every division is compared where that takes no more than `most_prices` prices. Otherwise each
+    device goes to the job that ends last; then devices move and swap as long as that helps.
     """
     kinds = interchangeable(cluster)
     if _prices(kinds, jobs) <= most_prices and _divisions(kinds, jobs) <= MOST_DIVISIONS:

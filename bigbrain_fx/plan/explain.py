@@ -1,6 +1,6 @@
 """Plan -> Explanation: what each device runs, and why each cut is where it is.
 
-For every cut of a chain the plan is made again with one block more on either side, and the
+For every cut of a chain the plan is recomputed with one block more on either side, and the
 forecasts are compared. This module decides nothing and knows no terminal.
 """
 
@@ -88,19 +88,17 @@ class Cut:
 
 @dataclass(frozen=True, repr=False)
 class Explanation(Shown):
-    """A plan in words and numbers.
+    """A plan as sentences and numbers.
 
-    `reason` is the partitioner's own; `moved` lists ops that run elsewhere than it placed them,
-    because they must stay with others; `recompute` says which stages run their forward again before
-    each backward, `split` which make gradients of weights apart, `replicas` what copies of the
-    model share, `order` why devices compute in this one, `tensor` what groups of them divide,
-    `axes` what each axis of that costs and saves, `cheaper` which had better stay whole,
-    `compared` which replicas and groups were tried,
-    `offload` what lies in stores, `asynchronous` which weights overlapping steps compute with,
-    `compiled` that stages are compiled, `quantised` which frozen weights are int8.
-    `measured` is the share of the ops' time that was measured, None if the estimator does not
-    measure, `scaled` says whose times it has then that were measured elsewhere. `recovery` is what
-    a failure would cost, None where there is one device or no training.
+    `reason` is the partitioner's own; `moved` lists ops that run elsewhere, to stay with others.
+    `recompute` names the stages that recompute, `split` those that delay gradients of weights,
+    `replicas` what copies of the model share. `order` explains the order of each device.
+    `tensor` says what tensor groups divide, `axes` the cost of each axis, `cheaper` the axes that
+    had better stay whole. `compared` lists the replicas and groups that were tried. `offload` names
+    what lies in stores, `asynchronous` the age of weights in overlapping steps. `compiled` says
+    that stages are compiled, `quantised` which frozen weights are int8. `measured` is the measured
+    share of the ops' time; None: the estimator does not measure. `scaled` names the machine of
+    times from elsewhere. `recovery` is the cost of a failure; None: one device, or no training.
     """
 
     step_s: float
@@ -389,7 +387,7 @@ def order_text(plan: Plan, costs: Costs) -> str:
     own = traits(plan.schedule)
     if not (own.searches or own.fold) or plan.mode != "train" or plan.stages.micros:
         return ""
-    if plan.placement.tensor is not None:  # `costs` are of all members, and they run one order
+    if plan.placement.tensor is not None:  # `costs` are of all ranks, and they run one order
         return ""
     concrete, trained = plan.graph.at(plan.rows), frozenset(plan.trained)
     per_stage = stage_costs(concrete, plan.stages, costs)

@@ -1,8 +1,8 @@
 """Several tries at a plan -> the fastest of them, or why the first made none; or the simplest.
 
-Two plans of one model share most of what a forecast gets wrong (a card's share, its kernels), so
-their ratio is known better than either step (`spread` has the interval of one step): what is nearer
-than `least_gap` is taken for as fast, and of such plans the simplest is chosen.
+Forecasts of two plans of one model share most of their error (a card's efficiency, its kernels).
+Their ratio is therefore known better than either step, whose interval `spread` has. Plans nearer
+than `least_gap` count as equally fast, and the simplest of them is chosen.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def telling(say: Say) -> Iterator[None]:
 
 
 def tell(how_far: str) -> None:
-    """Tell whoever listens; nobody has to."""
+    """Report to the listener, if there is one."""
     say = _listener.get()
     if say is not None:
         say(how_far)
@@ -186,9 +186,9 @@ def simplest(plans: Sequence[Plan], gap: float) -> Plan:
 
     Args:
         plans: one at least.
-        gap: a plan that is faster by a smaller share is taken for as fast; of such plans the one
-            that combines the fewest ways (replicas, tensor groups, pipelines), then with the fewest
-            replicas, members of groups, devices, and the least of ZeRO.
+        gap: a plan that is faster by a smaller share counts as equally fast. The simplest combines
+            the fewest of replicas, tensor groups and pipelines; then it has the fewest replicas,
+            ranks of groups and devices, and the lowest ZeRO stage.
     """
     most_s = min(map(counted_s, plans)) * (1 + gap)
     return min((plan for plan in plans if counted_s(plan) <= most_s), key=_simplicity)

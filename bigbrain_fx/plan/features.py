@@ -69,7 +69,7 @@ class StageFeature:
     Attributes:
         mark: stages -> stages that say that they do it, where it was asked for.
         asked: plan, cluster -> the option that asks for what its stages do, there.
-        seen: what a partitioner is told -> the same where stages will do it.
+        seen: what a partitioner receives -> the same where stages will do it.
     """
 
     mark: Callable[[Stages, Marking], Stages]
@@ -80,7 +80,7 @@ class StageFeature:
 def seen_by_planners(
     graph: Graph, costs: Costs, options: Options, micro_batches: int
 ) -> tuple[Graph, Costs]:
-    """Return a micro-batch's graph and its costs as a partitioner is told them."""
+    """Return a micro-batch's graph and its costs as a partitioner receives them."""
     seen = Seen(graph, costs, options, micro_batches)
     for feature in FEATURES:
         seen = feature.seen(seen)
@@ -140,7 +140,7 @@ def _recomputed(plan: Plan, _: Cluster) -> Mapping[str, Any]:
 
 
 def _of_first(plan: Plan) -> tuple[tuple[Stage, ...], list[int]]:
-    """Return a group's first member's stages, and those trained: the others do the same."""
+    """Return a group's first rank's stages, and those trained: the others do the same."""
     own = plan.stages.of_member(0)
     return own, [number for number in plan.trained if number < len(own)]
 

@@ -1,7 +1,7 @@
 """A partitioner's chain of devices -> virtual stages: each device comes again, in a loop or a V.
 
 A chain of one piece a device gives the devices of the model and their order. The pieces are cut
-anew for the schedule that will run them: work is shared as before, then cuts move while the step of
+anew for the schedule that will run them. Work is shared as before, then cuts move while the step of
 the schedule gets shorter. The module knows units, costs and orders, not programs.
 """
 
@@ -54,15 +54,15 @@ def folded(
 
     Args:
         graph: as captured.
-        placement: a line: one piece a device.
+        placement: a chain: one piece a device.
         costs: of the graph at the rows of a micro-batch.
         micro_batches: of a step.
         schedule: one of virtual stages.
         pieces: of each device; two where it is left out.
 
     Raises:
-        InputError: the placement is no line, has one device, or the model has too few units for
-            the pieces; or the micro-batches do not suit the schedule.
+        InputError: the placement is no chain or has one device, the model has too few units for
+            the pieces, or the micro-batches do not suit the schedule.
     """
     fold = fold_of(schedule)
     rows = graph.batch // micro_batches
@@ -280,10 +280,10 @@ class _ModelLayer:
 
 
 def in_parts(graph: Graph, placement: Placement, rows: int) -> Iterator[Placement]:
-    """Begin a stage, in all replicas alike, wherever the weights of one would be too many.
+    """Begin a stage, the same in all replicas, wherever the weights of one would be too many.
 
-    A device's part of the model comes to about `PARTS` stages: first few large ones, then smaller
-    ones, which take less memory, down to a layer each.
+    A device's part of the model becomes about `PARTS` stages. Few large ones come first, then
+    smaller ones, which take less memory, down to a layer each.
     """
     layers, sizes = [*_layers(graph, rows)], _sizes(graph)
     devices = max(len(set(each.device_of.values())) for each in placement.replicas)

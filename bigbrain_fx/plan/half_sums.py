@@ -49,7 +49,7 @@ def _readers(graph: Graph, stages: Stages, name: str, dtype: str) -> Counter[int
 
 
 def _in_half(graph: Graph, op: Op | None, name: str, dtype: str) -> bool:
-    if op is None:  # of a member's own graph
+    if op is None:  # of a rank's own graph
         return False
     reads = any(graph.param[key].canonical == name for key in op.params)
     return reads and (dtype in _HALVES or (graph.autocast is not None and _is_half(op)))
@@ -155,7 +155,7 @@ def turned_text(
     Args:
         graph: the model.
         stages: of it.
-        members: the graph of each member of tensor groups; the whole one when left out.
+        members: the graph of each rank of tensor groups; the whole one when left out.
     """
     turned = turned_weights(stages, members or [graph] * stages.members)
     held = {name for stage in stages.stages for name in stage.params} - turned

@@ -1,6 +1,6 @@
 """Answers to the search: costs of trials, and their steps by simulation.
 
-The module judges pipelines of devices and of tensor groups alike: a `Maker` turns placements into
+The module judges pipelines of devices as those of tensor groups: a `Maker` turns placements into
 plans.
 """
 
@@ -90,7 +90,7 @@ class PipelineMaker:
 
     @property
     def recomputes(self) -> bool:
-        """Whether the user left open what is made again."""
+        """Whether the user left open what is recomputed."""
         return self.graph.training and self.options.recompute in (None, "auto")
 
     def estimated(self, rows: int) -> Costs:

@@ -1,8 +1,8 @@
-"""Stages -> Stages whose backward makes ops again: cheap ones, and as many as a plan needs to fit.
+"""Recompute selection: cheap ops, and as many as a plan needs to fit memory.
 
 Each stage has a menu, from nothing to all that frees memory (`schedule.again`), at its end for
-"auto" the whole stage. A device that lacks memory goes one further with all its stages; programs
-and forecast are made again, so what counts is the ledger's peak and no sum.
+"auto" the whole stage. A device that lacks memory goes one further with all its stages. Programs
+and forecast are recomputed: the ledger's peak decides, and no sum.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def require_enough(
     """Refuse a model that all devices together cannot hold, however it is split.
 
     Raises:
-        NoPlanError: with what it holds at least, and what each device has room for.
+        NoPlanError: with the least that it holds, and the memory of each device.
     """
     if "weights" in offload:
         return
@@ -181,7 +181,7 @@ def scheduled(
 
 
 def room_of(step: Step, schedule: str) -> Mapping[str, float]:
-    """Return the room under which a searched order was found."""
+    """Return the memory by device under which a searched order was found."""
     return _searched(step, schedule, None)[2]
 
 
@@ -255,15 +255,15 @@ def lightened(
     micro_batches: int,
     make: Make,
 ) -> tuple[Stages, tuple[Program, ...], Forecast]:
-    """Choose what is made again; return the stages so marked, with their programs and forecast.
+    """Choose what is recomputed; return the stages so marked, with their programs and forecast.
 
     Args:
         graph: concrete, for one micro-batch.
         stages: the cut.
         costs: of its ops.
         trained: stages with a backward.
-        wanted: "ops" makes what is nearly free everywhere, "auto" only where memory lacks; of both
-            a device that lacks memory makes more. Anything else: nothing.
+        wanted: "ops" recomputes what is nearly free everywhere, "auto" only where memory lacks. In
+            both, a device that lacks memory recomputes more. Anything else: nothing.
         micro_batches: of a step: at most so many are kept at once.
         make: orders and simulates stages.
 

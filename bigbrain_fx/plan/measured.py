@@ -128,7 +128,7 @@ class MeasuredRun:
     """Notes of the devices of a run, in seconds since the first note.
 
     Attributes:
-        bars: of each device, its instructions, and around those of a step one bar "step 7"; a bar
+        bars: of each device, its instructions, and around those of a step one bar "step 7". A bar
             without a noted end ends with the trace.
         held: bytes that each device held, at the ends of bars.
         marks: events of processes.

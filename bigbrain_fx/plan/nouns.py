@@ -83,10 +83,9 @@ class Options:
     "eval" captures the model as `model.eval()` computes, for inference: there is no backward;
     None is "train", and "eval" for an ONNX file.
     `assume` says for places ("model.py:31") whether the condition there holds, where a tensor's
-    value decides. `leaves` are modules that are kept whole, by path or class name. `recompute` are
-    the stages (by number, or "all") that keep no activations and run forward again before backward,
-    or "ops" or "auto": see `plan.lightening`;
-    `defer` those that make gradients of weights apart from those of inputs.
+    value decides. `leaves` are opaque modules, by path or class name. `recompute` are the stages
+    (by number, or "all") that save no activations and run forward again before backward. It may be
+    "ops" or "auto": see `plan.lightening`. `defer` are the stages that delay gradients of weights.
     `objective` and `effort` are for the partitioner "auto": what is best, and how long to look.
     `replicas` of the model divide the batch's micro-batches in proportion to `replica_shares`, or
     to their speed; 0 tries every number, None takes the cluster file's. `zero_stage` says what they
@@ -96,10 +95,10 @@ class Options:
     `pins` are (modules, device) pairs that hold whatever the partitioner would do, `place` is a
     file that says where all modules go; see `plan.by_hand`. `pieces` are the virtual stages of each
     device, for the schedule "interleaved"; None is two. `tensor` devices compute each stage
-    together, each with a part of its tensors in proportion to `tensor_shares`, along axes of the
-    kinds, or of the names, `tensor_axes`: all that can be found where none is named; 0 lets the
-    planner choose how many, and so does None with the partitioner "auto" where nothing else fits.
-    `tensor_whole` are pairs (axis, op) that stay whole, since a rule was tried there and failed;
+    together, each with a part of its tensors in proportion to `tensor_shares`. They divide the axes
+    `tensor_axes`, by kind or by name; all that are found where none is named. 0 lets the planner
+    choose how many, and so does None with the partitioner "auto" where nothing else fits.
+    `tensor_whole` are pairs (axis, op) that stay whole, since a rule was tried there and failed.
     `tensor_tried` are the axes of an earlier plan, whose rules were tried: these are divided.
     `offload` is what every device keeps in its store instead of its memory. `asynchronous` steps
     overlap, and compute with older weights: see docs/explanation/asynchronous.md. `compiled` stages
@@ -176,23 +175,22 @@ class Source:
     """Origin of the model, so that `verify` can ask it again.
 
     A module in memory has no `path`; `module` is the model file's name as a module. The optimizer
-    keeps `optimizer_state` bytes per byte of parameters (of those that it keeps unlike ones of,
-    `optimizer_states` by name), and for a moment `optimizer_temporaries` tensors of a parameter's
-    size and `optimizer_leftover` of the one's before it; AdamW's are 2, 2 and 1. On a GPU it
-    updates all at once (`optimizer_at_once`) or, as on a CPU, one by one. `batch_dims` are
-    those other than 0, `offsets` the positions of a row that entries of offsets count, `pad` what
-    shorter ones are filled up with, by model input. `fixed` is what
+    keeps `optimizer_state` bytes per byte of parameters; `optimizer_states` has other numbers, by
+    name. For a moment it has `optimizer_temporaries` tensors of a parameter's size and
+    `optimizer_leftover` of the parameter before; AdamW's are 2, 2 and 1. On a GPU it updates all at
+    once (`optimizer_at_once`) or, as on a CPU, one by one. `batch_dims` are those other than 0, by
+    model input; `offsets` the positions of a row that entries of offsets count; `pad` the number
+    that fills shorter entries. `fixed` is what
     else the model goes by in a batch: its place and value, of a list its length. With a `cache` of
     so many rows, of `positions` each, the graph computes one position and keeps keys and values.
     `quantize` is what frozen weights were put into, `quantize_error` the most that one is off,
     where the weights are known. Micro-batches weigh by the model file's `loss_weight` where it
-    `has_loss_weight`, else by `loss_count` where that was found, else by their rows; each has its
+    `has_loss_weight`, else by `loss_count` where that was found, else by their rows. Each has its
     part of inputs that are counts of the batch, `divided`. Batches may be shorter in the
-    dimensions `lengths` of an input, its rows first, each of a name; they are filled up to the next
-    of `buckets`, if any. With
-    `has_micro` the file's `micro` cuts batches. `marks` are the user's own attributes of
-    parameters, by name, which its optimizer may read; `optimizer` is that optimizer as data, where
-    a device could not make its own by the file's function. A bundle
+    dimensions `lengths` of an input, its rows first, each of a name. They are filled up to the next
+    of `buckets`, if any. With `has_micro` the file's `micro` cuts batches. `marks` are the user's
+    own attributes of parameters, by name, which its optimizer may read. `optimizer` is that
+    optimizer as data, where a device could not make its own by the file's function. A bundle
     `ships_file`, the whole model file, where a copy of the lines that it needs would have other
     values.
     """
@@ -310,7 +308,7 @@ class Plan(Shown):
 
     @cached_property
     def sharded(self) -> Sharded:
-        """The graph that each member of a tensor group runs; without groups, the graph itself."""
+        """The graph that each rank of a tensor group runs; without groups, the graph itself."""
         tensor = self.placement.tensor
         if tensor is None:
             return Sharded((self.graph,), ())

@@ -90,8 +90,8 @@ def counts(graph: Graph, cluster: Cluster, options: Options, per_device: int = 4
 def more_counts(graph: Graph, options: Options, last: int) -> Iterator[int]:
     """Yield further numbers of micro-batches than `counts`: of half the rows each, down to one row.
 
-    Such numbers are for batches of many rows, of which 4 micro-batches a device are too large for
-    its memory, or leave a long pipeline idle for long.
+    Such numbers are for batches of many rows: 4 micro-batches a device may be too large for its
+    memory, or leave a long pipeline idle.
     """
     is_open = options.micro_batches is None and graph.static_batch is None and graph.rows_apart
     while is_open and 2 * last <= graph.batch:
@@ -143,8 +143,8 @@ def placement_of(
 ) -> Placement:
     """Ask the partitioner; NoPlanError says what is left of each device's memory.
 
-    Of devices that slow each other it is told what ops cost while all compute, as in a pipeline
-    most do; a single micro-batch goes from one to the next, so then what they cost alone.
+    Of devices that slow each other it receives the costs of ops while all compute, as most do in a
+    pipeline. For a single micro-batch it receives the costs of each device alone.
     """
     concrete = graph.at(graph.batch // micro_batches)
     if micro_batches == 1 and costs.alone is not None:
@@ -197,7 +197,7 @@ def _partitioned(method: Partitioner, concrete: Graph, costs: Costs, options: Op
 
 
 def estimated(graph: Graph, cluster: Cluster, source: Source, name: str, members: int = 1) -> Costs:
-    """Estimate a concrete graph, for the user's own optimizer; one member's of a tensor group.
+    """Estimate a concrete graph, for the user's own optimizer; one rank's of a tensor group.
 
     Where devices of a host slow each other, ops are estimated twice: while all devices compute, and
     alone.

@@ -1,7 +1,7 @@
 """Several jobs on one cluster -> a plan for each, together, against one after the other.
 
-The partitioner "auto" finds the step of a job on some devices, with devices of one host as slow as
-they are while the other jobs compute there too. The module knows no files and no processes.
+The partitioner "auto" finds the step of a job on some devices. Devices of one host are as slow as
+they are while the other jobs compute there, too. The module knows no files and no processes.
 
 Source of the question: Mohan et al., Synergy (OSDI 2022), where jobs get shares of processors and
 memory; here devices are given whole.
@@ -218,8 +218,8 @@ def _is_same(one: PackJob, other: PackJob) -> bool:
 def part_of(cluster: Cluster, own: Names, others: Sequence[Names]) -> Cluster:
     """Return some devices as a cluster, with their rates while other jobs use the other devices.
 
-    Where a job has company on a host, its devices have the rates of a full host, and its share of
-    the NIC is one of as many as there are jobs.
+    Where a job shares a host, its devices have the rates of a full host. The jobs there have equal
+    shares of the NIC.
     """
     everyone = {*own, *(name for names in others for name in names)}
     busy = crowded(_only(cluster, everyone)).device

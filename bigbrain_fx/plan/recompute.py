@@ -4,8 +4,8 @@
 
 The module knows graph and stages; it does not know time, memory or schedules, and chooses no stage.
 
-Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016), with a whole stage as
-the segment, as GPipe does (Huang et al., 2019, section 2.3).
+Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016). The segment is a whole
+stage, as in GPipe (Huang et al., 2019, section 2.3).
 """
 
 from __future__ import annotations

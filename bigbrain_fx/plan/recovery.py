@@ -1,8 +1,8 @@
-"""Plan -> Recovery: every how many steps all devices keep a snapshot, and commit; what is lost.
+"""Plan -> Recovery: intervals of both kinds of checkpoints, and what a failure loses.
 
-A device that dies goes on from its snapshot in its host's memory, and is sent again what it was
-sent since: its peers keep that in their logs. Often means copying, seldom means long logs and long
-replays. All need one interval (who dies together has lost both logs), and snapshots take the same
+A dead device resumes from its snapshot in its host's memory; its peers send the messages since
+then again, from their logs. Frequent snapshots cost copying, rare ones long logs and replays. All
+devices need one interval, as devices that die together have lost both logs. Snapshots take the same
 memory at any interval, so the least that copying allows is best. Commits: Young (1974) and Daly
 (2006). Of failures at random (exponential times), also while recovering, `closed_form` gives the
 share of time that is training. This file knows plans and forecasts; of processes it knows
@@ -77,7 +77,7 @@ class Recovery:
         commit_s: to write one, on the host that has the most to write.
         overhead: share that snapshots add to a step.
         by_peers: none are taken: a peer in another replica has each device's state, and replays
-            are of one step; the word to the supervisor that this costs in each is not counted.
+            are of one step. The message to the supervisor in each step is not counted.
     """
 
     devices: tuple[DeviceRecovery, ...]
@@ -113,11 +113,11 @@ class Recovery:
 def choose(plan: Plan, assumptions: Assumptions | None = None) -> Recovery:
     """Choose how often all devices keep a snapshot, and how often they commit.
 
-    Snapshots: the fewest steps with which copying takes at most 1 % of a step on every device, and
-    logs of two intervals still fit where they are kept. With an MTBF also Young's interval for
+    Snapshots: the fewest steps with which copying takes at most 1 % of a step on every device. Logs
+    of two intervals must fit where they are kept. With an MTBF also Young's interval for
     copying against replaying, as long as no replay takes over a second. Commits: Young's
-    sqrt(2 * C * MTBF) for the loss of a host, with C the whole writing time, although it is done in
-    the background: disks and processors are shared.
+    sqrt(2 * C * MTBF) for the loss of a host, with C the whole writing time. Writing is done in the
+    background, but disks and processors are shared.
     """
     assumptions = assumptions or Assumptions()
     step_s, names = plan.forecast.step_s, plan.stages.devices
@@ -222,8 +222,8 @@ def _commit_every(step_s: float, commit_s: float, assumptions: Assumptions) -> i
 def closed_form(recovery: Recovery, mtbf_s: float) -> float:
     """Return useful seconds per second, for replay: useful is a step without any overhead.
 
-    Process deaths: up for 1/r on average, then a recovery of R must pass undisturbed, which takes
-    (exp(r R) - 1) / r; so exp(-r R) of the time is up. R is uniform between re-forming alone and
+    Process deaths: up for 1/r on average, then a recovery of R must pass undisturbed. That takes
+    (exp(r R) - 1) / r, so exp(-r R) of the time is up. R is uniform between re-forming alone and
     re-forming with the longest replay, as a death falls anywhere between two snapshots. Hosts:
     Daly's complete model, for segments from commit to commit.
     """

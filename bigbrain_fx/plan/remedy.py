@@ -25,11 +25,11 @@ def plan_or_remedy(graph: Graph, cluster: Cluster, source: Source, options: Opti
     """Make a plan; where nothing fits, look for an edit with which something does.
 
     Raises:
-        NoPlanError: nothing fits in memory: the arithmetic per device, and the first of these with
-            which a plan was found: more micro-batches, another schedule, another partitioner,
-            recomputing activations, a divided optimizer state, one in stores, a smaller batch, an
-            optimizer without state, one more device like the last, more memory (of a large graph
-            only the strongest of them).
+        NoPlanError: nothing fits in memory, with the arithmetic per device and the first remedy
+            that makes a plan. Remedies are more micro-batches, another schedule or partitioner,
+            recompute, a divided or an offloaded optimizer state, and a smaller batch. Then come an
+            optimizer without state, one more device like the last, and more memory. Of a large
+            graph only the strongest are tried.
         InputError: the batch cannot be split as asked.
     """
     try:

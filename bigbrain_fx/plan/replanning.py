@@ -33,7 +33,7 @@ def replan(
 ) -> Plan:
     """Make the same plan's choices again for another cluster: what would it give there?
 
-    Where the cluster has too few devices for the plan's replicas, there are as many as fit; where
+    Where the cluster has too few devices for the plan's replicas, there are as many as fit. Where
     devices cannot compute in such groups, none do. A schedule stays where it can run the stages
     that come out.
 

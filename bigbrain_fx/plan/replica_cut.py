@@ -40,11 +40,11 @@ def cut_replicas(
     """Cut a graph for each replica of a placement; a placement without replicas as `cut` does.
 
     Args:
-        graph: as captured, or what a member of tensor groups runs.
+        graph: as captured, or what a rank of tensor groups runs.
         placement: of its ops.
         rows: of a micro-batch.
         clip: as in `cut`.
-        like: the first member's graph, whose sizes say what is a bucket: all members have the same.
+        like: the first rank's graph, whose sizes say what is a bucket: all ranks have the same.
 
     Raises:
         InputError: replicas hold a parameter in unlike stages, or write what is not exchanged.
@@ -350,7 +350,7 @@ def piece_messages(stages: Stages) -> tuple[Edge, ...]:
     """Return the messages of a bundle's replicas that sum by themselves.
 
     The messages are the edges of the plan, except for exchanges. An exchange's edge is the traffic
-    of a collective round its ring, or all that one of many replicas gets; a bundle in one process
+    of a collective round its ring, or all that one of many replicas gets. A bundle in one process
     has no collectives.
     """
     if not stages.has_exchanges:

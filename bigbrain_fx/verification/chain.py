@@ -111,7 +111,7 @@ def _links_of_members(
     plan: Plan,
     steps: int,
 ) -> list[dict[str, object]]:
-    """Compare the graph with what members run of it."""
+    """Compare the graph with what ranks run of it."""
     few = _fewest_rows(bundle, plan, steps)
     limit = allowed(unit_of(plan.graph, weights))
     return [

@@ -217,7 +217,7 @@ class _OneProcess:
 
 
 class _Lockstep(_OneProcess):
-    """The graphs of a tensor group's members, run in lockstep: outputs are the last member's."""
+    """The graphs of a tensor group's ranks, run in lockstep: outputs are the last rank's."""
 
     what = "members' graphs"
 

@@ -1,6 +1,6 @@
-"""A plan with tensor groups beside its graph: members' graphs, their weights, their leaves.
+"""A plan with tensor groups beside its graph: ranks' graphs, their weights, their leaves.
 
-captured graph ≈ members' graphs = reference = bundle      the first link alone is not bitwise
+captured graph ≈ ranks' graphs = reference = bundle      the first link alone is not bitwise
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def whole_plan(plan: Plan) -> Plan:
 
 
 def joined_weights(folder: Path, plan: Plan) -> dict[str, Tensor]:
-    """Read the weights of all members; parts are put together.
+    """Read the weights of all ranks; parts are put together.
 
     Raises:
         WeightsError: a file cannot be read.
@@ -95,7 +95,7 @@ def close_link(
 
 
 def same_graph(captured: Captured, plan: Plan, few: int | None = None) -> dict[str, object]:
-    """Compare the graph with the members' graphs: a step's loss, gradients and buffers.
+    """Compare the graph with the ranks' graphs: a step's loss, gradients and buffers.
 
     Where micro-batches have `few` rows, too, with so many.
     """
@@ -118,7 +118,7 @@ def same_graph(captured: Captured, plan: Plan, few: int | None = None) -> dict[s
 
 
 def same_outputs(captured: Captured, plan: Plan) -> dict[str, object]:
-    """Compare the outputs of the graph with those of the members' graphs, as `same_graph` does."""
+    """Compare the outputs of the graph with those of the ranks' graphs, as `same_graph` does."""
     tensor = plan.placement.tensor
     assert tensor is not None
     rows = captured.graph.static_batch or plan.rows

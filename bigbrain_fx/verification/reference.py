@@ -4,8 +4,8 @@ The captured graph runs whole, in the order of the plan, under one autograd grap
 plain training in two ways only: a parameter is a leaf of its own in every stage that reads it, and
 the leaves' gradients are added last stage first; and where there are replicas, gradients of
 micro-batches are added in the plan's order of sums. That fixes the grouping of sums, so that
-equality can be bitwise. Of tensor groups all members run, op by op, in lockstep; sums over them are
-added in rank order. Without groups the model is the one member. This file knows nothing of emitted
+equality can be bitwise. Of tensor groups all ranks run, op by op, in lockstep; sums over them are
+added in rank order. Without groups the model is the one rank. This file knows nothing of emitted
 text or of messages, and shares no sum with the runtime. Beside the user's loop it draws the random
 numbers that the loop has drawn.
 """
@@ -185,18 +185,18 @@ def _as_autograd_lays(gradient: Tensor, parameter: Tensor) -> Tensor:
 
 
 class _Members:
-    """The members of all tensor groups in one process; the one model where there are no groups.
+    """The ranks of all tensor groups in one process; the one model where there are no groups.
 
     Args:
-        graphs: of each member.
+        graphs: of each rank.
         stages: of the plan.
-        shards: what members have of divided parameters.
+        shards: what ranks have of divided parameters.
         tensors: of the model, whole, by name.
         functions: as in `run_graph`.
-        leaves_per_stage: off, every parameter has one leaf on each member, as in plain training.
+        leaves_per_stage: off, every parameter has one leaf on each rank, as in plain training.
 
     Attributes:
-        watch: of one member: called with each op and its value.
+        watch: of one rank: called with each op and its value.
     """
 
     def __init__(
@@ -245,7 +245,7 @@ class _Members:
         }
 
     def stored(self, name: str, member: int) -> str:
-        """Return the name under which a member's tensor is kept."""
+        """Return the name under which a rank's tensor is kept."""
         return part_name(name, member) if (name, member) in self.shards else name
 
     def seeded(self, _inputs: Tensors, key: Key) -> Draws:
@@ -259,7 +259,7 @@ class _Members:
     def of_each(
         self, batches: Sequence[Tensors], seed: int, step: int, scale: float = 1.0
     ) -> tuple[Tensor, list[dict[str, Tensor]]]:
-        """Return the mean loss of a step's micro-batches, and each member's gradients.
+        """Return the mean loss of a step's micro-batches, and each rank's gradients.
 
         Gradients are those of the loss times `scale`. See `weights_of` for the mean.
         """
@@ -292,7 +292,7 @@ class _Members:
     def of_micro_batch(
         self, inputs: Tensors, key: Key, share: Callable[[Tensor], Tensor], scale: float
     ) -> tuple[Tensor, list[Gradients]]:
-        """Return the loss of a micro-batch, and what each member's leaves get of `share` of it."""
+        """Return the loss of a micro-batch, and what each rank's leaves get of `share` of it."""
         leaves: list[dict[Leaf, Tensor]] = [{} for _ in self.graphs]
         cut = next((each for each in self.cuts if key[2] in each.micros), self.cuts[0])
         losses = self._losses(inputs, key, cut, leaves)
@@ -359,7 +359,7 @@ class Reference(_Members):
 
 
 class MembersReference(_Members):
-    """The members of a plan with tensor groups, in lockstep."""
+    """The ranks of a plan with tensor groups, in lockstep."""
 
     def __init__(
         self,

@@ -38,13 +38,13 @@ class ShardAgreement:
     """Largest differences between ranks of a group and the whole.
 
     Attributes:
-        loss: the largest difference of a member's loss, of the loss.
+        loss: the largest difference of a rank's loss, of the loss.
         gradients: the largest difference of a gradient, of that gradient's largest number, or of a
             hundredth of the largest of all where that is more.
         buffers: the largest difference of a buffer, likewise.
-        compared: how many gradients were compared, of all members.
-        exchanges: how many ops of each kind a member has.
-        held: numbers of the parameters that each member holds.
+        compared: how many gradients were compared, of all ranks.
+        exchanges: how many ops of each kind a rank has.
+        held: numbers of the parameters that each rank holds.
     """
 
     loss: float
@@ -95,7 +95,7 @@ def outputs_apart(
     rows: int | None = None,
     exact: bool = False,
 ) -> float:
-    """Return how far members' outputs are from the graph's, of each one's largest number."""
+    """Return how far ranks' outputs are from the graph's, of each one's largest number."""
     graph = captured.graph
     made = sharded(widened(graph) if exact else graph, axes, shares)
     members = [_Numbers(captured, made, m, exact=exact) for m in range(len(shares))]
@@ -145,7 +145,7 @@ def _run_members(
     *,
     exact: bool,
 ) -> list[dict[str, object]]:
-    """Run all members in lockstep; return their losses and outputs."""
+    """Run all ranks in lockstep; return their losses and outputs."""
     inputs = {name: members[0].cast(t) for name, t in captured.inputs(rows).items()}
     with in_float64(exact):
         return run_members(
@@ -176,7 +176,7 @@ def _whole(captured: Captured, rows: int | None, *, exact: bool) -> tuple[float,
 
 
 class _Numbers:
-    """Tensors of the model as one member has them; tied names share one."""
+    """Tensors of the model as one rank has them; tied names share one."""
 
     def __init__(
         self, captured: Captured, made: Sharded | None = None, member: int = 0, *, exact: bool
@@ -200,7 +200,7 @@ class _Numbers:
         return tensor.detach().to(torch.float64 if wide else tensor.dtype, copy=True)
 
     def part(self, name: str, tensor: Tensor) -> Tensor:
-        """Return what this member has of a whole tensor."""
+        """Return what this rank has of a whole tensor."""
         return taken(tensor, self.shard[name]) if name in self.shard else tensor
 
     def graded(self) -> dict[str, Tensor]:

@@ -1,6 +1,6 @@
 """A plan's training in one process: plain optimizers, torch's own loss scale and schedulers.
 
-    reference ─▶ gradients of each member ─▶ clipped ─▶ an optimizer each ─▶ Trace
+    reference ─▶ gradients of each rank ─▶ clipped ─▶ an optimizer each ─▶ Trace
 
 With `--asynchronous` gradients are of older weights: every leaf of the reference reads as many
 updates back as its stage is behind, by the number of the step or micro-batch alone. It knows a
@@ -79,7 +79,7 @@ def train_reference(
     steps: int,
     seed: int,
 ) -> Trace:
-    """Train all members in one process, each by an optimizer of its own, under one loss scale."""
+    """Train all ranks in one process, each by an optimizer of its own, under one loss scale."""
     loop = _Loop(reference, training)
     for step in range(steps):
         loop.run(step, batches(step), seed)
@@ -87,7 +87,7 @@ def train_reference(
 
 
 class _Loop:
-    """A reference with the optimizers of its members, which one loss scale of torch's steps."""
+    """A reference with the optimizers of its ranks, which one loss scale of torch's steps."""
 
     def __init__(self, reference: Reference | MembersReference, training: Training) -> None:
         self.reference, self.training, self.trace = reference, training, Trace()
@@ -126,7 +126,7 @@ class _Loop:
             update.give(clipped(update.given, norms, limit))
 
     def _norms(self) -> list[Tensor]:
-        """Return the norms of what each member answers for: the first of whole ones, all parts."""
+        """Return the norms of what each rank answers for: the first of whole ones, all parts."""
         return [
             norm_of(update.given.get(name))
             for name in self.reference.trained[0]
@@ -148,7 +148,7 @@ class _Loop:
             self.trace.take(into, named)
 
     def ended(self) -> Trace:
-        """Return what was noted, with each member's tensors as they are now."""
+        """Return what was noted, with each rank's tensors as they are now."""
         held = zip(self.reference.trained, self.reference.fixed, strict=True)
         self._take(
             self.trace.tensors,
@@ -158,7 +158,7 @@ class _Loop:
 
 
 class _Together(torch.optim.Optimizer):
-    """All members' optimizers as one: a loss scale looks at all gradients before any steps."""
+    """All ranks' optimizers as one: a loss scale looks at all gradients before any steps."""
 
     def __init__(self, updates: Sequence[Stepper]) -> None:
         super().__init__([p for each in updates for p in each.parameters.values()], {})

@@ -1,4 +1,4 @@
-"""Tensors of a file -> the parts that one member has of them, and parts -> whole tensors again.
+"""Tensors of a file -> the parts that one rank has of them, and parts -> whole tensors again.
 
 A part of NAME is stored as NAME[MEMBER]: all devices' files together name each tensor once. A
 dimension that is read as (rest, size, inner) is narrowed in its middle, which in memory is runs of
@@ -21,7 +21,7 @@ from bigbrain_fx.weights.write import pieces_of
 
 
 def part_name(name: str, member: int) -> str:
-    """Return the name under which a member's part of a tensor is stored."""
+    """Return the name under which a rank's part of a tensor is stored."""
     return f"{name}[{member}]"
 
 
@@ -93,7 +93,7 @@ class _ToWrite:
 
 
 def cut_file(path: Path, shards: Iterable[Shard]) -> None:
-    """Leave in a safetensors file the parts that a member has, under names that say so.
+    """Leave in a safetensors file the parts that a rank has, under names that say so.
 
     Raises:
         InputError: the disk is full.
@@ -120,7 +120,7 @@ def whole_tensors(
 
     Args:
         found: by the names under which they are stored.
-        shards: of all members.
+        shards: of all ranks.
         shapes: of the whole tensors, by name.
         scratch: a file that is written for them; keep it while they are needed.
 

@@ -53,7 +53,7 @@ def read_dcp(folder: Path, plan: Plan, bundle: Path, image: Path) -> Named:
     _require_types(plan, fit.sources, found.path)
     held = {_full(plan, name): fit.sources[name] for name in fit.sources}
     shapes = {p.name: [int(n) for n in p.spec.shape] for p in params}
-    apart = image.with_name("weights.safetensors")  # parts of a tensor group's members, if any
+    apart = image.with_name("weights.safetensors")  # parts of a tensor group's ranks, if any
     unsaved = whole_tensors(stored_tensors(bundle / "weights"), plan.sharded.shards, shapes, apart)
     held |= {f"buffer:{p.canonical}": unsaved[p.name] for p in params if p.kind == "constant"}
     held |= {f"optimizer:{kind}:{name}": t for (kind, name), t in optimizer.tensors.items()}

@@ -95,7 +95,7 @@ def read_members(
 
     Args:
         folder: of the commits.
-        columns: the devices that are one member of each tensor group, for all members.
+        columns: the devices that are one rank of each tensor group, for all ranks.
         expected: what the commit must be of.
 
     Returns:

@@ -41,7 +41,7 @@ def newest_state(
 
 
 def _columns(plan: Plan) -> list[list[str]]:
-    """Return the devices of each member of the tensor groups; without groups, all devices."""
+    """Return the devices of each rank of the tensor groups; without groups, all devices."""
     member = {stage.device: stage.member for stage in plan.stages.stages}
     every = range(plan.stages.members)
     return [[name for name in plan.stages.devices if member[name] == m] for m in every]

@@ -1,10 +1,10 @@
-"""States of the members of tensor groups -> the whole model's, and its parts for other members.
+"""States of the ranks of tensor groups -> the whole model's, and its parts for other ranks.
 
     commit of d0: rows 0:32 of a weight, and of its moments ─┐
     commit of d1: rows 32:64                                 ┴─▶ the weight ──▶ other parts
 
 Optimizer state in the shape of a part is divided as the part is; all else must be the same on all
-members. This file moves bytes by shards; it knows no devices and no commits.
+ranks. This file moves bytes by shards; it knows no devices and no commits.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Shape: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True)
 class PartPlace:
-    """Place of a member's part of a tensor in the whole tensor."""
+    """Place of a rank's part of a tensor in the whole tensor."""
 
     whole: TensorPlace
     shard: Shard
@@ -64,7 +64,7 @@ class Division:
         return own if own is not None and shape == self.shapes[name] else None
 
     def is_part(self, full: str, shape: Shape, member: int) -> bool:
-        """Whether a member's tensor is its part of a whole one."""
+        """Whether a rank's tensor is its part of a whole one."""
         name = _model_name(full)
         own = self.shards.get((name, member))
         return own is not None and shape == part_shape(self.shapes[name], own)
@@ -72,7 +72,7 @@ class Division:
     def parts(
         self, tensors: Mapping[str, TensorPlace], member: int
     ) -> dict[str, TensorPlace | PartPlace]:
-        """Return what a member has of whole tensors."""
+        """Return what a rank has of whole tensors."""
         found: dict[str, TensorPlace | PartPlace] = {}
         for full, place in tensors.items():
             own = self.shard(full, place.entry.shape, member)
@@ -108,7 +108,7 @@ def _dense_as(strides: Sequence[int], shape: Shape) -> list[int]:
 
 
 def whole_state(members: Sequence[Named], plan: Plan, image: Path) -> Named:
-    """Put the states of all members together.
+    """Put the states of all ranks together.
 
     Args:
         members: of a plan with tensor groups, in order.
@@ -116,7 +116,7 @@ def whole_state(members: Sequence[Named], plan: Plan, image: Path) -> Named:
         image: the file to write divided tensors to; keep it while the result is needed.
 
     Raises:
-        InputError: what members have in common is not the same; or the disk is full.
+        InputError: what ranks have in common is not the same; or the disk is full.
     """
     division, first, where = Division.of(plan), members[0], next(iter(members[0].files.values()))
     divided = list(_divided(members, division, where.parent))
@@ -133,7 +133,7 @@ def whole_state(members: Sequence[Named], plan: Plan, image: Path) -> Named:
 
 
 def _divided(members: Sequence[Named], division: Division, where: Path) -> Iterator[str]:
-    """Yield what members have parts of; what is not divided has one content."""
+    """Yield what ranks have parts of; what is not divided has one content."""
     for full in dict.fromkeys(name for each in members for name in each.tensors):
         own = [each.tensors.get(full) for each in members]
         places = [place for place in own if place is not None]
@@ -168,7 +168,7 @@ def _write(
 def _optimizer(
     members: Sequence[Named], division: Division, divided: Sequence[str], where: Path
 ) -> dict[str, Any] | None:
-    """Join what the members' optimizers say; strides of parts become those of the whole."""
+    """Join what the ranks' optimizers say; strides of parts become those of the whole."""
     own = set(divided)
     each = [named.optimizer for named in members]
     plain = [

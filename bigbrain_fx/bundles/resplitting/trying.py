@@ -33,7 +33,7 @@ class Trials:
         return ask_rules(self.child, trials)
 
     def try_optimizer(self, plan: Plan) -> None:
-        """Step the bundle's optimizer with the parts that members will have.
+        """Step the bundle's optimizer with the parts that ranks will have.
 
         Raises:
             InputError: it updates a part otherwise than that part of the whole.

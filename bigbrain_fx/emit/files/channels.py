@@ -33,7 +33,7 @@ class DeviceFile:
     title: str
     varies: bool = False  # micro-batches may have fewer rows than `rows`, or shorter ones
     own_module: str = ""  # the model file's module name: its functions are shipped in functions.py
-    parts: tuple[PartChannel, ...] = ()  # between members of all groups
+    parts: tuple[PartChannel, ...] = ()  # between ranks of all groups
     norms: Mapping[str, TensorSpec] = field(default_factory=dict)  # by device: what it sends
     store: DeviceStore | None = None  # where it keeps what it offloads
     store_bytes: int = 0
@@ -87,7 +87,7 @@ class Channels:
         return [*self.names.values(), *more, *(["*BUCKETS"] if self.has_buckets else [])]
 
     def _parts(self) -> list[str]:
-        """Return the channels between this device and the other members of its group."""
+        """Return the channels between this device and the other ranks of its group."""
         if not self.file.members:
             return []
         device, first = self.file.program.device, len(self.file.stages.edges)

@@ -46,7 +46,7 @@ def stage_texts(plan: Plan) -> list[StageText]:
 
 
 def _classes(plan: Plan) -> list[Classes] | list[OpaqueStages]:
-    """Return the classes of each member of tensor groups: alike but for numbers."""
+    """Return the classes of each rank of tensor groups: alike but for numbers."""
     if plan.graph.is_opaque_step:
         return [OpaqueStages(plan.graph, plan.stages.stages, plan.stages.devices)]
     found = []

@@ -217,7 +217,7 @@ class Classes:
         where = next(iter(text.arguments.values()), "self")
         given = f"{where}.device.type, dtype=torch.{self.graph.autocast}"
         if any(op.target.startswith("shard.") for op in self.graph.ops):
-            given += ", cache_enabled=False"  # within one process members take turns in the middle
+            given += ", cache_enabled=False"  # within one process ranks take turns in the middle
         return [f"        with torch.autocast({given}):", *text.lines(12)]
 
     def _stage_doc(self, stage: Stage) -> list[str]:

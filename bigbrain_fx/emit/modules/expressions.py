@@ -1,4 +1,4 @@
-"""Small syntax trees: members of self, dotted names, literals.
+"""Small syntax trees: attributes of self, dotted names, literals.
 
 This module knows how Python writes a name or a number; it knows nothing of graphs or functions.
 """

@@ -22,7 +22,7 @@ class Part:
 
     Attributes:
         name: "" for the whole, or "part 1 of 2:1".
-        graph: symbolic; with exchanges, if it is a member's.
+        graph: symbolic; with exchanges, if it is a rank's.
     """
 
     name: str
@@ -35,15 +35,15 @@ class Part:
 
 
 def parts(captured: Captured, shares: Sequence[int], axes: Sequence[str]) -> Iterator[Part]:
-    """Yield the whole model, and what unlike members of a group have of it.
+    """Yield the whole model, and what unlike ranks of a group have of it.
 
     Args:
         captured: the model.
-        shares: of a tensor group's members; fewer than two: the whole only.
+        shares: of a tensor group's ranks; fewer than two: the whole only.
         axes: names of those to divide; empty: all, as in `split`.
 
     Raises:
-        InputError: there is no such axis, or none for so many members.
+        InputError: there is no such axis, or none for so many ranks.
     """
     yield Part("", captured.graph, captured.tensors)
     if len(shares) < 2:
@@ -61,7 +61,7 @@ def parts(captured: Captured, shares: Sequence[int], axes: Sequence[str]) -> Ite
 
 
 def _taken(tensors: Mapping[str, Tensor], own: Sequence[Shard]) -> dict[str, Tensor]:
-    """Return the tensors as a member has them; one of several names stays one."""
+    """Return the tensors as a rank has them; one of several names stays one."""
     shard = {each.param: each for each in own}
     cut = {
         id(tensors[name]): taken(tensors[name], each).clone(memory_format=torch.contiguous_format)

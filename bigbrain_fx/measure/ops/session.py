@@ -23,7 +23,7 @@ class MeasuredRows:
         rows: of a micro-batch.
         ops: how many the graph has. signatures: how many differ.
         lacking: how many were not in the database; 0: nothing was run.
-        part: of the model that was measured, as a member of a tensor group has it; "": all of it.
+        part: of the model that was measured, as a rank of a tensor group has it; "": all of it.
         ops_s: seconds of all ops added up. step_s: of a whole step in one process, without the
             optimizer, measured in turn with them.
     """
@@ -70,8 +70,8 @@ class ProfileOptions:
         threads: that the child computes with. rounds: runs of every op, at least.
         training: as in `capture`. time_limit_s: for the whole run.
         device: "cpu", "cuda", "cuda:1", or "auto": the first CUDA device, else the CPU.
-        tensor_shares: of the members of a tensor group, whose parts are measured, too; empty: none.
-        tensor_axes: what the members divide; all that they can when empty.
+        tensor_shares: of the ranks of a tensor group, whose parts are measured, too; empty: none.
+        tensor_axes: what the ranks divide; all that they can when empty.
     """
 
     rows: tuple[int, ...] = ()

@@ -1,9 +1,7 @@
 """Rules of incompatible options, models and clusters, in one table.
 
-require_compatible(Request(options, cluster))     InputError of the first rule that applies
-conflict(Request(options, cluster, graph))        that rule, or None: for searches
-RULES                                             all of them, as docs/reference/compatibility.md
-has them
+`require_compatible(Request(options, cluster))` raises the first rule that applies, `conflict` of a
+request with a graph returns it, or None. `RULES` are all, as in docs/reference/compatibility.md.
 """
 
 from bigbrain_fx.plan.compatibility.features import (

@@ -1,8 +1,8 @@
 """All incompatibilities as data: refusals, the page and the searches' filters read it.
 
 The first rule that applies is the one a user sees: faults without a remedy stand first. Faults of
-options alone are refused before a model is captured, which may take minutes: features of the model
-are not found in a request without one.
+options alone are refused before a model is captured, which may take minutes. Rules about features
+of the model do not apply to a request without a model.
 """
 
 from __future__ import annotations

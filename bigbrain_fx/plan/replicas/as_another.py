@@ -94,10 +94,10 @@ def require_collectives(plan: Plan) -> None:
     """Refuse replicas whose processes would not meet in the same collectives in the same order.
 
     A group of processes has one for each place of the pipeline, and calls collectives bucket by
-    bucket; with ZeRO 2 for each micro-batch, else once a step.
+    bucket. It calls them for each micro-batch with ZeRO 2, else once a step.
 
     Raises:
-        InputError: replicas are cut unlike, or of several kinds of devices; or with ZeRO 2 they
+        InputError: replicas have different cuts, or several kinds of devices; or with ZeRO 2 they
             have unequal shares or backwards in two parts.
     """
     stages = plan.stages

@@ -40,7 +40,7 @@ def numbers(cluster: Cluster) -> tuple[int, ...]:
 def divide(cluster: Cluster, count: int, members: int = 1) -> tuple[Group, ...]:
     """Divide a cluster's devices among so many replicas, neighbouring devices together.
 
-    Where devices compute in groups of so many members, each replica has whole groups, if possible.
+    Where devices compute in groups of so many ranks, each replica has whole groups, if possible.
 
     Raises:
         InputError: there are fewer devices, or the cluster file names other replicas.
@@ -71,8 +71,8 @@ def with_replica_of(
 ) -> tuple[Group, Cluster]:
     """Return the replica that has some devices, and the cluster with the devices of all replicas.
 
-    Where the devices are of several replicas, but as many as one has, they become one replica, and
-    the other replicas are made of the remaining devices.
+    Devices of several replicas, but as many as one replica has, become one replica. The other
+    replicas are made of the remaining devices.
 
     Raises:
         InputError: no replica has them all, or replicas have not as many devices each.

@@ -124,8 +124,8 @@ def build(
             `gems` one of each of two replicas.
         micro_batches: how many a step has, at least 1.
         costs: of the same stages; only the list scheduler looks at them.
-        trained: indices of the stages that have a Backward; empty for inference: then there are
-            only forwards, no gradient, tied or norm messages and no OptimizerStep.
+        trained: indices of the stages that have a Backward. Empty for inference: there are only
+            forwards, no gradient, tied or norm messages and no OptimizerStep.
         in_flight: the most micro-batches on each device at once, in the order of `stages.devices`.
         room_bytes: by device, for what is saved and what waits; for one that searches.
 

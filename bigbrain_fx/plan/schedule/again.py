@@ -3,7 +3,7 @@
     for every price λ of a second: minimise  bytes kept + λ · seconds of ops that run again
 
 One price is one minimum cut. An op is on the source's side where it runs once, on the sink's where
-it runs again; a value is cut where it is kept, between the op that makes it and what needs it:
+it runs again. A value is cut where it is saved, between the op that makes it and its readers:
 
     source ─λ·s─▶ op ─bytes─▶ value ─∞─▶ op that runs again and reads it
                   op ─own bytes─▶ own      value ─∞─▶ sink, where a backward needs it
@@ -12,8 +12,8 @@ it runs again; a value is cut where it is kept, between the op that makes it and
 Prices are tried where the hull of the last two answers can still bend. The module knows one stage;
 it chooses nothing.
 
-Source: Jain et al., "Checkmate" (MLSys 2020) for the problem; the cut is AOTAutograd's
-(torch/_functorch/partitioners.py), with a price in place of its ban on costly ops.
+Source: Jain et al., "Checkmate" (MLSys 2020) for the problem. The cut is that of AOTAutograd,
+torch/_functorch/partitioners.py, with a price in place of its ban on costly ops.
 """
 
 from __future__ import annotations

@@ -59,13 +59,13 @@ class StageTimes:
 class StageCosts:
     """Costs of each stage on its own device, for one micro-batch, and memory of each device.
 
-    Tuples have one entry per stage. `backward_s` includes the forward of a stage that runs again,
-    and leaves out `weight_s`: the time of its BackwardWeight, 0 for a stage that defers nothing.
+    Tuples have one entry per stage. `backward_s` includes the forward of a stage that recomputes.
+    `weight_s` is the time of its BackwardWeight, which `backward_s` leaves out: 0 without one.
     `saved_bytes` stay from forward to backward; `workspace_bytes` are there only while the stage
-    runs; `gradient_bytes` are the stage's own parameter gradients, one leaf per (parameter, stage),
-    `deferred_bytes` those of them that wait; `working` has what is held op by op, and stands for
-    the two where there is nothing finer. Mappings are by device: `weights_bytes` counts parameters,
-    buffers and constants once per device; `optimizer_s` and `optimizer_bytes` are for trainable
+    runs. `gradient_bytes` are the stage's own parameter gradients, one leaf per (parameter, stage);
+    `deferred_bytes` are those of them that wait. `working` has the memory op by op; it stands for
+    the two where there is nothing finer. Mappings are by device. `weights_bytes` counts parameters,
+    buffers and constants once per device. `optimizer_s` and `optimizer_bytes` are for trainable
     parameters, `optimizer_workspace_bytes` are there only while the optimizer runs. `gappy_bytes`:
     by edge, of a received tensor whose strides leave gaps; the gaps are not sent. `whole_bytes`: by
     edge, of a gradient that stays on its device as a part of a larger tensor. `alone`: see

@@ -9,8 +9,8 @@ computation that it had begun when another device began to need them. An order t
 cannot deadlock. Weights that are needed before their owner begins anything leave at the beginning
 of its program.
 
-Parts of gradients are taken as soon as they are there, too, after the next backward of a device:
-the sender of one holds its memory until then.
+Parts of gradients are also taken as soon as they are there, after the next backward of a device.
+The sender of one holds its memory until then.
 
 Collectives have all replicas in one order: each device joins one a computation before its weights
 are needed. Parts of gradients are taken where they are due.

@@ -75,8 +75,8 @@ class ForwardOnly(Schedule):
       stage 2  .  .  F0 F1 F2 F3
 
     A device with several stages takes them along the same diagonal: F(stage, micro) in the order of
-    stage + micro. An earlier stage of one micro-batch, and the same stage of an earlier one, stand
-    on an earlier diagonal, so that no order of devices can deadlock.
+    stage + micro. An earlier stage of a micro-batch stands on an earlier diagonal, and so does the
+    same stage of an earlier micro-batch: no order of devices can deadlock.
     """
 
     name = "forward"
@@ -107,11 +107,11 @@ class GPipe(Schedule):
       stage 0  F0 F1 F2 F3 .  .  .  .  .  .  B0 B1 B2 B3      step = (m + p - 1)(tf + tb)
       stage 1  .  F0 F1 F2 F3 .  .  .  .  B0 B1 B2 B3 .       in flight: m everywhere
 
-    Where weights lie in stores, devices have several stages and run them one after another, so that
-    the weights of each stage come once for all forwards, and once for all backwards.
+    Where weights lie in stores, devices have several stages and run them one after another. The
+    weights of each stage then come once for all forwards, and once for all backwards.
 
-    Source: Huang et al., GPipe, NeurIPS 2019; here backwards go in ascending micro-batch order too,
-    which costs the same and fixes the order in which gradients are summed.
+    Source: Huang et al., GPipe, NeurIPS 2019. Here backwards go in ascending micro-batch order,
+    too, which costs the same and fixes the order in which gradients are summed.
     """
 
     name = "gpipe"
@@ -353,8 +353,8 @@ def goes_in_row(stages: Stages) -> bool:
 class ListScheduler(Schedule):
     """Schedule any stage graph greedily in simulated time.
 
-    `in_flight` is the most micro-batches that are on a device at once, per device in the order of
-    `stages.devices`; None is enough to fill the pipeline (`in_flight_to_fill`).
+    `in_flight` is the most micro-batches on a device at once, in the order of `stages.devices`.
+    None is enough to fill the pipeline (`in_flight_to_fill`).
     """
 
     name = "list"

@@ -84,11 +84,11 @@ def optimizer_temporary_bytes(
 ) -> int:
     """Return what an optimizer's step holds for a moment, besides gradients and state.
 
-    On a CPU optimizers go parameter by parameter, as on CUDA with `foreach=False`: the temporaries
-    of one, and what Python's loop has not let go of the one before. On CUDA they
-    update all at once (`foreach` is the default there): AdamW has the roots of all second moments
+    On a CPU optimizers go parameter by parameter, as on CUDA with `foreach=False`. They hold the
+    temporaries of one, and what Python's loop has not freed of the one before. On CUDA they update
+    all at once (`foreach` is the default there). AdamW has the roots of all second moments there
     (torch/optim/adam.py, `_multi_tensor_adam`), SGD with weight decay the sums with all parameters.
-    One for each byte of parameters holds for these, NAdam, RAdam, Adamax and RMSprop; Adagrad,
+    These, NAdam, RAdam, Adamax and RMSprop have one byte for each byte of parameters. Adagrad,
     Adadelta, and RMSprop with weight decay have two; an optimizer that was made with `fused` has
     none. Of several groups of parameters only the largest counts really; all do here.
 

@@ -42,15 +42,14 @@ class Working:
     Attributes:
         saved_bytes: stay from forward to backward; messages not counted.
         forward_bytes: the most while the forward runs, `saved_bytes` included, its messages not.
-        backward_bytes: the most while the backward of the first micro-batch runs, and of a later
-            one, on top of saved values and of the gradients that it sends; the first's on top of
-            the stage's own parameter gradients, too, but for those of which replicas sum parts
-            (`bucket_room.sums_parts`). Negative where saved values are gone before the most is
-            there.
+        backward_bytes: peak while the backward of the first micro-batch runs, and of a later one,
+            on top of saved values and of the gradients that it sends. The first's is on top of
+            the stage's own parameter gradients, too, except those of which replicas sum parts
+            (`bucket_room.sums_parts`). Negative where saved values are freed before the peak.
         waiting_bytes: stay from a backward to the backward of weights: inputs of deferred layers,
             received ones included, and gradients of their outputs.
         weight_bytes: the most while the backward of weights runs, on top of waiting tensors, of the
-            same two; the first's on top of the deferred parameters' own gradients, too.
+            same two. The first's is on top of the deferred parameters' own gradients, too.
         lets_go: values that it receives or sends and that its backward has no use for.
     """
 

@@ -160,7 +160,7 @@ class ForwardWalk:
     def _read_in_line(self, maker: Op, reader: Op) -> None:
         """Free a value that its own line has read, unless a device file makes several of that line.
 
-        A device file makes several lines of one where a group draws for all its members and each
+        A device file makes several lines of one where a group draws for all its ranks and each
         takes its part. Values that are made before the draw and read after it have a name there,
         and so have the drawn numbers.
         """
@@ -172,7 +172,7 @@ class ForwardWalk:
             self.free(maker.name)
 
     def _divided_draws(self) -> Iterator[tuple[str, int]]:
-        """Yield lines with a draw of which a member takes its part, and the draw's place."""
+        """Yield lines with a draw of which a rank takes its part, and the draw's place."""
         ops = self.part.graph.op
         for op in self.part.ops():
             drawn = [ref for ref in op.refs if ref in self._place and ops[ref].random]

@@ -39,8 +39,8 @@ def splits(
 ) -> tuple[list[Split], int]:
     """Return the splits that the search for the best one met, the best first.
 
-    Half of the steps go to the best split of every sequence: it may be the fastest when it is
-    simulated, though the objective prefers another.
+    Half of the steps go to the best split of every sequence. It may be the fastest when simulated,
+    though the objective prefers another.
 
     Args:
         line: the units in one order.
@@ -127,10 +127,10 @@ def settings(
 ) -> list[Setting]:
     """Return the clusters to cut for: the given one, and poorer ones.
 
-    A split that was made for slower links or less memory may turn out better than the one made for
-    the cluster itself, since the objective is not the simulator's time. Links at a half and an
-    eighth are therefore tried and, where memory is tight, memory at three quarters and a half, and
-    fewer micro-batches in flight than 1F1B's.
+    A split for slower links or less memory may be better than that for the cluster itself: the
+    objective is not the simulator's time. Links at a half and an eighth are therefore tried.
+    Where memory is tight, so are memory at three quarters and a half, and fewer micro-batches in
+    flight than 1F1B's.
     """
     own = Setting(cluster, micro_batches)
     found = [own]

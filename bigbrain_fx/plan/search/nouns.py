@@ -263,8 +263,8 @@ def most_micro_batches(ask: Ask) -> int:
 def spread(every: Sequence[int], around: int, most: int, *, many: bool) -> tuple[int, ...]:
     """Return the least number, and those nearest to `around` by ratio, `most` at all.
 
-    Of `many` devices the largest instead: one micro-batch keeps a long pipeline idle, and all that
-    is in flight on one fits only where micro-batches are small.
+    Of `many` devices the largest instead. One micro-batch keeps a long pipeline idle, and many in
+    flight on one device fit only where they are small.
     """
     if len(every) <= most:
         return tuple(every)

@@ -1,9 +1,9 @@
-"""Shards inside an op: graph -> axes -> one graph for each member of a tensor group.
+"""Shards inside an op: graph -> axes -> one graph for each rank of a tensor group.
 
-`axes` finds what can be split together by following every dimension through every op; `sharded`
-writes the members' graphs, with what they exchange as ops; `alone` makes one that a member can run
-for itself, to be timed. This package knows ops and shares; it knows
-nothing of devices, schedules or torch: rules are tried by `frontend`, which runs `trials`.
+`axes` finds what can be split together by following every dimension through every op. `sharded`
+writes the ranks' graphs, with what they exchange as ops. `alone` makes one that a rank can run for
+itself, to be timed. This package knows ops and shares, and nothing of devices, schedules or torch:
+`frontend` tries rules, and runs `trials`.
 """
 
 from __future__ import annotations

@@ -287,7 +287,7 @@ class _Following:
                 role.summed.add(op.name)
 
     def _is_sound(self, role: _Roles) -> bool:
-        """Whether each op on memory that is written in place works on the members' own parts."""
+        """Whether each op on memory that is written in place works on the ranks' own parts."""
         lies = role.values.keys() | role.params.keys()
         return works_on_parts(self.graph, lies, role.touched, role.along | role.summed)
 

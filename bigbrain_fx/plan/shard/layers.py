@@ -24,7 +24,7 @@ from bigbrain_fx.plan.shard.factors import (
 
 
 def _embedding(call: ShardCall) -> Ruled:
-    """Look rows up: each member has some of them, and gives zeros for the others."""
+    """Look rows up: each rank has some of them, and gives zeros for the others."""
     table, index = call.dims(call.op.args[0]), call.dims(call.op.args[1])
     if call.arg(3, "scale_grad_by_freq", False) or call.arg(4, "sparse", False):
         raise TypeError("gradients of its own kind")
@@ -71,7 +71,7 @@ def _masked(q: Dims, mask: Dims) -> None:
 def _convolution(call: ShardCall, *, transposed: bool, groups: int) -> Ruled:
     """Filters go along, channels are summed; with groups, each has its own of both.
 
-    Groups of channels that were shuffled are whole: no member has one of them.
+    Groups of channels that were shuffled are whole: no rank has one of them.
     """
     x, weight = call.dims(call.op.args[0]), call.dims(call.op.args[1])
     if len(x) != len(weight):

@@ -1,8 +1,8 @@
-"""Ops as one member runs them, where it is not the same op on narrower tensors.
+"""Ops as one rank runs them, where it is not the same op on narrower tensors.
 
-Sizes in arguments become the member's (`local_sizes`); a bias is added once, after the parts;
-tables look up their own rows; random numbers are drawn whole, by the key of the op, and the own
-part is taken.
+Sizes in arguments become the rank's (`local_sizes`); a bias is added once, after the parts. Tables
+look up their own rows. Random numbers are drawn whole, by the key of the op, and the own part is
+taken.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _convolution(local: Local) -> list[Op]:
 
 
 def _averaged(local: Local) -> list[Op]:
-    """Weigh a mean by how much of what is averaged the member has."""
+    """Weigh a mean by how much of what is averaged the rank has."""
     if not local.summed:
         return plainly(local)
     spec = local.op.outputs[0]
@@ -113,9 +113,9 @@ def _mean_loss(local: Local) -> list[Op]:
 def _within(
     local: Local, index: Arg, spec: TensorSpec, left_out: Ref | None = None
 ) -> tuple[Ref, Ref]:
-    """Return (indices into the own rows, whether they are another member's, or left out).
+    """Return (indices into the own rows, whether they are another rank's, or left out).
 
-    An index of no member stays out of range, so that torch stops for it as it does in one process.
+    An index of no rank stays out of range, so that torch stops for it as it does in one process.
     """
     part, ints = local.part, replace(spec, requires_grad=False)
     bools = replace(ints, dtype="bool")
@@ -263,7 +263,7 @@ def relaid(local: Local, value: Ref, spec: TensorSpec) -> Ref:
 
 
 def _shape(local: Local, value: Arg, spec: TensorSpec, place: Place | None) -> tuple[Arg, ...]:
-    """Return the sizes of the whole tensor, asking the member's own for those of the batch."""
+    """Return the sizes of the whole tensor, asking the rank's own for those of the batch."""
     return tuple(
         n if isinstance(n, int) else _asked(local, value, dim, place)
         for dim, n in enumerate(spec.shape)
@@ -279,7 +279,7 @@ def _asked(local: Local, value: Arg, dim: int, place: Place | None) -> Ref:
 
 
 def _own(local: Local, value: Ref, spec: TensorSpec, place: Place) -> Ref:
-    """Take the member's part of what nobody needs a gradient of."""
+    """Take the rank's part of what nobody needs a gradient of."""
     name = local.forms.name(f"{local.op.name}_own")
     own = local.part.narrow(spec, place, local.forms.whole.batch)
     args = (place.dim, place.inner, local.part.lengths)

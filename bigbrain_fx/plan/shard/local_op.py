@@ -1,4 +1,4 @@
-"""One op as it is written for a member: what is known of it, and how ops are put in its place."""
+"""One op as it is written for a rank: what is known of it, and how ops are put in its place."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from bigbrain_fx.plan.shard.saved import RULES, Forms, SizePart, layout, rule_sa
 
 @dataclass
 class Local:
-    """One op that is written for a member.
+    """One op that is written for a rank.
 
     Attributes:
         op: as it is in the graph that is split.
-        given: the same, reading what the member has.
-        part: what the member has.
+        given: the same, reading what the rank has.
+        part: what the rank has.
         made: the ops so far.
     """
 
@@ -29,17 +29,17 @@ class Local:
 
     @property
     def summed(self) -> bool:
-        """Whether the members' results are parts of a sum."""
+        """Whether the ranks' results are parts of a sum."""
         return self.op.name in self.part.axis.summed
 
     def arg(self, place: int, name: str, default: Arg = None) -> Arg:
-        """Return an argument of the member's op by place or name."""
+        """Return an argument of the rank's op by place or name."""
         if place < len(self.given.args):
             return self.given.args[place]
         return dict(self.given.kwargs).get(name, default)
 
     def with_arg(self, place: int, value: Arg) -> Op:
-        """Return the member's op with another argument."""
+        """Return the rank's op with another argument."""
         args = self.given.args
         return replace(self.given, args=(*args[:place], value, *args[place + 1 :]))
 
@@ -65,7 +65,7 @@ class Local:
     def emit(
         self, suffix: str, target: str, *args: Arg, spec: TensorSpec | None, **kwargs: Arg
     ) -> Ref:
-        """Write an op of the member's own; an empty suffix names it as the op itself."""
+        """Write an op of the rank's own; an empty suffix names it as the op itself."""
         name = self.forms.name(f"{self.op.name}_{suffix}") if suffix else self.op.name
         outputs = () if spec is None else (spec,)
         family = target.split(".")[1]
@@ -94,7 +94,7 @@ class Local:
         return Ref(name)
 
     def _member_spec(self, arg: Arg) -> TensorSpec | None:
-        """Return how what an op of the member's own reads is; None for what is no tensor."""
+        """Return how what an op of the rank's own reads is; None for what is no tensor."""
         if not isinstance(arg, Ref | ParamRef):
             return None
         made = [op for op in self.made if arg == Ref(op.name)]
@@ -114,7 +114,7 @@ class Local:
         return Ref(name)
 
     def total(self, suffix: str, part: Ref) -> Ref:
-        """Write the sum of what the members made of the op, or of it the part that each reads."""
+        """Write the sum of what the ranks made of the op, or of it the part that each reads."""
         held, spec = self.forms.scattered.get(self.op.name), self.op.outputs[0]
         if held is None:
             return self.reduced(suffix, part, spec)
@@ -137,12 +137,12 @@ Form: TypeAlias = Callable[[Local], "list[Op]"]
 
 
 def plainly(local: Local) -> list[Op]:
-    """Run the same op; add the members' results where they are parts."""
+    """Run the same op; add the ranks' results where they are parts."""
     return parts_reduced(local, local.given)
 
 
 def parts_reduced(local: Local, given: Op) -> list[Op]:
-    """Run an op on parts of a sum, and add the members' results."""
+    """Run an op on parts of a sum, and add the ranks' results."""
     if not local.summed:
         return [given]
     part = replace(given, name=local.forms.name(f"{given.name}_part"))
@@ -152,11 +152,11 @@ def parts_reduced(local: Local, given: Op) -> list[Op]:
 
 
 # ------------------------------------------------------------------------------------------------
-# Sizes in an op's arguments, for a member: views, slices, pieces and groups of its own part.
+# Sizes in an op's arguments, for a rank: views, slices, pieces and groups of its own part.
 
 
 def sized(local: Local) -> list[Op]:
-    """Give a view or an expansion the member's sizes; -1 stays what it is."""
+    """Give a view or an expansion the rank's sizes; -1 stays what it is."""
     place = local.place(local.op.name)
     at = 2 if local.op.target.startswith("aten.unflatten") else 1
     sizes = local.arg(at, "")
@@ -191,7 +191,7 @@ def _at_run_time(
 
 
 def _part_of(local: Local, count: Arg) -> Arg:
-    """Write the member's part of a number that the graph works out."""
+    """Write the rank's part of a number that the graph works out."""
     if not isinstance(count, Ref) or _is_of_part(local, count):
         return count
     times = local.emit("times", "operator.mul", count, local.part.length, spec=None)
@@ -199,7 +199,7 @@ def _part_of(local: Local, count: Arg) -> Arg:
 
 
 def _is_of_part(local: Local, count: Ref) -> bool:
-    """Whether a number is made of a size of which the member has its own part already."""
+    """Whether a number is made of a size of which the rank has its own part already."""
     pending, ops = [count.value], local.forms.whole.op
     while pending:
         made = ops[pending.pop()]
@@ -210,7 +210,7 @@ def _is_of_part(local: Local, count: Ref) -> bool:
 
 
 def repeated(local: Local) -> list[Op]:
-    """Give the member its part of a count of repetitions, where what is repeated is whole.
+    """Give the rank its part of a count of repetitions, where what is repeated is whole.
 
     How long the result is follows from them; it may be said besides, and is another length here.
     """
@@ -223,7 +223,7 @@ def repeated(local: Local) -> list[Op]:
 
 
 def tiled(local: Local) -> list[Op]:
-    """Give the member its part of the copies that lie side by side, where they are divided."""
+    """Give the rank its part of the copies that lie side by side, where they are divided."""
     place, sizes = local.place(local.op.name), local.given.args[1]
     if place is None or local.place_of_arg(0) is not None or not isinstance(sizes, tuple):
         return plainly(local)
@@ -242,7 +242,7 @@ def sliced(local: Local) -> list[Op]:
 
 
 def scaled(part: SizePart, bound: Arg) -> Arg:
-    """Return the member's part of a bound, where it is a number."""
+    """Return the rank's part of a bound, where it is a number."""
     return part.of(bound) if isinstance(bound, int) else bound
 
 
@@ -258,7 +258,7 @@ def cut_up(local: Local) -> list[Op]:
 
 
 def grouped(local: Local) -> list[Op]:
-    """Give a group norm the member's own groups."""
+    """Give a group norm the rank's own groups."""
     groups = local.given.args[1]
     has = local.place_of_arg(0)
     return [local.with_arg(1, scaled(local.part, groups)) if has and has.dim == 1 else local.given]

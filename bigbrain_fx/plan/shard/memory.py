@@ -1,7 +1,7 @@
 """Axes that respect values written in place, and ops that see how values lie in memory.
 
 An op that stays whole gets a copy of its whole inputs: its writes into the copy are lost. Where
-memory is written, each op on it therefore works on the members' own parts, or it is not divided. A
+memory is written, each op on it therefore works on the ranks' own parts, or it is not divided. A
 copy lies row by row, and results of the copy may lie that way, too. Most ops do not see the layout.
 Ops that draw numbers do, strides over memory do, and so does code that no trace looks into.
 """
@@ -55,7 +55,7 @@ def _spec(graph: Graph, name: str) -> TensorSpec | None:
 
 
 def is_sound(graph: Graph, axis: Axis) -> bool:
-    """Whether members that have parts of an axis compute, and write, what one process does."""
+    """Whether ranks that have parts of an axis compute, and write, what one process does."""
     lies = {place.name for place in (*axis.values, *axis.params)}
     active = {*axis.along, *axis.summed}
     return works_on_parts(graph, lies, {*active, *axis.whole}, active)

@@ -1,10 +1,10 @@
-"""One member's graph -> the same, in which what crosses between groups goes in parts.
+"""One rank's graph -> the same, in which what crosses between groups goes in parts.
 
-    group A   v ──split──▶ v_own          each member sends its own part to its own place
+    group A   v ──split──▶ v_own          each rank sends its own part to its own place
                              │
     group B                v_own ──all_gather──▶ v_again ──▶ readers
 
-Both groups have all of `v` on every member, so a member need not send what others send as well. The
+Both groups have all of `v` on every rank, so a rank need not send what others send as well. The
 two exchanges undo each other, forward and backward: results are bitwise what they were. This file
 knows one graph; which values cross is the plan's.
 """
@@ -20,7 +20,7 @@ from bigbrain_fx.plan.shard.saved import exchange_saves
 
 
 def own_name(value: str) -> str:
-    """Return what a member's part of a value is called."""
+    """Return what a rank's part of a value is called."""
     return f"{value}_own"
 
 
@@ -40,13 +40,13 @@ def part_dim(spec: TensorSpec, members: int) -> int | None:
 def with_parts(
     graph: Graph, crossed: Sequence[Crossed], member: int, lengths: Mapping[str, tuple[int, ...]]
 ) -> Graph:
-    """Return a member's graph in which some values cross in parts.
+    """Return a rank's graph in which some values cross in parts.
 
     Args:
-        graph: of the member.
+        graph: of the rank.
         crossed: values, with their readers in each other group.
         member: its place.
-        lengths: by value, what each member has of it.
+        lengths: by value, what each rank has of it.
     """
     reads = {
         (reader, each.value): again_name(each.value, number)
@@ -125,7 +125,7 @@ def _exchange(
 
 
 def divisible(graph: Graph, whole: Graph, value: str, members: int) -> bool:
-    """Whether every member has all of a value that may be divided."""
+    """Whether every rank has all of a value that may be divided."""
     if value not in whole.op or len(graph.op[value].outputs) != 1:
         return False
     op, given = graph.op[value], whole.op[value]

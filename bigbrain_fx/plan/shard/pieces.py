@@ -239,9 +239,9 @@ def _sent(axis: Axis) -> int:
 #     norm ──▶ [columns ─ rows] ──▶ add ──▶ norm ──▶ [columns ─ rows] ──▶ add
 #     own positions   all positions     own positions    all positions    own positions
 #
-# Norms, residual sums and dropout stand between the sums, whole on every member. Along the sequence
+# Norms, residual sums and dropout stand between the sums, whole on every rank. Along the sequence
 # they are divided, too, and nothing more is sent: a reduce-scatter stands where a sum stood, and a
-# gather where its gradients were added. This file knows axes; it knows no prices and no members.
+# gather where its gradients were added. This file knows axes; it knows no prices and no ranks.
 #
 # Source: Korthikanti et al. (2022), "Reducing Activation Recomputation in Large Transformer
 # Models", section 4.2.2.
@@ -263,8 +263,8 @@ def between(graph: Graph, every: Iterable[Axis], chosen: Iterable[Axis]) -> tupl
     Returns:
         Axes that meet neither the chosen ones nor each other, and begin at a sum of theirs, if
         there are any. Sums of such parts are theirs where they are much less, a mean loss, say. Of
-        parameters they have those that only they read and that lie along them; the others of their
-        ops are whole on every member, and their gradients are added.
+        parameters they have those that only they read and that lie along them. Other parameters
+        are whole on every rank, and their gradients are added.
     """
     taken = [*chosen]
     sums = {name for axis in taken for name in axis.summed}

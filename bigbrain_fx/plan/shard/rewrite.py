@@ -1,7 +1,7 @@
-"""Graph, axes, ratios -> one graph for each member of a tensor group.
+"""Graph, axes, ratios -> one graph for each rank of a tensor group.
 
 Where an op needs a value in another form than it was made in, an exchange is put before it
-(`core.Exchange` says which). Ops have the same names on all members; only numbers differ.
+(`core.Exchange` says which). Ops have the same names on all ranks; only numbers differ.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ _OFTEN = "_read_often"  # as a cached property is: a graph is frozen
 
 
 def lengths(size: int, shares: Shares) -> tuple[int, ...]:
-    """Divide `size` indices by shares, each member at least one: 3 by 2:1 is 2, 1.
+    """Divide `size` indices by shares, each rank at least one: 3 by 2:1 is 2, 1.
 
     One by one to who would be done first with it (D'Hondt).
 
     Raises:
-        InputError: there are more members than indices, or a share is not above zero.
+        InputError: there are more ranks than indices, or a share is not above zero.
     """
     if not all(share > 0 for share in shares):
         raise InputError(
@@ -106,7 +106,7 @@ def sharded(
     Args:
         graph: symbolic or in numbers.
         axes: of this graph; no value and no parameter may have two of them.
-        shares: one number a member; each axis is divided in this proportion.
+        shares: one number a rank; each axis is divided in this proportion.
         scatters: see `core.TensorParallel`.
         crossed: see there, too.
 
@@ -128,7 +128,7 @@ def sharded(
 def _crossing(
     members: Sequence[Graph], crossed: Sequence[Crossed], shares: Shares
 ) -> Iterator[Graph]:
-    """Yield members' graphs with what crosses between groups in parts."""
+    """Yield ranks' graphs with what crosses between groups in parts."""
     sizes = {}
     for each in crossed:
         spec = members[0].op[each.value].outputs[0]
@@ -140,7 +140,7 @@ def _crossing(
 
 
 def exchanges(graph: Graph, axes: Iterable[Axis]) -> tuple[Exchange, ...]:
-    """Return what the members of a group would send for an example batch, in graph order."""
+    """Return what the ranks of a group would send for an example batch, in graph order."""
     axes = tuple(axes)
     touched = {name for a in axes for name in (*a.along, *a.summed, *a.whole)}
     rewriting = _Rewriting(graph.at(graph.batch), [SizePart(a, (a.size,), 0) for a in axes])
@@ -209,7 +209,7 @@ def _read_often(graph: Graph) -> tuple[tuple[str, bool, tuple[str, ...]], ...]:
 
 
 class _Rewriting:
-    """One member: the ops of the graph, each as a part or whole."""
+    """One rank: the ops of the graph, each as a part or whole."""
 
     def __init__(self, graph: Graph, parts: Sequence[SizePart], scatters: bool = True) -> None:
         self.whole, self.parts = graph, parts
@@ -224,7 +224,7 @@ class _Rewriting:
         }
 
     def _scattered(self, parts: Iterable[SizePart]) -> Iterator[tuple[str, Held]]:
-        """Yield the sums of which each op that reads them reads the member's own part.
+        """Yield the sums of which each op that reads them reads the rank's own part.
 
         Of positions: of features a bias, which is added to the sum, would have to be cut as well.
         """
@@ -247,7 +247,7 @@ class _Rewriting:
         return not all(along)
 
     def graph(self) -> Graph:
-        """Return the member's graph."""
+        """Return the rank's graph."""
         self.visit(self.whole.ops)
         wanted = dict.fromkeys(
             (*([self.whole.loss] if self.whole.loss else []), *self.whole.outputs)
@@ -263,7 +263,7 @@ class _Rewriting:
         )
 
     def shards(self) -> Iterator[Shard]:
-        """Yield what this member has of parameters that are split."""
+        """Yield what this rank has of parameters that are split."""
         for param in self.whole.params:
             held = self.forms.place_of.get(param.name)
             if held is None:
@@ -353,7 +353,7 @@ class _Rewriting:
         self.forms.ops.append(replace(op, outputs=(self.forms.narrow(op.outputs[0], held),)))
 
     def _split(self, op: Op, part: SizePart) -> None:
-        """Write an op of which each member computes its part."""
+        """Write an op of which each rank computes its part."""
 
         def changed(ref: Ref | ParamRef) -> Ref | ParamRef:
             held = self.forms.place_of.get(ref.value if isinstance(ref, Ref) else ref.param)
@@ -371,7 +371,7 @@ class _Rewriting:
     def _saves(
         self, op: Op, given: Op, part: SizePart, now: Mapping[str, Ref | ParamRef]
     ) -> Saves | None:
-        """Return what the member's op holds; `now` is what it reads in place of each value."""
+        """Return what the rank's op holds; `now` is what it reads in place of each value."""
         if op.saves is None:
             return None
         place = self.forms.place_of.get(op.name)

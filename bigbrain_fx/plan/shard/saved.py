@@ -1,4 +1,4 @@
-"""Memory of a member's ops: its part of the measured bytes; written ops by rule.
+"""Memory of a rank's ops: its part of the measured bytes; written ops by rule.
 
 Exchanges are `runtime.group`, whose tensors are counted here; ops that stand in an op's place are
 torch's own, of which derivatives.yaml says what autograd keeps. Then come the forms of values.
@@ -35,7 +35,7 @@ from bigbrain_fx.plan.shard.find import common
 
 @dataclass(frozen=True, slots=True)
 class SizePart:
-    """Part of an axis that one member has."""
+    """Part of an axis that one rank has."""
 
     axis: Axis
     lengths: tuple[int, ...]
@@ -43,7 +43,7 @@ class SizePart:
 
     @property
     def start(self) -> int:
-        """First index of the axis that the member has."""
+        """First index of the axis that the rank has."""
         return sum(self.lengths[: self.member])
 
     @property
@@ -56,13 +56,13 @@ class SizePart:
         return isinstance(arg, Ref) and (op.name, arg.value) in self.axis.gathered
 
     def of(self, count: Dim) -> Dim:
-        """Return the member's part of a count."""
+        """Return the rank's part of a count."""
         if isinstance(count, int):
             return count * self.length // self.axis.size
         return f"({count})*{self.length}//{self.axis.size}"
 
     def narrow(self, spec: TensorSpec, place: Place, batch: int) -> TensorSpec:
-        """Return how the member's part of a tensor is."""
+        """Return how the rank's part of a tensor is."""
         there = spec.strides[place.dim] if spec.strides else 0
         shape = tuple(self.of(n) if i == place.dim else n for i, n in enumerate(spec.shape))
         strides = tuple(
@@ -72,7 +72,7 @@ class SizePart:
         return replace(spec, shape=shape, strides=strides)
 
     def work(self, op: Op, outputs: tuple[TensorSpec, ...]) -> Op:
-        """Return an op with the member's part of its work, but for what it saves."""
+        """Return an op with the rank's part of its work, but for what it saves."""
         return replace(
             op,
             outputs=outputs,
@@ -101,7 +101,7 @@ def is_row_by_row(spec: TensorSpec, batch: int) -> bool:
 
 
 # ------------------------------------------------------------------------------------------------
-# What a member's ops hold: its part of what capture measured; the rest, written here, by rule.
+# What a rank's ops hold: its part of what capture measured; the rest, written here, by rule.
 
 
 ATTENTION = "scaled_dot_product_attention"
@@ -143,11 +143,11 @@ def attention_saves(read: Sequence[TensorSpec], made: TensorSpec) -> Saves:
 
 
 def part_saves(saves: Saves, part: SizePart, *, shared: bool) -> Saves:
-    """Return what a member's part of an op holds, of what the whole op does.
+    """Return what a rank's part of an op holds, of what the whole op does.
 
     Args:
         saves: measured, for the whole.
-        part: what the member has.
+        part: what the rank has.
         shared: whether the op gives a whole value a gradient: that is not divided.
     """
     cuda = saves.cuda_own_bytes
@@ -183,7 +183,7 @@ def exchange_saves(kind: str, whole: TensorSpec, members: int) -> Saves:
 
     Args:
         kind: of exchange.
-        whole: the tensor of which members have parts, or of which all have one.
+        whole: the tensor of which ranks have parts, or of which all have one.
         members: of the group.
     """
     size = nbytes(whole)
@@ -202,10 +202,10 @@ def exchange_saves(kind: str, whole: TensorSpec, members: int) -> Saves:
 
 
 # ------------------------------------------------------------------------------------------------
-# The forms of values on one member: whole, the own part, whole with gradients summed.
+# The forms of values on one rank: whole, the own part, whole with gradients summed.
 #
-# A value that stands whole is the same on all members, and so is its gradient; of a part, each
-# member has its own gradient. Asked for another form, an exchange is put into the graph, once.
+# A value that stands whole is the same on all ranks, and so is its gradient; of a part, each
+# rank has its own gradient. Asked for another form, an exchange is put into the graph, once.
 
 
 Held = tuple[SizePart, Place]
@@ -219,14 +219,14 @@ _SUFFIXES = {
 
 
 class Forms:
-    """One member's graph as it grows: its ops, and how each value stands."""
+    """One rank's graph as it grows: its ops, and how each value stands."""
 
     def __init__(self, graph: Graph, parts: Iterable[SizePart], *, scatters: bool) -> None:
         self.whole, self.scatters = graph, scatters
         self.ops: list[Op] = []
         self.own: dict[str, Held] = {}  # values that were made as parts
         self.place_of: dict[str, Held] = {}  # where the axes lie, whether or not it was made so
-        self.scattered: dict[str, Held] = {}  # sums of which each member reads its own part only
+        self.scattered: dict[str, Held] = {}  # sums of which each rank reads its own part only
         parts = [*parts]
         for part in parts:
             for place in (*part.axis.values, *part.axis.params):
@@ -250,7 +250,7 @@ class Forms:
         return replace(op, args=args, kwargs=kwargs)
 
     def whole_form(self, ref: Ref | ParamRef) -> Ref | ParamRef:
-        """Return a value whole, as every member has it."""
+        """Return a value whole, as every rank has it."""
         held = self._held(ref)
         if held is None:
             return ref
@@ -267,7 +267,7 @@ class Forms:
         return self._exchanged("copy_to_group", ref, spec, self.whole_form(ref), None)
 
     def own_form(self, ref: Ref | ParamRef, held: Held) -> Ref | ParamRef:
-        """Return the member's own part of a value."""
+        """Return the rank's own part of a value."""
         if self._held(ref) is not None:
             return ref
         spec = self.spec(ref)
@@ -275,7 +275,7 @@ class Forms:
         return self._exchanged("split", ref, self.narrow(spec, held), ref, held)
 
     def narrow(self, spec: TensorSpec, held: Held) -> TensorSpec:
-        """Return how the member's part of a tensor is."""
+        """Return how the rank's part of a tensor is."""
         return held[0].narrow(spec, held[1], self.whole.batch)
 
     def exchange(
@@ -288,7 +288,7 @@ class Forms:
         *args: Arg,
         whole: TensorSpec | None = None,
     ) -> Op:
-        """Return an op that exchanges something with the other members.
+        """Return an op that exchanges something with the other ranks.
 
         Args:
             kind: of exchange.
@@ -391,5 +391,5 @@ def beside_layer(op: Op) -> Op:
 
 
 def layout(part: SizePart, place: Place) -> tuple[Dim | tuple[int, ...], ...]:
-    """Return (dimension, inner, what each member has): how parts lie in a whole."""
+    """Return (dimension, inner, what each rank has): how parts lie in a whole."""
     return place.dim, place.inner, part.lengths

@@ -103,8 +103,8 @@ def _divided(alone: Graph, axis: Axis, shares: Shares) -> Sharded:
 def _writable(member: Graph) -> Graph:
     """Copy what an exchange gives an op that writes into it.
 
-    In the model that value was made by an op, and each member has its own part of it; autograd
-    refuses writes into what an exchange of all members gives.
+    In the model that value was made by an op, and each rank has its own part of it; autograd
+    refuses writes into what an exchange of all ranks gives.
     """
     given_to = {name for op in member.ops if op.mutates for name in op.refs}
     ops: list[Op] = []
@@ -199,14 +199,14 @@ def _input(graph: Graph, name: str) -> Input:
     return Input(name, (name,), spec)
 
 
-# --------------------------------------------------------------------------- a member by itself
+# --------------------------------------------------------------------------- a rank by itself
 
 
 _SPACE = "shard."
 
 
 def alone(graph: Graph) -> Graph:
-    """Put ops of torch in place of a member's exchanges.
+    """Put ops of torch in place of a rank's exchanges.
 
     Args:
         graph: one of `Sharded.members`, concrete (`at`).
@@ -231,7 +231,7 @@ def _without_others(graph: Graph, op: Op) -> Op:
 
 
 def _length(graph: Graph, value: Arg, dim: int) -> int:
-    """Return how much of a dimension the member has."""
+    """Return how much of a dimension the rank has."""
     if isinstance(value, ParamRef):
         return int(graph.param[value.param].spec.shape[dim])
     assert isinstance(value, Ref)

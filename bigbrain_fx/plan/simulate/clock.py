@@ -4,14 +4,14 @@ A device runs its instructions in order. A Send takes the device for what handli
 it, and then the message is on its way (`messages`). A Recv waits for the arrival, and then takes
 the device.
 
-Since only its source device ever uses a link, devices can be followed one after another, each as
-far as the messages that were sent let it come. Where NICs are shared they take turns instead: the
-device that is earliest goes on until another is, so that messages are sent in order of time. Where
-devices of a host slow each other, `crowd` follows all of them at once.
+Only its source device uses a link, so devices are simulated one after another, each as far as the
+messages that were sent allow. Where NICs are shared, devices take turns: the earliest goes on until
+another is earlier, so that messages are sent in order of time. Where devices of a host slow each
+other, `crowd` simulates all of them at once.
 
 A GPU has two clocks: what its process has started, and what it has computed. A computation ends
-when both are done with it, so that a process that is slower than its GPU holds it up, and otherwise
-is ahead of it, also while the GPU waits for a message.
+when both are done with it. A process that is slower than its GPU holds it up; otherwise it is ahead
+of the GPU, also while that waits for a message.
 
     process  |f0|f1|b0|b1|          |f0 |f1 |b0 |b1 |
     GPU      |f0  |f1  |b0   |b1  |  .f0|. f1|. b0|. b1

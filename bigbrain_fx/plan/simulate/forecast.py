@@ -42,8 +42,8 @@ def simulate(
             thousands of plans need not.
 
     Returns:
-        Seconds for one step; per device what it computes, and what it holds at its peak (the parts
-        add up to `peak_bytes`; workspace counts as activations). The timeline has one bar for each
+        Seconds for one step; per device what it computes, and what it holds at its peak. The parts
+        add up to `peak_bytes`; workspace counts as activations. The timeline has one bar for each
         computation and, on "a->b", one for the time that each message occupies its link.
 
     Raises:
@@ -308,9 +308,8 @@ _COMPUTE = {"activation": "forward", "gradient": "backward"}
 def chrome_trace(forecast: Forecast) -> list[Event]:
     """Return the timeline as trace events, ready for `json.dump({"traceEvents": events}, file)`.
 
-    Devices are threads of one process and links of another. Bars are "X" events, and an arrow ("s",
-    "t", "f") leads from the computation that made a message, over its link, to the one that reads
-    it.
+    Devices are threads of one process and links of another. Bars are "X" events. An arrow ("s",
+    "t", "f") leads from the computation that made a message, over its link, to its reader.
     """
     names = {entry.device for entry in forecast.devices}
     rows = list(dict.fromkeys(bar.device for bar in forecast.timeline))

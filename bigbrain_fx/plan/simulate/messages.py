@@ -1,10 +1,10 @@
 """Messages in simulated time: link and NICs of each, and its arrival.
 
-A link is one way between two devices, carries one message at a time, in the order they were sent,
-and latency does not occupy it. Hosts may have a NIC that all messages out of the host share, and
-all into it: each takes its own part of the NIC's time, in the order they were sent. Link and NICs
-work on a message at once, and each begins with it when it is free itself: a message that has to
-wait for one of them holds up none of those that the others have to carry.
+A link is one way between two devices and carries one message at a time, in the order of sending.
+Latency does not occupy it. Hosts may have a NIC that all messages out of the host share, and all
+into it. Each message takes its own part of the NIC's time, in the order of sending. Link and NICs
+work on a message at once, and each begins when it is free itself. A message that waits for one of
+them holds up no message of the others.
 
 Sums by collectives of torch.distributed, and those of many replicas, are messages that all replicas
 send at once: see `collectives`.

@@ -2,7 +2,7 @@
 
     options left open ──space──▶ Strategy ──bound──▶ in order ──choose──▶ the best Plan
 
-A plan of one strategy is made by whoever is given: this package places no op.
+The caller's function makes the plan of one strategy: this package places no op.
 """
 
 from __future__ import annotations

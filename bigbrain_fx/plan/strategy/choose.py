@@ -51,7 +51,7 @@ SMALL, FAR = 10_000, 1.1
 
 
 def is_open(graph: Graph, cluster: Cluster, options: Options) -> bool:
-    """Whether the number of replicas is left open, of members of groups, or replicas' rows."""
+    """Whether the number of replicas is left open, of ranks of groups, or replicas' rows."""
     if tensor_is_open(options) or replicas_are_open(cluster, options):
         return True
     return micro_batches_are_open(graph, cluster, options)

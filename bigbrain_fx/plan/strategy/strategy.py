@@ -1,9 +1,9 @@
 """One point of the space that `auto` searches: devices of each group, and their divided tensors.
 
-    replicas x members of a tensor group x ZeRO x devices of each replica x rows of a micro-batch
+    replicas x ranks of a tensor group x ZeRO x devices of each replica x rows of a micro-batch
 
-The search of one pipeline (`plan.search`) chooses the devices along it, cuts, schedule, recomputed
-ops, and of one replica the rows; these are no part of a strategy. The module knows options and
+The search of one pipeline (`plan.search`) chooses its devices, cuts, schedule and recomputed ops,
+and of one replica the rows. These are no part of a strategy. The module knows options and
 devices.
 """
 
@@ -34,7 +34,7 @@ class Strategy:
         members: of each tensor group; 1: none.
         zero_stage: what replicas divide of weights, gradients and state.
         sets: devices of each replica, group after group; (): all, as `divide` gives them to each.
-        shares: of the members; (): as asked.
+        shares: of the ranks; (): as asked.
         axes: that groups divide, by name; (): as asked.
         micro_batches: of a step of all replicas; None: as asked, or not chosen yet.
     """
@@ -185,7 +185,7 @@ class Bound:
         return self._priced(rows).paying(self.axes(grouping.members), grouping)
 
     def axes(self, members: int) -> tuple[Axis, ...]:
-        """Return all axes that so many members can divide together."""
+        """Return all axes that so many ranks can divide together."""
         return chosen_axes(self.named, members) if members > 1 else ()
 
     @cached_property
@@ -342,7 +342,7 @@ class Bound:
         """Whether some replica's devices cannot hold its state and one micro-batch, all together.
 
         After a micro-batch's last forward all that its ops save is held, whatever the schedule.
-        Nothing is said of groups, whose members divide it, nor of recompute and offloading.
+        Nothing is said of groups, whose ranks divide it, nor of recompute and offloading.
         """
         if strategy.members > 1 or self.options.recompute or self.options.offload:
             return False

@@ -1,7 +1,7 @@
 """Tensor parallelism: groups of devices compute each stage together, along axes of `plan.shard`.
 
-    cluster ──grouped──▶ groups; graph, axes ──sharded──▶ a graph for each member
-    one member of each group is planned as a pipeline of its own ──columns──▶ all of them
+    cluster ──grouped──▶ groups; graph, axes ──sharded──▶ a graph for each rank
+    one rank of each group is planned as a pipeline of its own ──columns──▶ all of them
 
 This package knows what goes together and what does not; how a graph is divided is `plan.shard`'s.
 """

@@ -108,7 +108,7 @@ def wanted_axes(graph: Graph, options: Options) -> tuple[Axis, ...]:
     The sequence, where it is named, is divided wherever the others leave it.
 
     Raises:
-        InputError: a name is of no axis, or none has as many parts as there are members.
+        InputError: a name is of no axis, or none has as many parts as there are ranks.
     """
     if options.tensor_tried:
         return priced_axes(graph, options.tensor_tried)
@@ -193,8 +193,8 @@ def _none_fits(graph: Graph, axes: Sequence[Axis], members: int) -> InputError:
 # ------------------------------------------------------------------------------------------------
 # Embedding tables that a group divides since its replicas would sum them: no work, but bytes.
 #
-#   replica 0  |rows 0..n/2|rows n/2..n|         each member sums its rows with those of the same
-#              ─────┼────────────┼──────         member elsewhere, in place of the whole table twice
+#   replica 0  |rows 0..n/2|rows n/2..n|         each rank sums its rows with those of the same
+#              ─────┼────────────┼──────         rank elsewhere, in place of the whole table twice
 #   replica 1  |rows 0..n/2|rows n/2..n|
 #
 # A lookup divides no work, so that axes are not chosen for it. It costs a sum of what was looked
@@ -245,14 +245,14 @@ class _Sums:
         self.micro_batches = options.micro_batches or 1
 
     def saved_s(self, axis: Axis) -> float:
-        """Return what replicas' sums take less: rings, of all members beside each other."""
+        """Return what replicas' sums take less: rings, of all ranks beside each other."""
         count, ring = len(self.replicas), Ring(self.cluster, tuple(r[0] for r in self.replicas))
         nbytes = 2 * (count - 1) * axis.nbytes * (1 - 1 / self.members) / count
         shared = (self.members * taken for taken in ring.nics_s(int(nbytes)).values())
         return max(ring.wire_s(int(nbytes)), *shared, 0.0)
 
     def paid_s(self, axis: Axis) -> float:
-        """Return what a replica's micro-batches take to add up what their members looked up."""
+        """Return what a replica's micro-batches take to add up what their ranks looked up."""
         group, many = self.replicas[0][: self.members], len(self.replicas) * self.micro_batches
         sent = axis.sent_bytes(backward=False), axis.sent_bytes(backward=True)
         return self.micro_batches * sum(sum_s(n // many, self.cluster, group) for n in sent if n)

@@ -41,8 +41,8 @@ class AxisChoice:
         kind: heads, hidden, vocabulary ...: `--tp-axes` takes all of a kind, too.
         axes: with their numbers.
         size: of each, in parts.
-        parts: of it, by member.
-        sent_bytes: the most that a member sends each other one in a step, less what it would send
+        parts: of it, by rank.
+        sent_bytes: the most that a rank sends each other one in a step, less what it would send
             without these axes; of all groups together. Below zero where they save exchanges.
         whole_s: forecast step with them whole; None where that does not fit.
         reason: why not.
@@ -111,7 +111,7 @@ def _choices(plan: Plan, tensor: TensorParallel) -> Iterator[AxisChoice]:
 
 
 def _sent(plan: Plan, tensor: TensorParallel, axes: Sequence[Axis]) -> int:
-    """Return the bytes that a member sends the next one for these axes, in all groups."""
+    """Return the bytes that a rank sends the next one for these axes, in all groups."""
     about = plan.graph, axes, tensor.shares
     members = sharded(*about, scatters=tensor.scatters).members
     return sent_bytes([graph.at(plan.rows) for graph in members], _runs(plan))

@@ -1,11 +1,11 @@
-"""Columns: a member of each group has stages and programs like a pipeline's of its own.
+"""Columns: a rank of each group has stages and programs like a pipeline's of its own.
 
-    member 0   [0] -> [1]      stages of member m come after those of m-1, in the same order;
-                |      |       what members send each other is inside the stages
-    member 1   [2] -> [3]
+    rank 0   [0] -> [1]      stages of rank m come after those of m-1, in the same order;
+              |      |       exchanges between ranks are inside the stages
+    rank 1   [2] -> [3]
 
-A column may have replicas: member m of a group sums with member m of the same group in the others.
-All members run one order of instructions: exchanges meet. This file knows stages and programs; it
+A column may have replicas: rank m of a group sums with rank m of the same group in the others.
+All ranks run one order of instructions: exchanges meet. This file knows stages and programs; it
 knows no costs.
 """
 
@@ -58,18 +58,18 @@ def cut_columns(
     mark: Mark,
     alike: Sequence[int],
 ) -> tuple[Stages, ...]:
-    """Cut each member's graph as the first one's is cut.
+    """Cut each rank's graph as the first one's is cut.
 
     Args:
         members: their graphs.
         groups: of devices; `placement` names the first of each.
-        placement: of the first member's ops.
+        placement: of the first rank's ops.
         rows: of a micro-batch.
         mark: says how stages run.
-        alike: for each member the first that has as much of everything: they are cut once.
+        alike: for each rank the first that has as much of everything: they are cut once.
 
     Raises:
-        InputError: as `cut_replicas` does, or a member has nothing to sum where another has.
+        InputError: as `cut_replicas` does, or a rank has nothing to sum where another has.
     """
     like = members[0]
 
@@ -91,7 +91,7 @@ def cut_columns(
 
 
 def _placed_like(first: Stages, placement: Placement, to: Mapping[str, str]) -> Placement:
-    """Return another member's placement; ops that were moved stay with the others."""
+    """Return another rank's placement; ops that were moved stay with the others."""
 
     def homes(device_of: Mapping[str, str], replica: int) -> dict[str, str]:
         own = first.of_replica(replica)
@@ -125,7 +125,7 @@ def _way(edge: Edge) -> tuple[object, ...]:
 
 
 def again_alike(columns: Sequence[Stages], first: Stages) -> tuple[Stages, ...]:
-    """Let all members make again what the first does: exchanges meet where they are made twice."""
+    """Let all ranks recompute what the first does: exchanges meet where they are recomputed."""
     return tuple(
         replace(
             column,
@@ -139,7 +139,7 @@ def again_alike(columns: Sequence[Stages], first: Stages) -> tuple[Stages, ...]:
 
 
 def joined_columns(columns: Sequence[Stages]) -> Stages:
-    """Return the stages of all members as one list."""
+    """Return the stages of all ranks as one list."""
     first, count, numbered = columns[0], len(columns[0].stages), [*enumerate(columns)]
     return Stages(
         tuple(
@@ -170,18 +170,18 @@ SharedT = TypeVar("SharedT", Bucket, Statistics)
 
 
 def _shared_by(each: SharedT, member: int, count: int) -> SharedT:
-    """Return what replicas share of the first member as it is among all."""
+    """Return what replicas share of the first rank as it is among all."""
     stages = tuple(stage + member * count for stage in each.stages)
     return replace(each, name=_name_of(each.name, member), stages=stages)
 
 
 def _name_of(name: str, member: int) -> str:
-    """Name what replicas share of one member: bucket0, bucket0[1]."""
+    """Name what replicas share of one rank: bucket0, bucket0[1]."""
     return part_name(name, member) if member else name
 
 
 def part_of(stages: Stages, member: int) -> Stages:
-    """Return one member's stages and edges, with the numbers that they have among all.
+    """Return one rank's stages and edges, with the numbers that they have among all.
 
     Norms, which all devices exchange, are left out.
     """
@@ -199,7 +199,7 @@ def part_of(stages: Stages, member: int) -> Stages:
 
 
 def column_of(stages: Stages, member: int) -> Stages:
-    """Return one member's stages and edges, numbered from 0."""
+    """Return one rank's stages and edges, numbered from 0."""
     part = part_of(stages, member)
     first = part.stages[0].index
     return replace(
@@ -250,9 +250,9 @@ def _moved(
 
 
 # ------------------------------------------------------------------------------------------------
-# A forecast of groups -> less room for the first member, where another member lacks memory.
+# A forecast of groups -> less room for the first rank, where another rank lacks memory.
 #
-# What runs again is chosen by the first member's ledger, and all members do as it does. So who
+# What runs again is chosen by the first rank's ledger, and all ranks do as it does. So who
 # lacks memory is told as the first one's lack.
 
 
@@ -262,12 +262,12 @@ Make: TypeAlias = Callable[[Costs], tuple[Plan, Forecast, Forecast]]
 def with_room_for_all(
     make: Make, costs: Costs, cluster: Cluster, groups: Groups
 ) -> tuple[Plan, Forecast]:
-    """Return a plan in which more runs again until all members fit, or no more can.
+    """Return a plan in which more is recomputed until all ranks fit, or no more can be.
 
     Args:
-        make: plans all members by the room of the first ones; gives their forecast, and that of the
-            first ones by which it went, which knows no messages of groups.
-        costs: of the first member, with the first devices.
+        make: plans all ranks by the memory of the first ones. It returns their forecast, and that
+            of the first ones, which knows no messages of groups.
+        costs: of the first rank, with the first devices.
         cluster: with all devices.
         groups: whose first devices these are.
     """
@@ -285,12 +285,12 @@ def with_room_for_all(
 def with_less_room(
     costs: Costs, first: Forecast, forecast: Forecast, cluster: Cluster, groups: Groups
 ) -> Costs:
-    """Return the first members' costs, with less memory where one of their groups lacks some.
+    """Return the first ranks' costs, with less memory where one of their groups lacks some.
 
     Args:
-        costs: of the first member, with the first devices.
+        costs: of the first rank, with the first devices.
         first: of them alone.
-        forecast: of all members.
+        forecast: of all ranks.
         cluster: with all devices.
         groups: whose first devices these are.
     """
@@ -311,7 +311,7 @@ def with_less_room(
 
 
 def _lacking(name: str, first: Device, forecast: Forecast, cluster: Cluster) -> int:
-    """Return what a member lacks, in bytes of the first one, who has other parts of tensors."""
+    """Return what a rank lacks, in bytes of the first one, who has other parts of tensors."""
     device, entry = cluster.device[name], forecast.of(name)
     lacking = needed_bytes(entry, device) - device.memory_bytes
     parts = forecast.of(first.name).peak_bytes / max(1, entry.peak_bytes)

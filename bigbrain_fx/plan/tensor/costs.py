@@ -1,7 +1,7 @@
-"""Costs of a group: what each op adds to the time of the member that is last.
+"""Costs of a group: what each op adds to the time of the rank that is last.
 
-Members have a clock each, and go on from an exchange when what the others sent is there: who is
-behind all the others waits for none. This file knows ops and members; it knows no stages.
+Each rank has a clock, and goes on from an exchange when the others' messages are there. The last
+rank waits for none. This file knows ops and ranks; it knows no stages.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def column_costs(
     source: Source,
     estimator: str,
 ) -> tuple[Costs, ...]:
-    """Return what the ops of each member's graph cost on its own devices.
+    """Return what the ops of each rank's graph cost on its own devices.
 
     Args:
         members: concrete graphs, for the rows of a micro-batch.
@@ -58,7 +58,7 @@ def column_costs(
         estimator: by name.
     """
     groups = tensor.groups
-    busy = crowded(cluster)  # members compute at the same time
+    busy = crowded(cluster)  # ranks compute at the same time
     alike = twins(tensor)
     count = len(members)
     own = {first: estimated(members[first], busy, source, estimator, count) for first in set(alike)}
@@ -80,7 +80,7 @@ def column_costs(
 
 
 def twins(tensor: TensorParallel) -> tuple[int, ...]:
-    """Return for each member the first that has as much of every axis: their costs are equal."""
+    """Return for each rank the first that has as much of every axis: their costs are equal."""
     sizes = {axis.size for axis in tensor.axes}
     every = list(zip(*(lengths(size, tensor.shares) for size in sorted(sizes)), strict=True))
     every = every or [()] * tensor.members
@@ -114,7 +114,7 @@ class _Prices:
         self._tables: dict[object, Mapping[str, OpCost]] = {}
 
     def of_column(self, member: int) -> dict[str, Mapping[str, OpCost]]:
-        """Return the costs of one member's ops by its device in each group."""
+        """Return the costs of one rank's ops by its device in each group."""
         return {
             group[member]: self._table(number, member) for number, group in enumerate(self.groups)
         }
@@ -155,7 +155,7 @@ def _nics(
 def _group(
     graph: Graph, each: Sequence[Costs], cluster: Cluster, group: Sequence[str], member: int
 ) -> dict[str, OpCost]:
-    """Return the costs of one member's ops in a group.
+    """Return the costs of one rank's ops in a group.
 
     Gradients that wait for the end of a backward go in one message; it is counted once, over all.
     Exchanges that were measured with their layer cost what was measured.
@@ -190,7 +190,7 @@ def _added_s(
     *,
     waiting_s: Mapping[str, float] | None = None,
 ) -> dict[str, float]:
-    """Return by how much each op puts off the last member, in a pass that all begin at once.
+    """Return by how much each op puts off the last rank, in a pass that all begin at once.
 
     `waiting_s` are those of a backward pass.
     """
@@ -227,7 +227,7 @@ def _joined_s(graph: Graph, op: Op, device: Device) -> float:
 # Graph, axes, a grouping -> about the least that a step can take, and the axes that pay.
 #
 # Nothing is cut or simulated: this says what is worth planning, and in which order. Work that is
-# divided goes at the speed of all members together, the rest at that of the slowest; exchanges
+# divided goes at the speed of all ranks together, the rest at that of the slowest; exchanges
 # take what their links take.
 
 

@@ -1,8 +1,8 @@
 """One column's stages -> the values that cross between groups in parts, where that is faster.
 
-A message of T members' wholes takes the wire, or the hosts' NICs, T times as long as their parts;
-those are put together inside of the group that reads them. This file knows stages and links; what
-it says is carried out by `shard.parted`.
+Whole messages of T ranks take the link, or the hosts' NICs, T times as long as their parts. The
+group that reads them joins the parts. This file knows stages and links; `shard.parted` carries out
+its answer.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def crossings(
 
     Args:
         whole: as captured, in numbers.
-        graph: of the first member, in numbers.
+        graph: of the first rank, in numbers.
         stages: of its column.
         tensor: the groups.
         cluster: all their devices.
@@ -110,7 +110,7 @@ def _is_faster(
 
 
 def _sent_s(cluster: Cluster, source: Sequence[str], target: Sequence[str], nbytes: int) -> float:
-    """Return the seconds until all members of a group have sent theirs to those of another."""
+    """Return the seconds until all ranks of a group have sent theirs to those of another."""
     pairs = list(zip(source, target, strict=True))
     alone_s = max(cluster.link(a, b).transfer_s(nbytes) for a, b in pairs)
     taken: dict[str, float] = {}
@@ -121,7 +121,7 @@ def _sent_s(cluster: Cluster, source: Sequence[str], target: Sequence[str], nbyt
 
 
 def lengths_of(graph: Graph, each: Crossed, tensor: TensorParallel) -> tuple[int, ...]:
-    """Return what each member has of a value."""
+    """Return what each rank has of a value."""
     spec = graph.op[each.value].outputs[0]
     dim = part_dim(spec, tensor.members)
     assert dim is not None
@@ -148,9 +148,9 @@ def _placed(device_of: Mapping[str, str], crossed: Sequence[Crossed]) -> Iterato
 
 
 # ------------------------------------------------------------------------------------------------
-# Who answers for which gradient where norms are exchanged: of parts, every member for its own.
+# Who answers for which gradient where norms are exchanged: of parts, every rank for its own.
 #
-#   d0  embed.weight, norm.weight       what is whole, the first member; and its own parts
+#   d0  embed.weight, norm.weight       what is whole, the first rank; and its own parts
 #   d1  embed.weight[1]                 its parts
 
 

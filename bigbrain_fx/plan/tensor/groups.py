@@ -1,4 +1,4 @@
-"""Cluster, how many -> groups of devices that compute together, and columns: a member of each.
+"""Cluster, how many -> groups of devices that compute together, and columns: a rank of each.
 
     d0 d1 | d2 d3      groups of two; column 0 is d0 d2, column 1 is d1 d3
 
@@ -24,9 +24,9 @@ Groups: TypeAlias = tuple[tuple[str, ...], ...]
 def grouped(cluster: Cluster, members: int) -> Groups:
     """Group a cluster's devices, neighbours of the file together.
 
-    Members compute what is not divided for themselves, so they must round alike: with as many
-    threads, on one host, or on hosts that do not name other processors; GPUs are not to be cards of
-    other names. A run compares what they have then (`runtime.copies`).
+    Each rank computes what is not divided, so all must round identically. They need as many threads
+    each, and one host or hosts that name no other processors; GPUs must be the same card. A run
+    compares what they have then (`runtime.copies`).
 
     Raises:
         InputError: a group's devices would not.
@@ -70,7 +70,7 @@ def _other_names(what: str, first: str, other: str) -> Iterator[tuple[str, objec
 
 
 def column(cluster: Cluster, groups: Sequence[Sequence[str]], member: int) -> Cluster:
-    """Return what one member of each group sees of a cluster, in the order of the groups.
+    """Return what one rank of each group sees of a cluster, in the order of the groups.
 
     All columns send at the same time: each has of a host's NIC what its devices there are of those
     in groups.
@@ -90,7 +90,7 @@ def column(cluster: Cluster, groups: Sequence[Sequence[str]], member: int) -> Cl
 def seen_by(cluster: Cluster, groups: Sequence[Sequence[str]], group: Sequence[str]) -> Cluster:
     """Return a cluster as the exchanges of one group see it.
 
-    Groups over several hosts exchange at the same time: each has of a host's NIC what its members
+    Groups over several hosts exchange at the same time: each has of a host's NIC what its ranks
     there are of all such groups'.
     """
     if not cluster.has_shared_nics:
@@ -121,14 +121,14 @@ def _with_nics(cluster: Cluster, shares: Mapping[str, float]) -> Cluster:
 
 
 # ------------------------------------------------------------------------------------------------
-# Cluster, speeds -> ways to group its devices that are worth a try, with the members' shares.
+# Cluster, speeds -> ways to group its devices that are worth a try, with the ranks' shares.
 #
 #   4 4 2 2     alike      [4 4] [2 2]    1:1, each group of devices of one kind
 #               dealt      [4 2] [4 2]    2:1, each group with as many of the fast and the slow
 #               fastest    [4 4 2]        2:2:1, one group, the others left out
 #               nearest    [4 4]          1:1, one group, of those with the quickest links
 #
-# Members are on one host and have as many threads, so that what is not divided rounds alike on
+# Ranks are on one host and have as many threads, so that what is not divided rounds alike on
 # each.
 
 
@@ -138,7 +138,7 @@ _NEAR, _MOST = 0.02, 12
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """Groups of as many devices each, and how the members of each share what is divided."""
+    """Groups of as many devices each, and how the ranks of each share what is divided."""
 
     groups: Groups
     shares: tuple[int, ...]
@@ -224,7 +224,7 @@ def _alike(
 def _dealt(
     pools: Sequence[Sequence[Device]], kinds: Sequence[Sequence[_Kind]], members: int
 ) -> list[tuple[str, ...]]:
-    """Group so that each group has as fast a first member, second member, and so on."""
+    """Group so that each group has as fast a first rank, second rank, and so on."""
     if all(len(set(own)) == 1 for own in kinds):
         return []  # these are `_alike`
     found = []
@@ -262,7 +262,7 @@ def _slowest(cluster: Cluster, names: Sequence[str]) -> float:
 
 
 def _shared(groups: Sequence[Sequence[str]], speeds: Mapping[str, float]) -> Grouping:
-    """Return a grouping with shares by the speeds of first members, second members, and so on."""
+    """Return a grouping with shares by the speeds of first ranks, second ranks, and so on."""
     columns = list(zip(*groups, strict=True))
     every = [sum(speeds[name] for name in column) for column in columns]
     return Grouping(tuple(map(tuple, groups)), shares_of(every))

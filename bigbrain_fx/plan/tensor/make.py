@@ -64,7 +64,7 @@ def plan_tensor(graph: Graph, cluster: Cluster, source: Source, options: Options
 
 
 def group_maker(graph: Graph, cluster: Cluster, source: Source, options: Options) -> GroupMaker:
-    """Return what makes plans of such groups, as many members as was said.
+    """Return what makes plans of such groups, as many ranks as was said.
 
     Args:
         graph: as captured.
@@ -93,7 +93,7 @@ def _looked_at(cluster: Cluster, groups: Groups) -> Groups:
 
 @dataclass(frozen=True)
 class GroupMaker:
-    """Makes plans of one grouping: a `Maker` of the first member's graph on its own devices."""
+    """Makes plans of one grouping: a `Maker` of the first rank's graph on its own devices."""
 
     whole: Graph
     all_devices: Cluster
@@ -126,7 +126,7 @@ class GroupMaker:
 
     @cached_property
     def sharded(self) -> Sharded:
-        """Return the graphs of all members.
+        """Return the graphs of all ranks.
 
         Raises:
             InputError: micro-batches may have fewer rows, and the number of rows of an exchange is
@@ -166,11 +166,11 @@ class GroupMaker:
         return found
 
     def estimated(self, rows: int) -> Costs:
-        """Estimate the first member's graph at so many rows."""
+        """Estimate the first rank's graph at so many rows."""
         return self.estimated_of_members(rows)[0]
 
     def estimated_of_members(self, rows: int) -> tuple[Costs, ...]:
-        """Estimate every member's graph at so many rows."""
+        """Estimate every rank's graph at so many rows."""
         if rows not in self._known:
             concrete = _concrete(self.sharded, self.tensor, rows)
             about = self.tensor, self._used, self.source, self.options.estimator
@@ -189,7 +189,7 @@ class GroupMaker:
         costs: Costs,
         is_trial: bool = False,
     ) -> Plan:
-        """Cut every member's graph as the first one's is placed; order and simulate."""
+        """Cut every rank's graph as the first one's is placed; order and simulate."""
         rows, members = self.whole.batch // micro_batches, self.sharded.members
         placement = in_pieces(members[0], placement, options, micro_batches, costs)
         columns, schedule = self._columns(options, micro_batches, placement)
@@ -239,7 +239,7 @@ class GroupMaker:
         columns: Sequence[Stages],
         with_backward: frozenset[int],
     ) -> Plan:
-        """Return what all members' columns make, without programs and forecast."""
+        """Return what all ranks' columns make, without programs and forecast."""
         stages, count = joined_columns(columns), len(columns[0].stages)
         trains = (s + m * count for m in range(len(columns)) for s in with_backward)
         return Plan(
@@ -263,7 +263,7 @@ class GroupMaker:
     def _forecast(
         self, plan: Plan, programs: Sequence[Program], known: Forecast | None
     ) -> Forecast:
-        """Simulate each member's column, of which all run the first one's programs."""
+        """Simulate each rank's column, of which all run the first one's programs."""
         first = part_of(plan.stages, 0)
 
         def own(member: int) -> _Column:
@@ -282,7 +282,7 @@ class GroupMaker:
     def _columns(
         self, options: Options, micro_batches: int, placement: Placement
     ) -> tuple[tuple[Stages, ...], str]:
-        """Cut every member's graph as the first one's is placed; return the schedule, too."""
+        """Cut every rank's graph as the first one's is placed; return the schedule, too."""
         schedules = []
 
         def mark(graph: Graph, stages: Stages) -> Stages:
@@ -298,7 +298,7 @@ class GroupMaker:
     def _stored(
         self, columns: Sequence[Stages], rows: int, with_backward: frozenset[int]
     ) -> tuple[Stages, ...]:
-        """Say of each member's stages what of their activations lies in its own store."""
+        """Say of each rank's stages what of their activations lies in its own store."""
         if "activations" not in columns[0].offload:
             return tuple(columns)
         concrete, costs = (
@@ -311,13 +311,13 @@ class GroupMaker:
         )
 
     def _known_sharded(self, plan: Plan) -> Plan:
-        """Spare a plan to work out the members' graphs again."""
+        """Spare a plan to work out the ranks' graphs again."""
         plan.__dict__["sharded"] = self.sharded
         return plan
 
 
 def _concrete(found: Sharded, tensor: TensorParallel, rows: int) -> list[Graph]:
-    """Return each member's graph in numbers; where members are alike, the first one's."""
+    """Return each rank's graph in numbers; where ranks are alike, the first one's."""
     return [found.members[first].at(rows) for first in twins(tensor)]
 
 
@@ -330,7 +330,7 @@ def _of_groups(reason: str) -> str:
 
 
 def tensor_costs(plan: Plan) -> tuple[Costs, ...]:
-    """Estimate the ops of each member of a plan's groups again."""
+    """Estimate the ops of each rank of a plan's groups again."""
     assert plan.placement.tensor is not None
     tensor = plan.placement.tensor
     concrete = _concrete(plan.sharded, tensor, plan.rows)
@@ -341,7 +341,7 @@ def tensor_costs(plan: Plan) -> tuple[Costs, ...]:
 def tensor_forecast(
     plan: Plan, costs: Sequence[Costs] | None = None, *, timeline: bool = False
 ) -> Forecast:
-    """Simulate each column by itself: in the costs members wait for each other already."""
+    """Simulate each column by itself: in the costs ranks wait for each other already."""
 
     def own(member: int) -> _Column:
         column = column_of(plan.stages, member)
@@ -355,7 +355,7 @@ _Column: TypeAlias = tuple[Stages, tuple[Program, ...]]
 
 
 def _of_members(programs: Sequence[Program], first: Stages, stages: Stages) -> Iterator[Program]:
-    """Yield the programs of all members, which run what the first one's devices do."""
+    """Yield the programs of all ranks, which run what the first one's devices do."""
     for member in range(stages.members):
         yield from moved_programs(programs, first, part_of(stages, member))
 

@@ -1,7 +1,7 @@
-"""Plan -> what the members of each group send each other in a step: a channel for each size.
+"""Plan -> what the ranks of each group send each other in a step: a channel for each size.
 
-Messages of one size and type between two devices share a channel, in the order of the program: so
-there are few of them, however deep the model is. This file knows exchanges; it knows no bytes on a
+Messages of one size and type between two devices share a channel, in the order of the program.
+There are few channels, however deep the model is. This file knows exchanges; it knows no bytes on a
 wire.
 """
 
@@ -30,10 +30,10 @@ from bigbrain_fx.plan.schedule.memory import AHEAD
 from bigbrain_fx.planning import live_ops
 
 # ------------------------------------------------------------------------------------------------
-# One exchange of a tensor group: what it sends, and when each member goes on from it.
+# One exchange of a tensor group: what it sends, and when each rank goes on from it.
 #
-#   member 0  ██████ sends ────▶            █████    the faster one waits for what is sent to it
-#   member 1  ██████████████████ sends ────▶█████    the slower one finds it there, and waits not
+#   rank 0  ██████ sends ────▶            █████    the faster one waits for what is sent to it
+#   rank 1  ██████████████████ sends ────▶█████    the slower one finds it there, and waits not
 
 
 SPACE = "shard."
@@ -42,14 +42,14 @@ _ADDS, _COPIES = 3, 2  # how often the bytes of a tensor move that is added to a
 
 
 def pieces(numel: int, members: int) -> tuple[int, ...]:
-    """Return how many numbers of a sum each member adds; one entry where each adds all of it."""
+    """Return how many numbers of a sum each rank adds; one entry where each adds all of it."""
     if members == 2 or numel < LARGE:
         return (numel,)
     return tuple(numel // members + (member < numel % members) for member in range(members))
 
 
 def sent_share(kind: str, numel: int, members: int) -> float:
-    """Return the share of a whole tensor that a member sends each other one in an exchange."""
+    """Return the share of a whole tensor that a rank sends each other one in an exchange."""
     if kind not in ("all_reduce", "copy_to_group"):
         return 1 / members
     return 2 / members if len(pieces(numel, members)) > 1 else 1.0
@@ -66,19 +66,19 @@ def sends_backward(op: Op) -> bool:
 
 
 def exchange_s(op: Op, cluster: Cluster, group: Sequence[str], *, backward: bool) -> float:
-    """Return the seconds of an exchange to which all members come at once, in one pass."""
+    """Return the seconds of an exchange to which all ranks come at once, in one pass."""
     return max(exchanged_s(op, cluster, group, [0.0] * len(group), backward=backward))
 
 
 def exchanged_s(
     op: Op, cluster: Cluster, group: Sequence[str], ready_s: Sequence[float], *, backward: bool
 ) -> list[float]:
-    """Return when each member goes on: every one sends to every other.
+    """Return when each rank goes on: every one sends to every other.
 
     Args:
         op: concrete.
         cluster: with the links.
-        group: the members' devices.
+        group: the ranks' devices.
         ready_s: when each of them comes to it.
         backward: in which pass.
     """
@@ -89,13 +89,13 @@ def exchanged_s(
 
 
 def sum_s(nbytes: int, cluster: Cluster, group: Sequence[str]) -> float:
-    """Return the seconds of a sum of which each member sends all to every other."""
+    """Return the seconds of a sum of which each rank sends all to every other."""
     others = len(group) - 1
     return max(_round(cluster, group, nbytes, [0.0] * len(group), others * _ADDS * nbytes))
 
 
 def _rounds(op: Op, members: int, *, backward: bool) -> Iterator[tuple[int, int]]:
-    """Yield the bytes that each member sends each other one, and those that it touches itself."""
+    """Yield the bytes that each rank sends each other one, and those that it touches itself."""
     spec, kind, others = op.outputs[0], op.target.removeprefix(SPACE), members - 1
     if kind in ("all_reduce", "copy_to_group"):
         if len(pieces(spec.numel, members)) == 1:
@@ -150,7 +150,7 @@ def _arrived_s(
 def _crowded_s(
     cluster: Cluster, group: Sequence[str], nbytes: int, own: str
 ) -> Mapping[str, float]:
-    """Return, by who sends to a member, what the fullest NIC on the way takes for all messages."""
+    """Return, by who sends to a rank, what the fullest NIC on the way takes for all messages."""
     used = Counter(nic for a in group for b in group if a != b for nic in cluster.nics(a, b))
     return {
         other: max(
@@ -169,12 +169,12 @@ def _on_way(
 
 
 # ------------------------------------------------------------------------------------------------
-# Plan -> what the members of each group send each other in a step: a channel for each size.
+# Plan -> what the ranks of each group send each other in a step: a channel for each size.
 
 
 @dataclass(frozen=True)
 class PartChannel:
-    """Messages of one size from one member of a group to another.
+    """Messages of one size from one rank of a group to another.
 
     Attributes:
         source, target: the first stage of each of the two devices.
@@ -196,7 +196,7 @@ class PartChannel:
 
 
 def part_channels(plan: Plan) -> tuple[PartChannel, ...]:
-    """Return the channels between members of a plan's groups; none without groups."""
+    """Return the channels between ranks of a plan's groups; none without groups."""
     tensor = plan.placement.tensor
     if tensor is None:
         return ()
@@ -231,7 +231,7 @@ def posted_bytes(plan: Plan) -> Counter[str]:
 
 
 def _sent(plan: Plan, device: str, member: int, to: int) -> Counter[tuple[int, str]]:
-    """Count what a member sends another member for a micro-batch, by size and type."""
+    """Count what a rank sends another rank for a micro-batch, by size and type."""
     graph, members = plan.sharded.members[member].at(plan.rows), plan.stages.members
     found = Counter(
         (numel, op.outputs[0].dtype)
@@ -270,7 +270,7 @@ def waits(graph: Graph, op: Op) -> bool:
 
 
 def sent_bytes(members: Sequence[Graph], runs: Iterable[tuple[int, Collection[str]]]) -> int:
-    """Return the most bytes of a step that a member sends the next one, over all groups.
+    """Return the most bytes of a step that a rank sends the next one, over all groups.
 
     Args:
         members: their graphs at the rows of a micro-batch.
@@ -359,7 +359,7 @@ def _does_not_grow(graph: Graph, op: Op) -> InputError:
 
 
 def _numels(op: Op, member: int, to: int, members: int, *, backward: bool) -> tuple[int, ...]:
-    """Return the numbers in a member's messages to another: a whole tensor, its part, pieces."""
+    """Return the numbers in a rank's messages to another: a whole tensor, its part, pieces."""
     numel, kind = op.outputs[0].numel, op.target.removeprefix(SPACE)
     if kind in ("all_reduce", "copy_to_group"):
         lengths = pieces(numel, members)

@@ -66,8 +66,8 @@ class GraphScope:
     def inside_bytes(self, op: Op) -> int:
         """Return the bytes that a pass shares with passes before and after it.
 
-        A compiler that fuses them reads what one of them has made while it is in registers, and
-        writes a result only where somebody else reads it, too.
+        A compiler that fuses them reads intermediate values in registers, and writes a result only
+        where another op reads it, too.
         """
         made = (self._maker(name) for name in op.refs)
         read = sum(o.outputs[0].nbytes for o in made if o is not None and self._is_pass(o))

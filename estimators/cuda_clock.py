@@ -1,8 +1,8 @@
 """The seconds of one call on a GPU, and those that its process takes to start it.
 
-A roofline as on a CPU, but a convolution is no matrix product here, autocast's casts are passes of
-their own, a causal mask halves attention, and what starts an op is another clock than what computes
-it. It knows one call and one device.
+A roofline as on a CPU, with differences. A convolution is no matrix product, autocast's casts are
+passes of their own, and a causal mask halves attention. Starting an op is on another clock than
+computing it. The module knows one call and one device.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class CudaClock:
 
     @property
     def likeness(self) -> str:
-        """Key of ops that are computed alike: their forecasts have the same error."""
+        """Key of ops that are computed in the same way: their forecasts share an error."""
         if self.rule.kind not in ("product", "attention"):
             return "pass"
         if self.rule.kind == "attention" or self._depthwise:

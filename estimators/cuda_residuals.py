@@ -1,11 +1,10 @@
 """Factors between timed kernels of a GPU and the roofline's forecasts, by family.
 
-Ops are of one family if they are computed alike: products at one rate, convolutions at one, those
-of one channel a group, attention (each at its own: kernels of half precision say nothing of those
-of float32), passes over memory. A kernel that was timed is forecast as an op
-of a model would be; the factor is the middle of measured over forecast, drawn towards 1 as if one
-more kernel had been as forecast: single kernels are off by a fifth either way. It knows one device
-at a time, no model and no torch.
+Families are products at one rate, convolutions at one, those of one channel a group, attention and
+passes over memory. Attention has a family for each precision: its kernels in half precision say
+nothing of those in float32. A timed kernel is forecast as an op of a model would be. The factor is
+the middle of measured over forecast, drawn towards 1 as if one more kernel had been as forecast.
+Single kernels are off by a fifth either way. The module knows one device at a time and no model.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 A device's rates are what it sustains, so shares are of that: 1 is a large product of a model.
 Passes are counted from what torch's CUDA kernels read and write (ATen/native/cuda), in units of the
-bytes that the *forward* call reads and writes: batch norm in training reads its input twice and
-writes once, 3 passes of a tensor where the call has 2, so 1.5; backward it reads two tensors twice
-and writes one, so 2.5. Shares of convolutions and attention were fitted on published rows, see
+bytes of the *forward* call. Batch norm in training reads its input twice and writes once: 3 passes
+of a tensor where the call has 2, so 1.5. Backward it reads two tensors twice and writes one, so
+2.5. Shares of convolutions and attention were fitted on published rows, see
 tools/studies/published_gpus. This file knows aten's names; it knows no graph and no device.
 """
 
@@ -42,11 +42,11 @@ class Fitted:
         turned_passes: over a convolution's tensors, in half precision and not channels_last.
         unhidden: the part of a half-precision product's passes over memory that its arithmetic does
             not hide, or of its arithmetic that they do not.
-        aligned_4, aligned_2, aligned_1: share of a half-precision product's rate where its rows are
-            whole in 4, 2 or 1 elements and not in 8, as tensor cores read them.
+        aligned_4, aligned_2, aligned_1: share of a half-precision product's rate where rows divide
+            by 4, 2 or 1 elements and not by 8, as tensor cores read.
         attention_from_hopper_on: share of attention there: torch's kernels are written for Ampere.
-        wide_groups: share of the FP32 rate that the backward of a grouped convolution reaches in
-            half precision and channels_last where a group is of more than 32 channels.
+        wide_groups: share of the FP32 rate in the backward of a grouped convolution, for half
+            precision, channels_last and groups of more than 32 channels.
     """
 
     product_backward: float = 1.0

@@ -1,14 +1,14 @@
 """`layers`: seconds of whole layers that others measured, by card, rows and tensor degree.
 
-A layer's forward is divided among its ops as `analytical` divides it, and so is its backward: a
+A layer's forward is divided among its ops as `analytical` divides it, and so is its backward. A
 layer that a plan cuts through costs each side its share. Between two sizes that were measured time
 is a line; beyond them it is the line through the two nearest, and no measurement any more. A degree
 that was not measured is the nearest one's, at a time that falls with the degree. What no layer has
 takes what `analytical` says, times what the layers of that card took over theirs. `Costs.measured`
 says what was there.
 
-Seconds of a layer are its device's, its process's and, in a tensor group, its group's: an op that
-was measured neither waits for its process nor exchanges anything besides.
+Seconds of a layer include its device's, its process's and, in a tensor group, its group's. A
+measured op neither waits for its process nor exchanges anything besides.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`learned`: op times by a regression that `bigbrain-fx fit` made of profiles.
 
-How far `analytical` is off is predicted of forward, input gradients and weight gradients apart,
-from each op's shapes (`costs.model.features`); where no file is named, by the model that comes with
-bigbrain-fx, which was fitted on a CPU. The optimizer's step is as the profiles say; memory is
+The error of `analytical` is predicted for forward, input gradients and weight gradients apart, from
+each op's shapes (`costs.model.features`). Without a file the model that comes with bigbrain-fx
+predicts it, which was fitted on a CPU. The optimizer's step is as the profiles say; memory is
 `analytical`'s. A sum of gradients that several readers send back is in the profile of a reader,
 where it happens.
 

@@ -1,7 +1,7 @@
 """The matrices of a product: their sides, how they are aligned, and what is copied to make them.
 
-A tensor core reads eight halves at once, a multiprocessor makes a tile of a product at once, and a
-batched product reads matrices that lie one after another. It knows aten's names and torch's rules
+A tensor core reads eight halves at once, and a multiprocessor computes a tile of a product at once.
+A batched product reads matrices that lie one after another. It knows aten's names and torch's rules
 of strides; it knows no device and no seconds.
 """
 
@@ -65,8 +65,8 @@ def _aligned(side: int) -> int:
 def copied_numbers(call: PricedCall, family: str) -> int:
     """Count the elements that are copied first, as torch folds a product's leading sides into one.
 
-    A linear layer wants rows that follow each other; a batched product, batches that do, and a
-    side of stride 1: heads that were split off the width and turned to the front are copied.
+    A linear layer needs rows that follow each other, a batched product batches that do and a side
+    of stride 1. Heads that were split off the width and turned to the front are copied.
     """
     fits = _is_dense if family == "linear" else _is_batch
     specs = [spec for _, spec in call.values if len(spec.shape) > 2]

@@ -1,18 +1,18 @@
 """`measured`: op times from a profile database that `bigbrain-fx profile` filled.
 
-A profile holds for the machine it was taken on. A device of other rates gets the op's time scaled:
-what starting costs by the devices' launch times, the rest by their products' rates or by their
-memory's, whichever bounds the op (the roofline of `analytical`). What is absent is `analytical`'s,
+A profile holds for the machine it was taken on. For a device of other rates the op's time is
+scaled, its start by launch times and the rest by the rates of products or of memory. The
+rate that bounds the op counts (the roofline of `analytical`). What is absent is `analytical`'s,
 and so is memory; `Costs.measured` says what was there.
 
-On the very processor that was profiled (a cluster file that `doctor` wrote names it) nothing is
-scaled, but by what its host's devices share: rates of one machine differ between two processes, a
-CPU's memory by half, and what starting an op takes would count four or five times for every op. A
+On the processor that was profiled, which `doctor` names in the cluster file, times are scaled only
+by what its host's devices share. Rates of one machine differ between two processes, a CPU's memory
+by half, and launch times would count four or five times for every op. A
 GPU without a name whose three rates are all within 15 % of the machine's is taken for it, too.
 
 A sum of gradients that several readers send back is in the profile of a reader, where it happens.
-The optimizer's step is as it was measured with the model that has the most of the graph's ops,
-scaled like an op: what a tensor costs by launch times, what a byte costs by memory's rates.
+The optimizer's step is that of the measured model which has the most of the graph's ops. It is
+scaled like an op: seconds per tensor by launch times, seconds per byte by memory's rates.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Assumptions about each family of ops: its share of a device's rates, its saved activations.
 
 Speeds are shares of two measured rates of `cluster.json` (FP32 products, large copies) and numbers
-of its launches. They were fitted op by op (least squares of logarithms) to what `bigbrain-fx
-profile` measured of torch 2.13 on one x86 core with AVX2, float32: 1142 ops of `models/`, 96 of a
-plain CNN, and those of `git show 4f3726e:tools/image_ops.py` at 1 to 32 rows. Families with fewer
-than eight times keep what an earlier microbenchmark of 0.1 to 10 MiB found; SORTING and UNKNOWN are
+of its launches. They were fitted op by op (least squares of logarithms) to `bigbrain-fx profile` of
+torch 2.13 on one x86 core with AVX2, float32. The ops were 1142 of `models/`, 96 of a plain CNN,
+and those of `git show 4f3726e:tools/image_ops.py` at 1 to 32 rows. Families with fewer than eight
+times have the results of an earlier microbenchmark of 0.1 to 10 MiB. SORTING and UNKNOWN are
 guesses; a GPU's are in `cuda_rules`. Above 1: the data is in a cache, or the rate of products is
 not the core's best. All are assumptions for other machines: `doctor` measures the rates, not the
 shares. Backward shares are relative to the bytes of the *forward* call. In a step an op costs more
@@ -88,8 +88,8 @@ the die's factors, of the output's size; "copy": a tensor of its own, of the fir
 class OpRule:
     """Assumptions about one family.
 
-    `keeps` are parts of what is kept; `floats_per_row` more of them for each row of the input
-    (statistics), `bytes_per_element` more for each element of the output (indices, gates). Where
+    `keeps` are parts of what is saved. `floats_per_row` are more for each row of the input
+    (statistics), `bytes_per_element` for each element of the output (indices, gates). Where
     there is `blocked`, a CPU's times are by it, and not by `speed`.
     """
 

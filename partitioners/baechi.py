@@ -2,9 +2,8 @@
 
 Shared by `m_etf` and `m_sct`; `jobs` has the rule of placing.
 
-Source: Baechi (Jeon et al., SoCC'20), section 4: co-location groups, co-placement, fusion; here a
-job is an op's forward and backward together, so that what Baechi keeps together is one to start
-with.
+Source: Baechi (Jeon et al., SoCC'20), section 4: co-location groups, co-placement, fusion. Here a
+job is an op's forward and backward together, which Baechi joins later.
 """
 
 from __future__ import annotations

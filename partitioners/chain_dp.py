@@ -1,8 +1,8 @@
-"""`chain-dp`: the best contiguous split by dynamic programming, for unlike devices and links.
+"""`chain-dp`: the best contiguous split by dynamic programming, on heterogeneous clusters.
 
-Source: the objective is Alpa's (Zheng et al., OSDI'22, section 5.2: for each bound on the slowest
-stage minimise the sum), with transfers in it, links as resources of their own, concrete devices in
-every order instead of submeshes, and, instead of a scan of the bounds, `planning.best_first`.
+Source: the objective is Alpa's (Zheng et al., OSDI'22, section 5.2): for each bound on the slowest
+stage minimise the sum. Here it includes transfers, links are resources of their own, and concrete
+devices in every order replace submeshes. `planning.best_first` replaces the scan of bounds.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class ChainDP:
     where a stage's time is forward + backward of one micro-batch, and what happens once a step
     (optimizer, gradients of tied parameters) counts 1/micro_batches. A value counts at every cut
     between its maker and its last reader, though it is sent straight to the devices that read it.
-    Of the best splits met on the way, and of some whose stages end together or have as many ops
-    each, the fastest played through as 1F1B are polished (`planning.polish`), and the fastest is
-    taken. Memory is a hard limit: see `planning.piece_memory`.
+    Candidates are the best splits met on the way, and some whose stages end together or have as
+    many ops each. Those that are fastest in 1F1B are polished (`planning.polish`), and the fastest
+    is taken. Memory is a hard limit: see `planning.piece_memory`.
 
     Attributes:
         micro_batches: per step.

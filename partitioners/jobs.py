@@ -67,9 +67,9 @@ def timetable(
 
     Of equal starts the earlier finish counts, then the lower job and device. A device has one
     channel to send and one to receive, each for one value at a time; a value that was received
-    stays. With favorite children, a device that has just run a job keeps itself free for that
-    job's favorite, if nowhere else it could start earlier; only jobs that could have started
-    anywhere by then may come between.
+    stays. With favorite children, a device that has just run a job stays free for that job's
+    favorite, if that could start no earlier elsewhere. Only jobs that could have started anywhere
+    by then may come between.
     """
     run = _JobRun(jobs, memory, favorite or {})
     while run.ready and run.place_next():

@@ -20,7 +20,7 @@ from .memory_bound import MemoryBound, bytes_by_unit
 class MTopo:
     """Give each device consecutive ops up to its share of the memory needed, plus the largest op.
 
-    Baechi's devices are alike and get total / devices each; here the shares go by memory. Devices
+    Baechi's devices are identical and get total / devices each; here shares go by memory. Devices
     come in the kernel's order, the fastest first, wherever they stand in the list.
 
     Attributes:

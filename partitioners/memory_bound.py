@@ -196,7 +196,7 @@ def in_flight_by_device(
 ) -> dict[str, int]:
     """Return the most micro-batches that each device of a pipeline may hold.
 
-    A stage can run as early as the stages that it depends on allow: where two do not depend on
+    A stage can run as early as the stages that it depends on allow. Where two do not depend on
     each other (two towers, say), either may come first, and each is counted as if it did.
     """
     return {

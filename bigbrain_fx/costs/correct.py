@@ -1,10 +1,10 @@
 """A few ops that were measured on a new device -> a base model of op times, corrected for it.
 
-What is off is off by a factor of the device, and less by factors of its families of ops: the mean
-logarithm of measured over forecast, each drawn towards the base as if some more times had been as
-forecast. Where nothing was measured, the base stays with the device's factor. Factors that grow
-with sizes and Gaussian processes over sizes were tried at 5 to 40 ops of the CPUs of
-tools/studies/few_ops: medians a little nearer, sums of models farther off.
+A device has one factor, and a smaller one for each family of ops: the mean logarithm of measured
+over forecast. Each is drawn towards the base as if some more times had been as forecast. Where
+nothing was measured, the base stays with the device's factor. Factors that grow with sizes and
+Gaussian processes over sizes were tried at 5 to 40 ops (tools/studies/few_ops). Medians came a
+little nearer, sums of models were farther off.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def correct_file(profiles: Path, base: str, out: Path) -> CorrectionReport:
     """Correct a base (a file of `bigbrain-fx fit`, or "shipped") by a database; write it.
 
     Raises:
-        InputError: no such files, a base of another version or kind of device, profiles of several
-            devices, too few, or of nothing that the base knows.
+        InputError: no such files, a base of another version or kind of device, or profiles that
+            are too few, of several devices, or unknown to the base.
     """
     known = read_model(SHIPPED if base == "shipped" else Path(base))
     report = correct(known, ProfileStore(profiles, read_only=True).rows())

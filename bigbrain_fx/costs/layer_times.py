@@ -5,10 +5,10 @@
         {"card": "a100-40", "rows": 8, "tensor": 1,
          "forward": 0.0162, "backward": 0.045, "update": 0.0029}]}]}
 
-`modules` are paths of the model (`*` stands for one part of a path: each module is a layer then), a
-class's name (each of its modules), or "loss" for what no module computes. Several are one layer.
-Seconds are of one micro-batch of so many rows, on one device of a tensor group of so many; with
-`tensor` above 1 what the group sends is part of them. `inputs` says what a row of the batch is. It
+`modules` are paths of the model, a class's name (each of its modules), or "loss" for what no module
+computes. `*` stands for one part of a path: each module is then a layer. Several are one layer.
+Seconds are of one micro-batch of so many rows, on one device of a tensor group of so many. With
+`tensor` above 1 they include what the group sends. `inputs` says what a row of the batch is. It
 knows the file; what its seconds mean to a forecast is an estimator's.
 """
 

@@ -1,6 +1,6 @@
 """Fitted models of op times: features, regressions as arrays, and their file.
 
-A noun room: plug-ins may read it. It knows profiles, numpy and, by its registered name, the
+Plug-ins may read this package. It knows profiles, numpy and, by its registered name, the
 estimator whose times are corrected; it knows no scikit-learn (`fit` has that).
 """
 

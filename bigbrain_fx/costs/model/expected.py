@@ -1,7 +1,7 @@
 """Seconds of single ops by the estimator `analytical`, which regressions correct.
 
-An op is written as a graph of it alone, the reverse of `profiles.signature`: what a signature
-leaves out (names, which of several readers add up) the graph has not either.
+An op is written as a graph of it alone, the reverse of `profiles.signature`. The graph, too, lacks
+what a signature leaves out: names, and which of several readers add up.
 """
 
 from __future__ import annotations

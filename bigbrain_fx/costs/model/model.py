@@ -1,8 +1,8 @@
 """A fitted model of op times: what `bigbrain-fx fit` writes and the estimator `learned` reads.
 
-Forward, input gradients and weight gradients have a regression each, of the logarithm (base 2) of
-measured seconds over those that `analytical` expects of the op alone: an op or a device unlike all
-that was profiled is then about as expected, which a regression of seconds is not.
+Forward, input gradients and weight gradients have a regression each. It predicts the logarithm
+(base 2) of measured seconds over those that `analytical` expects of the op alone. A new kind of op
+or device is then about as expected, which a regression of seconds is not.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ class CostModel(Strict):
     def seconds(self, phase: Phase, works: Sequence[OpWork], place: ComputePlace) -> Floats:
         """Return the seconds of one phase of every op on a device, shape (ops,).
 
-        Features are those of the nearest device within the range of what was profiled, as
-        regressions do not extrapolate; what is expected is of the device itself.
+        Features are those of the nearest device within the profiled range, as regressions do not
+        extrapolate; the expected seconds are of the device itself.
 
         Raises:
             InputError: no device of this kind was profiled, or nothing of this phase.

@@ -78,7 +78,7 @@ class Trees(Strict):
     """Regression trees whose leaves are added up: base + weight * sum.
 
     The nodes of all trees stand in one list; `roots` are where each begins. At a node the column
-    `feature` of x is compared: at most `threshold` goes to `left`, more to `right`; a leaf has
+    `feature` of x is compared: at most `threshold` goes to `left`, more to `right`. A leaf has
     feature -1 and gives `value`. Columns are compared as float32, as scikit-learn does.
     """
 

@@ -1,6 +1,6 @@
 """Measured times of ops: of what (a signature), where (a machine), and the file that keeps them.
 
-A noun room: plug-ins may read it. It knows no torch, and not how anything is measured.
+Plug-ins may read this package. It knows no torch, and not how anything is measured.
 """
 
 from bigbrain_fx.costs.profiles.optimizer import (

@@ -3,9 +3,9 @@
 This file knows SQLite; it knows no graphs, and not how anything is measured.
 
 A session is what one run of `profile` found of a machine beside the ops of its model: the rates,
-and the optimizer's two numbers. It is kept for each machine and model; a new one replaces the last
-of that model as a whole, so that its numbers are of the same minutes, and no model overwrites what
-another one's optimizer costs.
+and the optimizer's two numbers. There is one for each machine and model; a new one replaces the
+last of that model as a whole. Its numbers are then of the same minutes, and no model overwrites the
+costs of another one's optimizer.
 
 - Rates of a machine are the medians over its sessions. One session's own rates would be worse than
   no correction: eight within 13 s found 12 to 30 GB/s and launches of 2.8 to 6.8 us, while one
@@ -15,8 +15,8 @@ another one's optimizer costs.
   depends on the sizes of tensors. They stay a pair: a fit makes up for one by the other. A graph
   of which no session has anything gets the middle pair.
 
-Files of version 1 have one machine's rates of the first run and the optimizer of the last,
-all of it charged to bytes; nothing in them says which is whose, so they are refused.
+Files of version 1 have one machine's rates of the first run and the optimizer of the last, all of
+it charged to bytes. They do not say which is whose, and are refused.
 """
 
 from __future__ import annotations

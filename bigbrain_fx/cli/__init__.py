@@ -1,4 +1,4 @@
-"""The command line; `main` is its door. Commands are added to the group where they are defined."""
+"""The command line; `main` starts it. Commands are added to the group where they are defined."""
 
 from bigbrain_fx.cli import (
     background as background,

@@ -1,11 +1,10 @@
-"""The group of commands and its door to the shell.
+"""The group of commands, and the entry point of the shell.
 
-Each command calls one public function and prints its noun.
+Each command calls one public function and prints its result.
 
-Conventions: with --json stdout holds JSON alone, one object a line, and everything else goes to
-stderr; exit codes 0 ok, 1 internal, 2 bad input, 3 no feasible plan, 4 capture failed,
-5 verification failed, 130 stopped. Rooms are imported by the command that needs them: `--help` is
-quick.
+Conventions: with --json stdout holds JSON alone, one object a line, and all else goes to stderr.
+Exit codes are 0 ok, 1 internal, 2 bad input, 3 no feasible plan, 4 capture failed, 5 verification
+failed, 130 stopped. Each command imports the packages that it needs: `--help` is quick.
 """
 
 from __future__ import annotations

@@ -56,8 +56,8 @@ def fit(
 ) -> None:
     """Fit a model of op times to PROFILES, which `profile` wrote.
 
-    The file is plain JSON. The error it prints is of ops that the fit did not see, a fifth of them
-    at a time; with --base each op at a time. To use it: BIGBRAIN_LEARNED_COSTS=costs.json and
+    The file is plain JSON. The error it prints is of ops that were left out of a fit, a fifth of
+    them at a time, or with --base each. To use it: BIGBRAIN_LEARNED_COSTS=costs.json and
     --estimator learned.
     """
     require_absent(out, force)

@@ -65,10 +65,10 @@ def read_number(text: str | None, at: str) -> int | None:
 
 
 def read_members(count: int | None, text: str | None) -> tuple[int, ...]:
-    """Return the shares of a tensor group's members; empty where there is no group.
+    """Return the shares of a tensor group's ranks; empty where there is no group.
 
     Raises:
-        InputError: there are more or fewer shares than members.
+        InputError: there are more or fewer shares than ranks.
     """
     shares = read_ratio(text, "--tp-ratio")
     if count is None or not shares:

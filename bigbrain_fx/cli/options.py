@@ -1,7 +1,6 @@
 """Options that several commands share. Knows click; runs nothing.
 
-An option of a plan is declared once: its flag, its group, the field of `Options` that it sets, and
-the function that reads its text.
+An option of a plan is declared once: flag, group, field of `Options`, and the reader of its text.
 """
 
 from __future__ import annotations

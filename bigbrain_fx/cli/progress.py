@@ -49,8 +49,8 @@ def stepping(
 ) -> Iterator[Callable[[Line], None]]:
     """Give a function that shows steps or batches: JSON lines, or plain lines and a progress bar.
 
-    Of lines each `every`-th, the first and the last that was asked for; without it all of JSON and
-    of few steps, and one in ten of more than `FEW_STEPS`.
+    It shows each `every`-th line, the first and the last. Without `every` it shows all JSON lines,
+    all lines of few steps, and one in ten of more than `FEW_STEPS`.
     """
     if as_json:
         show = _thinned(lambda line: click.echo(json_line(dataclasses.asdict(line))), every, steps)

@@ -359,7 +359,7 @@ def _sizes(found: Mapping[str, int]) -> str:
 
 
 def intervals(plan: Plan, mtbf: str, choices: dict[str, Any]) -> dict[str, Any]:
-    """Choose what was not given: steps between snapshots and, where they are wanted, commits."""
+    """Choose what was not given: steps between in-memory checkpoints, and between those on disk."""
     from bigbrain_fx.plan import Assumptions, choose
 
     if plan.mode != "train":

@@ -1,4 +1,4 @@
-"""The caller's own module while devices train copies of it: whoever looks at it is told first."""
+"""The caller's own module while devices train copies of it; each read gets their weights first."""
 
 from __future__ import annotations
 

@@ -66,9 +66,9 @@ TIME_LIMIT_S = 600.0
 class Split:
     """Result of `split`: the plan, the folder of the bundle, and notes for the user.
 
-    `parameters` counts trainable numbers, tied ones once; `capture_s` is the seconds that capture
-    took in its child process (0 for a module in memory); `rehearsed` compares the training of the
-    bundle with the model file's own loop, empty without a comparison; `timings` are the seconds of
+    `parameters` counts trainable numbers, tied ones once. `capture_s` is the seconds that capture
+    took in its child process (0 for a module in memory). `rehearsed` compares the training of the
+    bundle with the model file's own loop; empty without a comparison. `timings` are the seconds of
     the steps of this process and of the one with the model.
     """
 
@@ -111,8 +111,8 @@ def split(
         devices: a cluster.json, or a Cluster; None takes that of `like`.
         out: the bundle's folder; must not exist, or be a bundle with `force`.
         options: mode, partitioner, estimator, schedule, micro-batches, seed.
-        like: a plan or bundle of the same model to place the ops by, in place of a partitioner: so
-            that inference runs where the weights were trained.
+        like: a plan or bundle of the same model to place the ops by, in place of a partitioner.
+            Inference then runs where the weights were trained.
         example_batch: for a module: one mini-batch, of which dimension 0 is the batch.
         loss: for a module: what to train on, `loss(output, batch)`; else its scalar output, or
             its output's `.loss`.
@@ -128,7 +128,7 @@ def split(
             "mpi" (`--transport mpi`), "suspicion"
             (`--suspect`), "pipelining" (a loop of torch.distributed.pipelining).
         rehearse: train a few steps of the bundle beside the model file's own loop in plain
-            PyTorch, before it is moved to its place; where their numbers differ the step is run
+            PyTorch, before it is moved to its place. Where their numbers differ the step is run
             whole on one device, or refused. A module's loop trains on the example batch; where
             they differ it is refused.
         time_limit_s: seconds for loading and capturing a model file.
@@ -289,8 +289,8 @@ def simulate(
 ) -> Plan:
     """Run a plan's programs in the simulator: on its own cluster, or on another.
 
-    On another cluster the ops stay together as they are: a device of the same name takes over its
-    part, and where a name is missing all parts go to the cluster's devices in order.
+    On another cluster the ops stay together as they are. A device of the same name takes over its
+    part. Where a name is missing, all parts go to the cluster's devices in order.
 
     Args:
         plan: what to run.

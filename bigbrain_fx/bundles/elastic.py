@@ -2,9 +2,9 @@
 
     run ── the device is given up ──▶ newest snapshot in memory ──▶ commit ──▶ resplit ──▶ run ...
 
-Of several replicas the others go on in their processes, where they can: that is `supervisor`'s, and
-what is here follows where the last one loses a device.
-This module decides when and from where; how a run is moved is `resplit`'s to know.
+Of several replicas the others go on in their processes, where they can: `supervisor` does that.
+This module follows where the last replica loses a device. It decides when and from where; `resplit`
+moves the run.
 """
 
 from __future__ import annotations

@@ -205,7 +205,7 @@ class Cutter:
         """Return the parts of a batch.
 
         Raises:
-            InputError: they are not so many, or not alike; or the function fails.
+            InputError: their number is another, they differ, or the function fails.
         """
         from bigbrain_fx.runtime import BatchError, parts_of
 

@@ -27,9 +27,9 @@ class Recipe:
     """How a module in memory is trained, as a model file would say it.
 
     `optimizer` is one of the module's parameters that has made no step, a function of named
-    parameters, a torch class, or a `functools.partial` of one; None is torch's AdamW. Functions
+    parameters, a torch class, or a `functools.partial` of one. None is torch's AdamW. Functions
     reach the devices as text: see `carried`. `loss_weight(batch)` is the number of elements that a
-    batch's loss is a mean over, by which micro-batches weigh; `micro(batch, parts)` cuts a batch,
+    batch's loss is a mean over, by which micro-batches weigh. `micro(batch, parts)` cuts a batch,
     where the caller is. Neither reaches the devices.
     `drop_last`, `batch_dims`, `pad` and `lengths` say how batches split. `seen` are batches that
     were read ahead: lengths that vary, and a smaller batch, are found in them.

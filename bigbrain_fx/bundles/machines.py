@@ -124,7 +124,7 @@ class Machine(Shown):
             loss: as in `__call__`.
             steps: end after so many, else with the data.
             epochs: how often the data are read.
-            on_step: hears of each step and its loss.
+            on_step: receives each step and its loss.
             how: as in `__call__`.
 
         Raises:

@@ -25,10 +25,10 @@ def is_off() -> bool:
 
 
 class Rehearsal:
-    """A few steps of a bundle beside the user's loop; `check` is asked before it is in its place.
+    """A few steps of a bundle beside the user's loop; `check` runs before it is in its place.
 
     Attributes:
-        said: what was compared, and how alike it is; empty where nothing is.
+        said: what was compared, and how far apart it is; empty where nothing is.
         missing: why nothing was compared; empty where nothing is to be.
         failed: whether they are different.
         apart: path of the module whose result is another one, where that is known.

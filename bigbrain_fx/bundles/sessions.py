@@ -4,8 +4,8 @@
         for batch in data:
             loss = session.step(batch)
 
-The devices' processes are started, watched, replaced and ended by a supervisor in a thread of this
-process; batches go to it, losses and states come from it. This file knows no planning.
+A supervisor in a thread of this process starts, watches, replaces and ends the devices' processes.
+Batches go to it, losses and states come from it. This file knows no planning.
 """
 
 from __future__ import annotations
@@ -104,8 +104,7 @@ class Session(Shown):
 
     Attributes:
         made: the plan, the bundle, and notes on them.
-        module: the caller's own. The module has the weights after the last step when it is called,
-            when its
+        module: the caller's own. It has the weights after the last step when it is called, when its
             `state_dict` is read, and after a `with` block that ends well.
         steps: number of sent batches, those before a resumed run included. events: of the
             processes: deaths, replacements.

@@ -3,8 +3,8 @@
     python SCRIPT model.safetensors 40      the weights of step 40, under the model's own names
 
 The last line that it prints is what it found: a number, or a JSON object of numbers. One runs at a
-time; commits that are written meanwhile are passed over, but for the last. Its failure is told, and
-ends nothing. This module knows commits and a script; it knows no models.
+time; commits that are written meanwhile are passed over, but for the last. Its failure is reported
+and ends nothing. This module knows commits and a script; it knows no models.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _read(step: int, text: str) -> Validation:
 def validations(
     bundle: Path, script: Path | None, commits: Path | None, tell: Callable[[Validation], None]
 ) -> Iterator[Callable[[object], None]]:
-    """Give what hears of steps, while a run goes on; without a script it does nothing.
+    """Give a function that receives steps of a run; without a script it does nothing.
 
     Raises:
         InputError: there is no such script, or the run has no commits.

@@ -2,8 +2,8 @@
 
     prompt ──as many positions as a slot has──▶ slots ──▶ token ──▶ slot ──▶ token ...
 
-A text holds one row of the caches from its first position to its last; positions of several texts
-share a slot, each at its own place of its own row. What fills a slot up goes to a row of nobody.
+A text holds one row of the caches from its first position to its last. Positions of several texts
+share a slot, each at its own place of its own row. Filling goes to a row that no text has.
 """
 
 from __future__ import annotations

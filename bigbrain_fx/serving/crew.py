@@ -173,7 +173,7 @@ class ServingCrew:
         return {name: code for name, code in codes.items() if code}
 
     def stop(self) -> None:
-        """End every process: closed pipes say that there is no more; who does not hear is ended."""
+        """End every process: closed pipes say that there is no more; late processes are killed."""
         self._stopping.set()
         for way in self._ways.values():
             way.close()

@@ -2,8 +2,8 @@
 
     ask ──▶ waiting ──take: as many as fit──▶ slot ──▶ devices, several slots at once ──▶ answers
 
-A slot starts as soon as a device can take it, with whoever waits then; nobody is waited for. So one
-request alone is not held up, and many share slots. It knows no HTTP.
+A slot starts as soon as a device can take it, with the requests that wait then. One request alone
+is not held up, and many share slots. It knows no HTTP.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class UnansweredError(Exception):
 
 
 class QueueFullError(UnansweredError):
-    """Say that as many requests wait as may; `retry_s` is when there may be room."""
+    """Say that as many requests wait as may; `retry_s` is when a place may be free."""
 
     def __init__(self, limit: int, retry_s: int) -> None:
         super().__init__(
@@ -83,8 +83,8 @@ class Counted:
 class Engine:
     """A bundle's processes and the requests for them.
 
-    Processes that die are started again, and the requests of the slots under way are told so; when
-    they die before any slot was answered, it ends.
+    Processes that die are started again, and the requests of the slots under way fail with a
+    message. It ends where processes die before any slot was answered.
 
     Attributes:
         filling: a row that fills slots up; None leaves that to the devices.

@@ -1,7 +1,7 @@
 """Text, token by token, by a bundle that keeps nothing: each token is a whole row again.
 
-The row holds the tokens so far, filled up to the model's length; the next token is chosen by the
-scores at the last of them. That needs a model whose scores do not depend on what comes after: this
+The row holds the tokens so far, filled up to the model's length. The scores at the last of them
+choose the next token. That needs a model whose scores do not depend on what comes after: this
 is tried when the server starts.
 """
 

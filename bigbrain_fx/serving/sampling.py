@@ -2,8 +2,8 @@
 
     scores / temperature ──softmax──▶ the top_k largest ──▶ the fewest that make up top_p ──▶ drawn
 
-It knows nothing of requests, rows or caches. The dice are the request's own: the same seed gives
-the same text, whoever else is served.
+It knows nothing of requests, rows or caches. Each request has its own random numbers: the same seed
+gives the same text, whatever else is served.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Sampling:
         temperature: scores are divided by it; 0 takes the largest, always.
         top_p: the share of the probability among which is drawn.
         top_k: the number of words among which is drawn; 0: all.
-        seed: of the dice; None: another one each time.
+        seed: of the random numbers; None: another one each time.
     """
 
     temperature: float = 0.0

@@ -28,8 +28,8 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     """Read the headers of a checkpoint; the numbers stay on disk.
 
     Args:
-        path: a safetensors file; its index ("model.safetensors.index.json"); or a folder with an
-            index and its shards, with model.safetensors, or with several files that together hold
+        path: a safetensors file, its index ("model.safetensors.index.json"), or a folder. A folder
+            has an index and its shards, or model.safetensors, or several files that together hold
             each tensor once (what `run --save` writes).
 
     Raises:

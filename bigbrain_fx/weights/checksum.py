@@ -1,7 +1,7 @@
 """The checksum of a stored tensor, as a bundle's own runtime makes it of what it has read.
 
-See `runtime/checksum.py` for what it is and what it notices: this is the same without torch, a
-table of words at a time, so that no tensor is ever whole in memory.
+`runtime/checksum.py` describes it and what it notices. This is the same without torch, a table of
+words at a time, so that no tensor is ever whole in memory.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ class Matched:
 def match(params: Sequence[Param], checkpoint: Checkpoint) -> Matched:
     """Find every parameter and persistent buffer of a model in a checkpoint.
 
-    A name may lack a prefix that all its kind lack ("model." of a base model's checkpoint), or have
-    one more; a tied tensor may be there under any of its names. Floating numbers are cast to the
+    A name may lack a prefix that all names lack ("model." of a base model's checkpoint), or have
+    one more. A tied tensor may be there under any of its names. Floating numbers are cast to the
     model's type. Tensors that the model computes itself (buffers outside its state dict) are passed
     over.
 

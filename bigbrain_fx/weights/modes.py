@@ -100,8 +100,8 @@ def _system() -> str:
 def replace_folder(place: Path, new: Path) -> None:
     """Put a folder in the place of another, which is removed: a kill leaves the old or the new.
 
-    Where the system cannot exchange two names, a kill between two renames leaves the old one beside
-    its place, under a name that begins with a dot.
+    Where the system cannot exchange two names, a kill between two renames leaves the old folder
+    beside its place. Its name begins with a dot.
 
     Raises:
         OSError: it cannot be moved.

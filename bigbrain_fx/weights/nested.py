@@ -86,7 +86,7 @@ def finished_steps(
     """Return after how many steps it was written: what it calls "step", or what the optimizer does.
 
     Raises:
-        InputError: nothing says it, or two things unlike each other.
+        InputError: nothing says it, or two places differ.
     """
     keys = [key for key, path in found.paths.items() if path[-1] == "step" and len(path) < 3]
     said = {_number(_value(found, key)) for key in keys if "step" not in names}

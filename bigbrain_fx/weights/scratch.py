@@ -1,7 +1,7 @@
 """Folders of work that is under way: each goes with its command, or with a later one of the user.
 
-A command that is killed cannot remove its folder. It holds a lock on it, which the kernel ends with
-it; whoever makes a folder first removes those that nobody holds.
+A command that is killed cannot remove its folder. It holds a lock on it, which ends with the
+process. A command that makes a folder first removes those without a lock.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Tensors of a file -> the parts that one rank has of them, and parts -> whole tensors again.
 
-A part of NAME is stored as NAME[MEMBER]: all devices' files together name each tensor once. A
-dimension that is read as (rest, size, inner) is narrowed in its middle, which in memory is runs of
-bytes at equal distances, of several lengths where unlike pieces follow each other. This file moves
-bytes; it knows no plans.
+A part of NAME is stored as NAME[RANK]: all devices' files together name each tensor once. A
+dimension that is read as (rest, size, inner) is narrowed in its middle. In memory that is runs of
+bytes at equal distances, of several lengths where different pieces follow each other. This file
+moves bytes; it knows no plans.
 """
 
 from __future__ import annotations

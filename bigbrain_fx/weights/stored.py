@@ -54,7 +54,7 @@ def size_of(shape: tuple[int, ...], dtype: str) -> int:
 
 
 def require_regular(path: Path) -> None:
-    """Refuse what is no file with bytes in it: whoever opens a pipe waits for ever.
+    """Refuse what is no file with bytes in it: opening a pipe would wait for ever.
 
     Raises:
         OSError: it is not there, or no regular file.

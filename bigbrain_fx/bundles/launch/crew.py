@@ -1,4 +1,4 @@
-"""The processes of one run, none of which is replaced: start them, hear them, end them all."""
+"""The processes of one run, none of which is replaced: their start, messages and end."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def processes(
 
 
 def environment(plan: Plan, rank: int, port: int) -> dict[str, str]:
-    """Return what a process of this host is told: who it is, and where the others are."""
+    """Return the environment of a process of this host: its name, and where the others are."""
     device = plan.cluster.device[plan.stages.devices[rank]]
     ours = {
         "RANK": str(rank),

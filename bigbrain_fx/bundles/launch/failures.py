@@ -154,7 +154,7 @@ def _advice(code: int, program: str) -> str:
 class LogWarnings:
     """Pass on what a device's log says of commits: events, as JSON; of misses in a row the first.
 
-    A bundle of an older bigbrain-fx says it in words, of which each warning is passed on.
+    A bundle of an older bigbrain-fx has sentences, of which each warning is passed on.
     """
 
     def __init__(self, log: Path, device: str, say: Callable[[str], None]) -> None:

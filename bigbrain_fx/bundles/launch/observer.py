@@ -1,7 +1,7 @@
 """A device's process that notes when its instructions begin and end: `observer.py FOLDER train.py`.
 
 The program stands in front of a bundle's program, in the process itself, and wraps methods of the
-bundle's own `Device`; nothing of ours is imported, and nothing of this is copied into bundles.
+bundle's own `Device`. It imports nothing of ours, and bundles have no copy of it.
 Every note is written at once, so that the notes of a killed process are there. Lines of a file:
 
     ["device", name, pid]   ["begin", what, ns]   ["end", ns, bytes held or null]
@@ -62,8 +62,8 @@ def heap() -> Callable[[], int] | None:
 class StepNotes:
     """The notes of one device in this process.
 
-    Of a CPU, live bytes are the device's tensors when its first step begins, and from there on what
-    malloc gives out and takes back; of a GPU, what torch has allocated.
+    Live bytes of a CPU are the device's tensors at the beginning of its first step, and then what
+    malloc gives out and takes back. Those of a GPU are what torch has allocated.
     """
 
     def __init__(self, folder: str, device: Any) -> None:  # noqa: ANN401  # the bundle's `Device`

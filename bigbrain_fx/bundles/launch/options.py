@@ -79,34 +79,34 @@ class RunOptions:
     `steps` None: 10, or for inference all rows of `inputs`. `save` and `first_gradients` are for
     training, `inputs` and `outputs` for inference.
 
-    `spares` not None: processes of a training that die are replaced, by one of so many that are
-    kept warm, and the result is the same. `restarts` of them are allowed within ten minutes; a
-    process without progress for `hang_s` is ended; a run that is asked to stop waits `grace_s` for
-    the end of a step (None: three times the longest recent one, at least `hang_s` and 30 s);
-    `snapshot_every` steps lie between snapshots in memory (None: measured), or in the folder
-    `snapshots` of a disk (None: there, where a bundle's state lies in such a store). Events are
-    appended to `events` as JSON lines. A spare computes the share `suspect` of all devices' steps
-    again, and all go back where it finds another result. `log_mib` of sent messages are kept on
-    each device; None: its share of half of the memory that is free.
+    `spares` not None: one of so many standby workers replaces a process of a training that dies,
+    and the result is the same. `restarts` of them are allowed within ten minutes. A process without
+    progress for `hang_s` is ended. A run that is asked to stop waits `grace_s` for the end of a
+    step. None: three times the longest recent one, at least `hang_s` and 30 s. `snapshot_every`
+    steps lie between snapshots in memory; None: measured. With `snapshots` they lie in that folder
+    of a disk (None: there, where a bundle's state lies in such a store). Events are appended to
+    `events` as JSON lines. A standby worker recomputes the share `suspect` of all devices' steps,
+    and all go back where it finds another result. `log_mib` of sent messages are kept on each
+    device; None: its share of half of the free memory.
 
     `log_to` are files (name.csv) that take loss, seconds and rows a second of each training step.
     On the port `metrics` of the loopback interface Prometheus is answered.
 
-    `trace` is a file for a Chrome trace (Perfetto) of what the devices did beside the forecast; a
-    typical step of it is drawn in the bundle's report.html, too.
+    `trace` is a file for a Chrome trace (Perfetto) of what the devices did beside the forecast. The
+    bundle's report.html shows a typical step of it, too.
 
     `on_nan`: at a loss or gradient that is not finite "stop" (the default), "skip" the update on
     all devices, or "ignore" it.
 
     `backend` carries the messages of a training between GPUs: "gloo" through host memory, where a
-    process that dies is replaced, or "nccl"; None: nccl where all devices are GPUs, else gloo.
+    process that dies is replaced, or "nccl". None: nccl where all devices are GPUs, else gloo.
 
     A message is waited for `deadline_s`; None: 300 s, 1800 where stages are compiled meanwhile.
 
     `store` is a folder for what the plan offloads, in place of the folders that it names.
 
     `commits` is a folder on a disk to which the state is written every `commit_every` steps, at the
-    start and at the end; the newest `keep` of them stay (None: two, or as before); with `resume` a
+    start and at the end. The newest `keep` of them stay (None: two, or as before). With `resume` a
     training goes on from the last commit there.
     """
 

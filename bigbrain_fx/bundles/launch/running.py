@@ -53,19 +53,19 @@ def run(
 ) -> Run:
     """Run a bundle on this host, training or inference, and wait for its end.
 
-    `on_step` hears of each step of training, `on_batch` of each batch of inference, as it is done.
+    `on_step` receives each step of training, `on_batch` each batch of inference, as it is done.
     `spawn` starts the processes in another way than as plain children; then none is replaced.
-    `on_event` hears what happens to the processes: see `supervisor.EventLog`; `rescue` gets
+    `on_event` receives the events of processes: see `supervisor.EventLog`; `rescue` gets
     the newest snapshots in memory before a DeviceLostError. With `feed` the caller sends the
     batches of a supervised run, which goes on until `feed.stop`. All but `rescue` are called
-    aside, in a thread: one that waits does not hold up the run, and one that raises OSError, as a
-    print to a closed pipe does, is not called again; any other error ends the run.
+    aside, in a thread: one that waits does not hold up the run. One that raises OSError, as a print
+    to a closed pipe does, is not called again; any other error ends the run.
 
     Every process is ended, whatever happens, before this returns.
 
     Raises:
-        InputError: no bundle, the port is taken, a batch is not like the one that was traced, or
-            an option is for the other kind of bundle.
+        InputError: no bundle, the port is taken, a batch differs from the traced one, or an option
+            is for the other kind of bundle.
         RunError: a process failed, and was not or could not be replaced; the others are stopped.
         DeviceLostError: it only died, so that other devices could go on: see `run_elastic`.
     """
@@ -192,7 +192,7 @@ class Told:
                 tell(event)
 
     def close(self) -> None:
-        """Wait until all have heard."""
+        """Wait until all have received it."""
         self.ours.close()
         self.callers.close()
 

@@ -93,7 +93,7 @@ class Status:
 
 
 class StatusKeeper:
-    """Hear a run, and keep its status in its logs folder; a disk that takes none is no matter."""
+    """Write the status of a run to its logs folder; a full disk ends nothing."""
 
     def __init__(self, status: Status) -> None:
         self.status = status

@@ -1,4 +1,4 @@
-"""A training whose processes are replaced when they die: `supervisor` does it, told from here."""
+"""A training whose processes `supervisor` replaces when they die; this module starts it."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def can_supervise(plan: Plan, backend: Backend | None = None) -> bool:
 def is_lean(bundle: Path) -> bool:
     """Return whether a bundle for training cannot replace a process.
 
-    Such a bundle was made by `split --lean`; or torch's collectives sum there, and no log has the
-    sums that were finished when a process died.
+    Such a bundle was written by `split --lean`; or torch's collectives sum there, and no log has
+    the sums that were finished at a death.
     """
     return (bundle / "train.py").is_file() and not (bundle / "runtime" / "member.py").is_file()
 
@@ -118,8 +118,8 @@ def require_extra(bundle: Path, name: str, flag: str) -> None:
 def require_not_nccl(plan: Plan, backend: Backend | None = None) -> None:
     """Refuse to replace processes whose messages go over nccl.
 
-    A supervised run connects its devices anew over gloo, through host memory: another run than the
-    plan of GPUs alone foretells, so it has to be asked for.
+    A supervised run connects its devices anew over gloo, through host memory. The plan of GPUs
+    alone forecasts another run, so an option must ask for it.
     """
     if _is_over_nccl(plan, backend):
         raise InputError(

@@ -34,7 +34,7 @@ class RunTrace:
         self.events.append(event)
 
     def begin(self) -> None:
-        """Make room for the notes, and write the forecast.
+        """Make the folder of the notes, and write the forecast.
 
         Raises:
             InputError: it cannot be written.

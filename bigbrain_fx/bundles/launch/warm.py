@@ -3,8 +3,8 @@
     launcher ──order──▶ forking ──fork──▶ d0, d1, the spares, replacements of dead ones
        └──────◀ ends (pidfd), exit codes ◀──┘
 
-Importing torch, and the modules of its optimizers, is most of a process's work before its first
-step, and most of the memory of a small model's. If the forking process is killed all devices end
+Importing torch and its optimizers is most of a process's work before its first step. It is also
+most of the memory of a small model's process. If the forking process is killed all devices end
 with it, and new Pythons replace them. Devices on GPUs are new Pythons from the start.
 """
 
@@ -42,8 +42,8 @@ OF_ONE = frozenset({LAUNCHER, "BIGBRAIN_CONTROL", "BIGBRAIN_LOG_BYTES", "BIGBRAI
 class Warm:
     """Starts the processes of one run; a context manager.
 
-    A process that cannot be a fork of the others, for it asks for another environment or another
-    host, is started as a new Python; so is one where the process that forks has ended.
+    A process that needs another environment or another host cannot be a fork of the others, and is
+    started as a new Python. So is every process after the end of the forking process.
     """
 
     def __init__(self) -> None:

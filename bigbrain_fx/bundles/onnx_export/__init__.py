@@ -1,7 +1,7 @@
 """A bundle for inference -> ONNX files, one per stage, each checked against the stage.
 
-The work is done in a child process: this file imports no torch. The room knows bundles as any user
-does; it knows nothing of how they are made.
+The work is done in a child process: this file imports no torch. The package knows bundles as any
+user does, and not how they are written.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     plan.json ──its graph──▶ replan ──▶ write_bundle ──▶ NEW/device_d0.py, ...
     commit of step t ──by parameter name──▶ NEW/weights/ and NEW/commits/commit-t
 
-The package joins plans, bundles and commits. The package imports no torch, runs no model file, and
-maps files instead of reading them: the tensors of one device are the most in memory at a time.
+The package joins plans, bundles and commits. It imports no torch and runs no model file. It maps
+files instead of reading them: memory has the tensors of one device at most.
 """
 
 from bigbrain_fx.bundles.resplitting.moving import Resplit as Resplit, resplit as resplit

@@ -39,8 +39,8 @@ def read_dcp(folder: Path, plan: Plan, bundle: Path, image: Path) -> Named:
         image: the file to write; keep it while the result is needed.
 
     Raises:
-        InputError: it is no such checkpoint, or of another model; it lacks the optimizer's state,
-            how many steps are done, or the rates that a schedule began with; the disk is full.
+        InputError: it is no such checkpoint, or of another model, or the disk is full. It may lack
+            the optimizer's state, the number of steps, or the first rates of a schedule.
     """
     require_float(plan, "--from-dcp")
     found, params = read_distributed(folder), plan.graph.params

@@ -94,8 +94,8 @@ def resplit(
         partitioner: another one than the plan's.
         freeze: modules ("blocks.0-5") that train no more from here on: they have no gradients and
             no optimizer's state then, and may lie on other devices.
-        tensor: how many devices compute each stage together, 1 for none; where it is left out, as
-            many as in the bundle if the devices allow it. Other numbers start a process with torch,
+        tensor: how many devices compute each stage together, 1 for none. Left out: as many as in
+            the bundle if the devices allow it. Other numbers start a process with torch,
             in which the rules that divide ops are tried, and the bundle's optimizer.
         force: replace a bundle that is there.
 

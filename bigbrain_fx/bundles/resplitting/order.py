@@ -1,4 +1,4 @@
-"""Two plans of one run -> whether the second adds the same numbers in the same order, in words."""
+"""Two plans of one run -> a sentence on whether both add the same numbers in the same order."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The runtime of a bundle of `split --bare`: the files of a plain pipeline, and nothing else.
 
-The files are those that other bundles are built on, too. Only the door, `runtime/__init__.py`, is
-written for the bundle: it names what the bundle's own files import.
+The files are those that other bundles are built on, too. Only `runtime/__init__.py` is written for
+the bundle: it names what the bundle's own files import.
 """
 
 from __future__ import annotations

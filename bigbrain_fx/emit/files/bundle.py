@@ -72,15 +72,15 @@ def write_bundle(
 ) -> Path:
     """Write the bundle beside its place and move it there in one step; return its path.
 
-    With `like`, a bundle of the same graph, what is the user's comes from there, and the model file
-    is not read; it is as lean or bare as that, and has its extras. A `lean` bundle has nothing that
-    replaces processes; nor has one whose gradients torch's collectives sum. A `bare` one has the
-    plain pipeline alone; see `bare`. `extras`: of `EXTRAS`. `check` is asked of the folder before
-    it is in its place.
+    With `like`, a bundle of the same graph, the user's code comes from there, and the model file is
+    not read. The new bundle is as lean or bare as that, and has its extras. A `lean` bundle has
+    nothing that replaces processes; nor has one whose gradients torch's collectives sum. A `bare`
+    one has the plain pipeline alone; see `bare`. `extras`: of `EXTRAS`. `check` is asked of the
+    folder before it is in its place.
 
     Raises:
-        InputError: `out` exists and `force` is off, or cannot be written: nothing is left of it;
-            or the plan needs more than a bare bundle has.
+        InputError: `out` exists and `force` is off, it cannot be written, or the plan needs more
+            than a bare bundle has. Nothing is left of it.
     """
     check_out(out, force=force)
     _check_devices(plan)

@@ -1,8 +1,8 @@
 """The channels of a device file: a constant for each, named by the variable that it carries.
 
 This module knows which messages a device sends and receives, and not when. The device of the last
-stage collects the outputs of a model without a loss: it makes them, receives them for a
-stage of its own, or gets them sent for nothing else (`cut.gathered`).
+stage collects the outputs of a model without a loss. It makes them, receives them for a stage of
+its own, or receives them only to collect them (`cut.gathered`).
 """
 
 from __future__ import annotations
@@ -173,8 +173,8 @@ def _channel(start: str, what: Sequence[str], form: Sequence[str], indent: int) 
 def collected(graph: Graph, stages: Stages, stage: Stage) -> list[tuple[str, str]]:
     """Return (name, value) of the outputs that are collected when a stage has run.
 
-    Each is collected once: at the first stage of the device that has it; what only comes to be
-    collected, or is an entry of the batch, at the last.
+    Each is collected once, at the first stage of the device that has it. Values that are received
+    only to be collected, and entries of the batch, are collected at the last.
     """
     if graph.training or stage.device != stages.stages[-1].device:
         return []

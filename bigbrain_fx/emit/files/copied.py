@@ -40,13 +40,13 @@ def runtime_files(
 def room_files(
     room: Path, first: Iterable[str] = (), without: Iterable[str] = (), *, door: bool = True
 ) -> frozenset[str]:
-    """Return the names of the files of a room that its door and some files lead to.
+    """Return the names of the files of a package that its `__init__` and some files lead to.
 
     Args:
-        room: the folder.
-        first: files that a bundle imports beside the door.
+        room: the folder of the package.
+        first: files that a bundle imports beside the `__init__`.
         without: files that nothing will need, and that lead nowhere.
-        door: the bundle has the room's own door; False: one of its own.
+        door: the bundle has the package's own `__init__`; False: one of its own.
     """
     waiting = [*first, *_neighbours(room / "__init__.py")] if door else [*first]
     found = {"__init__"} if door else set()
@@ -103,7 +103,7 @@ def supervisors_door(supervisor: Path) -> str:
 
 
 def imports_of(names: Iterable[str], homes: Mapping[str, tuple[str, str]]) -> list[str]:
-    """Return a door's import of each file, with the names that it takes, as `homes` has them."""
+    """Return an `__init__`'s import of each file, with its names, as `homes` has them."""
     by_file: dict[str, list[str]] = {}
     for name in sorted(names):
         file, there = homes[name]

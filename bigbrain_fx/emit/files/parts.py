@@ -1,7 +1,7 @@
 """Features of bundles: the files of the runtime and the supervisor that only some bundles run.
 
-A part is left out by its ways in, the files through which all others of it are reached; whoever
-imports one of them does so late, and only where the plan has the part.
+A part is left out by its ways in, the files through which all others of it are reached. Other
+files import one of them late, and only where the plan has the part.
 """
 
 from __future__ import annotations
@@ -233,14 +233,14 @@ def extras_of(bundle: Path) -> tuple[str, ...]:
 
 
 def left_out(bundle: Copied, room: str) -> frozenset[str]:
-    """Return the files of a room that a bundle never runs: the ways into parts it has not."""
+    """Return the files of a package that a bundle never runs: the ways into parts it has not."""
     return ways_into(
         (part for part in (*PARTS, WHOLE_DEVICE, CHECKS, KNOWN) if not part.is_in(bundle)), room
     )
 
 
 def ways_into(parts: Iterable[Part], room: str) -> frozenset[str]:
-    """Return the files of a room through which all others of some parts are reached."""
+    """Return the files of a package through which all others of some parts are reached."""
     files = (part.runtime if room == "runtime" else part.supervisor for part in parts)
     return frozenset(file for each in files for file in each)
 

@@ -58,7 +58,7 @@ class StageText:
     """One stage, ready to print.
 
     `arguments` maps received values and model inputs to argument names, `results` returned values
-    to public names; `classes` are the keys of the classes it uses, inner ones first.
+    to public names. `classes` are the keys of the classes it uses, inner ones first.
     """
 
     stage: Stage
@@ -71,7 +71,7 @@ class StageText:
 
 @dataclass
 class Classes:
-    """All classes of one bundle, so that every device file names and writes them alike."""
+    """All classes of one bundle: every device file has the same names and texts for them."""
 
     graph: Graph
     stages: Sequence[Stage]

@@ -3,9 +3,9 @@
     transpose = mixed.transpose(1, 2)
     flatten = transpose.flatten(2)            becomes     mixed.transpose(1, 2).flatten(2)
 
-A stack machine, run backwards: values wait, and an expression takes those on top of the stack if it
-evaluates them in the order in which they wait. Every op then still runs in the order of the graph,
-on which autograd's order of sums depends.
+A stack machine, run backwards: values wait, and an expression takes those on top of the stack. It
+does so if it evaluates them in the order in which they wait. Every op then still runs in the order
+of the graph, on which autograd's order of sums depends.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     ops ──by module stack──▶ runs of one call ──▶ LayerCall, SequentialCall, BlockCall, else inline
 
 A call becomes a class when all of it is on the stage, and the tensors below it are its alone. This
-room decides what can be a class; `blocks` decides what is worth one.
+module decides what can be a class; `blocks` decides what is worth one.
 """
 
 from __future__ import annotations

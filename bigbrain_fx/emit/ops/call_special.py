@@ -83,8 +83,8 @@ def _to_keywords(bound: Bound, writer: Writer) -> list[ast.keyword]:
 def einsum_form(bound: Bound, writer: Writer) -> ast.expr | None:
     """Write `torch.einsum("ij,jk->ik", a, b)`.
 
-    With three or more tensors torch.einsum looks for a contraction order of its own when opt_einsum
-    is installed, and the sums would be grouped differently: not written this way.
+    Three or more tensors are not written this way. Where opt_einsum is installed, torch.einsum then
+    looks for a contraction order of its own, and groups the sums differently.
     """
     tensors = bound["tensors"]
     if bound["path"] is not None or not isinstance(tensors, tuple) or len(tensors) > 2:

@@ -78,8 +78,8 @@ class Writer:
 def literal(value: bool | int | float | str | None) -> ast.expr:
     """Return the expression of a Python literal.
 
-    Negative numbers are written as a minus sign and a number, which is what Python's own parser
-    makes of them; infinities and nan are written as `float("inf")`.
+    Negative numbers are written as a minus sign and a number, as Python's own parser reads them.
+    Infinities and nan are written as `float("inf")`.
     """
     if isinstance(value, float) and not math.isfinite(value):
         return ast.Call(ast.Name("float", ast.Load()), [ast.Constant(str(value))], [])

@@ -66,7 +66,7 @@ class LayerCall:
 
     @property
     def returned(self) -> object:
-        """Return the parts of its results that are read: equal for calls unpacked alike."""
+        """Return the parts of its results that are read: equal for calls unpacked identically."""
         return _wanted(self.results)
 
     @property

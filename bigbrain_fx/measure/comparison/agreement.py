@@ -25,7 +25,7 @@ HALF_ROUNDING = 5e-2
 
 @dataclass(frozen=True)
 class Agreement:
-    """How alike two contenders' losses (or outputs) are.
+    """Difference of two contenders' losses (or outputs).
 
     Attributes:
         between: their names.

@@ -59,7 +59,7 @@ def compare(
 ) -> Comparison:
     """Plan a model in several ways and put them side by side; optionally run them, too.
 
-    A contender that finds no plan, or whose bundle does not run, is in the result with the reason;
+    A contender without a plan, or whose bundle does not run, is in the result with the reason.
     `Comparison.require_sound` raises when that is all there is.
 
     Args:
@@ -69,14 +69,14 @@ def compare(
         options: what all have in common; its partitioner and estimator do not count.
         estimator: who judges all of them; None leaves each name its own.
         steps: run each bundle on this host, one process per device, for so many steps (batches of
-            inference) in each round; the first step of a round does not count. 2 or more.
+            inference) in each round. The first step of a round does not count. 2 or more.
         rounds: how often; every other round goes backwards, so that a host that gets slower or
-            faster treats all alike.
+            faster treats all equally.
         save: keep the bundles, as folders in this folder by the contenders' names.
         example_batch: as in `split`.
         loss: as in `split`.
         time_limit_s: as in `split`.
-        on_progress: hears what is being done.
+        on_progress: receives a text on each thing that is done.
         runner: runs a bundle elsewhere than on this host as it is, like the `run` of an emulated
             cluster (`tools.studies.emulation`).
 

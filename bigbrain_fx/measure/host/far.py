@@ -69,7 +69,7 @@ class Hosts:
 def survey_hosts(
     hosts: Hosts, devices: int = 1, threads: int = 1, kind: Kind = "cpu", *, quick: bool = True
 ) -> Survey:
-    """Measure alike devices on several hosts while all compute, then the link of every pair.
+    """Measure identical devices on several hosts while all compute, then the link of every pair.
 
     Args:
         hosts: two at least; each must be reached by ssh without a password, unless it is this one.

@@ -37,7 +37,7 @@ class HostProbe(Findings):
             messages cost what CPU processes found. `name` is the card's.
         gpu_links: (number, number, link) of every pair of GPUs, between their processes.
         load: processes that wanted a core before the probe began (one-minute average).
-        matmul: matrix products of each CPU device by size and dtype; planners get `cpu`, and of
+        matmul: matrix products of each CPU device by size and dtype. Planners get `cpu`, and of
             the table the middle rate of large products in bfloat16.
         overheads: what a CPU device's process does beside computing.
         processor: the CPU's own name.

@@ -1,8 +1,8 @@
 """Seconds of `core.KERNELS` on a GPU.
 
 It makes a kernel's tensors and the call; `measure` times it. Half precision is bfloat16, or float16
-where a GPU only emulates that; TF32 is left out where there is none, and so is what would take more
-than a quarter of a GPU's free memory.
+where a GPU only emulates that. TF32 is left out where there is none, and so are kernels that would
+take more than a quarter of a GPU's free memory.
 """
 
 from __future__ import annotations

@@ -49,10 +49,10 @@ def per_call_s(
 ) -> float:
     """Time `run(0)`, `run(1)`, ... for about `window_s` seconds; return seconds per call.
 
-    The median of a few stretches, each the mean over many calls: a mean feels what other processes
-    take (which a median of single calls does not), and the median forgets a stretch with a hiccup.
-    A few calls run before, one by one: where a kernel had yet to be loaded, one alone would seem
-    enough for a stretch.
+    It is the median of a few stretches, each the mean over many calls. A mean includes the time of
+    other processes, which a median of single calls does not; the median leaves out a stretch with a
+    pause. A few calls run before, one by one: where a kernel had yet to be loaded, one alone would
+    seem enough for a stretch.
     """
     for _ in range(_WARM_UP):
         _stretch_s(run, 1, sync)
@@ -180,8 +180,8 @@ def ping_pong(peer: int, leads: bool, window_s: float, wire: torch.device) -> tu
 def beyond_latency_bytes_per_s(nbytes: int, taken_s: float, latency_s: float) -> float:
     """Return the rate of a message once its latency is taken off.
 
-    On a machine that is busy with other things the latency may come out longer than the message;
-    at most half of a message's time is believed to be latency.
+    On a busy machine the measured latency may be longer than the message. At most half of a
+    message's time counts as latency.
     """
     return nbytes / max(taken_s - latency_s, taken_s / 2)
 
@@ -222,8 +222,8 @@ def agreed(peer: int, leads: bool, number: int, wire: torch.device) -> int:
 def synchronise(device: torch.device) -> None:
     """Wait until a GPU has done what this thread asked of it; a CPU has.
 
-    Only of the current stream: that of nccl may hold a send, which the whole device
-    (`torch.cuda.synchronize`) would wait for, while its receiver waits for us.
+    Only the current stream counts: that of nccl may hold a send whose receiver waits for us, and
+    `torch.cuda.synchronize` would wait for it.
     """
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()

@@ -58,8 +58,8 @@ def message_costs(
         device: where the messages' tensors are.
 
     Returns:
-        Seconds that one message takes of this process, and how many bytes a second of larger ones
-        it handles beyond that; the middle of sending and receiving.
+        Seconds of this process for one message, and the bytes a second of larger ones beyond that.
+        Both are the middle of sending and receiving.
     """
     now: Clock = time.process_time if shared_cores else time.thread_time
     with _one_thread():
@@ -185,8 +185,8 @@ def instruction_costs(device: torch.device) -> tuple[float, float]:
     """Run the smallest of stages in the runtime, on a device.
 
     Returns:
-        Seconds around each forward or backward of a stage, and once a step; the ops themselves and
-        their part of autograd's walk are not in them.
+        Seconds around each forward or backward of a stage, and once a step. They leave out the ops
+        themselves and their part of autograd's walk.
     """
     many_s, one_s = _step_s(_Many, device), _step_s(_Alone, device)
     each_s = (many_s - one_s) / (_MICRO_BATCHES - 1)

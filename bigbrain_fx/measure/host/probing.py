@@ -42,8 +42,8 @@ def probe(
 
     Processes of one host share its memory bandwidth, caches and cores, so the rates are those of
     `devices` processes that compute at the same time. The link is a ping-pong of two processes
-    over gloo on 127.0.0.1. GPUs, where there are any, are then probed by a process each, all of
-    them at once, and the link of every pair is a ping-pong over what bundles of GPUs use: nccl.
+    over gloo on 127.0.0.1. A process each then probes GPUs, where there are any, all of them at
+    once. The link of every pair is a ping-pong over nccl, as bundles of GPUs use it.
 
     Args:
         threads: CPU threads of each device.

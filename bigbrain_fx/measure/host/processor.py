@@ -12,7 +12,7 @@ from pathlib import Path
 def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """Return the name that the processor gives itself, with family and model where they are said.
 
-    Virtual machines often say "AMD EPYC" of all generations alike: the numbers tell them apart.
+    Virtual machines often say "AMD EPYC" of all generations: the numbers tell them apart.
     """
     try:
         lines = cpuinfo.read_text(encoding="utf-8").splitlines()

@@ -1,7 +1,7 @@
 """Devices that differ -> a cluster.json with each device's own rates and every pair's link.
 
-This module is told which devices there are and how a process is started on one; `probe` makes up
-equal devices of this host instead.
+The caller names the devices and starts a process on each; `probe` makes up equal devices of this
+host instead.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Time ops where they stand: run a captured graph forward and backward, and clock every op.
 
-In training an op's operands come from memory or from the op before it, its results go to freshly
-allocated memory, and autograd adds up what several readers send back. A loop over one op alone has
-none of that: over our models its sums come out 7 to 33 % too short. So the whole graph runs, in one
-process, and each interval between two events is charged to one op: forward, from value to value;
-backward, from one node of autograd to the next. The gradients of values alone come from a pass of
-another kind, in which no parameter wants a gradient.
+In training an op's operands come from memory or from the op before it, and its results go to newly
+allocated memory. Autograd adds up the gradients of several readers. A loop over one op alone has
+none of that: over our models its sums come out 7 to 33 % too short. The whole graph therefore runs,
+in one process, and each interval between two events is charged to one op. Forward it is from value
+to value, backward from one node of autograd to the next. The gradients of values alone come from a
+pass of another kind, in which no parameter wants a gradient.
 
 This file times; it knows no files and no machines.
 """

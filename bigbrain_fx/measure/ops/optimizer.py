@@ -1,9 +1,9 @@
 """Time the optimizer's step on sets of tensors of different count and size.
 
 The user's optimizer is timed, by its contract: a device calls it with the names and parameters that
-it holds. So the sets are the model's own parameters, whole and in parts; two more bear names of the
-model's, one with next to nothing in each tensor and one with large ones, so that the cost of a
-tensor can be told from that of its bytes where all of the model's are alike.
+it holds. The sets are therefore the model's own parameters, whole and in parts. Two more sets have
+names of the model's, one with tiny tensors and one with large ones. They separate the cost of a
+tensor from that of its bytes where all of the model's are of one size.
 
 This file times; it knows no graphs and no files.
 """
@@ -47,8 +47,8 @@ def optimizer_times(
 
     Args:
         leaves: the model's trained parameters by name, at least one, tied ones once.
-        make: the user's `optimizer`; None for AdamW as it comes, which is also taken where the
-            user's cannot be timed on the model: it asks for a closure, say.
+        make: the user's `optimizer`; None for AdamW as it comes. AdamW also stands in for one that
+            cannot be timed on the model, as it needs a closure, say.
         watch: to measure with.
         rounds: steps that count, of each set.
 

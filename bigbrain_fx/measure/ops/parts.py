@@ -35,7 +35,7 @@ class Part:
 
 
 def parts(captured: Captured, shares: Sequence[int], axes: Sequence[str]) -> Iterator[Part]:
-    """Yield the whole model, and what unlike ranks of a group have of it.
+    """Yield the whole model, and what different ranks of a group have of it.
 
     Args:
         captured: the model.

@@ -1,7 +1,7 @@
 """Stopwatches: what passes between two marks, on a processor or on a CUDA device.
 
-Marks are taken while something runs, seconds are read once it is over: to wait for a CUDA device
-after each op would count launches that go on while it computes. This file knows devices; it knows
+Marks are taken while something runs, seconds are read once it is over. Waiting for a CUDA device
+after each op would count launches that overlap its computing. This file knows devices; it knows
 no ops.
 """
 
@@ -78,8 +78,8 @@ class CudaStopwatch:
     node in a thread of its own but on the stream of its forward, which is that one: hooks may mark.
 
     What recording costs the host makes an interval longer only where the device waits for the host,
-    so only there it is taken off. While the device is behind, that is hidden, but an event takes
-    the device a moment, too (1 to 2.5 us): the stopwatch measures it when it is made.
+    so only there it is taken off. While the device is behind, that is hidden. An event takes the
+    device a moment, too (1 to 2.5 us), which the stopwatch measures at its start.
 
     Sources: "CUDA semantics" in torch's documentation (asynchronous execution; stream semantics of
     backward passes); github.com/NVIDIA/NVTX/issues/3 (what an event takes). Events resolve about

@@ -1,6 +1,6 @@
 """A captured graph with numbers in it, which runs a micro-batch as a bundle's device does.
 
-This file knows how the runtime seeds dice and adds up gradients; it times nothing.
+This file knows how the runtime seeds random numbers and adds up gradients; it times nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A model file of about twenty dear ops, for `profile` without a model.
 
 They are those of this project's models that say most of the others (`telling` of
-`tools.studies.few_ops`), in the sizes that they have there: an image's convolutions and norms, a
-text's products and attention.
+`tools.studies.few_ops`). They have the sizes of these models: an image's convolutions and norms,
+a text's products and attention.
 """
 
 from __future__ import annotations

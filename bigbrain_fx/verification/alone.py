@@ -2,8 +2,9 @@
 
     a fork, before the model file is run here ─▶ asked, it trains the bundle ─▶ losses, tensors
 
-What model() sets of a process (a filter of warnings, a context, a number of a library) is set in
-the one that compares, and in no process of a bundle. It compares nothing.
+model() may set something of its process: a filter of warnings, a context, a number of a library. It
+is then set in the process that compares, and in no process of a bundle. The module compares
+nothing.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class Alone:
             os.write(self._asks, json.dumps(asked).encode())
 
     def train(self, folder: Path, plan: Plan, steps: int, load: Callable[[], ModuleType]) -> Trace:
-        """Return what training leaves; where it fails there, run it here, for whoever explains it.
+        """Return what training leaves; where it fails there, run it here, for its explanation.
 
         Args:
             folder: of the bundle.

@@ -1,7 +1,7 @@
 """A bundle trained as its user runs it: a process a device, over gloo, on this host.
 
-Each is a fork of this process, which has imported torch and has not run the model file; its dice
-are its own. What functions of the file leave for each other in one process is not there.
+Each is a fork of this process, which has imported torch and has not run the model file. It has its
+own random numbers. What functions of the file leave for each other in one process is not there.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The user's training loop in plain PyTorch: what everything else is compared with.
 
-A fresh `model()`, put into train mode as its user would, with its hooks and the user's own
-optimizer over the whole model; `loss.backward()` and `optimizer.step()` on the micro-batches of
-each batch. It runs in a process of its own, forked before any model file was run. What it knows of
+A fresh `model()`, put into train mode as its user would, has its hooks and the user's own optimizer
+over the whole model. Each batch is `loss.backward()` of its micro-batches and `optimizer.step()`.
+It runs in a process of its own, forked before any model file was run. What it knows of
 this product is the contract of a model file: no trace, no graph, no stage.
 """
 
@@ -147,8 +147,8 @@ class TrainingLoop:
     def run_step(self, folder: Path) -> dict[str, object]:
         """Run one training step; leave what it did in a folder.
 
-        `state` holds all tensors before it, `inputs` its micro-batches, `gradients` what the hooks
-        have left of them, before clipping and times the loss scale, `after` all tensors at the end.
+        `state` holds all tensors before it, `inputs` its micro-batches, `after` all tensors at the
+        end. `gradients` are those after the hooks, before clipping and times the loss scale.
         """
         assert self.optimizer is not None
         laid_tensors.save(self.state(), folder / "state")

@@ -173,8 +173,7 @@ WHOLE_BATCH = "whole batch = micro-batches"
 def same_objective(file: ModelFile, captured: Captured, plan: Plan) -> list[dict[str, object]]:
     """Compare loss and gradients by plain PyTorch; no link where there is one micro-batch.
 
-    A difference fails nothing: whoever split the model was warned of it, and the bundle computes
-    what was asked for.
+    A difference fails nothing: `split` warned of it, and the bundle computes what was asked for.
     """
     if plan.micro_batches < 2:
         return []

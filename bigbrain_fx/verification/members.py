@@ -73,8 +73,8 @@ def close_link(
 ) -> dict[str, object]:
     """Compare two graphs as they are and in float64.
 
-    Where the first's own rounding is larger than what is allowed (16 bits, a norm over two rows), a
-    few times that is: whether a rule is wrong, float64 says.
+    Where the first's own rounding is larger than the limit (16 bits, a norm over two rows), a few
+    times that is allowed. Float64 shows whether a rule is wrong.
 
     Args:
         name: of the link.

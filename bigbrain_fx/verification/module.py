@@ -1,8 +1,9 @@
 """First link of the chain: the captured graph computes what the user's module computes.
 
-Both run on the same batch under the same global seed, by the comparison that a capture makes
-(`frontend.CheckRun`): loss, outputs and buffers bit for bit, gradients but for rounding (1e-6 of
-each tensor's largest in float32); two batches, two seeds. This file knows nothing of bundles.
+Both run on the same batch under the same global seed, by the comparison of a capture
+(`frontend.CheckRun`). Loss, outputs and buffers are equal bit for bit, gradients to rounding (1e-6
+of each tensor's largest in float32), on two batches with two seeds. This file knows nothing of
+bundles.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The one-process reference: what a bundle must compute, run without any of the bundle's stages.
 
 The captured graph runs whole, in the order of the plan, under one autograd graph. It differs from
-plain training in two ways only: a parameter is a leaf of its own in every stage that reads it, and
-the leaves' gradients are added last stage first; and where there are replicas, gradients of
+plain training in two ways only. A parameter is a leaf of its own in every stage that reads it, and
+the leaves' gradients are added last stage first. Where there are replicas, gradients of
 micro-batches are added in the plan's order of sums. That fixes the grouping of sums, so that
 equality can be bitwise. Of tensor groups all ranks run, op by op, in lockstep; sums over them are
 added in rank order. Without groups the model is the one rank. This file knows nothing of emitted
@@ -90,7 +90,7 @@ class ReplicaOrder:
 
     @staticmethod
     def of(stages: Stages, replica: int) -> ReplicaOrder:
-        """Return how a replica runs; of tensor groups, give the stages of one member."""
+        """Return how a replica runs; of tensor groups, give the stages of one rank."""
         own = stages.of_replica(replica)
         order = list(dict.fromkeys(name for stage in own for name in stage.ops))
         stage_of = {

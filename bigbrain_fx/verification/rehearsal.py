@@ -5,8 +5,8 @@
     loop = graph = one process = bundle: losses, gradients, buffers and weights of each step
 
 A module in memory is in the forks as it was before it was captured; its loop trains on the example.
-What model() sets on the side, what a function of the file leaves for another, what a bundle's copy
-of the file has otherwise, what a trace keeps that changes: all show as other numbers.
+Different numbers show side effects of model() and state that one function of the file leaves for
+another. They also show a different copy of the file in the bundle, and changing values in a trace.
 """
 
 from __future__ import annotations

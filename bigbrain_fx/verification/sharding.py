@@ -1,7 +1,7 @@
 """Whether a graph in shards computes what the graph does: the one link that is close, not bitwise.
 
-A wrong rule is not rounding, so rules are tried one by one first (`tried_axes`), and then the whole
-sharded graph is run in lockstep beside the graph, forward and backward (`agree`).
+A wrong rule is not rounding, so rules are tried one by one first (`tried_axes`). Then the whole
+sharded graph runs in lockstep beside the graph, forward and backward (`agree`).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Traces of training runs, and their comparison, bitwise or to rounding.
 
-Runs that add in unlike orders, or compute by compiled code, are compared by the largest entries of
-losses and first gradients. Weights drift: Adam turns the sign of a tiny gradient into a whole step.
-So a tensor's distance is held against the way that it has come, in the norm, and one whose gradient
-is what rounding leaves of a zero is only counted. A replica left out, or counted twice, is more
-than that in each of the three. This file knows numbers only.
+Runs that add in different orders, or compute by compiled code, are compared by the largest entries
+of losses and first gradients. Weights drift: Adam turns the sign of a tiny gradient into a whole
+step. A tensor's distance is therefore compared with its change so far, in the norm. One whose
+gradient is what rounding leaves of a zero is only counted. A replica left out, or counted twice, is
+more than that in each of the three. This file knows numbers only.
 """
 
 from __future__ import annotations

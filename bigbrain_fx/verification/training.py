@@ -2,7 +2,7 @@
 
     reference ─▶ gradients of each rank ─▶ clipped ─▶ an optimizer each ─▶ Trace
 
-With `--asynchronous` gradients are of older weights: every leaf of the reference reads as many
+With `--asynchronous` gradients are of older weights. Every leaf of the reference reads as many
 updates back as its stage is behind, by the number of the step or micro-batch alone. It knows a
 reference that gives gradients, and no schedule, and shares no arithmetic with the runtime.
 """

@@ -1,4 +1,4 @@
-"""The user's optimizer over the whole model, and a bundle's own per device: do both update alike?
+"""The user's optimizer over the whole model beside a bundle's own per device: the same updates.
 
 Both get the same gradients, so rounding in them does not count. This file knows optimizers and the
 names of parameters; it knows no graph.
@@ -41,7 +41,7 @@ class Updates:
 
     @property
     def said(self) -> str:
-        """How alike the weights are, where nothing differs."""
+        """Text on the largest difference of the weights, where it is allowed."""
         return "to rounding" if self._rounded else "bitwise"
 
     def take(

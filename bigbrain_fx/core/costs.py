@@ -15,7 +15,7 @@ class OpCost:
     `backward_s` is the whole backward, `backward_input_s` the part that the previous stage waits
     for. `saved_bytes` stay from forward to backward; `workspace_bytes` are gone when the op is.
     `host_forward_s` and `host_backward_s` are the time of the process to start it on a GPU, while
-    the GPU runs earlier ops; on a CPU the other two fields include that time.
+    the GPU runs earlier ops. On a CPU the other two fields include that time.
     """
 
     forward_s: float
@@ -39,7 +39,7 @@ class Costs:
     `optimizer_state_per_byte`.
     `recompute`: every stage will run its forward again before each backward, which
     the ops' costs do not count. Where devices of a host slow each other, these costs are of all
-    devices computing at once, and `alone` has the costs of each device by itself.
+    devices computing at once; `alone` has those of each by itself.
     """
 
     ops: Mapping[str, Mapping[str, OpCost]]

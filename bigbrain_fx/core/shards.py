@@ -2,7 +2,7 @@
 
 An axis is a set of pieces of dimensions of values and parameters. A dimension is read as
 (rest, size, inner), row-major: of a fused qkv's 3 * heads * 32 rows, heads have inner 32. Where
-unlike pieces stand one after another, each is read so: of 24 rows of queries, 8 of keys and 8 of
+different pieces follow each other, each is read so. Of 24 rows of queries, 8 of keys and 8 of
 values, two groups of heads have inner (12, 4, 4). Splitting an axis gives each rank of a tensor
 group some of its `size` indices, everywhere.
 
@@ -52,8 +52,8 @@ class Exchange:
     gather_to_group  forward every rank gets the others' parts; backward the ranks' gradients
                      are added, and each gets its own part of the sum
 
-    The last two stand around what is divided along the sequence: one sends forward what an
-    all_reduce sends there in its first half, and its second half where the other stands.
+    The last two stand around what is divided along the sequence. One sends forward the first half
+    of an all_reduce there, the other its second half.
 
     Attributes:
         value: what is sent, by its name in the graph that was not split.

@@ -87,7 +87,7 @@ class OverTime:
 
 
 def over_time(plan: Plan, periods: Sequence[Period]) -> OverTime:
-    """Follow a training through periods of unlike devices.
+    """Follow a training through periods of different devices.
 
     Args:
         plan: for all devices of its cluster.

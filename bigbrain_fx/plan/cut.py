@@ -372,7 +372,7 @@ _Names = tuple[str, ...]
 
 
 def cut_each(graph: Graph, placement: Placement, rows: int) -> list[Stages]:
-    """Cut a graph for each replica of a placement; a thousand that are alike cost one cut."""
+    """Cut a graph for each replica of a placement; a thousand identical ones cost one cut."""
     known: dict[object, tuple[_Names, Stages]] = {}
     found = []
     for each in placement.replicas:

@@ -187,8 +187,8 @@ def simplest(plans: Sequence[Plan], gap: float) -> Plan:
     Args:
         plans: one at least.
         gap: a plan that is faster by a smaller share counts as equally fast. The simplest combines
-            the fewest of replicas, tensor groups and pipelines; then it has the fewest replicas,
-            ranks of groups and devices, and the lowest ZeRO stage.
+            the fewest of replicas, tensor groups and pipelines. Then the fewest replicas, ranks of
+            groups and devices count, and the lowest ZeRO stage.
     """
     most_s = min(map(counted_s, plans)) * (1 + gap)
     return min((plan for plan in plans if counted_s(plan) <= most_s), key=_simplicity)

@@ -61,8 +61,8 @@ def folded(
         pieces: of each device; two where it is left out.
 
     Raises:
-        InputError: the placement is no chain or has one device, the model has too few units for
-            the pieces, or the micro-batches do not suit the schedule.
+        InputError: the placement is no chain, has one device or too few units for the pieces, or
+            the micro-batches do not suit the schedule.
     """
     fold = fold_of(schedule)
     rows = graph.batch // micro_batches

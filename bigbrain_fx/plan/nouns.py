@@ -179,8 +179,8 @@ class Source:
     name. For a moment it has `optimizer_temporaries` tensors of a parameter's size and
     `optimizer_leftover` of the parameter before; AdamW's are 2, 2 and 1. On a GPU it updates all at
     once (`optimizer_at_once`) or, as on a CPU, one by one. `batch_dims` are those other than 0, by
-    model input; `offsets` the positions of a row that entries of offsets count; `pad` the number
-    that fills shorter entries. `fixed` is what
+    model input. `offsets` are the positions of a row that entries of offsets count; `pad` has the
+    number that fills shorter entries. `fixed` is what
     else the model goes by in a batch: its place and value, of a list its length. With a `cache` of
     so many rows, of `positions` each, the graph computes one position and keeps keys and values.
     `quantize` is what frozen weights were put into, `quantize_error` the most that one is off,

@@ -47,7 +47,7 @@ def cut_replicas(
         like: the first rank's graph, whose sizes say what is a bucket: all ranks have the same.
 
     Raises:
-        InputError: replicas hold a parameter in unlike stages, or write what is not exchanged.
+        InputError: replicas hold a parameter in different stages, or write what is not exchanged.
     """
     if not placement.replicas:
         return cut(graph, placement, rows, clip=clip, breaks=placement.breaks)
@@ -135,7 +135,7 @@ def with_waiting_buckets(
 
 
 def with_breaks(graph: Graph, placement: Placement, rows: int) -> Placement:
-    """Break stages so that all replicas make the gradients of a tied weight apart alike.
+    """Break stages so that all replicas delay the gradients of a tied weight, or none.
 
     Where one replica uses such a weight in two stages, the others do, if need be on one device.
     """

@@ -251,7 +251,7 @@ def least_busy_s(seconds: Array) -> float:
     """Return a lower bound of the largest load, however units are spread: [device, unit].
 
     By weak duality, for weights y_d that add up to 1, the mean load is at least the sum over units
-    of min_d y_d t_ud, and the largest load is no less. y_d goes by speed.
+    of min_d y_d t_ud. The largest load is no less. y_d goes by speed.
     """
     if seconds.shape[1] == 0:
         return 0.0

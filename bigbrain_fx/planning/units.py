@@ -82,9 +82,10 @@ class Units:
 def units(graph: Graph) -> Units:
     """Group the ops of a graph.
 
-    A group has a tuple and the ops that take it apart; or everything that touches a mutated buffer;
-    or a mutated value with its views, its writers and its readers before the last write. Groups
-    that would form a cycle are joined. Views of values that nobody mutates need no co-location.
+    A group has a tuple and the ops that take it apart, or everything that touches a mutated buffer.
+    Or it has a mutated value with its views, its writers and its readers before the last write.
+    Groups that would form a cycle are joined. Views of values that nobody mutates need no
+    co-location.
 
     Returns:
         The groups in an order in which they could run; deterministic for a given graph.

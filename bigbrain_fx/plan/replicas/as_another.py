@@ -28,7 +28,7 @@ def is_plain(plan: Plan) -> bool:
 
 
 def is_long(plan: Plan, micro_batches: int) -> bool:
-    """Whether a replica is cut alike for so many micro-batches."""
+    """Whether a replica has the same cut for so many micro-batches."""
     few = sorted((plan.micro_batches, micro_batches))
     return few[0] >= LONG * len(plan.cluster.devices) and few[1] <= ABOUT * few[0]
 

@@ -30,7 +30,7 @@ FEW = 6
 def numbers(cluster: Cluster) -> tuple[int, ...]:
     """Return the numbers of replicas that are worth a try: where all get as many devices.
 
-    Of few unlike ones every number: two slow ones may be a replica beside a fast one.
+    Of few different devices every number: two slow ones may be a replica beside a fast one.
     """
     count = len(cluster.devices)
     is_any = count <= FEW and len(set(map(nameless, cluster.devices))) > 1
@@ -141,7 +141,7 @@ def only(cluster: Cluster, group: Iterable[str]) -> Cluster:
 
 
 def likeness(cluster: Cluster) -> tuple[object, ...]:
-    """Return what two clusters have in common that are alike but for names: a plan serves both."""
+    """Return what two clusters that differ in names only have in common: a plan serves both."""
     hosts = list(dict.fromkeys(device.host for device in cluster.devices))
     shared = {host.name: replace(host, name="") for host in cluster.hosts}
     stores = {each.device: replace(each, name="", device="") for each in cluster.stores}

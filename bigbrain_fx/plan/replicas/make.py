@@ -1,6 +1,6 @@
 """Options with replicas -> the best plan: a plan for each replica by itself, then all as one.
 
-Replicas on clusters that are alike but for names share a plan. This file places no op itself.
+Replicas on clusters that differ in names only share a plan. This file places no op itself.
 """
 
 from __future__ import annotations

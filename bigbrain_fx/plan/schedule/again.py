@@ -279,7 +279,7 @@ def with_saved_in_stores(
 
     Args:
         graph: concrete, for one micro-batch.
-        stages: that are marked with what waits and what is made again.
+        stages: marked with what waits and what is recomputed.
         costs: of its ops.
         trained: stages with a backward.
 

@@ -24,7 +24,7 @@ Cell: TypeAlias = tuple[str, int]
 
 
 def words(instruction: Instruction) -> str:
-    """Return an instruction in words: "backward of stage 1, micro-batch 3"."""
+    """Return an instruction as text: "backward of stage 1, micro-batch 3"."""
     match instruction:
         case Forward(stage, micro) | Backward(stage, micro):
             return f"{instruction.do} of stage {stage}, micro-batch {micro}"
@@ -38,7 +38,7 @@ def words(instruction: Instruction) -> str:
 
 
 def message(edge: Edge, micro: int | None) -> str:
-    """Return a message in words."""
+    """Return a message as text."""
     return f"{edge}" if micro is None else f"{edge}, micro-batch {micro}"
 
 

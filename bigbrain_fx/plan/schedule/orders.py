@@ -76,7 +76,7 @@ class ForwardOnly(Schedule):
 
     A device with several stages takes them along the same diagonal: F(stage, micro) in the order of
     stage + micro. An earlier stage of a micro-batch stands on an earlier diagonal, and so does the
-    same stage of an earlier micro-batch: no order of devices can deadlock.
+    same stage of an earlier micro-batch. No order of devices can deadlock.
     """
 
     name = "forward"

@@ -18,7 +18,7 @@ class Fold:
     """How a schedule lays several pieces of a device over a line of devices.
 
     Attributes:
-        shape: in words.
+        shape: a phrase.
         line: (devices, pieces) -> the device of each piece.
         order: (devices, micro-batches, pieces) -> what it computes.
         takes: (devices, micro-batches) -> whether it has an order for so many.
@@ -45,7 +45,7 @@ class Schedule:
         name: that the command line offers.
         splits: it is made for split backwards: all stages defer unless one says which.
         joins: it orders all replicas together; others order each replica by itself.
-        searches: its order is searched under the room that devices have.
+        searches: its order is searched within the memory of the devices.
         fold: how it brings its own cut of a line, into several pieces of a device.
         takes_in_flight: whether a user may say how many are; else the schedule itself does.
     """
@@ -65,7 +65,7 @@ class Schedule:
 
         Raises:
             InputError: it does not run such stages.
-            NoPlanError: a device has no room for one micro-batch.
+            NoPlanError: a device has no memory for one micro-batch.
         """
         raise NotImplementedError
 

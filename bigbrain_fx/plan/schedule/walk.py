@@ -42,8 +42,8 @@ class Working:
     Attributes:
         saved_bytes: stay from forward to backward; messages not counted.
         forward_bytes: the most while the forward runs, `saved_bytes` included, its messages not.
-        backward_bytes: peak while the backward of the first micro-batch runs, and of a later one,
-            on top of saved values and of the gradients that it sends. The first's is on top of
+        backward_bytes: peak in the backward of the first micro-batch, and of a later one, on top of
+            saved values and of the gradients that it sends. The first's is on top of
             the stage's own parameter gradients, too, except those of which replicas sum parts
             (`bucket_room.sums_parts`). Negative where saved values are freed before the peak.
         waiting_bytes: stay from a backward to the backward of weights: inputs of deferred layers,

@@ -26,7 +26,7 @@ class ForwardWalk:
         kept_by: root -> the ops that keep its storage.
         held: root -> bytes, of the storages made here that are alive.
         sent: roots that are sent: the ledger of messages has them.
-        keeps: op -> the roots that it keeps, itself or through what it has made again.
+        keeps: op -> the roots that it keeps, itself or through what it recomputes.
         asks: op -> the ops that run again for its backward.
         stored: op -> what its backward asks of the store.
         users: op that runs again -> what asks for its result: backwards, and other such runs.

@@ -177,7 +177,7 @@ class Search:
 
 @dataclass(frozen=True)
 class Compared:
-    """Replicas or tensor groups that a plan was compared with: in words, and why not they.
+    """Replicas or tensor groups that a plan was compared with, and why they were not chosen.
 
     `step_s` is None where they were not planned, or are no plan.
     """

@@ -129,7 +129,7 @@ def unify(one: Iterable[Factor], other: Iterable[Factor]) -> None:
     """Make two dimensions the same, dividing factors where one is finer than the other.
 
     Raises:
-        UnlikeError: their sizes cannot be divided alike.
+        UnlikeError: their sizes cannot be divided in the same way.
     """
     left, right = deque(leaves(one)), deque(leaves(other))
     while left and right:

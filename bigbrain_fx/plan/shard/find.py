@@ -345,7 +345,7 @@ def named(found: Iterable[Axis]) -> Iterator[Axis]:
 
 
 def common(paths: Sequence[Sequence[object]]) -> int:
-    """Return how many items paths begin with alike."""
+    """Return the length of the common beginning of paths."""
     count = 0
     for items in zip(*paths, strict=False):
         if any(item != items[0] for item in items):

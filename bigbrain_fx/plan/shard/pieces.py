@@ -45,7 +45,7 @@ def priced_axes(graph: Graph, axes: Iterable[Axis]) -> tuple[Axis, ...]:
 
 
 def of_layers(axis: Axis) -> str:
-    """Return the name that axes of alike layers share: `blocks.*:hidden`."""
+    """Return the name that axes of identical layers share: `blocks.*:hidden`."""
     return re.sub(r"\d+", "*", axis.name)
 
 

@@ -1,7 +1,7 @@
 """Axes -> trials: each op that a rewriting would split, as a graph of its own, whole and in shares.
 
-Rules are checked like everything else: whoever runs the trials tells which failed, and
-`sound_axes` puts those ops back to whole. One trial stands for all ops that are alike.
+Rules are checked like everything else: the caller of the trials reports failures, and
+`sound_axes` puts those ops back to whole. One trial stands for all identical ops.
 """
 
 from __future__ import annotations

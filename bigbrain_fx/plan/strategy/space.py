@@ -323,13 +323,13 @@ def replica_counts(cluster: Cluster, options: Options) -> tuple[int, ...]:
 def grouped(
     cluster: Cluster, options: Options, bound: Bound, count: int, *, fits: bool
 ) -> Iterator[Strategy]:
-    """Yield tensor groups of one replica of so many, alike in all.
+    """Yield tensor groups of one replica of so many, the same in all.
 
     Args:
         cluster: all devices.
         options: what was asked for.
         bound: which axes pay.
-        count: of replicas, which are alike.
+        count: of replicas, which are identical.
         fits: whether anything else does: if not, all is divided that can be.
     """
     divided = divide(cluster, count) if count > 1 else (tuple(cluster.device),)
@@ -387,7 +387,7 @@ def _other_axes(
 
 
 def roomier(strategy: Strategy) -> Iterator[Strategy]:
-    """Yield what may fit where a strategy lacks memory: the state divided, shares more alike."""
+    """Yield what may fit where a strategy lacks memory: the state divided, shares more equal."""
     if strategy.replicas > 1 and not strategy.zero_stage:
         yield replace(strategy, zero_stage=1)
     whole, count = sum(strategy.shares), len(strategy.shares)
@@ -397,9 +397,9 @@ def roomier(strategy: Strategy) -> Iterator[Strategy]:
 
 
 def are_alike(graph: Graph, cluster: Cluster, options: Options, count: int) -> bool:
-    """Whether so many replicas have devices alike, and as many micro-batches each.
+    """Whether so many replicas have identical devices, and as many micro-batches each.
 
-    Their links may be unlike: shares of a group go by its devices alone.
+    Their links may differ: shares of a group go by its devices alone.
     """
     divided = (only(cluster, own) for own in divide(cluster, count))
     micro, step = options.micro_batches or count, count * (graph.static_batch or 1)

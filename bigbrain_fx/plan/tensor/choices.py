@@ -1,7 +1,7 @@
 """A plan with groups -> each axis that it divides, what that sends, and the step without it.
 
-Axes of alike layers are one choice: `blocks.*:hidden`. Cuts, order and groups stay; only what is
-divided changes.
+Axes of identical layers are one choice: `blocks.*:hidden`. Cuts, order and groups stay; only the
+divided axes change.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from bigbrain_fx.plan.tensor.messages import (
 
 @dataclass(frozen=True)
 class AxisChoice:
-    """Axes of alike layers that a plan divides.
+    """Axes of identical layers that a plan divides.
 
     Attributes:
         name: with `*` for the numbers of layers.

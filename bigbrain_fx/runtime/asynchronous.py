@@ -4,8 +4,8 @@
     stash  W(n+1) = W(n) - u(g(W(n-b)))     n counts micro-batches; b later stages follow this one
 
 A pass computes with the version of its number, not with the newest version. A step that runs into
-the next batch and one that ends with nothing under way therefore have the same numbers, and steps
-may end so whenever a state is wanted.
+the next batch therefore has the same numbers as one that ends with nothing under way. Steps may end
+so whenever a state is wanted.
 
 Copied into bundles of `--asynchronous`.
 

@@ -46,7 +46,7 @@ class Board(Ledger):
         return self.control.board.get(key)
 
     def wait(self, key: str) -> str:
-        """Return what was said, as soon as it is, whoever dies meanwhile."""
+        """Return a report as soon as it is there, even if a process dies meanwhile."""
         board, control = self.control.board, self.control
         if self.deadline_s is None:
             self.until(lambda: key in board)

@@ -1,7 +1,7 @@
 """Gradients that replicas sum together: what buckets.json says of them, and their channels.
 
-A bucket is what one stage of each replica makes gradients of; buckets.json says whose numbers are
-in it, in which order, and where its pieces end. This file adds nothing up.
+A bucket is what one stage of each replica makes gradients of. buckets.json names its parameters,
+their order, and the ends of its pieces. This file adds nothing up.
 """
 
 from __future__ import annotations

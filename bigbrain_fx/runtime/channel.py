@@ -121,12 +121,12 @@ class Channel:
     """One ordered stream of messages between two stages.
 
     `kind` is activation, gradient, tied (a shared parameter's gradient), norm (for clipping), loss,
-    reduce and gather (pieces of a bucket of gradients), statistics (of BatchNorm), or part (between
-    members of a group). `tag` numbers the channel in the whole bundle. Messages have shape `shape`
-    and type `dtype`; `per_step` counts those of a step, where that is not one, or for activations
-    and gradients one a micro-batch. One that `varies` carries micro-batches of unequal rows, or
-    gradients that may be None: `shape` is that of the largest, and each message says its own. Of
-    one `on_demand` no receive is posted before it is wanted: there is no room for it (ZeRO 3).
+    statistics (of BatchNorm) or part (between ranks of a tensor group). It is reduce or gather for
+    pieces of a bucket of gradients. `tag` numbers the channel in the whole bundle. Messages have
+    shape `shape` and type `dtype`. `per_step` counts those of a step; None: one, or one a
+    micro-batch for activations and gradients. One that `varies` carries micro-batches of unequal
+    rows, or gradients that may be None. Its `shape` is the largest, and each message has its own.
+    One `on_demand` is received only when it is needed, as memory has no place for it (ZeRO 3).
     """
 
     tag: int

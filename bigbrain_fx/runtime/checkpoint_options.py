@@ -33,7 +33,7 @@ class Ledger:
     Args:
         store: of all processes, or of the threads of one.
         deadline_s: longest wait for a word.
-        as_json: whoever started this process reads events, as JSON, from what it writes.
+        as_json: the launcher of this process reads events, as JSON, from its output.
     """
 
     is_beginning = False  # a process may yet start where the run began
@@ -70,7 +70,7 @@ class Ledger:
         return False
 
     def report(self, event: str, device: str, step: int, facts: Mapping[str, object]) -> bool:
-        """Tell who started the run of an event; return whether people hear it from there alone."""
+        """Report an event to the launcher; return whether people see it from there alone."""
         if self.as_json:
             tell(json.dumps({"event": event, "device": device, **facts}))
         return self.as_json

@@ -1,4 +1,4 @@
-"""Checkpoints on a disk: the states of all devices at one step, which stay whoever dies.
+"""Checkpoints on a disk: the states of all devices at one step, which outlive processes.
 
     FOLDER/commit-40.json            the record: written when all devices have written theirs
     FOLDER/commit-40-g2/d0.json      the manifest of one device: a checksum per tensor
@@ -6,8 +6,8 @@
     FOLDER/generation.json           the fence: who has an older number writes no more
 
 A checkpoint counts once its record has its name, and the files that a record names are on the disk
-before. A run goes on from the newest one that every device can load, each byte of it checked; of
-another plan or model it is refused, and nothing starts from scratch by itself. Two stay unless more
+before. A run goes on from the newest one that every device can load, each byte of it checked. One
+of another plan or model is refused, and nothing starts from scratch by itself. Two stay unless more
 are asked for. This file is stdlib only: a process without torch may read and write, too.
 """
 
@@ -204,7 +204,7 @@ class CheckpointStore:
     # ------------------------------------------------------------------ choosing and reading
 
     def records(self, say: Say = lambda _: None) -> list[Record]:
-        """Return the checkpoints, newest first; of records that are broken `say` hears.
+        """Return the checkpoints, newest first; `say` receives broken records.
 
         Raises:
             CommitError: one is a symbolic link, or of a newer format.

@@ -125,7 +125,7 @@ class Checkpoints:
         return 0
 
     def enter(self, *, resume: bool, restarted: bool = False) -> tuple[Start, bool]:
-        """Decide for all devices, or hear it; return also whether no process has before."""
+        """Decide for all devices, or receive it; return also whether no process has before."""
         said = self.ledger.look("begin")
         is_first = said is None or bool(read_as(Start, said).error)
         if self.leads and is_first:
@@ -356,8 +356,8 @@ class Misses:
 
     Args:
         say: prints a line.
-        tell: hears of an event, its step and facts: missed, committed_again, at_risk. Where it
-            returns True people hear it, and nothing is printed.
+        tell: receives an event, its step and facts: missed, committed_again, at_risk. Where it
+            returns True people see it, and nothing is printed.
     """
 
     def __init__(
@@ -368,20 +368,20 @@ class Misses:
         self.newest = -1  # step of the newest checkpoint
 
     def miss(self, step: int, why: str) -> None:
-        """Hear that a checkpoint was not written."""
+        """Note that a checkpoint was not written."""
         self.count += 1
         line = f"WARNING: no checkpoint at step {step}: {why}; training goes on, older ones stay"
         self._report("missed", step, line, text=why, row=self.count, newest=self.newest)
 
     def hit(self, step: int) -> None:
-        """Hear that a checkpoint was written."""
+        """Note that a checkpoint was written."""
         missed, self.count, self.newest = self.count, 0, step
         if missed:
             line = f"checkpoints are written again: step {step}, after {missed} were missed"
             self._report("committed_again", step, line, missed=missed)
 
     def end(self, step: int) -> None:
-        """Hear that the run ends at a step; warn of what is on no disk."""
+        """Note that the run ends at a step; warn of what is on no disk."""
         if self.count and self.newest != step:
             line = (
                 f"WARNING: the last {self.count} checkpoints were missed, the newest is of step "

@@ -19,7 +19,7 @@ These changes always change the hashed numbers, and the checksum but for one cha
   are in different rows or in different columns, and in each there is then only one.
 
 A rotation leaves the hashed numbers as they are only where it leaves every sum of a row and of a
-column as it is; a row has an odd number of words (65 or 513), which the data's own rows seldom
+column as it is. A row has an odd number of words (65 or 513), which the data's own rows seldom
 have. No checksum that is shorter than the data can do this for every data; a plain sum does for
 none.
 

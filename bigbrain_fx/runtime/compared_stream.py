@@ -2,7 +2,7 @@
 
 `require_same` says how what two devices have differs, and what to do.
 
-The stream has random state of its own, of generators that the user's file has made, too: drawing
+The stream has random state of its own, also of generators that the user's file has made. Drawing
 data never moves the generators of the model, nor those of another device in this process.
 """
 

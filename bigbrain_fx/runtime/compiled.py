@@ -2,8 +2,8 @@
 
 Compiled code rounds otherwise than plain torch does, and draws otherwise: a plan whose stages draw
 is refused. Two processes on one host compile the same. A stage is compiled when it first runs, its
-backward when that first does, in the process itself: torch's own workers would outlive a process
-that is killed. This file knows no devices or messages.
+backward when that first does. The process itself compiles: torch's own workers would outlive a
+process that is killed. This file knows no devices or messages.
 """
 
 from __future__ import annotations

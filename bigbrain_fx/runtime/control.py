@@ -151,7 +151,7 @@ class Control:
             _leave()
 
     def fail(self, error: BaseException, code: int) -> NoReturn:
-        """Say why this process ends, and end it in words."""
+        """Report why this process ends, and end it with a message."""
         self.say_failed(error, code)
         print(shown(error), file=sys.stderr)
         sys.exit(code)
@@ -211,7 +211,7 @@ class Control:
         layouts: Mapping[str, object],
         lacks: int | None = None,
     ) -> Meeting | None:
-        """Tell the others which messages this device waits for, and wait until all have told.
+        """Report which messages this device waits for, and wait until all have reported.
 
         `lacks`: the step whose beginning it has to take from its peers.
 
@@ -302,7 +302,7 @@ class Control:
     def listen(self) -> None:
         """Take orders until the line closes; then, or if anything goes wrong, end this process.
 
-        Without this thread it would neither hear nor be heard, and look like one that hangs.
+        Without this thread it would receive and report nothing, and look like one that hangs.
         """
         told = 0.0
         try:

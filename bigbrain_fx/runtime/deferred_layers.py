@@ -2,9 +2,8 @@
 
     forward            x ──▶ layer ──▶ y        x and the place of y in autograd's graph are noted
 
-A layer runs with an alias of its weight, for which nobody asks a gradient: torch's own kernels run
-as ever, and autograd leaves the weight's out. A layer without a waiting gradient is torch's own
-layer.
+A layer runs with an alias of its weight that needs no gradient. torch's own kernels run as ever,
+and autograd leaves the weight out. A layer without a waiting gradient is torch's own layer.
 """
 
 from __future__ import annotations

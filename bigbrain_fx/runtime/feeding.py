@@ -1,7 +1,7 @@
 """Batches that the caller's own process sends: a device asks for one, and rests until it is there.
 
-While a device rests it is between two steps: it gives its state to whom asks for it, meets the
-others anew if one of them has died, and hears that the run is to stop.
+While a device rests it is between two steps. It gives its state on request, meets the others anew
+after a death, and receives the order to stop.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class FedLine:
 
 
 def listen(control: Control) -> FedLine:
-    """Hear what the caller's process sends."""
+    """Receive what the caller's process sends."""
     return FedLine(control)
 
 

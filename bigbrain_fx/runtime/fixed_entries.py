@@ -17,8 +17,8 @@ def require_fixed(fixed: Sequence[tuple[Key, object]], batch: object, step: int)
     """Refuse a batch in which something that the model goes by is otherwise than in the example.
 
     Args:
-        fixed: what leads there, and what is there: a plain value, how long a list is, what repr
-            says of an object, the names of a dict in their order.
+        fixed: the path to it, and what is there: a value, a list's length, an object's repr, or the
+            names of a dict.
         batch: the batch of a step.
         step: that takes it.
 

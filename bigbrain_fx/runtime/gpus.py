@@ -101,9 +101,9 @@ class NcclTransport(NetworkTransport):
 class GpuBackground(Background):
     """Hold what is being sent over nccl until it has left.
 
-    nccl's `wait` makes the thread's current stream wait. That is the one that computes, unless the
-    thread has a stream of its own: then computing would wait for every send, and two devices that
-    send to each other for ever. All messages have one such thread.
+    nccl's `wait` makes the thread's current stream wait, which by default is the computing one.
+    Computing would wait for every send, and two devices that send to each other for ever. All
+    messages have one thread with a stream of its own.
     """
 
     def __init__(self, deadline: timedelta, wire: torch.device) -> None:

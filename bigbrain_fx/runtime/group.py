@@ -1,13 +1,13 @@
-"""Messages of a tensor group's members inside a stage, as functions with a gradient.
+"""Messages of a tensor group's ranks inside a stage, as functions with a gradient.
 
-    copy_to_group   forward nothing; backward the members' gradients are added      (Megatron's f)
-    all_reduce      forward the members' parts are added; backward nothing          (Megatron's g)
-    all_gather      forward the members' parts are put together; backward each keeps its own
+    copy_to_group   forward nothing; backward the ranks' gradients are added      (Megatron's f)
+    all_reduce      forward the ranks' parts are added; backward nothing          (Megatron's g)
+    all_gather      forward the ranks' parts are put together; backward each keeps its own
     own_part        forward each keeps its own part; backward the gradients are put together
     reduce_scatter  forward each gets its own part of the sum; backward gradients are put together
     gather_to_group forward as all_gather; backward each gets its own part of the gradients' sum
 
-Every member sends to every other, and adds in the order of the members: all have the same bits,
+Every rank sends to every other, and adds in the order of the ranks: all have the same bits,
 whenever messages arrive. Of a large tensor each adds a piece, and sends that to all: the same sums,
 in fewer bytes. This file knows tensors and channels; it knows no layer and no schedule.
 
@@ -37,7 +37,7 @@ LARGE = 1 << 14  # numbers; `plan.tensor.exchange` has it, too
 
 
 def pieces(numel: int, members: int) -> tuple[int, ...]:
-    """Return how many numbers of a sum each member adds; one entry where each adds all of it."""
+    """Return how many numbers of a sum each rank adds; one entry where each adds all of it."""
     if members == 2 or numel < LARGE:
         return (numel,)
     return _evenly(numel, members)
@@ -48,7 +48,7 @@ def _evenly(numel: int, members: int) -> tuple[int, ...]:
 
 
 def added(parts: Sequence[Tensor]) -> Tensor:
-    """Add tensors of all members in their order."""
+    """Add tensors of all ranks in their order."""
     total = parts[0].contiguous()
     for part in parts[1:]:
         total = total + part.contiguous()
@@ -56,7 +56,7 @@ def added(parts: Sequence[Tensor]) -> Tensor:
 
 
 def largest(parts: Sequence[Tensor]) -> Tensor:
-    """Return the largest of all members' numbers, each by itself."""
+    """Return the largest of all ranks' numbers, each by itself."""
     most = parts[0].contiguous()
     for part in parts[1:]:
         most = torch.maximum(most, part.contiguous())
@@ -84,7 +84,7 @@ def _apart(tensor: Tensor, dim: int, inner: Sequence[int], count: int) -> Sequen
 
 
 def part_of_whole(whole: Tensor, dim: int, inner: Inner, lengths: Shape, member: int) -> Tensor:
-    """Return a member's part of a tensor; see `joined`."""
+    """Return a rank's part of a tensor; see `joined`."""
     if not isinstance(inner, int):
         cut = zip(_apart(whole, dim, inner, sum(lengths)), inner, strict=True)
         found = [part_of_whole(piece, dim + 1, n, lengths, member) for piece, n in cut]
@@ -95,12 +95,12 @@ def part_of_whole(whole: Tensor, dim: int, inner: Inner, lengths: Shape, member:
 
 
 class Group:
-    """One member's side of its group.
+    """One rank's side of its group.
 
     Args:
         members: names of the devices, in the order in which parts are added.
         name: of this one.
-        channels: of this device; those of parts are used, one for each member, size and type.
+        channels: of this device; those of parts are used, one for each rank, size and type.
         send, recv: the device's own.
     """
 
@@ -117,7 +117,7 @@ class Group:
         self.others = [m for m in range(len(self.members)) if m != self.rank]
         self.send, self.recv = send, recv
         self.rows = self.full_rows = 1
-        self.waiting: list[tuple[Tensor, Tensor]] = []  # (parameter, this member's gradient of it)
+        self.waiting: list[tuple[Tensor, Tensor]] = []  # (parameter, this rank's gradient of it)
         parts = [channel for channel in channels if channel.kind == "part"]
         self.outward: Ways = {_key(c, c.receiver): c for c in parts if c.sender == name}
         self.inward: Ways = {_key(c, c.sender): c for c in parts if c.receiver == name}
@@ -130,11 +130,11 @@ class Group:
         self.rows, self.full_rows = rows, full_rows
 
     def parts(self, own: Tensor, shapes: Sequence[Shape], rooms: Shape) -> list[Tensor]:
-        """Send a tensor to the other members; return what each has, in their order.
+        """Send a tensor to the other ranks; return what each has, in their order.
 
         Args:
-            own: what this member has; private, nobody writes into it while it travels.
-            shapes: of what each member has.
+            own: what this rank has; private, nobody writes into it while it travels.
+            shapes: of what each rank has.
             rooms: how many numbers each one's message is planned for.
         """
         flat = own.reshape(-1)
@@ -149,7 +149,7 @@ class Group:
     def combined(
         self, own: Tensor, how: Callable[[Sequence[Tensor]], Tensor] = added, *, grows: bool = True
     ) -> Tensor:
-        """Combine the members' tensors, which have one shape: all get the same bits."""
+        """Combine the ranks' tensors, which have one shape: all get the same bits."""
         own, count = _private(own), len(self.members)
         room = self._room(own, grows=grows)
         rooms = pieces(room, count)
@@ -160,10 +160,10 @@ class Group:
         return torch.cat(self.parts(piece, [(n,) for n in lengths], rooms)).view(own.shape)
 
     def sums_of_waiting(self, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Add the members' gradients of parameters that wait for it, in one message of each type.
+        """Add the ranks' gradients of parameters that wait for it, in one message of each type.
 
         Args:
-            named: this device's parameters, in the order that all members have.
+            named: this device's parameters, in the order that all ranks have.
 
         Returns:
             The sums by name.
@@ -182,7 +182,7 @@ class Group:
         return found
 
     def _scattered(self, flat: Tensor, lengths: Shape, rooms: Shape) -> list[Tensor]:
-        """Send each member its piece of a tensor; return what all have of this one's piece."""
+        """Send each rank its piece of a tensor; return what all have of this one's piece."""
         found = list(flat.split(list(lengths)))
         for member in self.others:
             self._give(member, found[member], rooms[member])
@@ -193,7 +193,7 @@ class Group:
     def whole(
         self, own: Tensor, dim: int, inner: Inner, lengths: Shape, *, grows: bool = True
     ) -> Tensor:
-        """Put the members' parts together."""
+        """Put the ranks' parts together."""
         shape = list(own.shape)
         rest = shape[dim] // lengths[self.rank]
         shapes = [(*shape[:dim], rest * n, *shape[dim + 1 :]) for n in lengths]
@@ -203,7 +203,7 @@ class Group:
     def own_sum(
         self, given: Tensor, dim: int, inner: Inner, lengths: Shape, *, grows: bool = True
     ) -> Tensor:
-        """Add the members' tensors, which have one shape; return this member's part of the sum."""
+        """Add the ranks' tensors, which have one shape; return this rank's part of the sum."""
         room, count, given = self._room(given, grows=grows), sum(lengths), given.detach()
         for member in self.others:
             part = part_of_whole(given, dim, inner, lengths, member)
@@ -221,13 +221,13 @@ class Group:
         return own.numel() * self.full_rows // self.rows if grows and own.dim() else own.numel()
 
     def _give(self, member: int, flat: Tensor, room: int) -> None:
-        """Start sending numbers to a member, filled up to what its channel carries."""
+        """Start sending numbers to a rank, filled up to what its channel carries."""
         way = self.outward[self.members[member], room, flat.dtype]
         missing = room - flat.numel()
         self.send(way, torch.cat([flat, flat.new_zeros(missing)]) if missing else flat)
 
     def _take(self, member: int, room: int, dtype: torch.dtype) -> Tensor:
-        """Wait for a member's message."""
+        """Wait for a rank's message."""
         with _paused():
             return self.recv(self.inward[self.members[member], room, dtype])
 
@@ -272,7 +272,7 @@ def _grows(value: Tensor) -> bool:
 
 
 def _where_given(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Give none back where none comes: all members run the same code, so none of them has one."""
+    """Give none back where none comes: all ranks run the same code, so none of them has one."""
 
     @wraps(backward)
     def given(ctx: Any, gradient: Tensor | None) -> Any:  # noqa: ANN401  # torch's own
@@ -296,7 +296,7 @@ class _CopyToGroup(torch.autograd.Function):
 
 
 class _ParameterToGroup(torch.autograd.Function):
-    """As a copy; what this member has of the gradient waits for those of other parameters."""
+    """As a copy; what this rank has of the gradient waits for those of other parameters."""
 
     @staticmethod
     def forward(ctx: Any, group: Group, parameter: Tensor) -> Tensor:  # noqa: ANN401
@@ -393,7 +393,7 @@ class _GatherToGroup(torch.autograd.Function):
 
 
 def copy_to_group(value: Tensor, group: Group, when: str = "") -> Tensor:
-    """Pass a value to each member's computation of its part; backward adds their gradients.
+    """Pass a value to each rank's computation of its part; backward adds their gradients.
 
     Gradients of a parameter are added when the stage's backward ends, with all others that wait for
     it. They are added "at once" where something else has a gradient of it, too.
@@ -406,32 +406,32 @@ def copy_to_group(value: Tensor, group: Group, when: str = "") -> Tensor:
 
 
 def all_reduce(part: Tensor, group: Group, how: str = "sum") -> Tensor:
-    """Add what the members have, in their order; "max" takes the largest."""
+    """Add what the ranks have, in their order; "max" takes the largest."""
     found: Tensor = _AllReduce.apply(group, part, how)  # type: ignore[no-untyped-call]
     return found
 
 
 def all_gather(part: Tensor, group: Group, dim: int, inner: Inner, lengths: Shape) -> Tensor:
-    """Put the members' parts together: member m has lengths[m] of them, `inner` numbers each."""
+    """Put the ranks' parts together: rank m has lengths[m] of them, `inner` numbers each."""
     how = dim, inner, lengths
     found: Tensor = _AllGather.apply(group, part, _grows(part), *how)  # type: ignore[no-untyped-call]
     return found
 
 
 def own_part(whole: Tensor, group: Group, dim: int, inner: Inner, lengths: Shape) -> Tensor:
-    """Keep this member's part; backward puts the members' gradients together."""
+    """Keep this rank's part; backward puts the ranks' gradients together."""
     how = dim, inner, lengths
     found: Tensor = _Split.apply(group, whole, _grows(whole), *how)  # type: ignore[no-untyped-call]
     return found
 
 
 def reduce_scatter(part: Tensor, group: Group, dim: int, inner: Inner, lengths: Shape) -> Tensor:
-    """Add what the members have, in their order; keep this member's part of the sum."""
+    """Add what the ranks have, in their order; keep this rank's part of the sum."""
     found: Tensor = _ReduceScatter.apply(group, part, dim, inner, lengths)  # type: ignore[no-untyped-call]
     return found
 
 
 def gather_to_group(part: Tensor, group: Group, dim: int, inner: Inner, lengths: Shape) -> Tensor:
-    """Put the members' parts together, for what each computes of its part; see `copy_to_group`."""
+    """Put the ranks' parts together, for what each computes of its part; see `copy_to_group`."""
     found: Tensor = _GatherToGroup.apply(group, part, dim, inner, lengths)  # type: ignore[no-untyped-call]
     return found

@@ -1,4 +1,4 @@
-"""Stages that the members of a tensor group run together, as a feature of a device."""
+"""Stages that the ranks of a tensor group run together, as a feature of a device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .modules import active
 
 
 class GroupRuns(Feature):
-    """Let stages find their group while they run, and add up what members wait to add."""
+    """Let stages find their group while they run, and add up what ranks wait to add."""
 
     def setup(self, device: Any) -> None:  # noqa: ANN401  # a PlannedDevice, which knows this file
         """Join the group."""
@@ -22,7 +22,7 @@ class GroupRuns(Feature):
 
     @contextmanager
     def running(self, stage: int, micro: int, phase: str) -> Iterator[None]:
-        """Let the members exchange parts of one micro-batch."""
+        """Let the ranks exchange parts of one micro-batch."""
         self.group.begin(*self.device.stream.rows_of(micro))
         if phase == "backward":
             yield

@@ -25,7 +25,7 @@ class Hooks:
     """Functions to call, in their order, in every process.
 
     A device that starts again after a death calls them again for the steps that it repeats. One
-    that takes its state from a peer goes on after the peer's last `on_step_end`, and calls none for
+    that takes its state from a peer goes on after the peer's last `on_step_end`. It calls none for
     that step; with a function in `on_step_begin` snapshots are kept instead.
 
     Attributes:

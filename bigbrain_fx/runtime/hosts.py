@@ -25,7 +25,7 @@ class LastDuty:
 
 
 def listen(control: Control) -> None:
-    """Hear that the supervisor that decides is lost."""
+    """Note that the supervisor that decides is lost."""
 
     def lose(
         files: tuple[int, ...],

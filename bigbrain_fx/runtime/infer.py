@@ -86,12 +86,12 @@ class Inference:
 class EvalDevice(HookedDevice):
     """Run one device's part of every batch, forward only; of plans with more, `planned_infer` does.
 
-    No gradients are kept (`torch.no_grad`: the numbers are those of the usual mode, and unlike
-    tensors made under `torch.inference_mode` the outputs may be used for anything).
+    No gradients are kept (`torch.no_grad`). The numbers are those of the usual mode, and the
+    outputs may be used for anything, which tensors of `torch.inference_mode` may not.
 
     Attributes:
-        outputs: on the device that collects them: name of an output -> the dimension along which it
-            has the rows of the batch; None for an output that has one value a micro-batch.
+        outputs: on the device that collects them, name of an output -> the dimension of its rows.
+            None for an output that has one value a micro-batch.
     """
 
     outputs: Mapping[str, int | None] = {}

@@ -5,9 +5,9 @@
     the first of them  writes the record, which counts at once where the supervisor has ended; where
                        it may be there, and go on with others, the record is set aside
 
-Only a host that has all devices of a replica can write it, and of several such hosts the first
-does: hosts do not receive each other's messages any more. No device updates before all have voted:
-all devices of a host are at one step once they know the same votes, which their agent provides.
+Only a host that has all devices of a replica can write it. The first of several such hosts does, as
+hosts do not receive each other's messages any more. No device updates before all have voted. All
+devices of a host are at one step once they know the same votes, which their agent provides.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The launcher of this process, and its arguments: read before any long import.
 
 The process exits when its launcher dies. The arguments of train.py or infer.py are hidden from the
-user's code: a model file may parse a command line of its own at its top. At the split the file
+user's code, as a model file may parse a command line of its own. At the split the file
 found no arguments; with `--steps` or `--seed` of a run it might train another model than was split.
 This file is stdlib only.
 """

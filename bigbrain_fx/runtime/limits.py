@@ -17,12 +17,12 @@ from .coded import CodedError
 
 
 def tell(text: str) -> None:
-    """Print a line for people on stderr, if there is room for it."""
+    """Print a line for people on stderr, if it can be written."""
     show(text, sys.stderr)
 
 
 def show(text: str, stream: TextIO) -> None:
-    """Print a line, if there is room for it; never raises.
+    """Print a line, if it can be written; never raises.
 
     If nobody reads any more, further output is dropped: else printing would fail once more, in a
     thread or when Python ends.
@@ -103,7 +103,7 @@ def code_of(error: BaseException) -> int | None:
 
 
 def told(error: BaseException) -> str:
-    """Return an error in words, with what raises the limit where it is of one, or of memory."""
+    """Return an error as text, with what raises the limit where it is of one, or of memory."""
     if is_of_memory(error):
         first = str(error).partition("\n")[0]
         return f"memory has run out{f' ({first})' if first else ''}: {memory_remedy(error)}"
@@ -139,7 +139,7 @@ def require_threads(count: int) -> None:
 
 @contextmanager
 def saying_limits() -> Iterator[None]:
-    """End this process in words where the system gives it no more of something."""
+    """End this process with a message where the system gives it no more of something."""
     try:
         yield
     except (CodedError, RuntimeError, OSError, MemoryError) as error:

@@ -1,8 +1,8 @@
 """All devices of a bundle in one process: for tests, and for stepping through a bundle with pdb.
 
-Each device is a thread, and only one of them runs at any time: it holds the hub's lock and lets go
-only while it waits for a message. Events therefore come one at a time, and the one random generator
-is safe.
+Each device is a thread, and only one of them runs at any time. It holds the hub's lock and releases
+it only while it waits for a message. Events therefore come one at a time, and the one random
+generator is safe.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COMPARED = 64  # digests that are kept: no device is so many steps behind anothe
 
 
 class Hub:
-    """The mail room of one process: a queue per channel, and a lock by which devices take turns.
+    """Messages of one process: a queue per channel, and a lock by which devices take turns.
 
     There is no deadline: one may sit in a debugger for as long as one likes. If all devices wait,
     no device is left to send anything, and that is an error.
@@ -49,8 +49,8 @@ class Hub:
     def run(self, programs: Mapping[str, Callable[[], T]]) -> dict[str, T]:
         """Run one function per device until all have returned; raise the first error of any.
 
-        Each has a copy of the caller's context (of decimal, of NumPy's errors, the user's own), as
-        it would have in a process of its own, where it is the one that has run the user's file.
+        Each has a copy of the caller's context: of decimal, of NumPy's errors, the user's own. In a
+        process of its own, which has run the user's file, it would have the same.
         One device alone runs in the caller's thread, which has what the file sets of a thread.
         """
         if len(programs) == 1:

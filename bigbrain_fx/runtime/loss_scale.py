@@ -6,7 +6,7 @@
                            no device updates; the scale falls
 
 float16 has no numbers below 6e-8: small gradients would be zero. Every device has the scale, and
-all change it alike, because they vote on each step.
+all make the same changes, because they vote on each step.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Keep freed memory in the process: activations come and go with every micro-batch.
 
 glibc gives large freed blocks back to the system at once and faults them in again at the next
-micro-batch; on CPUs that costs about a tenth of a step. Linux with glibc only; elsewhere nothing
+micro-batch. On CPUs that costs about a tenth of a step. Linux with glibc only; elsewhere nothing
 happens.
 """
 

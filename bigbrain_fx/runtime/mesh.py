@@ -92,10 +92,10 @@ class MeshTransport(NetworkTransport):
         self.alarms = _alarms(mesh)
 
     def abandon(self) -> None:
-        """Close a mesh's connections at once, from any thread: whoever waits on them is woken.
+        """Close a mesh's connections at once, from any thread; waiting threads wake up.
 
-        gloo closes all pairs of a group when one wait has lasted too long, so the wait for a
-        message that nobody sends is given a millisecond. The wait must be for a living peer: that
+        gloo closes all pairs of a group when one wait has lasted too long. The wait for a message
+        that nobody sends therefore lasts a millisecond. The wait must be for a living peer: that
         for a dead one has failed, and closes nothing. (`abort` wakes no receive, and a pair stays
         open while any handle of it is held.)
         """

@@ -110,7 +110,7 @@ class Region(Tensors):
     """A part of the model with a forward of its own: a stage, or a block that repeats.
 
     Inside `with self.seeded("drop"):` the default generator is seeded by (seed, step, micro-batch,
-    place in the model), so that a dropout mask is the same wherever the op runs. With no active key
+    place in the model). A dropout mask is then the same wherever the op runs. With no active key
     (in a foreign training loop) the default generator goes on as it is.
     """
 
@@ -194,7 +194,7 @@ class Active:
 
     key: tuple[int, int, int] | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    group: Any = None  # a `group.Group`: the members with which this device runs a stage
+    group: Any = None  # a `group.Group`: the ranks with which this device runs a stage
 
 
 active = Active()

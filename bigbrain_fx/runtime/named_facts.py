@@ -15,7 +15,7 @@ OptimizerFacts = Mapping[str, Any]
 
 
 class UnlikeFactsError(CodedError, ValueError):
-    """Report that two devices say unlike things of one parameter; names what."""
+    """Report that two devices differ about one parameter; names what."""
 
 
 def parameter_of(tensor: str) -> str | None:
@@ -46,7 +46,7 @@ def joined_facts(found: Iterable[OptimizerFacts | None]) -> dict[str, Any] | Non
     """Join what devices say of their optimizers; equal hyperparameters become one entry.
 
     Raises:
-        UnlikeFactsError: two of them say unlike things.
+        UnlikeFactsError: two of them differ.
     """
     parts = [part for part in found if part is not None]
     if not parts:

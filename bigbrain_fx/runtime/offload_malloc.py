@@ -38,11 +38,11 @@ def give_freed_memory_back() -> None:
 
 
 def caches_small_blocks() -> bool:
-    """Return whether malloc caches small freed blocks, which it does unless told not to.
+    """Return whether malloc caches small freed blocks, which it does by default.
 
-    Before each tensor, which is aligned, malloc frees a block of a few bytes. If the block is
-    cached and given out again, it is no part of the tensor's memory when that is free: the next
-    tensor of the size does not fit. A launcher sets the variable in the environment
+    Before each tensor, which is aligned, malloc frees a block of a few bytes. A block that is
+    cached and given out again is no part of the tensor's memory when that is free. The next tensor
+    of the size then does not fit. A launcher sets the variable in the environment
     (`supervisor.processes.uncached`).
     """
     try:

@@ -1,8 +1,8 @@
 """An optimizer's state and hyperparameters, by parameter name instead of by group and position.
 
 Groups may then be cut in another way when the model is: the values that a parameter's update
-depends on are under its name. An optimizer without such values by name is refused. State of
-optimizers inside another (a wrapper that clips, looks ahead, or steps two) has keys of its own:
+depends on are under its name. An optimizer without such values by name is refused. Optimizers
+inside another (a wrapper that clips, looks ahead, or steps two) have keys of their own.
 `inner0.exp_avg` is that of the first one that has the parameter.
 """
 

@@ -3,7 +3,7 @@
     gen = torch.Generator().manual_seed(0)           # at the top of the file
     loader = DataLoader(data, shuffle=True, generator=gen)
 
-Every process of a run draws with its own, from where the top has left it; where several devices are
+Every process of a run draws with its own, from where the top has left it. Where several devices are
 in one process, each has a state of them for itself (`data.Stream`).
 """
 

@@ -36,10 +36,10 @@ Names = frozenset[str]
 
 
 def can_take_from_peers(bundle: Bundle) -> bool:
-    """Whether every tensor of a bundle's devices is on another device, too, and alike there.
+    """Whether every tensor of a bundle's devices is on another device, too, with the same values.
 
-    A user's function that is called before a step may write into a device: what a peer has within
-    the step is not what it began with then.
+    A user's function that is called before a step may write into a device. Within the step a peer
+    then has other values than at its start.
     """
     whole = all(
         len(cls.micros) > 1 and not (cls.zero_stage or cls.is_opaque) for cls in bundle.devices

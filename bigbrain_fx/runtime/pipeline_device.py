@@ -107,8 +107,7 @@ class PipelineDevice(ForwardDevice):
         """Run a stage backward; return the gradients of what it received, in the order received.
 
         `sent` are the gradients of its results and, relayed from later readers, those of what it
-        received: they enter as roots, so that they are added in the order of an unsplit backward
-        pass.
+        received. They enter as roots, so that the order of sums is that of an unsplit backward.
         """
         saved = self._start_of(stage, micro)
         roots, seeds = [], []

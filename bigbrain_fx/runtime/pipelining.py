@@ -50,7 +50,7 @@ def as_pipeline_stage(
     Model inputs (labels, masks and the first stage's too) are keyword arguments of `schedule.step`;
     a stage takes those that it needs. The last stage's output is the scalar loss, which cannot be
     merged: use `return_outputs=False`. torch runs every stage once more at the first step, to learn
-    shapes, so that buffers that a forward writes (BatchNorm's) are written once too often. A stage
+    shapes. Buffers that a forward writes (BatchNorm's) are then written once too often. A stage
     of `recompute` keeps only its arguments, by torch's own checkpointing.
 
     Args:

@@ -45,8 +45,8 @@ def load_optimizer(
         scheduler: of this optimizer, made as it was for training: it is stepped as often.
 
     Raises:
-        ResumeError: it is of another class, its parameters are not the model's, or there is a loss
-            scale and no scaler that takes it, or the scheduler is another optimizer's, or not new.
+        ResumeError: it is of another class, its parameters are not the model's, a loss scale has no
+            scaler, or the scheduler is not new or another's.
     """
     tensors: dict[str, Tensor] = {}
     with safe_open(str(path), framework="pt") as file:

@@ -29,8 +29,8 @@ class PlannedDevice(HookedDevice):
         replica: which one this device is part of.
         replica_of_stage: of a device that is part of two replicas (gems): which one a stage is
             part of.
-        members: the devices that run its stages together, this one among them, in the order in
-            which parts are added; empty: it has all of their tensors.
+        members: the devices that run its stages together, with this one, in the order in which
+            parts are added. Empty: it has all of their tensors.
         compiled: its stages run under torch.compile. See `compiled`.
         is_opaque: it runs the user's own step, and no stage. See `opaque_device`.
     """

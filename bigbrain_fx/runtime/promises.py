@@ -1,17 +1,16 @@
-"""Results that a backward makes again instead of finding them kept.
+"""Results that a backward recomputes instead of finding them saved.
 
     forward     x ──▶ F.gelu ──▶ y ──▶ down        of all that autograd saves, y is left out
     backward    x ──▶ F.gelu ──▶ y ──▶ gradient of down's weight
 
-`y = again(F.gelu, x)` runs the function, and whoever saves y for its backward, or anything that
-the function itself saves, gets a promise in its place: the function and its arguments. The first
-backward that asks runs it once more, with the same arguments, under the same autocast and with
-gradients on, so that the same kernels give the same bits; what it made goes when nobody is left to
-ask. An argument that is itself made again is a promise, too, so chains of any length hold only
-what they began with.
+`y = again(F.gelu, x)` runs the function. An op that saves y for its backward, or what the function
+itself saves, gets a promise in its place: the function and its arguments. The first backward that
+asks runs it once more, with the same arguments, under the same autocast and with gradients on. The
+same kernels give the same bits. Its results go after their last use. An argument
+that is itself recomputed is a promise, too, so chains of any length hold only what they began with.
 
 torch.utils.checkpoint frees what is inside a region; here the result goes as well, and only it is
-made again, not the products that read it. Outside of a device (`Stage0` in somebody's own loop)
+recomputed, not the products that read it. Outside of a device (`Stage0` in somebody's own loop)
 `again(f, x)` is f(x).
 """
 
@@ -33,7 +32,7 @@ from .device import Device
 
 
 class AgainError(CodedError, RuntimeError):
-    """Report a value that cannot be made again as it was."""
+    """Report a value that cannot be recomputed as it was."""
 
 
 class Held(Protocol):
@@ -59,7 +58,7 @@ _now = _Now()
 
 
 def again(function: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401  # as the function's
-    """Run a function; its result, and what it saves, are made again when a backward needs them.
+    """Run a function; its result, and what it saves, are recomputed when a backward needs them.
 
     The function may draw nothing, write nothing in place, and give the same for the same arguments.
     """

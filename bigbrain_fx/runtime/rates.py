@@ -1,7 +1,7 @@
 """Learning rates that go back to those of a step: after a death, a resumption, on other devices.
 
-A scheduler has no state of its own here. A scheduler depends on its number of steps and on nothing
-else: a new one reaches the rates of the old one by as many steps.
+A scheduler has no state of its own here. It depends on its number of steps and on nothing else: a
+new one reaches the rates of the old one by as many steps.
 """
 
 from __future__ import annotations

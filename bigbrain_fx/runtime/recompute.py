@@ -4,10 +4,10 @@
     backward   x ──▶ stage ──▶ y ──▶ gradients
 
 Both runs give the same bits. The first one records gradients as the second does, because some
-kernels round differently where none are wanted, and lets go of all that at its end; the backward
-holds as much, so that costs no memory. Random draws are keyed, so they come out again (see
-`Region.seeded`); tensors that the forward writes (running statistics, counters) are read by the
-second run as the first found them, and written once. The same holds for tensors that a micro-batch
+kernels round differently where none are wanted. It frees all that at its end; the backward holds as
+much, so that costs no memory. Random draws are keyed, so they come out again (see `Region.seeded`).
+Tensors that the forward writes (running statistics, counters) are written once: the second run
+reads them as the first found them. The same holds for tensors that a micro-batch
 without rows writes.
 """
 

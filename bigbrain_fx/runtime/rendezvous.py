@@ -46,7 +46,7 @@ MESH_THREADS = 4  # that gloo and `form_mesh` start: gloo aborts where it cannot
 
 
 class NoAddressError(InputError, RuntimeError):
-    """Report processes of several hosts that were not told where to meet."""
+    """Report processes of several hosts without an address to meet at."""
 
 
 def transport_of(

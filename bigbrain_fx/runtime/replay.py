@@ -6,11 +6,11 @@
              transport of generation g+1: messages not counted by receivers are sent again
 
 Every message has a number: step × messages per step + its place in the step. A device that starts
-again from a snapshot computes the same messages again; those that were received before are kept in
-its log and not sent. All others therefore go on with the very call that failed. This is
+again from a snapshot computes the same messages again. Those that were received before stay in its
+log and are not sent. All others therefore go on with the very call that failed. This is
 sender-based message logging (Johnson and Zwaenepoel, FTCS 1987) of a program whose messages depend
-on nothing but its inputs; unlike there, all devices snapshot at the same steps, so that any number
-of them may die at once.
+on nothing but its inputs. Here, all devices take snapshots at the same steps, so that any number of
+them may die at once.
 """
 
 from __future__ import annotations

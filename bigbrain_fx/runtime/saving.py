@@ -5,9 +5,9 @@
     when all have  each drops the earlier file; one that could not lets all take theirs back
 
 Two failures remain possible. Processes may end between the first name and the last report, all of
-them or one without a replacement; or a file system fails again as a file is taken back. Then some
-files are of each run. Each file therefore names its run, and the numbers of all devices (two runs
-may have one seed and as many steps); a reader that joins files compares them.
+them or one without a replacement. Or a file system fails again as a file is taken back. Then some
+files are of each run. Each file therefore names its run, and the numbers of all devices, as two
+runs may have one seed and as many steps. A reader that joins files compares them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Copies of a device's state in memory that its supervisor owns: they outlive the process.
 
 There are two slots: one holds the newest step that all devices have (the epoch), the other takes
-the next copy. A slot counts only once the supervisor has been told that it is whole.
+the next copy. A slot counts only once the supervisor knows that it is whole.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Batches of which a model file says how they become micro-batches: `drop_last`, `pad`, `micro`.
 
-With `drop_last = False` a smaller batch is split as evenly as it goes, larger parts first; where it
-has fewer rows than there are micro-batches, the rest of them run the first one's rows again and
-count nothing. With `drop_last = True` it is left out, and step t takes the next.
+With `drop_last = False` a smaller batch is split as evenly as it goes, larger parts first. Where it
+has fewer rows than there are micro-batches, the others run the first one's rows again and count
+nothing. With `drop_last = True` it is left out, and step t takes the next.
 
     micro(batch, 4) ─▶ four batches of one structure and the same shapes, a micro-batch each
 """
@@ -33,7 +33,7 @@ def parts_of(micro: Micro, batch: object, count: int, step: int) -> list[Any]:
     """Return the parts of a batch.
 
     Raises:
-        BatchError: `micro` fails; or its parts are not so many, or not alike.
+        BatchError: `micro` fails, or its parts differ or have another number.
     """
     try:
         found = micro(batch, count)
@@ -98,9 +98,9 @@ class Splitting:
             refused.
         dims: model inputs whose rows are in another dimension than 0; it comes first in the graph.
         pad: model inputs that may be shorter: what fills them up, at their ends.
-        fixed: what else the model goes by, which a trace keeps: its place in a batch, its value,
-            of a list its length, of an object what repr says, of a dict its names in their order;
-            every batch must have the same there.
+        fixed: what else the model depends on, which a trace keeps: its place in a batch and its
+            value. Of a list that is the length, of an object its repr, of a dict its names in
+            order. Every batch must have the same there.
         divided: model inputs that count what a batch has, of which each micro-batch has its part.
         micro: cuts a batch into its micro-batches, in the place of all this.
         offsets: model inputs that hold offsets into the rows laid end to end -> positions of a row.

@@ -3,7 +3,7 @@
     micros   ((0, 2), (1, 3))   replica 1 is lost ──▶   ((0, 1, 2, 3), ())
     a step   the emitted schedule, as often as it takes; then one update
 
-Cuts and schedules stay as they were emitted, and what a device keeps at most, too: who has more
+Cuts and schedules stay as they were emitted, and so does a device's peak. A device with more
 micro-batches than its schedule goes through it again. This file knows no process and no message.
 """
 
@@ -62,7 +62,7 @@ def alike(bundle: Bundle) -> dict[str, tuple[str, ...]]:
 
 
 def heirs(bundle: Bundle, lost: Collection[str]) -> dict[str, str]:
-    """Return who writes each lost device's files, where cuts are alike."""
+    """Return the device that writes each lost device's files, where cuts are the same."""
     holders = alike(bundle)
     names = [cls.name for cls in bundle.devices if cls.name in lost and holders]
     return {name: next(other for other in holders[name] if other not in lost) for name in names}

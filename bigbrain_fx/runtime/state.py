@@ -138,7 +138,7 @@ def state_of(device: CheckedDevice, about: Mapping[str, Any] | None = None) -> S
         about: more facts to keep, such as the hashes of plan and graph.
 
     Raises:
-        StateError: it is within a step; or its optimizer's state cannot be told apart by parameter.
+        StateError: it is within a step; or its optimizer's state cannot be separated by parameter.
     """
     if device._saved or any(device._local.values()):
         raise StateError(

@@ -133,7 +133,7 @@ class Statistics:
                 tensor.copy_(self.began.get(id(tensor), tensor))
 
     def end(self) -> None:
-        """Hear that the step's update is made: what was written counts."""
+        """Note that the step's update is made: what was written counts."""
         self.began = {}
 
     def has(self, stage: int) -> bool:

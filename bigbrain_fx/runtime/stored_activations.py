@@ -4,7 +4,7 @@
     backward    store ──▶ storage of those bytes   gone when the op that asked is done
 
 Parameters, buffers and inputs of the stage are held by others all the time: they stay as they are.
-A storage is known by its address, which is given out again after a free: as long as an address is
+A storage is known by its address, which is given out again after a free. As long as an address is
 looked up here, a weak reference keeps it from being given out. The store has the tensor's value at
 the time of saving: later writes into the tensor do no harm.
 

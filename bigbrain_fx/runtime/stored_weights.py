@@ -12,7 +12,7 @@ file from when another stage runs until the update.
 Copied into bundles that offload weights. The module knows no schedule.
 
 Source: Pudipeddi et al., "Training Large Neural Networks with Constant Memory using a New Execution
-Algorithm" (2020): all micro-batches of a layer, then the next; here the update comes at the end.
+Algorithm" (2020): all micro-batches of a layer, then the next. Here the update comes at the end.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class StoredWeights:
             self.leave(tensor)
 
     def let_go_of_all(self) -> None:
-        """Let go of all weights' memory: whoever copied them has had each."""
+        """Let go of all weights' memory: each has been copied."""
         for stage in self._of:
             self.let_go(stage)
 

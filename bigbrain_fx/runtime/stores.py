@@ -2,11 +2,10 @@
 
     update     store ──▶ a piece of the state ──▶ optimizer.step() ──▶ store      piece by piece
 
-A store on a disk is a file without a name: nobody else can open it, two runs in one folder do not
-meet, and a process that dies leaves nothing behind, hence a half-written state is never read. A
-state that is to last is copied from it (commits, snapshots). The space of a store on the disk is
-taken before it is written: a full disk is an error with a message, and no write into a mapped file
-fails later.
+A store on a disk is a file without a name. Nobody else can open it, two runs in one folder do not
+meet, and a dead process leaves nothing behind: no half-written state is read. A state that is to
+last is copied from it (commits, snapshots). The space of a store on the disk is taken before it is
+written. A full disk is an error with a message, and no write into a mapped file fails later.
 
 Between two steps `optimizer.state` holds tensors that are mapped from the store, and a copy of a
 device's state finds it where it always is.
@@ -337,7 +336,7 @@ def like_in(room: Tensor, value: Tensor) -> Tensor:
 
 
 def put(store: StoreRoom, room: Tensor, value: Tensor, place: Tensor | None = None) -> Tensor:
-    """Put a dense tensor into a room; return its place there: the one from before, if it is alike.
+    """Put a dense tensor into a room; return its place there: the one from before, if it fits.
 
     Past the mapping, if it can be: to write a page that is mapped costs more than the copy. No
     place is made anew each time: what is small and stays would lie between what goes.

@@ -1,7 +1,7 @@
 """A process that is a device of one of several replicas: others may have its state, or its work.
 
-When a replica is lost for good, the others take over its micro-batches (`standing` says how), and
-those that have its states write its parts of checkpoints: all can read these as before.
+When a replica is lost for good, the others take over its micro-batches: see `standing`. Those that
+have its states write its parts of checkpoints, which all can read as before.
 """
 
 from __future__ import annotations

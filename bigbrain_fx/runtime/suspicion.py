@@ -5,8 +5,8 @@
 
 A device is a function of its inputs: a difference means that one of the two computed wrong, finite
 or not. Seed, device and step decide whether a step gets a tape: a replacement draws the same. Like
-Zeno (Xie et al., ICML 2019) it suspects a worker by work done twice; unlike there, the work is
-compared bit by bit, and no worker is outvoted.
+Zeno (Xie et al., ICML 2019) it suspects a worker by work done twice. Here, the work is compared
+bit by bit, and no worker is outvoted.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Tape:
         self.sent.append((channel.tag, _end_of(sealed)))
 
     def end(self) -> None:
-        """Hear that all instructions of the step have run."""
+        """Note that all instructions of the step have run."""
         self.after = checksums(self.device)
 
     def image(self, channels: Mapping[str, Any]) -> State:
@@ -167,7 +167,7 @@ class TapeLine:
 
 
 def listen(control: Control) -> TapeLine:
-    """Hear what the supervisor says of tapes."""
+    """Receive what the supervisor says of tapes."""
     return TapeLine(control)
 
 
@@ -176,7 +176,7 @@ class TapeRecorder:
 
     Args:
         transport: of the device, which tells a tape what passes.
-        line: to whoever owns the memory of tapes.
+        line: to the process that owns the memory of tapes.
         rate: the share of steps.
     """
 

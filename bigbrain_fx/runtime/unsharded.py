@@ -30,8 +30,8 @@ class Unsharded:
 
     Args:
         replicas: whose buckets say who keeps what.
-        listed: buckets.json: "sends" of a bucket says before which of a step's runs of stages, from
-            1, its own weights are sent on each channel; 0: when the step begins. "takes" says after
+        listed: buckets.json. "sends" of a bucket says before which of a step's runs of stages, from
+            1, its own weights are sent on each channel. 0: when the step begins. "takes" says after
             which run how many of the others' gradients are taken, by the stage that they are for.
     """
 

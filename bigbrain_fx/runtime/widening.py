@@ -1,7 +1,7 @@
 """Float weights of int8 ones, for as long as a product reads them.
 
-A new tensor each time would leave a hole in the heap for each layer, since what the layer returns
-lies behind it: a process would hold as much as if its weights were float. Memory is therefore used
+A new tensor each time would leave a hole in the heap for each layer, since the layer's result lies
+behind it. A process would hold as much as if its weights were float. Memory is therefore used
 again, once nothing, autograd included, has it any more.
 """
 

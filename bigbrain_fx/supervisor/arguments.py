@@ -129,7 +129,7 @@ def _folder(text: str) -> Path:
 def number(
     name: str, kind: type[int] | type[float], is_fine: Callable[[float], bool], expected: str
 ) -> Callable[[str], float]:
-    """Return what reads a number of a kind, `expected` in words."""
+    """Return a reader of numbers of a kind, which `expected` describes."""
 
     def read(text: str) -> float:
         number = kind(text)

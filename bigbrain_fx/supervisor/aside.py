@@ -1,4 +1,4 @@
-"""Calls made aside: whoever does not listen, or is gone, does not hold a run up.
+"""Calls made aside: a reader that is slow or gone does not hold a run up.
 
 supervisor ── give ──▶ queue, of a bounded length ──▶ a thread ──▶ terminal, pipe, the caller
 """

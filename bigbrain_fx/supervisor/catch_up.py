@@ -1,4 +1,4 @@
-"""Devices that do again what dead processes had done; steps that the caller was told of, once."""
+"""Devices that repeat the steps of dead processes; steps that are reported to the caller, once."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class CatchUp:
         return bool(self.ways)
 
     def fall_back(self, device: str, done: int, start: int, now: float) -> None:
-        """Hear of a death.
+        """Note a death.
 
         Args:
             device: whose process it was.
@@ -56,12 +56,12 @@ class CatchUp:
         self.ways[device] = _Lag(start, goal, before.since if before else now)
 
     def begin(self, device: str, start: int) -> None:
-        """Hear from which step a device goes on: not from the one that was said of its death."""
+        """Note from which step a device goes on: not from the one that was said of its death."""
         if device in self.ways:
             self.ways[device] = replace(self.ways[device], start=start)
 
     def reach(self, device: str, step: int, now: float) -> CaughtUp | None:
-        """Hear that a device is before `step`; None: it still is behind, or never was."""
+        """Note that a device is before `step`; None: it still is behind, or never was."""
         way = self.ways.get(device)
         if way is None or step < way.goal:
             return None
@@ -69,19 +69,19 @@ class CatchUp:
         return CaughtUp(device, way.goal, now - way.since, max(way.goal - way.start, 0))
 
     def reach_start(self, now: float) -> list[CaughtUp]:
-        """Hear that all are connected: some have nothing to do again."""
+        """Note that all are connected: some have nothing to do again."""
         found = [self.reach(name, way.start, now) for name, way in list(self.ways.items())]
         return [one for one in found if one is not None]
 
 
 class ToldSteps:
-    """Tell of steps, once each.
+    """Report steps, once each.
 
     Args:
-        on_step: hears of each as soon as its loss is known.
+        on_step: receives each as soon as its loss is known.
 
     Attributes:
-        newest: the last that was told; -1: none was.
+        newest: the last that was reported; -1: none was.
     """
 
     def __init__(self, on_step: OnStep | None) -> None:
@@ -89,7 +89,7 @@ class ToldSteps:
         self.newest = -1
 
     def tell(self, step: int, loss: float, step_s: float) -> None:
-        """Tell of a step, if it was not told before."""
+        """Report a step, if it was not reported before."""
         if step > self.newest:
             self.newest = step
             if self.on_step is not None:

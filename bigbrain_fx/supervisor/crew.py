@@ -67,14 +67,14 @@ class Spares:
         return spares[0] if spares else self.crew.start(device, host)
 
     def hear_warm(self, member: Member) -> None:
-        """Hear that a process could become a device at once."""
+        """Note that a process could become a device at once."""
         member.is_warm = True
         if member.device is None:
             self.lost = 0
             self.crew.report("spare_ready", device=member.name, pid=member.process.pid)
 
     def hear_end(self, spare: Member, code: int) -> None:
-        """Hear that a spare has ended; another is started when devices are next connected."""
+        """Note that a spare has ended; another is started when devices are next connected."""
         self.lost += 1
         self.crew.report(
             "died",
@@ -101,13 +101,13 @@ class Crew:
         start: starts processes.
         events: takes what happens to them.
         hear: is given what a process says.
-        ended: is given a process that has ended, and its exit code, once it is no member any more.
+        ended: is given a process that has ended, and its exit code, once it has left the crew.
 
     Attributes:
         clock: what all deadlines of the run are of.
         generation: the newest that was announced.
         devices: that are left; others were lost for good, with their replicas.
-        ending: they have been told to end.
+        ending: they have the order to end.
         policies: what the run has besides.
     """
 
@@ -191,7 +191,7 @@ class Crew:
             self.order(member, do, **facts)
 
     def _watch_room(self, member: Member) -> None:
-        """Hear of room in a process's socket if orders wait for it."""
+        """Note room in a process's socket if orders wait for it."""
         if member.orders.refused is not None and member.failure is None:
             self.refuse(member, member.orders.refused)
         key = self._selector.get_map().get(member.line)
@@ -327,7 +327,7 @@ class Crew:
             member.kill()
 
     def close(self) -> None:
-        """End every process and give back what was used to hear of it."""
+        """End every process and close what its messages came by."""
         self.end_now()
         for member in self.members:
             member.line.close()

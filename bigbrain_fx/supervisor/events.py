@@ -22,8 +22,8 @@ FULL = (errno.ENOSPC, errno.EDQUOT)  # may pass; a folder that is none, or anoth
 class EventLog:
     """Write events to a file, a JSON object a line, and hand each on; the docs list them.
 
-    An event that the file does not take is lost, and the run goes on; the first time that is an
-    event of its own, for `hear`.
+    An event that the file does not take is lost, and the run goes on. The first loss is an event of
+    its own, for `hear`.
 
     Raises:
         OSError: the file cannot be opened, and not because its disk is full.

@@ -3,8 +3,8 @@
     caller's thread ── put(step, bytes) ──▶ a nameless file ──▶ to each device that wants that step
                     ── ask(step) ──▶ every device takes a snapshot before it ──▶ answered
 
-Batches lie one after another in a file; after a snapshot of all devices a new file is begun, and
-the old one goes when the last of its batches does. Few files are open, however many batches there
+Batches lie one after another in a file. A new file begins after a snapshot of all devices, and the
+old one goes when the last of its batches does. Few files are open, however many batches there
 are.
 """
 
@@ -116,11 +116,11 @@ class Feeding:
         return {"wants": self.hear_wants}
 
     def orders(self) -> dict[str, bool]:
-        """Return what a process is told besides: it takes its batches from here."""
+        """Return what a process receives besides: it takes its batches from here."""
         return {"fed": True}
 
     def hear_wants(self, member: Member, step: int) -> None:
-        """Hear that a device rests until the batch of a step is there."""
+        """Note that a device rests until the batch of a step is there."""
         self.wanted[member.name] = step
         if self.feed.first is None:
             self.feed.first = step

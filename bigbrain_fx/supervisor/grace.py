@@ -36,12 +36,12 @@ class Grace:
         self.begun_s: float | None = None
 
     def move(self, now: float) -> None:
-        """Hear of something that brings the end nearer: the wait for the next begins now."""
+        """Note something that brings the end nearer: the wait for the next begins now."""
         self._note_begun()
         self.moved = now
 
     def step_took(self, step_s: float, now: float) -> None:
-        """Hear that a device has ended a step."""
+        """Note that a device has ended a step."""
         self.move(now)
         self.recent_s.append(step_s)
 

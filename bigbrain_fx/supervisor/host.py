@@ -5,7 +5,7 @@ anything can end it. The files that this module imports decide; this module rece
 passes them on.
 
     a process ends ──▶ generation g+1 is announced ──▶ all say which messages they wait for
-                       a spare becomes the device      ──▶ all are told ──▶ they connect and go on
+                       a spare becomes the device      ──▶ all know it ──▶ they connect and go on
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Supervisor:
     Args:
         job: what to run.
         start: starts processes.
-        on_step: hears of each step once, as soon as its loss is known.
-        events: hears of everything else.
-        rescue: gets, when a run ends before its time, the step of the newest snapshot that all
-            devices have, and each device's file descriptor of it.
+        on_step: receives each step once, as soon as its loss is known.
+        events: receives everything else.
+        rescue: gets, when a run ends early, the step of the newest snapshot that all devices have,
+            and each device's file descriptor of it.
         feed: the batches, where the caller sends them.
     """
 
@@ -213,7 +213,7 @@ class Supervisor:
             self.spares.fill()
 
     def _ended(self, member: Member, code: int) -> None:
-        """Hear that a process has ended."""
+        """Note that a process has ended."""
         self.policies.ask("hear_end", member)
         if member.device is None:
             self.spares.hear_end(member, code)
@@ -310,7 +310,7 @@ class Supervisor:
         knows: Sequence[str] = (),
         replicas: Sequence[list[str]] = (),
     ) -> None:
-        """Hear that it has imported its program; from now on its heart beats.
+        """Note that it has imported its program; from now on its heart beats.
 
         A bundle's program may be older than this: `knows` has the orders that came later.
         """
@@ -324,7 +324,7 @@ class Supervisor:
         member.pulse.beat(self.crew.clock.now(), n, wait_of(waiting) if waiting else None)
 
     def _hear_begins(self, member: Member, step: int) -> None:
-        """Hear from which step a device goes on after a commit that the run resumes."""
+        """Note from which step a device goes on after a commit that the run resumes."""
         self.snapshots.first = step
         self.catch_up.begin(str(member.device), step)
         self.policies.ask("begins", member, step)

@@ -1,7 +1,7 @@
 """How much memory is left: of this host, and of the control groups that this process is in.
 
-A container, a batch system and systemd set limits of their own, of which /proc/meminfo says
-nothing: who takes what the host has left is ended by the kernel, which says SIGKILL alone.
+A container, a batch system and systemd set limits of their own, which /proc/meminfo leaves out. The
+kernel ends a process that takes more, with no message but SIGKILL.
 `MemoryKills` counts such deaths of the whole host: a SIGKILL just after a rise is one of them.
 """
 

@@ -256,7 +256,7 @@ class Agent:
 
         Raises:
             StrangerError: a message was not the supervisor's.
-            SilentError: nothing was heard of the supervisor for too long, or it ended without
+            SilentError: nothing came from the supervisor for too long, or it ended without
                 saying that the run is over; says what is kept here.
         """
         self.remaining = Remaining(host, self.places, self.orders)

@@ -163,7 +163,7 @@ class Judge:
         return None if reason is None else Stop(reason, death.text is None)
 
     def born(self, device: str) -> None:
-        """Hear that a device has finished a step."""
+        """Note that a device has finished a step."""
         self.unborn.discard(device)
         self.seen_well.add(device)
 

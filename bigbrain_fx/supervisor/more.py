@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def add_policies(run: Supervisor, feed: Feed | None) -> None:
-    """Add the policies of a run, in the order in which they hear of things."""
+    """Add the policies of a run, in the order in which they receive things."""
     job, parts = run.job, run.policies.parts
     if IS_WATCHED:
         from .watch import (

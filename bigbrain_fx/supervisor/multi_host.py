@@ -56,7 +56,7 @@ class Head:
             bridge.pass_on_stop(ask)
 
     def close(self, code: int) -> None:
-        """Say how the run has ended; the door takes calls, which nobody answers, until then."""
+        """Report the end of the run; the socket takes calls, which nobody answers, until then."""
         for bridge in self.bridges.values():
             bridge.close(code)
         self.door.close()

@@ -4,7 +4,7 @@ All devices vote on every step, when they have all of its messages, and update w
 Until then every device has the beginning of the step, and from then on that of the next. With its
 vote a device sends the loss of the step, which it would else report after its update.
 
-`Losing` handles a replica that is lost for good: the other replicas begin again the step in which
+`Losing` handles a replica that is lost for good. The other replicas begin again the step in which
 it was lost, for no device has updated in that step. The program knows which replica computes in
 place of another.
 """
@@ -34,7 +34,7 @@ class Peering:
         is_on: states come from peers; known when all devices have first met.
         begins_again: no step has ended since nobody had the state of a device any more.
         is_over: one replica is left: from its next meeting on, its devices take snapshots.
-        told: of the newest step of which the loss was told: step, loss, seconds until the vote.
+        told: step, loss and seconds until the vote, of the newest reported step.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Peering:
         return {"took": self.hear_took, "orphaned": self.hear_orphaned}
 
     def meet(self, members: list[Member]) -> dict[str, Any]:
-        """Be on, where the program of all processes can; return what they are told then."""
+        """Be on, where the program of all processes can; return what they receive then."""
         if not (self.is_wanted and self._can_be_on(members)):
             return {}
         self.is_on = True
@@ -81,19 +81,19 @@ class Peering:
         return self.begins_again
 
     def orders(self) -> dict[str, bool]:
-        """Return what a process is told besides that it is to be a device."""
+        """Return what a process receives besides that it is to be a device."""
         found = {"peers": self.is_on, "again": self.begins_again}
         return {name: True for name, is_so in found.items() if is_so}  # old bundles know neither
 
     # ------------------------------------------------------------------ steps, and deaths in them
 
     def hear_loss(self, step: int, loss: float | None, step_s: float) -> None:
-        """Hear of a loss, with a vote."""
+        """Note a loss, with a vote."""
         if loss is not None:
             self.told = step, loss, step_s
 
     def end_step(self, step: int) -> None:
-        """Hear that all devices have voted on a step: nobody wants anything of it again."""
+        """Note that all devices have voted on a step: nobody wants anything of it again."""
         if self.is_on:
             self.begins_again = False
             self.snapshots.epoch = step + 1  # until all have all of it they have its beginning
@@ -101,7 +101,7 @@ class Peering:
             self.crew.policies.ask("forget_log")
 
     def end(self) -> None:
-        """Hear that nobody has a peer any more."""
+        """Note that nobody has a peer any more."""
         self.is_on, self.is_over = False, True
         self.snapshots.epoch = -1
 
@@ -110,7 +110,7 @@ class Peering:
         return self.is_over and self.snapshots.epoch < 0
 
     def take_over(self, device: str) -> None:
-        """Hear that a process has died: no other may update before its replacement votes."""
+        """Note that a process has died: no other may update before its replacement votes."""
         if self.is_on:
             for votes in self.votes.votes.values():
                 votes.pop(device, None)
@@ -118,14 +118,14 @@ class Peering:
                 self.tell_step(*self.told)  # it may have died before it told; again means nothing
 
     def hear_took(self, member: Member, step: int, peers: Sequence[str], bytes: int) -> None:
-        """Hear that a device has its state again."""
+        """Note that a device has its state again."""
         about = {"step": step, "peers": ", ".join(peers), "bytes": bytes}
         self.crew.report("took_state", device=member.device, **about)
 
     # ------------------------------------------------------------------ a state that nobody has
 
     def hear_orphaned(self, member: Member, text: str) -> None:
-        """Hear that nobody has something of a device's state."""
+        """Note that nobody has something of a device's state."""
         if not member.recalled:
             self.begin_again(f"nobody has {text} of {member.device}: its peers have died, too")
 
@@ -144,7 +144,7 @@ class Peering:
         self.crew.recall()
 
     def begins(self, member: Member, step: int) -> None:
-        """Hear from which step a device goes on then, or after a commit that the run resumes."""
+        """Note from which step a device goes on then, or after a commit that the run resumes."""
         if self.begins_again and member.device == self.crew.devices[0]:
             self.crew.report("rolled_back", step=step)
 

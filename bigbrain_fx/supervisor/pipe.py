@@ -1,7 +1,7 @@
 """The line to one device process: a pair of sockets, one JSON object a packet, files beside it.
 
-The kernel takes packets up to a size that its administrator chose (`net.core.wmem_max`), so a long
-object travels in parts, to processes that know of them.
+The kernel takes packets up to a size that its administrator chose (`net.core.wmem_max`). A long
+object therefore travels in parts, to processes that know of them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _rights(files: tuple[int, ...]) -> list[tuple[int, int, array[int]]]:
 
 
 class Orders:
-    """Orders to one process, in their order; those that its socket has no room for wait here.
+    """Orders to one process, in their order; those that its socket cannot take yet wait here.
 
     Attributes:
         takes_parts: the process puts long orders together.
@@ -65,7 +65,7 @@ class Orders:
         self.pass_on()
 
     def pass_on(self) -> None:
-        """Send what waits, as far as there is room."""
+        """Send what waits, as far as the socket takes it."""
         while self.waiting:
             packet, files = self.waiting[0]
             try:
@@ -92,7 +92,7 @@ def in_parts(verb: str, text: str) -> list[bytes]:
 
 
 class Ears:
-    """Hear what a process says, packet by packet; what comes in parts is put together."""
+    """Receive what a process says, packet by packet; what comes in parts is put together."""
 
     def __init__(self, line: socket.socket) -> None:
         self.line = line

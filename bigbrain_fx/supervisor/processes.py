@@ -1,7 +1,7 @@
 """Processes of devices and spares: what starts one, what is known of it, how its end is seen.
 
-While this process is stopped (Ctrl-Z, SIGSTOP) or starved, what others said was not heard, so no
-deadline may have passed: see `AwakeClock`.
+While this process is stopped (Ctrl-Z, SIGSTOP) or starved it receives nothing, so no deadline may
+have passed: see `AwakeClock`.
 """
 
 from __future__ import annotations
@@ -282,7 +282,7 @@ def uncached(folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(eq=False)
 class Member:
-    """One process and what it has told.
+    """One process and what it has reported.
 
     Attributes:
         name: of the log; a spare keeps it when it becomes a device.
@@ -294,7 +294,7 @@ class Member:
         formed: the newest generation in which it was connected.
         step, done: the step that it was last in, and the last one that it has finished.
         began: the step that it was to begin with.
-        failure: the error that it told.
+        failure: the error that it reported.
         recalled: it was ended so that all devices start again.
         ended_at: when it was ended here because it hung, on a monotonic clock; None: it was not.
         knows: the orders that it takes, of those that older bundles do not.

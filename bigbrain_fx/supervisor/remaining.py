@@ -3,8 +3,8 @@
     head ── orders ──▶ agent ── orders ──▶ device        what passes by is remembered: what the head
     head ◀── words ─── agent ◀── words ─── device        would still have answered is answered here
 
-A device that has voted on a step, and did not hear that all have, cannot know whether the head's
-own devices have gone past it; where one of this host did hear it, the others are told. From there
+A device that has voted on a step may not know whether all have. It then cannot know whether the
+head's own devices have gone past it; a device of this host that knows reports it. From there
 on no device takes another step. This file knows neither torch nor what a commit is.
 """
 
@@ -51,7 +51,7 @@ class Remaining:
     # ------------------------------------------------------------------ while there is a head
 
     def pass_order(self, number: int, order: Mapping[str, Any]) -> None:
-        """Remember what a process is told."""
+        """Remember the orders of a process."""
         do = order.get("do")
         if do == "be" and order.get("device"):
             self.devices[number] = order["device"]
@@ -78,7 +78,7 @@ class Remaining:
             self.kept[number] = said
 
     def end(self, number: int) -> None:
-        """Hear that a process has ended."""
+        """Note that a process has ended."""
         self.devices.pop(number, None)
 
     # ------------------------------------------------------------------ when it is lost

@@ -47,7 +47,7 @@ class Rendezvous:
         self.lost: LostLinks | None = None
 
     def break_up(self, now: float) -> None:
-        """Hear that not all are connected."""
+        """Note that not all are connected."""
         self.broken_since = self.broken_since or now
 
     def announce(self) -> None:
@@ -57,7 +57,7 @@ class Rendezvous:
         self.crew.tell("generation", **self.generation())
 
     def generation(self) -> dict[str, Any]:
-        """Return what a device is told of the newest generation; old bundles know no lost ones."""
+        """Return a device's orders for the newest generation; old bundles know no lost ones."""
         lost = self.crew.lost
         return {"number": self.crew.generation, **({"lost": lost} if lost else {})}
 
@@ -75,7 +75,7 @@ class Rendezvous:
         layouts: dict[str, Any],
         lacks: int | None = None,
     ) -> None:
-        """Hear what a device waits for; tell all of all once the last has said so."""
+        """Receive what a device waits for; tell all of all once the last has said so."""
         member.ready = generation, {"expected": expected, "layouts": layouts}
         member.lacks = lacks
         if not self.crew.all_are(lambda m: m.ready[0]):
@@ -94,7 +94,7 @@ class Rendezvous:
             self.crew.tell("value", key=key, value=value)
 
     def hear_formed(self, member: Member, generation: int) -> bool:
-        """Hear that a device is connected; return whether it was the last."""
+        """Note that a device is connected; return whether it was the last."""
         member.formed = generation
         member.pulse.is_at_work = not member.finished
         member.pulse.moved, member.pulse.starved_s = self.crew.clock.now(), 0.0
@@ -105,7 +105,7 @@ class Rendezvous:
         return True
 
     def hear_lost(self, member: Member, generation: int, text: str, alive: bool = False) -> None:
-        """Hear that a connection was lost: the first sign of a death, unless all are `alive`.
+        """Note that a connection was lost: the first sign of a death, unless all are `alive`.
 
         Bundles that were written before that was said are still run.
         """
@@ -116,7 +116,7 @@ class Rendezvous:
     # ------------------------------------------------------------------ lost connections
 
     def lock(self, now: float) -> None:
-        """Hear that all devices wait for each other: connections have lost a message."""
+        """Note that all devices wait for each other: connections have lost a message."""
         self.lost = LostLinks(now - LINKS_S, "all devices wait for each other")
 
     def must_meet_anew(self, now: float) -> bool:

@@ -1,14 +1,14 @@
 """Lines of JSON between supervisors over TCP, in TLS: both ends show the same certificate.
 
 A file that its owner alone can read holds the certificate and its key, the same on all hosts. Each
-end takes no other certificate than this one, so who has no such file neither hears nor says
-anything. Names and dates in it are not looked at: the clocks of hosts may differ.
+end takes no other certificate than this one, so a process without the file receives and sends
+nothing. Names and dates in it are not looked at: the clocks of hosts may differ.
 
-Each end speaks at an even pace, if only to say that it is there: a wire that is cut, or a host that
-is gone without a word, shows by its silence. A process that lives never ends a connection in order
-before its last word has left: so one that ends in order, and without a word, tells that the process
-at the other end is gone. A process that dies before it has read all may reset its connection; so
-may whatever lies between, and where its port takes calls no more it is known to be the former.
+Each end sends something at an even pace: a cut wire, or a host that is gone, shows by its silence.
+A process that lives never ends a connection in order before its last message has left. An end in
+order without a message therefore says that the process at the other end is gone. A process that
+dies before it has read all may reset its connection, and so may what lies between. Where its port
+takes calls no more, it was the process.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Object = dict[str, Any]
 
 
 class SilentError(CodedError, OSError):
-    """Report that nothing was heard for too long."""
+    """Report that nothing came for too long."""
 
 
 class StrangerError(CodedError):
@@ -287,7 +287,7 @@ class Secured:
         return False
 
     def break_off(self, why: OSError | str) -> None:
-        """Neither hear nor say more, and let the other end not take that for an end in order."""
+        """Receive and send no more, and let the other end not take that for an end in order."""
         self._was_reset = self._was_reset or isinstance(why, ConnectionResetError)
         self._broken = self._broken or str(why)
         with suppress(OSError):
@@ -295,7 +295,7 @@ class Secured:
             self.connection.shutdown(socket.SHUT_RD)  # who waits for a line hears so
 
     def close(self) -> None:
-        """End it in order, for both ends: a thread that waits for a line hears so.
+        """End it in order, for both ends: a thread that waits for a line returns.
 
         One that was broken off stays as it is.
         """

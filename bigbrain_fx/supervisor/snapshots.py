@@ -67,7 +67,7 @@ class Snapshots:
         return {name: s.files[s.steps.index(self.epoch)] for name, s in self.slots.items()}
 
     def take(self, device: str, step: int, slot: int) -> bool:
-        """Hear of a whole snapshot of a device; return whether all now have a newer one."""
+        """Note a whole snapshot of a device; return whether all now have a newer one."""
         self.slots[device].steps[slot] = step
         newest = common(list(self.slots.values()))
         if newest <= self.epoch:
@@ -76,16 +76,16 @@ class Snapshots:
         return True
 
     def fall_back(self, device: str) -> None:
-        """Hear that a process has died, and another begins where all have a snapshot.
+        """Note that a process has died, and another begins where all have a snapshot.
 
-        A later one of the dead process does not count: with it all might seem to have one, and the
-        others would drop messages that the new process still wants.
+        A later one of the dead process does not count. With it all might seem to have one, and the
+        others would drop messages that the new process still needs.
         """
         slots = self.slots[device]
         slots.steps = [step if step <= self.epoch else -1 for step in slots.steps]
 
     def measure(self, device: str, cost: SnapshotCost, left: int) -> bool:
-        """Hear what snapshots cost a device; return whether `every` is now known by that.
+        """Receive what snapshots cost a device; return whether `every` is now known by that.
 
         left: bytes of memory that can still be taken.
         """
@@ -177,7 +177,7 @@ def _nameless_files(folder: Path | None = None) -> list[int]:
 
 
 def nameless(folder: Path | None = None) -> int:
-    """Return a file in memory, or on a folder's disk, that has no name; closed, its room is free.
+    """Return a file in memory, or on a folder's disk, that has no name; closed, its space is free.
 
     Raises:
         OSError: there is no such folder, or no more files may be open.
@@ -207,7 +207,7 @@ class Snapshotting:
         self.policies = crew.policies
 
     def hear_cost(self, member: Member, state: int, log: int, copy_s: float, step_s: float) -> None:
-        """Hear what a snapshot costs a device."""
+        """Receive what a snapshot costs a device."""
         assert member.device is not None
         cost = SnapshotCost(state, log, copy_s, step_s)
         left = next(iter(self.policies.ask("left_bytes")), free_bytes())
@@ -216,7 +216,7 @@ class Snapshotting:
             self.policies.ask("mind", self.snapshots, left)
 
     def hear_snapshot(self, member: Member, step: int, slot: int, bytes: int) -> None:
-        """Hear of a device's whole snapshot; it counts when its step is clean."""
+        """Note a device's whole snapshot; it counts when its step is clean."""
         self.policies.when_clean(step, lambda: self._take(member, step, slot))
 
     def _take(self, member: Member, step: int, slot: int) -> None:

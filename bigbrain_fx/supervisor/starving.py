@@ -19,7 +19,7 @@ class Starves(Protocol):
         ...
 
     def is_stopped(self) -> bool:
-        """Return whether it is known to be stopped (SIGSTOP): it does not run until it is told."""
+        """Return whether it is known to be stopped (SIGSTOP): it does not run until SIGCONT."""
         ...
 
 

@@ -48,7 +48,7 @@ class Stopping:
         """Return, once only, whether devices are to be asked for their positions.
 
         Args:
-            fresh: devices that have certainly begun no step, and will hear of the request first.
+            fresh: devices that have certainly begun no step, and will receive the request first.
         """
         if self.asked is None or self.positions is not None:
             return False
@@ -56,7 +56,7 @@ class Stopping:
         return True
 
     def hear(self, device: str, step: int) -> None:
-        """Hear the step that a device is in; of one that was replaced since, the later counts."""
+        """Take the step that a device is in; of one that was replaced since, the later counts."""
         if self.positions is not None:
             self.positions[device] = max(step, self.positions.get(device, -1))
 
@@ -67,7 +67,7 @@ class Stopping:
 
         Args:
             devices: all; each must have said where it is.
-            least: they have a snapshot of this step, or have told the loss of the one before.
+            least: they have a snapshot of this step, or reported the loss of the one before.
         """
         if self.positions is None or self.at is not None or set(devices) - self.positions.keys():
             return False
@@ -139,6 +139,6 @@ class Ending:
             self.crew.tell("stop_at", step=self.stopping.at)
 
     def hear_at(self, member: Member, step: int) -> None:
-        """Hear the step that a device is in."""
+        """Receive the step that a device is in."""
         self.stopping.hear(str(member.device), step)
         self.look_where()

@@ -55,7 +55,7 @@ class Suspicion:
     Args:
         crew: whose spares check.
         spares: to be started where there are none.
-        differ: hears of a tape of which something else came out, and what.
+        differ: receives a tape with another result, and that result.
 
     Attributes:
         checked: how many tapes came out the same.
@@ -79,7 +79,7 @@ class Suspicion:
         }
 
     def orders(self) -> dict[str, float]:
-        """Return what a process is told besides: the share of steps to tape."""
+        """Return what a process receives besides: the share of steps to tape."""
         return {"suspect": self.crew.job.suspect}
 
     # ------------------------------------------------------------------ what processes say
@@ -94,7 +94,7 @@ class Suspicion:
         return member.recalled
 
     def hear_tape(self, member: Member, step: int) -> None:
-        """Hear that a device wants to tape its step."""
+        """Note that a device wants to tape its step."""
         device = str(member.device)
         self.wanted[device] = member, step
         if device not in self.tapes:
@@ -110,7 +110,7 @@ class Suspicion:
         self.crew.order(member, "tape", files=[self.files[device]], step=step)
 
     def hear_taped(self, member: Member, step: int, start: int) -> None:
-        """Hear that a tape is whole."""
+        """Note that a tape is whole."""
         device = str(member.device)
         if self.granted.pop(device, None) is not member:
             raise ValueError(f"{device} has taped step {step}, and nobody asked for it")
@@ -119,7 +119,7 @@ class Suspicion:
         self.look()
 
     def hear_checked(self, member: Member, number: int, text: str) -> None:
-        """Hear what came out otherwise; of a tape that was given up, nothing follows."""
+        """Receive what came out otherwise; of a tape that was given up, nothing follows."""
         found = next((t for t in self.tapes.values() if t.number == number), None)
         if found is None:
             return
@@ -130,7 +130,7 @@ class Suspicion:
         self._forget_tape(found)
 
     def hear_end(self, gone: Member) -> None:
-        """Hear that a process has ended: as a device, or over a tape."""
+        """Note that a process has ended: as a device, or over a tape."""
         device = str(gone.device)
         if self.granted.get(device) is gone:
             del self.granted[device]

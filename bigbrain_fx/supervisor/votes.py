@@ -74,7 +74,7 @@ class Votes:
     def vote(self, device: str, step: int, yes: bool) -> Decision | None:
         """Count a vote; None while others are missing.
 
-        A device that does a step again votes again, and hears of the decision again.
+        A device that does a step again votes again, and receives the decision again.
         """
         votes = self.votes.setdefault(step, {})
         is_new = device not in votes

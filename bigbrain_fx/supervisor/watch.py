@@ -100,11 +100,11 @@ class Watch:
             self.crew.report("snapshots_large", bytes=2 * wanted, left=left)
 
     def move(self, now: float) -> None:
-        """Hear of something that brings the end of a run nearer."""
+        """Note something that brings the end of a run nearer."""
         self.grace.move(now)
 
     def step_took(self, step_s: float, now: float) -> None:
-        """Hear that a device has ended a step."""
+        """Note that a device has ended a step."""
         self.grace.step_took(step_s, now)
 
     def require_end(self, now: float) -> None:
@@ -239,25 +239,25 @@ class LogLoss:
         return {"log_dropped": self.hear_dropped}
 
     def hear_dropped(self, member: Member, step: int, bytes: int) -> None:
-        """Hear that a device has dropped messages up to a step."""
+        """Note that a device has dropped messages up to a step."""
         if member.recalled:  # an old word of one that starts again anyway
             return
         if self.drop(step) and self.crew is not None:
             self.crew.report("log_dropped", device=member.device, step=step, bytes=bytes)
 
     def drop(self, step: int) -> bool:
-        """Hear that those up to a step are gone; return whether none was missing before."""
+        """Note that those up to a step are gone; return whether none was missing before."""
         is_first = self.step < 0 and not self.is_told
         self.step = max(self.step, step)
         return is_first
 
     def forget_log(self) -> None:
-        """Hear that nobody wants a message of the step that ends, nor of those before it."""
+        """Note that nobody wants a message of the step that ends, nor of those before it."""
         self.is_told = self.is_told or self.step >= 0
         self.step = -1
 
     def snapshot(self, step: int) -> bool:
-        """Hear of a snapshot of all devices; return whether it makes up for what was missing."""
+        """Note a snapshot of all devices; return whether it makes up for what was missing."""
         if not 0 <= self.step < step:
             return False
         self.step = -1

@@ -138,7 +138,7 @@ class RuleTrial:
     """One op, whole and in shares: what must give the same numbers before its rule is used.
 
     Attributes:
-        ops: (name of the axis, op): those that it stands for, all alike.
+        ops: (name of the axis, op): those that it stands for, all identical.
         reduced: the same at smaller sizes, where its own take long; for an op that computes there.
     """
 

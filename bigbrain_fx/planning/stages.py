@@ -174,7 +174,7 @@ def shared_cuts(
     Args:
         work: of each unit, in order; at least as many units as pieces.
         device_of: of each piece.
-        speed: of each device; all alike where it is left out.
+        speed: of each device; all equal where it is left out.
     """
     share = [
         (1.0 if speed is None else speed[device]) / device_of.count(device) for device in device_of

@@ -34,7 +34,7 @@ CUTS = ((_ALL, _ROOMY), (_ALONE, 1.0), (_ALONE, 0.75), (_ALONE, 0.5))
 left out, since a forward is hidden on all but one; a 1F1B's cut is even, and where that does not
 fit one micro-batch is held, beside messages of two replicas, of which it knows one's."""
 LEVEL = (_ALONE, 0.0)
-"""Of devices of unlike memory: each holds what another does, so none is taken for larger."""
+"""Of devices of different memory: each holds what another does, so none is taken for larger."""
 
 
 def wants_mirror(options: Options) -> bool:
@@ -47,8 +47,8 @@ def plan_mirrored(maker: Maker, source: Source) -> Plan:
 
     Raises:
         NoPlanError: it does not fit in memory.
-        InputError: the partitioner makes no line of an even number of devices, the groups are
-            unlike, or no number of micro-batches suits.
+        InputError: the partitioner makes no chain of an even number of devices, the groups
+            differ, or no number of micro-batches suits.
     """
     cluster, options = maker.cluster, maker.options
     groups = divide(cluster, options.replicas or len(cluster.replicas) or 1)

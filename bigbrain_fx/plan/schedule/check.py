@@ -1,7 +1,7 @@
 """Say whether programs can run, before anything runs: a list of named faults, empty when sound.
 
 A Recv blocks until its message was sent; a Send never blocks. The checker reads programs only,
-whoever wrote them; it knows nothing of schedules and of time.
+of any origin; it knows nothing of schedules and of time.
 """
 
 from __future__ import annotations

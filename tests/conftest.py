@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import examples, recording, selection
+from tests.support import examples, quick, recording, selection
 from tests.support.message_plugin import MessagesPlugin
 from tests.support.messages import UPDATE, recorder
 from tests.support.slices import Slice, SliceError, parsed
@@ -73,6 +73,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     items[:], others = selection.of_slice(items, part)
     config.hook.pytest_deselected(items=others)
+
+
+def pytest_collection_finish() -> None:
+    quick.collect_rarely()
+    quick.queue_no_seeds()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -25,6 +25,7 @@ from typing import Any
 import pytest
 
 from bigbrain_fx.processes import PROGRAM
+from tests.support.quick import COLLECTED_EACH
 
 __all__ = ["DEVNULL", "PIPE", "Nursery", "Popen", "cold_starts", "run", "warm_starts"]
 
@@ -52,6 +53,12 @@ IMPORTED = (
     "torch.onnx._internal.exporter._core",
     "transformers.modeling_utils",
 )
+# Forks keep these thresholds.
+RARELY_COLLECTED = f"""import gc, runpy, sys
+gc.set_threshold{COLLECTED_EACH}
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 STARTERS = (
     "bigbrain_fx.bundles.child_programs",
     "bigbrain_fx.bundles.launch.process",
@@ -93,7 +100,7 @@ class Nursery:
         plain = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", str(PROGRAM), *IMPORTED],
+                [sys.executable, "-P", "-c", RARELY_COLLECTED, str(PROGRAM), *IMPORTED],
                 cwd="/",
                 env={**plain, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
                 stdin=theirs.fileno(),

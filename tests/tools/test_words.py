@@ -38,9 +38,14 @@ def files(*folders: str) -> Iterator[Path]:
 
 
 def docstrings(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    left: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    while left:
+        node = left.pop()
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield ast.get_docstring(node) or ""
+        for block in ("body", "orelse", "finalbody", "handlers", "cases"):
+            found = getattr(node, block, ())
+            left += found if isinstance(found, list) else ()  # no definition is in an expression
 
 
 def test_no_test_is_named_by_a_question_or_a_pronoun() -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from bigbrain_fx import InputError, Options, RunOptions, resplit, run, split
-from bigbrain_fx.emit import EXTRAS, extras_of
+from bigbrain_fx.bundles.target import Target
+from bigbrain_fx.emit import EXTRAS, Weights, extras_of
+from bigbrain_fx.plan import make_plan, read_plan
+from tests.support import warm
 from tests.support.bundles import MODEL, cluster
 from tests.support.command_line import call
 from tests.support.messages import refused
@@ -39,6 +43,7 @@ def test_a_bundle_has_what_was_asked_for_and_so_has_one_made_of_it(
     assert extras_of(resplit(full, cluster(1), tmp_path / "moved").bundle) == EXTRAS
 
 
+@pytest.mark.nightly
 def test_generators_of_the_model_files_own_bring_what_keeps_them(
     model: Path, plain: Path, tmp_path: Path
 ) -> None:
@@ -55,7 +60,7 @@ def test_a_run_names_the_extra_that_its_flag_wants(plain: Path) -> None:
     assert "--with suspicion" in str(error.value.help)
 
 
-@pytest.mark.gate("train.py-words0-mpi")
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("program", "words", "name"),
     [
@@ -69,7 +74,7 @@ def test_the_bundle_itself_names_the_missing_extra(
 ) -> None:
     where = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29677"}
     how = {"cwd": plain, "capture_output": True, "text": True, "timeout": 120}
-    done = subprocess.run([sys.executable, program, *words], env={**where}, **how)  # type: ignore[call-overload]
+    done = warm.run([sys.executable, program, *words], env={**where}, **how)  # type: ignore[arg-type]
     assert done.returncode == 2
     assert f"--with {name}" in done.stderr
     assert "Traceback" not in done.stderr
@@ -80,7 +85,7 @@ def test_a_plan_of_several_hosts_says_what_replaces_processes_there(
 ) -> None:
     bundle = split(model, cluster(2, ("north", "south")), tmp_path / "b", CHAIN).bundle
     how = {"cwd": bundle, "capture_output": True, "text": True, "timeout": 120}
-    done = subprocess.run([sys.executable, "launch.py", "--listen", "127.0.0.1:0"], **how)  # type: ignore[call-overload]
+    done = warm.run([sys.executable, "launch.py", "--listen", "127.0.0.1:0"], **how)  # type: ignore[arg-type]
     assert (done.returncode, "--with hosts" in done.stderr) == (2, True)
     printed = call("run", bundle)
     assert printed.code == 2
@@ -89,29 +94,36 @@ def test_a_plan_of_several_hosts_says_what_replaces_processes_there(
     assert call("run", bundle, "--no-replay").code == 0  # a command a device
 
 
-@pytest.mark.gate(
-    "BX3161-options0-False-extras0",
-    "BX3162-options1-False-extras1",
-    "BX3163-options2-True-extras2",
-    "BX3164-options3-False-extras3",
-)
 @pytest.mark.parametrize(
-    ("code", "options", "lean", "extras"),
+    ("code", "training", "options", "lean", "extras"),
     [
-        ("BX3161", CHAIN, False, ("mqi",)),
-        ("BX3162", Options("naive", mode="eval"), False, ("mpi",)),
-        ("BX3163", CHAIN, True, ("suspicion",)),
-        ("BX3164", Options("naive", replicas=2, micro_batches=2), False, ("pipelining",)),
-        ("BX3163", CHAIN, True, ("hosts",)),
-        ("BX3163", CHAIN, True, ("watch",)),
+        ("BX3162", False, CHAIN, False, ("mpi",)),
+        ("BX3163", True, CHAIN, True, ("suspicion",)),
+        ("BX3164", True, Options("naive", replicas=2, micro_batches=2), False, ("pipelining",)),
+        ("BX3163", True, CHAIN, True, ("hosts",)),
+        ("BX3163", True, CHAIN, True, ("watch",)),
     ],
 )
 def test_an_extra_without_use_is_refused_and_nothing_written(
-    model: Path, tmp_path: Path, code: str, options: Options, lean: bool, extras: tuple[str, ...]
+    plain: Path,
+    tmp_path: Path,
+    code: str,
+    training: bool,
+    options: Options,
+    lean: bool,
+    extras: tuple[str, ...],
 ) -> None:
+    known = read_plan(plain)
+    plan = make_plan(known.graph, cluster(), known.source, options)
+    plan = replace(plan, graph=replace(plan.graph, training=training))
     with refused(code, InputError):
-        split(model, cluster(), tmp_path / "out", options, lean=lean, extras=extras)
+        Target(tmp_path / "out", lean=lean, extras=extras).write(plan, cast(Weights, None))
     assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_extra_is_refused_before_the_capture(tmp_path: Path) -> None:
+    with refused("BX3161", InputError):
+        Target(tmp_path / "out", extras=("mqi",)).require()
 
 
 def test_the_command_line_takes_several(model: Path, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 
 from bigbrain_fx import InputError, Options, RunOptions, resplit, run, run_elastic, split
 from bigbrain_fx.emit import PARTS, extras_of, ways_into
+from tests.support import warm
 from tests.support.bundles import MODEL, cluster
 from tests.support.command_line import call
 
@@ -59,7 +59,7 @@ def test_a_lean_bundle_checks_batches_on_request(lean: Path, tmp_path: Path) -> 
     losses = []
     for bundle in (lean, checked):
         words = [sys.executable, "train.py", "--in-process", "--steps", "2", "--json"]
-        done = subprocess.run(words, cwd=bundle, capture_output=True, text=True, timeout=120)
+        done = warm.run(words, cwd=bundle, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
         losses.append([json.loads(line)["loss"] for line in done.stdout.splitlines()])
     assert losses[0] == losses[1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from bigbrain_fx.bundles import RunOptions, run, verify
 from bigbrain_fx.bundles.opaque import with_opaque_step
 from bigbrain_fx.errors import BigBrainError, CaptureError, InputError, NoPlanError
 from bigbrain_fx.plan import Options, Plan
+from tests.support import warm
 from tests.support.bundles import cluster, edit_last
 
 MODEL = '''"""Keeps a count, a state and a generator in attributes; hooks change its gradients."""
@@ -107,7 +107,7 @@ def train(bundle: Path, steps: int, *more: object) -> dict[str, torch.Tensor]:
     saved = bundle.parent / f"saved-{steps}-{len(more)}"
     words = ["--in-process", "--steps", str(steps), "--save", str(saved), *map(str, more)]
     command = [sys.executable, str(bundle / "train.py"), *words]
-    subprocess.run(command, check=True, timeout=120, capture_output=True)
+    warm.run(command, check=True, timeout=120, capture_output=True)
     return load_file(saved / "d0.safetensors")
 
 
@@ -264,7 +264,7 @@ def optimizer(named_params):
 '''
 
 
-@pytest.mark.gate("buffer")
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("held", "entry", "code"),
     [

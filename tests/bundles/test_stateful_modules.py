@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +18,7 @@ from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Options
 from bigbrain_fx.runtime.module_state import ModuleStates
 from bigbrain_fx.runtime.state import State, StateError
+from tests.support import warm
 from tests.support.bundles import cluster, edit_last, split_small
 from tests.support.messages import refused
 
@@ -112,7 +112,7 @@ def train(bundle: Path, steps: int, *more: object) -> dict[str, torch.Tensor]:
     saved = bundle.parent / f"saved-{steps}-{len(more)}"
     words = ["--in-process", "--steps", str(steps), "--save", str(saved), *map(str, more)]
     command = [sys.executable, str(bundle / "train.py"), *words]
-    subprocess.run(command, check=True, timeout=120, capture_output=True)
+    warm.run(command, check=True, timeout=120, capture_output=True)
     return saved_in(saved)
 
 
@@ -172,6 +172,7 @@ def test_a_killed_process_is_replaced_with_the_state_of_its_modules(
     assert same(expected, saved_in(tmp_path / "saved"))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("code", "options"),
     [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
 import sys
 from itertools import islice
 from pathlib import Path
@@ -15,6 +14,7 @@ import bigbrain_fx as bb
 from bigbrain_fx.bundles import verify
 from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.plan import Options
+from tests.support import warm
 from tests.support.bundles import cluster
 from tests.support.messages import refused
 
@@ -114,7 +114,7 @@ def test_a_detector_is_split_and_trains_as_a_plain_loop_does(tmp_path: Path) -> 
     assert made.plan.micro_batches == 1
     assert len(varying) == 8
     command = [sys.executable, "train.py", "--in-process", "--steps", str(STEPS)]
-    ran = subprocess.run(
+    ran = warm.run(
         command, cwd=made.bundle, capture_output=True, text=True, timeout=120, check=True
     )
     losses = [float(line.split()[3]) for line in ran.stdout.splitlines() if " loss " in line]

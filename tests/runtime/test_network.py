@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.warm import Popen
+
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 60.0  # for a whole scenario, imports of torch included
 
@@ -186,7 +188,7 @@ def two_processes(folder: Path, scenario: str, deadline_s: float) -> Iterator[li
             with (folder / f"{rank}.log").open("w") as log:
                 words = ["program.py", scenario, str(rank), str(folder), str(deadline_s)]
                 processes.append(
-                    subprocess.Popen(
+                    Popen(
                         [sys.executable, *words],
                         cwd=folder,
                         env=environment,

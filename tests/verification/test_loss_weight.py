@@ -134,14 +134,17 @@ def test_a_bundle_trains_what_whole_batches_train(
     assert found.checks[-1].word == "to rounding"
 
 
-def test_without_a_weight_one_micro_batch_is_planned_and_more_are_warned_of(
-    tmp_path: Path,
-) -> None:
+def test_without_a_weight_one_micro_batch_is_planned(tmp_path: Path) -> None:
     path = write(tmp_path, UNEQUAL, BATCHES)
     slow = replace(cluster(), devices=tuple(replace(d, flops_per_s=1e6) for d in cluster().devices))
     with pytest.warns(bb.SplitWarning, match="loss_weight"):
         made = bb.split(path, slow, tmp_path / "open", bb.Options("naive"))
     assert made.plan.micro_batches == 1
+
+
+@pytest.mark.nightly
+def test_micro_batches_that_are_asked_for_without_a_weight_differ(tmp_path: Path) -> None:
+    path = write(tmp_path, UNEQUAL, BATCHES)
     asked = bb.Options("naive", micro_batches=4)
     with pytest.warns(bb.SplitWarning, match="loss_weight"):
         made = bb.split(path, cluster(), tmp_path / "asked", asked)
@@ -161,6 +164,7 @@ def test_replicas_weigh_by_the_count_of_the_whole_batch(tmp_path: Path) -> None:
     assert bb.verify(made.bundle, steps=2).passed
 
 
+@pytest.mark.nightly
 def test_a_session_weighs_what_it_is_sent(tmp_path: Path) -> None:
     path = write(tmp_path, UNEQUAL, BATCHES, WEIGHT)
     file: Any = loaded(path)

@@ -36,9 +36,11 @@ def warm() -> Iterator[Warm]:
         yield made
 
 
-def start(warm: Warm, folder: Path, ends: str = "", **own: str) -> DeviceProcess:
+def start(
+    warm: Warm, folder: Path, ends: str = "", program: str = PROGRAM, **own: str
+) -> DeviceProcess:
     """Start a program that reads a word from its line, says what it finds, and ends so."""
-    (folder / "train.py").write_text(PROGRAM + ends)
+    (folder / "train.py").write_text(program + ends)
     shared = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     environment = {**shared, "OWN": "", "BIGBRAIN_CONTROL": ends}
     ours, theirs = socket.socketpair()
@@ -115,12 +117,12 @@ def test_another_environment_is_a_new_pythons(warm: Warm, tmp_path: Path) -> Non
 
 def test_without_a_warm_process_new_pythons_are_started(tmp_path: Path) -> None:
     with Warm() as warm:
-        first = start(warm, tmp_path)
+        first = start(warm, tmp_path, program="")
         assert first.wait(LIMIT_S) == 0
         forking = warm._process
         assert forking is not None
         forking.kill()
         forking.wait()
-        process = start(warm, tmp_path)
+        process = start(warm, tmp_path, program="")
         assert type(process) is Group
         assert process.wait(LIMIT_S) == 0

@@ -43,7 +43,6 @@ def test_a_bundle_has_what_was_asked_for_and_so_has_one_made_of_it(
     assert extras_of(resplit(full, cluster(1), tmp_path / "moved").bundle) == EXTRAS
 
 
-@pytest.mark.nightly
 def test_generators_of_the_model_files_own_bring_what_keeps_them(
     model: Path, plain: Path, tmp_path: Path
 ) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import bigbrain_fx as bb
 from bigbrain_fx.bundles import verify
 from bigbrain_fx.plan import Options
@@ -45,6 +47,7 @@ def loss(output, batch):
 """
 
 
+@pytest.mark.nightly
 def test_a_bundle_divides_a_count_and_trains_the_whole_batch(tmp_path: Path) -> None:
     file = tmp_path / "model.py"
     file.write_text(MODEL)

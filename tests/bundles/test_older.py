@@ -48,6 +48,7 @@ def assert_close(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tens
         assert torch.allclose(actual[name], tensor, atol=OTHER_PROCESSOR), name
 
 
+@pytest.mark.gate("v0_1_0")
 def test_a_bundle_resumes_from_its_checkpoint(old: Path, tmp_path: Path) -> None:
     saved = tmp_path / "now8"
     options = RunOptions(

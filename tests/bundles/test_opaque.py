@@ -264,7 +264,7 @@ def optimizer(named_params):
 '''
 
 
-@pytest.mark.nightly
+@pytest.mark.gate("buffer")
 @pytest.mark.parametrize(
     ("held", "entry", "code"),
     [

@@ -214,6 +214,7 @@ def graph_count(batch: dict[str, torch.Tensor]) -> torch.Tensor:
     return (batch["y"] != -1).sum()
 
 
+@pytest.mark.nightly
 def test_a_caller_cuts_its_batches_itself(tmp_path: Path) -> None:
     names: dict[str, Any] = {}
     exec(MODEL, names)

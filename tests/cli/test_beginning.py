@@ -84,7 +84,7 @@ def test_a_file_of_the_runtime_that_is_gone_is_the_bundles(bundle: Path, tmp_pat
     _named(done, "No module named 'runtime.gradients'")
 
 
-@pytest.mark.gate("device_d1.py")
+@pytest.mark.nightly
 @pytest.mark.parametrize("gone", ["device_d1.py", "training.py", "runtime", "supervisor"])
 def test_a_part_of_a_bundle_that_is_gone_is_named(gone: str, bundle: Path, tmp_path: Path) -> None:
     copied = tmp_path / "copied"

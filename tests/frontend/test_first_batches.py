@@ -41,6 +41,7 @@ def read(folder: Path, lines: str) -> None:
         session.require_first_batches(READING)
 
 
+@pytest.mark.gate("ends", "later")
 @pytest.mark.parametrize(
     "lines",
     [
@@ -70,7 +71,10 @@ RAISES = "yield example_batch()\nraise {}"
     ("lines", "code", "at"),
     [
         (RAISES.format("KeyError('y')"), "BX2189", "model.py:16"),
-        (RAISES.format("OSError(5, 'the disk')"), "BX2189", "model.py:16"),
+        pytest.param(
+            *(RAISES.format("OSError(5, 'the disk')"), "BX2189", "model.py:16"),
+            marks=pytest.mark.nightly,
+        ),
         (RAISES.format("SystemExit(1)"), "BX2187", "model.py:16"),
         (RAISES.format("ImportError('no such module')"), "BX2188", "model.py:16"),
         ("return 5", "BX2189", "model.py"),

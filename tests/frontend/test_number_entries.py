@@ -87,6 +87,7 @@ def test_a_branch_on_a_number_makes_the_step_opaque(tmp_path: Path) -> None:
     assert (caught.value.of_code, caught.value.code) == (True, "BX2198")
 
 
+@pytest.mark.gate("h * sum(1 for _ in range(n))")
 @pytest.mark.parametrize("result", ["h[:, : n - 3]", "h * sum(1 for _ in range(n))"])
 def test_lines_that_ask_for_it_are_kept_whole(tmp_path: Path, result: str) -> None:
     path = write(tmp_path, "output.square().mean()")

@@ -232,6 +232,7 @@ def test_a_file_is_split_run_and_verified(exported: Path, tmp_path: Path) -> Non
     verify(made.bundle).require_passed()
 
 
+@pytest.mark.gate("blocks-script")
 def test_layers_of_a_file_share_a_class(exported: Path, tmp_path: Path) -> None:
     if "blocks" not in exported.name:
         pytest.skip("has no repeated layer")

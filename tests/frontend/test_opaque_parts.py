@@ -143,11 +143,13 @@ def cause(folder: Path, code: str, micro_batches: int = 2) -> str:
     return "" if effect.is_equal and not effect.not_compared else effect.cause + effect.difference
 
 
+@pytest.mark.gate("code1")
 @pytest.mark.parametrize("code", ["", MASK])
 def test_plain_gradients_add_up(tmp_path: Path, code: str) -> None:
     assert cause(tmp_path, code) == ""
 
 
+@pytest.mark.gate("bound", "teacher", "counter", "closure", "drawn", "contrastive", "later")
 @pytest.mark.parametrize(
     ("code", "name"),
     [

@@ -56,6 +56,7 @@ def test_a_plan_has_only_forwards(name: str, partitioner: str) -> None:
     assert {e.kind for e in plan.stages.edges} <= {"activation"}
 
 
+@pytest.mark.gate("gpt")
 @pytest.mark.parametrize("name", ["gpt", "resnet"])
 def test_memory_is_weights_and_live_values(name: str) -> None:
     plan, trains = plan_of(captured(name)), samples.plan(name, "naive", 3, None, 4)

@@ -45,6 +45,7 @@ def losses_of(bundle: Path, folder: Path) -> list[float]:
     return losses
 
 
+@pytest.mark.nightly
 def test_a_socket_that_fails_once(
     bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,7 +81,7 @@ SCENES = {
 }
 
 
-@pytest.mark.gate("backward", "before-the-update", "last-step")
+@pytest.mark.gate("backward", "before-the-update")
 @pytest.mark.parametrize("scene", SCENES.values(), ids=SCENES)
 def test_a_device_is_replayed_where_its_process_ends_and_only_there(
     bundle: Path, undisturbed: Seen, tmp_path: Path, scene: Scene

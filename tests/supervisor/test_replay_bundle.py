@@ -124,6 +124,7 @@ def test_hooks_are_called_where_they_stand(bundle: Path, tmp_path: Path) -> None
     assert len(sends) > 8
 
 
+@pytest.mark.nightly
 def test_a_run_can_be_told_to_replace_processes(bundle: Path, tmp_path: Path) -> None:
     copy = copied(bundle, tmp_path)
     kill_once(copy)

@@ -40,7 +40,7 @@ def storing(folder: Path, schedule: str) -> Path:
     return bigbrain_fx.split(folder / "letters.py", where, folder / "bundle", options).bundle
 
 
-@pytest.mark.gate("1f1b-7")
+@pytest.mark.nightly
 @pytest.mark.parametrize("at", [7, 22])
 @pytest.mark.parametrize("schedule", ["1f1b", "gems"])
 def test_a_process_that_dies_in_a_write_is_replaced(tmp_path: Path, schedule: str, at: int) -> None:

@@ -50,12 +50,7 @@ def mirrored(bench: Bench, where: Cluster, **choices: object) -> Plan:
     return planned(bench, where, schedule="gems", **choices)
 
 
-@pytest.mark.gate(
-    "4-{'sum_order': 'micro'}",
-    "4-{'sum_order': 'tree', 'recompute': 'all'}",
-    "4-{'replicas': 2}",
-    "2-{'recompute': 'ops', 'micro_batches': 2}",
-)
+@pytest.mark.gate("4-{'sum_order': 'micro'}", "2-{'recompute': 'ops', 'micro_batches': 2}")
 @pytest.mark.parametrize(
     ("devices", "choices"),
     [

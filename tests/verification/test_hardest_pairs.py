@@ -110,7 +110,7 @@ def _held_bytes(replicas: Any) -> Iterator[int]:  # as the bundle's class has it
     yield from (storage.nbytes() for storage in storages.values())
 
 
-@pytest.mark.gate("{'schedule': 'zb-h1', 'zero_stage': 2, 'recompute': 'all'}")
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "choices",
     [

@@ -56,6 +56,7 @@ def test_gradients_of_weights_wait_as_in_pipelines(
     assert not actual.unlike
 
 
+@pytest.mark.nightly
 def test_all_members_make_the_same_ops_again(bench: Bench, tmp_path: Path) -> None:
     plan = planned(bench, 2, recompute="ops", tensor_shares=(3, 1))
     again = [stage.again for stage in plan.stages.stages]

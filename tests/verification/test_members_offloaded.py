@@ -42,7 +42,7 @@ def planned(bench: Bench, where: Cluster, **choices: object) -> Plan:
     return make_plan(graph, where, source, Options(**given))  # type: ignore[arg-type]
 
 
-@pytest.mark.gate("shares")
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("devices", "choices"),
     [

@@ -74,6 +74,7 @@ def plain_losses(steps: int) -> list[float]:
     return found
 
 
+@pytest.mark.nightly
 def test_micro_batches_of_packed_documents_train_what_the_whole_batch_trains(
     tmp_path: Path,
 ) -> None:

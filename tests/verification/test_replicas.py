@@ -115,7 +115,7 @@ def test_a_bundle_has_the_bits_of_one_process(
     assert trained(bench, plan)[1] == ""
 
 
-@pytest.mark.gate("1-tree", "2-backend", "3-micro")
+@pytest.mark.gate("3-micro")
 @pytest.mark.parametrize("order", ["micro", "tree", "backend"])
 @pytest.mark.parametrize("zero", [1, 2, 3])
 def test_shard_groups_are_bitwise_equal(bench: Bench, zero: int, order: str) -> None:
@@ -269,6 +269,7 @@ def test_options_against_replicas_are_refused(
     assert help_ in (caught.value.help or "")
 
 
+@pytest.mark.nightly
 def test_replicas_that_are_cut_unlike_make_a_tied_weights_gradients_apart(bench: Bench) -> None:
     where = cluster(2, 1, 1, replicas=(("d0",), ("d1", "d2")))
     plan = planned(bench, where, sum_order="micro", replica_shares=(5, 3))

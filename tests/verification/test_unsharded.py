@@ -49,7 +49,7 @@ def divided(bench: Bench, devices: int, replicas: int, **choices: object) -> Pla
     return planned(bench, cluster(*[1] * devices), **given)
 
 
-@pytest.mark.gate("6-3-choices2")
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("devices", "replicas", "choices"),
     [

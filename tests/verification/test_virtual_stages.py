@@ -33,7 +33,7 @@ def planned(bench: Bench, options: Options) -> Plan:
     return make_plan(bench.captured.graph, cluster(2), source, options)
 
 
-@pytest.mark.gate("dualpipe-v-8-None-4", "interleaved-2-None-4", "interleaved-4-4-8")
+@pytest.mark.gate("interleaved-2-None-4", "dualpipe-v-8-None-4")
 @pytest.mark.parametrize(
     ("schedule", "micro_batches", "pieces", "stages"),
     [

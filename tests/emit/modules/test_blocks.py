@@ -47,6 +47,7 @@ def assert_computes(text: str, module: nn.Module) -> None:
     assert torch.equal(stage(x), module(x).square().mean())
 
 
+@pytest.mark.gate("gpt-expected0", "encdec-expected3")
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
@@ -66,6 +67,7 @@ def test_layers_in_a_row_are_a_loop() -> None:
     assert "        for block in self.blocks:" in text
 
 
+@pytest.mark.nightly
 def test_blocks_that_differ_in_numbers_take_arguments() -> None:
     """U-Net's levels have other channels; the class is written once."""
     tree = ast.parse(one_device("unet"))

@@ -168,6 +168,7 @@ def _seeded() -> None:
     torch.manual_seed(0)
 
 
+@pytest.mark.gate("Noisy", "Counted")
 @pytest.mark.parametrize("model", [Rows, Dropped, Noisy, Counted])
 def test_rows_that_stand_alone_are_the_same_step(model: type[nn.Module]) -> None:
     found = effect(model(), mean)
@@ -185,6 +186,12 @@ def test_a_float64_step_decides_where_rounding_is_large() -> None:
     assert effect(Rows(), cancelling).is_equal
 
 
+@pytest.mark.gate(
+    "Normed-square-batch norm takes its statistics over a micro-batch",
+    "Rows-contrast-rows of the batch are compared with each other",
+    "TimeFirst-square-dimension 0 is taken for the batch",
+    "Rows-spread-Rows do not stand alone: test_effect.py:",
+)
 @pytest.mark.parametrize(
     ("model", "loss", "cause"),
     [
@@ -214,6 +221,7 @@ def test_a_sum_over_rows_is_named() -> None:
     assert ".mean()" in found.remedy
 
 
+@pytest.mark.gate("masked-count0", "with_penalty-count2")
 @pytest.mark.parametrize(
     ("loss", "count"),
     [
@@ -236,6 +244,7 @@ def test_a_mean_over_what_data_choose_names_the_count_and_is_right_with_it(
     assert again.is_equal
 
 
+@pytest.mark.nightly
 def test_halves_that_balance_do_not_hide_quarters() -> None:
     """Both halves have as many valid elements; the quarters do not."""
     batch = batch_of()

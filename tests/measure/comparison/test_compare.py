@@ -154,6 +154,7 @@ def test_every_other_round_goes_backwards(model: Path) -> None:
     assert done.of("naive").max_rss_bytes == (("d0", 107),)  # the largest of its rounds
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("once")
 def test_other_losses_fail_the_comparison(model: Path) -> None:
     runner = Recorder(lambda name: [2.0, 1.5 if name == "scattered" else 1.0])

@@ -29,7 +29,7 @@ def captured_of(name: str) -> Captured:
     return capture(file.model, file.example_batch, file.loss, autocast=file.autocast)
 
 
-@pytest.mark.gate("resnet")
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["gpt", "llama", "moe", "resnet"])
 def test_a_part_runs_at_the_sizes_that_it_has_in_a_group(name: str) -> None:
     captured = captured_of(name)

@@ -14,7 +14,6 @@ from torch import nn
 
 import bigbrain_fx as bb
 from bigbrain_fx.bundles import RunOptions, run, verify
-from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Options
 from bigbrain_fx.runtime.module_state import ModuleStates
 from bigbrain_fx.runtime.state import State, StateError
@@ -170,24 +169,6 @@ def test_a_killed_process_is_replaced_with_the_state_of_its_modules(
     done = run(made.bundle, options)
     assert done.restarts == 1
     assert same(expected, saved_in(tmp_path / "saved"))
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("code", "options"),
-    [
-        ("BX1352b", Options(tensor=2)),
-        ("BX1352c", Options("analytical", asynchronous="2bw")),
-        ("BX1352d", Options(compiled=True)),
-    ],
-)
-def test_plans_with_two_copies_of_the_state_are_refused(
-    tmp_path: Path, code: str, options: Options
-) -> None:
-    model = tmp_path / "model.py"
-    model.write_text(MODEL.replace(" + 0.01 * torch.randn(8, generator=self.dice)", ""))
-    with refused(code, InputError):
-        bb.split(model, cluster(), tmp_path / "bundle", options)
 
 
 def test_a_run_stays_with_its_split(made: bb.Split, tmp_path: Path) -> None:

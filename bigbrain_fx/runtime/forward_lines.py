@@ -92,6 +92,16 @@ class ForwardLines(nn.Module):
         owner: nn.Module = self.__dict__["_place"][2]
         return owner
 
+    def named_modules(
+        self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Module]]:
+        """Yield this and, where nothing around it asks, the modules that it calls."""
+        memo = set() if memo is None else memo
+        yield from super().named_modules(memo, prefix, remove_duplicate)
+        for name, held in () if prefix else self._used(""):
+            if isinstance(held, nn.Module):
+                yield from held.named_modules(memo, name, remove_duplicate)
+
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:

@@ -19,6 +19,7 @@ from bigbrain_fx import InputError, Options, RunOptions, estimate, read_plan, re
 from bigbrain_fx.costs import ProfileStore, fit_file, read_model
 from tests.support.command_line import write_cluster
 
+pytestmark = pytest.mark.filterwarnings("ignore::bigbrain_fx.errors.FormatWarning")
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
 VERSIONS = ("v0_1_0", "v0_2_0")
 OTHER_PROCESSOR = 1e-3  # eight steps of AdamW, if kernels round differently there

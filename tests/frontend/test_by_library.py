@@ -52,5 +52,5 @@ def test_with_all_that_it_calls_it_is_traced() -> None:
 
 def test_a_copied_module_is_told_with_what_to_write() -> None:
     with pytest.raises(CaptureError, match="with the module copy") as caught:
-        capture(Copies(), torch.randn(6, 8), square)
+        capture(Copies(), torch.randn(6, 8), square, strict=True)
     assert "functional_call" in (caught.value.help or "")

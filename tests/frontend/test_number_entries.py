@@ -94,7 +94,7 @@ def test_lines_that_ask_for_it_are_kept_whole(tmp_path: Path, result: str) -> No
     path.write_text(path.read_text() + NET.format(result=result))
     with capture_file(path) as session:
         kept = [op for op in session.graph.ops if "n" in op.refs]
-    assert [op.target.split(".")[0] for op in kept] == ["forward"]
+    assert [op.target.partition("_")[0] for op in kept] == ["leaf.forward"]
 
 
 def test_micro_batches_divide_a_count(tmp_path: Path) -> None:

@@ -106,6 +106,42 @@ def test_state_in_the_forward_of_the_model_is_in_one_op() -> None:
     assert set(op.params) == {n for n, _ in Recurrent().named_parameters() if n.startswith("rnn")}
 
 
+class Warm(nn.Linear):
+    """Grows with its calls."""
+
+    calls = 0
+
+    def forward(self, input: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(input) * min(1.0, self.calls / 4)
+
+
+class Looping(nn.Module):
+    """Calls a module with state between lines that data decide."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.big, self.b = nn.Linear(6, 20), Warm(20, 20), nn.Linear(20, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.a(x))
+        times = int(float(h.detach().sum()) * 10) % 3 + 1
+        h = self.big(h)
+        for _ in range(times):
+            h = h * 1.5
+        h = h + 0
+        y: Tensor = self.b(h)
+        return y.square().mean()
+
+
+def test_state_of_a_module_that_lines_call_is_theirs() -> None:
+    found = capture(Looping(), {"x": torch.randn(8, 6)})
+    (op,) = (op for op in found.graph.ops if op.target.startswith("leaf."))
+    assert op.target.startswith("leaf.forward_")
+    assert op.state == ("big.calls",)
+
+
 class Queue(nn.Module):
     """Writes each batch's keys at a place that a buffer counts."""
 

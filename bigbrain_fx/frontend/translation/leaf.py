@@ -126,7 +126,14 @@ def _with_tensors(
     call = torch.func.functional_call
     if isinstance(module, ForwardLines):
         own = {f"owner.{name}": tensor for name, tensor in tensors.items()}
-        return call(_Owner(module), own, args, dict(kwargs))
+        try:
+            return call(_Owner(module), own, args, dict(kwargs))
+        except (AttributeError, TypeError, KeyError) as error:  # of what stands for a weight
+            raise CaptureError(
+                f"the leaf {type(module).__name__} cannot run apart from the model: {error}",
+                code="BX0141d",
+                help="keep numbers in attributes of modules or in buffers, not in those of weights",
+            ) from error
     return call(module, dict(tensors), args, dict(kwargs))
 
 

@@ -28,6 +28,8 @@ from bigbrain_fx.runtime import ForwardLines
 
 _BARRED = ast.Global | ast.Nonlocal | ast.Yield | ast.YieldFrom | ast.Await | ast.Delete
 
+_COMPILERS = ("torch.compiler.", "torch._dynamo.")
+"""Decorators that mean nothing where nothing is compiled, and that no trace goes through."""
 NOT_APART = "BX0141b"
 """Code of the refusal of statements that cannot be a module: more of them do not help."""
 
@@ -90,7 +92,8 @@ def _rewritten(forward: Forward, spans: Sequence[Span]) -> ast.ClassDef:
         at = span.last
     body += forward.body[at:]
     node = forward.node
-    made = ast.FunctionDef("forward", node.args, body, node.decorator_list, None)
+    kept = [each for each in node.decorator_list if not ast.unparse(each).startswith(_COMPILERS)]
+    made = ast.FunctionDef("forward", node.args, body, kept, None)
     name = type(forward.module).__name__  # decorators may read __qualname__
     return ast.copy_location(ast.ClassDef(name, [], [], [ast.copy_location(made, node)], []), node)
 

@@ -99,8 +99,7 @@ class Leaves:
         self.seen = {path: [] for path in self.modules}
         with ExitStack() as stack:
             for path, module in self.modules.items():
-                goes_by_state = None if self.stateful is None else _has(path, self.stateful)
-                goes_by_state = goes_by_state or bool(getattr(module, "keeps", ())) or goes_by_state
+                goes_by_state = self._goes_by_state(path, module)
                 observer = partial(_Observer, facts=self.seen[path], goes_by_state=goes_by_state)
                 stack.enter_context(_in_place(module, observer))
             yield
@@ -111,6 +110,16 @@ class Leaves:
         if before is not None and before != self.seen:
             raise unsteady(before, self.seen)
         self.known[rows] = self.seen
+
+    def _goes_by_state(self, path: str, module: nn.Module) -> bool | None:
+        """Return whether a leaf's calls go by its attributes; None: nobody knows."""
+        if isinstance(module, ForwardLines) and module.keeps:
+            return True
+        if self.stateful is None:
+            return None
+        uses = module.uses if isinstance(module, ForwardLines) else ()
+        parts = (path, *(f"{module.owner}.{name}".removeprefix(".") for name in uses))
+        return any(_has(part, self.stateful or ()) for part in parts)
 
     @contextmanager
     def stood_in(self, keeper: Keeper, sizes: Sequence[int]) -> Iterator[None]:

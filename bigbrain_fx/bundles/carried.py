@@ -16,15 +16,16 @@ import builtins
 import functools
 import inspect
 import linecache
-import math
 import symtable
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bigbrain_fx.bundles.literals import LiteralError, called, is_plain
+from bigbrain_fx.bundles.object_text import ObjectText, numbered, skeleton
 from bigbrain_fx.bundles.own_sources import copy_source, own_source
 from bigbrain_fx.emit import imports_of_module
 from bigbrain_fx.errors import InputError
@@ -80,6 +81,14 @@ def _class_and_options(made: object) -> tuple[object, dict[str, object]]:
     return made, {}
 
 
+@dataclass(frozen=True)
+class Parts:
+    """Modules of a model in memory, by their paths, which devices make for themselves."""
+
+    module: Any
+    paths: tuple[str, ...]
+
+
 @dataclass
 class _Text:
     """The file as it grows: `known` has what each of its names stands for."""
@@ -107,13 +116,15 @@ class _Text:
             self._partial(name, value, whose)
         elif isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
             self._callable(name, value, whose)
+        elif isinstance(value, Parts):
+            self._model(name, value, whose)
         else:
-            self.parts.append(_assigned(name, _literal(value, whose)))
+            self.parts.append(_assigned(name, self._value(value, whose, name)))
 
     def _require_same(self, name: str, value: object, whose: str) -> None:
         known = self.known[name]
         if known is not value and not (
-            _is_plain(value) and type(known) is type(value) and known == value
+            is_plain(value) and type(known) is type(value) and known == value
         ):
             raise InputError(
                 f"{whose}: two things are called `{name}`, {_said(known)} and {_said(value)}",
@@ -137,19 +148,19 @@ class _Text:
         kind = getattr(made.kind, "__name__", "kind")
         kind = f"{kind}_" if kind == name else kind
         self.define(kind, made.kind, whose)
-        options = _keywords(made.options, whose)
-        call = ast.Call(ast.Name(kind), [_call("list", ast.Name("named_params"))], options)
-        self.parts.append(_def(name, "named_params", call))
+        options = self._keywords(made.options, whose)
+        call = ast.Call(ast.Name(kind), [called("list", ast.Name("named_params"))], options)
+        self.parts.append(_def(name, [ast.Return(call)], "named_params"))
 
     def _partial(self, name: str, made: functools.partial[object], whose: str) -> None:
         function = f"{name}_whole"
         self.define(function, made.func, whose)
         self.define("functools", functools, whose)
-        given = [_literal(value, whose) for value in made.args]
+        given = [self._value(value, whose) for value in made.args]
         call = ast.Call(
             ast.Attribute(ast.Name("functools"), "partial"),
             [ast.Name(function), *given],
-            _keywords(made.keywords, whose),
+            self._keywords(made.keywords, whose),
         )
         self.parts.append(_assigned(name, call))
 
@@ -171,6 +182,64 @@ class _Text:
             if source is not None:
                 copy_source(source, self.folder)
                 pending += imports_of_module(name, source.parent)
+
+    # ------------------------------------------------------------------ objects
+
+    def _model(self, name: str, parts: Parts, whose: str) -> None:
+        """Write a function that makes modules as they are, without their numbers."""
+        model = parts.module
+        loaded = (*model.parameters(), *model.buffers())
+        made = self._text(skeleton(model, parts.paths), whose, "model", loaded)
+        title = "Make the modules that devices call as they were in memory; numbers are loaded."
+        body = [ast.Expr(ast.Constant(title)), *made.statements, ast.Return(made.value)]
+        self.parts.append(_def(name, body))
+
+    def _value(self, value: object, whose: str, hint: str = "value") -> ast.expr:
+        """Return an expression of a value; of an object by a function that makes it."""
+        made = self._text(value, whose, hint)
+        if not made.statements:
+            return made.value
+        name = self._free(f"make_{hint}")
+        self.known[name] = made
+        self.parts.append(_def(name, [*made.statements, ast.Return(made.value)]))
+        return called(name)
+
+    def _text(self, value: object, whose: str, hint: str, loaded: Iterable[Any] = ()) -> ObjectText:
+        """Write what makes a value.
+
+        Raises:
+            InputError: no text does.
+        """
+        try:
+            return ObjectText.of(value, lambda part: self._name_of(part, whose), loaded, hint)
+        except LiteralError as error:
+            raise InputError(
+                f"{whose} uses {_said(error.value)}, which cannot be carried to the devices as "
+                "text",
+                code="BX3006",
+                help="use numbers, texts, functions, classes, modules, and objects that Python can "
+                "copy; what has weights belongs into the model",
+            ) from error
+
+    def _name_of(self, value: object, whose: str) -> str:
+        """Return the name of a function, class or module in the file, where it is defined."""
+        known = (name for name, other in self.known.items() if other is value)
+        if (name := next(known, None)) is not None:
+            return name
+        own = str(getattr(value, "__name__", "value")).rpartition(".")[2]
+        name = self._free(own if own.isidentifier() else "function")
+        self.define(name, value, f"{whose}, by `{name}`,")
+        return name
+
+    def _free(self, name: str) -> str:
+        """Return a name that stands for nothing yet."""
+        return next(n for n in numbered(name) if n not in self.known and n not in vars(builtins))
+
+    def _keywords(self, options: Mapping[str, object], whose: str) -> list[ast.keyword]:
+        return [
+            ast.keyword(name, self._value(value, f"{whose}, by {name}=,", name))
+            for name, value in options.items()
+        ]
 
     # ------------------------------------------------------------------ by source
 
@@ -200,15 +269,17 @@ class _Text:
 def _node_of(value: object, whose: str) -> ast.FunctionDef | ast.ClassDef | ast.Lambda:
     """Return the definition of a function or class, from its file or its cell."""
     codes = _codes_of(value)
-    text = "".join(linecache.getlines(codes[0].co_filename)) if codes else ""
-    if not text.strip():
+    file = codes[0].co_filename if codes else _file_of(value)
+    text = "".join(linecache.getlines(file))
+    tree = ast.parse(text)
+    found = [node for node in ast.walk(tree) if _is_definition(node, value, codes)]
+    if not text.strip() or not (found or codes):
         raise InputError(
             f"{whose} has no source: {_said(value)} was defined where Python keeps no text of it",
             code="BX3003",
             help=_HELP,
         )
-    tree = ast.parse(text)
-    flags = codes[0].co_flags & _FUTURE  # a cell may have those of an earlier one
+    flags = codes[0].co_flags & _FUTURE if codes else 0  # a cell may have an earlier one's
     if not set(codes) <= set(_all_codes(compile(text, "code", "exec", flags, True))):
         raise InputError(
             f"{whose} is not what its file says now: {_said(value)}",
@@ -216,7 +287,6 @@ def _node_of(value: object, whose: str) -> ast.FunctionDef | ast.ClassDef | ast.
             at=f"{codes[0].co_filename}:{codes[0].co_firstlineno}",
             help="import the file again, or start Python anew",
         )
-    found = [node for node in ast.walk(tree) if _is_definition(node, value, codes)]
     if len(found) != 1:
         raise InputError(
             f"{whose} cannot be told from others on its line: {_said(value)}",
@@ -224,6 +294,12 @@ def _node_of(value: object, whose: str) -> ast.FunctionDef | ast.ClassDef | ast.
             help="define it with `def`, on a line of its own",
         )
     return found[0]  # type: ignore[return-value]
+
+
+def _file_of(value: object) -> str:
+    """Return the file of a class that has no method, or ""."""
+    module = sys.modules.get(str(getattr(value, "__module__", "")))
+    return str(getattr(module, "__file__", None) or "")
 
 
 def _codes_of(value: object) -> list[types.CodeType]:
@@ -344,41 +420,7 @@ def _is_importable(module: str, name: str, value: object) -> bool:
     )
 
 
-# --------------------------------------------------------------------------- values
-
-
-def _is_plain(value: object) -> bool:
-    return value is None or type(value) in (bool, int, float, complex, str, bytes)
-
-
-def _literal(value: object, whose: str) -> ast.expr:
-    """Write a number, a text, a torch.dtype or a collection of such.
-
-    Raises:
-        InputError: it is something else.
-    """
-    if type(value) is float and not math.isfinite(value):
-        return _call("float", ast.Constant(repr(value)))
-    if _is_plain(value):
-        return ast.parse(repr(value), mode="eval").body
-    if type(value) in (list, tuple, set) and value:
-        items = [_literal(item, whose) for item in value]  # type: ignore[attr-defined]
-        if isinstance(value, list):
-            return ast.List(items)
-        return ast.Tuple(items) if isinstance(value, tuple) else ast.Set(items)
-    if type(value) is dict:
-        keys, values = (
-            [_literal(each, whose) for each in part] for part in (value, value.values())
-        )
-        return ast.Dict(list(keys), list(values))
-    if type(value) in (list, tuple, set):
-        return _call(type(value).__name__)
-    raise InputError(
-        f"{whose} uses {_said(value)}, which cannot be carried to the devices as text",
-        code="BX3006",
-        help="use numbers, texts and collections of them, functions, classes and modules; what has "
-        "weights belongs into the model",
-    )
+# --------------------------------------------------------------------------- words
 
 
 def _said(value: object) -> str:
@@ -388,22 +430,11 @@ def _said(value: object) -> str:
     return f"{of} `{name}`" if name else f"an object of {of}"
 
 
-def _keywords(options: Mapping[str, object], whose: str) -> list[ast.keyword]:
-    return [
-        ast.keyword(name, _literal(value, f"{whose}, by {name}=,"))
-        for name, value in options.items()
-    ]
-
-
-def _call(name: str, *arguments: ast.expr) -> ast.expr:
-    return ast.Call(ast.Name(name), list(arguments), [])
-
-
 def _assigned(name: str, value: ast.expr) -> str:
     return ast.unparse(ast.fix_missing_locations(ast.Assign([ast.Name(name, ast.Store())], value)))
 
 
-def _def(name: str, argument: str, result: ast.expr) -> str:
-    arguments = ast.arguments([], [ast.arg(argument)], None, [], [], None, [])
-    made = ast.FunctionDef(name, arguments, [ast.Return(result)], [], None)
+def _def(name: str, body: Sequence[ast.stmt], *arguments: str) -> str:
+    given = ast.arguments([], [ast.arg(each) for each in arguments], None, [], [], None, [])
+    made = ast.FunctionDef(name, given, [*body], [], None)
     return ast.unparse(ast.fix_missing_locations(made))

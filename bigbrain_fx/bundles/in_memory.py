@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from bigbrain_fx.bundles.carried import as_optimizer, carry
+from bigbrain_fx.bundles.carried import Parts, as_optimizer, carry
 from bigbrain_fx.bundles.found_model import (
     IN_MEMORY,
     FoundModel,
@@ -23,6 +23,7 @@ from bigbrain_fx.bundles.found_model import (
     other_rows,
 )
 from bigbrain_fx.core import ROW_COUNTS, LossCount
+from bigbrain_fx.emit import opaque_modules, user_names
 from bigbrain_fx.errors import BigBrainError, InputError, about_code
 from bigbrain_fx.plan import Options, Source
 from bigbrain_fx.weights import Scratch, as_umask_says, tensors_apart
@@ -268,7 +269,7 @@ def _carried(given: _Given, captured: Captured, scratch: Path) -> Source:
     if grouped is not None:
         del named["optimizer"]
         named[grouped.data.name] = grouped.make.kind
-    named |= dict(_called(captured, given.loss))
+    named |= dict(_called(captured, given))
     return Source(
         path=str(carry(named, scratch)) if named else "",
         has_optimizer=recipe.optimizer is not None,
@@ -293,24 +294,18 @@ def _carried(given: _Given, captured: Captured, scratch: Path) -> Source:
     )
 
 
-def _called(captured: Captured, loss: Loss | None) -> Iterator[tuple[str, object]]:
+def _called(captured: Captured, given: _Given) -> Iterator[tuple[str, object]]:
     """Yield name and value of the user's own Python that stages call as it is."""
-    from bigbrain_fx.frontend import LEAF, LOSS
+    from bigbrain_fx.frontend import LOSS
 
-    own = f"opaque.{IN_MEMORY}."
-    for target in captured.functions:
-        if target.startswith(LEAF):
-            raise InputError(
-                f"{target.rstrip('.')} is opaque: a device would have to build it, and only a "
-                "model file says how",
-                code="BX0140a",
-                help="write a model.py with model(), example_batch() and loss, and give that",
-            )
-        if target == LOSS:
-            yield "loss", loss
-        if target.startswith(own):
-            name = target.removeprefix(own).partition(".")[0]
+    if LOSS in captured.functions:
+        yield "loss", given.loss
+    graph = captured.graph
+    for module, name in user_names(graph, [op.name for op in graph.ops]):
+        if module == IN_MEMORY:
             yield name, getattr(sys.modules[IN_MEMORY], name)
+    if paths := opaque_modules(graph):
+        yield "model", Parts(given.module, paths)
 
 
 @dataclass

@@ -43,3 +43,7 @@ from bigbrain_fx.emit.files.texts import (
     weight_index as weight_index,
 )
 from bigbrain_fx.emit.modules.classes import StageText as StageText
+from bigbrain_fx.emit.modules.kept import (
+    opaque_modules as opaque_modules,
+    user_names as user_names,
+)

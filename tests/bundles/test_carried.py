@@ -132,7 +132,10 @@ def test_a_folder_of_python_without_init_is_copied(
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("class C: pass\nc = C()\ndef f(named):\n    return c.x\n", "`c`.*an object of __main__.C"),
+        (
+            "import threading\nc = threading.Lock()\ndef f(named):\n    return c\n",
+            "`c`.*an object of _thread.lock",
+        ),
         ("def f(named):\n    return missing\n", "uses `missing`, which is not defined"),
         (
             "def g():\n    x = 1\n    return lambda s: x\n"
@@ -146,6 +149,29 @@ def test_values_that_cannot_be_carried_are_named(tmp_path: Path, text: str, what
     with pytest.raises(InputError, match=what):
         carry({"optimizer": cell(text)["f"]}, tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+class Config:
+    width = 3
+
+    def __init__(self) -> None:
+        self.depth = [1, 2]
+
+
+CONFIG, ROUTES = Config(), {"all": chosen}
+
+
+def by_config(named: Any) -> torch.optim.Optimizer:
+    CONFIG.rate = RATE  # type: ignore[attr-defined]
+    kept = [p for n, p in named if ROUTES["all"](n)]
+    return torch.optim.SGD(kept[: CONFIG.width], lr=RATE)
+
+
+def test_an_object_comes_with_its_class_and_attributes(tmp_path: Path) -> None:
+    found = again(tmp_path, optimizer=cell_free(by_config))
+    assert found["CONFIG"].depth == [1, 2]
+    assert found["CONFIG"].width == 3
+    assert found["optimizer"](nn.Linear(2, 2).named_parameters()).param_groups[0]["lr"] == RATE
 
 
 def test_a_function_without_source_is_refused(tmp_path: Path) -> None:

@@ -338,17 +338,6 @@ def test_marks_need_no_bigbrain_in_a_bundle() -> None:
     assert names["A"] is names["B"]
 
 
-def test_a_leaf_in_memory_cannot_be_bundled(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="only a model file says how"):
-        bb.split(
-            Plain(),
-            cluster(2),
-            tmp_path / "bundle",
-            Options("naive", leaves=("b",)),
-            example_batch=(torch.randn(4, 4),),
-        )
-
-
 def run_once() -> nn.Module:
     """A model that reads a value as it is made, as data-dependent initialization does."""
     made = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import keyword
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 from bigbrain_fx.core import OPAQUE_MODULE, OPAQUE_STEP, Arg, Graph, Op, ParamRef
 from bigbrain_fx.emit.modules.expressions import attribute, dotted, function_place
@@ -123,14 +124,32 @@ def lines_class(op: Op) -> ast.ClassDef | None:
 
 def lines_uses(op: Op, node: ast.ClassDef) -> list[str]:
     """Return the paths of the modules that such lines call, of those that have tensors."""
-    found = {
+    found = _attributes(node)
+    names = [arg.param for arg in op.args[1:] if isinstance(arg, ParamRef)]
+    paths = [f"{found['owner']}.{name}".removeprefix(".") for name in found["uses"]]
+    return [path for path in paths if any(name.startswith(f"{path}.") for name in names)]
+
+
+def opaque_modules(graph: Graph) -> tuple[str, ...]:
+    """Return the paths of the modules of the user's model that stages make anew.
+
+    Of lines of a forward it is the module whose forward it is.
+    """
+    found = dict[str, None]()
+    for op in _all(graph, [op.name for op in graph.ops]):
+        path, node = leaf_path(op), lines_class(op)
+        if path is not None:
+            found[_attributes(node)["owner"] if node else path] = None
+    return tuple(found)
+
+
+def _attributes(node: ast.ClassDef) -> dict[str, Any]:
+    """Return what a class of lines says of itself: owner, uses, keeps."""
+    return {
         target.id: ast.literal_eval(each.value)
         for each in node.body
         if isinstance(each, ast.Assign) and isinstance(target := each.targets[0], ast.Name)
     }
-    names = [arg.param for arg in op.args[1:] if isinstance(arg, ParamRef)]
-    paths = [f"{found['owner']}.{name}".removeprefix(".") for name in found["uses"]]
-    return [path for path in paths if any(name.startswith(f"{path}.") for name in names)]
 
 
 def user_names(graph: Graph, ops: Iterable[str]) -> Iterator[tuple[str, str]]:

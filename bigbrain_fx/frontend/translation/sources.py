@@ -34,7 +34,7 @@ def is_users(file: str) -> bool:
     """Whether a source file is the user's (or a library's of models), not the machinery's."""
     import torch
 
-    if not file.startswith("/"):  # torch writes "torch/fx/..." and "<string>" for its own
+    if not file.startswith(("/", "<ipython-input")):  # torch writes "torch/fx/...", "<string>"
         return False
     if file.startswith((_HERE, *_MACHINERY, str(Path(torch.__file__).parent))):
         return False

@@ -13,13 +13,13 @@ from __future__ import annotations
 import ast
 import copy
 import inspect
+import linecache
 import re
 import types
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from pathlib import Path
 from typing import cast
 
 from torch import Tensor, nn
@@ -302,8 +302,9 @@ class Span:
 
 def _text_of(function: types.FunctionType) -> ast.FunctionDef | None:
     code = function.__code__
-    with suppress(OSError, SyntaxError, UnicodeDecodeError):
-        for node in ast.walk(_parsed(Path(code.co_filename).read_text(encoding="utf-8"))):
+    linecache.checkcache(code.co_filename)
+    with suppress(SyntaxError):
+        for node in ast.walk(_parsed("".join(linecache.getlines(code.co_filename)))):  # or a cell's
             if isinstance(node, ast.FunctionDef) and node.name == code.co_name:
                 first = node.decorator_list[0].lineno if node.decorator_list else node.lineno
                 if first == code.co_firstlineno:

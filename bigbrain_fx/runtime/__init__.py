@@ -96,6 +96,7 @@ if TYPE_CHECKING:
         infer_main as infer_main,
     )
     from .kept import (
+        all_seeded as all_seeded,
         assume as assume,
         assume_not as assume_not,
         flat as flat,

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import random
+import sys
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 
-from .modules import default_types
+from .modules import Region, active, default_types
 from .stream import BatchError
 
 _ANSWERED = (
@@ -56,6 +58,36 @@ def _require(condition: Tensor, answer: bool, place: str) -> None:
             raise AssumptionError(text, code="BX5051")
         return
     torch._assert_async((value != 0) if answer else (value == 0), text)
+
+
+# --------------------------------------------------------------------------- random numbers
+
+
+def all_seeded(
+    region: Region, name: str = "", index: int = 0, of: int = 1
+) -> contextlib.AbstractContextManager[None]:
+    """Seed what opaque code may draw with in a block: torch's, Python's and NumPy's generators.
+
+    Args:
+        region: that calls it.
+        name: as of its `seeded`.
+        index: likewise.
+        of: likewise.
+    """
+    found = region.seeded(name, index, of)
+    if active.key is not None:
+        device = active.device
+        of_card = device.type == "cuda" and torch.cuda.default_generators[device.index or 0]
+        seed_python((of_card or torch.default_generator).initial_seed())
+    return found
+
+
+def seed_python(number: int) -> None:
+    """Seed the generators that all of Python and of NumPy share."""
+    random.seed(number)
+    numpy_random = sys.modules.get("numpy.random")  # nothing here needs it: a user may
+    if numpy_random is not None:
+        numpy_random.seed(number % 2**32)
 
 
 # --------------------------------------------------------------------------- modules kept whole

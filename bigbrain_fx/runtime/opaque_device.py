@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import random
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,6 +22,7 @@ from .compared_stream import AgreeingTransport, Subject
 from .data import Stream
 from .device import Device
 from .forward_device import ForwardDevice
+from .kept import seed_python
 from .modules import AGAIN, WeightsError, reseed, seed_of
 from .opaque_state import ObjectStates
 from .optimizer_state import needs_closure
@@ -154,11 +154,7 @@ class OpaqueDevice(Device):
         reseed(key, place, torch.device("cpu"))
         if self.device.type != "cpu":
             reseed(key, place, self.device)
-        number = seed_of(key, place)
-        random.seed(number)
-        numpy_random = sys.modules.get("numpy.random")  # nothing here needs it: a user may
-        if numpy_random is not None:
-            numpy_random.seed(number % 2**32)
+        seed_python(seed_of(key, place))
 
     # ------------------------------------------------------------------ once a step
 

@@ -5,8 +5,6 @@ Random numbers of torch, Python and NumPy are keyed by step and micro-batch, as 
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +14,7 @@ from torch import Tensor
 from bigbrain_fx.frontend import UserStep
 from bigbrain_fx.runtime import keep_sparse_apart, needs_closure, needs_metrics
 from bigbrain_fx.verification import laid_tensors, plain_batches
-from bigbrain_fx.verification.draws import reseed, seed_of
+from bigbrain_fx.verification.draws import reseed
 from bigbrain_fx.verification.eager import TrainingLoop
 
 
@@ -114,8 +112,3 @@ class OpaqueLoop(TrainingLoop):
 
     def _seed_draws(self, key: tuple[int, int, int], place: str) -> None:
         reseed(key, place)
-        number = seed_of(key, place)
-        random.seed(number)
-        numpy_random = sys.modules.get("numpy.random")
-        if numpy_random is not None:
-            numpy_random.seed(number % 2**32)

@@ -32,7 +32,14 @@ from bigbrain_fx.frontend import (
 )
 from bigbrain_fx.plan import Plan
 from bigbrain_fx.verification import plain_batches
-from bigbrain_fx.verification.draws import LOOP, Key, reseed
+from bigbrain_fx.verification.draws import (
+    LOOP,
+    Key,
+    States,
+    reseed,
+    set_states,
+    states as generator_states,
+)
 from bigbrain_fx.weights import part_name
 
 Leaf = tuple[str, int]  # a parameter, and which of the stages that give it a gradient
@@ -391,14 +398,14 @@ class LoopReference(Reference):
         @contextmanager
         def placed(op: Op) -> Iterator[None]:
             if states:
-                torch.default_generator.set_state(states[op.name])
+                set_states(states[op.name])
             yield
 
         return placed
 
-    def _states(self, inputs: Tensors, key: Key) -> dict[str, Tensor]:
-        """Return the generator's state before each op that draws, in the order of the trace."""
-        states: dict[str, Tensor] = {}
+    def _states(self, inputs: Tensors, key: Key) -> dict[str, States]:
+        """Return the generators' states before each op that draws, in the order of the trace."""
+        states: dict[str, States] = {}
         fixed = {name: tensor.clone() for name, tensor in self.buffers.items()}
 
         def leaf(param: str, _op: str) -> Tensor:
@@ -408,7 +415,7 @@ class LoopReference(Reference):
 
         @contextmanager
         def noted(op: Op) -> Iterator[None]:
-            states[op.name] = torch.default_generator.get_state()
+            states[op.name] = generator_states()
             yield
 
         reseed(key, LOOP)

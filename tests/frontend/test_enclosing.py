@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend import Captured, capture, leaf_paths
 from tests.support.captured import assert_same
-from tests.support.messages import refused
 
 
 class Hit(nn.Module):
@@ -116,11 +115,10 @@ def test_the_model_itself_is_not_kept_whole() -> None:
         captured(Whole())
 
 
-def test_dice_of_python_are_refused_in_what_is_kept_whole() -> None:
-    with refused("BX0120b", CaptureError):
-        captured(Net(Throwing()))
-    with refused("BX0120b", CaptureError):
-        captured(Net(Throwing()), leaves=["Throwing"])
+def test_a_module_that_draws_with_python_is_opaque_and_random() -> None:
+    for leaves in ([], ["Throwing"]):
+        graph = captured(Net(Throwing()), leaves=leaves).graph
+        assert [op.random for op in graph.ops if op.target.startswith("leaf.")] == [True]
 
 
 class Seeded(nn.Module):

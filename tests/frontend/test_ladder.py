@@ -134,10 +134,16 @@ class Loop(nn.Module):
 def test_a_branch_that_goes_both_ways_is_refused(kind: type[nn.Module]) -> None:
     torch.manual_seed(0)
     with refused("BX0101b", CaptureError) as caught:
-        capture(kind(), (torch.randn(4, 4),))
+        capture(kind(), (torch.randn(4, 4),), strict=True)
     assert caught.value.at is not None
     assert caught.value.at.startswith("test_ladder.py:")
     assert f"--assume {caught.value.at}=false" in (caught.value.help or "")
+
+
+def test_a_loop_that_may_leave_its_value_alone_is_opaque() -> None:
+    found = capture(Loop(), (torch.randn(4, 4),))
+    for x in (torch.rand(4, 4), -torch.rand(4, 4)):  # added to, and given back
+        assert run(found, {"x": x})[found.graph.loss or ""] == Loop()(x)
 
 
 def test_answers_by_hand() -> None:
@@ -202,10 +208,12 @@ class TorchDrop(nn.Module):
 
     def __init__(self, rate: float) -> None:
         super().__init__()
+        self.first = nn.Linear(4, 4)
         self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
         self.rate = rate
 
     def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
         for layer in self.layers:
             if torch.rand([]) < self.rate:
                 continue
@@ -213,10 +221,15 @@ class TorchDrop(nn.Module):
         return x.sum()
 
 
-def test_dice_of_torch_that_skip_layers_are_refused() -> None:
-    for rate in (0.5, 0.004):  # the latter is seen by rolling the dice alone, a thousand times
-        with refused("BX0120a", CaptureError):
-            capture(TorchDrop(rate), (torch.randn(4, 4),))
+@pytest.mark.parametrize("rate", [0.5, 0.004])  # the latter is seen by a thousand draws alone
+def test_layers_that_random_numbers_skip_are_opaque(rate: float) -> None:
+    with refused("BX0120a", CaptureError):
+        capture(TorchDrop(rate), (torch.randn(4, 4),), strict=True)
+    drawn = capture(TorchDrop(rate), (torch.randn(4, 4),)).graph.ops[1]
+    assert (drawn.target, drawn.random) == ("leaf.forward_2_2", True)
+
+
+def test_layers_that_nothing_skips_are_traced() -> None:
     model = TorchDrop(0.0)
     found = capture(model, (torch.randn(4, 4),))
     assert_same(model, found, model)
@@ -225,6 +238,7 @@ def test_dice_of_torch_that_skip_layers_are_refused() -> None:
 
 class PythonDrop(TorchDrop):
     def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
         for layer in self.layers:
             if random.random() < self.rate:  # rolls
                 continue
@@ -232,11 +246,13 @@ class PythonDrop(TorchDrop):
         return x.sum()
 
 
-def test_dice_of_python_are_refused_where_they_count() -> None:
+def test_lines_that_draw_with_python_are_opaque_where_it_counts() -> None:
     state = random.getstate()
     with refused("BX0120b", CaptureError) as caught:
-        capture(PythonDrop(0.5), (torch.randn(4, 4),))
+        capture(PythonDrop(0.5), (torch.randn(4, 4),), strict=True)
     assert caught.value.at == f"test_ladder.py:{line_of('rolls')}"
+    drawn = capture(PythonDrop(0.5), (torch.randn(4, 4),)).graph.ops[1]
+    assert (drawn.target, drawn.random) == ("leaf.forward_2_2", True)
     found = capture(PythonDrop(0.0), (torch.randn(4, 4),))
     assert "changed nothing" in found.warnings[0]
     assert random.getstate() == state
@@ -306,19 +322,21 @@ def test_numbers_that_no_tensor_can_be_stay_in_the_lines_of_forward(kind: type[n
 
 
 class Between(Scaled):
-    """The rows that go on are known between two calls of modules: its lines cannot be apart."""
+    """The rows that go on are known between two calls of modules."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear(self.linear(x)[: int((x > 0.9).sum())]).sum()
 
 
 @pytest.mark.nightly
-def test_numbers_that_a_module_is_called_by_are_refused() -> None:
-    with refused("BX0130d", CaptureError) as caught:
-        capture(Between(), (torch.randn(4, 4),))
-    assert (caught.value.at or "").startswith("test_ladder.py:")
-    found = capture(Whole(Between()), (torch.randn(4, 4),), leaves=["Between"])
-    assert any(op.target == "leaf.inner" for op in found.graph.ops)  # the remedy works
+@pytest.mark.parametrize("leaves", [[], ["Between"]])
+def test_numbers_that_a_module_is_called_by_stay_in_the_lines(leaves: list[str]) -> None:
+    model = Whole(Between())
+    found = capture(model, (torch.randn(4, 4),), leaves=leaves)
+    assert any(op.target.startswith("leaf.inner") for op in found.graph.ops)
+    for seed in range(3):
+        x = torch.randn(4, 4, generator=torch.Generator().manual_seed(seed))
+        assert run(found, {"x": x})[found.graph.loss or ""] == model(x)
 
 
 @pytest.mark.parametrize(

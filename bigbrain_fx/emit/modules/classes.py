@@ -126,7 +126,15 @@ class Classes:
         init = self._block_init(body, varying, taps, key)
         shared = (template.is_shared and body.has_draws) or key in self.numbered
         text = "\n".join([*init, *forward])
-        owned = ("self.seeded(", "self.device", "self.group", "self.call", "self[", "self.hold(")
+        owned = (
+            "self.seeded(",
+            "all_seeded(",
+            "self.device",
+            "self.group",
+            "self.call",
+            "self[",
+            "self.hold(",
+        )
         base = "Region" if shared or any(word in text for word in owned) else "nn.Module"
         return [
             f"class {self.class_names[key]}({base}):",
@@ -360,7 +368,7 @@ class Classes:
                 elif body.path and len(ops) > 1:
                     words = [relative, index, len(ops)]
                 given: list[ast.expr] = [ast.Constant(word) for word in words]
-                yield op.name, ast.Call(attribute(ast.Name("self"), "seeded"), given, [])
+                yield op.name, kept.seeded(op, given)
 
 
 def _returning(body: Body, results: Sequence[str]) -> Body:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import keyword
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bigbrain_fx.core import OPAQUE_MODULE, OPAQUE_STEP, Arg, Graph, Op, ParamRef
@@ -31,7 +31,8 @@ SHARD = {
     "shard.gather_to_group": "gather_to_group",
 }
 """What members of a tensor group exchange -> the runtime's function for it."""
-RUNTIME = ("assume", "assume_not", "flat", "part_of", *SHARD.values())
+ALL_SEEDED = "all_seeded"  # of the runtime: seeds Python's and NumPy's generators, too
+RUNTIME = ("assume", "assume_not", "flat", "part_of", ALL_SEEDED, *SHARD.values())
 """Names that these calls need from the bundle's runtime."""
 
 Argument = Callable[[Arg], ast.expr]
@@ -82,6 +83,14 @@ def _library_call(op: Op, argument: Argument) -> ast.expr:
     named = [ast.keyword(name, argument(value)) for name, value in op.kwargs]
     function = dotted(f"torch.ops.{parts[1]}.{parts[2]}")
     return ast.Call(function, [argument(arg) for arg in op.args], named)
+
+
+def seeded(op: Op, given: Sequence[ast.expr]) -> ast.expr:
+    """Return what seeds the draws of an op: the user's own Python may draw with any generator."""
+    own = ast.Name("self")
+    if op.target == LOSS or op.target.startswith((LEAF, "opaque.")):
+        return ast.Call(ast.Name(ALL_SEEDED), [own, *given], [])
+    return ast.Call(attribute(own, "seeded"), [*given], [])
 
 
 def leaf_path(op: Op) -> str | None:

@@ -15,7 +15,7 @@ from bigbrain_fx.core import words
 
 _OURS = words(
     """
-    self torch nn F math m assume assume_not flat part_of copy_to_group
+    self torch nn F math m assume assume_not flat part_of all_seeded copy_to_group
     all_reduce all_gather own_part reduce_scatter gather_to_group
     """
 )

@@ -230,19 +230,21 @@ class Ladder:
         Raises:
             CaptureError: runs that differ in their seed alone give other numbers.
         """
-        at = where_rolled(lambda: walk(tensors))
-        if at is None:
+        with self.leaves.unheard():
+            place = where_rolled(lambda: walk(tensors))
+        if place is None:
             return None  # not the user's: an import that seeds something, say
+        drawn = f"{place.at} draws random numbers with Python or NumPy"
         if not self.has_numbers:
-            return f"{at} draws random numbers with Python or NumPy: the trace keeps one draw"
+            return f"{drawn}: the trace keeps one draw"
         is_over, first = budget(_LISTEN_S), self.plain.run(tensors, 0, 0)
         for seed in range(1, _MOST_RUNS):
             other = self.plain.run(tensors, 0, seed)
             if not all(map(same_numbers, first, other)) or len(first) != len(other):
-                raise BAKED_DICE.error(at, at=at)
+                raise BAKED_DICE.error(place.at, inside=place.inside)
             if is_over():
                 break
-        return f"{at} draws random numbers with Python or NumPy; they changed nothing when tried"
+        return f"{drawn}; they changed nothing when tried"
 
     def remarks(self, graph: Graph) -> Iterator[str]:
         """Yield what the user should know about the rungs taken, a sentence each."""

@@ -37,7 +37,7 @@ _FINAL = (
     "BX0151",
 )
 _OF_A_TRACE = (
-    *("BX0101", "BX0121", "BX0130", "BX0172", "BX0185", "BX0199"),
+    *("BX0101", "BX0120", "BX0121", "BX0130", "BX0172", "BX0185", "BX0199"),
     *("BX0201", "BX2176", "BX2178"),  # another graph; arguments of a custom Function
     "BX0141",  # of lines of a forward, of which there are too few
 )

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch.fx
 
 MODEL = "model"  # the attribute of the wrapper that holds the user's model
-_HERE = str(Path(__file__).parents[1])  # its lines say nothing of the user's file
+_HERE = str(Path(__file__).parents[2])  # its lines say nothing of the user's file
 _STDLIB = sysconfig.get_paths()["stdlib"]
 _MACHINERY = tuple(f"{_STDLIB}/site-packages/{name}/" for name in ("torch", "sympy", "networkx"))
 

@@ -81,7 +81,7 @@ NUMBER_READ = TraceRefusal(
     help="{instead}",
 )
 BAKED_DICE = TraceRefusal(
-    "{at} draws random numbers with Python or NumPy, and a trace would keep one draw: two runs "
+    "forward draws random numbers with Python or NumPy, and a trace would keep one draw: two runs "
     "that differ in that seed alone compute other numbers",
     code="BX0120b",
     help="draw with torch.rand and decide with torch.where, or switch it off for training on "

@@ -30,7 +30,7 @@ from bigbrain_fx.frontend.translation.refusals import may_stay_whole, modules_of
 
 _MOST = 8  # attempts
 _MOST_OF = 0.5  # share of the parameters
-_WHEREVER = ("BX0120", "BX0160", "BX0170")  # dice, state and hooks: kept whole or not
+_WHEREVER = ("BX0160", "BX0170")  # state and hooks: kept whole or not
 _HOOKED = "BX0172a"  # modules with hooks: each is opaque, and no other one of its class
 
 

@@ -40,6 +40,7 @@ from bigbrain_fx.frontend.tracing.state.module_state import (
     marks,
     moved,
 )
+from bigbrain_fx.frontend.tracing.state.python_rng import random_state_kept, rolls, untraced
 from bigbrain_fx.frontend.translation.kept import LEAF, Keeper, KeptCall, place, placed
 from bigbrain_fx.frontend.translation.leaf import attribute_of, call_leaf, own_tensors
 from bigbrain_fx.frontend.translation.nests import decode
@@ -106,10 +107,11 @@ class Leaves:
         for path, calls in self.seen.items():
             if len(calls) > 1 and any(facts.state for facts in calls):
                 raise twice(path)
-        before = self.known.get(rows)
-        if before is not None and before != self.seen:
-            raise unsteady(before, self.seen)
-        self.known[rows] = self.seen
+        before = self.known.get(rows, self.seen)
+        now = {path: with_views_of(calls, before[path]) for path, calls in self.seen.items()}
+        if now != {path: with_views_of(calls, now[path]) for path, calls in before.items()}:
+            raise unsteady(before, now)
+        self.known[rows] = now
 
     def _goes_by_state(self, path: str, module: nn.Module) -> bool | None:
         """Return whether a leaf's calls go by its attributes; None: nobody knows."""
@@ -120,6 +122,14 @@ class Leaves:
         uses = module.uses if isinstance(module, ForwardLines) else ()
         parts = (path, *(f"{module.owner}.{name}".removeprefix(".") for name in uses))
         return any(_has(part, self.stateful or ()) for part in parts)
+
+    @contextmanager
+    def unheard(self) -> Iterator[None]:
+        """Let calls of leaves draw random numbers that nobody outside notices."""
+        with ExitStack() as stack:
+            for module in self.modules.values():
+                stack.enter_context(_in_place(module, _Unheard))
+            yield
 
     @contextmanager
     def stood_in(self, keeper: Keeper, sizes: Sequence[int]) -> Iterator[None]:
@@ -133,6 +143,22 @@ class Leaves:
                 stand_in = partial(_StandIn, path=path, keeper=keeper, facts=facts)
                 stack.enter_context(_in_place(module, stand_in))
             yield
+
+
+def with_views_of(calls: Sequence[Facts], others: Sequence[Facts]) -> list[Facts]:
+    """Return calls whose results are views where those of others are: a layer may be skipped."""
+    if len(calls) != len(others):
+        return [*calls]
+    return [
+        replace(call, views=tuple(map(_either, call.views, other.views)))
+        if len(call.views) == len(other.views)
+        else call
+        for call, other in zip(calls, others, strict=True)
+    ]
+
+
+def _either(view: int | None, other: int | None) -> int | None:
+    return other if view is None else view
 
 
 def _has(path: str, stateful: Sequence[str]) -> bool:
@@ -198,6 +224,18 @@ def _in_place(
 
 
 @dataclass
+class _Unheard:
+    """Runs a leaf; the generators of Python and NumPy are as they were afterwards."""
+
+    own: _Own
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        """Run the leaf as it is."""
+        with random_state_kept(), untraced():
+            return self.own.call({}, args, kwargs)
+
+
+@dataclass
 class _Observer:
     """Runs a leaf and notes the facts."""
 
@@ -256,7 +294,7 @@ def facts_of(
     versions = [tensor._version for tensor in tensors]
     before = [_numbers(tensor) for tensor in tensors]
     storages = [tensor.untyped_storage()._cdata for tensor in tensors]
-    with Dice() as dice, asks_within(given, "a module that is kept whole"):
+    with Dice() as dice, rolls() as rolled, asks_within(given, "a module that is kept whole"):
         result = run()
     found: list[Tensor] = []
     encoded = place(result, found)
@@ -270,7 +308,7 @@ def facts_of(
         tuple(tuple(tensor.shape) for tensor in given),
         encoded,
         tuple((tuple(t.shape), tuple(t.stride()), t.dtype) for t in found),
-        dice.thrown,
+        dice.thrown or bool(rolled),
         tuple(written),
         tuple(storages.index(s) if s in storages else None for s in shared),
         frozenset(i for i, tensor in enumerate(found) if not tensor.requires_grad),

@@ -156,11 +156,6 @@ def unsteady(before: Mapping[str, list[Facts]], now: Mapping[str, list[Facts]]) 
 
 def _other_than_shapes(pairs: Sequence[tuple[Facts, Facts]]) -> tuple[str, str]:
     """Say what runs differ in that give tensors of the same shapes, and what to do."""
-    if any(one.views != other.views for one, other in pairs):
-        return (
-            "gives back what it is given for some data, and new tensors for other data",
-            "return a copy (return h.clone()) where it gives h back",
-        )
     if any(one.fixed != other.fixed for one, other in pairs):
         return (
             "gives what needs no gradient for some data, and what needs one for other data",

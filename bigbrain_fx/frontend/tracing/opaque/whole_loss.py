@@ -18,6 +18,7 @@ from bigbrain_fx.core import Arg, Graph
 from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend.tracing.opaque.rules import asks_within
 from bigbrain_fx.frontend.tracing.opaque.tensor_access import TensorReads
+from bigbrain_fx.frontend.tracing.state.python_rng import rolls
 from bigbrain_fx.frontend.tracing.step import Loss, Route
 from bigbrain_fx.frontend.translation.batch import walk
 from bigbrain_fx.frontend.translation.batch_dims import Key
@@ -70,10 +71,15 @@ class KeptLoss:
         given: list[Tensor] = []
         nest = place((output, batch), given, lenient=True)
         own = cast("tuple[object, object]", decode(nest, lambda arg: placed(arg, given)))
-        with asks_within(given, "the loss"), TensorReads() as touched, Dice() as dice:
+        with (
+            asks_within(given, "the loss"),
+            TensorReads() as touched,
+            Dice() as dice,
+            rolls() as rolled,
+        ):
             found = self.loss(*own)
         self.reads = (self.reads or set()) | touched.numbers(given)
-        self.random |= dice.thrown
+        self.random |= dice.thrown or bool(rolled)
         if not isinstance(found, Tensor):
             raise TypeError("a loss that is kept whole returns a tensor alone")
         self.dtype = found.dtype

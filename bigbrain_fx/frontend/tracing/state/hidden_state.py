@@ -252,7 +252,8 @@ def _line(step: Step, plain: Plain, example: Sequence[Tensor], found: Decision) 
             return _counts(roots).get(found.name)
         return Attributes.of(*roots, numbers=False).marks, _seen(roots)
 
-    return where_changed(lambda: plain.run(example, 0), seen)
+    place = where_changed(lambda: plain.run(example, 0), seen)
+    return place.at if place else None
 
 
 def is_costly(model: nn.Module, example: Sequence[Tensor]) -> bool:

@@ -10,6 +10,7 @@ import contextlib
 import random
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeAlias
@@ -55,12 +56,31 @@ def rolls() -> Iterator[list[bool]]:
     found.extend(True for name in sorted(before) if before[name] != after[name])
 
 
-def where_rolled(run: Callable[[], object]) -> str | None:
-    """Run forward once more and return the first line that uses such a generator: "model.py:88"."""
+@contextlib.contextmanager
+def untraced() -> Iterator[None]:
+    """Let nobody follow the lines that run meanwhile."""
+    follow = sys.gettrace()
+    sys.settrace(None)
+    try:
+        yield
+    finally:
+        sys.settrace(follow)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A line of the user's: "model.py:88", and the class of the method around it, or ""."""
+
+    at: str
+    inside: str
+
+
+def where_rolled(run: Callable[[], object]) -> Place | None:
+    """Run forward once more and return the first line that uses such a generator."""
     return where_changed(run, _states)
 
 
-def where_changed(run: Callable[[], object], look: Callable[[], object]) -> str | None:
+def where_changed(run: Callable[[], object], look: Callable[[], object]) -> Place | None:
     """Run forward once more and return the first line after which a look shows something else."""
     watch = _Watch(look)
     with random_state_kept(), contextlib.suppress(Exception):
@@ -73,6 +93,17 @@ def where_changed(run: Callable[[], object], look: Callable[[], object]) -> str 
     return watch.found
 
 
+def _class_of(frame: FrameType | None) -> str:
+    """Return the class of the object whose method runs, or calls what runs."""
+    while frame is not None:
+        first = frame.f_code.co_varnames[:1]
+        own = frame.f_locals.get(first[0]) if first and frame.f_code.co_argcount else None
+        if hasattr(own, "forward"):
+            return type(own).__name__
+        frame = frame.f_back
+    return ""
+
+
 class _Watch:
     """Follows the user's lines until one has changed what a look shows, a generator's state say.
 
@@ -80,7 +111,7 @@ class _Watch:
     """
 
     def __init__(self, look: Callable[[], object]) -> None:
-        self.found: str | None = None
+        self.found: Place | None = None
         self._look = look
         self._before = look()
         self._last: dict[FrameType, int] = {}
@@ -95,7 +126,8 @@ class _Watch:
         """Compare the state before a line is run, and when a function ends."""
         if self.found is None and self._look() != self._before:
             number = self._last.get(frame, frame.f_lineno)
-            self.found = f"{Path(frame.f_code.co_filename).name}:{number}"
+            at = f"{Path(frame.f_code.co_filename).name}:{number}"
+            self.found = Place(at, _class_of(frame))
         if event == "return":
             self._last.pop(frame, None)
         else:

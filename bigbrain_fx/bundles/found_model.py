@@ -32,7 +32,8 @@ class Recipe:
     batch's loss is a mean over, by which micro-batches weigh. `micro(batch, parts)` cuts a batch,
     where the caller is. Neither reaches the devices.
     `drop_last`, `batch_dims`, `pad` and `lengths` say how batches split. `seen` are batches that
-    were read ahead: lengths that vary, and a smaller batch, are found in them.
+    were read ahead: lengths that vary, and a smaller batch, are found in them. `sends_rates`: each
+    batch of a session comes with the options of the caller's own optimizer.
     """
 
     optimizer: Callable[..., object] | Optimizer | None = None
@@ -49,6 +50,7 @@ class Recipe:
     pad: Mapping[str | int, int | float] = field(default_factory=dict)
     lengths: tuple[int, ...] | None = None
     seen: Sequence[object] = ()
+    sends_rates: bool = False
 
 
 @dataclass(frozen=True)

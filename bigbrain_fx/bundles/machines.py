@@ -17,6 +17,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bigbrain_fx.bundles.callers_optimizer import CallersOptimizer
 from bigbrain_fx.bundles.compile import split
 from bigbrain_fx.bundles.entries import Cutter, RowCounts
 from bigbrain_fx.bundles.found_model import Loss, Recipe
@@ -84,6 +85,9 @@ class Machine(Shown):
                 no source; nothing runs then.
         """
         require_session(self.cluster.devices, options, run.backend if run else None)
+        known = _recipe(recipe)
+        callers = _callers_optimizer(known)
+        known = replace(known, sends_rates=callers is not None)
         made = split(
             model,
             self.cluster,
@@ -91,17 +95,17 @@ class Machine(Shown):
             replace(options or Options(), tensor=1),  # `auto` would choose groups
             example_batch=example_batch,
             loss=loss,
-            recipe=_recipe(recipe),
+            recipe=known,
             extras=(SESSION,),
             rehearse=rehearse,
         )
         how = run or RunOptions(spares=1)
-        known = _recipe(recipe)
         cutter = _cutter(made.plan, known)
         example = cutter.of(example_batch)[0] if cutter else example_batch
         constants = Constants(model, example, loss, known.autocast)
         counts = _row_counts(made.plan.source, known)
-        return Session(made, model, replace(how, spares=how.spares or 0), constants, counts, cutter)
+        how = replace(how, spares=how.spares or 0)
+        return Session(made, model, how, constants, counts, cutter, callers)
 
     def train(
         self,
@@ -155,6 +159,15 @@ class Machine(Shown):
             if steps is not None and session.steps < steps:
                 warn(f"WARNING: the data ended after {session.steps} of {steps} steps")
         return model
+
+
+def _callers_optimizer(recipe: Recipe) -> CallersOptimizer | None:
+    from torch.optim import Optimizer
+
+    if not isinstance(recipe.optimizer, Optimizer):
+        return None
+    is_set = recipe.lr_scale is not None or recipe.scheduler is not None
+    return CallersOptimizer(recipe.optimizer, is_set_there=is_set)
 
 
 def _first(batches: Iterator[object], most: int) -> Iterator[object]:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from bigbrain_fx.bundles.callers_module import CallersModule
+from bigbrain_fx.bundles.callers_optimizer import CallersOptimizer
 from bigbrain_fx.bundles.compile import Split
 from bigbrain_fx.bundles.entries import (
     Cutter,
@@ -95,7 +96,10 @@ class _Elsewhere:
         raise AttributeError(f"a session has no `{self.name}`: {self.remedy}")
 
 
-_RATES = "rates change by lr_scale=lambda step: ... or scheduler=..., given to machine(...)"
+_RATES = (
+    "rates change by the optimizer that you gave (a scheduler of yours, group['lr'] = ...), or by "
+    "lr_scale=lambda step: ... or scheduler=..., given to machine(...)"
+)
 _WHOLE = "session.step(batch) is forward, backward and the optimizer's step, on all devices"
 
 
@@ -119,6 +123,7 @@ class Session(Shown):
         constants: Constants,
         row_counts: RowCounts | None = None,
         cutter: Cutter | None = None,
+        optimizer: CallersOptimizer | None = None,
     ) -> None:
         plan = made.plan
         devices = [plan.cluster.device[name] for name in plan.stages.devices]
@@ -126,6 +131,7 @@ class Session(Shown):
         self._constants = constants
         self._row_counts = row_counts
         self._cutter = cutter
+        self._optimizer = optimizer
         self.made = made
         self.module = module
         self._names = list(module.state_dict())
@@ -204,6 +210,8 @@ class Session(Shown):
                 what, code="BX3138", help="pass it over: if not session.leaves_out(batch)"
             )
         found = self._found(batch)
+        if self._optimizer is not None:
+            found |= self._optimizer.entries()
         self._feed.put(self.steps, [save(tensors_apart(found))])
         self.steps += 1
         return self.steps - 1

@@ -73,8 +73,9 @@ def _made_before(
     """Return what makes an optimizer again that exists already."""
     from bigbrain_fx.frontend.tracing.optimizers.as_data import as_data
 
-    said = getattr(module, "scheduler", None) or getattr(module, "lr_scale", None)
-    if said is None and any("initial_lr" in group for group in made.param_groups):
+    functions = (getattr(module, name, None) for name in ("scheduler", "lr_scale"))
+    said = any(functions) or getattr(module, "sends_rates", False)
+    if not said and any("initial_lr" in group for group in made.param_groups):
         raise InputError(
             "`optimizer` has a scheduler, and there is no `scheduler` that a device would step",
             code="BX2033b",

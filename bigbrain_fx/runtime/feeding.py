@@ -11,17 +11,23 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import torch
 from safetensors.torch import load
 from torch import Tensor
 
 from .control import Control
 from .protocol import BATCH
+from .recipe import LearningRates, Optimizer
 
 if TYPE_CHECKING:
     from .device import Device
     from .snapshots import OwnSnapshots
+
+
+OF_OPTIMIZER = "optimizer."  # begins the names of entries that have options of its groups
+_KEPT = 8  # steps whose options are known: an update may come later than the next batch
 
 
 @dataclass(frozen=True)
@@ -88,17 +94,50 @@ def listen(control: Control) -> FedLine:
 
 
 class FedBatches:
-    """The batches of a run, as the caller has sent them: all of them have the same entries."""
+    """The batches of a run, as the caller has sent them: all of them have the same entries.
+
+    `options` has for the newest steps what the caller's optimizer has in its groups, by name.
+    """
 
     names_stay = True  # the first need not be read again, and could not: nobody keeps it
 
     def __init__(self, line: FedLine) -> None:
         self.line = line
+        self.options: dict[int, dict[str, Tensor]] = {}
 
     def __call__(self, seed: int, start: int = 0) -> Iterator[dict[str, Tensor]]:
         """Yield batch after batch; each is waited for."""
         for step in count(start):
-            yield _read(self.line.take_batch(step))
+            batch = _read(self.line.take_batch(step))
+            named = [name for name in batch if name.startswith(OF_OPTIMIZER)]
+            self.options[step] = {
+                name.removeprefix(OF_OPTIMIZER): batch.pop(name) for name in named
+            }
+            self.options.pop(step - _KEPT, None)
+            yield batch
+
+
+class FedRates(LearningRates):
+    """Options of an optimizer's groups as the caller's own loop has set them for a step."""
+
+    def __init__(self, optimizer: Optimizer | None, fed: FedBatches) -> None:
+        super().__init__(optimizer)
+        self.fed = fed
+
+    def set(self, step: int) -> None:
+        """Set the options of a step's update."""
+        for name, values in self.fed.options.get(step, {}).items():
+            for group, value in zip(self.groups, values.tolist(), strict=True):
+                group[name] = _of_kind(group[name], value)
+
+
+def _of_kind(before: Any, value: Any) -> Any:  # noqa: ANN401  # of any optimizer
+    """Return a number, or several, as the group has them: a tuple, a tensor, a whole number."""
+    if isinstance(before, Tensor):
+        return torch.full_like(before, value)
+    if isinstance(value, list):
+        return tuple(map(_of_kind, before, value))
+    return int(value) if isinstance(before, int) and value.is_integer() else value
 
 
 def rest(line: FedLine, device: Device, step: int, snapshots: OwnSnapshots) -> None:

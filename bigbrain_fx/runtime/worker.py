@@ -68,6 +68,7 @@ class Worker:
         self.device = make_device(self.bundle, duty.rank, self.transport, seed, where)
         self.device.on_nan = options.on_nan
         self.device.of_run = {"steps": options.steps, "seed": seed}
+        self._take_rates()
         if self.device.compiled:
             from .compiled import is_compiling  # only bundles of --compile have it
 
@@ -86,8 +87,16 @@ class Worker:
         if self.control.fed:
             from .feeding import FedBatches  # only bundles of sessions have it
 
-            fed = FedBatches(self.control.features["feeding"])
-            self.bundle = replace(self.bundle, batches=fed)
+            self.fed = FedBatches(self.control.features["feeding"])
+            self.bundle = replace(self.bundle, batches=self.fed)
+
+    def _take_rates(self) -> None:
+        """Let the caller's optimizer set the rates, where no function of the bundle does."""
+        training = self.bundle.training
+        if self.control.fed and training.lr_scale is None and training.scheduler is None:
+            from .feeding import FedRates
+
+            self.device.rates = FedRates(self.device.optimizer, self.fed)
 
     def _checkpoints(self) -> Checkpoints | None:
         if self.commits is None:

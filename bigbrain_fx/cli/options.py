@@ -320,7 +320,7 @@ _PLAN = grouped(
             "--tp-ratio",
             metavar="3:1",
             callback=reads("read_ratio", GIVEN, at="--tp-ratio"),
-            help="Split within a tensor-parallel group [default: equal; with `auto` by speed].",
+            help="Split within a tensor-parallel group [default: equal].",
         ),
         _shared(
             "--tp-axes",

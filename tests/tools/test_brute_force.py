@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import comb, inf
+from math import comb
 
 import pytest
 
@@ -17,19 +17,10 @@ QUICK = (4, 14, 20)
 MOST_GAP = 0.05
 """Of a step: models of 3 to 8 ops have plans that no search for real models looks for."""
 KNOWN_GAPS = {
-    1: 0.06,
-    27: 0.08,
-    35: 0.33,
-    40: 0.1,
-    45: 0.12,
-    48: 0.28,
-    63: inf,
-    120: 0.19,
-    129: 0.09,
-    195: 0.1,
+    **{27: 0.24, 47: 0.44, 58: 0.1, 95: 0.72, 99: 0.49, 120: 0.35},
+    **{126: 0.74, 141: 0.72, 153: 0.58, 182: 0.09, 194: 0.7},
 }
-"""By seed, since `auto` climbs over no axes or shares of tensor groups any more: it divides one of
-several alike layers, or leaves a device out, in few. Of 63 nothing fits but a group like that."""
+"""By seed: replicas are of neighbouring devices, in numbers that divide the cluster's."""
 
 
 @pytest.fixture(autouse=True)
@@ -38,14 +29,11 @@ def _told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_ways_of_two_devices_are_as_many_as_can_be_counted() -> None:
-    found = list(ways(("a", "b"), 4, 3, [8], 1))
+    found = list(ways(("a", "b"), 4, 3))
     pipelines = 2 + 2 * 3  # on one of them; in both orders, cut in three places
     assert len(found) == pipelines + 2  # and two replicas, which share three micro-batches 1:2, 2:1
     assert len(set(found)) == len(found)
-    groups = [way for way in ways(("a", "b"), 4, 3, [8], 2) if len(way.shares) == 2]
-    shares = 11  # of 1 to 4 each, in smallest numbers
-    assert len(groups) == 2 * shares
-    assert len(list(disjoint(("a", "b", "c"), 1))) == 15  # partitions of three things and one more
+    assert len(list(disjoint(("a", "b", "c")))) == 15  # partitions of three things and one more
     assert len(list(compositions(7, 3))) == comb(6, 2)
 
 
@@ -65,7 +53,7 @@ def test_nothing_is_much_faster_than_auto_in_200_instances(tenth: int) -> None:
 
 
 def test_a_planner_that_misses_something_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where only pipelines are planned, groups are faster."""
+    """Where only one even pipeline is planned, others are faster."""
     instance = drawn(18)
     whole = planned(instance, "normal")
     assert whole is not None
@@ -83,7 +71,7 @@ def test_a_planner_that_misses_something_is_found(monkeypatch: pytest.MonkeyPatc
 def test_a_way_is_judged_as_the_plan_that_it_is() -> None:
     instance = drawn(4)
     names, ops = list(instance.cluster.device), len(instance.graph.ops)
-    one = Way(((((names[0],), ops),),), (instance.micro_batches,))
+    one = Way((((names[0], ops),),), (instance.micro_batches,))
     options = Options("naive", micro_batches=instance.micro_batches, tensor=1)
     only = make_plan(
         instance.graph,

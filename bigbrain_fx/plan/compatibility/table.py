@@ -347,7 +347,11 @@ _REPLICAS = (
 _GROUPS = (
     Rule(f.GROUPS, f.LENGTHS, "members exchange fixed shapes", f.ONE_LENGTH, code="BX1349"),
     Rule(
-        f.GROUP_SHARES, f.OPEN_GROUPS, "it finds shares by speed", _shares_as_members, code="BX1326"
+        f.GROUP_SHARES,
+        f.OPEN_GROUPS,
+        "a ratio has as many parts as a group has devices",
+        _shares_as_members,
+        code="BX1326",
     ),
     Rule(
         f.GROUP_SHARES,

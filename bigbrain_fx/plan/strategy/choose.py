@@ -31,7 +31,6 @@ from bigbrain_fx.plan.strategy.space import (
     micro_batches_are_open,
     replica_counts,
     replicas_are_open,
-    roomier,
     undivided,
     unlike_replicas,
     with_micro_batches,
@@ -98,10 +97,10 @@ class _Chooser:
         self._plan(undivided(self.cluster, self.options))
         self.left = BUDGET  # else replicas of unlike sizes are planned in place of better ones
         self._plan(() if self.stopped else self._unlike())
-        if self.options.tensor == 0 and not self.stopped:
-            self._plan(self._groups(fits=True))
-        if tensor_is_open(self.options) and not self.plans and not self.stopped:
-            self._plan(self._groups(fits=False))
+        is_asked = self.options.tensor == 0
+        is_last = tensor_is_open(self.options) and not self.plans
+        if (is_asked or is_last) and not self.stopped:
+            self._plan(self._groups())
 
     def best(self) -> Plan:
         """Return the fastest, with what it was compared with."""
@@ -133,7 +132,7 @@ class _Chooser:
         fitting = (each for each in priced if each.fits and not each.lacks)
         return [each.strategy for each in nsmallest(UNLIKE, fitting, key=lambda e: e.about_s)]
 
-    def _groups(self, *, fits: bool) -> Iterator[Strategy]:
+    def _groups(self) -> Iterator[Strategy]:
         """Yield tensor groups, and replicas of some, or note why there are none."""
         counts = replica_counts(self.cluster, self.options)
         refused = self._refused(counts)
@@ -145,7 +144,7 @@ class _Chooser:
         of_one = is_alone and self._given.all_reduce_order == "replica"
         for count in (*([1] if of_one else []), *counts):
             if count == 1 or are_alike(self.graph, self.cluster, self.options, count):
-                yield from grouped(self.cluster, self.options, self._bound, count, fits=fits)
+                yield from grouped(self.cluster, self.options, self._bound, count)
             else:
                 what = f"{count} replicas of tensor groups"
                 self._leave(what, "their devices are unlike, or their shares of the batch")
@@ -241,7 +240,8 @@ class _Chooser:
         """Yield what has more room than one without a plan, or may be faster than one with it."""
         failed = self.failures[-1] if self.failures else None
         if failed is not None and failed[0] is strategy:
-            yield from roomier(strategy) if isinstance(failed[1], NoPlanError) else ()
+            if isinstance(failed[1], NoPlanError) and strategy.replicas > 1:
+                yield from () if strategy.zero_stage else [replace(strategy, zero_stage=1)]
             return
         if strategy.replicas == 1 or strategy.zero_stage or strategy.members > 1:
             return

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from math import gcd, prod
 
-from bigbrain_fx.core import Axis, Cluster, Costs, Graph, OpCost, Stage
+from bigbrain_fx.core import Cluster, Costs, Graph, OpCost, Stage
 from bigbrain_fx.errors import BigBrainError, InputError, NoPlanError
 from bigbrain_fx.plan.fastest import counted_s, is_stopped
 from bigbrain_fx.plan.judge import held_up
@@ -30,9 +30,7 @@ from bigbrain_fx.plan.replicas import (
     replica_count,
     run_as_one,
 )
-from bigbrain_fx.plan.shard import chosen_axes, table_axes
 from bigbrain_fx.plan.strategy.strategy import Bound, Priced, Strategy
-from bigbrain_fx.plan.tensor import Grouping, alike, groupings, shares_of
 from bigbrain_fx.planning import nameless, near_first
 
 # ------------------------------------------------------------------------------------------------
@@ -320,80 +318,22 @@ def replica_counts(cluster: Cluster, options: Options) -> tuple[int, ...]:
     return (given,) if given > 1 and is_plain else ()
 
 
-def grouped(
-    cluster: Cluster, options: Options, bound: Bound, count: int, *, fits: bool
-) -> Iterator[Strategy]:
-    """Yield tensor groups of one replica of so many, the same in all.
+def grouped(cluster: Cluster, options: Options, bound: Bound, count: int) -> Iterator[Strategy]:
+    """Yield tensor groups of every size in one of so many replicas, the same in all.
 
     Args:
         cluster: all devices.
         options: what was asked for.
-        bound: which axes pay.
+        bound: has the axes that groups may divide.
         count: of replicas, which are identical.
-        fits: whether anything else does: if not, all is divided that can be.
     """
-    divided = divide(cluster, count) if count > 1 else (tuple(cluster.device),)
-    own, most = only(cluster, divided[0]), _most(cluster, bound)
-    for grouping in groupings(own, bound.speeds(), most):
-        if len(cluster.devices) > 2 * MEMBERS[-1] and grouping.members not in MEMBERS:
-            continue
-        names = [name for group in grouping.groups for name in group]
-        places = [divided[0].index(name) for name in names]
-        sets = tuple(tuple(each[place] for place in places) for each in divided)
-        zero = options.zero_stage if count > 1 else 0
-        strategy = Strategy(count, grouping.members, zero, sets, grouping.shares)
-        yield from _of_axes(strategy, grouping, bound, fits=fits)
-
-
-def _most(cluster: Cluster, bound: Bound) -> int:
-    usable = [axis.size for axis in bound.named if axis.flops and axis.params]
     many = len(cluster.devices) > 2 * MEMBERS[-1]
-    return min(max(usable, default=1), MEMBERS[-1] if many else len(cluster.devices))
-
-
-def _of_axes(
-    strategy: Strategy, grouping: Grouping, bound: Bound, *, fits: bool
-) -> Iterator[Strategy]:
-    """Yield it with the axes that pay, or others; where nothing fits, with all, and tables, too."""
-    every = bound.axes(grouping.members)
-    if not fits:
-        tables = table_axes(bound.named, every, grouping.members)
-        yield from [strategy] if every else []
-        yield from [_with(strategy, (*every, *tables), every)] if tables else []
-        return
-    paying = bound.paying(grouping)
-    choices = (paying, every, *_other_axes(paying, bound.named, grouping.members))
-    for axes in dict.fromkeys(filter(None, choices)):
-        yield _with(strategy, axes, every)
-
-
-def _with(strategy: Strategy, axes: Sequence[Axis], every: Sequence[Axis]) -> Strategy:
-    names = () if axes == every else tuple(axis.name for axis in axes)
-    return replace(strategy, axes=names)
-
-
-def _other_axes(
-    own: Sequence[Axis], usable: Sequence[Axis], members: int
-) -> Iterator[tuple[Axis, ...]]:
-    """Yield what else could be divided: without axes of alike layers, or with such first."""
-    for same in alike(own).values():
-        yield tuple(axis for axis in own if axis not in same)
-        yield chosen_axes([axis for axis in usable if axis not in same], members)
-    for same in alike(axis for axis in usable if axis not in own).values():
-        first = chosen_axes(same, members)
-        busy = {place.name for axis in first for place in (*axis.params, *axis.values)}
-        kept = (a for a in own if not busy & {place.name for place in (*a.params, *a.values)})
-        yield (*first, *kept)
-
-
-def roomier(strategy: Strategy) -> Iterator[Strategy]:
-    """Yield what may fit where a strategy lacks memory: the state divided, shares more equal."""
-    if strategy.replicas > 1 and not strategy.zero_stage:
-        yield replace(strategy, zero_stage=1)
-    whole, count = sum(strategy.shares), len(strategy.shares)
-    for part in (0.75, 0.5, 0.25, 0.0) if len(set(strategy.shares)) > 1 else ():
-        shares = shares_of([part * s / whole + (1 - part) / count for s in strategy.shares])
-        yield replace(strategy, shares=shares)
+    longest = max((axis.size for axis in bound.named if axis.flops and axis.params), default=1)
+    zero = options.zero_stage if count > 1 else 0
+    for members in MEMBERS if many else range(2, len(cluster.devices) // count + 1):
+        sizes = map(len, divide(cluster, count, members))
+        if members <= longest and not any(size % members for size in sizes):
+            yield Strategy(count, members, zero)
 
 
 def are_alike(graph: Graph, cluster: Cluster, options: Options, count: int) -> bool:

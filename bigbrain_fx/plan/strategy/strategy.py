@@ -21,7 +21,7 @@ from bigbrain_fx.plan.nouns import AUTO, Options, Source
 from bigbrain_fx.plan.one import estimated
 from bigbrain_fx.plan.replicas import Group, by_speed, divide, only
 from bigbrain_fx.plan.shard import chosen_axes
-from bigbrain_fx.plan.tensor import Grouping, Prices, named_axes
+from bigbrain_fx.plan.tensor import Prices, named_axes
 from bigbrain_fx.planning import bytes_per_s, nameless
 
 
@@ -34,8 +34,6 @@ class Strategy:
         members: of each tensor group; 1: none.
         zero_stage: what replicas divide of weights, gradients and state.
         sets: devices of each replica, group after group; (): all, as `divide` gives them to each.
-        shares: of the ranks; (): as asked.
-        axes: that groups divide, by name; (): as asked.
         micro_batches: of a step of all replicas; None: as asked, or not chosen yet.
     """
 
@@ -43,18 +41,11 @@ class Strategy:
     members: int = 1
     zero_stage: ZeroStage = 0
     sets: tuple[Group, ...] = ()
-    shares: tuple[int, ...] = ()
-    axes: tuple[str, ...] = ()
     micro_batches: int | None = None
 
     def asked(self, options: Options) -> Options:
         """Return options in which nothing is open but what the search of a pipeline finds."""
-        given = replace(
-            options,
-            tensor=self.members,
-            tensor_shares=self.shares or options.tensor_shares,
-            tensor_axes=self.axes or options.tensor_axes,
-        )
+        given = replace(options, tensor=self.members)
         if self.members > 1 and options.tensor != self.members and given.schedule == AUTO:
             given = replace(given, schedule=None)
         if options.replicas == 0 or self.sets:
@@ -81,23 +72,15 @@ class Strategy:
         return found + (f", ZeRO {self.zero_stage}" if self.zero_stage else "")
 
     def _groups(self) -> str:
-        if self.members == 1:
-            return self._sizes()
-        of = f"of {self.members} devices"
-        if not self.sets:
-            return f"tensor groups {of}"
-        count = len(self.sets[0]) // self.members
-        return f"{count} tensor group{'s' * (count > 1)} {of}{_shares_text(self.shares)}"
+        if self.members > 1:
+            return f"tensor groups of {self.members} devices"
+        return self._sizes()
 
     def _sizes(self) -> str:
         """Return how many devices the replicas have, where they are told apart by that."""
         sizes = sorted({len(own) for own in self.sets})
         what = f"{' or '.join(map(str, sizes))} device{'s' * (sizes != [1])}"
         return f"{what}, {sum(map(len, self.sets))} in all" if sizes else ""
-
-
-def _shares_text(shares: Sequence[int]) -> str:
-    return f" in shares {':'.join(map(str, shares))}" if len(set(shares)) > 1 else ""
 
 
 # ------------------------------------------------------------------------------------------------
@@ -173,16 +156,11 @@ class Bound:
         """Return how often a second each device could do a whole step's work."""
         rows = self.graph.static_batch or self.graph.batch
         times = self.graph.batch // rows
-        return {name: each / times for name, each in self._priced(rows).speeds().items()}
+        return {name: each / times for name, each in self._speeds(rows).items()}
 
     def costs(self, rows: int) -> Costs:
         """Return what the model's ops cost on each device, where none slows another."""
         return self._priced(rows).costs
-
-    def paying(self, grouping: Grouping) -> tuple[Axis, ...]:
-        """Return the axes whose exchanges take less than dividing their work saves."""
-        rows = self.graph.static_batch or self.graph.batch
-        return self._priced(rows).paying(self.axes(grouping.members), grouping)
 
     def axes(self, members: int) -> tuple[Axis, ...]:
         """Return all axes that so many ranks can divide together."""
@@ -265,14 +243,9 @@ class Bound:
         members, prices = strategy.members, self._priced(rows)
         if members == 1:
             return [self._speeds(rows)[name] for name in own]
-        shares = strategy.shares or (1,) * members
-        chosen = (a for a in self.named if a.name in strategy.axes)
-        axes = [
-            self._of_rows(axis, rows) for axis in (chosen if strategy.axes else self.axes(members))
-        ]
-        groups = (own[i : i + members] for i in range(0, len(own), members))
-        each = (Grouping((tuple(group),), shares) for group in groups)
-        return [1 / (SURE * prices.least_s(axes, group)) for group in each]
+        axes = [self._of_rows(axis, rows) for axis in self.axes(members)]
+        groups = [own[i : i + members] for i in range(0, len(own), members)]
+        return [1 / (SURE * each_s) for each_s in prices.least_s(axes, groups)]
 
     def _of_rows(self, axis: Axis, rows: int) -> Axis:
         """Return an axis with what so many rows exchange: its own is of an example batch."""
@@ -290,7 +263,7 @@ class Bound:
             costs = estimated(self.graph.at(rows), *about)
             costs = costs.alone or costs
             ops = {name: costs.ops[first] for name, first in self._first_of.items()}
-            self._prices[rows] = Prices(replace(costs, ops=ops), self.cluster, 1)
+            self._prices[rows] = Prices(replace(costs, ops=ops), self.cluster)
         return self._prices[rows]
 
     def _speeds(self, rows: int) -> Mapping[str, float]:

@@ -19,7 +19,6 @@ from bigbrain_fx.plan.tensor.asked import (
 )
 from bigbrain_fx.plan.tensor.choices import (
     AxisChoice as AxisChoice,
-    alike as alike,
     axis_choices as axis_choices,
     cheaper_whole as cheaper_whole,
     group_warnings as group_warnings,
@@ -31,11 +30,6 @@ from bigbrain_fx.plan.tensor.crossings import answering as answering, norm_specs
 from bigbrain_fx.plan.tensor.divisible import (
     DivisibleAxis as DivisibleAxis,
     divisible_axes as divisible_axes,
-)
-from bigbrain_fx.plan.tensor.groups import (
-    Grouping as Grouping,
-    groupings as groupings,
-    shares_of as shares_of,
 )
 from bigbrain_fx.plan.tensor.make import (
     GroupMaker as GroupMaker,

@@ -86,15 +86,10 @@ def cheaper_whole(choices: Sequence[AxisChoice], step_s: float, gap: float) -> s
     times = [(c.whole_s, c) for c in choices if c.whole_s is not None and names.count(c.name) == 1]
     whole_s, best = min(times, key=itemgetter(0), default=(step_s, None))
     rest = [choice.name for choice in choices if choice is not best]
-    if best is None or not rest or whole_s > (1 - gap) * step_s:
-        return ""
+    if best is None or not rest or whole_s > (1 - gap) * step_s or best.kind in rest:
+        return ""  # the last: no option says it, since a kind's name divides all of that kind
     words = shlex.quote(",".join(rest))
-    option = f"--tp-axes {words}; or " if best.kind not in rest else ""
-    return (
-        f"by this forecast faster with {best.name} whole: {option}--tensor-parallel auto, which "
-        "divides "
-        "what pays"
-    )
+    return f"by this forecast faster with {best.name} whole: --tp-axes {words}"
 
 
 def _choices(plan: Plan, tensor: TensorParallel) -> Iterator[AxisChoice]:

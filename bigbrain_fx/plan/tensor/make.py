@@ -93,7 +93,7 @@ def _looked_at(cluster: Cluster, groups: Groups) -> Groups:
 
 @dataclass(frozen=True)
 class GroupMaker:
-    """Makes plans of one grouping: a `Maker` of the first rank's graph on its own devices."""
+    """Makes plans of some groups: a `Maker` of the first rank's graph on its own devices."""
 
     whole: Graph
     all_devices: Cluster

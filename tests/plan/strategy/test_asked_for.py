@@ -17,6 +17,7 @@ from bigbrain_fx.core import Cluster, Graph, Link
 from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.frontend import capture
 from bigbrain_fx.plan import Options, Plan, Source, make_plan
+from bigbrain_fx.plan.fastest import counted_s
 from bigbrain_fx.plan.replicas import numbers
 from tests.support.synthetic import GIB, device
 
@@ -75,7 +76,7 @@ def asked(where: Cluster) -> Iterator[dict[str, Any]]:
 
 def step_s(found: Graph, where: Cluster, given: dict[str, Any]) -> float | None:
     try:
-        return planned(found, where, **{"tensor": 1, **given}).forecast.step_s
+        return counted_s(planned(found, where, **{"tensor": 1, **given}))
     except (InputError, NoPlanError):
         return None
 
@@ -88,7 +89,7 @@ def planned(found: Graph, where: Cluster, **choices: Any) -> Plan:
 def faster_than_auto(seed: int, effort: str, every: int) -> dict[str, float]:
     """Return what was asked for and is faster, and by how much; each so many-th is tried."""
     found, where = drawn(seed)
-    best = planned(found, where, tensor=0, replicas=0, effort=effort).forecast.step_s
+    best = counted_s(planned(found, where, tensor=0, replicas=0, effort=effort))
     faster = {}
     for given in list(asked(where))[::every]:
         other_s = step_s(found, where, {"effort": effort, **given})

@@ -1,8 +1,9 @@
 """A way to run an instance -> the seconds of its step, as plans are forecast; the planner's own.
 
-It tells the product each op's device, each replica's micro-batches and each group's members, and
-leaves nothing to choose. The search for the best way is here: it judges those whose floor is below
-the best known, the lowest first, so that what it leaves out is surely no faster.
+It tells the product each op's device and each replica's micro-batches, and leaves nothing to
+choose. Tensor groups are left out: `auto` plans these in equal parts only. The search for the best
+way is here: it judges those whose floor is below the best known, the lowest first, so that what it
+leaves out is surely no faster.
 """
 
 from __future__ import annotations
@@ -12,13 +13,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
-from bigbrain_fx.core import Axis, Costs, Placement, Replica, TensorParallel
+from bigbrain_fx.core import Costs, Placement, Replica
 from bigbrain_fx.errors import NoPlanError
-from bigbrain_fx.plan import Options, Plan, axes, make_plan, priced_axes
-from bigbrain_fx.plan.judge import Maker, PipelineMaker
-from bigbrain_fx.plan.tensor import GroupMaker
+from bigbrain_fx.plan import Options, Plan, make_plan
+from bigbrain_fx.plan.judge import PipelineMaker
 from tools.conformance.brute_force.instances import PROCESS, PROCESS_BYTES, SOURCE, Instance
-from tools.conformance.brute_force.ways import Floor, Line, Way, below, spans, ways
+from tools.conformance.brute_force.ways import Floor, Line, Way, spans, ways
 
 _HELD = 4
 """Times the bytes of a weight: itself, its gradient, and two of AdamW's."""
@@ -62,7 +62,7 @@ def planned(instance: Instance, effort: str) -> Plan | None:
         "auto",
         defer=(),  # split backwards are not enumerated
         micro_batches=instance.micro_batches,
-        tensor=0,
+        tensor=1,
         replicas=0,
         effort=effort,  # type: ignore[arg-type]  # click offers the three that there are
     )
@@ -85,16 +85,10 @@ def compared(instance: Instance, effort: str) -> Found:
 
 def _said(plan: Plan) -> str:
     stages = plan.stages
-    tensor = plan.placement.tensor
-    group_of = {group[0]: "+".join(group) for group in tensor.groups} if tensor else {}
-    devices = ", ".join(
-        f"{group_of.get(stage.device, stage.device)}: {len(stage.ops)} ops"
-        for stage in stages.of_member(0)
-    )
-    divided = f" {tensor.shares} of {[axis.name for axis in tensor.axes]}" if tensor else ""
+    devices = ", ".join(f"{stage.device}: {len(stage.ops)} ops" for stage in stages.stages)
     return (
-        f"{stages.replicas} replicas, {stages.members} members{divided}, ZeRO {stages.zero_stage}, "
-        f"{plan.schedule}: {devices}; {stages.micros}"
+        f"{stages.replicas} replicas, ZeRO {stages.zero_stage}, {plan.schedule}: {devices}; "
+        f"{stages.micros}"
     )
 
 
@@ -109,13 +103,16 @@ class Force:
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
         self.ways = self.judged = 0
-        self._makers: dict[object, tuple[Maker, Costs]] = {}
 
     @cached_property
-    def axes(self) -> tuple[Axis, ...]:
-        """Axes that groups may divide."""
-        graph = self.instance.graph
-        return priced_axes(graph, (axis for axis in axes(graph) if axis.flops and axis.params))
+    def _maker(self) -> PipelineMaker:
+        instance = self.instance
+        return PipelineMaker(instance.graph, instance.cluster, SOURCE, Options("naive"))
+
+    @cached_property
+    def _costs(self) -> Costs:
+        """The ops' at the rows of a micro-batch."""
+        return self._maker.estimated(self.instance.graph.batch // self.instance.micro_batches)
 
     def best(self, known_s: float) -> tuple[float, str | None]:
         """Return the least step below what is known, and its way; None: there is none."""
@@ -123,8 +120,6 @@ class Force:
         for floor_s, way in self._in_order(known_s):
             if floor_s >= known_s * (1 - _SAME):
                 break
-            if len(way.shares) > 1 and self._floor_s(way) >= known_s * (1 - _SAME):
-                continue
             for order in ORDERS if max(map(len, way.lines)) > 1 else ORDERS[:1]:
                 step_s = self.step_s(way, order)
                 if step_s < floor_s * (1 - _SAME):
@@ -146,38 +141,20 @@ class Force:
         return sorted(found, key=lambda each: each[0])
 
     def _ways(self) -> Iterator[Way]:
-        where = self.instance.cluster
-        names, sizes = list(where.device), [axis.size for axis in self.axes]
-        every = ways(names, self._ops, self.instance.micro_batches, sizes, len(names))
-        chosen = list(self._together())
-        return (way for way in every if len(way.shares) == 1 or way.axes in chosen)
-
-    def _together(self) -> Iterator[tuple[int, ...]]:
-        """Yield axes that do not meet: no parameter and no value has two of them."""
-        for bits in range(1, 1 << len(self.axes)):
-            some = tuple(i for i in range(len(self.axes)) if bits >> i & 1)
-            every = [p.name for i in some for p in (*self.axes[i].params, *self.axes[i].values)]
-            if len(set(every)) == len(every):
-                yield some
+        names, ops = list(self.instance.cluster.device), len(self.instance.graph.ops)
+        return ways(names, ops, self.instance.micro_batches)
 
     def _likeness(self, way: Way) -> object:
         """Return the way with the kinds of devices for their names, where links are equal."""
         if self.instance.cluster.links:
             return way
         kind = {d.name: d.flops_per_s for d in self.instance.cluster.devices}
-        lines = tuple(
-            tuple((tuple(kind[name] for name in group), end) for group, end in line)
-            for line in way.lines
-        )
-        return lines, way.micros, way.shares, way.axes
-
-    @property
-    def _ops(self) -> int:
-        return len(self.instance.graph.ops)
+        lines = tuple(tuple((kind[name], end) for name, end in line) for line in way.lines)
+        return lines, way.micros
 
     @cached_property
     def _cheap(self) -> Floor:
-        costs = self._maker(Way((), ()))[1]
+        costs = self._costs
         seconds = {
             name: [_both_s(costs, op.name, name) for op in self.instance.graph.ops]
             for name in self.instance.cluster.device
@@ -185,60 +162,22 @@ class Force:
         graph, where = self.instance.graph, self.instance.cluster
         held = [_HELD * sum(graph.param[p].spec.nbytes for p in op.params) for op in graph.ops]
         room = {d.name: (d.memory_bytes - PROCESS_BYTES) / PROCESS for d in where.devices}
-        number = {op.name: i for i, op in enumerate(graph.ops)}
-        divided = [frozenset(number[op] for op in (*a.along, *a.summed)) for a in self.axes]
-        return Floor(seconds, held, room, divided, [axis.size for axis in self.axes])
-
-    def _floor_s(self, way: Way) -> float:
-        """Return the floor of a way of groups by what its ops take in them."""
-        maker, costs = self._maker(way)
-        assert isinstance(maker, GroupMaker)
-        found = []
-        for line, micros in zip(way.lines, way.micros, strict=True):
-            homes = maker.homes_of(self._homes(line))
-            each = [
-                sum(_both_s(costs, op, at) for op, at in homes.items() if at == group[0])
-                for group, _, _ in spans(line)
-            ]
-            found.append(below(each, micros))
-        return max(found)
+        return Floor(seconds, held, room)
 
     def step_s(self, way: Way, order: str) -> float:
         """Return the forecast of a way; infinity where it does not fit in memory."""
         self.judged += 1
-        maker, costs = self._maker(way)
         homes = [self._homes(line) for line in way.lines]
-        if isinstance(maker, GroupMaker):
-            homes = [maker.homes_of(each) for each in homes]
         options = Options("naive", schedule=order, micro_batches=self.instance.micro_batches)
-        about = options, self.instance.micro_batches, _placement(homes, way.micros), costs
+        about = options, self.instance.micro_batches, _placement(homes, way.micros), self._costs
         try:
-            return maker.placed(*about, is_trial=True).forecast.step_s
+            return self._maker.placed(*about, is_trial=True).forecast.step_s
         except NoPlanError:
             return float("inf")
 
     def _homes(self, line: Line) -> dict[str, str]:
         ops = self.instance.graph.ops
-        return {op.name: group[0] for group, a, b in spans(line) for op in ops[a:b]}
-
-    def _maker(self, way: Way) -> tuple[Maker, Costs]:
-        """Return what makes plans of such groups, and what their ops cost."""
-        groups = tuple(group for line in way.lines for group, _ in line)
-        key = (groups, way.shares, way.axes) if len(way.shares) > 1 else ()
-        if key not in self._makers:
-            maker = self._made(groups, way.shares, way.axes)
-            rows = self.instance.graph.batch // self.instance.micro_batches
-            self._makers[key] = maker, maker.estimated(rows)
-        return self._makers[key]
-
-    def _made(
-        self, groups: tuple[tuple[str, ...], ...], shares: tuple[int, ...], some: Sequence[int]
-    ) -> Maker:
-        about = self.instance.graph, self.instance.cluster, SOURCE, Options("naive")
-        if len(shares) == 1:
-            return PipelineMaker(*about)
-        divided = tuple(self.axes[number] for number in some)
-        return GroupMaker(*about, TensorParallel(groups, shares, divided, scatters=True))
+        return {op.name: name for name, a, b in spans(line) for op in ops[a:b]}
 
 
 def _both_s(costs: Costs, op: str, device: str) -> float:

@@ -119,14 +119,10 @@ class ChainDP:
         count, every = len(cutter.setting.cluster.devices), _sequences(cutter, self.micro_batches)
         return tuple(s for s in every if not self.use_all or len(s) == count)
 
-    def best(self, known: Work, cluster: Cluster) -> tuple[Cutter, Split] | None:
-        """Return the split of least objective, and what it is of; None when nothing fits."""
-        return self._best(known, cluster, [])
-
     def fastest(self, known: Work, cluster: Cluster) -> Found | None:
         """Return the fastest of the good splits; None when nothing fits."""
         met: list[tuple[Cutter, Split]] = []
-        best = self._best(known, cluster, met)
+        best = self.best(known, cluster, met)
         if best is None:
             return None
         cutter, split = best
@@ -150,10 +146,10 @@ class ChainDP:
                 if other is not None:
                     yield other
 
-    def _best(
+    def best(
         self, known: Work, cluster: Cluster, met: list[tuple[Cutter, Split]]
     ) -> tuple[Cutter, Split] | None:
-        """Return the best split; those met on the way are added to a list."""
+        """Return the split of least objective; those met on the way are added to a list."""
         best: tuple[Cutter, Split] | None = None
         sequences: Sequence[tuple[str, ...]] = ()
         for cutter in self.cutters(known, cluster):
@@ -169,7 +165,7 @@ class ChainDP:
             return best
         met.clear()
         most = max(self.in_flight) if isinstance(self.in_flight, tuple) else len(cluster.devices)
-        return replace(self, in_flight=most)._best(known, cluster, met)  # no stage ever holds more
+        return replace(self, in_flight=most).best(known, cluster, met)  # no stage ever holds more
 
     def _paced(self, cutter: Cutter, split: Split) -> Found:
         """Play a split through."""

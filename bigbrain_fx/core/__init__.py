@@ -124,7 +124,11 @@ from bigbrain_fx.core.tensor_spec import (
 )
 from bigbrain_fx.core.timing import Stopwatch as Stopwatch, Timing as Timing
 from bigbrain_fx.core.version import VERSION as VERSION
-from bigbrain_fx.core.words import micro_text as micro_text, words as words
+from bigbrain_fx.core.words import (
+    micro_text as micro_text,
+    shortened as shortened,
+    words as words,
+)
 from bigbrain_fx.core.work import (
     elements as elements,
     flops as flops,

@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from bigbrain_fx.core import Graph, Op, Param, Stage, Stages, memory_format
+from bigbrain_fx.core import Graph, Op, Param, Stage, Stages, memory_format, shortened
 
 _HALVES = frozenset({"bfloat16", "float16"})
 _NAMED = 3
@@ -120,9 +120,7 @@ def in_turn_text(graph: Graph, stages: Stages) -> str:
 
 def _named(graph: Graph, values: Sequence[str]) -> str:
     """Name the first lines that made values, and how many more there are."""
-    lines = list(dict.fromkeys(graph.op[name].source or name for name in values))
-    more = f" and {len(lines) - _NAMED} more" if len(lines) > _NAMED else ""
-    return f"{', '.join(lines[:_NAMED])}{more}"
+    return shortened([*dict.fromkeys(graph.op[name].source or name for name in values)], _NAMED)
 
 
 def _values_text(graph: Graph, stages: Stages) -> Iterator[str]:
@@ -139,10 +137,9 @@ def _params_text(graph: Graph, stages: Stages) -> tuple[str, ...]:
     found = half_sums(graph, stages)
     if not found:
         return ()
-    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
     why = "replicas or several stages" if stages.replicas > 1 else "several stages"
     return (
-        f"{', '.join(found[:_NAMED])}{more}: {why} add up gradients that one process adds in "
+        f"{shortened(found, _NAMED)}: {why} add up gradients that one process adds in "
         f"{graph.autocast or 'sixteen bits'}, so they are the same to rounding, not bit for bit",
     )
 
@@ -163,9 +160,8 @@ def turned_text(
     found = [name for name in names if _is_turned(graph.param[name])]
     if not found:
         return ()
-    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
     return (
-        f"{', '.join(found[:_NAMED])}{more}: the model holds them otherwise than row by row, a "
+        f"{shortened(found, _NAMED)}: the model holds them otherwise than row by row, a "
         "bundle row by row, so it is the same to rounding, not bit for bit; the model's .to with a "
         "memory_format turns all weights in both",
     )

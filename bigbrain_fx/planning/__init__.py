@@ -42,9 +42,12 @@ from bigbrain_fx.planning.registry import (
     settable as settable,
 )
 from bigbrain_fx.planning.units import (
+    AHEAD as AHEAD,
     GraphMemo as GraphMemo,
+    concrete as concrete,
     is_size as is_size,
     live_ops as live_ops,
+    saves_of as saves_of,
     unit_orders as unit_orders,
     units as units,
 )
@@ -119,9 +122,6 @@ if TYPE_CHECKING:
         Work as Work,
         whole_layers as whole_layers,
         work as work,
-    )
-    from bigbrain_fx.planning.units import (
-        AHEAD as AHEAD,
     )
 else:
     __getattr__ = door(__name__)

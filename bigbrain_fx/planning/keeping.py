@@ -15,7 +15,8 @@ from operator import add
 import numpy as np
 from numpy.typing import NDArray
 
-from bigbrain_fx.core import Graph, Op, OpCost, Saves
+from bigbrain_fx.core import Graph, Op, OpCost
+from bigbrain_fx.planning.units import concrete, saves_of
 
 Array = NDArray[np.float64]
 
@@ -111,14 +112,14 @@ def _alive_between(graph: Graph, paid: Sequence[Sequence[str]]) -> Iterator[int]
             ]
             for at in later
         ]
-        yield max((sum(_int(op.writes_bytes) for op in ops) for ops in between), default=0)
+        yield max((sum(concrete(op.writes_bytes) for op in ops) for ops in between), default=0)
 
 
 def _estimated(
     graph: Graph, of: Mapping[str, OpCost], paid: Sequence[Sequence[str]], trains: bool
 ) -> Keeping:
     saved = [sum(of[name].saved_bytes for name in names) if trains else 0 for names in paid]
-    made = [[_int(graph.op[name].writes_bytes) for name in names] for names in paid]
+    made = [[concrete(graph.op[name].writes_bytes) for name in names] for names in paid]
     works = [[of[name].workspace_bytes for name in names] for names in paid]
     pairs = zip(made, works, strict=True)
     if trains:
@@ -138,13 +139,13 @@ class _Walk:
     def __init__(
         self, graph: Graph, of: Mapping[str, OpCost], paid: Sequence[Sequence[str]], kind: str
     ) -> None:
-        self.graph, self.of, self.paid, self.kind = graph, of, paid, kind
+        self.graph, self.paid = graph, paid
         self.unit_of = {name: unit for unit, names in enumerate(paid) for name in names}
         self.root: dict[str, str] = {}
         for op in graph.ops:
             base = op.storage_of
             self.root[op.name] = op.name if base is None else self._root(base)
-        self.saves = {name: self._saves(graph.op[name]) for name in self.unit_of}
+        self.saves = {n: saves_of(graph, graph.op[n], of[n], kind) for n in self.unit_of}
 
     def keeping(self) -> Keeping:
         own = [self._own_bytes(names) for names in self.paid]
@@ -168,38 +169,19 @@ class _Walk:
     def _root(self, name: str) -> str:
         return self.root.get(name, name)
 
-    def _saves(self, op: Op) -> Saves:
-        """Return what an op holds; by the estimator's rule where nobody has measured it."""
-        saves, cost = op.saves, self.of[op.name]
-        if saves is None:
-            if op.view_of is not None or not (op.outputs or op.mutates):
-                return Saves(passed=(0,))
-            forward = _int(op.writes_bytes) + cost.saved_bytes
-            return Saves((), cost.saved_bytes, forward, cost.workspace_bytes)
-        if self.kind == "cpu" or saves.cuda_own_bytes is None:
-            return saves
-        own = _int(saves.cuda_own_bytes)
-        values = saves.values if saves.cuda_values is None else saves.cuda_values
-        return Saves(values, own, own + _nbytes(op), self._read_bytes(op), saves.passed)
-
-    def _read_bytes(self, op: Op) -> int:
-        """Return the bytes of the gradients that an op's backward gives."""
-        graded = self.graph.graded
-        return sum(_nbytes(self.graph.op[ref]) for ref in dict.fromkeys(op.refs) if ref in graded)
-
     def _is_graded(self, name: str) -> bool:
         return name in self.graph.graded
 
     def _own_bytes(self, names: Sequence[str]) -> int:
-        return sum(_int(self.saves[name].own_bytes) for name in names if self._is_graded(name))
+        return sum(concrete(self.saves[name].own_bytes) for name in names if self._is_graded(name))
 
     def _forward_bytes(self, names: Sequence[str]) -> int:
         """Return the most that a unit's forward holds; all that its ops make stays to its end."""
         made = most = 0
         for name in names:
             op, saves = self.graph.op[name], self.saves[name]
-            most = max(most, made + _int(saves.forward_bytes))
-            made += _int(saves.own_bytes) + (_nbytes(op) if op.storage_of is None else 0)
+            most = max(most, made + concrete(saves.forward_bytes))
+            made += concrete(saves.own_bytes) + (_nbytes(op) if op.storage_of is None else 0)
         return max(most, made)
 
     def _backward_bytes(self, op: Op) -> int:
@@ -214,7 +196,7 @@ class _Walk:
         new += sum(_nbytes(self.graph.op[ref]) for ref in graded if self._is_read_later(ref, op))
         params = {self.graph.param[key].canonical: self.graph.param[key] for key in op.params}
         largest = max((p.spec.nbytes for p in params.values() if p.spec.requires_grad), default=0)
-        return max(_int(saves.backward_bytes), new + 2 * largest)
+        return max(concrete(saves.backward_bytes), new + 2 * largest)
 
     def _is_read_later(self, name: str, op: Op) -> bool:
         """Whether another reader's gradient of a value is there already, to be added to."""
@@ -268,8 +250,3 @@ class _Walk:
 
 def _nbytes(op: Op) -> int:
     return sum(spec.nbytes for spec in op.outputs)
-
-
-def _int(size: object) -> int:
-    assert isinstance(size, int), "costs are added up over a concrete graph, graph.at(rows)"
-    return size

@@ -14,13 +14,14 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from bigbrain_fx.core import Costs, Device, Graph, Op, OpCost
+from bigbrain_fx.core import Costs, Device, Graph, OpCost
 from bigbrain_fx.planning.device_kinds import cost_ranks
 from bigbrain_fx.planning.keeping import Keeping, keeping
 from bigbrain_fx.planning.units import (
     GraphMemo,
     Value,
     Weight,
+    concrete,
     edges_of,
     live_ops,
     once_s,
@@ -293,9 +294,8 @@ def _on_kind(
     trains = graph.loss is not None
     each = [[of[name] for name in names] for names in paid]
     updated = [_while_updated(graph, costs, names) for names in held]
-    most = [
-        max(_bytes(graph.op[name]) + of[name].workspace_bytes for name in names) for names in held
-    ]
+    made = {name: concrete(graph.op[name].writes_bytes) for names in held for name in names}
+    most = [max(made[name] + of[name].workspace_bytes for name in names) for names in held]
     return OnKind(
         _array(sum(cost.forward_s for cost in ops) for ops in each),
         _array(sum(cost.backward_s for cost in ops) if trains else 0.0 for ops in each),
@@ -313,11 +313,6 @@ def _while_updated(graph: Graph, costs: Costs, names: Iterable[str]) -> int:
     sizes = (p.spec.nbytes for p in params if p.is_trained)
     most = costs.optimizer_temporaries + costs.optimizer_leftover
     return int(most * max(sizes, default=0)) if graph.loss else 0
-
-
-def _bytes(op: Op) -> int:
-    assert isinstance(op.writes_bytes, int), "the graph is concrete: graph.at(rows)"
-    return op.writes_bytes
 
 
 def _array(each: Iterable[float]) -> Array:

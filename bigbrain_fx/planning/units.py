@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import networkx as nx
 
-from bigbrain_fx.core import Costs, Graph, Op
+from bigbrain_fx.core import Costs, Graph, Op, OpCost, Saves
 
 if TYPE_CHECKING:
     import numpy as np
@@ -296,6 +296,33 @@ def depth_first(
 
 AHEAD = 2
 """Receives that the runtime posts ahead on every channel: so much memory is taken for them."""
+
+
+def concrete(size: object) -> int:
+    """Return a size of a concrete graph as a number."""
+    assert isinstance(size, int), "costs are added up over a concrete graph, graph.at(rows)"
+    return size
+
+
+def saves_of(graph: Graph, op: Op, cost: OpCost, kind: str) -> Saves:
+    """Return what an op of a concrete graph holds on a kind of device.
+
+    Where nobody has measured it, by the estimator's rule. CUDA's kernels may keep other things.
+    """
+    saves = op.saves
+    if saves is None:
+        if op.view_of is not None or not (op.outputs or op.mutates):
+            return Saves(passed=(0,))
+        forward_bytes = concrete(op.writes_bytes) + cost.saved_bytes
+        return Saves((), cost.saved_bytes, forward_bytes, cost.workspace_bytes)
+    if kind == "cpu" or saves.cuda_own_bytes is None:
+        return saves
+    own = concrete(saves.cuda_own_bytes)
+    values = saves.values if saves.cuda_values is None else saves.cuda_values
+    result = sum(spec.nbytes for spec in op.outputs)
+    known = (graph.op[ref] for ref in op.refs if ref in graph.op)
+    back = sum(spec.nbytes for reads in known for spec in reads.outputs if spec.requires_grad)
+    return Saves(values, own, own + result, back, saves.passed)
 
 
 @dataclass(frozen=True, slots=True)

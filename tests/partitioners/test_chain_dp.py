@@ -80,7 +80,7 @@ def test_equals_brute_force(
     planner = ChainDP(micro_batches=micro, gap=0.0)
     if not fitting:
         return
-    best = planner.best(known, cluster)
+    best = planner.best(known, cluster, [])
     assert best is not None
     sequence, cuts = as_split(Placement(known.placed(best[0].line.homes(best[1]))), graph)
     found = plain_step_s(graph, costs, sequence, cuts, micro)

@@ -62,9 +62,7 @@ from bigbrain_fx.plan.schedule.costs import StageCosts
 from bigbrain_fx.plan.schedule.gathers import nodes
 from bigbrain_fx.plan.schedule.stage_part import rounded, summed_bytes, sums_parts
 from bigbrain_fx.plan.schedule.walk import Working
-
-AHEAD = 2
-"""Receives that the runtime posts ahead on every channel over gloo, beside the message in use."""
+from bigbrain_fx.planning import AHEAD
 
 
 @dataclass(frozen=True, slots=True)

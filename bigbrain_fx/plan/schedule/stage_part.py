@@ -29,6 +29,7 @@ from bigbrain_fx.core import (
     Stages,
 )
 from bigbrain_fx.plan.offloading import STORED_FROM_BYTES
+from bigbrain_fx.planning import concrete, saves_of
 
 # ------------------------------------------------------------------------------------------------
 # What torch takes of a CUDA device beyond the bytes that a tensor's shape says.
@@ -140,7 +141,7 @@ class Part:
 
     def rounded(self, nbytes: Dim) -> int:
         """Return what the device's allocator takes for so many bytes."""
-        return rounded(_int(nbytes), self.kind)
+        return rounded(concrete(nbytes), self.kind)
 
     def ops(self) -> Iterator[Op]:
         """Yield its ops, in order."""
@@ -148,14 +149,8 @@ class Part:
 
     def saves(self, op: Op) -> Saves:
         """Return what an op holds here; by the estimator's rule where nobody has measured it."""
-        if op.saves is not None:
-            return op.saves if self.kind == "cpu" else _on_cuda(self.graph, op, op.saves)
-        if op.view_of is not None or not (op.outputs or op.mutates):
-            return Saves(passed=(0,))
         cost = self.costs.op_cost(op.name, self.stage.device)
-        return Saves(
-            (), cost.saved_bytes, _int(op.writes_bytes) + cost.saved_bytes, cost.workspace_bytes
-        )
+        return saves_of(self.graph, op, cost, self.kind)
 
     @property
     def stores(self) -> bool:
@@ -196,23 +191,6 @@ def trained_params(graph: Graph, stage: Stage) -> Mapping[str, int]:
     """Return the bytes of each parameter of a stage that wants a gradient, by canonical name."""
     found = (graph.param[name] for name in stage.params)
     return {param.canonical: param.spec.nbytes for param in found if param.is_trained}
-
-
-def _int(size: object) -> int:
-    assert isinstance(size, int), "costs are added up over a concrete graph, graph.at(rows)"
-    return size
-
-
-def _on_cuda(graph: Graph, op: Op, measured: Saves) -> Saves:
-    """Return what CUDA's kernels hold, where the rule says that they keep other things."""
-    if measured.cuda_own_bytes is None:
-        return measured
-    own = _int(measured.cuda_own_bytes)
-    values = measured.values if measured.cuda_values is None else measured.cuda_values
-    result = sum(spec.nbytes for spec in op.outputs)
-    known = (graph.op[ref] for ref in op.refs if ref in graph.op)
-    back = sum(spec.nbytes for reads in known for spec in reads.outputs if spec.requires_grad)
-    return Saves(values, own, own + result, back, measured.passed)
 
 
 def of_graph(graph: Graph) -> tuple[Mapping[str, str], Mapping[ModuleCall, int]]:
@@ -257,7 +235,7 @@ def wholes(graph: Graph, stages: Stages, edges: Iterable[Edge]) -> Iterator[tupl
             parts.setdefault((whole.name, edge.source), []).append(edge)
     for (name, _), alike in parts.items():
         others = sum(edge.nbytes for edge in alike[1:])
-        yield alike[0], _int(graph.op[name].outputs[0].nbytes) - others
+        yield alike[0], concrete(graph.op[name].outputs[0].nbytes) - others
 
 
 def divided(graph: Graph, stages: Stages, edge: Edge) -> Op | None:

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from bigbrain_fx.core import Axis, Exchange, Graph, Op, Place
 from bigbrain_fx.plan.shard.find import followed_axes, named
-from bigbrain_fx.plan.shard.memory import is_sound
+from bigbrain_fx.plan.shard.memory import is_sound, is_written
 from bigbrain_fx.plan.shard.rewrite import exchanges
 
 # ------------------------------------------------------------------------------------------------
@@ -286,16 +286,15 @@ def _left(graph: Graph, axis: Axis, others: Iterable[Axis]) -> Axis:
         busy |= {*other.along, *other.summed}
         held |= {place.name for place in (*other.values, *other.params)}
     lies = {place.name for place in axis.values} - held
-    written = set(_written(graph))
     free = [graph.op[name] for name in axis.along if name not in busy and name in lies]
     own = _read_in_parts(graph, axis, free, held)
-    ops = [op for op in free if _is_free(graph, op, held, written, own)]
+    ops = [op for op in free if _is_free(graph, op, held, own)]
     own &= {name for op in ops for name in op.params}
     made = {op.name for op in ops}
     sums = [
         op
         for op in (graph.op[name] for name in axis.summed if name not in busy)
-        if _is_free(graph, op, held, written, own) and _is_worth_adding(graph, op, made)
+        if _is_free(graph, op, held, own) and _is_worth_adding(graph, op, made)
     ]
     names = ({name for op in (*ops, *sums) for name in op.refs} | made) & lies
     return replace(
@@ -318,10 +317,12 @@ def _read_in_parts(graph: Graph, axis: Axis, ops: Iterable[Op], held: set[str]) 
     return ({place.name for place in axis.params} & single) - held - read_elsewhere
 
 
-def _is_free(graph: Graph, op: Op, held: set[str], written: set[str], own: set[str]) -> bool:
+def _is_free(graph: Graph, op: Op, held: set[str], own: set[str]) -> bool:
     """Whether an op makes one tensor of what no other axis divides, of few whole parameters."""
     touched = {op.name, *op.refs, *op.params}
-    if op.is_tuple or op.target == "operator.getitem" or touched & (held | written):
+    if op.is_tuple or op.target == "operator.getitem" or touched & held:
+        return False
+    if any(is_written(graph, name) for name in touched):
         return False
     if not (op.requires_grad if graph.training else op.outputs[0].dtype.startswith(_FLOATS)):
         return False  # targets, positions, masks: little work, and others read them whole
@@ -335,13 +336,3 @@ def _is_worth_adding(graph: Graph, op: Op, parts: set[str]) -> bool:
         return False
     read = max(math.prod(map(int, graph.op[name].outputs[0].shape)) for name in op.refs)
     return _SMALL * math.prod(map(int, op.outputs[0].shape)) <= read
-
-
-def _written(graph: Graph) -> Iterator[str]:
-    """Yield the values that are written in place, with all that shares their memory."""
-    root: dict[str, str] = {}
-    for op in graph.ops:
-        root[op.name] = root.get(op.view_of, op.view_of) if op.view_of else op.name
-    heads = {root.get(name, name) for op in graph.ops for name in op.mutates}
-    yield from heads
-    yield from (name for name, own in root.items() if own in heads)

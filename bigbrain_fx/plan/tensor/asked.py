@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import replace
 
-from bigbrain_fx.core import Axis, Cluster, Graph
+from bigbrain_fx.core import Axis, Cluster, Graph, shortened
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan
 from bigbrain_fx.plan.replicas import divide, replica_count
@@ -168,8 +168,7 @@ def _require_known(every: Sequence[Axis], asked: Sequence[str]) -> None:
 def _all_names(every: Sequence[Axis]) -> str:
     """List the axes by their own names, alike layers in one, those first that divide most work."""
     names = [*dict.fromkeys(map(of_layers, every))]
-    more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
-    return f"by name {', '.join(names[:_NAMES])}{more}"
+    return f"by name {shortened(names, _NAMES)}"
 
 
 def _none_fits(graph: Graph, axes: Sequence[Axis], members: int) -> InputError:

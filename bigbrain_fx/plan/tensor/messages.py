@@ -26,8 +26,7 @@ from bigbrain_fx.core import (
 )
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan.nouns import Plan
-from bigbrain_fx.plan.schedule.memory import AHEAD
-from bigbrain_fx.planning import live_ops
+from bigbrain_fx.planning import AHEAD, live_ops
 
 # ------------------------------------------------------------------------------------------------
 # One exchange of a tensor group: what it sends, and when each rank goes on from it.

@@ -17,7 +17,7 @@ from itertools import chain
 from bigbrain_fx.core import Cluster, Graph
 from bigbrain_fx.errors import BigBrainError, InputError, NoPlanError
 from bigbrain_fx.plan.compatibility import Request, conflict
-from bigbrain_fx.plan.nouns import Options, Plan
+from bigbrain_fx.plan.nouns import Case, Options, Plan
 from bigbrain_fx.plan.schedule import Synthesised, ZeroBubbleH1, ZeroBubbleV
 from bigbrain_fx.plan.search import MANY_DEVICES
 
@@ -233,28 +233,18 @@ def open_halves(graph: Graph, cluster: Cluster, options: Options) -> Mapping[str
     return {n: HALVES[n] for n, o in asked.items() if not conflict(Request(o, cluster, graph))}
 
 
-def halved(
-    best: Plan,
-    graph: Graph,
-    cluster: Cluster,
-    options: Options,
-    make: Callable[[Options, int], Plan],
-) -> Plan:
+def halved(best: Plan, case: Case, make: Callable[[Options, int], Plan]) -> Plan:
     """Return the best with split backwards, or as it is: where replicas have a device each, say.
 
     Args:
         best: with whole backwards.
-        graph: with the whole batch.
-        cluster: all devices.
-        options: of all replicas together.
+        case: all devices, and what was asked for of all replicas together.
         make: plans them as other options say, with so many micro-batches.
     """
-    if is_stopped() or len(cluster.devices) == best.stages.replicas:
+    if is_stopped() or len(case.cluster.devices) == best.stages.replicas:
         return best
-    ways = (
-        replace(options, schedule=name, effort="fast")
-        for name in open_halves(graph, cluster, options)
-    )
+    names = open_halves(case.graph, case.cluster, case.options)
+    ways = (case.asking(schedule=name, effort="fast").options for name in names)
     tries = [partial(make, way, best.micro_batches) for way in ways]
     if not tries:
         return best
@@ -262,4 +252,4 @@ def halved(
         plan = fastest(tries, but=(NoPlanError, InputError))
     except (NoPlanError, InputError):
         return best
-    return simplest((best, plan), least_gap(cluster))
+    return simplest((best, plan), least_gap(case.cluster))

@@ -104,6 +104,19 @@ def asked_again(plan: Plan, cluster: Cluster) -> dict[str, Any]:
     return {name: each for f in FEATURES for name, each in f.asked(plan, cluster).items()}
 
 
+def options_again(plan: Plan) -> Options:
+    """Return the options that make a plan of another placement on the same cluster."""
+    return Options(
+        plan.partitioner,
+        plan.estimator,
+        plan.schedule,
+        plan.micro_batches,
+        plan.seed,
+        plan.in_flight,
+        **asked_again(plan, plan.cluster),
+    )
+
+
 # ------------------------------------------------------------- stores, recompute, split backwards
 
 

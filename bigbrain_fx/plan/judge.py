@@ -24,7 +24,7 @@ from bigbrain_fx.plan.fastest import (
     times_counted,
 )
 from bigbrain_fx.plan.memory_check import needed_bytes
-from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
+from bigbrain_fx.plan.nouns import AUTO, Case, Options, Plan
 from bigbrain_fx.plan.offloading import as_planners_see
 from bigbrain_fx.plan.one import counts, estimated, more_counts, placed, placement_of, planned_as
 from bigbrain_fx.plan.schedule import traits
@@ -49,7 +49,6 @@ class Maker(Protocol):
     """Turns placements of one graph on one cluster into plans.
 
     Attributes:
-        recomputes: whether its stages may run their forward again.
         scope: what all of its plans have in common, for what bounds say.
     """
 
@@ -59,8 +58,6 @@ class Maker(Protocol):
     def cluster(self) -> Cluster: ...  # noqa: D102
     @property
     def options(self) -> Options: ...  # noqa: D102
-    @property
-    def recomputes(self) -> bool: ...  # noqa: D102
     @property
     def scope(self) -> str: ...  # noqa: D102
 
@@ -79,19 +76,15 @@ class Maker(Protocol):
 
 
 @dataclass(frozen=True)
-class PipelineMaker:
+class PipelineMaker(Case):
     """Makes plans whose stages are of one device each."""
 
-    graph: Graph
-    cluster: Cluster
-    source: Source
-    options: Options
     scope: str = "that divides no op, of one replica"
 
-    @property
-    def recomputes(self) -> bool:
-        """Whether the user left open what is recomputed."""
-        return self.graph.training and self.options.recompute in (None, "auto")
+    @staticmethod
+    def of(case: Case) -> PipelineMaker:
+        """Return what makes plans of a case."""
+        return PipelineMaker(case.graph, case.cluster, case.source, case.options)
 
     def estimated(self, rows: int) -> Costs:
         """Estimate the graph at so many rows."""
@@ -106,8 +99,8 @@ class PipelineMaker:
         is_trial: bool = False,
     ) -> Plan:
         """Cut, schedule and simulate a placement."""
-        about = self.graph, self.cluster, self.source
-        return placed(*about, options, micro_batches, placement, costs, is_trial=is_trial)
+        case = replace(self, options=options)
+        return placed(case, micro_batches, placement, costs, is_trial=is_trial)
 
 
 def by_partitioner(maker: Maker, known: Sequence[Plan] = ()) -> Plan:
@@ -220,7 +213,7 @@ class Judge:
             objective=options.objective,
             effort=options.effort,
             known=known,
-            recompute=self.maker.recomputes,
+            recompute=self.graph.training and options.recompute in (None, "auto"),
             apart=least_gap(self.cluster),
             scope=self.maker.scope + ", that cuts no layer" * (options.cut_at == "blocks"),
             cut_at=options.cut_at,

@@ -27,7 +27,7 @@ from bigbrain_fx.plan.fastest import fastest, fastest_number
 from bigbrain_fx.plan.judge import MOST_KEPT, Maker, PipelineMaker, by_partitioner
 from bigbrain_fx.plan.lightening import require_enough
 from bigbrain_fx.plan.memory_check import with_data
-from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
+from bigbrain_fx.plan.nouns import AUTO, Case, Options, Plan, Source
 from bigbrain_fx.plan.offloading import WORDS
 from bigbrain_fx.plan.one import counts, estimated, more_counts, placed, placement_of, planned_as
 from bigbrain_fx.plan.renting import plan_rented
@@ -80,10 +80,8 @@ def make_plan(
         NoPlanError: nothing fits in memory; the arithmetic per device.
         InputError: the batch cannot be split as asked.
     """
-    on_all = partial(_on_all, known=known)
-    if options.chooses_devices:
-        return _checked(plan_rented(graph, cluster, source, options, on_all))
-    return _checked(on_all(graph, cluster, source, options))
+    case, on_all = Case(graph, cluster, source, options), partial(_on_all, known=known)
+    return _checked(plan_rented(case, on_all) if options.chooses_devices else on_all(case))
 
 
 def layer_by_layer(options: Options) -> Options:
@@ -107,96 +105,79 @@ def _checked(plan: Plan) -> Plan:
     return plan
 
 
-def _on_all(
-    graph: Graph,
-    cluster: Cluster,
-    source: Source,
-    options: Options,
-    known: Sequence[Plan] = (),
-) -> Plan:
+def _on_all(case: Case, known: Sequence[Plan] = ()) -> Plan:
     """Plan as `make_plan` does, of all devices that there are, whatever they cost."""
-    require_compatible(Request(options, cluster, graph, source))
-    options = layer_by_layer(options)
-    require_enough(graph, cluster, source, options.offload)
+    require_compatible(Request(case.options, case.cluster, case.graph, case.source))
+    options = layer_by_layer(case.options)
+    case = replace(case, options=options)
+    require_enough(case.graph, case.cluster, case.source, options.offload)
     if wants_mirror(options):
-        return plan_mirrored(PipelineMaker(graph, cluster, source, options), source)
-    if is_open(graph, cluster, options):
-        return plan_strategies(graph, cluster, source, options, partial(_on_all, known=known))
+        return plan_mirrored(PipelineMaker.of(case))
+    if is_open(case):
+        return plan_strategies(case, partial(_on_all, known=known))
     if options.pins or options.place:
-        return _by_hand(graph, cluster, source, options)
+        return _by_hand(case)
     if options.wants_groups:
-        return _grouped(graph, cluster, source, options)
-    if options.wants_replicas(cluster, trains=graph.training):
-        join = partial(_joined, graph, cluster, source, options)
-        return plan_replicas(graph, cluster, source, options, _on_all, join)
+        return _grouped(case)
+    if case.wants_replicas:
+        return plan_replicas(case, _on_all, partial(_joined, case))
     if options.partitioner == AUTO:
-        return _searched(graph, cluster, source, options, known)
-    return by_partitioner(PipelineMaker(graph, cluster, source, options), known)
+        return _searched(case, known)
+    return by_partitioner(PipelineMaker.of(case), known)
 
 
-def _grouped(graph: Graph, cluster: Cluster, source: Source, options: Options) -> Plan:
+def _grouped(case: Case) -> Plan:
     """Plan tensor groups; with replicas, those of each by itself, and then all together."""
-    make = partial(_of_axes, graph, cluster, source)
-    if options.wants_replicas(cluster, trains=graph.training) and run_as_one(
-        graph, cluster, options
-    ):
-        return make(options)  # the one has axes of its own choice
-    return grouped_plan(graph, options, make)
+    if case.wants_replicas and run_as_one(case):
+        return _of_axes(case)  # the one has axes of its own choice
+    return grouped_plan(case, _of_axes)
 
 
-def _of_axes(graph: Graph, cluster: Cluster, source: Source, options: Options) -> Plan:
+def _of_axes(case: Case) -> Plan:
     """Plan groups that divide their work; where that does not fit, the tables besides."""
     try:
-        return _of_chosen(graph, cluster, source, options)
+        return _of_chosen(case)
     except NoPlanError:
-        more = with_tables(graph, options)
+        more = with_tables(case.graph, case.options)
         if more is None:
             raise
-    return _of_chosen(graph, cluster, source, more)
+    return _of_chosen(replace(case, options=more))
 
 
-def _of_chosen(graph: Graph, cluster: Cluster, source: Source, options: Options) -> Plan:
-    if not options.wants_replicas(cluster, trains=graph.training):
-        return plan_tensor(graph, cluster, source, options)
-    require_grid(graph, cluster, options)
-    if not run_as_one(graph, cluster, options):  # the same in all replicas
-        options = replace(options, tensor_tried=axes_of_replicas(graph, cluster, options))
-    join = partial(_joined, graph, cluster, source, options)
-    return plan_replicas(graph, cluster, source, options, _on_all, join)
+def _of_chosen(case: Case) -> Plan:
+    if not case.wants_replicas:
+        return plan_tensor(case)
+    require_grid(case.cluster, case.options)
+    if not run_as_one(case):  # the same in all replicas
+        case = case.asking(tensor_tried=axes_of_replicas(case))
+    return plan_replicas(case, _on_all, partial(_joined, case))
 
 
-def _joined(
-    graph: Graph,
-    cluster: Cluster,
-    source: Source,
-    options: Options,
-    tensor: TensorParallel | None,
-) -> Maker:
+def _joined(case: Case, tensor: TensorParallel | None) -> Maker:
     """Return what makes plans of all replicas."""
-    about = graph, cluster, source, options
-    return PipelineMaker(*about) if tensor is None else GroupMaker(*about, tensor)
+    if tensor is None:
+        return PipelineMaker.of(case)
+    return GroupMaker(case.graph, case.cluster, case.source, case.options, tensor)
 
 
-def _searched(
-    graph: Graph, cluster: Cluster, source: Source, options: Options, known: Sequence[Plan]
-) -> Plan:
+def _searched(case: Case, known: Sequence[Plan]) -> Plan:
     """Search a pipeline; of a very large cluster, on as many devices as a search can look at.
 
     Raises:
         NoPlanError: it does not fit on these.
     """
-    seen, some = looked_at(cluster), of_how_many(cluster)
-    maker = PipelineMaker(graph, seen, source, options)
+    some = of_how_many(case.cluster)
+    maker = PipelineMaker.of(replace(case, cluster=looked_at(case.cluster)))
     if not some:
         return by_partitioner(maker, known)
     try:
         plan = by_partitioner(replace(maker, scope=f"{some}, {maker.scope}"), known)
     except NoPlanError as error:
         raise error.told(f"a pipeline was searched {some}") from None
-    return replace(plan, cluster=cluster)
+    return replace(plan, cluster=case.cluster)
 
 
-def _by_hand(graph: Graph, cluster: Cluster, source: Source, options: Options) -> Plan:
+def _by_hand(case: Case) -> Plan:
     """Plan with modules where the user wants them; of the rest, the partitioner decides.
 
     Raises:
@@ -204,58 +185,47 @@ def _by_hand(graph: Graph, cluster: Cluster, source: Source, options: Options) -
         InputError: a name is not there, "auto" was asked for as well, or the devices named are of
             several replicas.
     """
+    graph, cluster, options = case.graph, case.cluster, case.options
     require_placeable(options, cluster)
     homes = homes_of(graph, cluster, options.pins)
     if options.place:
         fixed = with_homes(read_placement(options.place, graph, cluster), homes)
     else:
         fixed = filled(graph, homes, "placed around what is pinned by hand")
-    if not options.wants_replicas(cluster, trains=graph.training):
-        return _around(graph, cluster, source, options, homes, fixed)
-    return _replicas_by_hand(graph, cluster, source, options, homes, fixed)
+    if not case.wants_replicas:
+        return _around(case, homes, fixed)
+    return _replicas_by_hand(case, homes, fixed)
 
 
-def _replicas_by_hand(
-    graph: Graph,
-    cluster: Cluster,
-    source: Source,
-    options: Options,
-    homes: Mapping[str, str],
-    fixed: Placement,
-) -> Plan:
+def _replicas_by_hand(case: Case, homes: Mapping[str, str], fixed: Placement) -> Plan:
     """Plan each replica as one is placed: its devices stand for those at their places elsewhere."""
-    if options.wants_groups:
-        require_grid(graph, cluster, options)
-        options = replace(options, tensor_tried=axes_of_replicas(graph, cluster, options))
-    about = replica_count(cluster, options), options.tensor or 1
-    first, cluster = with_replica_of(cluster, *about, dict.fromkeys(fixed.device_of.values()))
+    if case.options.wants_groups:
+        require_grid(case.cluster, case.options)
+        case = case.asking(tensor_tried=axes_of_replicas(case))
+    about = replica_count(case.cluster, case.options), case.options.tensor or 1
+    used = dict.fromkeys(fixed.device_of.values())
+    first, cluster = with_replica_of(case.cluster, *about, used)
     here = tuple(only(cluster, first).device)
 
-    def make(graph: Graph, own: Cluster, source: Source, options: Options) -> Plan:
-        to = dict(zip(here, own.device, strict=True))
+    def make(own: Case) -> Plan:
+        to = dict(zip(here, own.cluster.device, strict=True))
         placement = replace(fixed, device_of={op: to[d] for op, d in fixed.device_of.items()})
-        pinned = {op: to[device] for op, device in homes.items()}
-        return _around(graph, own, source, options, pinned, placement)
+        return _around(own, {op: to[device] for op, device in homes.items()}, placement)
 
-    join = partial(_joined, graph, cluster, source, options)
-    return plan_replicas(graph, cluster, source, options, make, join)
+    case = replace(case, cluster=cluster)
+    return plan_replicas(case, make, partial(_joined, case))
 
 
-def _around(
-    graph: Graph,
-    cluster: Cluster,
-    source: Source,
-    options: Options,
-    homes: Mapping[str, str],
-    fixed: Placement,
-) -> Plan:
+def _around(case: Case, homes: Mapping[str, str], fixed: Placement) -> Plan:
     """Plan one replica with ops at their homes: as fixed, or around them as a partitioner says.
 
     Ops on one device of a tensor group are on all of it.
     """
-    maker = _maker_by_hand(graph, cluster, source, options)
+    options = case.options
+    maker = group_maker(case) if options.wants_groups else PipelineMaker.of(case)
     if isinstance(maker, GroupMaker):
-        homes, fixed = maker.homes_of(homes), _of_members(maker, fixed)
+        homes = maker.homes_of(homes)
+        fixed = replace(fixed, device_of=maker.homes_of(fixed.device_of))
     usual = counts(maker.graph, maker.cluster, options)
     more = more_counts(maker.graph, options, max(usual))
 
@@ -271,24 +241,13 @@ def _around(
         raise error.told(f"placed by hand: {options.place or said}") from None
 
 
-def _maker_by_hand(graph: Graph, cluster: Cluster, source: Source, options: Options) -> Maker:
-    if options.wants_groups:
-        return group_maker(graph, cluster, source, options)
-    return PipelineMaker(graph, cluster, source, options)
-
-
-def _of_members(maker: GroupMaker, placement: Placement) -> Placement:
-    return replace(placement, device_of=maker.homes_of(placement.device_of))
-
-
 def _pinned(
     maker: Maker, count: int, homes: Mapping[str, str], fixed: Placement | None = None
 ) -> Plan:
     """Plan for so many micro-batches, as fixed, or as the partitioner says but for the homes."""
     options, costs = maker.options, maker.estimated(maker.graph.batch // count)
-    about = maker.graph, maker.cluster, options, count, costs
     return planned_as(
-        lambda: fixed or placement_of(*about),
+        lambda: fixed or placement_of(maker.graph, maker.cluster, options, count, costs),
         lambda found: maker.placed(
             options, count, found if fixed else with_homes(found, homes), costs
         ),
@@ -319,7 +278,7 @@ def plan_placed(
 
     def make(count: int) -> Plan:
         costs = estimated(graph.at(graph.batch // count), cluster, source, options.estimator)
-        return placed(graph, cluster, source, options, count, placement, costs)
+        return placed(Case(graph, cluster, source, options), count, placement, costs)
 
     more = () if placement.replicas else more_counts(graph, options, max(usual))
     return fastest_number(usual, more, make, but=(NoPlanError,))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import MISSING, Field as DataField, dataclass, field, fields
+from dataclasses import MISSING, Field as DataField, dataclass, field, fields, replace
 from functools import cached_property, lru_cache
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import BeforeValidator, Field, TypeAdapter
 
@@ -244,6 +244,25 @@ class Source:
     def varies(self) -> bool:
         """Whether micro-batches have unequal shapes: fewer rows, or shorter ones."""
         return self.drop_last is False or bool(self.lengths)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model to plan, the devices that there are, and what was asked for."""
+
+    graph: Graph
+    cluster: Cluster
+    source: Source
+    options: Options
+
+    @property
+    def wants_replicas(self) -> bool:
+        """Whether replicas were asked for: see `Options.wants_replicas`."""
+        return self.options.wants_replicas(self.cluster, trains=self.graph.training)
+
+    def asking(self, **choices: Any) -> Self:  # noqa: ANN401  # fields of Options
+        """Return the same with other choices."""
+        return replace(self, options=replace(self.options, **choices))
 
 
 def quantised_text(graph: Graph, source: Source) -> str:

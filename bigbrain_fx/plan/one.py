@@ -41,7 +41,7 @@ from bigbrain_fx.plan.memory_check import (
     of_compiler,
     require_fits,
 )
-from bigbrain_fx.plan.nouns import Options, Plan, Source
+from bigbrain_fx.plan.nouns import Case, Options, Plan, Source
 from bigbrain_fx.plan.offloading import as_planners_see, require_capacity
 from bigbrain_fx.plan.replica_cut import cut_replicas, with_waiting_buckets
 from bigbrain_fx.plan.schedule import (
@@ -262,10 +262,7 @@ def _in_flight_of(options: Options, stages: Stages, keep: bool) -> tuple[int, ..
 
 
 def placed(
-    graph: Graph,
-    cluster: Cluster,
-    source: Source,
-    options: Options,
+    case: Case,
     micro_batches: int,
     placement: Placement,
     costs: Costs,
@@ -280,6 +277,7 @@ def placed(
     Raises:
         NoPlanError: it does not fit in memory.
     """
+    graph, cluster, source, options = case.graph, case.cluster, case.source, case.options
     rows, clip = graph.batch // micro_batches, source.clip_norm is not None
     placement = _broken(graph, placement, options, micro_batches, costs, keep_schedule)
     concrete = graph.at(rows)

@@ -6,13 +6,13 @@ The module tries changes by planning again.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from bigbrain_fx.core import Cluster, DeviceStore, Graph, Offloaded, SumOrder
 from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan.making import make_plan
 from bigbrain_fx.plan.memory_check import least_memory, mib
-from bigbrain_fx.plan.nouns import Options, Plan, Source
+from bigbrain_fx.plan.nouns import Case, Options, Plan, Source
 from bigbrain_fx.plan.recompute import Wanted
 from bigbrain_fx.plan.schedule import traits
 
@@ -35,41 +35,36 @@ def plan_or_remedy(graph: Graph, cluster: Cluster, source: Source, options: Opti
     try:
         return make_plan(graph, cluster, source, options)
     except NoPlanError as error:
-        options = replace(options, effort="fast")  # of `auto`: it is asked several times
-        found = nearest_change(graph, cluster, source, options)
+        # of `auto` the fast one: it is asked several times
+        found = nearest_change(Case(graph, cluster, source, replace(options, effort="fast")))
         if found is None:
             raise
         raise error.told(help=f"a plan was found with {found}") from None
 
 
-@dataclass(frozen=True)
-class _Case:
-    """Inputs of a plan."""
-
-    graph: Graph
-    cluster: Cluster
-    source: Source
-    options: Options
-
-    def planned(self) -> Plan | None:
-        """Return its plan, if there is one."""
-        try:
-            return make_plan(self.graph, self.cluster, self.source, self.options)
-        except (NoPlanError, InputError):
-            return None
+def _is_planned(case: Case) -> bool:
+    """Whether there is a plan."""
+    return _planned(case) is not None
 
 
-def nearest_change(graph: Graph, cluster: Cluster, source: Source, options: Options) -> str | None:
+def _planned(case: Case) -> Plan | None:
+    """Return a plan, if there is one."""
+    try:
+        return make_plan(case.graph, case.cluster, case.source, case.options)
+    except (NoPlanError, InputError):
+        return None
+
+
+def nearest_change(case: Case) -> str | None:
     """Return the first change with which the planner finds a plan that fits, if any."""
-    case = _Case(graph, cluster, source, options)
-    is_large = len(graph.ops) > _TOO_MANY_OPS
+    is_large = len(case.graph.ops) > _TOO_MANY_OPS
     for text, other in _strong_changes(case) if is_large else _changes(case):
-        if other.planned() is not None:
+        if _is_planned(other):
             return text
     return _memory(case)
 
 
-def _changes(case: _Case) -> Iterator[tuple[str, _Case]]:
+def _changes(case: Case) -> Iterator[tuple[str, Case]]:
     """Yield changes, the smallest first: what to say of each, and what to plan with."""
     graph, options = case.graph, case.options
     yield from _other_stores(case)
@@ -77,21 +72,20 @@ def _changes(case: _Case) -> Iterator[tuple[str, _Case]]:
     if asked is not None and graph.static_batch is None:
         for count in range(asked + 1, graph.batch + 1):
             if graph.batch % count == 0:
-                more = replace(options, micro_batches=count)
-                yield f"--micro-batches {count}", replace(case, options=more)
+                yield f"--micro-batches {count}", case.asking(micro_batches=count)
     if options.schedule == "gpipe" or traits(options.schedule).joins:
-        yield "--schedule 1f1b", replace(case, options=replace(options, schedule="1f1b"))
+        yield "--schedule 1f1b", case.asking(schedule="1f1b")
     if options.partitioner != "chain-dp":
-        other = replace(options, partitioner="chain-dp", partitioner_options=())
-        yield "--partitioner chain-dp", replace(case, options=other)
+        other = case.asking(partitioner="chain-dp", partitioner_options=())
+        yield "--partitioner chain-dp", other
     yield from _recomputing(case)
     if (options.replicas or 1) > 1 and options.zero_stage == 0:
-        yield "--zero 1", replace(case, options=replace(options, zero_stage=1))
+        yield "--zero 1", case.asking(zero_stage=1)
     yield from _offloading(case)
     if (options.replicas or 1) > 1 and options.zero_stage < 3:
         order: SumOrder = "tree" if options.all_reduce_order == "tree" else "micro"
-        divided = replace(options, zero_stage=3, sum_order=order)
-        yield f"--zero 3 --all-reduce-order {order}", replace(case, options=divided)
+        divided = case.asking(zero_stage=3, sum_order=order)
+        yield f"--zero 3 --all-reduce-order {order}", divided
     yield from _smaller_batches(case, "")
     yield from _offloading(case, supposed=True)
     yield from _without_optimizer_state(case)
@@ -104,7 +98,7 @@ def _changes(case: _Case) -> Iterator[tuple[str, _Case]]:
     yield f"one more device like {last.name} in the cluster file", replace(case, cluster=grown)
 
 
-def _strong_changes(case: _Case) -> Iterator[tuple[str, _Case]]:
+def _strong_changes(case: Case) -> Iterator[tuple[str, Case]]:
     """Yield the changes that save most: for graphs of which each plan takes long."""
     yield from _other_stores(case)
     yield from _recomputing(case)
@@ -113,7 +107,7 @@ def _strong_changes(case: _Case) -> Iterator[tuple[str, _Case]]:
         yield from list(_smaller_batches(recomputing, f"{text} and "))[-1:]
 
 
-def _other_stores(case: _Case) -> Iterator[tuple[str, _Case]]:
+def _other_stores(case: Case) -> Iterator[tuple[str, Case]]:
     """Yield what there is to do where stores are too small."""
     if not case.options.offload:
         return
@@ -123,15 +117,14 @@ def _other_stores(case: _Case) -> Iterator[tuple[str, _Case]]:
     yield 'more "capacity" for the stores in the cluster file', larger
 
 
-def _recomputing(case: _Case) -> Iterator[tuple[str, _Case]]:
+def _recomputing(case: Case) -> Iterator[tuple[str, Case]]:
     asked = case.options.recompute
     open_still: tuple[Wanted, ...] = ("auto", "all") if asked in (None, (), "ops") else ("all",)
     for wanted in open_still if case.graph.training and asked not in ("auto", "all") else ():
-        options = replace(case.options, recompute=wanted)
-        yield f"--activation-checkpointing {wanted}", replace(case, options=options)
+        yield f"--activation-checkpointing {wanted}", case.asking(recompute=wanted)
 
 
-def _offloading(case: _Case, *, supposed: bool = False) -> Iterator[tuple[str, _Case]]:
+def _offloading(case: Case, *, supposed: bool = False) -> Iterator[tuple[str, Case]]:
     """Yield what may lie in stores; where some lack, in supposed ones if asked for."""
     options = case.options
     has_stores = all(device.name in case.cluster.store for device in case.cluster.devices)
@@ -149,12 +142,12 @@ def _offloading(case: _Case, *, supposed: bool = False) -> Iterator[tuple[str, _
     for offload in tried[:-1] if groups else tried:
         if set(offload) > set(options.offload):
             members = options.tensor if groups else 1
-            asked = replace(case, options=replace(options, offload=offload, tensor=members))
+            asked = case.asking(offload=offload, tensor=members)
             words = "weights" if "weights" in offload else ",".join(offload)
             yield _in_stores(asked, words, has_stores=has_stores)
 
 
-def _in_stores(asked: _Case, words: str, *, has_stores: bool) -> tuple[str, _Case]:
+def _in_stores(asked: Case, words: str, *, has_stores: bool) -> tuple[str, Case]:
     if has_stores:
         return f"--offload {words}", asked
     stores = (
@@ -166,7 +159,7 @@ def _in_stores(asked: _Case, words: str, *, has_stores: bool) -> tuple[str, _Cas
     return f"--offload {words}, {what}", given
 
 
-def _smaller_batches(case: _Case, before: str) -> Iterator[tuple[str, _Case]]:
+def _smaller_batches(case: Case, before: str) -> Iterator[tuple[str, Case]]:
     """Yield batches of half the rows, a quarter, and so on; gradients then are of fewer rows."""
     rows, whole = case.graph.batch, case.graph.batch
     while case.graph.static_batch is None and rows % 2 == 0:
@@ -179,7 +172,7 @@ def _smaller_batches(case: _Case, before: str) -> Iterator[tuple[str, _Case]]:
         yield before + where, replace(case, graph=replace(case.graph, batch=rows))
 
 
-def _without_optimizer_state(case: _Case) -> Iterator[tuple[str, _Case]]:
+def _without_optimizer_state(case: Case) -> Iterator[tuple[str, Case]]:
     if case.graph.training and case.source.optimizer_state > 0:
         plain = replace(case.source, optimizer_state=0.0, optimizer_states={})
         text = "torch.optim.SGD without momentum (optimizer() of the model file): it keeps no state"
@@ -191,20 +184,20 @@ def _new_name(cluster: Cluster) -> str:
     return next(name for i in range(len(names) + 1) if (name := f"more{i}") not in names)
 
 
-def _memory(case: _Case) -> str | None:
+def _memory(case: Case) -> str | None:
     """Return the memory with which every device would hold its part of a plan."""
     plenty = _with_memory(case, _PLENTY)
-    free = plenty.planned()
+    free = _planned(plenty)
     if free is None:
         return None
     rows = case.graph.at(free.rows)
     enough = least_memory(free.forecast, case.cluster, rows, free.micro_batches)
-    given = replace(case, options=replace(case.options, micro_batches=free.micro_batches))
-    if _with_memory(given, enough).planned() is None:
+    given = case.asking(micro_batches=free.micro_batches)
+    if not _is_planned(_with_memory(given, enough)):
         return None
     return f'{mib(enough)} of memory for every device ("memory" in the cluster file)'
 
 
-def _with_memory(case: _Case, memory_bytes: int) -> _Case:
+def _with_memory(case: Case, memory_bytes: int) -> Case:
     devices = (replace(device, memory_bytes=memory_bytes) for device in case.cluster.devices)
     return replace(case, cluster=replace(case.cluster, devices=tuple(devices)))

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeAlias
 
-from bigbrain_fx.core import Cluster, Graph
 from bigbrain_fx.errors import BigBrainError, InputError, NoPlanError
 from bigbrain_fx.plan.fastest import least_gap, tell
 from bigbrain_fx.plan.money import (
@@ -27,14 +26,14 @@ from bigbrain_fx.plan.money import (
     require_countable,
     step_usd,
 )
-from bigbrain_fx.plan.nouns import Options, Plan, Source
+from bigbrain_fx.plan.nouns import Case, Plan
 from bigbrain_fx.plan.replicas import only
 from bigbrain_fx.plan.search import Objective
 from bigbrain_fx.plan.search.nouns import Goals, Offer
 from bigbrain_fx.plan.strategy import Bound
 from bigbrain_fx.plan.strategy.space import Names, device_choices
 
-PlanOn: TypeAlias = Callable[[Graph, Cluster, Source, Options], Plan]
+PlanOn: TypeAlias = Callable[[Case], Plan]
 MOST_PLANS = 12
 """Sets of devices that are planned on; of many devices fewer, by `WORK`."""
 WORK = 400_000
@@ -42,17 +41,15 @@ WORK = 400_000
 MOST_OFFERS = 8
 
 
-def plan_rented(
-    graph: Graph, cluster: Cluster, source: Source, options: Options, make: PlanOn
-) -> Plan:
+def plan_rented(case: Case, make: PlanOn) -> Plan:
     """Choose devices, plan on them, and note what others would take and cost.
 
     Raises:
         NoPlanError: nothing fits, or no plan keeps to the limits; the nearest, and by how much.
         InputError: a price or a number of tokens is missing, or what was asked for cannot be.
     """
-    require_countable(cluster, options)
-    renter = _Renter(graph, cluster, source, options, make)
+    require_countable(case.cluster, case.options)
+    renter = _Renter(case, make)
     renter.run()
     return renter.best()
 
@@ -61,10 +58,7 @@ def plan_rented(
 class _Renter:
     """Plans so far: mutable, used once."""
 
-    graph: Graph
-    cluster: Cluster
-    source: Source
-    options: Options
+    case: Case
     make: PlanOn
     plans: dict[tuple[Names, Objective], Plan] = field(default_factory=dict)
     failures: dict[Names, BigBrainError] = field(default_factory=dict)
@@ -73,7 +67,7 @@ class _Renter:
     def run(self) -> None:
         """Plan on all devices, and on the sets that may be better."""
         every = max(self._choices, key=len)
-        self._plan(every, "throughput" if self._for_money else self.options.objective)
+        self._plan(every, "throughput" if self._for_money else self.case.options.objective)
         self._plan_some(sorted(self._choices, key=self._promise))
         if not self._within and self.goals.needs_prices:  # the cheapest there is, to be named
             self._plan_some(sorted(self._choices, key=self._least_usd))
@@ -82,9 +76,9 @@ class _Renter:
         for names in ranked:
             if len(self.plans) + len(self.failures) >= MOST_PLANS or self.left <= 0:
                 return
-            is_known = names in self.failures or (names, self.options.objective) in self.plans
+            is_known = names in self.failures or (names, self.case.options.objective) in self.plans
             if not is_known and self._may_be_best(names):
-                self._plan(names, self.options.objective)
+                self._plan(names, self.case.options.objective)
 
     def best(self) -> Plan:
         """Return the best plan within the limits, with what was compared."""
@@ -93,13 +87,13 @@ class _Renter:
         within = self._within
         if not within:
             raise no_plan_within(self.goals, list(self.plans.values()))
-        plan = best_for(self.options.objective, within, least_gap(self.cluster))
-        return replace(plan, cluster=self.cluster, rented=self._offers(plan))
+        plan = best_for(self.case.options.objective, within, least_gap(self.case.cluster))
+        return replace(plan, cluster=self.case.cluster, rented=self._offers(plan))
 
     @cached_property
     def goals(self) -> Goals:
         """The limits; none, where only the objective was asked for."""
-        return self.options.goals or Goals()
+        return self.case.options.goals or Goals()
 
     @property
     def _within(self) -> list[Plan]:
@@ -107,27 +101,27 @@ class _Renter:
 
     @property
     def _for_money(self) -> bool:
-        return self.options.objective == "cost"
+        return self.case.options.objective == "cost"
 
     # ------------------------------------------------------------------ what is planned
 
     @cached_property
     def _choices(self) -> list[Names]:
         """Sets of devices; all only, where devices are named by hand."""
-        if self.options.place or self.options.pins:
-            return [tuple(self.cluster.device)]
-        return device_choices(self.cluster)
+        if self.case.options.place or self.case.options.pins:
+            return [tuple(self.case.cluster.device)]
+        return device_choices(self.case.cluster)
 
     @cached_property
     def _speeds(self) -> dict[str, float]:
-        return dict(Bound(self.graph, self.cluster, self.source, self.options).speeds())
+        return dict(Bound(self.case).speeds())
 
     def _least_s(self, names: Names) -> float:
         """Return the seconds of a step of devices that never wait."""
         return 1 / sum(self._speeds[name] for name in names)
 
     def _least_usd(self, names: Names) -> float:
-        prices = self.cluster.price
+        prices = self.case.cluster.price
         return self._least_s(names) * sum(prices.get(name, 0.0) for name in names) / HOUR_S
 
     def _promise(self, names: Names) -> tuple[float, ...]:
@@ -145,17 +139,16 @@ class _Renter:
         return self._least_s(names) < min(plan.forecast.step_s for plan in within)
 
     def _plan(self, names: Names, objective: Objective) -> None:
-        tell(f"{len(names)} of {len(self.cluster.devices)} devices")
-        self.left -= len(self.graph.ops) * len(names)
-        is_all = len(names) == len(self.cluster.devices)
-        part = self.cluster if is_all else only(self.cluster, names)
+        tell(f"{len(names)} of {len(self.case.cluster.devices)} devices")
+        self.left -= len(self.case.graph.ops) * len(names)
+        is_all = len(names) == len(self.case.cluster.devices)
+        part = self.case.cluster if is_all else only(self.case.cluster, names)
         try:
-            options = replace(self.options, objective=objective)
-            plan = self.make(self.graph, part, self.source, options)
+            plan = self.make(replace(self.case, cluster=part).asking(objective=objective))
         except (NoPlanError, InputError) as error:
             self.failures[names] = error
         else:
-            self.plans[names, objective] = replace(plan, cluster=self.cluster)
+            self.plans[names, objective] = replace(plan, cluster=self.case.cluster)
 
     # ------------------------------------------------------------------ what was compared
 

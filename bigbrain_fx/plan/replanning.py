@@ -14,9 +14,9 @@ from typing import Any
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Op, Placement
 from bigbrain_fx.errors import InputError, NoPlanError
-from bigbrain_fx.plan.features import asked_again
+from bigbrain_fx.plan.features import asked_again, options_again
 from bigbrain_fx.plan.making import costs_of, make_plan
-from bigbrain_fx.plan.nouns import Options, Plan
+from bigbrain_fx.plan.nouns import Case, Options, Plan
 from bigbrain_fx.plan.one import placed
 from bigbrain_fx.plan.schedule import traits
 
@@ -172,25 +172,9 @@ def with_placement(plan: Plan, placement: Placement, costs: Costs | None = None)
     Raises:
         NoPlanError: it does not fit in memory.
     """
-    options = Options(
-        plan.partitioner,
-        plan.estimator,
-        plan.schedule,
-        plan.micro_batches,
-        plan.seed,
-        plan.in_flight,
-        **asked_again(plan, plan.cluster),
-    )
-    return placed(
-        plan.graph,
-        plan.cluster,
-        plan.source,
-        options,
-        plan.micro_batches,
-        placement,
-        costs or costs_of(plan),
-        keep_schedule=False,
-    )
+    case = Case(plan.graph, plan.cluster, plan.source, options_again(plan))
+    costs = costs or costs_of(plan)
+    return placed(case, plan.micro_batches, placement, costs, keep_schedule=False)
 
 
 # ------------------------------------------------------------------------------------------------

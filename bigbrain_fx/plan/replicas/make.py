@@ -24,9 +24,9 @@ from bigbrain_fx.errors import InputError, NoPlanError, ScheduleError
 from bigbrain_fx.plan.fastest import halved, tell, until_stopped
 from bigbrain_fx.plan.fold import in_parts
 from bigbrain_fx.plan.judge import Maker, PipelineMaker
-from bigbrain_fx.plan.nouns import Options, Plan, Source
+from bigbrain_fx.plan.nouns import Case, Options, Plan, Source
 from bigbrain_fx.plan.one import counts, estimated, more_counts, placed
-from bigbrain_fx.plan.recompute import Defer
+from bigbrain_fx.plan.recompute import Defer, Wanted
 from bigbrain_fx.plan.replica_cut import with_breaks
 from bigbrain_fx.plan.replicas.as_another import (
     ABOUT,
@@ -60,27 +60,17 @@ from bigbrain_fx.planning import label, nameless
 
 MOST_TRIED = 32
 """Devices up to which every number of micro-batches is tried for all replicas together."""
-Make: TypeAlias = Callable[[Graph, Cluster, Source, Options], Plan]
+PlanReplica: TypeAlias = Callable[[Case], Plan]
 """Plan one replica."""
 Join: TypeAlias = Callable[[TensorParallel | None], Maker]
 """Make plans of all replicas: of pipelines, or of these tensor groups."""
 
 
-def plan_replicas(
-    graph: Graph,
-    cluster: Cluster,
-    source: Source,
-    options: Options,
-    make: Make,
-    join: Join,
-) -> Plan:
+def plan_replicas(case: Case, make: PlanReplica, join: Join) -> Plan:
     """Plan replicas, as many as asked for.
 
     Args:
-        graph: as captured.
-        cluster: all devices.
-        source: what the model file says besides.
-        options: of all replicas together.
+        case: all devices, and what was asked for of all replicas together.
         make: plans one of them; its devices may compute in groups.
         join: makes plans of all.
 
@@ -88,14 +78,29 @@ def plan_replicas(
         NoPlanError: a replica fits on no such part of the cluster.
         InputError: replicas cannot be made as asked.
     """
+    cluster, options = case.cluster, case.options
     count = replica_count(cluster, options)
-    return _planned(graph, cluster, source, options, make, join, count)
+    if count == 1 and options.all_reduce_order != "tree":
+        return make(replace(_of_one(case), cluster=only(cluster, _all_of(cluster))))
+    require_few_messages(count)
+    groups = divide(cluster, count, options.tensor or 1) if count > 1 else (_all_of(cluster),)
+    require_room_to_fold(options, groups)
+    work = _Work(case, make, join, groups)
+    if run_as_one(case, groups):
+        best = work.as_one_is()
+        _require_one_kind(best)
+        return best
+    with until_stopped():  # whoever presses Ctrl-C in one search wants no other
+        best = work.plan(numbers_of(case, count)[0])
+    _require_one_kind(best)
+    if best.stages.by_backend:
+        require_collectives(best)
+    return halved(best, case, work.as_said)
 
 
-def run_as_one(
-    graph: Graph, cluster: Cluster, options: Options, groups: Sequence[Group] | None = None
-) -> bool:
+def run_as_one(case: Case, groups: Sequence[Group] | None = None) -> bool:
     """Whether these are many devices, in replicas of which one's plan is all of theirs."""
+    graph, cluster, options = case.graph, case.cluster, case.options
     count = options.replicas or len(cluster.replicas) or 1
     asked, step = options.micro_batches or count, count * (graph.static_batch or 1)
     if count == 1 or len(cluster.devices) <= MOST_TRIED or options.replica_shares:
@@ -108,39 +113,15 @@ def run_as_one(
     return len({likeness(only(cluster, group)) for group in groups}) == 1
 
 
-def _planned(
-    graph: Graph,
-    cluster: Cluster,
-    source: Source,
-    options: Options,
-    make: Make,
-    join: Join,
-    count: int,
-) -> Plan:
-    if count == 1 and options.all_reduce_order != "tree":
-        return make(graph, only(cluster, _all_of(cluster)), source, _of_one(options))
-    require_few_messages(count)
-    members = options.tensor or 1
-    groups = divide(cluster, count, members) if count > 1 else (_all_of(cluster),)
-    require_room_to_fold(options, groups)
-    work = _Work(graph, cluster, source, options, make, join, groups)
-    if run_as_one(graph, cluster, options, groups):
-        best = work.as_one_is()
-        _require_one_kind(best)
-        return best
-    with until_stopped():  # whoever presses Ctrl-C in one search wants no other
-        best = work.plan(numbers_of(graph, cluster, options, count)[0])
-    _require_one_kind(best)
-    if best.stages.by_backend:
-        require_collectives(best)
-    return halved(best, graph, cluster, options, work.as_said)
-
-
-def _of_one(options: Options) -> Options:
+def _of_one(case: Case) -> Case:
     """Return what was chosen without what only replicas have."""
-    alone = replace(options, replicas=None, replica_shares=(), zero_stage=0, sum_order="replica")
-    alone = replace(alone, shard_group=None)
-    return replace(alone, tensor=options.tensor or 1)
+    alone = case.asking(replicas=None, replica_shares=(), zero_stage=0, sum_order="replica")
+    return alone.asking(shard_group=None, tensor=case.options.tensor or 1)
+
+
+def _again(plan: Plan) -> dict[str, Wanted]:
+    """Return what a plan's stages run again as a choice; nothing, where they run nothing again."""
+    return {"recompute": plan.stages.recompute} if plan.stages.recompute else {}
 
 
 def _reason(first: Plan, options: Options) -> str:
@@ -177,13 +158,14 @@ def _all_of(cluster: Cluster) -> Group:
     return cluster.replicas[0] if len(cluster.replicas) == 1 else tuple(cluster.device)
 
 
-def numbers_of(graph: Graph, cluster: Cluster, options: Options, count: int) -> Sequence[int]:
+def numbers_of(case: Case, count: int) -> Sequence[int]:
     """Return the numbers of micro-batches to try, ascending: one at least for each replica.
 
     Raises:
         InputError: the batch gives no such number.
     """
-    tried = counts(graph, cluster, options)
+    graph, options = case.graph, case.options
+    tried = counts(graph, case.cluster, options)
     further = more_counts(graph, options, max(tried))
     shared = sum(options.replica_shares) or 1
     enough = [number for number in (*tried, *further) if number >= count]
@@ -208,11 +190,8 @@ def _too_few(graph: Graph, options: Options, count: int, most: int) -> InputErro
 class _Work:
     """Plans of single replicas of one model on one cluster: mutable, remembers what it planned."""
 
-    graph: Graph
-    cluster: Cluster
-    source: Source
-    options: Options
-    make: Make
+    case: Case
+    make: PlanReplica
     join: Join
     groups: tuple[Group, ...]
     known: dict[tuple[object, int, int], Plan] = field(default_factory=dict)
@@ -220,28 +199,29 @@ class _Work:
     def plan(self, micro_batches: int) -> Plan:
         """Plan a step of so many micro-batches."""
         shares = self._shares(micro_batches)
-        each = sums_each(self.options.all_reduce_order, self.options.zero_stage)
+        each = sums_each(self.case.options.all_reduce_order, self.case.options.zero_stage)
         micros = numbered(shares, in_turn=each)
-        rows = self.graph.batch // micro_batches
+        rows = self.case.graph.batch // micro_batches
         alone = [self._alone(i, rows, len(micros[i])) for i in range(len(self.groups))]
         return self.joined(micro_batches, alone, micros)
 
     def as_said(self, options: Options, micro_batches: int) -> Plan:
         """Plan a step of so many micro-batches as other options say."""
-        return replace(self, options=options, known={}).plan(micro_batches)
+        case = replace(self.case, options=options)
+        return replace(self, case=case, known={}).plan(micro_batches)
 
     def as_one_is(self) -> Plan:
         """Plan one replica, its micro-batches left open, and all as it is."""
-        count, asked = len(self.groups), self.options.micro_batches
-        alone = self._made(0, self.graph.batch // count, asked and asked // count)
-        each = sums_each(self.options.all_reduce_order, self.options.zero_stage)
+        count, asked = len(self.groups), self.case.options.micro_batches
+        alone = self._made(0, self.case.graph.batch // count, asked and asked // count)
+        each = sums_each(self.case.options.all_reduce_order, self.case.options.zero_stage)
         micros = numbered([alone.micro_batches] * count, in_turn=each)
         return self.joined(alone.micro_batches * count, [alone] * count, micros)
 
     def _shares(self, micro_batches: int) -> tuple[int, ...]:
-        if self.options.replica_shares:
-            return asked(micro_batches, self.options.replica_shares, self.graph.batch)
-        rows, count = self.graph.batch // micro_batches, len(self.groups)
+        if self.case.options.replica_shares:
+            return asked(micro_batches, self.case.options.replica_shares, self.case.graph.batch)
+        rows, count = self.case.graph.batch // micro_batches, len(self.groups)
         each = max(1, micro_batches // count)
         alone = [self._alone(i, rows, each) for i in range(count)]
         steps_s = [plan.forecast.step_s for plan in alone]
@@ -249,7 +229,7 @@ class _Work:
 
     def _alone(self, number: int, rows: int, micro_batches: int) -> Plan:
         """Plan one replica by itself, with its own micro-batches as the batch."""
-        cluster = only(self.cluster, self.groups[number])
+        cluster = only(self.case.cluster, self.groups[number])
         key = likeness(cluster), rows, micro_batches
         if key not in self.known:
             about = rows, micro_batches
@@ -295,38 +275,33 @@ class _Work:
 
     def _placed_alone(self, plan: Plan, cluster: Cluster, micro_batches: int) -> Plan:
         """Cut and order a replica as a plan does, for another number of its micro-batches."""
-        given = self._options(micro_batches)
-        options = replace(
-            given,
-            schedule=plan.schedule,
-            in_flight=plan.in_flight,
-            recompute=plan.stages.recompute or given.recompute,
+        given = self._asked(micro_batches).asking(
+            schedule=plan.schedule, in_flight=plan.in_flight, **_again(plan)
         )
         graph = plan.graph.of_batch(plan.rows * micro_batches)
-        about = cluster, plan.source
+        case = replace(given, graph=graph, cluster=cluster, source=plan.source)
         placement = replace(plan.placement, device_of=renamed(plan, cluster))
-        costs = estimated(graph.at(plan.rows), *about, options.estimator)
-        return placed(graph, *about, options, micro_batches, placement, costs, is_trial=True)
+        costs = estimated(graph.at(plan.rows), cluster, plan.source, given.options.estimator)
+        return placed(case, micro_batches, placement, costs, is_trial=True)
 
     def _made(self, number: int, batch: int, micro_batches: int | None) -> Plan:
         """Plan one replica by itself, for a batch of its own."""
-        cluster = self._roomy(only(self.cluster, self.groups[number]))
-        about = cluster, self._source(), self._options(micro_batches)
+        cluster = self._roomy(only(self.case.cluster, self.groups[number]))
+        case = replace(self._asked(micro_batches), cluster=cluster, source=self._source())
         try:
-            return self.make(self.graph.of_batch(batch), *about)
+            return self.make(replace(case, graph=self.case.graph.of_batch(batch)))
         except InputError as error:  # what it says of micro-batches is of this replica's
             count = len(self.groups)
             if count > 1 and "--micro-batches" in (error.help or ""):
-                times = Fraction(self.graph.batch, batch)
+                times = Fraction(self.case.graph.batch, batch)
                 said = f"the numbers are of one replica; all {count} have {times} times as many"
                 error.notes = (*error.notes, said)
             raise
 
-    def _options(self, micro_batches: int | None) -> Options:
+    def _asked(self, micro_batches: int | None) -> Case:
         """Return what was chosen, for one replica of so many micro-batches."""
-        again = self.options.recompute  # numbers are of all replicas' stages
-        return replace(
-            _of_one(self.options),
+        again = self.case.options.recompute  # numbers are of all replicas' stages
+        return _of_one(self.case).asking(
             micro_batches=micro_batches,
             recompute=None if isinstance(again, tuple) and again else again,
             defer=self._defer(),
@@ -335,8 +310,8 @@ class _Work:
 
     def _defer(self) -> Defer:
         """Return what one replica defers; unasked nothing: all have one schedule, chosen later."""
-        defer = self.options.defer
-        if self.options.schedule is None:
+        defer = self.case.options.defer
+        if self.case.options.schedule is None:
             return "all" if defer == "all" else ()
         return None if isinstance(defer, tuple) else defer
 
@@ -347,13 +322,13 @@ class _Work:
 
         Whether they fit is said of all replicas together, whose account is exact.
         """
-        held = {p.canonical: p.spec.nbytes for p in self.graph.params if p.spec.requires_grad}
-        state = max((self.source.optimizer_state, *self.source.optimizer_states.values()))
-        if self.options.zero_stage == 3:
+        held = {p.canonical: p.spec.nbytes for p in self.case.graph.params if p.spec.requires_grad}
+        state = max((self.case.source.optimizer_state, *self.case.source.optimizer_states.values()))
+        if self.case.options.zero_stage == 3:
             more = int(sum(held.values()) * (2 + state))
-        elif self.options.zero_stage and len(self.cluster.devices) > MOST_TRIED:
+        elif self.case.options.zero_stage and len(self.case.cluster.devices) > MOST_TRIED:
             # parameters are dealt out whole: somebody has one more than an even share
-            more = -int(2 * state * max(held.values(), default=0) / (self.options.tensor or 1))
+            more = -int(2 * state * max(held.values(), default=0) / (self.case.options.tensor or 1))
         else:
             return cluster
         return replace(
@@ -365,25 +340,25 @@ class _Work:
 
     def _source(self) -> Source:
         """Return the model's source; with ZeRO a replica keeps a part of the optimizer's state."""
-        shards = shard_group(self.cluster, self.options, self.groups) or len(self.groups)
-        parts = shards if self.options.zero_stage else 1
-        states = {name: each / parts for name, each in self.source.optimizer_states.items()}
-        state = self.source.optimizer_state / parts
-        return replace(self.source, optimizer_state=state, optimizer_states=states)
+        shards = shard_group(self.case.cluster, self.case.options, self.groups) or len(self.groups)
+        parts = shards if self.case.options.zero_stage else 1
+        states = {name: each / parts for name, each in self.case.source.optimizer_states.items()}
+        state = self.case.source.optimizer_state / parts
+        return replace(self.case.source, optimizer_state=state, optimizer_states=states)
 
     def joined(
         self, micro_batches: int, alone: Sequence[Plan], micros: Sequence[tuple[int, ...]]
     ) -> Plan:
         """Plan all replicas together: each as it is alone, with these micro-batches."""
         tell(f"{len(self.groups)} replicas together, {micro_text(micro_batches)}")
-        options = self.options
+        options = self.case.options
         if options.zero_stage == 2 and options.all_reduce_order == "backend":
             require_alike_micros(micros)  # before one waits for the other's collective for ever
         tensor = self._tensor(alone)
         maker = self.join(tensor)
         replicas = tuple(
             Replica(
-                renamed(plan, only(self.cluster, group)),
+                renamed(plan, only(self.case.cluster, group)),
                 own,
                 plan.in_flight,
                 plan.placement.breaks,
@@ -396,9 +371,9 @@ class _Work:
             replicas,
             options.zero_stage,
             options.all_reduce_order,
-            shard_group=shard_group(self.cluster, options, self.groups),
+            shard_group=shard_group(self.case.cluster, options, self.groups),
         )
-        rows = self.graph.batch // micro_batches
+        rows = self.case.graph.batch // micro_batches
         placements = [placement]
         if options.zero_stage == 3:
             placements = [*in_parts(maker.graph, placement, rows)]
@@ -417,7 +392,7 @@ class _Work:
             InputError: they would wait for each other.
             NoPlanError: it does not fit in memory.
         """
-        options, rows = self.options, self.graph.batch // micro_batches
+        options, rows = self.case.options, self.case.graph.batch // micro_batches
         schedule = schedule_of(alone, placement)
         chosen = replace(
             options,
@@ -447,7 +422,7 @@ class _Work:
         every = (
             tuple(tuple(to[name] for name in own) for own in groups.groups)
             for plan, group in zip(alone, self.groups, strict=True)
-            for to in [names(plan, only(self.cluster, group))]
+            for to in [names(plan, only(self.case.cluster, group))]
             for groups in [plan.placement.tensor]
             if groups is not None
         )

@@ -17,8 +17,8 @@ from bigbrain_fx.core import Cluster, Graph, Placement, Replica
 from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan.fastest import fastest, fastest_number
 from bigbrain_fx.plan.fold import micro_option
-from bigbrain_fx.plan.judge import Maker
-from bigbrain_fx.plan.nouns import Options, Plan, Source
+from bigbrain_fx.plan.judge import PipelineMaker
+from bigbrain_fx.plan.nouns import Options, Plan
 from bigbrain_fx.plan.one import counts, estimated, more_counts, placement_of, planned_as
 from bigbrain_fx.plan.replica_cut import cut_replicas
 from bigbrain_fx.plan.replicas.divide import Group, divide, likeness, numbered, only
@@ -42,7 +42,7 @@ def wants_mirror(options: Options) -> bool:
     return options.schedule == Gems.name
 
 
-def plan_mirrored(maker: Maker, source: Source) -> Plan:
+def plan_mirrored(maker: PipelineMaker) -> Plan:
     """Plan replicas that share devices two by two: of one group, or of so many as replicas.
 
     Raises:
@@ -53,7 +53,7 @@ def plan_mirrored(maker: Maker, source: Source) -> Plan:
     cluster, options = maker.cluster, maker.options
     groups = divide(cluster, options.replicas or len(cluster.replicas) or 1)
     _require_alike(cluster, groups)
-    mirrored = _Mirrored(maker, source, groups)
+    mirrored = _Mirrored(maker, groups)
     is_level = len({device.memory_bytes for device in cluster.devices}) == 1
     cuts = CUTS if is_level else (*CUTS, LEVEL)
     turns = 2 * len(groups)
@@ -111,8 +111,7 @@ def _micro_batches(graph: Graph, cluster: Cluster, options: Options, turns: int)
 class _Mirrored:
     """Plans of replicas that share devices, of one model on groups of devices alike."""
 
-    maker: Maker
-    source: Source
+    maker: PipelineMaker
     groups: Sequence[Group]
 
     def plan(self, micro_batches: int, told: Mapping[str, object], room: float) -> Plan:
@@ -126,7 +125,7 @@ class _Mirrored:
         """
         graph, options = self.maker.graph, self.maker.options
         rows, alone = graph.batch // micro_batches, only(self.maker.cluster, self.groups[0])
-        costs = estimated(graph.at(rows), alone, self.source, options.estimator)
+        costs = estimated(graph.at(rows), alone, self.maker.source, options.estimator)
         seen = replace(costs, cluster=_with_room(costs.cluster, room))
         asked = _told(options, told)
         plan = planned_as(

@@ -15,12 +15,11 @@ from functools import cached_property, partial
 from heapq import nsmallest
 from typing import TypeAlias
 
-from bigbrain_fx.core import Cluster, Graph
 from bigbrain_fx.errors import BigBrainError, InputError, NoPlanError
 from bigbrain_fx.plan.compatibility import Request, Rule, conflict
 from bigbrain_fx.plan.fastest import counted_s, is_stopped, least_gap, tell, until_stopped
 from bigbrain_fx.plan.money import best_for, charges_for_bytes
-from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
+from bigbrain_fx.plan.nouns import AUTO, Case, Options, Plan
 from bigbrain_fx.plan.replicas import halved
 from bigbrain_fx.plan.search import Compared
 from bigbrain_fx.plan.strategy.space import (
@@ -38,7 +37,7 @@ from bigbrain_fx.plan.strategy.space import (
 from bigbrain_fx.plan.strategy.strategy import Bound, Priced, Strategy
 from bigbrain_fx.plan.tensor import tensor_is_open
 
-PlanOne: TypeAlias = Callable[[Graph, Cluster, Source, Options], Plan]
+PlanOne: TypeAlias = Callable[[Case], Plan]
 """Plan with nothing left open but what a partitioner chooses: see `make_plan`."""
 BUDGET, OF_EACH = 100_000, 4_000
 """What strategies may cost to plan: each its ops times its devices, and so much besides; one is
@@ -49,23 +48,21 @@ SMALL, FAR = 10_000, 1.1
 """What every strategy may cost, and times the best step that others may take by a closed form."""
 
 
-def is_open(graph: Graph, cluster: Cluster, options: Options) -> bool:
+def is_open(case: Case) -> bool:
     """Whether the number of replicas is left open, of ranks of groups, or replicas' rows."""
-    if tensor_is_open(options) or replicas_are_open(cluster, options):
+    if tensor_is_open(case.options) or replicas_are_open(case.cluster, case.options):
         return True
-    return micro_batches_are_open(graph, cluster, options)
+    return micro_batches_are_open(case)
 
 
-def plan_strategies(
-    graph: Graph, cluster: Cluster, source: Source, options: Options, make: PlanOne
-) -> Plan:
+def plan_strategies(case: Case, make: PlanOne) -> Plan:
     """Plan everything that was left open, and return the fastest.
 
     Raises:
         NoPlanError: nothing fits in memory; the arithmetic of the simplest.
         InputError: what was asked for cannot be.
     """
-    chooser = _Chooser(graph, cluster, source, options, make)
+    chooser = _Chooser(case, make)
     with until_stopped():
         chooser.run()
     return chooser.best()
@@ -81,10 +78,7 @@ class _Chooser:
         stopped: whether Ctrl-C was pressed with a plan at hand: nothing more is planned.
     """
 
-    graph: Graph
-    cluster: Cluster
-    source: Source
-    options: Options
+    case: Case
     make: PlanOne
     plans: list[tuple[Strategy, Plan]] = field(default_factory=list)
     failures: list[tuple[Strategy, BigBrainError]] = field(default_factory=list)
@@ -94,11 +88,11 @@ class _Chooser:
 
     def run(self) -> None:
         """Plan what is worth it."""
-        self._plan(undivided(self.cluster, self.options))
+        self._plan(undivided(self.case.cluster, self.case.options))
         self.left = BUDGET  # else replicas of unlike sizes are planned in place of better ones
         self._plan(() if self.stopped else self._unlike())
-        is_asked = self.options.tensor == 0
-        is_last = tensor_is_open(self.options) and not self.plans
+        is_asked = self.case.options.tensor == 0
+        is_last = tensor_is_open(self.case.options) and not self.plans
         if (is_asked or is_last) and not self.stopped:
             self._plan(self._groups())
 
@@ -107,7 +101,7 @@ class _Chooser:
         if not self.plans:
             raise min(self.failures, key=lambda each: (each[0].members, each[0].replicas))[1]
         plans = [plan for _, plan in self.plans]
-        plan = best_for(self.options.objective, plans, self._gap)
+        plan = best_for(self.case.options.objective, plans, self._gap)
         others: dict[str, Compared] = {}  # groups of unlike devices may be called alike
         for each in (*self._others(plan), *self._failed(), *self.unplanned):
             if others.setdefault(each.what, each).why != "chosen" and each.why == "chosen":
@@ -128,23 +122,23 @@ class _Chooser:
 
     def _unlike(self) -> list[Strategy]:
         """Return the most promising replicas of unlike sizes, or without some devices."""
-        priced = map(self._bound.of, unlike_replicas(self.cluster, self.options))
+        priced = map(self._bound.of, unlike_replicas(self.case.cluster, self.case.options))
         fitting = (each for each in priced if each.fits and not each.lacks)
         return [each.strategy for each in nsmallest(UNLIKE, fitting, key=lambda e: e.about_s)]
 
     def _groups(self) -> Iterator[Strategy]:
         """Yield tensor groups, and replicas of some, or note why there are none."""
-        counts = replica_counts(self.cluster, self.options)
+        counts = replica_counts(self.case.cluster, self.case.options)
         refused = self._refused(counts)
         if refused:
             why = f"they do not go with {' and '.join(refused)} yet"
             self._leave("tensor groups", why)
             return
-        is_alone = self.options.replicas in (None, 0, 1)
+        is_alone = self.case.options.replicas in (None, 0, 1)
         of_one = is_alone and self._given.all_reduce_order == "replica"
         for count in (*([1] if of_one else []), *counts):
-            if count == 1 or are_alike(self.graph, self.cluster, self.options, count):
-                yield from grouped(self.cluster, self.options, self._bound, count)
+            if count == 1 or are_alike(self.case, count):
+                yield from grouped(self.case.cluster, self.case.options, self._bound, count)
             else:
                 what = f"{count} replicas of tensor groups"
                 self._leave(what, "their devices are unlike, or their shares of the batch")
@@ -152,7 +146,7 @@ class _Chooser:
     @cached_property
     def _given(self) -> Options:
         """Return the other requested options, without replicas' options where replicas are open."""
-        options = self.options
+        options = self.case.options
         schedule = None if options.schedule == AUTO else options.schedule
         if options.replicas != 0:
             return replace(options, schedule=schedule)
@@ -163,19 +157,19 @@ class _Chooser:
     @cached_property
     def _against_groups(self) -> Rule | None:
         """The first rule by which groups do not go with what else was asked for."""
-        asked = replace(self._given, tensor=max(2, self.options.tensor or 0))
-        return conflict(Request(asked, self.cluster, self.graph))
+        asked = replace(self._given, tensor=max(2, self.case.options.tensor or 0))
+        return conflict(Request(asked, self.case.cluster, self.case.graph))
 
     def _refused(self, counts: tuple[int, ...]) -> list[str]:
         one, rule = self._given, self._against_groups
         refused = [rule.other.name] if rule else []
-        if self.options.pins or self.options.place:
+        if self.case.options.pins or self.case.options.place:
             refused.append("--pin and --place but by --tensor-parallel N")
-        if self.options.objective == "memory":
+        if self.case.options.objective == "memory":
             refused.append("the objective memory")
         if refused or counts:
             return refused
-        if one.wants_replicas(self.cluster, trains=self.graph.training):
+        if replace(self.case, options=one).wants_replicas:
             return ["shares or devices of replicas"]
         return ["--all-reduce-order of one replica"] if one.all_reduce_order != "replica" else []
 
@@ -222,9 +216,9 @@ class _Chooser:
 
     def _cost(self, strategy: Strategy) -> int:
         """Return what a strategy costs to plan: longer pipelines more, as orders are searched."""
-        devices = len(self.cluster.devices)
+        devices = len(self.case.cluster.devices)
         long = devices // (strategy.replicas * strategy.members)
-        return OF_EACH + len(self.graph.ops) * devices * (8 + long) // 8
+        return OF_EACH + len(self.case.graph.ops) * devices * (8 + long) // 8
 
     def _may_be_faster(self, least_s: float) -> bool:
         """Whether a step of so many seconds is faster than the best by more than can be told."""
@@ -257,7 +251,7 @@ class _Chooser:
         self.left -= self._cost(strategy)
         try:
             plan = self._made(strategy)
-            self.plans.append((strategy, replace(plan, cluster=self.cluster)))
+            self.plans.append((strategy, replace(plan, cluster=self.case.cluster)))
             self.stopped = is_stopped() or (plan.search is not None and plan.search.stopped)
             return True
         except KeyboardInterrupt:
@@ -271,35 +265,35 @@ class _Chooser:
 
     def _made(self, strategy: Strategy) -> Plan:
         """Plan one; of replicas with the best number of micro-batches where that is open."""
-        where, asked = strategy.on(self.cluster), strategy.asked(self.options)
-        if not micro_batches_are_open(self.graph, where, asked):
-            return self.make(self.graph, where, self.source, asked)
+        where, asked = strategy.on(self.case.cluster), strategy.asked(self.case.options)
+        case = replace(self.case, cluster=where, options=asked)
+        if not micro_batches_are_open(case):
+            return self.make(case)
 
         def make(given: Options, number: int | None) -> Plan:
-            given = replace(given, micro_batches=number)
-            return self.make(self.graph, where, self.source, given)
+            return self.make(replace(case, options=given).asking(micro_batches=number))
 
         # whole backwards for each number, split ones for the best alone
         whole = asked if asked.defer is not None else replace(asked, defer=())
-        each = [*map(self._bound.of, with_micro_batches(strategy, self.graph, where, asked))]
+        each = [*map(self._bound.of, with_micro_batches(strategy, case))]
         best = fastest_number(each, partial(make, whole), self._may_be_faster, self._as_cut_s)
-        return halved(best, self.graph, where, asked, make)
+        return halved(best, case, make)
 
     def _leave(self, what: str, why: str) -> None:
         self.unplanned.append(Compared(what, None, why))
 
     @cached_property
     def _bound(self) -> Bound:
-        return Bound(self.graph, self.cluster, self.source, self.options)
+        return Bound(self.case)
 
     @cached_property
     def _pays_for_bytes(self) -> bool:
         """Whether a slower plan may be the better one."""
-        return self.options.objective == "cost" and charges_for_bytes(self.cluster)
+        return self.case.options.objective == "cost" and charges_for_bytes(self.case.cluster)
 
     @cached_property
     def _gap(self) -> float:
-        return least_gap(self.cluster)
+        return least_gap(self.case.cluster)
 
 
 def _only(strategy: Strategy) -> Priced:

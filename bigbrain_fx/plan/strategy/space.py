@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from math import gcd, prod
 
-from bigbrain_fx.core import Cluster, Costs, Graph, OpCost, Stage
+from bigbrain_fx.core import Cluster, Costs, OpCost, Stage
 from bigbrain_fx.errors import BigBrainError, InputError, NoPlanError
 from bigbrain_fx.plan.fastest import counted_s, is_stopped
 from bigbrain_fx.plan.judge import held_up
-from bigbrain_fx.plan.nouns import Options, Plan
+from bigbrain_fx.plan.nouns import Case, Options, Plan
 from bigbrain_fx.plan.replicas import (
     divide,
     has_many_messages,
@@ -240,22 +240,21 @@ def replicas_are_open(cluster: Cluster, options: Options) -> bool:
     return options.replicas == 0 and not (options.replica_shares or cluster.replicas)
 
 
-def micro_batches_are_open(graph: Graph, cluster: Cluster, options: Options) -> bool:
+def micro_batches_are_open(case: Case) -> bool:
     """Whether the rows of replicas' micro-batches are open."""
+    graph, options = case.graph, case.options
     if options.micro_batches or graph.static_batch or not graph.rows_apart:
         return False
-    if not options.wants_replicas(cluster, trains=graph.training):
+    if not case.wants_replicas:
         return False
-    is_one = replica_count(cluster, options) == 1 and options.all_reduce_order != "tree"
-    return not is_one and not run_as_one(graph, cluster, options)
+    is_one = replica_count(case.cluster, options) == 1 and options.all_reduce_order != "tree"
+    return not is_one and not run_as_one(case)
 
 
-def with_micro_batches(
-    strategy: Strategy, graph: Graph, cluster: Cluster, options: Options
-) -> Iterator[Strategy]:
+def with_micro_batches(strategy: Strategy, case: Case) -> Iterator[Strategy]:
     """Yield a strategy of replicas with each number of micro-batches, ascending."""
-    count = replica_count(cluster, options)
-    for number in numbers_of(graph, cluster, options, count):
+    count = replica_count(case.cluster, case.options)
+    for number in numbers_of(case, count):
         yield replace(strategy, replicas=count, micro_batches=number)
 
 
@@ -336,13 +335,14 @@ def grouped(cluster: Cluster, options: Options, bound: Bound, count: int) -> Ite
             yield Strategy(count, members, zero)
 
 
-def are_alike(graph: Graph, cluster: Cluster, options: Options, count: int) -> bool:
+def are_alike(case: Case, count: int) -> bool:
     """Whether so many replicas have identical devices, and as many micro-batches each.
 
     Their links may differ: shares of a group go by its devices alone.
     """
-    divided = (only(cluster, own) for own in divide(cluster, count))
-    micro, step = options.micro_batches or count, count * (graph.static_batch or 1)
+    graph = case.graph
+    divided = (only(case.cluster, own) for own in divide(case.cluster, count))
+    micro, step = case.options.micro_batches or count, count * (graph.static_batch or 1)
     return (
         not (graph.batch % step or micro % count)
         and len({likeness(own)[0] for own in divided}) == 1

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 
-from bigbrain_fx.core import Axis, Cluster, Costs, Exchange, Graph, ZeroStage
+from bigbrain_fx.core import Axis, Cluster, Costs, Exchange, ZeroStage
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan.memory_check import tensor_bytes
-from bigbrain_fx.plan.nouns import AUTO, Options, Source
+from bigbrain_fx.plan.nouns import AUTO, Case, Options
 from bigbrain_fx.plan.one import estimated
 from bigbrain_fx.plan.replicas import Group, by_speed, divide, only
 from bigbrain_fx.plan.shard import chosen_axes
@@ -126,8 +126,9 @@ class Priced:
 class Bound:
     """Lower bound of a model's step on each device: mutable, remembers its results."""
 
-    def __init__(self, graph: Graph, cluster: Cluster, source: Source, options: Options) -> None:
-        self.graph, self.cluster, self.source, self.options = graph, cluster, source, options
+    def __init__(self, case: Case) -> None:
+        self.graph, self.cluster = case.graph, case.cluster
+        self.source, self.options = case.source, case.options
         self._prices: dict[int, Prices] = {}
         self._known_speeds: dict[int, Mapping[str, float]] = {}
         self._known_saved: dict[int, int] = {}

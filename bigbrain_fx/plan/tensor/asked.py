@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from bigbrain_fx.core import Axis, Cluster, Graph, shortened
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.plan.nouns import AUTO, Options, Plan
+from bigbrain_fx.plan.nouns import AUTO, Case, Options, Plan
 from bigbrain_fx.plan.replicas import divide, replica_count
 from bigbrain_fx.plan.schedule import traits
 from bigbrain_fx.plan.shard import (
@@ -34,7 +34,7 @@ def tensor_is_open(options: Options) -> bool:
     return options.tensor is None and options.partitioner == AUTO and not by_hand
 
 
-def require_possible(graph: Graph, cluster: Cluster, options: Options) -> None:
+def require_possible(cluster: Cluster, options: Options) -> None:
     """Refuse what does not go with groups of devices, before anything is tried or planned."""
     count, shares = options.tensor or 1, options.tensor_shares
     if shares and len(shares) != count:
@@ -75,7 +75,7 @@ def require_possible(graph: Graph, cluster: Cluster, options: Options) -> None:
         )
 
 
-def require_grid(graph: Graph, cluster: Cluster, options: Options) -> None:
+def require_grid(cluster: Cluster, options: Options) -> None:
     """Refuse what does not go with replicas of tensor groups, before anything is planned."""
     replicas = replica_count(cluster, options)
     members = options.tensor or 1
@@ -201,17 +201,13 @@ def _none_fits(graph: Graph, axes: Sequence[Axis], members: int) -> InputError:
 # rule.
 
 
-def axes_of_replicas(graph: Graph, cluster: Cluster, options: Options) -> tuple[Axis, ...]:
+def axes_of_replicas(case: Case) -> tuple[Axis, ...]:
     """Return the axes that all replicas divide: those of their work, and tables where that pays.
-
-    Args:
-        graph: as captured.
-        cluster: all devices.
-        options: of replicas that are tensor groups, or pipelines of them.
 
     Raises:
         InputError: as `wanted_axes` does.
     """
+    graph, cluster, options = case.graph, case.cluster, case.options
     chosen = wanted_axes(graph, options)
     if options.tensor_tried or options.tensor_axes:
         return chosen

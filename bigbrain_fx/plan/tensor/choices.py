@@ -15,8 +15,8 @@ from operator import itemgetter
 from bigbrain_fx.core import Axis, Graph, Placement, TensorParallel
 from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan.fastest import least_gap
-from bigbrain_fx.plan.features import asked_again
-from bigbrain_fx.plan.nouns import Options, Plan
+from bigbrain_fx.plan.features import options_again
+from bigbrain_fx.plan.nouns import Case, Plan
 from bigbrain_fx.plan.shard import family, lengths, of_layers, sharded
 from bigbrain_fx.plan.tensor.asked import named_axes, wanted_axes, with_sequence
 from bigbrain_fx.plan.tensor.groups import seen_by
@@ -132,19 +132,10 @@ def step_with(plan: Plan, axes: tuple[Axis, ...], shares: tuple[int, ...] | None
     assert plan.placement.tensor is not None
     tensor = plan.placement.tensor
     tensor = replace(tensor, axes=axes, shares=shares or tensor.shares)
-    options = Options(
-        plan.partitioner,
-        plan.estimator,
-        plan.schedule,
-        plan.micro_batches,
-        plan.seed,
-        **asked_again(plan, plan.cluster),
-    )
+    options = options_again(plan)
     maker = GroupMaker(plan.graph, plan.cluster, plan.source, options, tensor)
-    placement = _of_graph(maker.graph, plan.placement)
-    given = replace(options, in_flight=plan.in_flight)
-    about = given, plan.micro_batches, placement, maker.estimated(plan.rows)
-    made = maker.placed(*about, is_trial=True)
+    placement, costs = _of_graph(maker.graph, plan.placement), maker.estimated(plan.rows)
+    made = maker.placed(options, plan.micro_batches, placement, costs, is_trial=True)
     return made.forecast.step_s
 
 
@@ -174,10 +165,7 @@ def _homes(graph: Graph, known: Mapping[str, str]) -> dict[str, str]:
 # taken where its forecast is faster, or where only it fits.
 
 
-Make = Callable[[tuple[Axis, ...]], Plan]
-
-
-def sequenced(plan: Plan, every: Sequence[Axis], make: Make) -> Plan:
+def sequenced(plan: Plan, every: Sequence[Axis], make: Callable[[tuple[Axis, ...]], Plan]) -> Plan:
     """Return a plan, or one that divides the sequence, too, where its forecast is faster.
 
     By more than forecasts can tell apart: the plan without is the simpler one.
@@ -202,22 +190,23 @@ def sequenced(plan: Plan, every: Sequence[Axis], make: Make) -> Plan:
     return other if other.forecast.step_s < enough_s else plan
 
 
-def grouped_plan(graph: Graph, options: Options, make: Callable[[Options], Plan]) -> Plan:
+def grouped_plan(case: Case, make: Callable[[Case], Plan]) -> Plan:
     """Plan groups of a number; where no axes were named, with the sequence divided if that pays.
 
     Raises:
         NoPlanError: nothing fits in memory, the sequence divided or not.
         InputError: as `make` does.
     """
+    graph, options = case.graph, case.options
     if options.tensor_axes or options.tensor_tried:
-        return make(options)
+        return make(case)
     every = named_axes(graph, options)
 
     def again(axes: tuple[Axis, ...]) -> Plan:
-        return make(replace(options, tensor_tried=axes))
+        return make(case.asking(tensor_tried=axes))
 
     try:
-        plan = make(options)
+        plan = make(case)
     except NoPlanError:
         chosen = wanted_axes(graph, options)
         axes = with_sequence(graph, every, chosen, options.tensor or 1)

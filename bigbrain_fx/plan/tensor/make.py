@@ -26,7 +26,7 @@ from bigbrain_fx.plan.features import Marking, marked
 from bigbrain_fx.plan.judge import by_partitioner
 from bigbrain_fx.plan.lightening import Step, lightened, scheduled
 from bigbrain_fx.plan.memory_check import require_fits, with_data
-from bigbrain_fx.plan.nouns import Options, Plan, Source
+from bigbrain_fx.plan.nouns import Case, Options, Plan, Source
 from bigbrain_fx.plan.offloading import require_capacity
 from bigbrain_fx.plan.one import in_pieces, schedule_for
 from bigbrain_fx.plan.replicas import likeness, only
@@ -53,34 +53,29 @@ MOST_GROUPS = 64
 """That one pipeline is searched on; replicas are what uses more."""
 
 
-def plan_tensor(graph: Graph, cluster: Cluster, source: Source, options: Options) -> Plan:
+def plan_tensor(case: Case) -> Plan:
     """Plan stages that groups of devices compute together, as many as was said.
 
     Raises:
         NoPlanError: nothing fits in memory; the arithmetic per device.
         InputError: as `group_maker`.
     """
-    return by_partitioner(group_maker(graph, cluster, source, options))
+    return by_partitioner(group_maker(case))
 
 
-def group_maker(graph: Graph, cluster: Cluster, source: Source, options: Options) -> GroupMaker:
-    """Return what makes plans of such groups, as many ranks as was said.
-
-    Args:
-        graph: as captured.
-        cluster: its devices are grouped in the order of the file.
-        source: what the model file says besides.
-        options: with `tensor` above 1.
+def group_maker(case: Case) -> GroupMaker:
+    """Return what makes plans of such groups, as many ranks as was said, in the file's order.
 
     Raises:
         InputError: it does not go with what else was asked for.
     """
-    require_possible(graph, cluster, options)
+    graph, cluster, options = case.graph, case.cluster, case.options
+    require_possible(cluster, options)
     assert options.tensor is not None
     shares = options.tensor_shares or (1,) * options.tensor
     groups = _looked_at(cluster, grouped(cluster, options.tensor))
     tensor = TensorParallel(groups, shares, wanted_axes(graph, options), scatters=True)
-    return GroupMaker(graph, cluster, source, options, tensor)
+    return GroupMaker(graph, cluster, case.source, options, tensor)
 
 
 def _looked_at(cluster: Cluster, groups: Groups) -> Groups:
@@ -100,11 +95,6 @@ class GroupMaker:
     source: Source
     options: Options
     tensor: TensorParallel
-
-    @property
-    def recomputes(self) -> bool:
-        """Whether a search may choose what runs again."""
-        return self.whole.training and self.options.recompute in (None, "auto")
 
     @property
     def scope(self) -> str:

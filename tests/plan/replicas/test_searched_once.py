@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from bigbrain_fx.core import Cluster, Graph, Link, ParamRef, Ref, TensorParallel
+from bigbrain_fx.core import Cluster, Link, ParamRef, Ref, TensorParallel
 from bigbrain_fx.plan import Options, Plan, Source, make_plan
 from bigbrain_fx.plan.judge import Maker, PipelineMaker
+from bigbrain_fx.plan.nouns import Case
 from bigbrain_fx.plan.replicas import plan_replicas
 from tests.support.synthetic import chain_graph, cluster_of, device, graph_of, op, weight
 
@@ -22,17 +23,17 @@ def test_a_kind_of_replica_is_searched_once_where_micro_batches_are_many(
     graph = graph_of([product], [weight("w", 256, 256)], rows=96)
     cluster, source = cluster_of(device("a", 2.0), device("b", 1.0)), Source("")
     options = Options("naive", micro_batches=micro_batches, replicas=2)
-    asked: list[int | None] = []
+    case, asked = Case(graph, cluster, source, options), list[int | None]()
 
-    def make(graph: Graph, cluster: Cluster, source: Source, options: Options) -> Plan:
-        asked.append(options.micro_batches)
-        return make_plan(graph, cluster, source, options)
+    def make(own: Case) -> Plan:
+        asked.append(own.options.micro_batches)
+        return make_plan(own.graph, own.cluster, own.source, own.options)
 
     def join(tensor: TensorParallel | None) -> Maker:
         assert tensor is None
-        return PipelineMaker(graph, cluster, source, options)
+        return PipelineMaker.of(case)
 
-    plan = plan_replicas(graph, cluster, source, options, make, join)
+    plan = plan_replicas(case, make, join)
     assert len(asked) == searches
     assert [len(own) for own in plan.stages.micros] == [micro_batches * 2 // 3, micro_batches // 3]
 
@@ -48,15 +49,15 @@ def test_replicas_of_the_same_devices_are_placed_alike_where_that_is_as_fast(
     )
     cluster = replace(cluster, replicas=(("d0", "d1"), ("d2", "d3")))
     source, options = Source(""), Options("chain-dp", micro_batches=4, replicas=2)
-    asked: list[Cluster] = []
+    case, asked = Case(graph, cluster, source, options), list[Cluster]()
 
-    def make(graph: Graph, cluster: Cluster, source: Source, options: Options) -> Plan:
-        asked.append(cluster)
-        return make_plan(graph, cluster, source, options)
+    def make(own: Case) -> Plan:
+        asked.append(own.cluster)
+        return make_plan(own.graph, own.cluster, own.source, own.options)
 
     def join(tensor: TensorParallel | None) -> Maker:
-        return PipelineMaker(graph, cluster, source, options)
+        return PipelineMaker.of(case)
 
-    plan = plan_replicas(graph, cluster, source, options, make, join)
+    plan = plan_replicas(case, make, join)
     assert plan.stages.replicas == 2
     assert len({tuple(own.device) for own in asked}) == searches

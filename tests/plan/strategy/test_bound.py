@@ -10,6 +10,7 @@ import pytest
 from bigbrain_fx.core import Cluster, Graph, Link
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Options, Plan, Source, make_plan, telling
+from bigbrain_fx.plan.nouns import Case
 from bigbrain_fx.plan.one import placed
 from bigbrain_fx.plan.replicas import numbers
 from bigbrain_fx.plan.search import Ask, Search, Trial, search
@@ -53,7 +54,7 @@ def test_one_that_the_closed_form_puts_first_is_planned_and_all_others_are_named
 
 def priced(where: Cluster, found: Graph, **choices: Any) -> list[Priced]:
     options = Options(**{"partitioner": "auto", "tensor": 1, "replicas": 0, **choices})
-    return [Bound(found, where, SOURCE, options).of(s) for s in undivided(where, options)]
+    return [Bound(Case(found, where, SOURCE, options)).of(s) for s in undivided(where, options)]
 
 
 def test_weights_and_state_tell_a_lack_of_memory() -> None:
@@ -84,7 +85,7 @@ def test_the_closed_form_takes_many_replicas_only_where_sums_are_soon_sent() -> 
 def test_the_least_is_of_micro_batches_dealt_whole() -> None:
     options = Options("naive", micro_batches=4)
     where = unlike(2, 1, 1, link=Link(1e-9, 1e12))
-    bound = Bound(work(layers()), where, SOURCE, options)
+    bound = Bound(Case(work(layers()), where, SOURCE, options))
     even, uneven = (
         bound.of(Strategy(2, sets=(("d0",), others))).least_s for others in (("d1", "d2"), ("d2",))
     )
@@ -96,7 +97,7 @@ def test_the_least_is_of_micro_batches_dealt_whole() -> None:
 def test_no_plan_is_faster_than_the_least(seed: int) -> None:
     found, where = drawn(seed)
     options = Options("auto", tensor=1, replicas=0, effort="fast")
-    bound = Bound(found, where, SOURCE, options)
+    bound = Bound(Case(found, where, SOURCE, options))
     for strategy in undivided(where, options):
         plan = make_plan(found, where, SOURCE, strategy.asked(options))
         assert bound.of(strategy).least_s <= plan.forecast.step_s * (1 + 1e-9)

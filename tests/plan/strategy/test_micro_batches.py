@@ -13,6 +13,7 @@ from bigbrain_fx.core import Graph
 from bigbrain_fx.errors import NoPlanError
 from bigbrain_fx.plan import Options, Source, make_plan
 from bigbrain_fx.plan.memory_check import needed_bytes
+from bigbrain_fx.plan.nouns import Case
 from bigbrain_fx.plan.search import search
 from bigbrain_fx.plan.strategy import space
 from bigbrain_fx.plan.strategy.strategy import Bound, Priced, Strategy
@@ -75,7 +76,7 @@ def test_nothing_lacks_memory_by_the_bound_that_fits_by_the_ledger(graph: Graph,
     most = max(needed_bytes(e, roomy.device[e.device]) for e in plan.forecast.devices)
     for share, lacks in ((1.0, False), (0.3, True)):
         small = cluster_of(*(device(f"d{i}", 100, int(share * most)) for i in range(2)))
-        bound = Bound(graph, small, Source(""), replace(options, micro_batches=None))
+        bound = Bound(Case(graph, small, Source(""), replace(options, micro_batches=None)))
         found = bound.of(Strategy(2, micro_batches=graph.batch // rows))
         assert found.lacks is lacks
 

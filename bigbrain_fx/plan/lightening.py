@@ -230,7 +230,7 @@ def _most(step: Step, device: str) -> float:
 
 SHARE = 0.02
 """Of a stage's forward and backward, what "ops" spends where nothing lacks memory."""
-Make: TypeAlias = Callable[[Stages], tuple[tuple[Program, ...], Forecast]]
+Order: TypeAlias = Callable[[Stages], tuple[tuple[Program, ...], Forecast]]
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,7 @@ def lightened(
     trained: Iterable[int],
     wanted: Wanted,
     micro_batches: int,
-    make: Make,
+    make: Order,
 ) -> tuple[Stages, tuple[Program, ...], Forecast]:
     """Choose what is recomputed; return the stages so marked, with their programs and forecast.
 

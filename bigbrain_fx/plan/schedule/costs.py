@@ -11,10 +11,8 @@ from bigbrain_fx.core import (
     DTYPE_BYTES,
     Cluster,
     Costs,
-    Dim,
     Edge,
     Graph,
-    Op,
     OpCost,
     Param,
     Stage,
@@ -37,6 +35,7 @@ from bigbrain_fx.plan.schedule.update_costs import (
     visiting_bytes,
 )
 from bigbrain_fx.plan.schedule.walk import Working, walked
+from bigbrain_fx.planning import concrete
 
 
 @dataclass(frozen=True)
@@ -285,7 +284,7 @@ def _workspace_bytes(graph: Graph, stage: Stage, costs: Costs) -> int:
         return max(_live_bytes(graph, stage, costs, kind), default=0)
     return max(
         (
-            rounded(_number(graph.op[name].writes_bytes, graph.op[name]), kind)
+            rounded(concrete(graph.op[name].writes_bytes), kind)
             + rounded(costs.op_cost(name, stage.device).workspace_bytes, kind)
             for name in stage.ops
         ),
@@ -309,7 +308,7 @@ def _live_bytes(graph: Graph, stage: Stage, costs: Costs, kind: str) -> Iterator
     for i, name in enumerate(stage.ops):
         op = graph.op[name]
         if storage[name] == name:
-            held[name] = rounded(_number(op.writes_bytes, op), kind)
+            held[name] = rounded(concrete(op.writes_bytes), kind)
         workspace = rounded(costs.op_cost(name, stage.device).workspace_bytes, kind)
         yield sum(held.values()) + workspace
         held = {n: size for n, size in held.items() if last.get(n, -1) > i or n in kept}
@@ -349,13 +348,6 @@ def _stored(spec: TensorSpec) -> int:
 
 def _read(graph: Graph, name: str, own: set[str]) -> Iterator[str]:
     return (ref for ref in graph.op[name].refs if ref in own)
-
-
-def _number(size: Dim, op: Op) -> int:
-    assert isinstance(size, int), (
-        f"{op.name}: costs are added up over a concrete graph, graph.at(rows)"
-    )
-    return size
 
 
 def _early_s(graph: Graph, stages: Stages, costs: Costs) -> Iterator[tuple[Edge, float]]:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from itertools import takewhile
 
 from bigbrain_fx.core import Arg, Crossed, Graph, Op, Ref, TensorSpec, dense_strides
-from bigbrain_fx.plan.shard.saved import exchange_saves
+from bigbrain_fx.plan.shard.saved import exchange_saves, with_args
 
 
 def own_name(value: str) -> str:
@@ -75,12 +75,9 @@ def _reading(op: Op, reads: Mapping[tuple[str, str], str]) -> Op:
         return op
 
     def changed(arg: Arg) -> Arg:
-        if isinstance(arg, tuple):
-            return tuple(map(changed, arg))
         return Ref(reads.get((op.name, arg.value), arg.value)) if isinstance(arg, Ref) else arg
 
-    kwargs = tuple((key, changed(value)) for key, value in op.kwargs)
-    return replace(op, args=tuple(map(changed, op.args)), kwargs=kwargs)
+    return with_args(op, changed)
 
 
 def _own(op: Op, member: int, lengths: tuple[int, ...]) -> Op:

@@ -47,6 +47,8 @@ from bigbrain_fx.plan.shard.saved import (
     attention_saves,
     beside_layer,
     part_saves,
+    with_args,
+    with_reads,
 )
 
 Shares: TypeAlias = Sequence[float]
@@ -334,7 +336,7 @@ class _Rewriting:
         """Return an op that reads everything whole; a region is given what its body reads."""
         if family(op.target) in _OF_ITS_KIND:
             return op
-        given = self.forms.with_args(op, form)
+        given = with_reads(op, form)
         if op.body is None:
             return given
         refs = {name: form(ParamRef(name)) for name in op.params}
@@ -362,7 +364,7 @@ class _Rewriting:
             return self.forms.copied_form(ref)
 
         along = op.name in part.axis.along
-        given = self.forms.with_args(op if along else _without_bias(op), changed)
+        given = with_reads(op if along else _without_bias(op), changed)
         given = part.work(given, self._made(op, part) if along else op.outputs)
         now = {name: changed(Ref(name)) for name in op.refs}
         given = replace(given, saves=self._saves(op, given, part, now) if along else op.saves)
@@ -433,14 +435,10 @@ def region_given(op: Op, values: Given) -> Op:
         return op
 
     def changed(arg: Arg) -> Arg:
-        if isinstance(arg, tuple):
-            return tuple(map(changed, arg))
         return read[arg.param][0] if isinstance(arg, ParamRef) and arg.param in read else arg
 
     def inside(each: Op) -> Op:
-        kwargs = tuple((key, changed(value)) for key, value in each.kwargs)
-        own = replace(each, args=tuple(map(changed, each.args)), kwargs=kwargs)
-        return region_given(own, read)
+        return region_given(with_args(each, changed), read)
 
     entries = (Input(ref.value, (), spec, batched=False) for ref, spec in read.values())
     body = replace(op.body, ops=tuple(map(inside, op.body.ops)), inputs=(*op.body.inputs, *entries))

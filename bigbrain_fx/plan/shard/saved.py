@@ -208,6 +208,21 @@ def exchange_saves(kind: str, whole: TensorSpec, members: int) -> Saves:
 # rank has its own gradient. Asked for another form, an exchange is put into the graph, once.
 
 
+def with_args(op: Op, change: Callable[[Arg], Arg]) -> Op:
+    """Return an op with each argument changed, those in tuples one by one."""
+
+    def changed(arg: Arg) -> Arg:
+        return tuple(map(changed, arg)) if isinstance(arg, tuple) else change(arg)
+
+    kwargs = tuple((key, changed(value)) for key, value in op.kwargs)
+    return replace(op, args=tuple(map(changed, op.args)), kwargs=kwargs)
+
+
+def with_reads(op: Op, change: Callable[[Ref | ParamRef], Arg]) -> Op:
+    """Return an op that reads other values."""
+    return with_args(op, lambda arg: change(arg) if isinstance(arg, Ref | ParamRef) else arg)
+
+
 Held = tuple[SizePart, Place]
 AT_ONCE = "at once"  # what a copy of such a parameter is given; others wait for the backward's end
 _SUFFIXES = {
@@ -236,18 +251,6 @@ class Forms:
         self.members = max((len(part.lengths) for part in parts), default=1)
         self._names: set[str] = set()  # of values that are in no graph yet
         self._made: dict[tuple[str, str], str] = {}
-
-    def mapped(self, arg: Arg, change: Callable[[Ref | ParamRef], Arg]) -> Arg:
-        """Change every reference in an argument."""
-        if isinstance(arg, tuple):
-            return tuple(self.mapped(item, change) for item in arg)
-        return change(arg) if isinstance(arg, Ref | ParamRef) else arg
-
-    def with_args(self, op: Op, change: Callable[[Ref | ParamRef], Arg]) -> Op:
-        """Return an op that reads other values."""
-        args = tuple(self.mapped(arg, change) for arg in op.args)
-        kwargs = tuple((key, self.mapped(value, change)) for key, value in op.kwargs)
-        return replace(op, args=args, kwargs=kwargs)
 
     def whole_form(self, ref: Ref | ParamRef) -> Ref | ParamRef:
         """Return a value whole, as every rank has it."""

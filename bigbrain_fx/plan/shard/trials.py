@@ -28,6 +28,7 @@ from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan.shard.memory import is_sound
 from bigbrain_fx.plan.shard.pieces import priced_axes
 from bigbrain_fx.plan.shard.rewrite import Shares, sharded
+from bigbrain_fx.plan.shard.saved import with_args
 
 _ROWS = 3  # of the batch in a trial
 
@@ -328,17 +329,10 @@ def _spec(spec: TensorSpec, smaller: Mapping[int, int]) -> TensorSpec:
 
 
 def _op(op: Op, smaller: Mapping[int, int]) -> Op:
-    return replace(
-        op,
-        args=tuple(_arg(arg, smaller) for arg in op.args),
-        kwargs=tuple((key, _arg(arg, smaller)) for key, arg in op.kwargs),
-        outputs=tuple(_spec(spec, smaller) for spec in op.outputs),
-    )
+    def changed(arg: Arg) -> Arg:
+        if isinstance(arg, int) and not isinstance(arg, bool):
+            return smaller.get(arg, arg)
+        return arg
 
-
-def _arg(arg: Arg, smaller: Mapping[int, int]) -> Arg:
-    if isinstance(arg, tuple):
-        return tuple(_arg(each, smaller) for each in arg)
-    if isinstance(arg, int) and not isinstance(arg, bool):
-        return smaller.get(arg, arg)
-    return arg
+    outputs = tuple(_spec(spec, smaller) for spec in op.outputs)
+    return replace(with_args(op, changed), outputs=outputs)

@@ -256,11 +256,11 @@ def _moved(
 # lacks memory is told as the first one's lack.
 
 
-Make: TypeAlias = Callable[[Costs], tuple[Plan, Forecast, Forecast]]
-
-
 def with_room_for_all(
-    make: Make, costs: Costs, cluster: Cluster, groups: Groups
+    make: Callable[[Costs], tuple[Plan, Forecast, Forecast]],
+    costs: Costs,
+    cluster: Cluster,
+    groups: Groups,
 ) -> tuple[Plan, Forecast]:
     """Return a plan in which more is recomputed until all ranks fit, or no more can be.
 

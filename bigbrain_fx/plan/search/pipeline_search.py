@@ -231,21 +231,21 @@ class PipelineSearch:
         return list(dict.fromkeys([*several, *ranked]))[:most]
 
     def _simulate(self, entry: Found) -> None:
-        placement = self._placement(entry)
-        chain = "1f1b" if self.ask.graph.training else "forward"
-        schedule = self.ask.schedule or chain
-        takes = schedule in ("1f1b", "list")
-        in_flight = entry.in_flight if takes and schedule == "1f1b" else None
-        if self.ask.in_flight is not None:
-            in_flight = self.ask.in_flight
-        trial = Trial(
-            PIPELINE, placement, schedule, entry.micro_batches, in_flight, entry.recompute
-        )
-        if self.ranking.consider(trial) is not None or schedule != "1f1b":
+        asked, schedule = self.ask.in_flight, self.ask.schedule or self._chain
+        alternates = schedule == "1f1b"
+        in_flight = asked or (entry.in_flight if alternates else None)
+        placement, micro = self._placement(entry), entry.micro_batches
+        trial = Trial(PIPELINE, placement, schedule, micro, in_flight, entry.recompute)
+        if self.ranking.consider(trial) is not None or not alternates:
             return
-        classic = self.ranking.consider(replace(trial, in_flight=self.ask.in_flight))
-        if classic is None and in_flight is not None and self.ask.in_flight is None:
+        classic = self.ranking.consider(replace(trial, in_flight=asked))
+        if classic is None and in_flight and not asked:
             self.ranking.consider(replace(trial, in_flight=(1,) * len(in_flight)))
+
+    @property
+    def _chain(self) -> str:
+        """The schedule of a chain where none is asked for."""
+        return "1f1b" if self.ask.graph.training else "forward"
 
     def _placement(self, entry: Found) -> Placement:
         line, split = entry.line, entry.split
@@ -297,9 +297,8 @@ class PipelineSearch:
             near_s = best.score.step_s * (1 + self.ask.apart)
             if self._busiest_s(at, placement) > near_s:
                 return
-        chain = "1f1b" if self.ask.graph.training else "forward"
         asked = self.ask.schedule
-        for schedule in (asked,) if asked else (chain, "list"):
+        for schedule in (asked,) if asked else (self._chain, "list"):
             trial = Trial(SIMPLE, placement, schedule, micro_batches, self.ask.in_flight)
             if self.ranking.consider(trial) is not None:
                 return

@@ -136,6 +136,7 @@ class Session(Shown):
         self.module = module
         self._names = list(module.state_dict())
         self._given = 0  # the step whose weights the module has
+        self.steps = 0
         self._caller = CallersModule(module, self._refresh)
         constants.module.accept()  # with the hooks of that
         self.events: list[Event] = []
@@ -146,7 +147,6 @@ class Session(Shown):
         self._states: list[dict[str, int]] = []  # that were asked for and have come
         self._error: BaseException | None = None
         self._ended = False
-        self.steps = 0
         self._feed = Feed(self._hear_first, self._hear_state)
         self._thread = threading.Thread(
             target=self._run, args=(options,), name="bigbrain-fx", daemon=True
@@ -209,7 +209,8 @@ class Session(Shown):
             raise InputError(
                 what, code="BX3138", help="pass it over: if not session.leaves_out(batch)"
             )
-        found = self._found(batch)
+        with self._caller.unread():
+            found = self._found(batch)
         if self._optimizer is not None:
             found |= self._optimizer.entries()
         self._feed.put(self.steps, [save(tensors_apart(found))])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 import signal
@@ -74,6 +75,43 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[bb.Mach
     torch.set_num_threads(1)
     yield bb.machine(write_cluster(tmp_path))
     torch.set_num_threads(threads)
+
+
+class Averages:
+    """Averages of a model's weights, by three ways of reading them."""
+
+    def __init__(self, module: Net) -> None:
+        self.module, self.averaged = module, torch.optim.swa_utils.AveragedModel(module)
+        self.named = {name: p.detach().clone() for name, p in module.named_parameters()}
+        self.norms: list[float] = []
+
+    def update(self) -> None:
+        self.averaged.update_parameters(self.module)
+        self.norms.append(self.module.b.weight.norm().item())
+        for name, p in self.module.named_parameters():
+            self.named[name].lerp_(p.detach(), 0.1)
+
+
+def test_averages_of_a_loop_are_of_the_weights_of_the_devices(machine: bb.Machine) -> None:
+    batches, module, other = list(data(4)), net(), net()
+    sgd = torch.optim.SGD(other.parameters(), lr=0.1)
+    want, have = Averages(other), Averages(module)
+    for batch in batches:
+        sgd.zero_grad()
+        loss(other(batch["x"]), batch).backward()
+        sgd.step()
+        want.update()
+    optimizer = functools.partial(torch.optim.SGD, lr=0.1)
+    with machine(
+        module, example_batch=batches[0], loss=loss, optimizer=optimizer, options=OPTIONS
+    ) as session:
+        for batch in batches:
+            session.step(batch)
+            have.update()
+    assert have.norms == want.norms
+    assert same(have.named, want.named)
+    assert same(have.averaged.module.state_dict(), want.averaged.module.state_dict())
+    assert type(module._parameters) is type(copy.deepcopy(module)._parameters) is dict
 
 
 def test_a_killed_device_does_not_show_in_the_loop(machine: bb.Machine, tmp_path: Path) -> None:

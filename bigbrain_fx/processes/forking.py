@@ -26,6 +26,7 @@ import socket
 import sys
 import threading
 import traceback
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TextIO
 
@@ -44,6 +45,7 @@ def main(modules: Sequence[str]) -> None:
     for name in modules:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    _keep_ends()
     gc.freeze()  # pages of what lives on are not written, and so shared
     selector = selectors.DefaultSelector()
     selector.register(line, selectors.EVENT_READ)
@@ -56,6 +58,12 @@ def main(modules: Sequence[str]) -> None:
             if not text:
                 return
             _start(selector, json.loads(text), files)
+
+
+def _keep_ends() -> None:
+    """Let what was made here be finalized by no fork: its end is this process's."""
+    for made in vars(weakref.finalize)["_registry"]:
+        made.atexit = False
 
 
 def _start(selector: selectors.BaseSelector, order: Order, files: list[int]) -> None:

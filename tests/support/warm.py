@@ -53,10 +53,12 @@ IMPORTED = (
     "torch.onnx._internal.exporter._core",
     "transformers.modeling_utils",
 )
+WARMED = Path(__file__).with_name("warmed.py")
 # Forks keep these thresholds.
 RARELY_COLLECTED = f"""import gc, runpy, sys
 gc.set_threshold{COLLECTED_EACH}
 del sys.argv[0]
+runpy.run_path({str(WARMED)!r})
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 STARTERS = (

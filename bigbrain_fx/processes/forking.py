@@ -189,11 +189,14 @@ def _be_new() -> None:
 
 
 def _run(words: list[str]) -> int:
-    """Run `PROGRAM WORDS` or `-P -m MODULE WORDS` as Python does; return its exit code."""
+    """Run `[-P] PROGRAM WORDS` or `-P -m MODULE WORDS` as Python does; return its exit code."""
     try:
         if words[:2] == MODULE:
             sys.argv = words[2:]
             runpy.run_module(words[2], run_name="__main__", alter_sys=True)
+        elif words[:1] == MODULE[:1]:
+            sys.argv = words[1:]
+            runpy.run_path(words[1], run_name="__main__")
         else:
             sys.argv = words
             sys.path.insert(0, os.path.dirname(os.path.abspath(words[0])))

@@ -65,6 +65,7 @@ STARTERS = (
     "bigbrain_fx.bundles.child_programs",
     "bigbrain_fx.bundles.launch.process",
     "bigbrain_fx.bundles.launch.supervised",
+    "bigbrain_fx.bundles.launch.warm",
     "bigbrain_fx.serving.crew",
     "bigbrain_fx.cli.background",
     "bigbrain_fx.frontend.client",
@@ -162,7 +163,7 @@ def _is_known(words: list[str], env: Mapping[str, str]) -> bool:
         return False
     if any(env.get(name) != os.environ.get(name) for name in READ_AT_START):
         return False
-    return words[1:3] == ["-P", "-m"] or not words[1].startswith("-")
+    return words[1:3] in (["-P", "-m"], ["-P", str(PROGRAM)]) or not words[1].startswith("-")
 
 
 def run(

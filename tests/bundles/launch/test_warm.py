@@ -56,7 +56,13 @@ def said(folder: Path) -> dict[str, object]:
     return found
 
 
-def test_a_fork_is_what_a_new_python_would_be(warm: Warm, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("cold")
+def test_a_fork_is_what_a_new_python_would_be(tmp_path: Path) -> None:
+    with Warm() as warm:
+        seen_in_a_fork(warm, tmp_path)
+
+
+def seen_in_a_fork(warm: Warm, tmp_path: Path) -> None:
     process = start(warm, tmp_path)
     assert isinstance(process, ForkedGroup)
     assert process.wait(LIMIT_S) == 0

@@ -30,16 +30,28 @@ _BULK = str, bytes, bool, int, float, complex, type(None), torch.Tensor, type, t
 def own_dice(function: object) -> list[Any]:
     """Return the generators that a function's file holds, or the function itself, nearest first."""
     waiting, met, found = deque([function]), {id(function): function}, []
+    is_bulk, is_dice, shared = _OfTypes(_BULK), _OfTypes(_kinds()), _shared()
     while waiting and len(met) < _MANY:
         value = waiting.popleft()
-        if _is_dice(value):
+        if is_dice[type(value)] and not any(value is each for each in shared):
             found.append(value)
             continue
         for held in _held(value):
-            if id(held) not in met and not isinstance(held, _BULK):
+            if id(held) not in met and not is_bulk[type(held)]:
                 met[id(held)] = held
                 waiting.append(held)
     return found
+
+
+class _OfTypes(dict[type, bool]):
+    """Whether values of a type are of some kinds; asked once a type, not for each value."""
+
+    def __init__(self, kinds: tuple[type, ...]) -> None:
+        self.kinds = kinds
+
+    def __missing__(self, kind: type) -> bool:
+        found = self[kind] = issubclass(kind, self.kinds)
+        return found
 
 
 def states_of(dice: Sequence[Any]) -> list[Any]:
@@ -66,14 +78,18 @@ def _state(dice: Any) -> Any:  # noqa: ANN401  # torch's, Python's or NumPy's
     return dice.get_state()
 
 
-def _is_dice(value: object) -> bool:
-    """Whether a value draws random numbers, and is none of the generators that all share."""
+def _kinds() -> tuple[type, ...]:
+    """Return the types that draw random numbers."""
     numpy_random = sys.modules.get("numpy.random")  # nothing here needs it: a user may
-    kinds = (numpy_random.Generator, numpy_random.RandomState) if numpy_random else ()
-    shared = numpy_random.mtrand._rand if numpy_random else None
-    if any(value is each for each in (torch.default_generator, vars(random)["_inst"], shared)):
-        return False
-    return isinstance(value, (torch.Generator, random.Random, *kinds))
+    more = (numpy_random.Generator, numpy_random.RandomState) if numpy_random else ()
+    return torch.Generator, random.Random, *more
+
+
+def _shared() -> tuple[object, ...]:
+    """Return the generators that all files share."""
+    numpy_random = sys.modules.get("numpy.random")
+    more = (numpy_random.mtrand._rand,) if numpy_random else ()
+    return torch.default_generator, vars(random)["_inst"], *more
 
 
 def _held(value: Any) -> Iterable[object]:  # noqa: ANN401  # any object

@@ -124,6 +124,8 @@ class CaptureService:
         """Keep the capture for later commands."""
         from bigbrain_fx.frontend.capture_cache.record import record_of
 
+        if not self.known.keeps:
+            return
         record = record_of(self.captured, self.file)
         more = {"fixed": self.fixed, "drop_last": self.file.drop_last}
         self.known.keep_capture(record and {**record, **more})

@@ -33,6 +33,11 @@ class Known:
     def __init__(self, table: Table | None = None, of_model: str = "") -> None:
         self._table, self._of_model = table, of_model
 
+    @property
+    def keeps(self) -> bool:
+        """Whether there is a table."""
+        return self._table is not None
+
     def answer(self, request: Mapping[str, object], find: Callable[[], Answer]) -> Answer:
         """Return an answer that is known, else find it and keep it.
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -83,13 +83,19 @@ class _File:
         return ast.parse(self.path.read_bytes())
 
     @cached_property
-    def nodes(self) -> tuple[ast.AST, ...]:
-        """All nodes: one walk serves every question about the file."""
-        return tuple(ast.walk(self.tree))
+    def parents(self) -> dict[ast.AST, ast.AST]:
+        """All nodes but the module, by levels: one walk serves every question about the file."""
+        found: dict[ast.AST, ast.AST] = {}
+        level: list[ast.AST] = [self.tree]
+        while level:
+            below = {child: node for node in level for child in ast.iter_child_nodes(node)}
+            found |= below
+            level = list(below)
+        return found
 
     @cached_property
-    def parents(self) -> dict[ast.AST, ast.AST]:
-        return {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
+    def nodes(self) -> tuple[ast.AST, ...]:
+        return self.tree, *self.parents
 
     @property
     def name(self) -> str:
@@ -108,7 +114,7 @@ class _File:
     @cached_property
     def constants(self) -> Mapping[str, ast.expr]:
         """Names that the module sets once, to a text."""
-        return _set_once(self.tree.body)
+        return _set_once(self.nodes)
 
     def around(self, node: ast.AST, kind: type[ast.AST]) -> ast.AST:
         """Return the innermost node of a kind around another; the module where there is none."""
@@ -158,14 +164,13 @@ def _takes_code(function: ast.FunctionDef) -> bool:
     return any(each.arg == "code" and default is None for each, default in known)
 
 
-def _set_once(body: Sequence[ast.stmt]) -> dict[str, ast.expr]:
+def _set_once(nodes: Iterable[ast.AST]) -> dict[str, ast.expr]:
     found: dict[str, list[ast.expr]] = {}
-    for statement in body:
-        for node in ast.walk(statement):
-            if isinstance(node, ast.Assign):
-                for target in node.targets:
-                    if isinstance(target, ast.Name):
-                        found.setdefault(target.id, []).append(node.value)
+    for node in nodes:
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                if isinstance(target, ast.Name):
+                    found.setdefault(target.id, []).append(node.value)
     return {name: values[0] for name, values in found.items() if len(values) == 1}
 
 
@@ -336,7 +341,8 @@ class _Text:
         if name in self.given:
             return self.given[name]
         body = getattr(self.inside, "body", [])
-        value = _set_once(body).get(name) or self.file.constants.get(name)
+        inner = (node for statement in body for node in ast.walk(statement))
+        value = _set_once(inner).get(name) or self.file.constants.get(name)
         if isinstance(value, ast.JoinedStr) or (value is not None and _is_text(value)):
             return self.of(value)
         text = ast.unparse(node)

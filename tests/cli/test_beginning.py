@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from bigbrain_fx.runtime import limits
+from tests.support import warm
 from tests.support.command_line import write_cluster, write_model
 
 LIMIT_BYTES = 600 << 20  # torch is mapped, and what comes after it is not
@@ -44,6 +45,19 @@ def _python(
     )
 
 
+def _fork(
+    *words: str, flags: Sequence[str] = (), environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run it as a fork of a process that has torch: the path is that of a new Python."""
+    return warm.run(
+        [sys.executable, *flags, *words],
+        env={**os.environ, **(environment or {})},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+
+
 @pytest.mark.gate("-P-entry0")
 @pytest.mark.parametrize("entry", [TRAINS, LAUNCHES])
 @pytest.mark.parametrize("how", ["-P", "-I", "PYTHONSAFEPATH"])
@@ -53,7 +67,8 @@ def test_the_folder_of_a_bundle_need_not_be_on_the_path(
     flags = [how] if how.startswith("-") else []
     environment = {} if flags else {how: "1"}
     program, *words = entry
-    done = _python(str(bundle / program), *words, flags=flags, environment=environment)
+    python = _fork if how == "-P" else _python
+    done = python(str(bundle / program), *words, flags=flags, environment=environment)
     assert (done.returncode, "step     0   loss" in done.stdout) == (0, True), done.stderr
 
 
@@ -80,7 +95,7 @@ def test_a_file_of_the_runtime_that_is_gone_is_the_bundles(bundle: Path, tmp_pat
     copied = tmp_path / "copied"
     shutil.copytree(bundle, copied)
     (copied / "runtime" / "gradients.py").unlink()
-    done = _python(str(copied / "train.py"), *TRAINS[1:])
+    done = _fork(str(copied / "train.py"), *TRAINS[1:])
     _named(done, "No module named 'runtime.gradients'")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from bigbrain_fx.bundles import verify
 from bigbrain_fx.bundles.launch import free_port
 from bigbrain_fx.errors import InputError
 from tests.promise.conftest import Outside
+from tests.support import warm
 from tests.support.bundles import cluster
 
 STEPS = 4
@@ -179,7 +181,8 @@ def test_a_file_that_is_gone_is_named(
 
 
 def test_another_number_of_processes_is_refused(whole: Path, outside: Outside) -> None:
-    process = outside.start(whole, ["train.py"], {"RANK": "0", "WORLD_SIZE": "3"})
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert "error[BX5205]" in err
+    place = {**outside.environment, "RANK": "0", "WORLD_SIZE": "3"}
+    words = [sys.executable, "train.py"]
+    done = warm.run(words, cwd=whole, env=place, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "error[BX5205]" in done.stderr

@@ -163,7 +163,8 @@ def _is_known(words: list[str], env: Mapping[str, str]) -> bool:
         return False
     if any(env.get(name) != os.environ.get(name) for name in READ_AT_START):
         return False
-    return words[1:3] in (["-P", "-m"], ["-P", str(PROGRAM)]) or not words[1].startswith("-")
+    program = words[2:] if words[1] == "-P" else words[1:]
+    return words[1:3] == ["-P", "-m"] or not program[0].startswith("-")
 
 
 def run(

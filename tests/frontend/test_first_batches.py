@@ -75,8 +75,13 @@ RAISES = "yield example_batch()\nraise {}"
             *(RAISES.format("OSError(5, 'the disk')"), "BX2189", "model.py:16"),
             marks=pytest.mark.nightly,
         ),
-        (RAISES.format("SystemExit(1)"), "BX2187", "model.py:16"),
-        (RAISES.format("ImportError('no such module')"), "BX2188", "model.py:16"),
+        pytest.param(
+            *(RAISES.format("SystemExit(1)"), "BX2187", "model.py:16"), marks=pytest.mark.nightly
+        ),
+        pytest.param(
+            *(RAISES.format("ImportError('no such module')"), "BX2188", "model.py:16"),
+            marks=pytest.mark.nightly,
+        ),
         ("return 5", "BX2189", "model.py"),
         ("yield example_batch()\nyield None", "BX2197", "model.py:14"),
     ],

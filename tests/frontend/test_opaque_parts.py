@@ -149,7 +149,7 @@ def test_plain_gradients_add_up(tmp_path: Path, code: str) -> None:
     assert cause(tmp_path, code) == ""
 
 
-@pytest.mark.gate("bound", "teacher", "counter", "closure", "drawn", "contrastive", "later")
+@pytest.mark.gate("bound", "teacher", "counter", "drawn", "contrastive", "later")
 @pytest.mark.parametrize(
     ("code", "name"),
     [

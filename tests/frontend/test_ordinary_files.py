@@ -54,6 +54,7 @@ def write(
     return path
 
 
+@pytest.mark.gate("loss and metric", "loss and dict")
 @pytest.mark.parametrize(
     ("output", "loss"),
     [
@@ -112,6 +113,7 @@ def test_attributes_of_parameters_are_given_to_the_optimizer(tmp_path: Path) -> 
     assert seen == ["a.weight"]
 
 
+@pytest.mark.gate("smaller", "larger")
 @pytest.mark.parametrize(
     ("rows", "kept"),
     [("(8, 8, 5)", False), ("(8, 8, 8)", None), ("(8, 9, 8)", None)],

@@ -176,13 +176,6 @@ def test_uneven_rounds_are_refused_and_left_out_where_the_number_is_open() -> No
     assert found.micro_batches in (1, 3)
 
 
-def test_few_micro_batches_are_not_padded() -> None:
-    plan = plan_of("zb-v", 3, micro_batches=2)
-    assert {len(steps(program)) for program in plan.programs} <= {8, 10, 12}
-    with pytest.raises(InputError, match="at least as many micro-batches as stages"):
-        plan_of("dualpipe-v", 3, micro_batches=4)
-
-
 # --------------------------------------------------------------------------- searched
 
 

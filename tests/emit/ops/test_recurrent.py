@@ -155,10 +155,3 @@ def test_a_layer_in_another_mode_than_the_model_stays_a_function() -> None:
 
     text = stage_text(Frozen(nn.GRU(8, 6, 2, dropout=0.5), output), WORDS)
     assert "nn.GRU(" not in text
-
-
-@pytest.mark.nightly
-def test_a_stage_of_an_evaluated_model_is_in_eval_mode() -> None:
-    text = stage_text(Reader(nn.GRU(8, 6, 2, dropout=0.5), output), WORDS, training=False)
-    assert "dropout=0.5)" in text
-    assert "self.eval()" in text

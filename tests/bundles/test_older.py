@@ -70,6 +70,7 @@ def test_a_bundle_moves_to_other_devices(old: Path, tmp_path: Path) -> None:
     assert_close(weights(saved), weights(old / "saved8"))
 
 
+@pytest.mark.nightly
 @first
 def test_profiles_and_costs_are_read(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_plan(old / "bundle").stages.devices

@@ -123,6 +123,7 @@ class Odd(nn.Module):
         return hidden[hidden[:, 0] > 0].square().mean()
 
 
+@pytest.mark.gate("written", "drawn", "read after a module wrote")
 @pytest.mark.parametrize(
     "how", ["written", "counted", "drawn", "plain tensor", "read after a module wrote"]
 )

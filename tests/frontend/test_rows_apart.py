@@ -72,6 +72,7 @@ APART: dict[str, Make] = {
 }
 
 
+@pytest.mark.gate("mean", "order", "sums", "position", "size", "pairs")
 @pytest.mark.parametrize("name", MIXED)
 def test_rows_that_go_by_each_other_are_found_and_said(name: str) -> None:
     found = of(MIXED[name])
@@ -79,6 +80,7 @@ def test_rows_that_go_by_each_other_are_found_and_said(name: str) -> None:
     assert any(f"whole batches of {ROWS} rows" in said for said in found.warnings)
 
 
+@pytest.mark.gate("rows", "states", "neighbours", "not a number")
 @pytest.mark.parametrize("name", APART)
 def test_rows_that_stand_alone(name: str) -> None:
     found = of(APART[name])

@@ -28,6 +28,7 @@ said = {"words": sys.argv, "folder": os.getcwd(), "own": os.environ["OWN"], "fir
 print(json.dumps(said))
 threading.Thread(target=lambda: open("thread", "w").close()).start()
 """
+OWN = 'import json, os; print(json.dumps({"own": os.environ["OWN"]}))'
 
 
 @pytest.fixture(scope="module")
@@ -114,8 +115,8 @@ def test_one_that_waits_can_be_ended(warm: Warm, tmp_path: Path) -> None:
 
 
 def test_another_environment_is_a_new_pythons(warm: Warm, tmp_path: Path) -> None:
-    assert start(warm, tmp_path).wait(LIMIT_S) == 0
-    process = start(warm, tmp_path, OWN="other")
+    assert start(warm, tmp_path, program=OWN).wait(LIMIT_S) == 0
+    process = start(warm, tmp_path, program=OWN, OWN="other")
     assert type(process) is Group
     assert process.wait(LIMIT_S) == 0
     assert said(tmp_path)["own"] == "other"

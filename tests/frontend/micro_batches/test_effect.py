@@ -342,6 +342,7 @@ def test_declared_offsets_end_at_the_length_of_their_entry() -> None:
     assert "cu_seqlens" in (caught.value.help or "")
 
 
+@pytest.mark.gate("<lambda>-shape", "<lambda>-negative", "<lambda>-must add up")
 @pytest.mark.parametrize(
     ("loss_weight", "said"),
     [

@@ -238,14 +238,20 @@ def test_experts_stored_one_by_one_are_joined_as_transformers_joins_them(tmp_pat
     assert same(read, expected)
 
 
-def test_estimate_and_split_take_hf_on_the_command_line(tmp_path: Path) -> None:
-    write_config(tmp_path, LLAMA)
-    cluster = write_cluster(tmp_path)
-    words = (f"hf:{tmp_path}", "--devices", cluster, "--batch", "4", "--seq", "8", "--json")
-    done = call("estimate", *words)
+def command(folder: Path, verb: str, *more: str | Path) -> None:
+    write_config(folder, LLAMA)
+    about = ("--devices", write_cluster(folder), "--batch", "4", "--seq", "8", "--json")
+    done = call(verb, f"hf:{folder}", *about, *more)
     assert done.code == 0, done.err
-    done = call("split", *words, "--out", tmp_path / "b", "--partitioner", "naive")
-    assert done.code == 0, done.err
+
+
+@pytest.mark.nightly
+def test_estimate_takes_hf_on_the_command_line(tmp_path: Path) -> None:
+    command(tmp_path, "estimate")
+
+
+def test_split_takes_hf_on_the_command_line(tmp_path: Path) -> None:
+    command(tmp_path, "split", "--out", tmp_path / "b", "--partitioner", "naive")
     plan = json.loads((tmp_path / "b" / "plan.json").read_text())
     assert plan["source"]["path"] == f"hf:{tmp_path / 'config.json'}?batch=4&seq=8"
     assert (tmp_path / "b" / "example.safetensors").is_file()

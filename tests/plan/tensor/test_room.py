@@ -18,7 +18,7 @@ from models import gpt
 @pytest.fixture(scope="module")
 def graph() -> Graph:
     torch.manual_seed(0)
-    module = gpt.GPT(blocks=4, dim=128, heads=4, sequence=64, vocabulary=64, dropout=0.0)
+    module = gpt.GPT(blocks=2, dim=128, heads=4, sequence=64, vocabulary=64, dropout=0.0)
     tokens = torch.randint(0, 64, (16, 65))
     batch = {"tokens": tokens[:, :-1].contiguous(), "targets": tokens[:, 1:].contiguous()}
     return capture(module, batch, gpt.loss).graph

@@ -306,7 +306,8 @@ def _codes_of(value: object) -> list[types.CodeType]:
     """Return the code of a function, or of the methods that a class body defines."""
     if not isinstance(value, type):
         function: Any = value
-        return [inspect.unwrap(function).__code__]
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        return [code] if code else []
     return [
         code
         for function in _methods(value)
@@ -413,11 +414,9 @@ def _is_importable(module: str, name: str, value: object) -> bool:
     if found is None or module == "__main__" or not name.isidentifier():
         return False
     is_a_file = getattr(found, "__file__", None) is not None or module in sys.builtin_module_names
-    return (
-        getattr(found, "__spec__", None) is not None
-        and is_a_file
-        and getattr(found, name, None) is value
-    )
+    is_there = is_a_file and getattr(found, "__spec__", None) is not None
+    is_compiled = isinstance(value, types.BuiltinFunctionType)  # torch._C._nn is a part of a file
+    return getattr(found, name, None) is value and (is_there or is_compiled)
 
 
 # --------------------------------------------------------------------------- words

@@ -96,11 +96,13 @@ class _Writer:
         known = self._made.get(id(value))
         if known is not None:
             return ast.Name(known[0])
+        owner = getattr(value, "__self__", None)
+        if isinstance(value, types.MethodType | types.BuiltinMethodType) and not isinstance(
+            owner, types.ModuleType | None
+        ):
+            return ast.Attribute(self.expression(owner, "owner"), value.__name__)
         if isinstance(value, _BY_NAME):
             return ast.Name(self._define(value))
-        if isinstance(value, types.MethodType):
-            owner = self.expression(value.__self__, "owner")
-            return ast.Attribute(owner, value.__func__.__name__)
         if type(value) in _CONTAINERS:
             return self._container(value, hint)
         if is_plain(value):
@@ -173,9 +175,10 @@ class _Writer:
     # ------------------------------------------------------------------ any other object
 
     def _object(self, value: Any, hint: str) -> ast.expr:  # noqa: ANN401  # whatever
+        parametrized = tuple(getattr(value, "parametrizations", ())) if _is_module(value) else ()
         try:
-            found = value.__reduce_ex__(4)
-        except TypeError as error:  # a socket, a generator
+            found = _shallow(value) if parametrized else value.__reduce_ex__(4)
+        except (TypeError, RuntimeError) as error:  # a socket, a generator
             raise LiteralError(value) from error
         if isinstance(found, str):
             return _attribute(self._define(sys.modules[type(value).__module__]), found)
@@ -184,7 +187,7 @@ class _Writer:
         if _is_seeded(value):
             self._method(name, "manual_seed", [literal(value.initial_seed())])
             return name
-        if "torch" in sys.modules and isinstance(value, sys.modules["torch"].nn.Module):
+        if _is_module(value):
             begin = _attribute(self._define(sys.modules["torch"]), "nn.Module.__init__")
             self.statements.append(ast.Expr(called(begin, name)))
             state = _without_defaults(state)
@@ -193,7 +196,18 @@ class _Writer:
         if pairs is not None and (mapped := dict(pairs)):
             self._method(name, "update", [self.expression(mapped, hint)])
         self._set_state(value, name, state)
+        self._parametrize(name, parametrized)
         return name
+
+    def _parametrize(self, name: ast.expr, tensors: Sequence[str]) -> None:
+        """Let tensors of a module be computed, as torch's register_parametrization ends."""
+        if not tensors:
+            return
+        torch_name = self._define(sys.modules["torch"])
+        parametrize = _attribute(torch_name, "nn.utils.parametrize")
+        self._method(parametrize, "_inject_new_class", [name])
+        for tensor in tensors:
+            self._method(parametrize, "_inject_property", [name, literal(tensor)])
 
     def _call(self, make: Any, given: tuple[Any, ...], hint: str) -> ast.expr:  # noqa: ANN401
         """Write what makes an object, before its state: `Gate.__new__(Gate)`."""
@@ -259,6 +273,16 @@ def skeleton(model: nn.Module, paths: Iterable[str]) -> nn.Module:
             at = at.get_submodule(name)
         at.add_module(last, model.get_submodule(path))
     return root
+
+
+def _is_module(value: object) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.nn.Module)
+
+
+def _shallow(module: nn.Module) -> tuple[object, ...]:
+    """Return how a parametrized module is made, whose class torch has made of another."""
+    return copyreg.__newobj__, type(module).__bases__, vars(module)  # type: ignore[attr-defined]
 
 
 def _is_seeded(value: Any) -> bool:  # noqa: ANN401  # whatever

@@ -69,7 +69,7 @@ class ForwardLines(nn.Module):
         super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # whatever the owner has
-        """Return an attribute of the owner, a method bound to this module."""
+        """Return an attribute of the owner, a method or property bound to this module."""
         own = self.__dict__.get("_modules", {}).get(name, _MISSING)
         place = self.__dict__.get("_place")
         if own is not _MISSING or place is None:
@@ -78,11 +78,14 @@ class ForwardLines(nn.Module):
         found = _at(home, path, name)
         if isinstance(found, nn.Module | Tensor):
             return found
+        of_class = getattr(type(owner), name, None)
+        if isinstance(of_class, property) and of_class.fget is not None:
+            return of_class.fget(self)  # `self.device`: of these tensors, not the owner's
         value = getattr(owner, name)
         if isinstance(value, types.MethodType) and value.__self__ is owner:
             return types.MethodType(value.__func__, self)
         if isinstance(value, nn.Module):  # without tensors, or the stage would have it
-            self.add_module(name, copy.deepcopy(value).train(self.training))
+            self._modules[name] = copy.deepcopy(value).train(self.training)
             return self._modules[name]
         return value
 

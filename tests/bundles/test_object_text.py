@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from bigbrain_fx.bundles.literals import LiteralError
@@ -102,6 +103,15 @@ def test_slots_partials_and_generators_have_their_state() -> None:
     assert torch.equal(again(drawn).get_state(), drawn.get_state())  # has drawn
 
 
+def test_methods_are_those_of_their_object() -> None:
+    meter = Meter([1])
+    found, add, built_in = again([meter, meter.seen.append, F.gelu])
+    add(2)
+    assert found.seen == [1, 2]
+    assert built_in is F.gelu
+    assert again(dict.fromkeys)("a") == {"a": None}
+
+
 def test_objects_and_lists_stay_shared_and_may_refer_to_themselves() -> None:
     meter = Meter()
     first, second, of = again([meter, meter, meter.seen])
@@ -148,6 +158,15 @@ def test_layers_of_torch_compute_the_same(make: Any) -> None:
     given = [torch.randn(5, width)] * (3 if isinstance(layer, nn.MultiheadAttention) else 1)
     want, have = layer(*given), found(*given)
     assert torch.equal(*(each[0] if isinstance(each, tuple) else each for each in (want, have)))
+
+
+def test_a_parametrized_layer_computes_the_same() -> None:
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(3, 4))
+    found = again(nn.Sequential(layer), (*layer.parameters(), *layer.buffers()))[0]
+    found.load_state_dict(layer.state_dict())
+    x = torch.randn(2, 3)
+    assert torch.equal(found(x), layer(x))
+    assert [*found.state_dict()] == [*layer.state_dict()]
 
 
 def _large() -> object:

@@ -48,13 +48,17 @@ class Net(nn.Module):
         super().__init__()
         self.a, self.cell, self.gate = nn.Linear(4, 8), nn.GRUCell(8, 8), Gate(8)
         self.b, self.hidden = nn.Linear(8, 1), None
-        self.dice = torch.Generator().manual_seed(3)
+        self.dice, self.act = torch.Generator().manual_seed(3), nn.Tanh()
+
+    @property
+    def where(self):
+        return next(self.parameters()).device
 
     def forward(self, x):
         h = torch.tanh(self.a(x))
         if self.hidden is None:
             self.hidden = torch.rand(8, generator=self.dice).expand(x.shape[0], 8)
-        self.hidden = self.cell(h, self.hidden.detach())
+        self.hidden = self.act(self.cell(h, self.hidden.detach().to(self.where)))
         h = self.hidden + torch.tanh(self.hidden)
         return self.b(self.gate(h))
 '''

@@ -189,6 +189,31 @@ def test_lines_that_leave_something_for_modules_are_refused(how: str) -> None:
         capture(Between(how), {"x": torch.randn(6, 8)})
 
 
+class Deep(nn.Module):
+    """A loss by data that calls the head once more, as DETR's does for each layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(8, 8)
+        self.head = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.a(x))
+        last = self.head(h).mean()
+        picked = h[h.sum(1) > float(h.detach().mean())]
+        return last + self.head(torch.cat([picked, h])[: h.shape[0]]).square().mean()
+
+
+def test_a_module_that_lines_and_others_call_is_opaque_too() -> None:
+    model = Deep()
+    found = capture(model, {"x": torch.randn(6, 8)})
+    targets = [op.target for op in found.graph.ops if op.target.startswith("leaf.")]
+    assert "leaf.head" in targets
+    assert any(target.startswith("leaf.forward_") for target in targets)
+    assert_same(model, found, model)
+    assert_same(model, found, model, 3)
+
+
 @pytest.mark.nightly
 def test_the_class_and_its_calls_are_as_before() -> None:
     model, call = Picked(), nn.Module.__call__

@@ -241,7 +241,8 @@ class Ladder:
         for seed in range(1, _MOST_RUNS):
             other = self.plain.run(tensors, 0, seed)
             if not all(map(same_numbers, first, other)) or len(first) != len(other):
-                raise BAKED_DICE.error(place.at, inside=place.inside)
+                drawn_at = "" if place.at == place.of_forward else f"at {place.at}"
+                raise BAKED_DICE.error(place.of_forward, drawn_at, inside=place.inside)
             if is_over():
                 break
         return f"{drawn}; they changed nothing when tried"

@@ -17,10 +17,11 @@ from pathlib import Path
 from torch import nn
 
 from bigbrain_fx.frontend.tracing.opaque.forward_text import Forward, Span, is_lines, span_of
+from bigbrain_fx.frontend.tracing.opaque.syntax import escapes
 from bigbrain_fx.frontend.translation.sources import is_users, with_causes
 
-OF_GIVEN = "BX0141a"
-"""Code of the refusal of a module for what it is given: more of what makes that is to be in it."""
+OF_GIVEN = ("BX0141a", "BX0140j")
+"""Refusals of a module for what it is given, or writes into: what makes that is to be in it."""
 
 
 def span_around(model: nn.Module, error: BaseException, wholes: Sequence[str]) -> Span | None:
@@ -42,7 +43,7 @@ def span_around(model: nn.Module, error: BaseException, wholes: Sequence[str]) -
     for other in before:
         near = other.forward.path == span.forward.path
         if near and span.first <= other.last + 1 and other.first <= span.last + 1:
-            span = _joined(span, other, before_it=getattr(error, "code", "") == OF_GIVEN)
+            span = _joined(span, other, before_it=getattr(error, "code", "") in OF_GIVEN)
             needed |= {*other.numbers}
     span = span.needing({*needed, *span.sharing()})
     return None if span in before else span
@@ -52,9 +53,17 @@ def _joined(span: Span, other: Span, *, before_it: bool) -> Span:
     """Return both; of the same statements more, before what they are given, or after."""
     if other.contains(span):
         ends = other.last == len(other.forward.body)
-        more = other.first - 1 if other.first > 1 and (before_it or ends) else other.last + 1
+        goes_back = other.first > 1 and (before_it or ends)
+        more = _earlier(other.forward, other.first - 1) if goes_back else other.last + 1
         return other.with_statement(more).whole() if more <= len(other.forward.body) else other
     return span.with_statement(other.first).with_statement(other.last).whole()
+
+
+def _earlier(forward: Forward, number: int) -> int:
+    """Return the nearest statement before that may be in lines: none that hands on the module."""
+    while number > 1 and escapes([forward.body[number - 1]], forward.own):
+        number -= 1
+    return number
 
 
 def state_lines(model: nn.Module) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ from bigbrain_fx.frontend.tracing.opaque.outlined import NOT_APART
 from bigbrain_fx.frontend.tracing.state.module_state import is_within
 from bigbrain_fx.frontend.translation.refusals import may_stay_whole, modules_of
 
-_MOST = 8  # attempts
+_MOST = 16  # attempts
 _MOST_OF = 0.5  # share of the parameters
 _WHEREVER = ("BX0160", "BX0170")  # state and hooks: kept whole or not
 _HOOKED = "BX0172a"  # modules with hooks: each is opaque, and no other one of its class
@@ -104,6 +104,9 @@ def _more(
     model: nn.Module, whole: KeptWhole, error: BigBrainError, given: int, *, is_first: bool
 ) -> KeptWhole | None:
     """Return what to keep whole next: less of the model where that may do; None to give up."""
+    shared = getattr(error, "inside", None) if error.code == NOT_APART else None
+    if isinstance(shared, str):  # by these lines and others: both may call it where it is opaque
+        return KeptWhole((*whole.leaves, shared), whole.tried)
     if not may_stay_whole(error):
         if is_first:
             return None

@@ -28,6 +28,7 @@ from bigbrain_fx.frontend.tracing.opaque.hoisting import hoisted, is_call_of
 from bigbrain_fx.frontend.tracing.opaque.syntax import (
     attribute_chains,
     attributes,
+    escapes,
     names,
     of_methods,
 )
@@ -193,8 +194,10 @@ class Span:
             before_stored, before_loaded = names(prior)
             kept = attributes(prior, own, ast.Store)
             is_free = not (loaded & before_stored or stored & (before_stored | before_loaded))
-            is_call = isinstance(each, ast.Assign | ast.AnnAssign) and is_call_of(each.value, own)
-            if is_call and is_free and not kept & attributes([each], own):
+            moves = isinstance(each, ast.Assign | ast.AnnAssign) and (
+                is_call_of(each.value, own) or escapes([each], own)
+            )
+            if moves and is_free and not kept & attributes([each], own):
                 without.append(number)
         return replace(self, without=tuple(without))
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -22,8 +22,14 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from bigbrain_fx.errors import CaptureError
-from bigbrain_fx.frontend.tracing.opaque.forward_text import Forward, Span, is_below, span_of
-from bigbrain_fx.frontend.tracing.opaque.syntax import escapes, names
+from bigbrain_fx.frontend.tracing.opaque.forward_text import (
+    Forward,
+    Span,
+    is_below,
+    is_lines,
+    span_of,
+)
+from bigbrain_fx.frontend.tracing.opaque.syntax import attribute_chains, escapes, names
 from bigbrain_fx.runtime import ForwardLines
 
 _BARRED = ast.Global | ast.Nonlocal | ast.Yield | ast.YieldFrom | ast.Await | ast.Delete
@@ -35,7 +41,11 @@ NOT_APART = "BX0141b"
 
 
 class NotApartError(Exception):
-    """Report statements that cannot be a module of their own."""
+    """Report statements that cannot be a module of their own; `shared` with others is a module."""
+
+    def __init__(self, what: str, shared: str = "") -> None:
+        super().__init__(what)
+        self.shared = shared
 
 
 @contextmanager
@@ -52,25 +62,29 @@ def outlined(model: nn.Module, paths: Sequence[str]) -> Iterator[None]:
     by_owner: dict[str, list[Span]] = {}
     for span in filter(None, (span_of(model, path) for path in dict.fromkeys(paths))):
         by_owner.setdefault(span.forward.path, []).append(span)
+    whole = frozenset(path for path in paths if not is_lines(path))
     with ExitStack() as stack:
         for spans in by_owner.values():
-            stack.enter_context(_changed(model, sorted(spans, key=lambda span: span.first)))
+            ordered = sorted(spans, key=lambda span: span.first)
+            stack.enter_context(_changed(model, ordered, whole))
         yield
 
 
 @contextmanager
-def _changed(model: nn.Module, spans: Sequence[Span]) -> Iterator[None]:
+def _changed(model: nn.Module, spans: Sequence[Span], whole: Collection[str]) -> Iterator[None]:
     forward, module = spans[0].forward, spans[0].forward.module
     kind = type(module)
     try:
         run = vars(_compiled(_rewritten(forward, spans), forward, kind.__name__))["forward"]
-        parts = {span.path.rpartition(".")[2]: _made(model, span) for span in spans}
+        parts = {span.path.rpartition(".")[2]: _made(model, span, whole) for span in spans}
     except NotApartError as error:
-        raise CaptureError(
+        refusal = CaptureError(
             f"lines of {kind.__name__}.forward cannot be opaque by themselves: {error}",
             code="BX0141b",
             help="put them into a module of their own and keep that whole: --opaque with its class",
-        ) from error
+        )
+        refusal.inside = error.shared or None
+        raise refusal from error
     own = {"forward": run, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
     module.__class__ = type(kind.__name__, (kind,), own)
     for name, part in parts.items():
@@ -85,7 +99,8 @@ def _changed(model: nn.Module, spans: Sequence[Span]) -> Iterator[None]:
 
 def _rewritten(forward: Forward, spans: Sequence[Span]) -> ast.ClassDef:
     """Return a class that has the forward with calls in the place of statements."""
-    body, at = list[ast.stmt](), 0
+    has_text = ast.get_docstring(forward.node) is not None
+    body, at = forward.node.body[:1] if has_text else [], 0  # decorators may read its text
     for span in spans:
         body += [*forward.body[at : span.first - 1], *span.before[span.first - 1 :]]
         body += [ast.copy_location(_call(span), span.statements[0])]
@@ -98,7 +113,8 @@ def _rewritten(forward: Forward, spans: Sequence[Span]) -> ast.ClassDef:
     return ast.copy_location(ast.ClassDef(name, [], [], [ast.copy_location(made, node)], []), node)
 
 
-def _made(model: nn.Module, span: Span) -> ForwardLines:
+def _made(model: nn.Module, span: Span, whole: Collection[str]) -> ForwardLines:
+    _require_apart(span, whole)
     node = ast.copy_location(_class_node(span), span.statements[0])
     kind = cast("type[ForwardLines]", _compiled(node, span.forward, span.class_name))
     run = cast("ast.FunctionDef", node.body[-1])
@@ -117,12 +133,7 @@ def _compiled(node: ast.stmt, forward: Forward, name: str) -> Any:  # noqa: ANN4
 
 
 def _class_node(span: Span) -> ast.ClassDef:
-    """Return the text of the module's class.
-
-    Raises:
-        NotApartError: the statements cannot be apart from the others.
-    """
-    _require_apart(span)
+    """Return the text of the module's class."""
     forward, own = span.forward, span.forward.own
     arg = [ast.arg(name) for name in (own, *span.given)]
     body = [
@@ -151,7 +162,11 @@ def _imports(span: Span) -> list[ast.stmt]:
     return [ast.ImportFrom(module, [ast.alias(name) for name in found], 0)] if found else []
 
 
-def _require_apart(span: Span) -> None:
+def _require_apart(span: Span, whole: Collection[str]) -> None:
+    """Refuse statements that cannot be apart from the others.
+
+    `whole` are the paths of opaque modules, which both may call.
+    """
     nodes = [node for each in span.statements for node in ast.walk(each)]
     ends = span.last == len(span.forward.body)
     if any(isinstance(node, _BARRED) for node in nodes):
@@ -175,8 +190,18 @@ def _require_apart(span: Span) -> None:
         if isinstance(part, Tensor) and id(part) not in known:
             raise NotApartError(f"they read {path}, which is neither a parameter nor a buffer")
         is_own = isinstance(part, nn.Module) and not _is_of_torch(part)
-        if is_own and any(path == o or is_below(path, o) or is_below(o, path) for o in others):
-            raise NotApartError("they share modules with the other lines")
+        place = f"{span.forward.path}.{path}".removeprefix(".")
+        is_shared = any(path == o or is_below(path, o) or is_below(o, path) for o in others)
+        if is_own and is_shared and place not in whole:
+            called = _is_only_called(path, span) and place
+            raise NotApartError("they share modules with the other lines", called or "")
+
+
+def _is_only_called(path: str, span: Span) -> bool:
+    """Whether a forward does nothing with a module but call it, in these lines and in others."""
+    parts = tuple(path.split("."))
+    chains = attribute_chains([*span.statements, *span.others], span.forward.own)
+    return not any(chain[: len(parts)] == parts and len(chain) > len(parts) for chain in chains)
 
 
 def _is_of_torch(module: nn.Module) -> bool:

@@ -22,6 +22,7 @@ from bigbrain_fx.core import Arg
 from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend.tracing.opaque.rules import (
     asks_within,
+    given_otherwise,
     left_by,
     plain_attributes,
     require_found,
@@ -89,6 +90,7 @@ class Leaves:
     known: dict[int, dict[str, list[Facts]]] = field(default_factory=dict)
     seen: dict[str, list[Facts]] = field(default_factory=dict)
     stateful: tuple[str, ...] | None = ()
+    within: bool = False  # a leaf runs: what it calls is not the trace's
 
     def __bool__(self) -> bool:
         """Whether anything is kept whole."""
@@ -101,7 +103,9 @@ class Leaves:
         with ExitStack() as stack:
             for path, module in self.modules.items():
                 goes_by_state = self._goes_by_state(path, module)
-                observer = partial(_Observer, facts=self.seen[path], goes_by_state=goes_by_state)
+                observer = partial(
+                    _Observer, leaves=self, facts=self.seen[path], goes_by_state=goes_by_state
+                )
                 stack.enter_context(_in_place(module, observer))
             yield
         for path, calls in self.seen.items():
@@ -240,11 +244,21 @@ class _Observer:
     """Runs a leaf and notes the facts."""
 
     own: _Own
+    leaves: Leaves
     facts: list[Facts]
     goes_by_state: bool | None
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         """Run the leaf as it is."""
+        if self.leaves.within:
+            return self.own.call({}, args, kwargs)
+        self.leaves.within = True
+        try:
+            return self._noted(args, kwargs)
+        finally:
+            self.leaves.within = False
+
+    def _noted(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         module, tensors = self.own.module, own_tensors(self.own.module)
         versions = {name: tensor._version for name, tensor in tensors.items()}
         is_asked = self.goes_by_state is not False
@@ -425,6 +439,9 @@ def fitted(runs: Sequence[Facts], shapes: Sequence[tuple[Size, ...]], path: str)
     Raises:
         CaptureError: a size does not grow evenly with the batch.
     """
+    dims = [len(shape) for shape in shapes]
+    if any([len(shape) for shape in facts.given] != dims for facts in runs):
+        raise given_otherwise(path)
     free = any(isinstance(size, torch.SymInt) for shape in shapes for size in shape)
     same = [replace(facts, given=(), tensors=_no_sizes(facts)) for facts in runs]
     if (free and len(runs) < 3) or any(facts != same[0] for facts in same):

@@ -129,6 +129,15 @@ def twice(path: str) -> CaptureError:
     )
 
 
+def given_otherwise(path: str) -> CaptureError:
+    """Refuse what is given other tensors in a trace than in a run: a mask that only a trace has."""
+    return CaptureError(
+        f"the leaf {path} is given other tensors in a trace than when the model runs",
+        code="BX0141a",
+        help="let a larger module, which makes these, be the leaf: --opaque with its class",
+    )
+
+
 def unsteady(before: Mapping[str, list[Facts]], now: Mapping[str, list[Facts]]) -> CaptureError:
     """Say what two runs at one batch size differ in."""
     path = next(path for path in before if before[path] != now[path])

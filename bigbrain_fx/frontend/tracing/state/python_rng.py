@@ -69,9 +69,16 @@ def untraced() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Place:
-    """A line of the user's: "model.py:88", and the class of the method around it, or ""."""
+    """A line of the user's.
+
+    Attributes:
+        at: the line, "model.py:88".
+        of_forward: the line of a module's forward that it is, or that has called it.
+        inside: class of that module, or "".
+    """
 
     at: str
+    of_forward: str
     inside: str
 
 
@@ -93,15 +100,20 @@ def where_changed(run: Callable[[], object], look: Callable[[], object]) -> Plac
     return watch.found
 
 
-def _class_of(frame: FrameType | None) -> str:
-    """Return the class of the object whose method runs, or calls what runs."""
-    while frame is not None:
-        first = frame.f_code.co_varnames[:1]
-        own = frame.f_locals.get(first[0]) if first and frame.f_code.co_argcount else None
-        if hasattr(own, "forward"):
-            return type(own).__name__
-        frame = frame.f_back
-    return ""
+def _place_of(frame: FrameType, number: int) -> Place:
+    """Return the place of a line that runs in a frame, and the forward that it is for."""
+    at, outer = _said(frame, number), frame
+    while outer.f_code.co_name != "forward" or not outer.f_code.co_argcount:
+        if outer.f_back is None:
+            return Place(at, at, "")
+        outer = outer.f_back
+    own = outer.f_locals.get(outer.f_code.co_varnames[0])
+    of_forward = at if outer is frame else _said(outer, outer.f_lineno)
+    return Place(at, of_forward, type(own).__name__)
+
+
+def _said(frame: FrameType, number: int) -> str:
+    return f"{Path(frame.f_code.co_filename).name}:{number}"
 
 
 class _Watch:
@@ -126,8 +138,7 @@ class _Watch:
         """Compare the state before a line is run, and when a function ends."""
         if self.found is None and self._look() != self._before:
             number = self._last.get(frame, frame.f_lineno)
-            at = f"{Path(frame.f_code.co_filename).name}:{number}"
-            self.found = Place(at, _class_of(frame))
+            self.found = _place_of(frame, number)
         if event == "return":
             self._last.pop(frame, None)
         else:

@@ -192,16 +192,23 @@ def _require_apart(span: Span, whole: Collection[str]) -> None:
         is_own = isinstance(part, nn.Module) and not _is_of_torch(part)
         place = f"{span.forward.path}.{path}".removeprefix(".")
         is_shared = any(path == o or is_below(path, o) or is_below(o, path) for o in others)
+        if is_shared and isinstance(part, nn.Module) and not _is_only_called(path, part, span):
+            raise NotApartError(
+                "they share modules with the other lines, and do not only call them"
+            )
         if is_own and is_shared and place not in whole:
-            called = _is_only_called(path, span) and place
-            raise NotApartError("they share modules with the other lines", called or "")
+            raise NotApartError("they share modules with the other lines", place)
 
 
-def _is_only_called(path: str, span: Span) -> bool:
-    """Whether a forward does nothing with a module but call it, in these lines and in others."""
+def _is_only_called(path: str, part: nn.Module, span: Span) -> bool:
+    """Whether a forward only calls a module and reads its tensors, here and in other lines.
+
+    `self.head.requires_grad_(False)` in some lines would not reach the others on another device.
+    """
     parts = tuple(path.split("."))
     chains = attribute_chains([*span.statements, *span.others], span.forward.own)
-    return not any(chain[: len(parts)] == parts and len(chain) > len(parts) for chain in chains)
+    more = {chain[len(parts)] for chain in chains if chain[: len(parts)] == parts != chain}
+    return all(isinstance(getattr(part, name, None), Tensor | nn.Module) for name in more)
 
 
 def _is_of_torch(module: nn.Module) -> bool:

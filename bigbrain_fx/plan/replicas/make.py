@@ -24,7 +24,7 @@ from bigbrain_fx.errors import InputError, NoPlanError, ScheduleError
 from bigbrain_fx.plan.fastest import halved, tell, until_stopped
 from bigbrain_fx.plan.fold import in_parts
 from bigbrain_fx.plan.judge import Maker, PipelineMaker
-from bigbrain_fx.plan.nouns import Case, Options, Plan, Source
+from bigbrain_fx.plan.nouns import AUTO, Case, Options, Plan, Source
 from bigbrain_fx.plan.one import counts, estimated, more_counts, placed
 from bigbrain_fx.plan.recompute import Defer, Wanted
 from bigbrain_fx.plan.replica_cut import with_breaks
@@ -43,7 +43,9 @@ from bigbrain_fx.plan.replicas.as_another import (
     require_collectives,
     schedule_of,
 )
+from bigbrain_fx.plan.replicas.directions import with_directions
 from bigbrain_fx.plan.replicas.divide import (
+    FEW,
     Group,
     asked,
     by_speed,
@@ -203,7 +205,17 @@ class _Work:
         micros = numbered(shares, in_turn=each)
         rows = self.case.graph.batch // micro_batches
         alone = [self._alone(i, rows, len(micros[i])) for i in range(len(self.groups))]
-        return self.joined(micro_batches, alone, micros)
+        if not self._may_reverse:
+            return self.joined(micro_batches, alone, micros)
+        return with_directions(alone, lambda each: self.joined(micro_batches, each, micros))
+
+    @property
+    def _may_reverse(self) -> bool:
+        """Whether `auto` may reverse chains, and it counts: few devices have unlike links."""
+        cluster, options = self.case.cluster, self.case.options
+        if options.partitioner != AUTO or options.pins or options.place:
+            return False
+        return bool(cluster.links) and len(self.groups) < len(cluster.devices) <= FEW
 
     def as_said(self, options: Options, micro_batches: int) -> Plan:
         """Plan a step of so many micro-batches as other options say."""

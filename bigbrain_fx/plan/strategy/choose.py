@@ -20,8 +20,9 @@ from bigbrain_fx.plan.compatibility import Request, Rule, conflict
 from bigbrain_fx.plan.fastest import counted_s, is_stopped, least_gap, tell, until_stopped
 from bigbrain_fx.plan.money import best_for, charges_for_bytes
 from bigbrain_fx.plan.nouns import AUTO, Case, Options, Plan
-from bigbrain_fx.plan.replicas import halved
+from bigbrain_fx.plan.replicas import divide, halved
 from bigbrain_fx.plan.search import Compared
+from bigbrain_fx.plan.strategy.partitions import FEW, SetPrices, has_partitions, partitions
 from bigbrain_fx.plan.strategy.space import (
     are_alike,
     as_cut_s,
@@ -44,6 +45,10 @@ BUDGET, OF_EACH = 100_000, 4_000
 planned at least. A plan of 700 ops takes 16 devices about a second."""
 UNLIKE = 3
 """Strategies of unlike replicas, or on fewer devices, that are compared with the others."""
+IN_VAIN = 3
+"""Partitions of the devices that are planned in a row though none is faster than the best."""
+NEAR = 1.25
+"""Times the best step that a partition of few devices may take by a closed form."""
 SMALL, FAR = 10_000, 1.1
 """What every strategy may cost, and times the best step that others may take by a closed form."""
 
@@ -91,6 +96,7 @@ class _Chooser:
         self._plan(undivided(self.case.cluster, self.case.options))
         self.left = BUDGET  # else replicas of unlike sizes are planned in place of better ones
         self._plan(() if self.stopped else self._unlike())
+        self._plan_partitions()
         is_asked = self.case.options.tensor == 0
         is_last = tensor_is_open(self.case.options) and not self.plans
         if (is_asked or is_last) and not self.stopped:
@@ -184,6 +190,59 @@ class _Chooser:
                 self._plan_one(each.strategy)
                 self._plan_beside(each.strategy)
 
+    def _plan_partitions(self) -> None:
+        """Plan replicas of any sets of devices, the fastest by a closed form first.
+
+        None that takes as long as the best plan, and none after some in a row that are no faster.
+        """
+        if not has_partitions(self.case.cluster, self.case.options):
+            return
+        in_vain = 0
+        for about_s, strategy in self._partitions(self._most_s()):
+            best_s = self._best_s
+            if self.stopped or in_vain == IN_VAIN or about_s >= NEAR * best_s:
+                return
+            if self._is_worth_it(replace(self._bound.of(strategy), about_s=about_s)):
+                self._plan_one(strategy)
+                self._plan_beside(strategy)
+                in_vain = 0 if self._best_s < best_s else in_vain + 1
+
+    def _partitions(self, most_s: float) -> list[tuple[float, Strategy]]:
+        """Return replicas on sets of devices that take less, the fastest first."""
+        cluster, zero = self.case.cluster, self.case.options.zero_stage
+        known = [each.sets or divide(cluster, each.replicas) for each in self._planned()]
+        every = (Strategy(len(own), 1, zero, own) for own in partitions(cluster, known))
+        priced = ((self._set_prices.about_s(each, most_s), each) for each in every)
+        return sorted((each for each in priced if each[0] < most_s), key=lambda each: each[0])
+
+    def _is_worth_it(self, each: Priced) -> bool:
+        """Whether a partition is planned; those that are not are too many to be listed."""
+        if each.lacks or self.left <= 0 or self._is_far(each):
+            return False
+        return self._pays_for_bytes or self._may_be_faster(each.least_s)
+
+    def _planned(self) -> Iterator[Strategy]:
+        """Yield strategies that were planned, with a plan or without one."""
+        yield from (strategy for strategy, _ in (*self.plans, *self.failures))
+
+    def _most_s(self) -> float:
+        """Return what partitions may take by the closed form.
+
+        Of few devices somewhat more than the best plan does, of many less than that by the form.
+        """
+        if not self.plans or len(self.case.cluster.devices) <= FEW:
+            return NEAR * self._best_s
+        best, _ = min(self.plans, key=lambda each: counted_s(each[1]))
+        return min(self._best_s, self._set_prices.about_s(best))
+
+    @cached_property
+    def _set_prices(self) -> SetPrices:
+        return SetPrices(self._bound, self.case.cluster)
+
+    @property
+    def _best_s(self) -> float:
+        return min((counted_s(plan) for _, plan in self.plans), default=float("inf"))
+
     def _promising(self, priced: Sequence[Priced]) -> list[Priced]:
         """Return what fits, then what does not, each by about how long it takes."""
         return sorted(priced, key=lambda each: (not each.fits, each.about_s))
@@ -211,8 +270,7 @@ class _Chooser:
 
     def _is_far(self, each: Priced) -> bool:
         """Whether what is dear to plan takes much longer than the best, by the closed form."""
-        best_s = min((counted_s(plan) for _, plan in self.plans), default=float("inf"))
-        return self._cost(each.strategy) > SMALL and each.about_s > FAR * best_s
+        return self._cost(each.strategy) > SMALL and each.about_s > FAR * self._best_s
 
     def _cost(self, strategy: Strategy) -> int:
         """Return what a strategy costs to plan: longer pipelines more, as orders are searched."""
@@ -222,8 +280,7 @@ class _Chooser:
 
     def _may_be_faster(self, least_s: float) -> bool:
         """Whether a step of so many seconds is faster than the best by more than can be told."""
-        best_s = min((counted_s(plan) for _, plan in self.plans), default=float("inf"))
-        return least_s * (1 + self._gap) < best_s
+        return least_s * (1 + self._gap) < self._best_s
 
     def _as_cut_s(self, plan: Plan, micro_batches: int) -> float:
         """Return about a plan's step with another number of micro-batches; 0.0: nobody knows."""

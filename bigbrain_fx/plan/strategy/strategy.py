@@ -144,7 +144,7 @@ class Bound:
         sets = strategy.sets or divide(self.cluster, strategy.replicas, strategy.members)
         if any(len(own) % strategy.members for own in sets):
             return Priced(strategy, 0.0, float("inf"), fits=True)
-        every = [rows for rows in self._rows(strategy) if not self._lacks(strategy, sets, rows)]
+        every = [rows for rows in self.rows(strategy) if not self._lacks(strategy, sets, rows)]
         if not every:
             return Priced(strategy, float("inf"), float("inf"), fits=False, lacks=True)
         seconds = [self._seconds(strategy, sets, rows) for rows in every]
@@ -153,11 +153,15 @@ class Bound:
         sums_s = 2 * (len(sets) - 1) * about_sent_s
         return Priced(strategy, max(least_s, sent_s), about_s + sums_s, self._fits(strategy, sets))
 
+    def sums_s(self, sets: Sequence[Group]) -> float:
+        """Return about the seconds in which replicas on these devices add up gradients."""
+        return 2 * (len(sets) - 1) * self._sent_s(sets)[1]
+
     def speeds(self) -> dict[str, float]:
         """Return how often a second each device could do a whole step's work."""
         rows = self.graph.static_batch or self.graph.batch
         times = self.graph.batch // rows
-        return {name: each / times for name, each in self._speeds(rows).items()}
+        return {name: each / times for name, each in self.rates(rows).items()}
 
     def costs(self, rows: int) -> Costs:
         """Return what the model's ops cost on each device, where none slows another."""
@@ -181,7 +185,7 @@ class Bound:
 
     # ------------------------------------------------------------------ seconds
 
-    def _rows(self, strategy: Strategy) -> Iterator[int]:
+    def rows(self, strategy: Strategy) -> Iterator[int]:
         """Yield how many rows a micro-batch may have: few, and as many as a replica has."""
         graph, micro = self.graph, strategy.micro_batches or self.options.micro_batches
         if graph.static_batch or micro:
@@ -214,7 +218,7 @@ class Bound:
         """
         fastest = accumulate(sorted(speeds, reverse=True))
         return min(
-            (micro + others) * ((1 + self._largest * others / 2) / speed + sent_s * (others > 0))
+            (micro + others) * ((1 + self.largest * others / 2) / speed + sent_s * (others > 0))
             for others, speed in enumerate(fastest)
         )
 
@@ -223,10 +227,10 @@ class Bound:
         if not any(self.cluster.device[name].overheads.blocking for name in own):
             return 0.0
         rate = min((bytes_per_s(self.cluster, *pair) for pair in pairwise(own)), default=0.0)
-        return 2 * self._crossing_bytes * rows / self.graph.batch / rate if rate else 0.0
+        return 2 * self.crossing_bytes * rows / self.graph.batch / rate if rate else 0.0
 
     @cached_property
-    def _crossing_bytes(self) -> int:
+    def crossing_bytes(self) -> int:
         """The fewest bytes of a batch that a cut in the middle half of the ops sends on."""
         graph = self.graph.at(self.graph.batch)
         place = {op.name: i for i, op in enumerate(graph.ops)}
@@ -243,7 +247,7 @@ class Bound:
         """Return how many micro-batches a second each device, or group, of a replica could do."""
         members, prices = strategy.members, self._priced(rows)
         if members == 1:
-            return [self._speeds(rows)[name] for name in own]
+            return [self.rates(rows)[name] for name in own]
         axes = [self._of_rows(axis, rows) for axis in self.axes(members)]
         groups = [own[i : i + members] for i in range(0, len(own), members)]
         return [1 / (SURE * each_s) for each_s in prices.least_s(axes, groups)]
@@ -267,13 +271,14 @@ class Bound:
             self._prices[rows] = Prices(replace(costs, ops=ops), self.cluster)
         return self._prices[rows]
 
-    def _speeds(self, rows: int) -> Mapping[str, float]:
+    def rates(self, rows: int) -> Mapping[str, float]:
+        """Return how many micro-batches of so many rows each device could do a second."""
         if rows not in self._known_speeds:
             self._known_speeds[rows] = self._priced(rows).speeds()
         return self._known_speeds[rows]
 
     @cached_property
-    def _largest(self) -> float:
+    def largest(self) -> float:
         """The largest op's share of all work."""
         ops = next(iter(self._priced(self.graph.static_batch or 1).costs.ops.values())).values()
         each_s = [cost.forward_s + cost.backward_s for cost in ops]

@@ -1,8 +1,9 @@
 """Reasons why micro-batches train something else than their batch, and remedies.
 
-Each remedy is run before it is named: an entry that is cut along another dimension or not at all, a
-count by which micro-batches weigh. If none is found, the graph is run whole and in parts; the first
-operation whose value is no longer put together of the parts' names the line.
+Each remedy is run before it is named. Remedies are another dimension to cut an entry along, an
+entry that is not cut, or a count by which micro-batches weigh. If none is found, the graph runs on
+the batch and on its parts. The first operation whose value no longer consists of the parts' values
+names the line.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _MEMORY = 2**31  # bytes of gradients that may be held
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """One effect that differs, and what may be run to find out why."""
+    """One effect that differs, and the runs that can find its cause."""
 
     comparison: Comparison
     captured: Captured
@@ -47,7 +48,7 @@ class Diagnosis:
         """Return the effect with its cause and a remedy.
 
         Raises:
-            InputError: which dimension is the batch cannot be told, and it matters.
+            InputError: the dimension of the batch is ambiguous, and it matters.
         """
         with self.comparison.where_it_differs(self.effect) as there:
             return replace(self, comparison=there).found()
@@ -100,7 +101,7 @@ class Diagnosis:
         return None
 
     def _adds_up(self, whole: Tensors, parts: Sequence[Tensors]) -> bool:
-        """Whether parts come to the whole, and none of them is the whole by itself."""
+        """Whether the parts' sum is the batch's value, and no single part has all of it."""
         if not self._is_right(whole, parts, even(len(parts))):
             return False
         return not self._is_right(whole, [parts[0]], [1.0])
@@ -136,7 +137,7 @@ class Diagnosis:
         )
 
     def _term(self) -> MicroBatchEffect:
-        """Name the line; the batch as a whole is the remedy."""
+        """Name the line; the remedy is one micro-batch."""
         offsets = [e.said_name for e in self.comparison.batch.entries if self._is_offsets(e)]
         cause = (
             f"Rows do not stand alone: {offsets[0]!r} may hold offsets into another entry"
@@ -150,7 +151,7 @@ class Diagnosis:
         return entry.batched and may_be_offsets(entry.tensor, others)
 
     def _line(self) -> str:
-        """Return what a rule knows of the graph, else the first value that is not of its parts."""
+        """Return a rule's finding, else the first value that does not consist of its parts'."""
         known = self._known_line()
         if known:
             return known
@@ -163,7 +164,7 @@ class Diagnosis:
 
 
 def _are_even(shares: Sequence[float]) -> bool:
-    """Whether shares are those that parts have anyway: another count would change nothing."""
+    """Whether the weights are the default ones of the parts: another count would change nothing."""
     return all(abs(share * len(shares) - 1) < _EVEN for share in shares)
 
 
@@ -208,7 +209,7 @@ def _recut(
 def is_guess(batch: Batch) -> bool:
     """Whether entries disagree on the number of rows: no number has a majority, or time is first.
 
-    [time, rows, features] beside labels by row: what is not cut has as many as a dimension 1.
+    [time, rows, features] beside labels by row: the uncut entry's dimension 1 has as many rows.
     """
     if any(entry.said and entry.batched for entry in batch.entries):
         return False

@@ -1,8 +1,8 @@
 """Compare the training step on a whole batch with the same step in micro-batches.
 
 The user's module runs as plain PyTorch, forward and backward: on the batch, and on its parts as a
-bundle cuts them; then once more on weights that training has moved, for at initial weights a wrong
-mean may look right. A difference that may be rounding is computed again in float64.
+bundle cuts them. Both run once more on weights that training has moved, since a wrong mean may look
+right at initial weights. A difference that may be rounding is computed again in float64.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Weights:
     count: Callable[[Tensors], float] | None = None
 
     def shares(self, parts: Sequence[Tensors]) -> list[float]:
-        """Return the share of each micro-batch in the step."""
+        """Return the weight of each micro-batch in the step."""
         if self.count is None:
             return even(len(parts))
         counts = [self.count(part) for part in parts]
@@ -72,7 +72,7 @@ class Comparison:
         """Compare the batch with `count` micro-batches of it; no cause is looked for.
 
         Returns:
-            What differs, or why it cannot be told.
+            The difference, or the reason why it cannot be measured.
         """
         rows = self.affordable_rows(count)
         nothing = MicroBatchEffect(count, rows)

@@ -1,9 +1,9 @@
-"""The random numbers of a step on the whole batch, given again to its micro-batches.
+"""Random numbers of a step on the whole batch, replayed for its micro-batches.
 
     whole    torch.randn(8, 4) ─▶ z
     parts    torch.randn(2, 4) ─▶ z[0:2], z[2:4], z[4:6], z[6:8]
 
-Two steps can be compared only under the same draws; noise that forward adds (a VAE's, a diffusion
+Two steps can be compared only under the same draws. Noise that forward adds (a VAE's, a diffusion
 model's) has a row for each row of the batch.
 """
 
@@ -29,7 +29,7 @@ class Draws:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Note what the random ops of a step on the whole batch give."""
+        """Record the results of random ops in a step on the whole batch."""
         self._whole = []
         self._taken = []
         with _Watch(self._record) if self.is_on else nullcontext():
@@ -37,7 +37,7 @@ class Draws:
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """Give the next part the rows that come after those of the parts before it."""
+        """Give the next part its rows of the recorded numbers."""
         calls = iter(range(len(self._whole)))
 
         def replay(found: list[Any]) -> list[Any]:
@@ -81,12 +81,12 @@ def _divided(whole: object, part: object) -> int | None:
 
 
 def _put(own: Tensor, numbers: Tensor) -> Tensor:
-    """Write numbers into what a random op gave, which may be a tensor that it wrote in place."""
+    """Write numbers into a random op's result, which may be a tensor that it wrote in place."""
     return own.copy_(numbers) if own.shape == numbers.shape else own
 
 
 class _Watch(TorchDispatchMode):
-    """Hand what each random op of torch gives to a function."""
+    """Pass the result of each random op of torch to a function."""
 
     def __init__(self, change: Callable[[list[Any]], list[Any]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

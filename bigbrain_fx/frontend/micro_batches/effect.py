@@ -15,23 +15,24 @@ class MicroBatchEffect:
     """Losses and gradients of one step, whole and in micro-batches.
 
     Attributes:
-        micro_batches: into how many parts the batch was cut.
+        micro_batches: number of parts of the batch.
         rows: of the batch that was run; fewer than the example's where that is large.
         not_compared: why nothing was run; empty where it was.
         is_equal: whether both are the same step, but for rounding.
-        is_sum: whether the loss grows with the rows, so that the mean of parts is a part of it.
+        is_sum: whether the loss grows with the rows, so that the parts' mean is smaller.
         whole_loss, parts_loss: loss of the whole batch; mean of the micro-batches' losses.
-        gradient_error: norm of the difference of all gradients, over the norm of the whole's.
-        parameter, parameter_error: the parameter whose gradient differs most, and by how much.
-        after_steps: whether only weights that training has moved show it.
+        gradient_error: norm of the difference of all gradients, over the norm of the batch's.
+        parameter, parameter_error: the parameter with the largest difference, and that difference.
+        after_steps: whether the difference appears only on weights that training has moved.
         cause: one sentence: which line, which entry.
-        remedy: one sentence that names what to write, and was tried; empty where only the whole
-            batch is right.
+        remedy: one sentence with the edit, which was tried; empty where only one micro-batch is
+            right.
         loss_count: the count by which micro-batches would have to weigh.
-        divided: entries that count what the batch has: each micro-batch gets its part of them.
-        seen_in: parts that show it, where the example's micro-batches agree by chance; else 0.
-        is_carried: whether the last micro-batch reads what those before it wrote: then
-            `whole_loss` is its loss by itself, `parts_loss` its loss after them.
+        divided: entries with counts of the batch: each micro-batch gets its part of them.
+        seen_in: number of parts that show the difference, where the example's micro-batches agree
+            by chance; else 0.
+        is_carried: whether the last micro-batch reads state that earlier ones wrote. Then
+            `whole_loss` is its loss alone, `parts_loss` its loss after them.
     """
 
     micro_batches: int
@@ -74,7 +75,7 @@ class MicroBatchEffect:
 
     @property
     def warning(self) -> str:
-        """The sentences for whoever asked for these micro-batches."""
+        """The warning for the user who requested these micro-batches."""
         return (
             f"{self.micro_batches} micro-batches train something else than the whole batch: "
             f"{self.difference}. {self.cause}. {self.remedy + '; or ' if self.remedy else ''}"

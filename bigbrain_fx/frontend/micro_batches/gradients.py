@@ -45,7 +45,7 @@ class Difference:
     parameter_gradient: float
 
     def is_within(self, loss: float, gradient: float) -> bool:
-        """Whether no part of it exceeds these shares; one parameter may be off ten times more."""
+        """Whether both distances are within these limits; one parameter's within ten times."""
         return (
             self.loss <= loss
             and self.gradient <= gradient
@@ -82,7 +82,7 @@ class Trainee:
         return tensor.double() if self.is_wide and tensor.is_floating_point() else tensor
 
     def accumulated(self, parts: Sequence[Tensors], shares: Sequence[float]) -> StepGradients:
-        """Add up micro-batches, each times its share; one without any may have no mean at all."""
+        """Add up micro-batches, each times its weight; one of weight zero may have no mean."""
         pairs = zip(parts, shares, strict=True)
         self.draws.first_part()
         return summed((self._part(t) if s else None for t, s in pairs), shares, len(self.names))
@@ -92,7 +92,7 @@ class Trainee:
             return self._step(tensors)
 
     def last_of(self, parts: Sequence[Tensors]) -> StepGradients:
-        """Run the last of some micro-batches, after those before it have written their state."""
+        """Run the last of some micro-batches, after the earlier ones have written their state."""
         *before, last = [[self._cast(t) for t in part.values()] for part in parts]
         with _kept(self.constants):
             loss, gradients = self.plain.after(before, last, 0)
@@ -141,7 +141,7 @@ def _kept(constants: Sequence[Tensor]) -> Iterator[None]:
 def summed(
     steps: Iterable[StepGradients | None], shares: Sequence[float], count: int
 ) -> StepGradients:
-    """Add up the steps of micro-batches, each times its share; one without any is None."""
+    """Add up the steps of micro-batches, each times its weight; one of weight zero is None."""
     loss, total = 0.0, list[Tensor | None](repeat(None, count))
     for found, share in zip(steps, shares, strict=True):
         if found is not None:
@@ -167,7 +167,7 @@ def _move(parameter: Tensor, gradient: Tensor | None) -> None:
 def difference(whole: StepGradients, parts: StepGradients, names: Sequence[str]) -> Difference:
     """Compare two steps on the same weights.
 
-    Of single parameters only those count whose gradient is no rounding of a zero: 1e-3 of all.
+    A single parameter counts only if its gradient is at least 1e-3 of all: less may be rounding.
     """
     pairs = zip(whole.gradients, parts.gradients, strict=True)
     apart = [_norm(one, other) for one, other in pairs]
@@ -203,5 +203,5 @@ def micro_batches(batch: Batch, rows: int, count: int) -> list[Tensors]:
 
 
 def even(count: int) -> list[float]:
-    """Return the shares of micro-batches that weigh the same."""
+    """Return equal weights of micro-batches."""
     return [1 / count] * count

@@ -22,7 +22,7 @@ _THROUGH = ("clamp", "clamp_min", "maximum", "add", "to", "float", "_to_copy")
 
 
 def remarks(graph: Graph, batch: Mapping[str, Tensor]) -> Iterator[str]:
-    """Yield what a user should know who compares with whole batches."""
+    """Yield remarks for a comparison with whole batches."""
     ops = list(_all(graph.ops))
     for rule, sentence in _RULES:
         found = [op for op in ops if rule(op, graph, batch)]
@@ -83,7 +83,7 @@ def _walks_along(op: Op, graph: Graph, _batch: Mapping[str, Tensor]) -> bool:
 
 
 def _ignores(op: Op, graph: Graph, batch: Mapping[str, Tensor]) -> bool:
-    """Whether a loss is the mean over those elements that are not ignored."""
+    """Whether a loss is the mean over the elements that are not ignored."""
     place = _BY_INDEX.get(op.target)
     if place is not None and (len(op.args) < 4 or op.args[3] in (1, None)):
         index = op.args[place] if len(op.args) > place else _IGNORED
@@ -94,9 +94,9 @@ def _ignores(op: Op, graph: Graph, batch: Mapping[str, Tensor]) -> bool:
 
 
 def _chooses(op: Op, graph: Graph) -> bool:
-    """Whether an op gives elements that data choose the number of what is ignored.
+    """Whether an op lets data choose the number of ignored elements.
 
-    A loss that leaves out the last element of each row leaves out as many of every micro-batch.
+    A loss that skips the last element of each row skips as many of every micro-batch.
     """
     if not op.target.startswith(("aten.where.", "aten.masked_fill")):
         return False

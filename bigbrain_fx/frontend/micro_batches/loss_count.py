@@ -1,9 +1,9 @@
-"""By which count of a batch its micro-batches would have to weigh to add up to it.
+"""Count of a batch by which its micro-batches must weigh to add up to it.
 
     gradient of the whole = w0 * gradient of part 0 + w1 * gradient of part 1 + ...
 
-Least squares gives w; an entry of the batch whose counts by part are in that proportion explains
-it: labels that are not ignored, a mask's ones. The user's own count is checked the same way.
+Least squares gives w. An entry of the batch with counts in that proportion explains w: labels that
+are not ignored, a mask's ones. The user's own count is checked the same way.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _HELP = (
 
 
 def fitted_shares(trainee: Trainee, whole: Tensors, parts: Sequence[Tensors]) -> list[float] | None:
-    """Return the shares by which the parts' gradients add up to the whole's; None: by none."""
+    """Return the weights by which the parts' gradients add up to the batch's, or None."""
     target, steps = trainee.step(whole), [trainee.step(part) for part in parts]
     gram = torch.tensor([[_dot(one, other) for other in steps] for one in steps]).double()
     right = torch.tensor([_dot(step, target) for step in steps]).double()
@@ -58,7 +58,7 @@ def _product(one: Tensor, other: Tensor) -> float:
 
 
 def explained(batch: Batch, parts: Sequence[Tensors], shares: Sequence[float]) -> LossCount | None:
-    """Return the count of an entry that is in the proportion of these shares."""
+    """Return the count of an entry that is in the proportion of these weights."""
     for entry in batch.entries:
         for count in _counts(entry):
             found = [count_of(count, batch, part) for part in parts]
@@ -68,7 +68,7 @@ def explained(batch: Batch, parts: Sequence[Tensors], shares: Sequence[float]) -
 
 
 def _counts(entry: Entry) -> Iterator[LossCount]:
-    """Yield what may be counted of an entry."""
+    """Yield the possible counts of an entry."""
     tensor = entry.tensor
     if not entry.batched or tensor.is_complex():
         return
@@ -92,10 +92,10 @@ def count_of(count: LossCount, batch: Batch, part: Tensors) -> float:
 
 
 def counts_by_row(function: Callable[[Any], object], batch: Batch) -> Tensor:
-    """Return the count of each row of a batch, which those of its micro-batches are sums of.
+    """Return the count of each row of a batch; a micro-batch's count is the sum of its rows'.
 
     Raises:
-        InputError: the rows' counts are not the batch's together.
+        InputError: the rows' counts do not add up to the batch's.
     """
     count = count_by(function, batch)
     whole, *rows = [

@@ -1,11 +1,12 @@
-"""Measure what micro-batches change for one captured model: the entry point of this package.
+"""Measure the effect of micro-batches on one captured model: the entry point of this package.
 
-Also whether one computes with what those before it wrote: a centre, a momentum encoder.
+Also measure whether a micro-batch reads state that earlier ones wrote: a centre, a momentum
+encoder.
 
     in turn   m0 ─▶ m1 ─▶ m2 ─▶ m3        alone   m3
 
-Both in training mode, with the same seeds, on weights that training has moved: an average that
-begins as a copy of the weights has to differ from them.
+Both run in training mode, with the same seeds, on weights that training has moved. An average that
+begins as a copy of the weights then differs from them.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ def micro_batch_effect(training: Training, captured: Captured, count: int) -> Mi
         count: of micro-batches, as planned.
 
     Raises:
-        InputError: `loss_weight` gives no number, or one that does not add up; or which dimension
-            of the batch is its rows cannot be told, and it matters.
+        InputError: `loss_weight` gives no number, or one that does not add up; or the dimension of
+            the rows is ambiguous, and it matters.
     """
     batch = captured.batch
     if count < 2 or batch.rows < 2 or captured.graph.loss is None:
@@ -84,7 +85,7 @@ def micro_batch_effect(training: Training, captured: Captured, count: int) -> Mi
 def _effect(
     training: Training, captured: Captured, comparison: Comparison, count: int
 ) -> MicroBatchEffect:
-    """Compare the whole with its parts, each of which begins with the state that the whole has."""
+    """Compare the batch with its parts, all of which begin with the same state."""
     batch, library = captured.batch, _library_count(training, comparison)
     if library is not None:
         own = _with_count(comparison, lambda part: count_of(library, batch, part))
@@ -107,14 +108,14 @@ def _effect(
 
 
 def _in_rows(comparison: Comparison, count: int) -> MicroBatchEffect | None:
-    """Compare the batch with its rows: as few parts as planned may agree with it by chance.
+    """Compare the batch with its rows: the planned number of parts may agree by chance.
 
     Halves may have as many valid positions. Rows without one have no loss: then larger parts are
     compared.
 
     Returns:
-        What the smallest parts show that have a loss; None where rows are many, or cannot be run
-        alone, as with batch statistics.
+        The effect of the smallest parts with a loss; None where rows are many, or cannot be run
+            alone, as with batch statistics.
     """
     rows = comparison.batch.rows
     while count < rows <= _MOST_ROWS:
@@ -153,7 +154,7 @@ def _divided(comparison: Comparison, count: int) -> MicroBatchEffect | None:
 
 
 def _whole_number(comparison: Comparison, effect: MicroBatchEffect) -> MicroBatchEffect | None:
-    """Name a count that is a tensor of whole numbers, with which micro-batches could be right."""
+    """Name an entry of integers that is a count with which micro-batches could be right."""
     is_count = [
         not e.tensor.dim() and e.tensor.dtype == torch.int64 for e in comparison.batch.entries
     ]
@@ -186,7 +187,7 @@ def _has_no_numbers(module: nn.Module) -> bool:
 
 
 def _unmeasured(effect: MicroBatchEffect, captured: Captured) -> MicroBatchEffect:
-    """Add what rules know of the graph, where nothing was run."""
+    """Add the findings of graph rules, where nothing was run."""
     known = list(remarks(captured.graph, captured.inputs()))
     return replace(effect, cause="; ".join(known))
 
@@ -232,7 +233,7 @@ def _require_weights(training: Training, comparison: Comparison, count: int) -> 
 def _library_count(training: Training, comparison: Comparison) -> LossCount | None:
     """Return the count that a loss of transformers is a mean over: labels that are not ignored.
 
-    Its models shift labels or not; the example, with other labels ignored in each part, tells.
+    Its models shift labels or not: the example decides, with other labels ignored in each part.
     """
     if training.loss is not None or training.loss_weight is not None:
         return None
@@ -280,9 +281,9 @@ _SAME_LOSS, _SAME_GRADIENT = 1e-6, 1e-5  # shares: the same rows in the same ord
 
 
 def carried(comparison: Comparison, effect: MicroBatchEffect) -> MicroBatchEffect | None:
-    """Compare the last micro-batch after the others with the same one alone; None: they agree.
+    """Compare the last micro-batch after the earlier ones with itself alone; None: they agree.
 
-    Also None where it cannot be told: the micro-batches are too large, or the model fails on them.
+    Also None without a comparison: the micro-batches are too large, or the model fails on them.
     """
     own = {param.name for param in comparison.graph.params}
     written = list(dict.fromkeys(_written(comparison.graph, own)))
@@ -296,7 +297,7 @@ def carried(comparison: Comparison, effect: MicroBatchEffect) -> MicroBatchEffec
 
 
 def _written(graph: Graph, own: Container[str]) -> Iterator[str]:
-    """Yield the buffers and frozen weights that forward writes, and what Python may write into."""
+    """Yield buffers and frozen weights that forward writes, and tensors that Python may write."""
     for op in graph.ops:
         if op.target.startswith((LEAF, LOSS)):
             yield op.module_path or op.target

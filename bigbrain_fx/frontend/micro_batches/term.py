@@ -1,10 +1,10 @@
-"""The first value of a graph that is not put together of its micro-batches' values.
+"""Search for the first value of a graph that does not consist of its micro-batches' values.
 
     whole    h [8, d]   s [8, 8]          parts   h [4, d] | h [4, d]   s [4, 4] | s [4, 4]
              h is the parts one after another; s is not: here rows meet each other
 
-A value is put together when the parts stand one after another along some dimension, or their mean
-or their sum is the whole, or all are equal.
+A value consists of its parts when it is their concatenation, their mean or their sum, or equal to
+each.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Values = dict[str, tuple[Tensor, ...]]
 
 
 def first_apart(captured: Captured, whole: Tensors, parts: Sequence[Tensors]) -> str:
-    """Return the line and the code of the first such value; empty where it cannot be told."""
+    """Return the line and the code of the first such value; empty without a finding."""
     graph = captured.graph
     if any(op.random for op in graph.ops) or graph.static_batch is not None:
         return ""
